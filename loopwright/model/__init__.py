@@ -1,0 +1,1 @@
+"""The looped model: one loop, five parts, a cache by (step, layer)."""

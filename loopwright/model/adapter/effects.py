@@ -1,0 +1,76 @@
+"""What adapters do to one step: they shift the state, add to a linear map or a whole branch, or shift the MLP's input.
+
+Adapters hand their effects to the block as arguments. Nothing is set on modules, so a forward has no hidden state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from loopwright.model.context import Pass
+from loopwright.model.part import Part, StepIndex
+
+# (layer, name of the linear map or branch, its input, its weight or None for a branch) → what to add, or None
+Update = Callable[[int, str, Tensor, Tensor | None], Tensor | None]
+
+BRANCHES = ("attention", "mlp")
+
+
+@dataclass(frozen=True)
+class Effects:
+    """The effects of one adapter at one step; what is None does nothing."""
+
+    signal: Tensor | None = None
+    update: Update | None = None
+    enter_mlp: Callable[[int, Tensor], Tensor] | None = None
+
+
+class Adapter(Part):
+    """What differs per step. Abstract: `per_step` says whether the kind holds one row of parameters per step."""
+
+    per_step: ClassVar[bool]
+
+    def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
+        """Returns the effects at a step whose incoming state is s."""
+        raise NotImplementedError
+
+
+class Adaptation:
+    """The effects of all adapters at one step, summed."""
+
+    def __init__(self, effects: Sequence[Effects]) -> None:
+        self.signals = [e.signal for e in effects if e.signal is not None]
+        self.updates = [e.update for e in effects if e.update is not None]
+        self.enters = [e.enter_mlp for e in effects if e.enter_mlp is not None]
+
+    def shift(self, x: Tensor) -> Tensor:
+        """Returns the state that enters the core, with the step's signals added."""
+        for signal in self.signals:
+            x = x + signal
+        return x
+
+    def add(self, layer: int, name: str, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Returns y, the output of `name` on x, plus every adapter's update of it."""
+        for update in self.updates:
+            more = update(layer, name, x, weight)
+            if more is not None:
+                y = y + more
+        return y
+
+    def enter_mlp(self, layer: int, x: Tensor) -> Tensor:
+        """Returns the MLP's input with the level signals added."""
+        for enter in self.enters:
+            x = enter(layer, x)
+        return x
+
+
+def project(linear: nn.Module, name: str, x: Tensor, layer: int, adapt: Adaptation | None) -> Tensor:
+    """Returns linear(x) with the adapters' updates of it."""
+    y: Tensor = linear(x)
+    if adapt is None or not adapt.updates:
+        return y
+    return adapt.add(layer, name, x, y, getattr(linear, "weight", None))

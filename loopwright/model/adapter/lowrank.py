@@ -1,0 +1,97 @@
+"""Per-step weight updates: low-rank (B·A), HiRA (W ⊙ BA), and ABBA (γ·(B₁A₁) ⊙ (B₂A₂)).
+
+Targets are the block's linear maps, or its two branches as wholes ("attention", "mlp"), where the update runs beside the
+branch on the branch's input, as ASURA draws it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from loopwright.model.adapter.effects import Adapter, Effects
+from loopwright.model.adapter.target import StepFactors, chosen_shapes, low_rank
+from loopwright.model.context import Pass
+from loopwright.model.part import StepIndex
+
+if TYPE_CHECKING:
+    from loopwright.model.config import LoopedConfig
+
+
+class LowRank(Adapter):
+    """y += (alpha/rank) · B_t A_t x; B starts at zero."""
+
+    per_step = True
+
+    def __init__(
+        self, config: LoopedConfig, rank: int = 8, alpha: float | None = None, targets: str | Sequence[str] = "linears"
+    ) -> None:
+        super().__init__()
+        self.shapes = chosen_shapes(config, targets)
+        self.scale = 1.0 if alpha is None else alpha / rank
+        self.factors = StepFactors(config, self.shapes, rank)
+
+    def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
+        def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor | None:
+            return self.scale * low_rank(x, *self.factors.at(name, layer, step)) if name in self.shapes else None
+
+        return Effects(update=update)
+
+
+class HiRA(Adapter):
+    """y += (alpha/rank) · (W ⊙ B_t A_t) x: a high-rank update from few parameters; B starts at zero."""
+
+    per_step = True
+
+    def __init__(
+        self, config: LoopedConfig, rank: int = 8, alpha: float | None = None, targets: str | Sequence[str] = "linears"
+    ) -> None:
+        super().__init__()
+        self.shapes = chosen_shapes(config, targets, branches=False)
+        self.scale = 1.0 if alpha is None else alpha / rank
+        self.factors = StepFactors(config, self.shapes, rank)
+
+    def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
+        def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor | None:
+            if name not in self.shapes or weight is None:
+                return None
+            b, a = self.factors.at(name, layer, step)
+            return self.scale * (x @ (weight * (b @ a)).transpose(-1, -2))
+
+        return Effects(update=update)
+
+
+class ABBA(Adapter):
+    """y += γ · ((B₁A₁) ⊙ (B₂A₂)) x by the Khatri–Rao factors, never the full matrix; B₂ starts at zero.
+
+    With B*[i, ab] = B₁[i, a] B₂[i, b] and A*[ab, j] = A₁[a, j] A₂[b, j] the product is γ · B* (A* x), at rank₁·rank₂.
+    """
+
+    per_step = True
+
+    def __init__(
+        self, config: LoopedConfig, rank1: int = 8, rank2: int = 8, gamma: float = 1.0, targets: str | Sequence[str] = "linears"
+    ) -> None:
+        super().__init__()
+        self.shapes = chosen_shapes(config, targets)
+        self.gamma = gamma
+        self.first = StepFactors(config, self.shapes, rank1, zero=False)
+        self.second = StepFactors(config, self.shapes, rank2)
+
+    def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
+        def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor | None:
+            if name not in self.shapes:
+                return None
+            factors = self.first.at(name, layer, step) + self.second.at(name, layer, step)
+            return hadamard_product(x, *factors, gamma=self.gamma)
+
+        return Effects(update=update)
+
+
+def hadamard_product(x: Tensor, b1: Tensor, a1: Tensor, b2: Tensor, a2: Tensor, *, gamma: float) -> Tensor:
+    """Returns γ · ((b1 a1) ⊙ (b2 a2)) x for x [..., in] without forming the [out, in] product."""
+    a = (a1.unsqueeze(-2) * a2.unsqueeze(-3)).flatten(-3, -2)
+    b = (b1.unsqueeze(-1) * b2.unsqueeze(-2)).flatten(-2)
+    return gamma * low_rank(x, b, a)

@@ -1,0 +1,80 @@
+"""Signals that tell the core which step it is at: sinusoidal or learned step embeddings, and RingFormer's level signals."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from loopwright.model.adapter.effects import Adapter, Effects
+from loopwright.model.adapter.target import StepFactors, chosen_shapes, low_rank
+from loopwright.model.context import Pass
+from loopwright.model.part import StepIndex, take_width
+
+if TYPE_CHECKING:
+    from loopwright.model.config import LoopedConfig
+
+
+class SinusoidalStep(Adapter):
+    """Adds the Universal Transformer's coordinate signal: sinusoids of the step, and of the position unless switched off."""
+
+    per_step = False
+
+    def __init__(self, config: LoopedConfig, position: bool = True) -> None:
+        super().__init__()
+        self.width = config.hidden_size
+        self.position = position
+
+    def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
+        steps = torch.as_tensor(step.t, device=s.device).view(-1, 1) + 1
+        signal = sinusoid(steps, self.width)
+        if self.position:
+            signal = signal + sinusoid(p.span.positions, self.width)
+        return Effects(signal=signal.to(s.dtype))
+
+
+def sinusoid(places: Tensor, width: int) -> Tensor:
+    """Returns sin and cos of the places at geometrically spaced frequencies, [..., width]."""
+    half = width // 2
+    frequencies = torch.exp(torch.arange(half, device=places.device) * (-math.log(10_000.0) / max(half - 1, 1)))
+    angle = places.float()[..., None] * frequencies
+    return nn.functional.pad(torch.cat([angle.sin(), angle.cos()], dim=-1), (0, width - 2 * half))
+
+
+class LearnedStep(Adapter):
+    """Adds one trained vector per step, zero at the start."""
+
+    per_step = True
+
+    def __init__(self, config: LoopedConfig) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(config.max_steps or 0, config.hidden_size))
+
+    def start(self) -> None:
+        nn.init.zeros_(self.table)
+
+    def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
+        return Effects(signal=take_width(self.table, step))
+
+
+class LevelSignal(Adapter):
+    """RingFormer-style level signals (arXiv 2502.13181): per-step low-rank maps of the input, added to q, k, v and to the
+    MLP's input. Here the input is the branch's normed one; zero at the start."""
+
+    per_step = True
+
+    def __init__(self, config: LoopedConfig, rank: int = 8) -> None:
+        super().__init__()
+        self.shapes = chosen_shapes(config, ["q_proj", "k_proj", "v_proj", "mlp"])
+        self.factors = StepFactors(config, self.shapes, rank)
+
+    def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
+        def level(layer: int, name: str, x: Tensor) -> Tensor:
+            return low_rank(x, *self.factors.at(name, layer, step))
+
+        def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor | None:
+            return level(layer, name, x) if weight is not None and name in self.shapes else None
+
+        return Effects(update=update, enter_mlp=lambda layer, x: x + level(layer, "mlp", x))

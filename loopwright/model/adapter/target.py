@@ -1,0 +1,78 @@
+"""The maps an adapter can act on, and tables of factors for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from loopwright.model.adapter.effects import BRANCHES
+from loopwright.model.part import Part, StepIndex, take
+from loopwright.settings import refuse_unknown
+
+if TYPE_CHECKING:
+    from loopwright.model.config import LoopedConfig
+
+
+def map_shapes(config: LoopedConfig) -> dict[str, tuple[int, int]]:
+    """Returns (out, in) of each linear map of a block and of its two branches."""
+    width, inner = config.hidden_size, config.intermediate_size
+    query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    shapes = {"q_proj": (query, width), "k_proj": (key, width), "v_proj": (key, width), "o_proj": (width, query)}
+    if config.mlp == "swiglu":
+        shapes["gate_proj"] = (inner, width)
+    return shapes | {"up_proj": (inner, width), "down_proj": (width, inner)} | dict.fromkeys(BRANCHES, (width, width))
+
+
+def chosen_shapes(config: LoopedConfig, targets: str | Sequence[str], *, branches: bool = True) -> dict[str, tuple[int, int]]:
+    """Returns the shapes of the targets: "linears", "branches", or a list of names."""
+    shapes = map_shapes(config)
+    linears = [name for name in shapes if name not in BRANCHES]
+    if targets == "linears":
+        names: Sequence[str] = linears
+    elif targets == "branches":
+        names = BRANCHES
+    else:
+        names = [targets] if isinstance(targets, str) else targets
+    refuse_unknown("adapter targets", names, shapes if branches else linears)
+    if not names:
+        raise ValueError("adapter targets: none given; allowed: 'linears', 'branches' or a list of names")
+    return {name: shapes[name] for name in shapes if name in names}
+
+
+class FactorTable(Part, nn.ParameterDict):
+    """One factor per target: `leading` + [rank, in] for side "a", + [out, rank] for side "b"; normal or zero at the start."""
+
+    def __init__(
+        self, shapes: dict[str, tuple[int, int]], leading: tuple[int, ...], rank: int, side: str, *, zero: bool = False
+    ) -> None:
+        if rank < 1:
+            raise ValueError(f"adapter: rank {rank}; allowed: at least 1")
+        size = {name: (rank, n) if side == "a" else (m, rank) for name, (m, n) in shapes.items()}
+        super().__init__({name: nn.Parameter(torch.empty(*leading, *size[name])) for name in shapes})
+        self.zero = zero
+
+    def start(self) -> None:
+        for table in self.values():
+            nn.init.zeros_(table) if self.zero else nn.init.normal_(table, std=table.shape[-1] ** -0.5)
+
+
+class StepFactors(Part):
+    """A pair of factors per step, layer and target: a [S, L, r, in] and b [S, L, out, r]; b starts at zero if asked."""
+
+    def __init__(self, config: LoopedConfig, shapes: dict[str, tuple[int, int]], rank: int, *, zero: bool = True) -> None:
+        super().__init__()
+        leading = (config.max_steps or 0, config.core_layers)
+        self.a = FactorTable(shapes, leading, rank, "a")
+        self.b = FactorTable(shapes, leading, rank, "b", zero=zero)
+
+    def at(self, name: str, layer: int, step: StepIndex) -> tuple[Tensor, Tensor]:
+        """Returns (b, a) of one target and layer at a step: [out, r] and [r, in], or one pair per row."""
+        return take(self.b[name], step).select(-3, layer), take(self.a[name], step).select(-3, layer)
+
+
+def low_rank(x: Tensor, b: Tensor, a: Tensor) -> Tensor:
+    """Returns B (A x) for x [B, T, in], b [out, r] or [B, out, r], a [r, in] or [B, r, in]."""
+    return (x @ a.transpose(-1, -2)) @ b.transpose(-1, -2)

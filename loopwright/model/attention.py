@@ -1,0 +1,109 @@
+"""Grouped-query attention: rotary (half-split or interleaved pairs), q/k norm, biases, one call to SDPA."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from loopwright.model.adapter.effects import Adaptation, project
+from loopwright.model.config import LoopedConfig
+from loopwright.model.context import Pass, Place
+from loopwright.model.norm import build_norm
+
+
+class Rotary:
+    """The rotation angles of a config. Not a module: its table is derived, so it is neither saved, cast nor moved."""
+
+    def __init__(self, config: LoopedConfig) -> None:
+        self.config = config
+        self.interleaved = config.rope_layout == "interleaved"
+        self._tables: dict[torch.device, tuple[Tensor, float]] = {}
+
+    def table(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Returns cos and sin, [B or 1, T, 1, K/2], for positions [B or 1, T].
+
+        Interleaved pairs (Huginn) are rotated in float32, half-split ones (Llama, Ouro) in the activation dtype, as the
+        released models do.
+        """
+        if positions.device not in self._tables:
+            self._tables[positions.device] = inverse_frequencies(self.config, positions.device)
+        frequencies, scale = self._tables[positions.device]
+        angle = (positions.float()[..., None] * frequencies)[:, :, None]
+        keep = torch.float32 if self.interleaved else dtype
+        return (angle.cos() * scale).to(keep), (angle.sin() * scale).to(keep)
+
+
+def inverse_frequencies(config: LoopedConfig, device: torch.device) -> tuple[Tensor, float]:
+    """Returns the K/2 inverse frequencies and the scale of cos and sin (1 but for yarn)."""
+    kind = config.rope_parameters["rope_type"]
+    if kind != "default":
+        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, device)
+        return frequencies.to(device), scale
+    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device=device).float() / config.head_dim
+    return 1.0 / (config.rope_parameters["rope_theta"] ** exponent), 1.0
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+    """Returns x [B, T, H, K] with each pair of channels turned by its angle."""
+    if interleaved:
+        even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).to(x.dtype)
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, dropout: float = 0.0) -> Tensor:
+    """Returns softmax(q kᵀ / √K) v for q [B, T, H, K] and k, v [B, N, Hk, K]."""
+    y = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=causal,
+        dropout_p=dropout,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return y.transpose(1, 2)
+
+
+class Attention(nn.Module):
+    """Self-attention over [B, T, D], with Llama's names for its projections."""
+
+    def __init__(self, config: LoopedConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.dropout = config.dropout
+        self.interleaved = config.rope_layout == "interleaved"
+        width, query = config.hidden_size, config.num_attention_heads * config.head_dim
+        key = config.num_key_value_heads * config.head_dim
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(width, query, bias="q" in bias)
+        self.k_proj = nn.Linear(width, key, bias="k" in bias)
+        self.v_proj = nn.Linear(width, key, bias="v" in bias)
+        self.o_proj = nn.Linear(query, width, bias="o" in bias)
+        self.full_width_norm = config.qk_norm == "full"
+        if config.qk_norm != "none":
+            self.q_norm = build_norm(config.norm, query if self.full_width_norm else config.head_dim)
+            self.k_norm = build_norm(config.norm, key if self.full_width_norm else config.head_dim)
+        self.has_norm = config.qk_norm != "none"
+
+    def forward(self, x: Tensor, p: Pass, place: Place, adapt: Adaptation | None) -> Tensor:
+        q = project(self.q_proj, "q_proj", x, place.layer, adapt)
+        k = project(self.k_proj, "k_proj", x, place.layer, adapt)
+        v = project(self.v_proj, "v_proj", x, place.layer, adapt).unflatten(-1, (-1, self.head_dim))
+        if self.has_norm and self.full_width_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))
+        if self.has_norm and not self.full_width_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if p.rotary is not None:
+            cos, sin = p.rotary
+            q = rotate(q, cos, sin, interleaved=self.interleaved)
+            k = rotate(k, cos, sin, interleaved=self.interleaved)
+        q, k = p.see("query", q, place), p.see("key", k, place)
+        if p.cache is not None:
+            k, v = p.cache.write(place, k, v, p.span)
+        y = attend(q, k, v, mask=p.mask, causal=p.causal, dropout=self.dropout if self.training else 0.0)
+        return project(self.o_proj, "o_proj", y.flatten(2), place.layer, adapt)

@@ -1,0 +1,350 @@
+"""LoopCache: keys and values by (step, layer), preallocated, with a named sharing policy.
+
+Slots: the prelude's layers, the coda's, then the core step-major, so that depth can grow while decoding. A slot is
+[B, capacity, width]; all slots of a kind are one tensor, so that rows at different steps can gather theirs. Beside keys
+and values the cache holds running sums (the controller's pooling) and, for rows that are padded, packed or unequally long,
+a ledger of which key is real, where its document began and at which position it stands.
+
+Policies: `every` keeps one slot per step (cached = uncached is owed by it alone); `last` one slot for all steps; `share(n)`
+slot = step mod n.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from loopwright.model.context import Place
+from loopwright.model.span import Span
+
+if TYPE_CHECKING:
+    from loopwright.model.config import LoopedConfig
+
+
+@dataclass
+class Ledger:
+    """What is known of each cached key [B, capacity], and how long each row is [B]."""
+
+    lengths: Tensor
+    valid: Tensor
+    first: Tensor
+    positions: Tensor
+    segments: Tensor
+
+    def last(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns segment, first index and position of the last real token of each row; −1 where there is none."""
+        order = torch.arange(1, self.valid.shape[1] + 1, device=self.valid.device)
+        latest, at = (self.valid * order).max(1) if self.valid.shape[1] else (self.lengths * 0, self.lengths * 0)
+        some = latest > 0
+        pick = (table.gather(1, at[:, None])[:, 0] for table in (self.segments, self.first, self.positions))
+        segment, first, position = (torch.where(some, value, -1) for value in pick)
+        return segment, first, position
+
+    def map_rows(self, rows: Tensor) -> Ledger:
+        """Returns the ledger of the chosen rows, in that order."""
+        return Ledger(*(getattr(self, name).index_select(0, rows) for name in self.__dataclass_fields__))
+
+
+class LoopCache(Cache):
+    """Keys and values of a looped model. Grows by doubling; with `fixed` it never outgrows `capacity`."""
+
+    def __init__(
+        self, config: LoopedConfig, *, rows: int = 0, capacity: int = 0, policy: str = "every", fixed: bool = False
+    ) -> None:
+        super().__init__(layers=[])
+        self.config = config
+        self.policy = policy
+        self.share = _shared_steps(policy)
+        self.capacity = capacity
+        self.fixed = fixed
+        self.once = config.prelude_layers + config.coda_layers
+        self.row_lengths = [0] * rows
+        self._forget()
+
+    def reset(self) -> None:
+        """Forgets every token, storage included."""
+        self.row_lengths = [0] * len(self.row_lengths)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.sums: dict[str, Tensor] = {}
+        self.filled: list[int] = []
+        self._ledger: Ledger | None = None
+
+    @property
+    def length(self) -> int:
+        """The number of tokens held (of the longest row)."""
+        return max(self.row_lengths, default=0)
+
+    @property
+    def plain(self) -> bool:
+        """Whether every row is equally long, unpadded and one document."""
+        return self._ledger is None
+
+    @property
+    def storage_bytes(self) -> int:
+        """The bytes allocated for keys, values and running sums."""
+        tensors = [t for t in (self.keys, self.values, *self.sums.values()) if t is not None]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    # what a pass does, in order: reserve, write many times, advance
+
+    def reserve(self, span: Span, depth: int, like: Tensor) -> None:
+        """Makes room for the tokens of `span` at `depth` steps; `like` gives device and dtype."""
+        if self.row_lengths and len(self.row_lengths) != span.rows:
+            raise ValueError(f"cache: it holds {len(self.row_lengths)} rows, the pass has {span.rows}")
+        if not self.row_lengths:
+            self.row_lengths = [0] * span.rows
+        if span.extent > self.capacity:
+            if self.fixed:
+                raise ValueError(f"cache: {span.extent} tokens do not fit; this cache is fixed at {self.capacity}")
+            self.capacity = max(span.extent, 2 * self.capacity, 16)
+        steps = depth if self.share is None else min(depth, self.share)
+        slots = max(self.once + steps * self.config.core_layers, len(self.filled))
+        width = self.config.num_key_value_heads * self.config.head_dim
+        shape = (slots, span.rows, self.capacity, width)
+        self.keys = _grown(self.keys, shape, like)
+        self.values = _grown(self.values, shape, like)
+        self.filled += [0] * (slots - len(self.filled))
+
+    def write(self, place: Place, key: Tensor, value: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        """Stores new keys and values [B, T, Hk, K] and returns those of all tokens up to now [B, N, Hk, K]."""
+        assert self.keys is not None and self.values is not None, "reserve comes before write"
+        slot = self._slot(place)
+        self._check_filled(slot, place, span)
+        heads = key.shape[2:]
+        return (
+            _store(self.keys, slot, key.flatten(2), span).unflatten(-1, heads),
+            _store(self.values, slot, value.flatten(2), span).unflatten(-1, heads),
+        )
+
+    def carried_sum(self, name: str, step: int | Tensor, span: Span, like: Tensor) -> Tensor | None:
+        """Returns the running sum [B, W] of each row's last token at this step, or None where nothing is cached."""
+        if span.offset == 0:
+            return None
+        table = self._sum_table(name, span, like)
+        last = torch.tensor(self.row_lengths, device=table.device) - 1
+        rows = torch.arange(span.rows, device=table.device)
+        found = table[self._step_slot(step), rows, last.clamp(min=0)]
+        return torch.where((last >= 0)[:, None], found, 0)
+
+    def write_sum(self, name: str, step: int | Tensor, running: Tensor, span: Span) -> Tensor:
+        """Stores the running sums of the new tokens [B, T, W] and returns those of all tokens [B, N, W]."""
+        return _store(self._sum_table(name, span, running), self._step_slot(step), running, span)
+
+    def advance(self, span: Span) -> None:
+        """Counts the tokens of `span` as held. Called once, when the pass is done."""
+        if not span.plain:
+            assert span.index is not None and span.first is not None
+            ledger = self.ledger(span.rows, span.positions.device)
+            index = span.index
+            ledger.valid[:, : span.extent] = span.valid
+            ledger.first.scatter_(1, index, span.first)
+            ledger.positions.scatter_(1, index, span.positions.expand(span.rows, span.length))
+            ledger.segments.scatter_(1, index, span.segments)
+            ledger.lengths = ledger.lengths + span.length
+            self._ledger = ledger
+        self.row_lengths = [n + span.length for n in self.row_lengths]
+
+    def ledger(self, rows: int, device: torch.device) -> Ledger:
+        """Returns the ledger, made from a plain cache's lengths where there was none yet, wide enough for the storage."""
+        lengths = self.row_lengths or [0] * rows
+        old = self._ledger
+        if old is None:
+            held = torch.tensor(lengths, device=device)
+            order = torch.arange(self.capacity, device=device).expand(rows, -1)
+            zeros = torch.zeros_like(order)
+            old = Ledger(held, order < held[:, None], zeros.clone(), order.clone(), zeros.clone())
+        missing = self.capacity - old.valid.shape[1]
+        if missing > 0:
+            wide = {n: torch.nn.functional.pad(getattr(old, n), (0, missing)) for n in ("valid", "first", "positions", "segments")}
+            old = Ledger(old.lengths, **wide)
+        return old
+
+    # rows
+
+    def crop(self, length: int) -> None:
+        """Keeps the first `length` tokens of each row; zero or a negative number removes that many from the end."""
+        self.row_lengths = [max(n + length, 0) if length <= 0 else min(n, length) for n in self.row_lengths]
+        self.filled = [min(n, self.length) for n in self.filled]
+        if self._ledger is not None:
+            held = torch.tensor(self.row_lengths, device=self._ledger.lengths.device)
+            order = torch.arange(self._ledger.valid.shape[1], device=held.device)
+            self._ledger.lengths = held
+            self._ledger.valid = self._ledger.valid & (order < held[:, None])
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Replaces the rows by the chosen ones, in that order (a row may be chosen twice or not at all)."""
+        self.row_lengths = [self.row_lengths[i] for i in beam_idx.tolist()]
+        if self.keys is not None and self.values is not None:
+            beam_idx = beam_idx.to(self.keys.device)
+            self.keys = self.keys.index_select(1, beam_idx)
+            self.values = self.values.index_select(1, beam_idx)
+        self.sums = {name: table.index_select(1, beam_idx.to(table.device)) for name, table in self.sums.items()}
+        if self._ledger is not None:
+            self._ledger = self._ledger.map_rows(beam_idx.to(self._ledger.lengths.device))
+
+    batch_select_indices = reorder_cache
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeats each row `repeats` times."""
+        self.reorder_cache(torch.arange(len(self.row_lengths)).repeat_interleave(repeats))
+
+    def free(self, row: int) -> None:
+        """Empties one row, so that another sequence can be admitted to it."""
+        self._make_ledger()
+        assert self._ledger is not None
+        self.row_lengths[row] = 0
+        self._ledger.lengths[row] = 0
+        self._ledger.valid[row] = False
+
+    def admit(self, row: int, other: LoopCache, other_row: int = 0) -> None:
+        """Copies one row of another cache of the same model and policy into `row`, whatever their lengths."""
+        if other.policy != self.policy or other.keys is None or other.values is None:
+            raise ValueError(f"cache: cannot admit a row of an empty or {other.policy!r} cache into a {self.policy!r} one")
+        length = other.row_lengths[other_row]
+        if length > self.capacity and self.fixed:
+            raise ValueError(f"cache: {length} tokens do not fit; this cache is fixed at {self.capacity}")
+        self.capacity = max(self.capacity, length)
+        shape = (other.keys.shape[0], len(self.row_lengths), self.capacity, other.keys.shape[3])
+        self.keys, self.values = _grown(self.keys, shape, other.keys), _grown(self.values, shape, other.values)
+        slots = self.keys.shape[0]
+        # a slot counts as filled only where the rows here and the new row both went that deep
+        mine = [n >= self.length for n in _padded(self.filled, slots)]
+        theirs_full = [n >= length for n in _padded(other.filled, slots)]
+        self._make_ledger()
+        assert self._ledger is not None
+        pairs = [(self.keys, other.keys), (self.values, other.values)]
+        for name, theirs in other.sums.items():
+            ours = _grown(self.sums.get(name), (theirs.shape[0], *shape[1:3], theirs.shape[3]), theirs)
+            self.sums[name] = ours
+            pairs.append((ours, theirs))
+        for ours, theirs in pairs:
+            ours[: theirs.shape[0], row, :length] = theirs[:, other_row, :length]
+        source = other.ledger(len(other.row_lengths), other.keys.device)
+        for table in ("valid", "first", "positions", "segments"):
+            getattr(self._ledger, table)[row] = 0
+            getattr(self._ledger, table)[row, :length] = getattr(source, table)[other_row, :length]
+        self._ledger.lengths[row] = length
+        self.row_lengths[row] = length
+        self.filled = [self.length if a and b else 0 for a, b in zip(mine, theirs_full, strict=True)]
+
+    # the names transformers asks for
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The number of tokens held."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """The number of tokens that fit, or −1 where the cache grows."""
+        return self.capacity if self.fixed else -1
+
+    get_max_cache_shape = get_max_length
+
+    @property
+    def is_compileable(self) -> bool:
+        """Always False: its Python-int lengths are not for a compiled whole-model forward."""
+        return False
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether storage is allocated."""
+        return self.keys is not None
+
+    def activate_past_recording(self) -> None:
+        """Nothing to switch on: any crop can be undone by running the tokens again."""
+
+    def update(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refused: without the step a key has no slot."""
+        raise TypeError("LoopCache.update: a looped model writes by (step, layer); only loopwright models can use this cache")
+
+    def __len__(self) -> int:
+        return len(self.filled)
+
+    def __repr__(self) -> str:
+        return f"LoopCache(policy={self.policy!r}, rows={self.row_lengths}, slots={len(self.filled)}, capacity={self.capacity})"
+
+    def _make_ledger(self) -> None:
+        assert self.keys is not None
+        self._ledger = self.ledger(len(self.row_lengths), self.keys.device)
+
+    def _step_slot(self, step: int | Tensor) -> int | Tensor:
+        return step if self.share is None else step % self.share
+
+    def _slot(self, place: Place) -> int | Tensor:
+        if place.stack == "prelude":
+            return place.layer
+        if place.stack == "coda":
+            return self.config.prelude_layers + place.layer
+        return self.once + self._step_slot(place.step) * self.config.core_layers + place.layer
+
+    def _check_filled(self, slot: int | Tensor, place: Place, span: Span) -> None:
+        if isinstance(slot, Tensor):  # rows at their own steps: the scheduler vouches for them
+            self.filled = [span.extent] * len(self.filled)
+            return
+        if self.filled[slot] < span.offset:
+            raise ValueError(
+                f"cache: step {place.step} holds {self.filled[slot]} of {span.offset} earlier tokens, so they were run less "
+                "deep; keep one depth for a sequence, or use policy 'last'"
+            )
+        self.filled[slot] = span.extent
+
+    def _sum_table(self, name: str, span: Span, like: Tensor) -> Tensor:
+        assert self.keys is not None
+        steps = (self.keys.shape[0] - self.once) // max(self.config.core_layers, 1)
+        table = _grown(self.sums.get(name), (steps, span.rows, self.capacity, like.shape[-1]), like)
+        self.sums[name] = table
+        return table
+
+
+def _shared_steps(policy: str) -> int | None:
+    if policy == "every":
+        return None
+    if policy == "last":
+        return 1
+    found = re.fullmatch(r"share\((\d+)\)", policy)
+    if found is None or int(found[1]) < 1:
+        raise ValueError(f"cache: unknown policy {policy!r}; allowed: every, last, share(n) with n of at least 1")
+    return int(found[1])
+
+
+def _grown(old: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    if old is not None and all(have >= want for have, want in zip(old.shape, shape, strict=True)):
+        return old
+    if old is not None:
+        shape = tuple(max(have, want) for have, want in zip(old.shape, shape, strict=True))
+    new = torch.zeros(shape, dtype=like.dtype, device=like.device)
+    if old is not None:
+        new[tuple(slice(0, n) for n in old.shape)] = old
+    return new
+
+
+def _store(table: Tensor, slot: int | Tensor, new: Tensor, span: Span) -> Tensor:
+    """Writes `new` [B, T, W] at the span of one slot (or one per row) and returns the slot up to the span's end."""
+    n, end = span.offset, span.extent
+    if isinstance(slot, int) and span.plain:
+        table[slot, :, n:end] = new.detach()
+        if new.requires_grad and torch.is_grad_enabled():
+            return torch.cat([table[slot, :, :n].clone(), new], dim=1) if n else new
+        return table[slot, :, :end]
+    if new.requires_grad and torch.is_grad_enabled():
+        raise ValueError("cache: rows that are padded, packed or at their own steps are cached under torch.no_grad() only")
+    rows = torch.arange(span.rows, device=table.device)
+    index = torch.arange(n, end, device=table.device).expand(span.rows, -1) if span.index is None else span.index
+    if isinstance(slot, int):
+        table[slot, rows[:, None], index] = new
+        return table[slot, :, :end]
+    slot = slot.to(table.device)
+    table[slot[:, None], rows[:, None], index] = new
+    return table[slot, rows, :end]
+
+
+def _padded(values: list[int], length: int) -> list[int]:
+    return values + [0] * (length - len(values))

@@ -1,0 +1,208 @@
+"""LoopedConfig: one looped transformer as plain data, with every check in one place.
+
+A model is three stacks of one kind of block (prelude, core, coda), of which the core runs `depth` times, and five parts
+that say how: state, injection, adapters, gate, halting. Each part is `{"kind": …, options}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedConfig
+
+from loopwright.model.adapter import ADAPTERS
+from loopwright.model.gate import GATES
+from loopwright.model.halting import HALTINGS
+from loopwright.model.injection import INJECTIONS
+from loopwright.model.part import check_part
+from loopwright.model.state import STATES
+from loopwright.settings import refuse_unknown
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "positions": ("rotary", "learned", "none"),
+    "rope_layout": ("half", "interleaved"),
+    "qk_norm": ("none", "head", "full"),
+    "mlp": ("swiglu", "gelu", "gelu_tanh", "relu"),
+    "end_norm": ("never", "last", "every", "per-step"),
+    "layer_post_norm": ("none", "per-step"),
+    "beyond_max_steps": ("refuse", "repeat"),
+}
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+PARTS: dict[str, dict[str, type]] = {"state": STATES, "injection": INJECTIONS, "gate": GATES, "halting": HALTINGS}
+
+# what transformers itself puts into a config.json or passes along, beside the fields
+_ADMITTED = {
+    "model_type", "torch_dtype", "name_or_path", "_name_or_path", "_commit_hash", "attn_implementation", "output_attentions",
+    "experts_implementation", "_attn_implementation_internal", "_experts_implementation_internal", "rope_theta",
+    "rope_scaling", "auto_map", "num_labels", "per_layer_config", "partial_rotary_factor",
+}  # fmt: skip
+
+
+class LoopedConfig(PreTrainedConfig):
+    """The whole model as data. See the module's docstring; defaults give a small Llama-like block looped four times."""
+
+    model_type = "loopwright"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  (the name and form transformers reads)
+
+    vocab_size: int = 512
+    hidden_size: int = 64
+    intermediate_size: int = 128
+    num_attention_heads: int = 4
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int = 2048
+
+    prelude_layers: int = 0
+    core_layers: int = 1
+    coda_layers: int = 0
+    depth: int = 4
+    max_steps: int | None = None
+    beyond_max_steps: str = "refuse"
+
+    positions: str = "rotary"
+    rope_parameters: dict | None = None
+    rope_layout: str = "half"
+    sliding_window: int | None = None
+    attention_bias: list | None = None
+    qk_norm: str = "none"
+    mlp: str = "swiglu"
+    mlp_bias: bool = False
+    norm: dict | None = None
+    norm_placement: list | None = None
+    end_norm: str = "never"
+    layer_post_norm: str = "none"
+    final_norm: dict | None = None
+    embedding_scale: float = 1.0
+    embedding_norm: bool = False
+    head_bias: bool = False
+    tie_word_embeddings: bool = True
+    dropout: float = 0.0
+    initializer_range: float = 0.02
+
+    state: dict | None = None
+    injection: dict | None = None
+    adapters: list | None = None
+    gate: dict | None = None
+    halting: dict | None = None
+
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        generation = GenerationConfig._get_default_generation_params()
+        known = set(type(self).__dataclass_fields__) | _ADMITTED | set(generation)
+        refuse_unknown("model config", kwargs, known)
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.head_dim is None:
+            self.head_dim = self.hidden_size // max(self.num_attention_heads, 1)
+        self.attention_bias = list(self.attention_bias or [])
+        self.norm = {"kind": "rms", "eps": 1e-6, **(self.norm or {})}
+        # None means "the same norm as everywhere else"; {"kind": "none"} means that the head reads the state as it is
+        self.final_norm = dict(self.norm) if self.final_norm is None else dict(self.final_norm)
+        self.norm_placement = list(["input"] if self.norm_placement is None else self.norm_placement)
+        self.state = dict(self.state or {"kind": "input"})
+        self.injection = dict(self.injection or {"kind": "none"})
+        self.adapters = [dict(a) for a in (self.adapters or [])]
+        self.gate = dict(self.gate or {"kind": "none"})
+        self.halting = dict(self.halting or {"kind": "none"})
+        self.rope_parameters = dict(self.rope_parameters or {"rope_type": "default", "rope_theta": 10_000.0})
+        super().__post_init__(**kwargs)
+        problems = list(self._problems())
+        if problems:
+            raise ValueError("model config: " + "; ".join(problems))
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """The number of cache slots at the default depth: what transformers means by layers."""
+        return self.prelude_layers + self.coda_layers + self.core_layers * self.depth
+
+    @property
+    def is_looped(self) -> bool:
+        """Whether there is a core to loop; a dense model has none."""
+        return self.core_layers > 0
+
+    @property
+    def step_tables(self) -> list[str]:
+        """The fields that hold one row of parameters per step."""
+        found = [name for name in ("end_norm", "layer_post_norm") if getattr(self, name) == "per-step"]
+        found += ["injection"] if self.injection["kind"] == "concat-per-step" else []
+        return found + [f"adapters ({a['kind']})" for a in self.adapters if ADAPTERS[a["kind"]].per_step]
+
+    def check_depth(self, depth: int | None) -> int:
+        """Returns the depth of a pass, the default one where none is given; raises where it cannot be run."""
+        if depth is None:
+            return self.depth if self.is_looped else 1
+        if not self.is_looped:
+            raise ValueError(f"depth: {depth} was asked of a dense model; it has no core to loop, so leave depth out")
+        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+            raise ValueError(f"depth: {depth!r}; allowed: a whole number of at least 1")
+        if self.max_steps is not None and self.beyond_max_steps == "refuse" and depth > self.max_steps:
+            raise ValueError(
+                f"depth: {depth} is beyond max_steps={self.max_steps}; {', '.join(self.step_tables)} have no parameters for "
+                "later steps"
+            )
+        return depth
+
+    def _problems(self) -> Iterator[str]:
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                yield f"{name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}"
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "depth"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                yield f"{name} is {getattr(self, name)!r}; allowed: a whole number of at least 1"
+                return
+        stacks = [self.prelude_layers, self.core_layers, self.coda_layers]
+        if min(stacks) < 0 or sum(stacks) == 0:
+            yield f"prelude, core and coda layers are {stacks}; allowed: none negative, at least one layer in all"
+        if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
+            heads = (self.num_attention_heads, self.num_key_value_heads)
+            yield f"heads and key/value heads are {heads}; the first must be a multiple of the second"
+        if self.positions == "rotary" and self.head_dim % 2:
+            yield f"head_dim ({self.head_dim}) must be even for rotary positions"
+        if self.positions == "rotary" and self.rope_parameters.get("rope_type") not in ROPE_TYPES:
+            yield f"rope_type is {self.rope_parameters.get('rope_type')!r}; allowed: {', '.join(ROPE_TYPES)}"
+        if not 0 <= self.dropout < 1:
+            yield f"dropout is {self.dropout}; allowed: at least 0, below 1"
+        yield from _wrong_members("attention_bias", self.attention_bias, ("q", "k", "v", "o"))
+        yield from _wrong_members("norm_placement", self.norm_placement, ("input", "output", "residual"))
+        yield from _wrong_norm("norm", self.norm, ("rms", "layer", "simple"))
+        yield from _wrong_norm("final_norm", self.final_norm, ("rms", "layer", "simple", "none"))
+        if self.end_norm == "last" and self.final_norm.get("kind") == "none":
+            yield "end_norm 'last' applies the final norm after the loop; final_norm must not be none"
+        yield from self._part_problems()
+
+    def _part_problems(self) -> Iterator[str]:
+        checks = [(name, getattr(self, name), table) for name, table in PARTS.items()]
+        checks += [(f"adapters[{i}]", spec, ADAPTERS) for i, spec in enumerate(self.adapters)]
+        sound = True
+        for where, spec, table in checks:
+            try:
+                check_part(where, spec, table)
+            except ValueError as error:
+                sound = False
+                yield str(error)
+        if not sound:
+            return
+        if not self.is_looped and (self.step_tables or self.adapters or self.gate["kind"] != "none"):
+            yield "a model without a core takes no adapters, gate or per-step norms"
+        if self.step_tables and self.max_steps is None:
+            yield f"max_steps is missing; {', '.join(self.step_tables)} hold one row per step"
+        if self.max_steps is not None and not self.step_tables:
+            yield f"max_steps is {self.max_steps}, but nothing here holds one row per step"
+        if self.max_steps is not None and self.beyond_max_steps == "refuse" and self.depth > self.max_steps:
+            yield f"depth ({self.depth}) is beyond max_steps ({self.max_steps})"
+
+
+def _wrong_members(name: str, values: list, allowed: tuple[str, ...]) -> Iterator[str]:
+    wrong = [v for v in values if v not in allowed]
+    if wrong or len(set(map(str, values))) != len(values):
+        yield f"{name} is {values}; allowed: each of {', '.join(allowed)} at most once"
+
+
+def _wrong_norm(name: str, spec: Mapping[str, Any], kinds: tuple[str, ...]) -> Iterator[str]:
+    if spec.get("kind") not in kinds or set(spec) - {"kind", "eps"} or (spec["kind"] != "none" and not spec.get("eps", 0) > 0):
+        yield f"{name} is {dict(spec)}; allowed: a kind ({', '.join(kinds)}) and an eps above 0"

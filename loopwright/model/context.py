@@ -1,0 +1,41 @@
+"""What one pass carries from layer to layer: where its tokens stand, what they may see, the cache, the watcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from loopwright.model.span import Span
+from loopwright.model.tap import Tap
+
+if TYPE_CHECKING:
+    from loopwright.model.cache import LoopCache
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the network: the stack ("prelude", "core" or "coda"), the step (an int or one per row) and the layer."""
+
+    stack: str
+    step: int | Tensor
+    layer: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass. `rotary` holds cos and sin; `mask` is boolean [B, 1, T, N] or None, then `causal` decides."""
+
+    span: Span
+    rotary: tuple[Tensor, Tensor] | None
+    mask: Tensor | None
+    causal: bool
+    cache: LoopCache | None = None
+    tap: Tap | None = None
+
+    def see(self, name: str, value: Tensor, place: Place) -> Tensor:
+        """Shows a tensor to the tap, and returns what the tap makes of it."""
+        if self.tap is None:
+            return value
+        return self.tap(name, value, stack=place.stack, step=place.step, layer=place.layer)

@@ -1,0 +1,97 @@
+"""Learned halting: how much of the answer each step gives, per token. Trained later; the probability maths lives here.
+
+Exit gate (Ouro): λ_t = σ(w·s_t + b), p_t = λ_t ∏_{u<t}(1 − λ_u); the last step takes what is left, its λ unused.
+ACT (Graves 2016): steps count until the halting values sum to 1 − eps; the last one gets the remainder R; ponder cost N + R.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from loopwright.model.part import Part
+
+if TYPE_CHECKING:
+    from loopwright.model.config import LoopedConfig
+
+
+class NoHalting(Part):
+    """Every step runs and the last one answers."""
+
+    def __init__(self, config: LoopedConfig) -> None:
+        super().__init__()
+
+
+class ExitGate(Part):
+    """Ouro's exit gate; `threshold` is the cumulative probability at which `select="hub"` leaves."""
+
+    mixes = "logits"
+
+    def __init__(self, config: LoopedConfig, threshold: float = 1.0) -> None:
+        super().__init__()
+        self.threshold = threshold
+        self.proj = nn.Linear(config.hidden_size, 1)
+
+    def values(self, states: tuple[Tensor, ...]) -> Tensor:
+        """Returns λ [B, T, depth]."""
+        return torch.cat([torch.sigmoid(self.proj(s)) for s in states], dim=-1)
+
+    def forward(self, states: tuple[Tensor, ...]) -> Tensor:
+        """Returns p [B, T, depth]; each row sums to 1."""
+        halt = self.values(states)
+        one = torch.ones_like(halt[..., :1])
+        survive = torch.cat([one, (1 - halt[..., :-1]).cumprod(-1)], dim=-1)
+        return survive * torch.cat([halt[..., :-1], one], dim=-1)
+
+    def exit_step(self, probabilities: Tensor, threshold: float | None = None) -> Tensor:
+        """Returns [B, T]: the first step whose cumulative probability reaches the threshold, else the last (the hub's rule)."""
+        reached = probabilities.cumsum(-1) >= (self.threshold if threshold is None else threshold)
+        last = probabilities.shape[-1] - 1
+        return torch.where(reached.any(-1), reached.float().argmax(-1), last)
+
+
+class AdaptiveComputation(Part):
+    """ACT: the answer is the mean of the states by halting weight."""
+
+    mixes = "states"
+
+    def __init__(self, config: LoopedConfig, bias: float = 1.0, eps: float = 0.01) -> None:
+        super().__init__()
+        self.start_bias = bias
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(1, config.hidden_size))
+        self.bias = nn.Parameter(torch.empty(1))
+
+    def start(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+        nn.init.constant_(self.bias, self.start_bias)
+
+    def values(self, states: tuple[Tensor, ...]) -> Tensor:
+        """Returns the halting values h [B, T, depth]."""
+        return torch.cat([torch.sigmoid(nn.functional.linear(s, self.weight, self.bias)) for s in states], dim=-1)
+
+    def forward(self, states: tuple[Tensor, ...]) -> Tensor:
+        """Returns the weights [B, T, depth]: h while running, the remainder at the halting step, 0 after; sum 1."""
+        halt = self.values(states)
+        before, stop = self._stop(halt)
+        steps = torch.arange(halt.shape[-1], device=halt.device)
+        remainder = 1 - before
+        return torch.where(steps < stop[..., None], halt, torch.where(steps == stop[..., None], remainder, 0.0))
+
+    def ponder_cost(self, states: tuple[Tensor, ...]) -> Tensor:
+        """Returns N + R per token [B, T]. Its gradient raises the halting values: thinking longer costs more."""
+        before, stop = self._stop(self.values(states))
+        remainder = 1 - before.gather(-1, stop[..., None])[..., 0]
+        return (stop + 1) + remainder
+
+    def _stop(self, halt: Tensor) -> tuple[Tensor, Tensor]:
+        total = halt.cumsum(-1)
+        before = total - halt
+        reached = total >= 1 - self.eps
+        stop = torch.where(reached.any(-1), reached.float().argmax(-1), halt.shape[-1] - 1)
+        return before, stop
+
+
+HALTINGS: dict[str, type] = {"none": NoHalting, "exit": ExitGate, "act": AdaptiveComputation}

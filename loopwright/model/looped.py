@@ -1,0 +1,374 @@
+"""LoopedForCausalLM: embed → unroll → read out. The one loop of the code base.
+
+One step is one equation: s′ = gate(s, end_norm_t(core(inject_t(s, e); adapters_t))). `unroll` yields the state after each
+step; training, tracing, sweeps, early exit and serving differ only in who consumes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import ModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from loopwright.model.adapter import ADAPTERS
+from loopwright.model.adapter.diagonal import Controller
+from loopwright.model.adapter.effects import Adaptation
+from loopwright.model.attention import Rotary
+from loopwright.model.block import Block
+from loopwright.model.cache import LoopCache
+from loopwright.model.config import LoopedConfig
+from loopwright.model.context import Pass, Place
+from loopwright.model.gate import GATES
+from loopwright.model.halting import HALTINGS
+from loopwright.model.injection import INJECTIONS
+from loopwright.model.norm import build_norm
+from loopwright.model.part import Part, StepIndex, build_part
+from loopwright.model.span import place_tokens
+from loopwright.model.state import STATES
+from loopwright.model.tap import Tap
+
+SELECTIONS = ("last", "hub", "expected")
+
+
+@dataclass
+class LoopedOutput(ModelOutput):
+    """What a pass returns. `states` and `step_logits` have one entry per step, with `output_steps`; `exit_probs` is
+    [B, T, depth] where the model has learned halting and the states were kept."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    past_key_values: LoopCache | None = None
+    states: tuple[Tensor, ...] | None = None
+    step_logits: tuple[Tensor, ...] | None = None
+    exit_probs: Tensor | None = None
+
+
+class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
+    """A looped transformer language model, built from its config alone."""
+
+    config_class = LoopedConfig
+    config: LoopedConfig
+    base_model_prefix = ""
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = False
+    _supports_sdpa = True
+    _no_split_modules = ["Block"]  # noqa: RUF012
+    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: LoopedConfig) -> None:
+        super().__init__(config)
+        width, steps = config.hidden_size, config.max_steps
+        self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        if config.positions == "learned":
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, width)
+        self.embed_norm = build_norm(config.norm, width) if config.embedding_norm else nn.Identity()
+        self.prelude = nn.ModuleList(Block(config) for _ in range(config.prelude_layers))
+        self.core = nn.ModuleList(Block(config) for _ in range(config.core_layers))
+        self.coda = nn.ModuleList(Block(config) for _ in range(config.coda_layers))
+        if config.end_norm in ("every", "per-step"):
+            self.end_norm = build_norm(config.norm, width, steps=steps if config.end_norm == "per-step" else None)
+        if config.layer_post_norm == "per-step":
+            self.layer_post_norm = build_norm(config.norm, width, steps=steps)
+        self.state = build_part(config.state, STATES, config)
+        self.injection = build_part(config.injection, INJECTIONS, config)
+        self.adapters = nn.ModuleList(build_part(spec, ADAPTERS, config) for spec in config.adapters)
+        self.gate = build_part(config.gate, GATES, config)
+        self.halting = build_part(config.halting, HALTINGS, config)
+        self.norm = nn.Identity() if config.final_norm["kind"] == "none" else build_norm(config.final_norm, width)
+        self.lm_head = nn.Linear(width, config.vocab_size, bias=config.head_bias)
+        for index, adapter in enumerate(self.adapters):
+            if isinstance(adapter, Controller):
+                adapter.key = f"adapters.{index}"
+        self.rotary = Rotary(config) if config.positions == "rotary" else None
+        self.post_init()
+
+    # the three stages
+
+    def embed(
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        depth: int = 1,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        cache: LoopCache | None = None,
+        tap: Tap | None = None,
+    ) -> tuple[Tensor, Pass]:
+        """Returns the input e [B, T, D], through the prelude, and the pass that later stages need.
+
+        `depth` is how many steps the cache, if any, makes room for.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("input: give either input_ids or inputs_embeds, not both and not neither")
+        x = self.embed_tokens(input_ids) * self.config.embedding_scale if inputs_embeds is None else inputs_embeds
+        rows, length = x.shape[:2]
+        if not rows or not length:
+            raise ValueError(f"input: shape {(rows, length)} holds no token")
+        span = place_tokens(
+            rows, length, x.device,
+            cache=cache, attention_mask=attention_mask, position_ids=position_ids, segment_ids=segment_ids,
+        )  # fmt: skip
+        if cache is not None:
+            cache.reserve(span, depth, x)
+        if self.config.positions == "learned":
+            if span.extent > self.config.max_position_embeddings:
+                raise ValueError(
+                    f"input: {span.extent} tokens; learned positions end at max_position_embeddings="
+                    f"{self.config.max_position_embeddings}"
+                )
+            x = x + self.embed_positions(span.positions)
+        mask, causal = span.mask(self.config.sliding_window)
+        rotary = None if self.rotary is None else self.rotary.table(span.positions, x.dtype)
+        p = Pass(span, rotary, mask, causal, cache, tap)
+        x = F.dropout(self.embed_norm(x), self.config.dropout, self.training)
+        x = p.see("embed", x, Place("prelude", 0, 0))
+        for layer, block in enumerate(self.prelude):
+            x = block(x, p, Place("prelude", 0, layer))
+        return x, p
+
+    def start_state(self, e: Tensor, p: Pass, seed: int | Tensor | None = None) -> Tensor:
+        """Returns the state before the first step, [B, T, D]."""
+        return self.state(e, p.span.positions, seed)
+
+    def step(self, s: Tensor, e: Tensor, t: int | Tensor, p: Pass) -> Tensor:
+        """Returns the state after step `t`, an int or one index per row [B]: what the next step takes in."""
+        index = self._step_index(t)
+        adapt = Adaptation([a.begin(index, s, p) for a in self.adapters]) if len(self.adapters) else None
+        x = self.injection(s, e, index)
+        if adapt is not None:
+            x = adapt.shift(x)
+        for layer, block in enumerate(self.core):
+            x = block(x, p, Place("core", t, layer), adapt)
+            if self.config.layer_post_norm == "per-step":
+                x = self.layer_post_norm(x, index)
+        if self.config.end_norm == "every":
+            x = self.end_norm(x)
+        elif self.config.end_norm == "per-step":
+            x = self.end_norm(x, index)
+        return p.see("state", self.gate(s, x), Place("core", t, len(self.core)))
+
+    def unroll(self, e: Tensor, depth: int, p: Pass, *, state: Tensor | None = None, first_step: int = 0) -> Iterator[Tensor]:
+        """Yields the state after each of `depth` steps, from `state` (or the model's own start) at `first_step`."""
+        s = self.start_state(e, p) if state is None else state
+        if not self.config.is_looped:
+            yield s
+            return
+        for t in range(first_step, first_step + depth):
+            s = self.step(s, e, t, p)
+            yield s
+
+    def read_out(self, s: Tensor, p: Pass, *, keep: int = 0) -> Tensor:
+        """Returns the logits of a state; of the last `keep` positions only, where that is above zero."""
+        x = self.norm(s) if self.config.end_norm == "last" else s
+        for layer, block in enumerate(self.coda):
+            x = block(x, p, Place("coda", 0, layer))
+        x = x[:, -keep:] if keep else x
+        return p.see("logits", self.lm_head(self.norm(x)), Place("coda", 0, len(self.coda)))
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        depth: int | None = None,
+        initial_state: Tensor | None = None,
+        output_steps: bool = False,
+        labels: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: LoopCache | None = None,
+        select: str = "last",
+        use_cache: bool | None = None,
+        state_seed: int | Tensor | None = None,
+        logits_to_keep: int = 0,
+        tap: Tap | None = None,
+    ) -> LoopedOutput:
+        """Runs the model at one depth. `labels` are the input ids (−100: ignored); the model shifts them, once.
+
+        `select` says which logits answer: those of the "last" step; per token those where the exit gate's cumulative
+        probability reaches its threshold ("hub", Ouro's released rule); or the mean by exit probability ("expected").
+        """
+        depth = self.config.check_depth(depth)
+        self._check_select(select)
+        if past_key_values is None and use_cache:
+            past_key_values = LoopCache(self.config)
+        if past_key_values is not None and not isinstance(past_key_values, LoopCache):
+            raise TypeError(
+                f"past_key_values: {type(past_key_values).__name__}; allowed: a LoopCache (one slot per step and layer)"
+            )
+        e, p = self.embed(
+            input_ids, depth=depth, attention_mask=attention_mask, position_ids=position_ids, segment_ids=segment_ids,
+            inputs_embeds=inputs_embeds, cache=past_key_values, tap=tap,
+        )  # fmt: skip
+        state = self._first_state(e, p, initial_state, state_seed)
+        every = output_steps or select != "last"
+        states: list[Tensor] = []
+        step_logits: list[Tensor] = []
+        for s in self.unroll(e, depth, p, state=state):
+            if every:
+                states.append(s)
+                if output_steps or self._mixes("logits"):
+                    step_logits.append(self.read_out(s, p, keep=logits_to_keep))
+        logits, exit_probs = self._answer(s, tuple(states), step_logits, select, p, logits_to_keep)
+        if past_key_values is not None:
+            past_key_values.advance(p.span)
+        return LoopedOutput(
+            loss=None if labels is None else shifted_loss(logits, labels),
+            logits=logits,
+            past_key_values=past_key_values,
+            states=tuple(states) if output_steps else None,
+            step_logits=tuple(step_logits) if output_steps else None,
+            exit_probs=exit_probs,
+        )
+
+    def _first_state(self, e: Tensor, p: Pass, initial_state: Tensor | None, seed: int | Tensor | None) -> Tensor:
+        if initial_state is None:
+            return self.start_state(e, p, seed)
+        if initial_state.shape != e.shape:
+            raise ValueError(
+                f"initial_state: shape {tuple(initial_state.shape)}; allowed: {tuple(e.shape)}, one vector per new token"
+            )
+        return initial_state.to(e)
+
+    def _answer(
+        self, s: Tensor, states: tuple[Tensor, ...], step_logits: list[Tensor], select: str, p: Pass, keep: int
+    ) -> tuple[Tensor, Tensor | None]:
+        probs = self.halting(states) if states and self._mixes("states", "logits") else None
+        if select == "last" or probs is None:
+            return step_logits[-1] if step_logits else self.read_out(s, p, keep=keep), probs
+        weights = probs[:, -keep:] if keep else probs
+        if select == "hub":
+            chosen = self.halting.exit_step(weights)
+            picked = torch.stack(step_logits, dim=-2)
+            return picked.gather(-2, chosen[..., None, None].expand(*chosen.shape, 1, picked.shape[-1]))[..., 0, :], probs
+        if self._mixes("logits"):
+            return sum(weights[..., t, None] * step for t, step in enumerate(step_logits)), probs  # type: ignore[return-value]
+        mean = sum(probs[..., t, None] * state for t, state in enumerate(states))
+        return self.read_out(mean, p, keep=keep), probs  # type: ignore[arg-type]
+
+    def _mixes(self, *what: str) -> bool:
+        return self.config.halting["kind"] != "none" and self.halting.mixes in what
+
+    def _check_select(self, select: str) -> None:
+        if select not in SELECTIONS:
+            raise ValueError(f"select: {select!r}; allowed: {', '.join(SELECTIONS)}")
+        if select != "last" and self.config.halting["kind"] == "none":
+            raise ValueError(f"select: {select!r} needs learned halting, and this model has none; allowed: last")
+        if select == "hub" and not self._mixes("logits"):
+            raise ValueError("select: 'hub' is the exit gate's rule; this model halts by ACT; allowed: last, expected")
+
+    def _step_index(self, t: int | Tensor) -> StepIndex:
+        limit = self.config.max_steps
+        if limit is None:
+            return StepIndex(t, t)
+        if self.config.beyond_max_steps == "repeat":
+            return StepIndex(t, t.clamp(max=limit - 1) if isinstance(t, Tensor) else min(t, limit - 1))
+        if int(t.max() if isinstance(t, Tensor) else t) >= limit:
+            raise ValueError(
+                f"step: {t} is beyond max_steps={limit}; {', '.join(self.config.step_tables)} have no later parameters"
+            )
+        return StepIndex(t, t)
+
+    # generation: everything else is transformers' own
+
+    @property
+    def leaks_future(self) -> bool:
+        """Whether a part reads future tokens (the controller's "sequence" pooling)."""
+        return any(isinstance(a, Controller) and a.pooling == "sequence" for a in self.adapters)
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any) -> None:
+        """Gives `generate` a LoopCache that fits the depth and length asked for."""
+        if self.leaks_future:
+            raise ValueError("generate: the controller's pooling 'sequence' reads future tokens; use prefix, chunk or token")
+        self.config.check_depth(model_kwargs.get("depth"))
+        if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
+            return
+        kind = generation_config.cache_implementation
+        if kind not in (None, "dynamic", "static"):
+            raise ValueError(f"generate: cache_implementation {kind!r}; allowed: dynamic, static")
+        length = kwargs["max_cache_length"] if "max_cache_length" in kwargs else args[2]
+        # transformers may run one token past the end before it sees that it should stop
+        model_kwargs["past_key_values"] = LoopCache(self.config, capacity=length + 1, fixed=kind == "static")
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        """Returns the inputs of the next pass. A cache that holds tokens knows its own padding, so the mask stops there."""
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        cache = inputs.get("past_key_values")
+        if isinstance(cache, LoopCache) and cache.length:
+            mask = inputs.pop("attention_mask", None)
+            new = inputs["input_ids"].shape[1]
+            if mask is not None and not cache.plain and bool((mask[:, -new:] == 0).any()):
+                inputs["attention_mask"] = mask
+        return inputs
+
+    # one more view of the same weights
+
+    def without_adapters(self) -> LoopedForCausalLM:
+        """Returns the plain truncated model on the same weights: prelude, core once, coda; no adapter, gate or step norm."""
+        config = plain_config(self.config)
+        with torch.device("meta"):
+            plain = LoopedForCausalLM(config)
+        plain.embed_tokens, plain.embed_norm, plain.norm, plain.lm_head = (
+            self.embed_tokens,
+            self.embed_norm,
+            self.norm,
+            self.lm_head,
+        )
+        if config.positions == "learned":
+            plain.embed_positions = self.embed_positions
+        if self.config.end_norm == "every" and self.config.final_norm["kind"] == "none":
+            plain.norm = self.end_norm  # Ouro: the norm that ends each step is the one the head was trained on
+        plain.prelude = nn.ModuleList([*self.prelude, *self.core, *self.coda])
+        return plain.train(self.training)
+
+    # what transformers asks of a model
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embed_tokens = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.lm_head = new_embeddings
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, Part):
+            module.start()
+
+
+def plain_config(config: LoopedConfig) -> LoopedConfig:
+    """Returns the config of the dense model that runs a looped model's layers once each."""
+    layers = config.prelude_layers + config.core_layers + config.coda_layers
+    changes: dict[str, Any] = {
+        "prelude_layers": layers, "core_layers": 0, "coda_layers": 0, "depth": 1, "max_steps": None, "end_norm": "never",
+        "layer_post_norm": "none", "adapters": [], "gate": None, "halting": None, "injection": None, "state": None,
+    }  # fmt: skip
+    if config.end_norm == "every" and config.final_norm["kind"] == "none":
+        changes["final_norm"] = config.norm
+    return LoopedConfig(**{**config.to_dict(), **changes})
+
+
+def shifted_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Returns the mean cross-entropy of each next token; labels are the input ids, −100 is ignored."""
+    if labels.shape != logits.shape[:2]:
+        raise ValueError(f"labels: shape {tuple(labels.shape)}; allowed: {tuple(logits.shape[:2])}, the shape of the input ids")
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten().to(logits.device), ignore_index=-100)

@@ -1,0 +1,99 @@
+"""How the state starts: the input, noise, zero, or a learned vector. An explicit initial state always wins over these."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from loopwright.model.part import Part
+
+if TYPE_CHECKING:
+    from loopwright.model.config import LoopedConfig
+
+
+class InputState(Part):
+    """s₀ = e."""
+
+    def __init__(self, config: LoopedConfig) -> None:
+        super().__init__()
+
+    def forward(self, e: Tensor, positions: Tensor, seed: int | Tensor | None) -> Tensor:
+        return e
+
+
+class ZeroState(Part):
+    """s₀ = 0."""
+
+    def __init__(self, config: LoopedConfig) -> None:
+        super().__init__()
+
+    def forward(self, e: Tensor, positions: Tensor, seed: int | Tensor | None) -> Tensor:
+        return torch.zeros_like(e)
+
+
+class LearnedState(Part):
+    """s₀ = one trained vector for all positions."""
+
+    def __init__(self, config: LoopedConfig, std: float = 0.02) -> None:
+        super().__init__()
+        self.std = std
+        self.vector = nn.Parameter(torch.empty(config.hidden_size))
+
+    def start(self) -> None:
+        nn.init.normal_(self.vector, std=self.std)
+
+    def forward(self, e: Tensor, positions: Tensor, seed: int | Tensor | None) -> Tensor:
+        return self.vector.expand_as(e)
+
+
+class NoiseState(Part):
+    """s₀ = scale · truncated normal (std, cut at ±3 std), a pure function of (seed, position).
+
+    A sequential draw would break cached = uncached, padding, beams and drafts, and make a row depend on its batch mates.
+    `seed` is the default; a pass may bring its own, one for all rows or one per row.
+    """
+
+    def __init__(self, config: LoopedConfig, std: float | None = None, scale: float = 1.0, seed: int = 0) -> None:
+        super().__init__()
+        self.std = math.sqrt(2 / (5 * config.hidden_size)) if std is None else std
+        self.scale = scale
+        self.seed = seed
+
+    def forward(self, e: Tensor, positions: Tensor, seed: int | Tensor | None) -> Tensor:
+        noise = hashed_normal(self.seed if seed is None else seed, positions, e.shape[-1])
+        return (noise * (self.std * self.scale)).to(e.dtype).expand_as(e)
+
+
+def hashed_normal(seed: int | Tensor, positions: Tensor, width: int) -> Tensor:
+    """Returns truncated standard normal values [B or 1, T, width] that depend on (seed, position, channel) alone.
+
+    A counter-based generator: two rounds of the SplitMix64 finaliser over the three numbers, then the inverse normal
+    distribution between −3 and 3. `seed` is an int or one per row [B].
+    """
+    device = positions.device
+    if isinstance(seed, Tensor):
+        key = seed.to(device=device, dtype=torch.long).view(-1, 1)
+    else:
+        key = torch.tensor([[_signed(seed)]], device=device)
+    key = _mix(key * _signed(0x9E3779B97F4A7C15) + positions.long())
+    bits = _mix(key[..., None] + torch.arange(1, width + 1, device=device) * _signed(0xD1342543DE82EF95))
+    uniform = ((bits >> 40) & 0xFFFFFF).float().add(0.5) / 2**24
+    edge = math.erf(3 / math.sqrt(2))
+    return torch.erfinv((2 * uniform - 1) * edge).mul(math.sqrt(2)).clamp(-3, 3)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def _signed(value: int) -> int:
+    value %= 1 << 64
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+STATES: dict[str, type] = {"input": InputState, "zero": ZeroState, "learned": LearnedState, "noise": NoiseState}
