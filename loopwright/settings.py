@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML, but 3e-4 is a number, as in YAML 1.2 (PyYAML reads it as text)."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
 
 
 def suggest(name: str, allowed: Iterable[str]) -> str:
@@ -34,7 +42,7 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
         if not sign or not path:
             raise ValueError(f"override: {word!r} is not of the form name=value")
         try:
-            value = yaml.safe_load(text) if text else None
+            value = yaml.load(text, _Loader) if text else None
         except yaml.YAMLError:
             raise ValueError(f"override: the value of {word!r} is not valid YAML") from None
         node = result

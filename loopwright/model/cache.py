@@ -39,7 +39,7 @@ class Ledger:
     def last(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns segment, first index and position of the last real token of each row; −1 where there is none."""
         order = torch.arange(1, self.valid.shape[1] + 1, device=self.valid.device)
-        latest, at = (self.valid * order).max(1) if self.valid.shape[1] else (self.lengths * 0, self.lengths * 0)
+        latest, at = (self.valid * order).max(1)
         some = latest > 0
         pick = (table.gather(1, at[:, None])[:, 0] for table in (self.segments, self.first, self.positions))
         segment, first, position = (torch.where(some, value, -1) for value in pick)

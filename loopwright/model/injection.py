@@ -88,9 +88,10 @@ class DiagonalInjection(Part):
 
     def decay(self) -> Tensor:
         """Returns the factor of each channel of the state, strictly between 0 and 1."""
-        rate, size = self.rate.float(), F.softplus(self.step_size.float())
-        # the bounds keep the factor off 0 and 1 where float32 would round to them
-        return torch.exp(-(size * rate.exp()).clamp(1e-6, 80.0)).to(self.rate.dtype)
+        rate, size = self.rate.float().clamp(max=80.0), F.softplus(self.step_size.float())
+        limits = torch.finfo(self.rate.dtype)
+        # the bounds keep the factor off 0 and 1 where the dtype would round to them
+        return torch.exp(-size * rate.exp()).to(self.rate.dtype).clamp(limits.tiny, 1 - limits.eps / 2)
 
     def forward(self, s: Tensor, e: Tensor, step: StepIndex) -> Tensor:
         return self.decay() * s + F.softplus(self.step_size) * F.linear(e, self.input_proj)

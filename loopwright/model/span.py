@@ -121,7 +121,7 @@ def place_tokens(
             position_ids = torch.arange(offset, offset + length, device=device)[None]
         return Span(rows, length, offset, position_ids)
 
-    old = None if cache is None else cache.ledger(rows, device)
+    old = None if cache is None or not cache.length else cache.ledger(rows, device)
     lengths = torch.zeros(rows, dtype=torch.long, device=device) if old is None else old.lengths
     index = lengths[:, None] + torch.arange(length, device=device)
     real = torch.ones(rows, length, dtype=torch.bool, device=device)

@@ -1,0 +1,1 @@
+"""Foreign checkpoints in and out: families as two-way tables, loading, saving, export."""

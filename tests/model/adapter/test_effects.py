@@ -1,0 +1,179 @@
+"""Every adapter: no effect at the start where promised, gradients, dtypes, one step per row, and effects that only add."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import loopwright as lw
+from loopwright.model.adapter import ADAPTERS
+from loopwright.model.adapter.effects import Adaptation, Adapter, Effects, project
+from tests.cases import gap
+
+SPECS = {
+    "sinusoidal": {"position": True},
+    "step-embedding": {},
+    "level-signal": {"rank": 3},
+    "low-rank": {"rank": 3, "alpha": 6.0},
+    "hira": {"rank": 3},
+    "abba": {"rank1": 2, "rank2": 3, "gamma": 0.5, "targets": "branches"},
+    "diagonal": {"rank": 3},
+    "controller": {"rank": 3, "style": 8},
+}
+SILENT = [kind for kind in ADAPTERS if kind != "sinusoidal"]
+PER_STEP = [kind for kind, adapter in ADAPTERS.items() if adapter.per_step]
+IDS = torch.randint(0, 40, (3, 6), generator=torch.Generator().manual_seed(0))
+
+
+def model_with(*kinds: str, beyond: str = "refuse", moved: bool = False, dtype: torch.dtype = torch.float32):
+    torch.manual_seed(1)
+    rows = {"max_steps": 4, "beyond_max_steps": beyond} if set(kinds) & set(PER_STEP) else {}
+    model = lw.LoopedForCausalLM(
+        lw.LoopedConfig(
+            vocab_size=40, hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2, core_layers=2,
+            depth=3, adapters=[{"kind": kind, **SPECS[kind]} for kind in kinds], **rows,
+        )  # fmt: skip
+    ).eval()
+    if moved:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model.to(dtype)
+
+
+def test_every_adapter_has_its_case():
+    assert set(SPECS) == set(ADAPTERS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", SILENT)
+def test_no_effect_at_the_start(kind):
+    adapted, plain = model_with(kind), model_with()
+    plain.load_state_dict({k: v for k, v in adapted.state_dict().items() if not k.startswith("adapters.")}, strict=True)
+    assert torch.equal(adapted(IDS).logits, plain(IDS).logits)
+    for parameter in adapted.adapters.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.2)
+    assert gap(adapted(IDS).logits, plain(IDS).logits) > 1e-3, "an adapter that was moved must have an effect"
+
+
+@torch.no_grad()
+def test_without_adapters_is_the_same_weights_without_them():
+    adapted = model_with("low-rank", "step-embedding", moved=True)
+    plain = model_with()
+    plain.load_state_dict({k: v for k, v in adapted.state_dict().items() if not k.startswith("adapters.")})
+    assert torch.equal(adapted.without_adapters()(IDS).logits, plain(IDS, depth=1).logits)
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shape_dtype_and_gradient(kind, dtype):
+    model = model_with(kind, moved=True, dtype=dtype)
+    out = model(IDS, labels=IDS, depth=4 if kind in PER_STEP else 3)
+    assert out.logits.shape == (3, 6, 40) and out.logits.dtype == dtype
+    out.loss.backward()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.abs().sum() > 0, name
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert bool(frozen) == (kind in ("diagonal", "controller"))
+    assert all(".bases." in name for name in frozen)
+
+
+@pytest.mark.parametrize("kind", PER_STEP)
+def test_every_step_has_a_row_of_its_own(kind):
+    """At depth 2 the tables' later rows take no gradient; at depth 4 every row does."""
+    for depth in (2, 4):
+        model = model_with(kind, moved=True)
+        model(IDS, labels=IDS, depth=depth).loss.backward()
+        tables = [p for _, p in model.adapters.named_parameters() if p.requires_grad and p.shape[0] == 4 and p.dim() > 1]
+        assert tables
+        for table in tables:
+            used = table.grad.flatten(1).abs().sum(1) > 0
+            assert used.tolist() == [t < depth for t in range(4)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_step_per_row_is_each_row_alone(kind, dtype):
+    model = model_with(kind, moved=True, dtype=dtype)
+    e, p = model.embed(IDS)
+    s = torch.randn(e.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    t = torch.tensor([3, 0, 2])
+    mixed = model.step(s, e, t, p)
+    for row, step in enumerate(t.tolist()):
+        one = slice(row, row + 1)
+        alone = model.step(s[one], e[one], step, model.embed(IDS[one])[1])
+        assert gap(mixed[one].float(), alone.float()) < (1e-5 if dtype == torch.float32 else 0.1)
+    if dtype == torch.float32:
+        assert gap(mixed[:1], model.step(s, e, 0, p)[:1]) > 1e-4, "steps must differ, or this test could not fail"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", PER_STEP)
+def test_beyond_max_steps_refuse_or_repeat(kind):
+    model = model_with(kind, moved=True)
+    with pytest.raises(ValueError, match=rf"depth: 5 is beyond max_steps=4; adapters \({kind}\) have no parameters for later"):
+        model(IDS, depth=5)
+    model = model_with(kind, beyond="repeat", moved=True)
+    e, p = model.embed(IDS)
+    assert torch.equal(model.step(e, e, 3, p), model.step(e, e, 9, p))
+    assert model(IDS, depth=6).logits.isfinite().all()
+
+
+@torch.no_grad()
+def test_adapters_add_up():
+    """Two adapters stand together: the list is a sum, so its order does not matter."""
+    one, other = (
+        model_with(*kinds, moved=True, dtype=torch.float64) for kinds in (("low-rank", "controller"), ("controller", "low-rank"))
+    )
+    swap = {"adapters.0.": "adapters.1.", "adapters.1.": "adapters.0."}
+    other.load_state_dict({swap.get(k[:11], k[:11]) + k[11:]: v for k, v in one.state_dict().items()})
+    assert gap(one(IDS).logits, other(IDS).logits) < 1e-9
+
+
+@torch.no_grad()
+def test_a_forward_sets_nothing_on_modules():
+    model = model_with(*ADAPTERS, moved=True)
+    before = {name: {k: id(v) for k, v in vars(module).items()} for name, module in model.named_modules()}
+    model(IDS)
+    assert before == {name: {k: id(v) for k, v in vars(module).items()} for name, module in model.named_modules()}
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_config_round_trip(kind):
+    config = model_with(kind).config
+    again = lw.LoopedConfig(**json.loads(json.dumps(config.to_dict())))
+    assert again.adapters == [{"kind": kind, **SPECS[kind]}]
+    assert again.to_dict() == config.to_dict()
+    assert again.step_tables == ([f"adapters ({kind})"] if ADAPTERS[kind].per_step else [])
+
+
+def test_adaptation_sums_effects_and_skips_what_is_none():
+    x, y = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    double = Effects(
+        signal=torch.ones(4),
+        update=lambda layer, name, a, weight: a * (layer + 1) if name == "q_proj" else None,
+        enter_mlp=lambda layer, a: a * 2,
+    )
+    adapt = Adaptation([double, Effects(), double])
+    assert torch.equal(adapt.shift(x), x + 1 + 1)
+    assert torch.equal(adapt.add(1, "q_proj", x, y), y + 2 * x + 2 * x)
+    assert adapt.add(1, "k_proj", x, y) is y
+    assert torch.equal(adapt.enter_mlp(0, x), x * 4)
+    silent = Adaptation([Effects()])
+    assert silent.shift(x) is x and silent.add(0, "q_proj", x, y) is y and silent.enter_mlp(0, x) is x
+
+
+def test_project_shows_the_weight_to_the_update():
+    linear, x, shown = nn.Linear(4, 4), torch.randn(1, 2, 4), []
+    adapt = Adaptation([Effects(update=lambda layer, name, a, weight: shown.append((layer, name, a, weight)))])
+    assert torch.equal(project(linear, "v_proj", x, 3, None), linear(x))
+    assert torch.equal(project(linear, "v_proj", x, 3, adapt), linear(x))
+    assert len(shown) == 1 and shown[0][:2] == (3, "v_proj") and shown[0][2] is x and shown[0][3] is linear.weight
+
+
+def test_the_abstract_adapter_begins_nothing():
+    with pytest.raises(NotImplementedError):
+        Adapter().begin(None, None, None)

@@ -1,0 +1,133 @@
+"""`generate` through the ordinary transformers API, on every preset: cached, sampled, beamed, padded, assisted, chunked."""
+
+import pytest
+import torch
+
+import loopwright as lw
+from loopwright.model.presets import PRESETS
+from tests.cases import noisy
+
+NAMES = [f"{name}-tiny" for name in PRESETS]
+GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+
+
+def prompt_of(model, rows: int, length: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(1, model.config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def by_hand(model, ids: torch.Tensor, count: int, depth: int | None = None) -> torch.Tensor:
+    for _ in range(count):
+        ids = torch.cat([ids, model(ids, depth=depth).logits[:, -1:].argmax(-1)], dim=1)
+    return ids
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_greedy_equals_repeated_full_passes(name):
+    model = noisy(name)
+    ids = prompt_of(model, 2, 5)
+    expected = by_hand(model, ids, 8)
+    assert torch.equal(model.generate(ids, **GREEDY), expected)
+    assert torch.equal(model.generate(ids, use_cache=False, **GREEDY), expected)
+    assert torch.equal(model.generate(ids, cache_implementation="static", **GREEDY), expected)
+    assert torch.equal(model.generate(ids, prefill_chunk_size=2, **GREEDY), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_left_padded_batch_equals_rows_alone(name):
+    model = noisy(name)
+    short, long = prompt_of(model, 1, 3), prompt_of(model, 1, 7, seed=2)
+    batch = torch.cat([torch.cat([torch.zeros(1, 4, dtype=torch.long), short], 1), long])
+    mask = torch.ones_like(batch)
+    mask[0, :4] = 0
+    out = model.generate(batch, attention_mask=mask, **GREEDY)
+    assert torch.equal(out[0, 4:], by_hand(model, short, 8)[0])
+    assert torch.equal(out[1], by_hand(model, long, 8)[0])
+    chunked = model.generate(batch, attention_mask=mask, prefill_chunk_size=3, **GREEDY)
+    assert torch.equal(chunked, out)
+
+
+@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "huginn-tiny", "ouroboros-qwen2.5-3b-tiny"])
+@torch.no_grad()
+def test_depth_is_an_argument_of_generate(name):
+    model = noisy(name)
+    ids = prompt_of(model, 1, 5)
+    outs = {depth: model.generate(ids, depth=depth, **GREEDY) for depth in (1, 3, 7)}
+    for depth, out in outs.items():
+        assert torch.equal(out, by_hand(model, ids, 8, depth=depth))
+    static = model.generate(ids, depth=7, cache_implementation="static", **GREEDY)
+    assert torch.equal(static, outs[7])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_assisted_decoding_equals_greedy(name):
+    """A draft model that is often wrong: crops restore keys, values and the controller's running sums."""
+    model, draft = noisy(name), noisy(name, std=2.0)
+    ids = prompt_of(model, 1, 5)
+    cropped = []
+    crop = lw.LoopCache.crop
+
+    def spy(cache, length):
+        cropped.append(length)
+        crop(cache, length)
+
+    lw.LoopCache.crop = spy
+    try:
+        out = model.generate(ids, assistant_model=draft, **{**GREEDY, "max_new_tokens": 16})
+    finally:
+        lw.LoopCache.crop = crop
+    assert torch.equal(out, by_hand(model, ids, 16))
+    assert any(length < 0 for length in cropped)
+
+
+@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "huginn-tiny", "ouroboros-qwen2.5-3b-tiny"])
+@torch.no_grad()
+def test_beams_equal_uncached_beams(name):
+    model = noisy(name)
+    ids = prompt_of(model, 2, 5)
+    options = {**GREEDY, "num_beams": 3, "num_return_sequences": 2}
+    cached = model.generate(ids, **options)
+    assert torch.equal(cached, model.generate(ids, use_cache=False, **options))
+    assert cached.shape == (4, 13)
+
+
+@torch.no_grad()
+def test_sampling_is_reproducible_and_seeded_state_matters():
+    model = noisy("huginn-tiny")
+    ids = prompt_of(model, 1, 5)
+    options = {"max_new_tokens": 12, "do_sample": True, "top_p": 0.9, "temperature": 0.8, "pad_token_id": 0}
+    torch.manual_seed(5)
+    first = model.generate(ids, **options)
+    torch.manual_seed(5)
+    assert torch.equal(model.generate(ids, **options), first)
+    seeds = [model.generate(ids, state_seed=seed, **{**GREEDY, "max_new_tokens": 16}) for seed in range(6)]
+    assert len({tuple(out[0].tolist()) for out in seeds}) > 1
+    rows = model.generate(ids.expand(2, -1), state_seed=torch.tensor([4, 5]), **{**GREEDY, "max_new_tokens": 16})
+    assert torch.equal(rows[0], seeds[4][0])
+    assert torch.equal(rows[1], seeds[5][0])
+
+
+@torch.no_grad()
+def test_a_conversation_goes_on_from_its_cache():
+    model = noisy("ouroboros-qwen2.5-3b-tiny")
+    ids = prompt_of(model, 1, 5)
+    cache = lw.LoopCache(model.config)
+    first = model.generate(ids, past_key_values=cache, **GREEDY)
+    longer = torch.cat([first, prompt_of(model, 1, 3, seed=8)], dim=1)
+    second = model.generate(longer, past_key_values=cache, **GREEDY)
+    assert torch.equal(second, by_hand(model, longer, 8))
+
+
+def test_refusals_of_generate():
+    model = lw.build("asura-tiny")
+    ids = prompt_of(model, 1, 4)
+    with pytest.raises(ValueError, match="beyond max_steps=3"):
+        model.generate(ids, depth=9, **GREEDY)
+    with pytest.raises(ValueError, match="cache_implementation 'quantized'; allowed: dynamic, static"):
+        model.generate(ids, cache_implementation="quantized", **GREEDY)
+    with pytest.raises(ValueError, match="dense model"):
+        model.without_adapters().generate(ids, depth=2, **GREEDY)
+    with pytest.raises(ValueError, match="dept"):
+        model.generate(ids, dept=2, **GREEDY)

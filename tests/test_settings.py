@@ -1,0 +1,92 @@
+"""Strict settings: what is refused, what is suggested, how overrides and merges lay over each other."""
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loopwright.settings import merge, parse_overrides, refuse_unknown, suggest
+
+NAMES = st.text("abcxyz", min_size=1, max_size=4)
+PLAIN = st.one_of(st.integers(-9, 9), st.booleans(), st.floats(-9, 9), NAMES)
+TREES = st.recursive(PLAIN, lambda leaves: st.dictionaries(NAMES, leaves, max_size=3), max_leaves=8)
+MAPPINGS = st.dictionaries(NAMES, TREES, max_size=4)
+
+
+def test_suggest_names_the_nearest_and_lists_all():
+    assert suggest("deepth", ["width", "depth"]) == "did you mean 'depth'? allowed: depth, width"
+    assert suggest("zzz", ["width", "depth"]) == "allowed: depth, width"
+    assert suggest("anything", []) == "allowed: nothing"
+
+
+def test_refuse_unknown_lists_every_unknown_name():
+    refuse_unknown("here", ["a", "b"], ["a", "b", "c"])
+    refuse_unknown("here", [], [])
+    with pytest.raises(ValueError, match=r"^here: unknown 'wdith', 'q'; did you mean 'width'\? allowed: depth, width$"):
+        refuse_unknown("here", ["depth", "wdith", "q"], ["depth", "width"])
+
+
+def test_refuse_unknown_takes_generators():
+    with pytest.raises(ValueError, match="unknown 'b'"):
+        refuse_unknown("here", iter("ab"), iter("a"))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["a=1"], {"a": 1}),
+        (["a.b.c=0.5", "a.b.d=yes please"], {"a": {"b": {"c": 0.5, "d": "yes please"}}}),
+        (["lr=3e-4", "eps=-1.5E5", "x=[.5e1]", "s=3e", "e=e4"], {"lr": 3e-4, "eps": -1.5e5, "x": [5.0], "s": "3e", "e": "e4"}),
+        (["x=[1, two, null]"], {"x": [1, "two", None]}),
+        (["x={kind: noise, std: 0.1}"], {"x": {"kind": "noise", "std": 0.1}}),
+        (["x="], {"x": None}),
+        (["x=true", "x=false"], {"x": False}),
+        (["url=a=b"], {"url": "a=b"}),
+        ([], {}),
+    ],
+)
+def test_overrides(words, expected):
+    assert parse_overrides(words) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["depth"], "'depth' is not of the form name=value"),
+        (["=3"], "'=3' is not of the form name=value"),
+        (["a=[1"], "the value of 'a=[1' is not valid YAML"),
+        (["a=1", "a.b=2"], "'a.b=2' sets a field of 'a', which already has a plain value"),
+    ],
+)
+def test_overrides_that_are_refused(words, message):
+    with pytest.raises(ValueError) as caught:
+        parse_overrides(words)
+    assert str(caught.value) == f"override: {message}"
+
+
+def test_merge_lays_changes_over():
+    old = {"a": 1, "gate": {"kind": "mix", "weight": 0.5}, "deep": {"x": {"y": 1, "z": 2}}}
+    new = merge(old, {"b": 2, "gate": {"weight": 0.25}, "deep": {"x": {"y": 3}}})
+    assert new == {"a": 1, "b": 2, "gate": {"kind": "mix", "weight": 0.25}, "deep": {"x": {"y": 3, "z": 2}}}
+
+
+def test_another_kind_replaces_the_old_options():
+    old = {"state": {"kind": "noise", "std": 0.1}}
+    assert merge(old, {"state": {"kind": "zero"}}) == {"state": {"kind": "zero"}}
+    assert merge(old, {"state": {"kind": "noise", "scale": 2}}) == {"state": {"kind": "noise", "std": 0.1, "scale": 2}}
+    assert merge(old, {"state": None}) == {"state": None}
+
+
+@given(MAPPINGS, MAPPINGS)
+def test_merge_is_idempotent_and_changes_nothing_in_place(old, changes):
+    before = copy.deepcopy((old, changes))
+    once = merge(old, changes)
+    assert (old, changes) == before
+    assert merge(once, changes) == once
+    assert merge(old, {}) == old
+
+
+@given(st.dictionaries(NAMES, st.integers(-99, 99), min_size=1, max_size=4))
+def test_flat_overrides_round_trip(values):
+    assert parse_overrides(f"{name}={value}" for name, value in values.items()) == values
