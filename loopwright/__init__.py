@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from loopwright.convert.adapters import load_adapters, save_adapters
+from loopwright.convert.export import export
+from loopwright.convert.load import load
+from loopwright.convert.save import save
+from loopwright.convert.source import tokenizer
+from loopwright.evaluate.conformance import CheckReport, CheckRow, check
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM, LoopedOutput
@@ -14,4 +20,20 @@ AutoConfig.register("loopwright", LoopedConfig)
 AutoModelForCausalLM.register(LoopedConfig, LoopedForCausalLM)
 
 __version__ = VERSION
-__all__ = ["LoopCache", "LoopedConfig", "LoopedForCausalLM", "LoopedOutput", "build", "preset"]
+__all__ = [
+    "CheckReport",
+    "CheckRow",
+    "LoopCache",
+    "LoopedConfig",
+    "LoopedForCausalLM",
+    "LoopedOutput",
+    "build",
+    "check",
+    "export",
+    "load",
+    "load_adapters",
+    "preset",
+    "save",
+    "save_adapters",
+    "tokenizer",
+]

@@ -62,6 +62,7 @@ class Probe:
         self.ours = isinstance(model, LoopedForCausalLM)
         self.depth = min(model.config.depth, DEEPEST) if self.ours and model.config.is_looped else None
         self.dtype = self._coarsest_dtype()
+        self.usable = self._usable_ids()
 
     # what it offers
 
@@ -94,11 +95,8 @@ class Probe:
 
     def ids(self, rows: int, length: int | None = None, *, seed: int = 0) -> Tensor:
         """Returns random ids [rows, length], without the config's special tokens where others are left."""
-        special = {self._setting(name) for name in SPECIAL_NAMES}
-        usable = [i for i in range(self.vocab_size) if i not in special]
-        choice = torch.tensor(usable if len(usable) > 1 else range(self.vocab_size))
         generator = torch.Generator().manual_seed(SEED + seed)
-        return choice[torch.randint(len(choice), (rows, length or self.length), generator=generator)].to(self.device)
+        return self.usable[torch.randint(len(self.usable), (rows, length or self.length), generator=generator)].to(self.device)
 
     def changed(self, ids: Tensor, start: int) -> Tensor:
         """Returns the ids with every token from `start` on replaced by another one."""
@@ -181,6 +179,16 @@ class Probe:
 
     def _setting(self, name: str) -> Any:
         return getattr(self.config, name, None)
+
+    def _usable_ids(self) -> Tensor:
+        every = torch.arange(self.vocab_size)
+        ordinary = torch.ones(self.vocab_size, dtype=torch.bool)
+        for name in SPECIAL_NAMES:
+            special = self._setting(name)
+            for one in special if isinstance(special, list | tuple) else [special]:
+                if isinstance(one, int) and 0 <= one < self.vocab_size:
+                    ordinary[one] = False
+        return every[ordinary] if int(ordinary.sum()) > 1 else every
 
     def _coarsest_dtype(self) -> torch.dtype:
         found = [p.dtype for p in self.model.parameters() if p.is_floating_point()]

@@ -11,8 +11,8 @@ from torch import Tensor
 RELATIVE_TOLERANCES: dict[torch.dtype, float] = {
     torch.float64: 1e-10,
     torch.float32: 2e-5,
-    torch.float16: 1e-2,
-    torch.bfloat16: 6e-2,
+    torch.float16: 4e-3,
+    torch.bfloat16: 3e-2,
 }
 SHOWN_FAILURES = 2
 

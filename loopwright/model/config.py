@@ -6,6 +6,7 @@ that say how: state, injection, adapters, gate, halting. Each part is `{"kind": 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,14 +29,34 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "layer_post_norm": ("none", "per-step"),
     "beyond_max_steps": ("refuse", "repeat"),
 }
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# rope type → what it needs and what it may have, beside rope_type and rope_theta
+ROPE_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
+    "yarn": (
+        ("factor", "original_max_position_embeddings"),
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    ),
+}
 PARTS: dict[str, dict[str, type]] = {"state": STATES, "injection": INJECTIONS, "gate": GATES, "halting": HALTINGS}
+
+# the form of each value: whole numbers with their least, numbers, mappings, lists
+_WHOLE = {
+    "vocab_size": 1, "hidden_size": 1, "intermediate_size": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 1,
+    "max_position_embeddings": 1, "prelude_layers": 0, "core_layers": 0, "coda_layers": 0, "depth": 1, "max_steps": 1,
+    "sliding_window": 1,
+}  # fmt: skip
+_MAY_BE_NONE = ("num_key_value_heads", "head_dim", "max_steps", "sliding_window")
+_NUMBERS = ("dropout", "embedding_scale", "initializer_range")
+_MAPPINGS = ("norm", "final_norm", "rope_parameters", *PARTS)
+_LISTS = ("attention_bias", "norm_placement", "adapters")
 
 # what transformers itself puts into a config.json or passes along, beside the fields
 _ADMITTED = {
     "model_type", "torch_dtype", "name_or_path", "_name_or_path", "_commit_hash", "attn_implementation", "output_attentions",
-    "experts_implementation", "_attn_implementation_internal", "_experts_implementation_internal", "rope_theta",
-    "rope_scaling", "auto_map", "num_labels", "per_layer_config", "partial_rotary_factor",
+    "experts_implementation", "_attn_implementation_internal", "_experts_implementation_internal", "auto_map",
+    "num_labels", "per_layer_config",
 }  # fmt: skip
 
 
@@ -94,7 +115,9 @@ class LoopedConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         generation = GenerationConfig._get_default_generation_params()
         known = set(type(self).__dataclass_fields__) | _ADMITTED | set(generation)
-        refuse_unknown("model config", kwargs, known)
+        # the message lists the fields of a looped model, not the hundred names transformers passes along
+        refuse_unknown("model config", [name for name in kwargs if name not in known], LoopedConfig.__annotations__)
+        _refuse("model config", self._malformed())
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
@@ -111,9 +134,7 @@ class LoopedConfig(PreTrainedConfig):
         self.halting = dict(self.halting or {"kind": "none"})
         self.rope_parameters = dict(self.rope_parameters or {"rope_type": "default", "rope_theta": 10_000.0})
         super().__post_init__(**kwargs)
-        problems = list(self._problems())
-        if problems:
-            raise ValueError("model config: " + "; ".join(problems))
+        _refuse("model config", self._problems())
 
     @property
     def num_hidden_layers(self) -> int:
@@ -147,24 +168,43 @@ class LoopedConfig(PreTrainedConfig):
             )
         return depth
 
+    def _malformed(self) -> Iterator[str]:
+        """Yields what must be right before the other checks can ask anything: the form of each value."""
+        for name, least in _WHOLE.items():
+            value = getattr(self, name)
+            if value is None and name in _MAY_BE_NONE:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                yield f"{name} is {value!r}; allowed: a whole number of at least {least}"
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                yield f"{name} is {value!r}; allowed: a number"
+        for name in _MAPPINGS:
+            if not isinstance(getattr(self, name), Mapping | None):
+                yield f"{name} is {getattr(self, name)!r}; allowed: a mapping of names to values"
+        for name in _LISTS:
+            if not isinstance(getattr(self, name), list | tuple | None):
+                yield f"{name} is {getattr(self, name)!r}; allowed: a list"
+        if isinstance(self.adapters, list | tuple):
+            wrong = [(i, a) for i, a in enumerate(self.adapters) if not isinstance(a, Mapping)]
+            yield from (f"adapters[{i}] is {a!r}; allowed: a mapping with a 'kind'" for i, a in wrong)
+
     def _problems(self) -> Iterator[str]:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 yield f"{name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}"
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "depth"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                yield f"{name} is {getattr(self, name)!r}; allowed: a whole number of at least 1"
-                return
-        stacks = [self.prelude_layers, self.core_layers, self.coda_layers]
-        if min(stacks) < 0 or sum(stacks) == 0:
-            yield f"prelude, core and coda layers are {stacks}; allowed: none negative, at least one layer in all"
-        if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
+        if not self.prelude_layers + self.core_layers + self.coda_layers:
+            yield "prelude_layers, core_layers and coda_layers are 0; allowed: at least one layer in all"
+        if self.head_dim < 1:
+            yield f"head_dim is {self.head_dim}; allowed: a whole number of at least 1"
+        if self.num_attention_heads % self.num_key_value_heads:
             heads = (self.num_attention_heads, self.num_key_value_heads)
             yield f"heads and key/value heads are {heads}; the first must be a multiple of the second"
         if self.positions == "rotary" and self.head_dim % 2:
             yield f"head_dim ({self.head_dim}) must be even for rotary positions"
-        if self.positions == "rotary" and self.rope_parameters.get("rope_type") not in ROPE_TYPES:
-            yield f"rope_type is {self.rope_parameters.get('rope_type')!r}; allowed: {', '.join(ROPE_TYPES)}"
+        if self.positions == "rotary":
+            yield from _wrong_rope(self.rope_parameters)
         if not 0 <= self.dropout < 1:
             yield f"dropout is {self.dropout}; allowed: at least 0, below 1"
         yield from _wrong_members("attention_bias", self.attention_bias, ("q", "k", "v", "o"))
@@ -197,12 +237,35 @@ class LoopedConfig(PreTrainedConfig):
             yield f"depth ({self.depth}) is beyond max_steps ({self.max_steps})"
 
 
+def _refuse(where: str, problems: Iterator[str]) -> None:
+    found = list(problems)
+    if found:
+        raise ValueError(f"{where}: " + "; ".join(found))
+
+
 def _wrong_members(name: str, values: list, allowed: tuple[str, ...]) -> Iterator[str]:
     wrong = [v for v in values if v not in allowed]
     if wrong or len(set(map(str, values))) != len(values):
         yield f"{name} is {values}; allowed: each of {', '.join(allowed)} at most once"
 
 
+def _wrong_rope(parameters: Mapping[str, Any]) -> Iterator[str]:
+    kind = parameters.get("rope_type")
+    if kind not in ROPE_TYPES:
+        yield f"rope_type is {kind!r}; allowed: {', '.join(ROPE_TYPES)}"
+        return
+    needs, takes = ROPE_TYPES[kind]
+    missing = [name for name in needs if name not in parameters]
+    if missing:
+        yield f"rope_parameters of type {kind!r}: missing {', '.join(missing)}"
+    try:
+        refuse_unknown(f"rope_parameters of type {kind!r}", parameters, ("rope_type", "rope_theta", *needs, *takes))
+    except ValueError as error:
+        yield str(error)
+
+
 def _wrong_norm(name: str, spec: Mapping[str, Any], kinds: tuple[str, ...]) -> Iterator[str]:
-    if spec.get("kind") not in kinds or set(spec) - {"kind", "eps"} or (spec["kind"] != "none" and not spec.get("eps", 0) > 0):
+    eps = spec.get("eps", 0)
+    sound = spec.get("kind") == "none" or (isinstance(eps, int | float) and eps > 0)
+    if spec.get("kind") not in kinds or set(spec) - {"kind", "eps"} or not sound:
         yield f"{name} is {dict(spec)}; allowed: a kind ({', '.join(kinds)}) and an eps above 0"

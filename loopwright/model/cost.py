@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
+from loopwright.model.adapter import ADAPTERS
 from loopwright.model.adapter.diagonal import Controller, StaticDiagonal
 from loopwright.model.adapter.effects import BRANCHES, Adapter
 from loopwright.model.adapter.lowrank import ABBA, HiRA, LowRank
@@ -19,9 +21,11 @@ from loopwright.model.adapter.target import map_shapes
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.part import build_part
 
 # a backward pass multiplies twice for each multiplication of the forward pass: by the weights and by the inputs
 TRAINING_FACTOR = 3
+DEFAULT_CONTEXT = 2048
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,11 @@ def parameters(config: LoopedConfig) -> dict[str, Count]:
         counts[part] = counts[part].plus(parameter)
         total = total.plus(parameter)
     return counts | {"total": total}
+
+
+def _adapters(config: LoopedConfig) -> list[tuple[str, Adapter]]:
+    with torch.device("meta"):
+        return [(spec["kind"], build_part(spec, ADAPTERS, config)) for spec in config.adapters]
 
 
 def _kinds(config: LoopedConfig) -> list[str]:
@@ -121,7 +130,6 @@ def pass_flops(
     block = 2 * tokens * sum(out * inner for out, inner in _linear_shapes(config))
     runs = config.prelude_layers + config.coda_layers + steps * config.core_layers
     query = config.num_attention_heads * config.head_dim
-    model = skeleton(config)
     flops = {
         "prelude": block * config.prelude_layers,
         "core": block * config.core_layers * steps,
@@ -129,9 +137,9 @@ def pass_flops(
         "attention": 4 * tokens * (cached + length) * query * runs,
         "injection": 2 * tokens * steps * _INJECTION_MACS[config.injection["kind"]] * width**2,
     }
-    for spec, adapter in zip(config.adapters, model.adapters, strict=True):
-        cost, _ = ADAPTER_COSTS[spec["kind"]](adapter, batch, length)
-        flops[spec["kind"]] = flops.get(spec["kind"], 0) + steps * cost
+    for kind, adapter in _adapters(config):
+        cost, _ = ADAPTER_COSTS[kind](adapter, batch, length)
+        flops[kind] = flops.get(kind, 0) + steps * cost
     flops["gate"] = 4 * tokens * steps * width**2 if config.gate["kind"] == "learned" else 0
     flops["head"] = 2 * tokens * width * config.vocab_size
     return flops | {"total": sum(flops.values())}
@@ -232,7 +240,7 @@ def cache_bytes(
     slots = config.prelude_layers + config.coda_layers + steps * config.core_layers
     tokens = batch * context
     keys = 2 * slots * tokens * config.num_key_value_heads * config.head_dim * dtype.itemsize
-    widths = [a.state_proj.out_features for a in skeleton(config).adapters if _keeps_sums(a)]
+    widths = [a.state_proj.out_features for _, a in _adapters(config) if _keeps_sums(a)]
     sums = steps * tokens * sum(widths) * torch.promote_types(dtype, torch.float32).itemsize
     return {"keys and values": keys, "running sums": sums, "total": keys + sums}
 
@@ -247,14 +255,14 @@ def inference_bytes(config: LoopedConfig, *, batch: int = 1, context: int = 1, d
     It does not depend on the depth: only one step is alive at a time. Per token, beside the weights and the cache,
         blocks = 5 D + max(m F, a H K + 2 Hk K − D)    (input, state, layer input, residual, normed; then MLP or attention)
         logits = 4 D + V                               (every token read out; generation reads out only the last)
-    (2 D less without a core), m = 3 for SwiGLU and 2 otherwise, one more where an adapter updates a linear map, and a = 4 with rotary positions, 2
-    without; a controller holds its diagonals too. Attention is taken not to form its T × N scores, as the flash and
-    memory-efficient kernels do not.
+    with m = 3 for SwiGLU and 2 otherwise, one more where an adapter updates a linear map, and a = 4 with rotary positions, 2
+    without; 2 D less without a core; a controller holds its diagonals too. Attention is taken not to form its T × N scores, as
+    the flash and memory-efficient kernels do not.
     """
     width, streams = config.hidden_size, 5 if config.is_looped else 3
     inner = (3 if config.mlp == "swiglu" else 2) + int(any(kind not in _SIGNALS for kind in _kinds(config)))
     heads = (4 if config.positions == "rotary" else 2) * config.num_attention_heads + 2 * config.num_key_value_heads
-    diagonals = sum(a.heads.shape[0] for a in skeleton(config).adapters if _predicts_per_token(a))
+    diagonals = sum(a.heads.shape[0] for _, a in _adapters(config) if _predicts_per_token(a))
     blocks = streams * width + max(inner * config.intermediate_size, heads * config.head_dim - width) + diagonals
     number = batch * context * dtype.itemsize
     return {"blocks": number * blocks, "logits": number * ((streams - 1) * width + config.vocab_size)}
@@ -285,8 +293,8 @@ def training_bytes(config: LoopedConfig, *, depth: int | None = None, batch: int
     once = width + _norm_kept(config.final_norm["kind"], width) * (2 if config.end_norm == "last" else 1)
     once += shared if config.embedding_norm else 0
     numbers = tokens * (runs * _layer_kept(config) + steps * loop + once)
-    for spec, adapter in zip(config.adapters, skeleton(config).adapters, strict=True):
-        _, kept = ADAPTER_COSTS[spec["kind"]](adapter, batch, context)
+    for kind, adapter in _adapters(config):
+        _, kept = ADAPTER_COSTS[kind](adapter, batch, context)
         numbers += steps * kept
     return numbers * dtype.itemsize + 4 * tokens * (runs * config.num_attention_heads + config.vocab_size)
 
@@ -304,3 +312,45 @@ def _layer_kept(config: LoopedConfig) -> int:
 def _norm_kept(kind: str, width: int, *, steps: bool = False) -> int:
     """Returns the numbers a norm keeps: its input, and the scaled one where a weight multiplies it apart."""
     return {"none": 0, "simple": width, "rms": 2 * width, "layer": 2 * width if steps else width}[kind]
+
+
+# all of it
+
+
+def survey(
+    config: LoopedConfig, *, depth: int | None, context: int | None, batch: int, dtype: torch.dtype, policy: str
+) -> dict[str, Any]:
+    """Returns all of the above for one model, depth, batch and context, as plain data.
+
+    FLOPs are those of one token at the end of the context, after a cache, and of a pass over batch × context tokens.
+    """
+    longest = config.max_position_embeddings
+    context = min(DEFAULT_CONTEXT, longest) if context is None else context
+    for name, value in (("context", context), ("batch", batch)):
+        if value < 1:
+            raise ValueError(f"{name}: {value}; allowed: a whole number of at least 1")
+    if config.positions == "learned" and context > longest:
+        raise ValueError(f"context: {context}; learned positions end at max_position_embeddings={longest}")
+    steps = config.check_depth(depth)
+    one = {"depth": depth, "policy": policy, "dtype": dtype}
+    inference = inference_bytes(config, batch=batch, context=context, dtype=dtype)
+    return {
+        "depth": steps,
+        "context": context,
+        "batch": batch,
+        "dtype": str(dtype).removeprefix("torch."),
+        "policy": policy,
+        "parameters": {part: vars(count) for part, count in parameters(config).items()},
+        "flops": {
+            "token": pass_flops(config, depth=depth, cached=context - 1),
+            "pass": pass_flops(config, depth=depth, batch=batch, length=context),
+            "training_pass": training_flops(config, depth=depth, batch=batch, length=context),
+        },
+        "bytes": {
+            "weights": weight_bytes(config, dtype),
+            "cache_per_token": cache_bytes(config, **one),
+            "cache": cache_bytes(config, batch=batch, context=context, **one),
+            "activations_inference": {**inference, "peak": max(inference.values())},
+            "activations_training": training_bytes(config, depth=depth, batch=batch, context=context, dtype=dtype),
+        },
+    }

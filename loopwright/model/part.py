@@ -51,7 +51,7 @@ def check_part(where: str, spec: Any, table: Mapping[str, type]) -> None:
     """Raises a ValueError where `spec` is not a kind of `table` with options that kind takes."""
     if not isinstance(spec, Mapping) or "kind" not in spec:
         raise ValueError(f"{where}: {spec!r} is not a mapping with a 'kind'; {suggest('', table)}")
-    if spec["kind"] not in table:
+    if not isinstance(spec["kind"], str) or spec["kind"] not in table:
         raise ValueError(f"{where}: unknown kind {spec['kind']!r}; {suggest(str(spec['kind']), table)}")
     options = options_of(table[spec["kind"]])
     refuse_unknown(f"{where} ({spec['kind']})", [key for key in spec if key != "kind"], options)

@@ -1,0 +1,94 @@
+"""Decode tokens per second of an Ouro-1.4B-shaped random model in bf16 at depth 4, beside the bandwidth bound (P10).
+
+The bound: every step reads the core's weights once, each token reads the head and its row of keys and values, at the copy
+bandwidth measured in the same process. `loop` is the plain greedy loop over `forward`; `generate` is transformers' own.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+import torch
+
+import loopwright as lw
+from benchmarks.pairs import report
+
+PROMPT, NEW, REPEATS = 512, 64, 7
+
+
+def copy_bandwidth() -> float:
+    """Returns bytes per second of a device-to-device copy, read and write counted."""
+    source = torch.empty(2**31, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(12):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        target.copy_(source)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return 2 * source.numel() / statistics.median(times[2:])
+
+
+def bytes_per_pass(model: lw.LoopedForCausalLM, depth: int, rows: int, context: int) -> int:
+    """Returns the bytes one decode pass must read: core weights once per step, head, keys and values of every slot."""
+    size = model.lm_head.weight.element_size()
+    core = sum(p.numel() for p in model.core.parameters()) * size
+    once = sum(p.numel() for m in (model.prelude, model.coda, model.lm_head) for p in m.parameters()) * size
+    config = model.config
+    slots = config.prelude_layers + config.coda_layers + depth * config.core_layers
+    cache = slots * rows * context * 2 * config.num_key_value_heads * config.head_dim * size
+    return depth * core + once + cache
+
+
+@torch.no_grad()
+def greedy(model: lw.LoopedForCausalLM, ids: torch.Tensor, depth: int) -> float:
+    """Returns the seconds that NEW tokens take after the prompt, in the plain loop."""
+    cache = lw.LoopCache(model.config, capacity=PROMPT + NEW + 1, fixed=True)
+    token = model(ids, depth=depth, past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(NEW):
+        token = model(token, depth=depth, past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Prints one row per batch size."""
+    if not torch.cuda.is_available():
+        print("decode_gpu: no CUDA device here; nothing measured", file=sys.stderr)
+        return
+    torch.manual_seed(0)
+    depth = 4
+    with torch.device("cuda"):
+        torch.set_default_dtype(torch.bfloat16)
+        model = lw.LoopedForCausalLM(lw.preset("ouro-1.4b")).eval()
+        torch.set_default_dtype(torch.float32)
+    bandwidth = copy_bandwidth()
+    for rows in (1, 32):
+        ids = torch.randint(0, model.config.vocab_size, (rows, PROMPT), device="cuda")
+        times = [greedy(model, ids, depth) for _ in range(REPEATS + 2)][2:]
+        low, middle, high = statistics.quantiles([rows * NEW / t for t in times], n=4)
+        bound = rows * bandwidth / bytes_per_pass(model, depth, rows, PROMPT + NEW // 2)
+        options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "depth": depth, "pad_token_id": 0}
+        model.generate(ids, **options)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        model.generate(ids, **options)
+        torch.cuda.synchronize()
+        report(
+            "P10 decode tokens/s, ouro-1.4b shape, bf16, depth 4",
+            {
+                "rows": rows, "prompt": PROMPT, "new": NEW, "tokens_per_s": middle, "q1": low, "q3": high, "bound_tokens_per_s": bound,
+                "share_of_bound": middle / bound, "target": ">= 0.60 at batch 1 (later)", "copy_TB_per_s": bandwidth / 1e12,
+                "generate_tokens_per_s_with_prefill": rows * NEW / (time.perf_counter() - start),
+                "peak_GiB": torch.cuda.max_memory_allocated() / 2**30,
+            },
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Timing two variants against each other: alternating, after a warm-up, medians with the interquartile range."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Returns what one call costs: wall time on a GPU, processor time of one thread on a CPU.
+
+    Processor time does not count what other programs do on the same cores; with one thread it is what an idle machine would
+    take.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+    torch.set_num_threads(1)
+    start = time.process_time()
+    run()
+    return time.process_time() - start
+
+
+def compare(a: Callable[[], object], b: Callable[[], object], *, pairs: int = 15, warm_up: int = 3) -> dict[str, float]:
+    """Returns the median of a/b over alternating pairs with its quartiles, and both medians in milliseconds."""
+    for _ in range(warm_up):
+        a(), b()
+    times = [(seconds(a), seconds(b)) for _ in range(pairs)]
+    low, middle, high = statistics.quantiles([x / y for x, y in times], n=4)
+    return {
+        "ratio": middle, "ratio_q1": low, "ratio_q3": high, "pairs": pairs,
+        "a_ms": 1e3 * statistics.median(x for x, _ in times), "b_ms": 1e3 * statistics.median(y for _, y in times),
+    }  # fmt: skip
+
+
+def report(name: str, row: dict[str, object]) -> None:
+    """Prints one row as a JSON line, numbers at four digits."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU {platform.machine()}, one thread"
+    rounded = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}
+    print(json.dumps({"benchmark": name, "device": device, "torch": torch.__version__, **rounded}), flush=True)

@@ -1,0 +1,190 @@
+"""The command line: one function per verb, which says what the options mean; `commands` does the work.
+
+A verb imports its work when it is called, so that help and mistakes cost nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from loopwright.version import VERSION
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, a hub id (owner/name) or a preset's name.")]
+Folder = Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder or a hub id (owner/name), with its tokenizer.")]
+Depth = Annotated[int | None, typer.Option(help="Steps of a pass: how often the core runs. Left out: the model's own.")]
+Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")]
+Dtype = Annotated[str, typer.Option(help="float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64.")]
+
+
+def inspect(
+    model: Model,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Changes to the config.")] = None,
+    depth: Depth = None,
+    context: Annotated[int | None, typer.Option(help="Tokens per row. Left out: 2048, or what the model can hold.")] = None,
+    batch: Annotated[int, typer.Option(help="Rows of a pass and of the cache.")] = 1,
+    dtype: Dtype = "bf16",
+    policy: Annotated[str, typer.Option(help="What the cache keeps: every step, the last one, or share(n) of them.")] = "every",
+    tensors: Annotated[bool, typer.Option("--tensors", help="Print the state dict too: name, shape, dtype, parameters.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of tables.")] = False,
+) -> None:
+    """What a model is and costs: parameters by part, FLOPs, activation and cache bytes. Nothing is loaded or allocated.
+
+    Examples:
+
+    loopwright inspect ouro-1.4b --depth 4 --context 4096 --batch 8
+
+    loopwright inspect huginn core_layers=8 injection.order=input-state --json
+    """
+    from loopwright import commands
+
+    commands.inspect(
+        model, overrides or [],
+        depth=depth, context=context, batch=batch, dtype=dtype, policy=policy, tensors=tensors, as_json=as_json,
+    )  # fmt: skip
+
+
+def check(
+    model: Model,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    seed: Annotated[int, typer.Option(help="Of a preset's fresh weights.")] = 0,
+    full: Annotated[bool, typer.Option("--full", help="Build a preset at its full size, not at test size.")] = False,
+) -> None:
+    """Is the model right? Cache, padding, causality, loss, depth, files: one row each. Exits 1 where a check fails.
+
+    Examples:
+
+    loopwright check ./my-model --device cuda --dtype bf16
+
+    loopwright check asura
+    """
+    from loopwright import commands
+
+    if not commands.check(model, dtype=dtype, device=device, seed=seed, full=full):
+        raise typer.Exit(1)
+
+
+def generate(
+    model: Folder,
+    prompt: Annotated[str, typer.Argument(help="The text to go on from (with --chat: what the user says).")],
+    depth: Depth = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Stop after so many tokens.")] = 64,
+    temperature: Annotated[float | None, typer.Option(help="Sample at this temperature. 0 or left out: greedy.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the likeliest tokens that together reach this probability.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this many likeliest tokens.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one's probability.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the sampling.")] = None,
+    state_seed: Annotated[int | None, typer.Option(help="Of the initial state, in models that start from noise (Huginn).")] = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the tokenizer's chat template.")] = False,
+    show_depth: Annotated[bool, typer.Option("--show-depth", help="First print what each step would say next.")] = False,
+) -> None:
+    """Text from a prompt, streamed as it comes; then one line of statistics on stderr.
+
+    Examples:
+
+    loopwright generate ./my-model "Once upon a time" --depth 8
+
+    loopwright generate ./my-model "2 + 2 =" --depth 16 --show-depth --max-new-tokens 0
+
+    loopwright generate ./my-chat-model "Hello" --chat --temperature 0.7 --top-p 0.95 --seed 1
+    """
+    from loopwright import commands
+    from loopwright.generate.stream import Sampling
+
+    commands.generate(
+        model, prompt,
+        depth=depth, max_new_tokens=max_new_tokens, sampling=Sampling(temperature, top_p, top_k, min_p), seed=seed,
+        state_seed=state_seed, device=device, dtype=dtype, chat=chat, show_depth=show_depth,
+    )  # fmt: skip
+
+
+def presets() -> None:
+    """The systems that can be built by name, with their size and layout.
+
+    Example:
+
+    loopwright presets
+    """
+    from loopwright import commands
+
+    commands.presets()
+
+
+def demo() -> None:
+    """Builds every preset small and checks each. Needs no model and no network. Exits 1 where a check fails.
+
+    Example:
+
+    loopwright demo
+    """
+    from loopwright import commands
+
+    if not commands.demo():
+        raise typer.Exit(1)
+
+
+VERBS: dict[str, Callable[..., None]] = {
+    "inspect": inspect,
+    "check": check,
+    "generate": generate,
+    "presets": presets,
+    "demo": demo,
+}
+
+
+def make_app() -> typer.Typer:
+    """Returns the command line with every verb of the table."""
+    app = typer.Typer(
+        name="loopwright",
+        help="Looped language models: build, inspect, check and run them. Start with: loopwright demo",
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_root)
+    for name, verb in VERBS.items():
+        app.command(name)(verb)
+    return app
+
+
+def _root(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=lambda on: _show_version(on))] = False,
+) -> None: ...
+
+
+def _show_version(on: bool) -> None:
+    if on:
+        print(f"loopwright {VERSION}")
+        raise typer.Exit
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and exits: 0 well, 1 a check failed, 2 a mistake (one line on stderr), 130 interrupted."""
+    # typer brings its own click or uses the package, by version; either way this is the base of all usage errors
+    usage_error: Any = typer.BadParameter.__base__
+    try:
+        result = make_app()(None if arguments is None else list(arguments), standalone_mode=False)
+    except usage_error as error:
+        _fail(f"{error.format_message()} (help: {error.ctx.command_path if error.ctx else 'loopwright'} --help)")
+    except (ValueError, TypeError, OSError) as error:
+        _fail(str(error) or type(error).__name__)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"loopwright: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

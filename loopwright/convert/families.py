@@ -1,0 +1,33 @@
+"""The table of families, and which one a checkpoint belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from loopwright.convert.family import Family
+from loopwright.convert.huginn import HUGINN
+from loopwright.convert.llama import LLAMA
+from loopwright.convert.mistral import MISTRAL
+from loopwright.convert.olmo2 import OLMO2
+from loopwright.convert.ouro import OURO
+from loopwright.convert.own import OWN
+from loopwright.convert.qwen2 import QWEN2
+from loopwright.convert.qwen3 import QWEN3
+from loopwright.convert.retrofit import RETROFIT_LLAMA, RETROFIT_OLMO2
+from loopwright.settings import suggest
+
+# of one model_type, the first whose mark is in a tensor's name is the one; of those that can hold a model, the first exports it
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (OWN, LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, OURO, HUGINN, RETROFIT_OLMO2, RETROFIT_LLAMA)
+}
+
+
+def family_of(settings: Mapping[str, Any], names: Collection[str], where: str) -> Family:
+    """Returns the family of a checkpoint, from its config.json and the names of its tensors."""
+    kind = settings.get("model_type")
+    candidates = [family for family in FAMILIES.values() if family.model_type == kind]
+    if not candidates:
+        known = {family.model_type for family in FAMILIES.values()}
+        raise ValueError(f"{where}: model_type is {kind!r}, which no family has; {suggest(str(kind), known)}")
+    return next(family for family in candidates if any(family.mark in name for name in names) or not family.mark)

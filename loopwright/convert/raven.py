@@ -1,0 +1,121 @@
+"""What Huginn and the retrofitted models share: Raven's tensor names and the fields of its config.json."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from loopwright.convert.family import Names
+from loopwright.convert.fields import Fields, read_token_ids
+from loopwright.model.config import LoopedConfig
+
+STACKS = {"prelude": "transformer.prelude", "core": "transformer.core_block", "coda": "transformer.coda"}
+TOP: dict[str, Names] = {
+    "transformer.wte.weight": "embed_tokens.weight",
+    "transformer.adapter.weight": "injection.proj.weight",
+    "transformer.ln_f.weight": "norm.weight",
+    "lm_head.weight": "lm_head.weight",
+}
+LINEARS: dict[str, Names] = {
+    "attn.Wqkv.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "attn.proj.weight": "self_attn.o_proj.weight",
+    "mlp.fc.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "mlp.proj.weight": "mlp.down_proj.weight",
+}
+# one value each in every release; another one names a different architecture
+_CONSTANTS: dict[str, Any] = {
+    "architecture_class_name": "RecurrentGPT",
+    "block_class_name": "SandwichBlock",
+    "norm_class_name": "RMSNorm_llama",
+    "mlp_class_name": "GatedMLP",
+    "nonlin_name": "SiLU",
+    "injection_type": "linear",
+    "state_init": "like-init",
+    "bias": False,
+    "test_time_noise": 0,
+}
+# how it was trained, or derived from other fields
+_TRAINING: dict[str, Any] = {
+    "init_strategy": "takase",
+    "init_orthogonal": False,
+    "sampling_scheme": "poisson-lognormal-filling",
+    "mean_backprop_depth": 8,
+    "activation_checkpoint_impl": "per-iteration",
+    "test_time_noise_type": "fixed",
+}
+
+
+def read_raven(fields: Fields) -> dict[str, Any]:
+    """Returns our fields for what Huginn and the retrofitted models both say; the JSON wins over what Raven's class derives."""
+    for name, value in _CONSTANTS.items():
+        fields.demand(name, value)
+    # tie_word_embeddings: Raven's class overwrites it by tie_embeddings
+    fields.admit(*_TRAINING, "effective_expected_depth", "padding_multiple", "tie_word_embeddings")
+    width, heads = fields.whole("n_embd"), fields.whole("n_heads")
+    fields.demand("hidden_size", width)
+    fields.demand("num_attention_heads", heads)
+    stacks = {
+        "prelude_layers": fields.whole("n_layers_in_prelude", least=0),
+        "core_layers": fields.whole("n_layers_in_recurrent_block"),
+        "coda_layers": fields.whole("n_layers_in_coda", least=0),
+    }
+    fields.demand("n_layers", sum(stacks.values()))
+    fields.demand("num_hidden_layers", sum(stacks.values()))
+    start = fields.section("init_values")
+    scale = fields.positive("init_values.embed_scale", start.get("embed_scale"))
+    return {
+        **stacks,
+        "depth": fields.whole("mean_recurrence"),
+        "vocab_size": fields.whole("padded_vocab_size", fields.whole("vocab_size")),
+        "hidden_size": width,
+        "intermediate_size": fields.whole("intermediate_size"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.whole("num_key_value_heads", heads),
+        "head_dim": fields.whole("head_dim", max(width // heads, 1)),
+        "norm": {"kind": "rms", "eps": fields.number("norm_eps")},
+        "tie_word_embeddings": fields.flag("tie_embeddings", True),
+        "embedding_scale": scale,
+        "injection": {"kind": "concat"},
+        "state": {"kind": "noise", "std": fields.positive("init_values.std", start.get("std")), "scale": scale},
+        **read_token_ids(fields),
+    }
+
+
+def write_raven(config: LoopedConfig) -> dict[str, Any]:
+    """Returns what a Raven config.json says of a model of ours."""
+    layers = config.prelude_layers + config.core_layers + config.coda_layers
+    deep = config.prelude_layers + config.coda_layers + config.core_layers * config.depth
+    std = config.state.get("std") or math.sqrt(2 / (5 * config.hidden_size))
+    return {
+        **_CONSTANTS,
+        **_TRAINING,
+        "n_embd": config.hidden_size,
+        "n_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "vocab_size": config.vocab_size,
+        "padded_vocab_size": config.vocab_size,
+        "padding_multiple": 4096,
+        "n_layers": layers,
+        "n_layers_in_prelude": config.prelude_layers,
+        "n_layers_in_recurrent_block": config.core_layers,
+        "n_layers_in_coda": config.coda_layers,
+        "mean_recurrence": config.depth,
+        "effective_expected_depth": deep,
+        "norm_eps": config.norm["eps"],
+        "tie_embeddings": config.tie_word_embeddings,
+        "init_values": {
+            "std": std,
+            "embedding": std,
+            "out_proj": std / math.sqrt(2 * deep),
+            "embed_scale": config.embedding_scale,
+        },
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
+        "auto_map": {
+            "AutoConfig": "raven_config_minimal.RavenConfig",
+            "AutoModelForCausalLM": "raven_modeling_minimal.RavenForCausalLM",
+        },
+    }

@@ -1,0 +1,175 @@
+"""Safetensors files: what they hold is known from their headers before anything is read, and tensors go straight to a device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from loopwright.convert.family import Family, Rule, listed
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+# what a header calls them; quantised and integer weights are not among them
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of a file, as the header describes it."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file, or says in one line why there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path.parent}: there is no {path.name}; a model folder holds one") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not readable as JSON ({str(error).splitlines()[0]}); the file is damaged") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: holds a {type(value).__name__}; allowed: a JSON object")
+    return value
+
+
+def stored_tensors(folder: Path) -> dict[str, Stored]:
+    """Returns every tensor of a folder's model.safetensors, or of the shards its index names."""
+    if (folder / SINGLE).is_file():
+        return read_header(folder / SINGLE)
+    if not (folder / INDEX).is_file():
+        raise FileNotFoundError(_why_no_weights(folder))
+    places = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(places, Mapping) or not places or not all(isinstance(file, str) for file in places.values()):
+        raise ValueError(f"{folder / INDEX}: weight_map does not name a file for each tensor; the index is damaged")
+    files = sorted(set(places.values()))
+    outside = [file for file in files if Path(file).name != file or not file.endswith(".safetensors")]
+    if outside:
+        raise ValueError(f"{folder / INDEX}: names {listed(outside)}; allowed: .safetensors files of the same folder")
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+        raise FileNotFoundError(f"{folder}: {len(missing)} of {len(files)} shards are missing: {listed(missing)}")
+    found: dict[str, Stored] = {}
+    for file in files:
+        header = read_header(folder / file)
+        twice = sorted(set(header) & set(found))
+        if twice:
+            raise ValueError(f"{folder / file}: holds tensors that another shard holds too: {listed(twice)}")
+        found.update(header)
+    nowhere = [name for name, file in places.items() if name not in found or found[name].file.name != file]
+    if nowhere:
+        raise ValueError(f"{folder / INDEX}: points to tensors that the shards do not hold: {listed(nowhere)}")
+    return found
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """Returns the tensors of one safetensors file; a file that is not as long as its header says is refused."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise ValueError(f"{path}: {size} bytes, too short for its own header; the file is truncated or not safetensors")
+        try:
+            header = json.loads(file.read(length))
+            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+            found = {name: Stored(path, tuple(entry["shape"]), entry["dtype"]) for name, entry in entries.items()}
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            raise ValueError(f"{path}: its header is not readable; the file is damaged or not safetensors") from None
+    if 8 + length + end != size:
+        raise ValueError(f"{path}: {size} bytes where its header says {8 + length + end}; the file is truncated or damaged")
+    return found
+
+
+def check_fit(where: str, family: Family, rules: Iterable[Rule], stored: Mapping[str, Stored], *, tied_head: str | None) -> None:
+    """Raises a ValueError that lists every tensor that is missing, unexpected or of another shape or kind."""
+    wanted = {rule.theirs: rule.shape for rule in rules}
+    missing = [name for name in wanted if name not in stored]
+    spare = {tied_head, *family.derived}
+    unexpected = [name for name in stored if name not in wanted and name not in spare and not name.endswith(family.ignored)]
+    wrong = [
+        f"{name} is {list(stored[name].shape)}, expected {list(shape)}"
+        for name, shape in wanted.items()
+        if name in stored and stored[name].shape != shape
+    ]
+    coarse = [f"{name} ({stored[name].dtype})" for name in wanted if name in stored and stored[name].dtype not in DTYPES]
+    found = {"missing": missing, "unexpected": unexpected, "of another shape": wrong, "not of a float kind": coarse}
+    problems = [f"{what}: {listed(names)}" for what, names in found.items() if names]
+    if problems:
+        raise ValueError(f"{where}: its tensors do not fit the family {family.name}; " + "; ".join(problems))
+
+
+def file_dtype(rules: Iterable[Rule], stored: Mapping[str, Stored]) -> torch.dtype:
+    """Returns the dtype that most values of a checkpoint have."""
+    values: dict[str, int] = {}
+    for rule in rules:
+        entry = stored[rule.theirs]
+        values[entry.dtype] = values.get(entry.dtype, 0) + torch.Size(entry.shape).numel()
+    return DTYPES[max(values, key=lambda kind: values[kind])]
+
+
+def fill(
+    model: nn.Module, rules: Iterable[Rule], stored: Mapping[str, Stored], *, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Gives each parameter of a model on the meta device its values, one foreign tensor in memory at a time."""
+    by_file: dict[Path, list[Rule]] = {}
+    for rule in rules:
+        by_file.setdefault(stored[rule.theirs].file, []).append(rule)
+    for file, wanted in by_file.items():
+        try:
+            with safe_open(file, framework="pt", device="cpu") as handle:
+                for rule in wanted:
+                    for name, piece in rule.split(handle.get_tensor(rule.theirs)).items():
+                        _set(model, name, piece, dtype, device)
+        except SafetensorError as error:
+            raise ValueError(f"{file}: not readable ({str(error).splitlines()[0]}); the file is damaged") from None
+
+
+def check_tied(stored: Mapping[str, Stored], embedding: str, head: str | None) -> None:
+    """Raises a ValueError where a stored copy of the tied head is not the embedding."""
+    if head is None or head not in stored:
+        return
+    pair = []
+    for name in (embedding, head):
+        with safe_open(stored[name].file, framework="pt", device="cpu") as handle:
+            pair.append(handle.get_tensor(name))
+    if not torch.equal(*pair):
+        raise ValueError(
+            f"{stored[head].file}: the config ties head and embedding, but {head} is not equal to {embedding}; "
+            "set the tie field of config.json to false if the head is its own"
+        )
+
+
+def _set(model: nn.Module, name: str, value: Tensor, dtype: torch.dtype, device: torch.device) -> None:
+    *path, leaf = name.split(".")
+    owner = model.get_submodule(".".join(path))
+    old = getattr(owner, leaf)
+    # a fresh copy: a view would keep the whole file, or the whole fused tensor, alive
+    new = torch.empty(old.shape, dtype=dtype, device=device).copy_(value.reshape(old.shape))
+    setattr(owner, leaf, nn.Parameter(new, requires_grad=old.requires_grad))
+
+
+def _why_no_weights(folder: Path) -> str:
+    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    if (folder / "adapters.safetensors").is_file():
+        return f"{folder}: holds adapters only; put them on their base with load_adapters"
+    if pickled:
+        return (
+            f"{folder}: holds {listed(pickled)} but no {SINGLE}; pickled weights are not read, since they can run code: "
+            "save the model as safetensors first"
+        )
+    return f"{folder}: there is neither {SINGLE} nor {INDEX}"

@@ -1,0 +1,1 @@
+"""Text from a model: streaming, and what each step would have said."""

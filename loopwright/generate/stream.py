@@ -1,0 +1,129 @@
+"""A prompt in, text out as it comes. Sampling is transformers' own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, TextStreamer
+
+from loopwright.model.looped import LoopedForCausalLM
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn: greedily unless something is given; a temperature of 0 is greedy too."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Returns the keyword arguments of `generate`."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if self.temperature is not None and self.temperature < 0:
+            raise ValueError(f"temperature: {self.temperature}; allowed: 0 (greedy) or above")
+        if not given or self.temperature == 0:
+            return {"do_sample": False}
+        return {"do_sample": True, **given}
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a generation cost. `seconds` covers reading the prompt too."""
+
+    prompt_tokens: int
+    tokens: int
+    seconds: float
+    depth: int
+
+    def __str__(self) -> str:
+        rate = self.tokens / self.seconds if self.seconds else 0.0
+        return f"{self.tokens} tokens, {rate:.1f} tokens/s, depth {self.depth}, after a prompt of {self.prompt_tokens}"
+
+
+class _Writer(TextStreamer):
+    """Hands finished pieces of text to a function instead of printing them."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], object]) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.write = write
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self.write(text)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, vocab_size: int) -> Tensor:
+    """Returns the ids of a prompt [1, T]; raises where there are none or where the model does not know them."""
+    return _checked(tokenizer(prompt, return_tensors="pt")["input_ids"], vocab_size)
+
+
+def encode_chat(tokenizer: PreTrainedTokenizerBase, prompt: str, vocab_size: int) -> Tensor:
+    """Returns the ids of a prompt as the user's turn of a chat [1, T], by the tokenizer's chat template."""
+    if tokenizer.chat_template is None:
+        raise ValueError("chat: the tokenizer has no chat template; leave --chat out, or use an instruct model's folder")
+    turn = [{"role": "user", "content": prompt}]
+    ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"]
+    return _checked(ids, vocab_size)
+
+
+def _checked(ids: Tensor, vocab_size: int) -> Tensor:
+    if not ids.shape[-1]:
+        raise ValueError("prompt: it has no tokens; give at least one word")
+    if int(ids.max()) >= vocab_size:
+        raise ValueError(f"prompt: token id {int(ids.max())}; the model knows {vocab_size} tokens, so this is not its tokenizer")
+    return ids.long()
+
+
+def stream(
+    model: LoopedForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    input_ids: Tensor,
+    *,
+    write: Callable[[str], object],
+    max_new_tokens: int,
+    depth: int | None = None,
+    sampling: Sampling | None = None,
+    seed: int | None = None,
+    state_seed: int | None = None,
+) -> Statistics:
+    """Generates after `input_ids` [1, T], handing text to `write` as it comes, and returns the statistics."""
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens: {max_new_tokens}; allowed: at least 1")
+    steps = model.config.check_depth(depth)
+    given: dict[str, Any] = (sampling or Sampling()).options() | _endings(model, tokenizer)
+    if depth is not None:
+        given["depth"] = depth
+    if state_seed is not None:
+        given["state_seed"] = checked_seed(model, state_seed)
+    if seed is not None:
+        torch.manual_seed(seed)
+    ids = input_ids.to(model.device)
+    begin = time.perf_counter()
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, streamer=_Writer(tokenizer, write), **given
+    )
+    return Statistics(ids.shape[1], output.shape[1] - ids.shape[1], time.perf_counter() - begin, steps)
+
+
+def checked_seed(model: LoopedForCausalLM, state_seed: int) -> int:
+    """Returns the seed of the state; raises where the model's state starts without noise."""
+    kind = model.config.state["kind"]
+    if kind != "noise":
+        raise ValueError(f"state_seed: {state_seed} would change nothing; this model's state starts as {kind!r}, not as noise")
+    return state_seed
+
+
+def _endings(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Returns the end and padding tokens that the model's own generation config does not name but its tokenizer does."""
+    own = model.generation_config
+    end = own.eos_token_id if own.eos_token_id is not None else tokenizer.eos_token_id
+    pad = own.pad_token_id if own.pad_token_id is not None else tokenizer.pad_token_id
+    first = end[0] if isinstance(end, list) else end
+    found = {"eos_token_id": end, "pad_token_id": first if pad is None else pad}
+    return {name: value for name, value in found.items() if value is not None}
