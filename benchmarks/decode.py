@@ -6,6 +6,8 @@ values, so the difference is all the cache does per layer; the ratio less one is
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 import loopwright as lw
@@ -61,7 +63,7 @@ def main() -> None:
         )
 
 
-def without_bookkeeping(step, cache: lw.LoopCache):  # noqa: ANN001, ANN201
+def without_bookkeeping(step: Callable[[], None], cache: lw.LoopCache) -> Callable[[], None]:
     """Returns the decode step with the cache's writes replaced by views made beforehand."""
     heads = (cache.config.num_key_value_heads, cache.config.head_dim)
     views = [

@@ -82,7 +82,8 @@ def main() -> None:
         report(
             "P10 decode tokens/s, ouro-1.4b shape, bf16, depth 4",
             {
-                "rows": rows, "prompt": PROMPT, "new": NEW, "tokens_per_s": middle, "q1": low, "q3": high, "bound_tokens_per_s": bound,
+                "rows": rows, "prompt": PROMPT, "new": NEW, "tokens_per_s": middle, "q1": low, "q3": high,
+                "bound_tokens_per_s": bound,
                 "share_of_bound": middle / bound, "target": ">= 0.60 at batch 1 (later)", "copy_TB_per_s": bandwidth / 1e12,
                 "generate_tokens_per_s_with_prefill": rows * NEW / (time.perf_counter() - start),
                 "peak_GiB": torch.cuda.max_memory_allocated() / 2**30,

@@ -12,7 +12,8 @@ from loopwright.convert.source import tokenizer
 from loopwright.evaluate.conformance import CheckReport, CheckRow, check
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
-from loopwright.model.looped import LoopedForCausalLM, LoopedOutput
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.output import LoopedOutput
 from loopwright.model.presets import build, preset
 from loopwright.version import VERSION
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
+SMALL = 1_000_000  # parameters
 WIDE = 160  # columns where nobody looks through a window: a file or a pipe must not lose text
 
 SOURCES = {
@@ -235,10 +237,10 @@ def check(source: str, *, dtype: str = "float32", device: str = "cpu", seed: int
             name = f"{source}-tiny"
             console.print(f"{source} is checked in its small form, {name} (--full builds it at full size)")
         torch.manual_seed(seed)
-        model = build(name).to(device=where, dtype=find_dtype(dtype))
+        model = build(name).to(device=where, dtype=find_dtype(dtype))  # type: ignore[call-arg]  # how transformers wraps `to`
     else:
         model = load(source, dtype=_torch_name(dtype), device=where)
-    with _progress() as bar:
+    with _fitting_threads(model), _progress() as bar:
         task = bar.add_task("check", total=len(conformance.CHECKS))
         report = conformance.check(model, progress=lambda one: bar.update(task, advance=1, description=one))
     console.print(report.table())
@@ -256,6 +258,18 @@ def _counts(rows: Iterable[Any]) -> dict[bool | None, int]:
     for row in rows:
         counts[row.passed] += 1
     return counts
+
+
+@contextmanager
+def _fitting_threads(model: torch.nn.Module) -> Iterator[None]:
+    """Runs a small model on one thread for a while: waiting for the others would cost it more than they bring."""
+    before = torch.get_num_threads()
+    if sum(p.numel() for p in model.parameters()) < SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _progress() -> Progress:
@@ -294,21 +308,21 @@ def generate(
     if state_seed is not None:
         checked_seed(model, state_seed)
     ids = (encode_chat if chat else encode)(words, prompt, model.config.vocab_size).to(model.device)
-    if show_depth:
-        guesses = next_token_by_depth(model, ids, depth, state_seed=state_seed)
-        _console().print(_guess_table(guesses, words))
-    if not max_new_tokens:
-        return
+    with _fitting_threads(model):
+        if show_depth:
+            guesses = next_token_by_depth(model, ids, depth, state_seed=state_seed)
+            _console().print(_guess_table(guesses, words))
+        if max_new_tokens:
+            statistics = stream(
+                model, words, ids,
+                write=_write, max_new_tokens=max_new_tokens, depth=depth, sampling=sampling, seed=seed, state_seed=state_seed,
+            )  # fmt: skip
+            print(flush=True)
+            print(f"[{statistics}]", file=sys.stderr)
 
-    def write(text: str) -> None:
-        print(text, end="", flush=True)
 
-    statistics = stream(
-        model, words, ids,
-        write=write, max_new_tokens=max_new_tokens, depth=depth, sampling=sampling, seed=seed, state_seed=state_seed,
-    )  # fmt: skip
-    print(flush=True)
-    print(f"[{statistics}]", file=sys.stderr)
+def _write(text: str) -> None:
+    print(text, end="", flush=True)
 
 
 def _guess_table(guesses: list[StepGuess], words: Any) -> Table:
@@ -336,7 +350,7 @@ def presets() -> None:
         table.add_row(name, f"{cost.parameters(config)['total'].unique:,}", stacks(config), SOURCES[name])
     console = _console()
     console.print(table)
-    console.print("NAME-tiny is the same system at test size; build(NAME) makes either with fresh weights.")
+    console.print("NAME-tiny is the same system at test size; lw.build(NAME) makes either with fresh weights.")
 
 
 def demo() -> bool:

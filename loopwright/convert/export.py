@@ -48,15 +48,12 @@ def export(model: LoopedForCausalLM, folder: str | Path, *, family: str | None =
 
 def find_family(config: LoopedConfig) -> Family:
     """Returns the first family that can hold a model of this config."""
-    reasons = []
-    for family in FAMILIES.values():
-        if family is OWN:
-            continue
-        lost = lost_fields(family, config)
-        if not lost:
-            return family
-        reasons.append(f"{family.name}: {', '.join(lost)}")
-    raise ValueError(f"export: no family can hold this model; what each would lose: {' | '.join(reasons)}")
+    lost = {name: lost_fields(family, config) for name, family in FAMILIES.items() if family is not OWN}
+    nearest = sorted(lost, key=lambda name: len(lost[name]))
+    if not lost[nearest[0]]:
+        return FAMILIES[nearest[0]]
+    reasons = [f"{name} would lose {', '.join(lost[name])}" for name in nearest[:3]]
+    raise ValueError(f"export: no family can hold this model; {'; '.join(reasons)}")
 
 
 def lost_fields(family: Family, config: LoopedConfig) -> list[str]:

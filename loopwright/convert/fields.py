@@ -35,7 +35,9 @@ _ROPE_TAKES: dict[str, set[str]] = {
     "default": set(),
     "linear": set(),
     "llama3": {"original_max_position_embeddings"},
-    "yarn": {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"},
+    "yarn": {
+        "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
+    },
 }  # fmt: skip
 
 
@@ -158,15 +160,24 @@ def read_rope(fields: Fields, *, positions: int, theta: float | None = None) -> 
         raise ValueError(f"{fields.where}: rope partial_rotary_factor is not 1, which is not supported; allowed: 1")
     if kind not in ROPE_TYPES:
         raise ValueError(f"{fields.where}: rope_type is {kind!r}, which is not supported; allowed: {', '.join(ROPE_TYPES)}")
-    unknown = sorted(set(given) - _ROPE_NEEDS[kind] - _ROPE_TAKES[kind])
-    missing = sorted(_ROPE_NEEDS[kind] - set(given))
-    if unknown or missing:
-        wrong = [f"unknown {', '.join(unknown)}"] * bool(unknown) + [f"missing {', '.join(missing)}"] * bool(missing)
-        takes = ", ".join(sorted(_ROPE_NEEDS[kind] | _ROPE_TAKES[kind])) or "no parameters"
-        raise ValueError(f"{fields.where}: rope of type {kind!r}: {'; '.join(wrong)}; allowed: {takes}")
+    _check_rope(fields, kind, given)
     if "original_max_position_embeddings" in _ROPE_TAKES[kind]:
         given.setdefault("original_max_position_embeddings", positions)
     return {"rope_type": kind, "rope_theta": fields.positive("rope_theta", base), **given}
+
+
+def _check_rope(fields: Fields, kind: str, given: Mapping[str, Any]) -> None:
+    allowed = _ROPE_NEEDS[kind] | _ROPE_TAKES[kind]
+    unknown, missing = sorted(set(given) - allowed), sorted(_ROPE_NEEDS[kind] - set(given))
+    if unknown or missing:
+        wrong = [f"unknown {', '.join(unknown)}"] * bool(unknown) + [f"missing {', '.join(missing)}"] * bool(missing)
+        takes = ", ".join(sorted(allowed)) or "no parameters"
+        raise ValueError(f"{fields.where}: rope of type {kind!r}: {'; '.join(wrong)}; allowed: {takes}")
+    for name, value in given.items():
+        if name == "truncate" and not isinstance(value, bool):
+            raise ValueError(f"{fields.where}: rope truncate is {value!r}; allowed: true, false")
+        if name != "truncate":
+            fields.positive(f"rope {name}", value)
 
 
 def write_rope(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from loopwright.convert.load import empty_model, parameter_shapes
 from loopwright.convert.llama import LLAMA
+from loopwright.convert.load import empty_model, parameter_shapes
 from loopwright.convert.save import whole_folder
 from loopwright.convert.weights import SINGLE, read_json
 

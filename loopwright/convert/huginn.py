@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopwright.convert.family import Family, Names, name_table
+from loopwright.convert.family import Family, Names, Shape, name_table
 from loopwright.convert.fields import Fields
 from loopwright.convert.raven import LINEARS, STACKS, TOP, read_raven, write_raven
 from loopwright.model.attention import inverse_frequencies
@@ -46,6 +46,12 @@ def write_huginn(config: LoopedConfig) -> dict[str, Any]:
     }
 
 
+def bias_shape(config: LoopedConfig) -> Shape:
+    """Returns the shape in which the release stores the biases of q and k together."""
+    assert config.head_dim is not None
+    return (2, 1, config.num_attention_heads, config.head_dim)
+
+
 def rotary_table(config: LoopedConfig) -> Tensor:
     """Returns the cosines and sines that the release stores, [1, positions, 1, K/2, 2]."""
     frequencies, _ = inverse_frequencies(config, torch.device("cpu"))
@@ -61,7 +67,7 @@ HUGINN = Family(
     read=read_huginn,
     write=write_huginn,
     mark=".norm_3.",
-    shapes={"attn.qk_bias": lambda config: (2, 1, config.num_attention_heads, config.head_dim)},
+    shapes={"attn.qk_bias": bias_shape},
     derived={"freqs_cis": rotary_table},
     stores_tied_head=True,
 )

@@ -23,13 +23,16 @@ def load(source: str | Path, dtype: str | torch.dtype = "float32", *, device: st
 
     `dtype` may be "auto", the file's own. Names and shapes are checked before anything is allocated.
     """
-    wanted = _dtype(dtype)
+    wanted, device = _dtype(dtype), _device(device)
     folder = find_folder(source)
-    settings = read_json(folder / "config.json")
+    settings, where = read_json(folder / "config.json"), str(folder / "config.json")
     stored = stored_tensors(folder)
-    family = family_of(settings, stored, str(folder / "config.json"))
-    model = empty_model(family.config(settings, str(folder / "config.json")))
-    config = model.config
+    family = family_of(settings, stored, where)
+    config = family.config(settings, where)
+    try:
+        model = empty_model(config)
+    except ValueError as error:  # a part refuses its options
+        raise ValueError(f"{where}: {error}") from None
     rules = family.rules(config, parameter_shapes(model))
     head = family.tied_head(config)
     check_fit(str(folder), family, rules, stored, tied_head=head)
@@ -38,7 +41,7 @@ def load(source: str | Path, dtype: str | torch.dtype = "float32", *, device: st
     generation = _generation_config(folder)
 
     chosen = file_dtype(rules, stored) if wanted is None else wanted
-    fill(model, rules, stored, dtype=chosen, device=torch.device(device))
+    fill(model, rules, stored, dtype=chosen, device=device)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.embed_tokens.weight
     config.dtype = chosen
@@ -67,6 +70,13 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype | None:
     if name not in _NAMED:
         raise ValueError(f"dtype: {dtype!r}; {suggest(name, [*_NAMED, 'auto'])}")
     return _NAMED[name]
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device: {device!s} cannot be used here ({str(error).splitlines()[0]})") from None
 
 
 def _generation_config(folder: Path) -> GenerationConfig | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,13 +131,20 @@ def fill(
     for rule in rules:
         by_file.setdefault(stored[rule.theirs].file, []).append(rule)
     for file, wanted in by_file.items():
-        try:
-            with safe_open(file, framework="pt", device="cpu") as handle:
-                for rule in wanted:
-                    for name, piece in rule.split(handle.get_tensor(rule.theirs)).items():
-                        _set(model, name, piece, dtype, device)
-        except SafetensorError as error:
-            raise ValueError(f"{file}: not readable ({str(error).splitlines()[0]}); the file is damaged") from None
+        with opened(file) as handle:
+            for rule in wanted:
+                for name, piece in rule.split(handle.get_tensor(rule.theirs)).items():
+                    _set(model, name, piece, dtype, device)
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Any]:
+    """Gives a safetensors file to read from; what its own checks find wrong comes out as one line."""
+    try:
+        with safe_open(file, framework="pt", device="cpu") as handle:
+            yield handle
+    except SafetensorError as error:
+        raise ValueError(f"{file}: not readable ({str(error).splitlines()[0]}); the file is damaged") from None
 
 
 def check_tied(stored: Mapping[str, Stored], embedding: str, head: str | None) -> None:
@@ -145,7 +153,7 @@ def check_tied(stored: Mapping[str, Stored], embedding: str, head: str | None) -
         return
     pair = []
     for name in (embedding, head):
-        with safe_open(stored[name].file, framework="pt", device="cpu") as handle:
+        with opened(stored[name].file) as handle:
             pair.append(handle.get_tensor(name))
     if not torch.equal(*pair):
         raise ValueError(

@@ -68,8 +68,8 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, prompt: str, vocab_size: int
     if tokenizer.chat_template is None:
         raise ValueError("chat: the tokenizer has no chat template; leave --chat out, or use an instruct model's folder")
     turn = [{"role": "user", "content": prompt}]
-    ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"]
-    return _checked(ids, vocab_size)
+    encoded: Any = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    return _checked(encoded["input_ids"], vocab_size)
 
 
 def _checked(ids: Tensor, vocab_size: int) -> Tensor:

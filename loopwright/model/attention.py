@@ -22,7 +22,7 @@ class Rotary:
         self._tables: dict[torch.device, tuple[Tensor, float]] = {}
 
     def table(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Returns cos and sin, [B or 1, T, 1, K/2], for positions [B or 1, T].
+        """Returns cos and signed sin, [B or 1, T, 1, K], for positions [B or 1, T]; see `rotate`.
 
         Interleaved pairs (Huginn) are rotated in float32, half-split ones (Llama, Ouro) in the activation dtype, as the
         released models do.
@@ -32,7 +32,10 @@ class Rotary:
         frequencies, scale = self._tables[positions.device]
         angle = (positions.float()[..., None] * frequencies)[:, :, None]
         keep = torch.float32 if self.interleaved else dtype
-        return (angle.cos() * scale).to(keep), (angle.sin() * scale).to(keep)
+        cos, sin = (angle.cos() * scale).to(keep), (angle.sin() * scale).to(keep)
+        if self.interleaved:
+            return torch.stack([cos, cos], dim=-1).flatten(-2), torch.stack([-sin, sin], dim=-1).flatten(-2)
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
 def inverse_frequencies(config: LoopedConfig, device: torch.device) -> tuple[Tensor, float]:
@@ -46,12 +49,16 @@ def inverse_frequencies(config: LoopedConfig, device: torch.device) -> tuple[Ten
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    """Returns x [B, T, H, K] with each pair of channels turned by its angle."""
+    """Returns x [B, T, H, K] with each pair (a, b) of channels turned: a·cos + b·(−sin), b·cos + a·sin.
+
+    A pair is two neighbours (interleaved) or a channel and the one half a head away; `sin` carries the signs, so that the
+    whole rotation is x·cos + partner(x)·sin.
+    """
     if interleaved:
-        even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).to(x.dtype)
-    low, high = x.chunk(2, dim=-1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+        wide = x.float()
+        partner = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return (wide * cos + partner * sin).to(x.dtype)
+    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, dropout: float = 0.0) -> Tensor:

@@ -7,14 +7,12 @@ step; training, tracing, sweeps, early exit and serving differ only in who consu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
-from transformers.modeling_outputs import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from loopwright.model.adapter import ADAPTERS
@@ -29,25 +27,13 @@ from loopwright.model.gate import GATES
 from loopwright.model.halting import HALTINGS
 from loopwright.model.injection import INJECTIONS
 from loopwright.model.norm import build_norm
+from loopwright.model.output import LoopedOutput, shifted_loss, weighted_sum
 from loopwright.model.part import Part, StepIndex, build_part
 from loopwright.model.span import place_tokens
 from loopwright.model.state import STATES
 from loopwright.model.tap import Tap
 
 SELECTIONS = ("last", "hub", "expected")
-
-
-@dataclass
-class LoopedOutput(ModelOutput):
-    """What a pass returns. `states` and `step_logits` have one entry per step, with `output_steps`; `exit_probs` is
-    [B, T, depth] where the model has learned halting and the states were kept."""
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    past_key_values: LoopCache | None = None
-    states: tuple[Tensor, ...] | None = None
-    step_logits: tuple[Tensor, ...] | None = None
-    exit_probs: Tensor | None = None
 
 
 class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
@@ -166,13 +152,20 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
             s = self.step(s, e, t, p)
             yield s
 
-    def read_out(self, s: Tensor, p: Pass, *, keep: int = 0) -> Tensor:
-        """Returns the logits of a state; of the last `keep` positions only, where that is above zero."""
+    def features(self, s: Tensor, p: Pass, *, keep: int = 0) -> Tensor:
+        """Returns what the head reads of a state: coda and final norm; of the last `keep` positions where that is above 0."""
         x = self.norm(s) if self.config.end_norm == "last" else s
         for layer, block in enumerate(self.coda):
             x = block(x, p, Place("coda", 0, layer))
-        x = x[:, -keep:] if keep else x
-        return p.see("logits", self.lm_head(self.norm(x)), Place("coda", 0, len(self.coda)))
+        return self.norm(x[:, -keep:] if keep else x)
+
+    def head(self, features: Tensor, p: Pass) -> Tensor:
+        """Returns the logits of features."""
+        return p.see("logits", self.lm_head(features), Place("coda", 0, len(self.coda)))
+
+    def read_out(self, s: Tensor, p: Pass, *, keep: int = 0) -> Tensor:
+        """Returns the logits of a state; of the last `keep` positions only, where that is above zero."""
+        return self.head(self.features(s, p, keep=keep), p)
 
     @can_return_tuple
     def forward(
@@ -192,6 +185,8 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
         state_seed: int | Tensor | None = None,
         logits_to_keep: int = 0,
         tap: Tap | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
     ) -> LoopedOutput:
         """Runs the model at one depth. `labels` are the input ids (−100: ignored); the model shifts them, once.
 
@@ -200,6 +195,8 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
         """
         depth = self.config.check_depth(depth)
         self._check_select(select)
+        if output_attentions or output_hidden_states:
+            raise ValueError("output_attentions, output_hidden_states: not offered; use output_steps=True or a tap")
         if past_key_values is None and use_cache:
             past_key_values = LoopCache(self.config)
         if past_key_values is not None and not isinstance(past_key_values, LoopCache):
@@ -214,12 +211,22 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
         every = output_steps or select != "last"
         states: list[Tensor] = []
         step_logits: list[Tensor] = []
+        x: Tensor | None = None
         for s in self.unroll(e, depth, p, state=state):
             if every:
                 states.append(s)
                 if output_steps or self._mixes("logits"):
-                    step_logits.append(self.read_out(s, p, keep=logits_to_keep))
-        logits, exit_probs = self._answer(s, tuple(states), step_logits, select, p, logits_to_keep)
+                    x = self.features(s, p, keep=logits_to_keep)
+                    step_logits.append(self.head(x, p))
+        exit_probs = self.halting(tuple(states)) if states and self._mixes("states", "logits") else None
+        if select == "expected" and self._mixes("states"):
+            s = weighted_sum(exit_probs, states)
+            x = None
+        if x is None:
+            x = self.features(s, p, keep=logits_to_keep)
+            logits = self.head(x, p)
+        else:
+            logits = self._pick(step_logits, exit_probs, select, logits_to_keep)
         if past_key_values is not None:
             past_key_values.advance(p.span)
         return LoopedOutput(
@@ -229,6 +236,7 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
             states=tuple(states) if output_steps else None,
             step_logits=tuple(step_logits) if output_steps else None,
             exit_probs=exit_probs,
+            last_hidden_state=x,
         )
 
     def _first_state(self, e: Tensor, p: Pass, initial_state: Tensor | None, seed: int | Tensor | None) -> Tensor:
@@ -240,21 +248,16 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
             )
         return initial_state.to(e)
 
-    def _answer(
-        self, s: Tensor, states: tuple[Tensor, ...], step_logits: list[Tensor], select: str, p: Pass, keep: int
-    ) -> tuple[Tensor, Tensor | None]:
-        probs = self.halting(states) if states and self._mixes("states", "logits") else None
-        if select == "last" or probs is None:
-            return step_logits[-1] if step_logits else self.read_out(s, p, keep=keep), probs
-        weights = probs[:, -keep:] if keep else probs
-        if select == "hub":
-            chosen = self.halting.exit_step(weights)
-            picked = torch.stack(step_logits, dim=-2)
-            return picked.gather(-2, chosen[..., None, None].expand(*chosen.shape, 1, picked.shape[-1]))[..., 0, :], probs
-        if self._mixes("logits"):
-            return sum(weights[..., t, None] * step for t, step in enumerate(step_logits)), probs  # type: ignore[return-value]
-        mean = sum(probs[..., t, None] * state for t, state in enumerate(states))
-        return self.read_out(mean, p, keep=keep), probs  # type: ignore[arg-type]
+    def _pick(self, step_logits: list[Tensor], exit_probs: Tensor | None, select: str, keep: int) -> Tensor:
+        """Returns the logits that `select` takes from those of all steps."""
+        if select == "last" or exit_probs is None or not self._mixes("logits"):
+            return step_logits[-1]
+        weights = exit_probs[:, -keep:] if keep else exit_probs
+        if select == "expected":
+            return weighted_sum(weights, step_logits)
+        chosen = self.halting.exit_step(weights)[..., None, None]
+        stacked = torch.stack(step_logits, dim=-2)
+        return stacked.gather(-2, chosen.expand(*chosen.shape[:-1], stacked.shape[-1])).squeeze(-2)
 
     def _mixes(self, *what: str) -> bool:
         return self.config.halting["kind"] != "none" and self.halting.mixes in what
@@ -365,10 +368,3 @@ def plain_config(config: LoopedConfig) -> LoopedConfig:
     if config.end_norm == "every" and config.final_norm["kind"] == "none":
         changes["final_norm"] = config.norm
     return LoopedConfig(**{**config.to_dict(), **changes})
-
-
-def shifted_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the mean cross-entropy of each next token; labels are the input ids, −100 is ignored."""
-    if labels.shape != logits.shape[:2]:
-        raise ValueError(f"labels: shape {tuple(labels.shape)}; allowed: {tuple(logits.shape[:2])}, the shape of the input ids")
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten().to(logits.device), ignore_index=-100)

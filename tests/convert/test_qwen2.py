@@ -33,5 +33,5 @@ def test_greedy_tokens(variant: str, tmp_path: Path) -> None:
 def test_layers_that_differ_are_refused(tmp_path: Path) -> None:
     mixed = tiny(Qwen2Config, use_sliding_window=True, sliding_window=6, max_window_layers=1)
     mixed.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="layer_types .* gives the 2 layers different attention"):
+    with pytest.raises(ValueError, match=r"layer_types .* gives the 2 layers different attention"):
         lw.load(tmp_path)

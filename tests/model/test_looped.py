@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.model.looped import shifted_loss
+from loopwright.model.output import shifted_loss
 from loopwright.model.presets import PRESETS
 from loopwright.model.tap import Recorder
 from tests.cases import gap, noisy
@@ -121,8 +121,8 @@ def test_more_depth_than_the_config_says():
         out = model(ids_of(model, 1, 5), depth=11, output_steps=True)
         assert len(out.states) == 11
         assert gap(out.states[-1], out.states[3]) > 0
+    model = lw.build("asura-tiny")
     with pytest.raises(ValueError, match="depth: 4 is beyond max_steps=3"):
-        model = lw.build("asura-tiny")
         model(ids_of(model, 1, 5), depth=4)
 
 
@@ -166,7 +166,7 @@ def test_selection_of_exit():
             assert torch.equal(hub[b, i], out.step_logits[step[b, i]][b, i])
     act = noisy("universal-tiny")
     sweep = act(ids, output_steps=True)
-    e, p = act.embed(ids)
+    _, p = act.embed(ids)
     mean = sum(sweep.exit_probs[..., t, None] * s for t, s in enumerate(sweep.states))
     assert gap(act(ids, select="expected").logits, act.read_out(mean, p)) < 1e-6
 

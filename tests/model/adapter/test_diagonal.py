@@ -40,7 +40,8 @@ def ouroboros(folder, *, own_svd: bool) -> tuple[lw.LoopedForCausalLM, dict]:
         model = lw.build(
             "ouroboros-qwen2.5-3b", vocab_size=base["vocab_size"], hidden_size=base["hidden_size"],
             intermediate_size=base["intermediate_size"], num_attention_heads=base["num_attention_heads"],
-            num_key_value_heads=base["num_key_value_heads"], prelude_layers=1, coda_layers=1, depth=3, max_steps=options["max_recurrence"],
+            num_key_value_heads=base["num_key_value_heads"], prelude_layers=1, coda_layers=1, depth=3,
+            max_steps=options["max_recurrence"],
             tie_word_embeddings=False, norm={"kind": "rms", "eps": base["rms_norm_eps"]},
             adapters=[{
                 "kind": "controller", "rank": options["lora_rank"], "alpha": options["lora_alpha"],

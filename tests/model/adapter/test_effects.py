@@ -31,8 +31,15 @@ def model_with(*kinds: str, beyond: str = "refuse", moved: bool = False, dtype: 
     rows = {"max_steps": 4, "beyond_max_steps": beyond} if set(kinds) & set(PER_STEP) else {}
     model = lw.LoopedForCausalLM(
         lw.LoopedConfig(
-            vocab_size=40, hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2, core_layers=2,
-            depth=3, adapters=[{"kind": kind, **SPECS[kind]} for kind in kinds], **rows,
+            vocab_size=40,
+            hidden_size=16,
+            intermediate_size=24,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            core_layers=2,
+            depth=3,
+            adapters=[{"kind": kind, **SPECS[kind]} for kind in kinds],
+            **rows,
         )  # fmt: skip
     ).eval()
     if moved:

@@ -1,0 +1,50 @@
+"""Our own folders: every preset saved and loaded again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import loopwright as lw
+from loopwright.model.presets import PRESETS
+from tests.cases import noisy
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_save_load_save_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
+    model = noisy(f"{name}-tiny")
+    lw.save(model, tmp_path / "a")
+    loaded = lw.load(tmp_path / "a")
+    lw.save(loaded, tmp_path / "b")
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+    frozen = {n: p.requires_grad for n, p in model.named_parameters()}
+    assert {n: p.requires_grad for n, p in loaded.named_parameters()} == frozen
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        expected = model(ids).logits
+        assert torch.equal(loaded(ids).logits, expected)
+        assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "a")(ids).logits, expected)
+
+
+def test_a_folder_written_by_save_pretrained_loads(tmp_path: Path) -> None:
+    model = noisy("huginn-tiny")
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*"))) > 1
+    ids = torch.arange(12)[None]
+    assert torch.equal(lw.load(tmp_path)(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("fnord", 1, "unknown 'fnord'"), ("core_layers", -1, "core_layers"), ("gate", {"kind": "nand"}, "unknown kind 'nand'")],
+)
+def test_a_config_that_is_wrong_is_refused(field: str, value: object, message: str, tmp_path: Path) -> None:
+    lw.save(lw.build("ouro-1.4b-tiny"), tmp_path / "a")
+    path = tmp_path / "a" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(ValueError, match=f"config.json: model config: .*{message}"):
+        lw.load(tmp_path / "a")

@@ -1,0 +1,101 @@
+"""lw.save: whole or not at all, and never over something else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import loopwright as lw
+from loopwright.convert.save import whole_folder
+
+
+@pytest.fixture
+def model() -> lw.LoopedForCausalLM:
+    torch.manual_seed(0)
+    return lw.build("ouro-1.4b-tiny")
+
+
+def test_parents_are_made_and_nothing_is_left_beside(model: lw.LoopedForCausalLM, tmp_path: Path) -> None:
+    assert lw.save(model, tmp_path / "deep" / "er") == tmp_path / "deep" / "er"
+    assert {path.name for path in (tmp_path / "deep").iterdir()} == {"er"}
+    assert {"config.json", "model.safetensors"} <= {path.name for path in (tmp_path / "deep" / "er").iterdir()}
+    mask = os.umask(0)
+    os.umask(mask)
+    assert (tmp_path / "deep" / "er").stat().st_mode & 0o777 == 0o777 & ~mask
+
+
+def test_a_model_folder_is_replaced_and_other_files_stay(model: lw.LoopedForCausalLM, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    model.save_pretrained(folder, max_shard_size="20KB")
+    assert (folder / "model.safetensors.index.json").exists()
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "notes").mkdir()
+    (folder / "notes" / "a.txt").write_text("kept")
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    lw.save(model, folder)
+    assert sorted(path.name for path in folder.iterdir() if path.name.startswith("model")) == ["model.safetensors"]
+    assert (folder / "tokenizer.json").exists() and (folder / "notes" / "a.txt").read_text() == "kept"
+    assert torch.equal(lw.load(folder).lm_head.weight, model.lm_head.weight)
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+
+
+def test_other_folders_and_files_are_left_alone(model: lw.LoopedForCausalLM, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
+    with pytest.raises(ValueError, match=r"holds files but no model .*; allowed: a new folder, an empty one, or a model folder"):
+        lw.save(model, tmp_path / "thesis")
+    (tmp_path / "thesis" / "config.json").write_text('{"editor": "vi"}')
+    with pytest.raises(ValueError, match="holds files but no model"):
+        lw.save(model, tmp_path / "thesis")
+    assert (tmp_path / "thesis" / "chapter.tex").read_text() == "years of work"
+    with pytest.raises(ValueError, match="is a file"):
+        lw.save(model, tmp_path / "thesis" / "chapter.tex")
+    (tmp_path / "empty").mkdir()
+    lw.save(model, tmp_path / "empty")
+    assert (tmp_path / "empty" / "model.safetensors").exists()
+
+
+def test_an_interrupted_save_changes_nothing(model: lw.LoopedForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lw.save(model, tmp_path / "model")
+    before = (tmp_path / "model" / "model.safetensors").read_bytes()
+
+    def half(place: Path) -> None:
+        (place / "config.json").write_text("{")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(model, "save_pretrained", half)
+    for name in ("model", "new"):
+        with pytest.raises(OSError, match="disk full"):
+            lw.save(model, tmp_path / name)
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+
+
+def test_a_failed_move_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "config.json").write_text('{"model_type": "x"}')
+    rename = os.rename
+
+    def fail_once(source: Path, place: Path) -> None:
+        if place == target and not Path(source).name.endswith(".old"):
+            raise OSError("no")
+        rename(source, place)
+
+    monkeypatch.setattr(os, "rename", fail_once)
+    with pytest.raises(OSError, match="no"), whole_folder(target) as place:
+        (place / "config.json").write_text("new")
+    assert (target / "config.json").read_text() == '{"model_type": "x"}'
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+
+
+def test_saving_into_the_folder_a_model_came_from(model: lw.LoopedForCausalLM, tmp_path: Path) -> None:
+    lw.save(model, tmp_path / "model")
+    loaded = lw.load(tmp_path / "model")
+    lw.save(loaded, tmp_path / "model")
+    again = lw.load(tmp_path / "model")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))

@@ -1,0 +1,173 @@
+"""Planted mistakes over weights: labels shifted wrongly, parameters that never learn, files that lose tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import loopwright as lw
+import loopwright.model.looped
+from tests.evaluate.foreign import Foreign
+
+
+def detail(report: lw.CheckReport, name: str) -> str:
+    return next(row.detail for row in report.rows if row.name == name)
+
+
+class Twice(Foreign):
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return super().loss(logits[:, :-1], labels[:, 1:])
+
+
+class Never(Foreign):
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+class Summed(Foreign):
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return 2 * super().loss(logits, labels)
+
+
+class Silent(Foreign):
+    def loss(self, logits: Tensor, labels: Tensor) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(Twice, "labels shifted twice"), (Never, "labels not shifted"), (Summed, "none of"), (Silent, "no loss came back")],
+)
+def test_a_wrong_loss_fails_label_alignment(kind: type[Foreign], words: str) -> None:
+    report = lw.check(kind())
+    assert report.failed == ("label alignment",) and words in detail(report, "label alignment")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_double_shift_in_our_own_model_fails(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = loopwright.model.looped.shifted_loss
+    monkeypatch.setattr(loopwright.model.looped, "shifted_loss", lambda logits, labels: right(logits[:, :-1], labels[:, 1:]))
+    torch.manual_seed(0)
+    report = lw.check(lw.build("retrofit-llama-1b-tiny", initializer_range=0.1).to(dtype))
+    assert report.failed == ("label alignment",) and "shifted twice" in detail(report, "label alignment")
+
+
+def test_state_left_in_a_buffer_fails_and_is_put_back() -> None:
+    class Leaving(Foreign):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("memory", torch.zeros(16))
+
+        def start(self, x: Tensor) -> Tensor:
+            start = x + self.memory
+            self.memory += x.detach().mean((0, 1)) * 0.01
+            return start
+
+    model = Leaving()
+    report = lw.check(model)
+    assert "state between calls" in report.failed
+    assert not model.memory.any()
+
+
+def test_state_left_by_a_cached_call_alone_fails() -> None:
+    class Keeping(Foreign):
+        kept: Tensor | None = None
+
+        def attend(self, s: Tensor, visible: Tensor, cache: dict, held: dict, slot: int) -> Tensor:
+            if cache:
+                self.kept = s.detach().mean()
+            return super().attend(s, visible, cache, held, slot) + (0 if self.kept is None else 0.01 * self.kept)
+
+    assert "state between calls" in lw.check(Keeping()).failed
+
+
+class Unused(Foreign):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(3, 3)
+
+
+class Detached(Foreign):
+    def start(self, x: Tensor) -> Tensor:
+        return x
+
+    def attend(self, *args: Any) -> Tensor:
+        return super().attend(*args).detach()
+
+
+class Exploding(Foreign):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((16,), 0.0))
+
+    def start(self, x: Tensor) -> Tensor:
+        return x + (self.scale - self.scale.detach()).abs().sqrt()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(Unused, "spare.weight (none), spare.bias (none)"), (Detached, "qkv.weight (none)"), (Exploding, "not finite")],
+)
+def test_a_parameter_without_gradient_fails(kind: type[Foreign], words: str) -> None:
+    report = lw.check(kind())
+    assert report.failed == ("gradients",) and words in detail(report, "gradients")
+
+
+def test_a_frozen_parameter_needs_no_gradient() -> None:
+    model = Unused()
+    model.spare.requires_grad_(False)
+    assert lw.check(model).ok
+    report = lw.check(model.requires_grad_(False))
+    assert report.ok and "no parameter is trainable" in detail(report, "gradients")
+
+
+def test_a_step_table_row_that_is_never_read_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from loopwright.model.part import StepIndex
+
+    monkeypatch.setattr(lw.LoopedForCausalLM, "_step_index", lambda self, t: StepIndex(t, min(t, 1)))
+    torch.manual_seed(0)
+    report = lw.check(lw.build("asura-tiny"))
+    assert report.failed == ("gradients",) and "[2] (zero)" in detail(report, "gradients")
+
+
+def test_parts_that_start_without_effect_still_learn() -> None:
+    torch.manual_seed(0)
+    report = lw.check(lw.build("relaxed-tiny"))
+    assert report.ok and "all-zero parameters" in report.rows[0].detail
+
+
+@pytest.mark.parametrize("lost", ["core.0.mlp.up_proj.weight", "core.0.mlp_norms.input.weight"])
+def test_a_save_that_loses_a_tensor_fails(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a norm's weight, which loading fills with the same ones it held."""
+    save = lw.LoopedForCausalLM.save_pretrained
+
+    def losing(self: lw.LoopedForCausalLM, folder: Path, **options: Any) -> None:
+        save(self, folder, **options)
+        tensors = load_file(folder / "model.safetensors")
+        del tensors[lost]
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    monkeypatch.setattr(lw.LoopedForCausalLM, "save_pretrained", losing)
+    torch.manual_seed(0)
+    report = lw.check(lw.build("ouro-1.4b-tiny"))
+    assert report.failed == ("save and load",)
+    assert f"missing keys after loading: {lost}" in detail(report, "save and load")
+
+
+def test_a_save_that_rounds_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    save = lw.LoopedForCausalLM.save_pretrained
+
+    def rounding(self: lw.LoopedForCausalLM, folder: Path, **options: Any) -> None:
+        rounded = {name: value.bfloat16().float() for name, value in self.state_dict().items()}
+        save(self, folder, state_dict=rounded, **options)
+
+    monkeypatch.setattr(lw.LoopedForCausalLM, "save_pretrained", rounding)
+    torch.manual_seed(0)
+    report = lw.check(lw.build("ouro-1.4b-tiny"))
+    assert report.failed == ("save and load",) and "came back different" in detail(report, "save and load")

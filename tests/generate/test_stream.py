@@ -1,0 +1,88 @@
+"""Streaming gives the text of `generate`, piece by piece, and refuses what would change nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loopwright.generate.stream import Sampling, Statistics, checked_seed, encode, encode_chat, stream
+from tests.cases import noisy
+from tests.generate.tiny import word_tokenizer
+
+TOKENIZER = word_tokenizer()
+
+
+def test_the_stream_is_what_generate_gives() -> None:
+    model = noisy("huginn-tiny")
+    ids = encode(TOKENIZER, "the cat sat", 96)
+    pieces: list[str] = []
+    statistics = stream(model, TOKENIZER, ids, write=pieces.append, max_new_tokens=8, depth=3)
+    expected = model.generate(ids, max_new_tokens=8, depth=3, do_sample=False, eos_token_id=1, pad_token_id=1)
+    assert "".join(pieces) == TOKENIZER.decode(expected[0, 3:], skip_special_tokens=True)
+    assert len([piece for piece in pieces if piece]) > 1  # it came in pieces
+    assert (statistics.prompt_tokens, statistics.tokens, statistics.depth) == (3, expected.shape[1] - 3, 3)
+
+
+def test_depth_changes_what_is_said() -> None:
+    model = noisy("ouro-1.4b-tiny", std=1.0)
+    ids = encode(TOKENIZER, "the cat", 96)
+    texts = []
+    for depth in (1, 4):
+        pieces: list[str] = []
+        stream(model, TOKENIZER, ids, write=pieces.append, max_new_tokens=8, depth=depth)
+        texts.append("".join(pieces))
+    assert texts[0] != texts[1]
+
+
+def test_sampling_is_repeated_by_its_seed() -> None:
+    model = noisy("huginn-tiny")
+    ids = encode(TOKENIZER, "the cat", 96)
+    texts = []
+    for seed in (1, 1, 2):
+        pieces: list[str] = []
+        stream(model, TOKENIZER, ids, write=pieces.append, max_new_tokens=12, sampling=Sampling(temperature=1.0), seed=seed)
+        texts.append("".join(pieces))
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_the_end_token_of_the_tokenizer_stops() -> None:
+    model = noisy("huginn-tiny", head_bias=True)
+    with torch.no_grad():
+        model.lm_head.bias[1] = 100.0  # "<end>"
+    pieces: list[str] = []
+    statistics = stream(model, TOKENIZER, encode(TOKENIZER, "the cat", 96), write=pieces.append, max_new_tokens=8)
+    assert statistics.tokens == 1 and "".join(pieces) == ""
+
+
+def test_sampling_options() -> None:
+    assert Sampling().options() == {"do_sample": False}
+    assert Sampling(temperature=0.0, top_k=5).options() == {"do_sample": False}
+    assert Sampling(top_p=0.9).options() == {"do_sample": True, "top_p": 0.9}
+    with pytest.raises(ValueError, match="temperature: -1"):
+        Sampling(temperature=-1.0).options()
+
+
+def test_chat_uses_the_template() -> None:
+    chat = word_tokenizer(chat=True)
+    assert chat.decode(encode_chat(chat, "the cat", 96)[0]) == "the cat again then"
+    with pytest.raises(ValueError, match="no chat template"):
+        encode_chat(TOKENIZER, "the cat", 96)
+
+
+def test_prompts_the_model_cannot_read() -> None:
+    with pytest.raises(ValueError, match="no tokens"):
+        encode(TOKENIZER, "", 96)
+    with pytest.raises(ValueError, match="not its tokenizer"):
+        encode(TOKENIZER, "the until", 10)
+
+
+def test_what_would_change_nothing_is_refused() -> None:
+    model = noisy("ouro-1.4b-tiny")
+    with pytest.raises(ValueError, match="would change nothing"):
+        checked_seed(model, 3)
+    with pytest.raises(ValueError, match="max_new_tokens: 0"):
+        stream(model, TOKENIZER, torch.tensor([[2]]), write=print, max_new_tokens=0)
+
+
+def test_statistics_in_words() -> None:
+    assert str(Statistics(5, 20, 4.0, 8)) == "20 tokens, 5.0 tokens/s, depth 8, after a prompt of 5"

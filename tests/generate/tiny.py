@@ -1,0 +1,33 @@
+"""A tokenizer and saved models small enough to make in a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tests.cases import noisy
+
+WORDS = ("the", "a", "cat", "dog", "ring", "wheel", "sat", "ran", "turned", "again", "and", "then", "once", "more", "until")
+STORIES = Path(__file__).parents[2].parent / "shared" / "data" / "models" / "stories260K"
+
+
+def word_tokenizer(*, chat: bool = False) -> PreTrainedTokenizerFast:
+    """Returns a tokenizer of whole words, 96 of them, the vocabulary of the tiny presets."""
+    words = ["<unk>", "<end>", *WORDS]
+    vocabulary = {word: i for i, word in enumerate([*words, *(f"w{i}" for i in range(96 - len(words)))])}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="<end>")
+    if chat:
+        tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} again {% endfor %}then"
+    return tokenizer
+
+
+def save_model(folder: Path, name: str = "huginn-tiny", *, chat: bool = False, **changes: Any) -> Path:
+    """Writes a tiny model and its tokenizer into a folder and returns it."""
+    noisy(name, **changes).save_pretrained(folder)
+    word_tokenizer(chat=chat).save_pretrained(folder)
+    return folder

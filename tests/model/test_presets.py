@@ -1,0 +1,105 @@
+"""Presets: every published system builds small with every part kept, and refuses what it does not know."""
+
+import pytest
+import torch
+
+import loopwright as lw
+from loopwright.model.presets import PRESETS
+from tests.cases import noisy
+
+# written out, so that a preset that disappears or changes its parts is a visible act
+PARTS = {
+    "universal": ("input", "none", ["sinusoidal"], "none", "act"),
+    "ouro-1.4b": ("input", "none", [], "none", "exit"),
+    "ouro-2.6b": ("input", "none", [], "none", "exit"),
+    "huginn": ("noise", "concat", [], "none", "none"),
+    "retrofit-llama-1b": ("noise", "concat", [], "none", "none"),
+    "retrofit-olmo2-1b": ("noise", "concat", [], "none", "none"),
+    "retrofit-tinyllama": ("noise", "concat", [], "none", "none"),
+    "stars-addition": ("input", "none", [], "none", "none"),
+    "asura": ("input", "concat-per-step", ["abba"], "none", "none"),
+    "ouroboros-qwen2.5-3b": ("input", "none", ["controller"], "learned", "none"),
+    "relaxed": ("input", "none", ["low-rank"], "none", "none"),
+}
+SIZES = {"vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"}
+SIZES |= {"max_position_embeddings", "prelude_layers", "core_layers", "coda_layers", "depth", "max_steps", "embedding_scale"}
+SIZES |= {"dropout", "adapters"}
+
+
+def parts_of(config: lw.LoopedConfig) -> tuple:
+    kinds = [spec["kind"] for spec in (config.state, config.injection, config.gate, config.halting)]
+    return (*kinds[:2], [a["kind"] for a in config.adapters], *kinds[2:])
+
+
+def test_the_list_of_presets():
+    assert set(PARTS) == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_tiny_is_the_same_system(name):
+    """Only sizes are cut: every other field of the tiny form is the full form's."""
+    full, tiny = lw.preset(name), lw.preset(f"{name}-tiny")
+    assert parts_of(full) == parts_of(tiny) == PARTS[name]
+    for field in set(lw.LoopedConfig.__annotations__) - SIZES:
+        assert getattr(full, field) == getattr(tiny, field), field
+    assert (full.num_key_value_heads < full.num_attention_heads) == (tiny.num_key_value_heads < tiny.num_attention_heads)
+    for stack in ("prelude_layers", "core_layers", "coda_layers"):
+        assert bool(getattr(full, stack)) == bool(getattr(tiny, stack))
+    assert (full.embedding_scale == 1.0) == (tiny.embedding_scale == 1.0)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_full_size_builds_on_the_meta_device(name):
+    with torch.device("meta"):
+        model = lw.build(name)
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiny_runs_and_every_parameter_gets_a_gradient(name, dtype):
+    model = noisy(f"{name}-tiny").to(dtype)
+    assert not model.training and model.num_parameters() < 200_000
+    ids = torch.randint(0, model.config.vocab_size, (2, 7), generator=torch.Generator().manual_seed(0))
+    halting = model.config.halting["kind"] != "none"
+    depth = model.config.depth if model.config.max_steps is None else model.config.max_steps
+    out = model(ids, labels=ids, depth=depth, select="expected" if halting else "last")
+    assert out.logits.shape == (2, 7, model.config.vocab_size) and out.logits.dtype == dtype
+    out.loss.backward()
+    for key, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.abs().sum() > 0, key
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_start_values_are_drawn_once_and_finite(name):
+    torch.manual_seed(5)
+    one = lw.build(f"{name}-tiny")
+    torch.manual_seed(5)
+    other = lw.build(f"{name}-tiny")
+    for (key, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(a, b) and a.isfinite().all(), key
+
+
+def test_changes_are_laid_over():
+    config = lw.preset("asura-tiny", hidden_size=64, depth=2, injection={"kind": "add"}, norm={"eps": 1e-4})
+    assert (config.hidden_size, config.depth, config.injection) == (64, 2, {"kind": "add"})
+    assert config.norm == {"kind": "layer", "eps": 1e-4}
+    assert lw.build("asura-tiny", hidden_size=64).config.hidden_size == 64
+
+
+def test_presets_are_not_changed_by_use():
+    before = {name: lw.preset(name).to_dict() for name in PRESETS}
+    config = lw.preset("huginn", state={"std": 1.0})
+    config.adapters.append("broken")
+    config.rope_parameters["rope_theta"] = 1.0
+    assert {name: lw.preset(name).to_dict() for name in PRESETS} == before
+
+
+def test_unknown_presets_and_fields():
+    with pytest.raises(ValueError, match=r"preset: unknown 'hugin'; did you mean 'huginn'\? allowed: asura, .*NAME-tiny"):
+        lw.preset("hugin")
+    with pytest.raises(ValueError, match=r"unknown 'hugin-tiny'; did you mean 'huginn'"):
+        lw.build("hugin-tiny")
+    with pytest.raises(ValueError, match="model config: unknown 'dpeth'; did you mean 'depth'"):
+        lw.build("huginn-tiny", dpeth=3)

@@ -1,0 +1,156 @@
+"""The command line: help that teaches, mistakes in one line, exit codes."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loopwright import cli, commands
+from tests.generate.tiny import STORIES, save_model
+
+
+def run(*words: str) -> int:
+    """Runs the command line here and returns its exit code."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    return stop.value.code or 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_help_explains_every_option_and_gives_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(verb, "--help") == 0
+    printed = capsys.readouterr().out
+    assert f"loopwright {verb}" in printed and "Example" in printed
+    for name, parameter in inspect.signature(cli.VERBS[verb], eval_str=True).parameters.items():
+        assert parameter.annotation.__metadata__[0].help, f"{verb} {name} is not explained"
+
+
+def test_the_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    printed = capsys.readouterr().out
+    for verb, function in cli.VERBS.items():
+        assert f" {verb} " in printed and function.__doc__.split()[0] in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["inspect", "hugin"], "did you mean 'huginn'"),
+        (["check", "asure-tiny"], "did you mean 'asura'"),
+        (["inspect", "huginn", "--depth", "0"], "depth: 0; allowed: a whole number of at least 1"),
+        (["inspect", "huginn", "--depth", "two"], "'--depth'"),
+        (["inspect", "asura", "--depth", "9"], "beyond max_steps=3"),
+        (["inspect", "huginn", "--dtype", "nonsense"], "dtype: unknown 'nonsense'"),
+        (["check", "huginn", "--dtype", "bf61"], "did you mean 'bf16'"),
+        (["check", "huginn", "--device", "tpu"], "device: unknown 'tpu'"),
+        (["check", "huginn", "--device", "cuda:99"], "is not there; allowed here: cpu"),
+        (["inspect", "huginn", "--context", "0"], "context: 0"),
+        (["inspect", "huginn", "--batch", "-1"], "batch: -1"),
+        (["inspect", "stars-addition", "--context", "513"], "learned positions end"),
+        (["inspect", "huginn", "--policy", "some"], "unknown policy 'some'"),
+        (["inspect", "./no/such/folder"], "no such folder"),
+        (["check", "./no/such/folder"], "no such folder"),
+        (["generate", "./no/such/folder", "hello"], "no such folder"),
+        (["generate", "huginn", "hello"], "is a preset"),
+        (["inspect", "huginn", "depht=3"], "did you mean 'depth'"),
+        (["inspect", "huginn", "depth"], "not of the form name=value"),
+        (["inspect", "huginn", "depth=many"], "depth is 'many'"),
+        (["inspect", "huginn", "injection.kind=cat"], "did you mean 'concat'"),
+        (["inspect", "huginn", "state.std=[1"], "not valid YAML"),
+        (["inspect"], "Missing argument 'MODEL'"),
+        (["inspekt", "huginn"], "Did you mean 'inspect'"),
+        (["inspect", "huginn", "--dept", "3"], "--depth"),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*words) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("loopwright: ") and printed.err.count("\n") == 1
+    assert message in printed.err
+    assert not printed.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--depth", "0"], "depth: 0"),
+        (["--max-new-tokens", "-1"], "max_new_tokens: -1"),
+        (["--temperature", "-1"], "temperature: -1"),
+        (["--temperature", "1", "--top-p", "2"], "top_p"),
+        (["--dtype", "fp23"], "dtype: unknown"),
+        (["--chat"], "no chat template"),
+    ],
+)
+def test_a_mistake_in_generate_is_one_line(
+    folder: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("generate", str(folder), "the cat", *words) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("loopwright: ") and printed.err.count("\n") == 1
+    assert message in printed.err
+
+
+def test_a_folder_without_a_tokenizer_or_a_model(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    assert run("generate", str(tmp_path), "the cat") == 2
+    assert "there is no tokenizer" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    for verb in ("inspect", "check"):
+        assert run(verb, str(tmp_path / "empty")) == 2
+        printed = capsys.readouterr().err
+        assert printed.startswith("loopwright: ") and "config.json" in printed and printed.count("\n") == 1
+
+
+def test_a_dense_model_refuses_a_depth(capsys: pytest.CaptureFixture[str]) -> None:
+    if not STORIES.is_dir():
+        pytest.skip("stories260K is not there")
+    for verb in (["inspect", str(STORIES)], ["generate", str(STORIES), "Once"]):
+        assert run(*verb, "--depth", "2") == 2
+        assert "no core to loop" in capsys.readouterr().err
+
+
+def test_options_reach_the_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("generate", str(folder), "the cat", "--depth", "2", "--max-new-tokens", "3", "--top-k", "4", "--seed", "1") == 0
+    assert "depth 2" in capsys.readouterr().err
+    assert run("inspect", "huginn-tiny", "depth=3", "--context", "16", "--batch", "2", "--tensors") == 0
+    printed = capsys.readouterr().out
+    assert "pass of 2 × 16" in printed and "at depth 3" in printed and "core.1.mlp.up_proj.weight" in printed
+
+
+@pytest.mark.parametrize(("well", "code"), [(True, 0), (False, 1)])
+def test_a_failed_check_exits_with_one(well: bool, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "check", lambda *args, **kwargs: well)
+    monkeypatch.setattr(commands, "demo", lambda: well)
+    assert run("check", "asura") == code
+    assert run("demo") == code
+
+
+def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "presets", interrupted)
+    assert run("presets") == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out.startswith("loopwright ")
+
+
+def test_the_module_runs_as_a_program() -> None:
+    command = [sys.executable, "-m", "loopwright.cli", "inspect", "hugin"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("loopwright: model: 'hugin'") and done.stderr.count("\n") == 1 and not done.stdout
