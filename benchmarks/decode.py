@@ -65,11 +65,7 @@ def main() -> None:
 
 def without_bookkeeping(step: Callable[[], None], cache: lw.LoopCache) -> Callable[[], None]:
     """Returns the decode step with the cache's writes replaced by views made beforehand."""
-    heads = (cache.config.num_key_value_heads, cache.config.head_dim)
-    views = [
-        (k[:, :CONTEXT].unflatten(-1, heads), v[:, :CONTEXT].unflatten(-1, heads))
-        for k, v in zip(cache.keys, cache.values, strict=True)
-    ]
+    views = [(k[:, :CONTEXT], v[:, :CONTEXT]) for k, v in zip(cache.keys.views, cache.values.views, strict=True)]
     write, reserve = lw.LoopCache.write, lw.LoopCache.reserve
     first, per_step = cache.once, cache.config.core_layers
 

@@ -231,15 +231,15 @@ def _tensor_table(rows: Iterable[cost.TensorRow], dtype: str) -> Table:
 def check(source: str, *, dtype: str = "float32", device: str = "cpu", seed: int = 0, full: bool = False) -> bool:
     """Prints the conformance table of a model or preset and returns whether nothing failed."""
     console = _console()
-    name, where = source, find_device(device)
+    name, where, kind = source, find_device(device), find_dtype(dtype)
     if is_preset(source):
         if not full and not source.endswith("-tiny"):
             name = f"{source}-tiny"
             console.print(f"{source} is checked in its small form, {name} (--full builds it at full size)")
         torch.manual_seed(seed)
-        model = build(name).to(device=where, dtype=find_dtype(dtype))  # type: ignore[call-arg]  # how transformers wraps `to`
+        model = build(name).to(device=where, dtype=kind)  # type: ignore[call-arg]  # how transformers wraps `to`
     else:
-        model = load(source, dtype=_torch_name(dtype), device=where)
+        model = load(source, dtype=kind, device=where)
     with _fitting_threads(model), _progress() as bar:
         task = bar.add_task("check", total=len(conformance.CHECKS))
         report = conformance.check(model, progress=lambda one: bar.update(task, advance=1, description=one))
@@ -247,10 +247,6 @@ def check(source: str, *, dtype: str = "float32", device: str = "cpu", seed: int
     counts = _counts(report.rows)
     console.print(f"{name}: {counts[True]} passed, {counts[False]} failed, {counts[None]} not offered")
     return report.ok
-
-
-def _torch_name(dtype: str) -> str:
-    return str(find_dtype(dtype)).removeprefix("torch.")
 
 
 def _counts(rows: Iterable[Any]) -> dict[bool | None, int]:
@@ -295,7 +291,7 @@ def generate(
     show_depth: bool = False,
 ) -> None:
     """Streams what a model says after a prompt, then prints one line of statistics on stderr."""
-    where, name = find_device(device), _torch_name(dtype)
+    where, kind = find_device(device), find_dtype(dtype)
     if is_preset(source):
         raise ValueError(
             f"generate: {source!r} is a preset, which has neither trained weights nor a tokenizer; give a model's folder"
@@ -303,7 +299,7 @@ def generate(
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens: {max_new_tokens}; allowed: at least 0 (0 with --show-depth prints the table alone)")
     words = tokenizer(source)
-    model = load(source, dtype=name, device=where)
+    model = load(source, dtype=kind, device=where)
     model.config.check_depth(depth)
     if state_seed is not None:
         checked_seed(model, state_seed)
@@ -363,9 +359,12 @@ def demo() -> bool:
             begin = time.perf_counter()
             torch.manual_seed(0)
             model = build(f"{name}-tiny")
-            report = conformance.check(
-                model, progress=lambda one, name=name: bar.update(task, advance=1, description=f"{name}: {one}")
-            )
+
+            def show(one: str, name: str = name) -> None:
+                bar.update(task, advance=1, description=f"{name}: {one}")
+
+            with _fitting_threads(model):
+                report = conformance.check(model, progress=show)
             counts = _counts(report.rows)
             failures += [f"{name}: {row.name}: {row.detail}" for row in report.rows if row.passed is False]
             size = sum(p.numel() for p in model.parameters())
@@ -375,6 +374,6 @@ def demo() -> bool:
     console.print(table)
     for failure in failures:
         console.print(f"failed: {escape(failure)}")
-    console.print("next: loopwright inspect huginn --depth 64           what it would cost at twice its depth")
-    console.print('      loopwright generate FOLDER "Once upon" --depth 8 --show-depth, loopwright check FOLDER')
+    console.print("next: loopwright inspect huginn --depth 64     what a model costs (loopwright presets lists the names)")
+    console.print('      loopwright check FOLDER                  and: loopwright generate FOLDER "Once upon a time" --show-depth')
     return not failures

@@ -53,7 +53,7 @@ NOT_WORDS = {
 }
 NOT_NAMES = {"num_steps", "n_steps", "ut_steps", "num_iter", "n_iter", "num_loops", "n_loops", "loop_count"}
 # names that transformers dictates
-DICTATED = {"hidden_size", "num_hidden_layers", "inputs_embeds", "output_hidden_states", "hidden_states"}
+DICTATED = {"hidden_size", "num_hidden_layers", "inputs_embeds", "output_hidden_states", "last_hidden_state"}
 # words of others in our prose: titles, and English that means something else
 QUOTED = {
     "Retrofitted recurrence": "the title of arXiv 2511.07384",

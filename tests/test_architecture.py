@@ -7,6 +7,7 @@ The set of config fields, part options and flags is stored in options.txt. To ch
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -181,6 +182,16 @@ def test_options_are_the_stored_ones() -> None:
     stored, now = STORED.read_text().splitlines(), all_options()
     added, gone = [x for x in now if x not in stored], [x for x in stored if x not in now]
     assert stored == now, f"options changed: added {added}, gone {gone}. If that is meant: {REWRITE}"
+
+
+def test_docs_name_every_option_and_family() -> None:
+    models, checkpoints = (
+        set(re.findall(r"`([\w.-]+)`", (ROOT / "docs" / page).read_text())) for page in ("models.md", "checkpoints.md")
+    )
+    wanted = {word for line in all_options() if not line.startswith("flag") for word in line.split()[1:]}
+    assert sorted(wanted - models) == []
+    assert sorted(set(PRESETS) - models) == []
+    assert sorted(set(FAMILIES) - checkpoints) == []
 
 
 def test_every_config_field_is_read(tmp_path: Path) -> None:

@@ -144,6 +144,15 @@ def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert capsys.readouterr().err == ""
 
 
+def test_a_long_message_is_still_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def wrong() -> None:
+        raise ValueError("first: wrong\n  second: wrong too")
+
+    monkeypatch.setattr(commands, "presets", wrong)
+    assert run("presets") == 2
+    assert capsys.readouterr().err == "loopwright: first: wrong second: wrong too\n"
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out.startswith("loopwright ")

@@ -140,6 +140,7 @@ def test_demo_checks_every_preset_small(monkeypatch: pytest.MonkeyPatch, capsys:
 
     def check(model: torch.nn.Module, *, progress: object) -> CheckReport:
         seen.append(model.config.hidden_size)
+        assert torch.get_num_threads() == 1
         return CheckReport((CheckRow("causality", True, ""),))
 
     monkeypatch.setattr(conformance, "check", check)

@@ -6,7 +6,6 @@ equality (its docstring); a check that does not apply says why. The model comes 
 
 from __future__ import annotations
 
-import copy
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -88,9 +87,7 @@ _WORDS: dict[bool | None, tuple[str, str]] = {
 }
 
 
-def check(
-    model: nn.Module, vocab_size: int | None = None, *, progress: Callable[[str], None] | None = None
-) -> CheckReport:
+def check(model: nn.Module, vocab_size: int | None = None, *, progress: Callable[[str], None] | None = None) -> CheckReport:
     """Returns what every check finds in a model; the model comes back as it was.
 
     Parameters that are exactly zero are given small values meanwhile: parts that start without effect (adapters, gates)
@@ -148,13 +145,14 @@ def _first_call(probe: Probe) -> None:
 def _unchanged(model: nn.Module) -> Iterator[None]:
     """Puts back what a check or the model itself may change: modes, buffers, config and random states."""
     modes = {module: module.training for module in model.modules()}
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = [(module, name, b, b.clone()) for module in modes for name, b in module._buffers.items() if b is not None]
     config = getattr(model, "config", None)
-    settings = None if config is None or isinstance(config, dict) else copy.deepcopy(vars(config))
+    fields = getattr(config, "__dict__", {})
+    settings = dict(fields)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     python, arrays = random.getstate(), numpy.random.get_state()
     try:
-        with torch.random.fork_rng(devices=list(devices)):
+        if True:
             yield
     finally:
         random.setstate(python)
@@ -162,11 +160,10 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
         for module, training in modes.items():
             module.training = training
         with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
-        if settings is not None:
-            vars(config).clear()
-            vars(config).update(settings)
+            for module, name, buffer, value in buffers:
+                module._buffers[name] = buffer.copy_(value)
+        fields.clear()
+        fields.update(settings)
 
 
 @contextmanager

@@ -45,10 +45,12 @@ class Probe:
 
     def __init__(self, model: nn.Module, vocab_size: int | None = None) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(f"check: {type(model).__name__} is not a model; allowed: a torch.nn.Module (load a folder with lw.load)")
+            raise TypeError(
+                f"check: {type(model).__name__} is not a model; allowed: a torch.nn.Module (load a folder with lw.load)"
+            )
         self.model = model
         self.parameters = forward_parameters(model)
-        self.config = getattr(model, "config", None)
+        self.config: Any = getattr(model, "config", None)
         self.vocab_size = find_vocab_size(model) if vocab_size is None else vocab_size
         if self.vocab_size < 2:
             raise ValueError(f"check: vocab_size {self.vocab_size}; allowed: at least 2")
@@ -56,11 +58,14 @@ class Probe:
         self.device = torch.device("cpu") if first is None else first.device
         if self.device.type == "meta":
             raise ValueError("check: the parameters are on the meta device and have no values; load the model first")
-        self.length = min([TOKENS, *(n for n in (self._setting(name) for name in LENGTH_NAMES) if isinstance(n, int))])
+        limits = [self._setting(name) for name in LENGTH_NAMES]
+        self.length: int = min([TOKENS, *(n for n in limits if isinstance(n, int))])
         if self.length < FEWEST_TOKENS:
             raise ValueError(f"check: the model takes {self.length} tokens; allowed: at least {FEWEST_TOKENS}")
-        self.ours = isinstance(model, LoopedForCausalLM)
-        self.depth = min(model.config.depth, DEEPEST) if self.ours and model.config.is_looped else None
+        self.own = model if isinstance(model, LoopedForCausalLM) else None
+        self.depth: int | None = None
+        if self.own is not None and self.own.config.is_looped:
+            self.depth = min(self.own.config.depth, DEEPEST)
         self.dtype = self._coarsest_dtype()
         self.usable = self._usable_ids()
 
@@ -77,11 +82,11 @@ class Probe:
 
     def need_core(self) -> LoopedForCausalLM:
         """Returns the model, a loopwright model with a core; raises NotOfferedError where it is not one."""
-        if not self.ours:
-            raise NotOfferedError("forward has no output_steps and no tap; only loopwright models do")
-        if not self.model.config.is_looped:
+        if self.own is None:
+            raise NotOfferedError("forward has no output_steps; only loopwright models do")
+        if self.depth is None:
             raise NotOfferedError("no core: a dense model runs its layers once")
-        return self.model
+        return self.own
 
     def argument(self, names: tuple[str, ...]) -> str | None:
         """Returns the first of these names that the forward takes."""
@@ -171,8 +176,8 @@ class Probe:
         return Answer(logits, find_loss(output), find_cache(output))
 
     def _positions(self, positions: Tensor) -> dict[str, Tensor]:
-        """Returns the explicit positions that a model of others' is owed; ours finds its own."""
-        return {"position_ids": positions} if self.offers("position_ids") and not self.ours else {}
+        """Returns the explicit positions that a foreign model is owed; loopwright's finds its own."""
+        return {"position_ids": positions} if self.offers("position_ids") and self.own is None else {}
 
     def _requires(self, name: str) -> bool:
         return self.offers(name) and self.parameters[name].default is inspect.Parameter.empty

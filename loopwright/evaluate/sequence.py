@@ -54,7 +54,7 @@ def causality(probe: Probe) -> Verdict:
 
 def _answers(probe: Probe) -> dict[str, dict[str, Any]]:
     """Returns the ways in which a model in evaluation mode can answer, each with its options."""
-    learned = probe.ours and probe.depth is not None and probe.model.config.halting["kind"] != "none"
+    learned = probe.own is not None and probe.own.config.halting["kind"] != "none"
     return {"evaluation mode": {}, **({"select='expected'": {"select": "expected"}} if learned else {})}
 
 
@@ -63,7 +63,8 @@ def _change_future(probe: Probe, tally: Tally, mode: str, ids: Tensor, starts: t
     for start in starts:
         got = probe.logits(probe.changed(ids, start), options=options)
         where = f"{mode}, tokens from {start} on changed"
-        if probe.ours:  # no shape depends on the tokens here, so that even a leak below rounding shows
+        tally.hold(f"{mode}: the tokens from {start} on never reach the logits", not torch.equal(got[:, start:], want[:, start:]))
+        if probe.own is not None:  # no shape depends on the tokens here, so that even a leak below rounding shows
             tally.same(where, got[:, :start], want[:, :start])
         else:
             tally.close(where, got[:, :start], want[:, :start], times=STRICT)

@@ -22,17 +22,16 @@ def initial_state(probe: Probe) -> Verdict:
         answers.append(probe.call_unseeded(ids).logits)
     tally.same("two calls, the global generator in two states", answers[1], answers[0])
     name = probe.argument(STATE_NAMES)
-    if probe.ours and probe.depth is not None:
-        _own_state(probe, tally, ids)
-    elif not probe.ours and name is not None:
+    if probe.own is not None and probe.depth is not None:
+        _own_state(probe, probe.own, tally, ids)
+    elif probe.own is None and name is not None:
         _given_state(probe, tally, ids, name)
     else:
         tally.notes.append("no initial state to set")
     return tally.verdict()
 
 
-def _own_state(probe: Probe, tally: Tally, ids: Tensor) -> None:
-    model: LoopedForCausalLM = probe.model
+def _own_state(probe: Probe, model: LoopedForCausalLM, tally: Tally, ids: Tensor) -> None:
     e, p = model.embed(ids)
     state = model.start_state(e, p)
     want = probe.logits(ids)
@@ -47,7 +46,9 @@ def _own_state(probe: Probe, tally: Tally, ids: Tensor) -> None:
     few = ids.shape[1] // 2
     for row, seed in enumerate(seeds.tolist()):
         alone, short = model.embed(ids[row : row + 1, :few])
-        tally.same(f"seed {seed}, fewer tokens and no batch mates", model.start_state(alone, short, seed), by_row[row : row + 1, :few])
+        tally.same(
+            f"seed {seed}, fewer tokens and no batch mates", model.start_state(alone, short, seed), by_row[row : row + 1, :few]
+        )
     seeded = probe.logits(ids, options={"state_seed": seeds})
     tally.close("state_seed of a row, alone", probe.logits(ids[1:2], options={"state_seed": 8}), seeded[1:2])
 
@@ -65,7 +66,7 @@ def _given_state(probe: Probe, tally: Tally, ids: Tensor, name: str) -> None:
 
 def depth_honesty(probe: Probe) -> Verdict:
     """Depth d = d steps, d + 1 is not d, and a steps and then b more = a + b steps at once."""
-    if not probe.ours:
+    if probe.own is None:
         return _depth_argument(probe)
     model, tally, ids = probe.need_core(), probe.tally(), probe.ids(2)
     depths = _depths(model)
@@ -123,7 +124,7 @@ def one_sweep(probe: Probe) -> Verdict:
 
 def tap(probe: Probe) -> Verdict:
     """Logits with a tap that reads every point = logits without."""
-    if not probe.ours:
+    if probe.own is None:
         raise NotOfferedError("forward has no tap")
     tally, ids, recorder = probe.tally(), probe.ids(2), Recorder()
     tally.same("tap on and off", probe.logits(ids, options={"tap": recorder}), probe.logits(ids))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +45,7 @@ class Tally:
         """Compares two logits [B, T, V] up to rounding; `times` widens or narrows what is allowed."""
         tolerance = self.allowed(want) * times
         difference, place = largest_difference(got, want)
-        if not difference <= tolerance:  # a NaN is a failure too
+        if not difference <= tolerance < math.inf:  # what is not finite is a failure too
             self.failures.append(f"{where}: difference {difference:.1e} above tolerance {tolerance:.1e}{place}")
         share = difference / tolerance if tolerance else float(difference > 0)
         if self.worst is None or share > self.worst[0]:
@@ -86,7 +87,7 @@ class Tally:
 def largest_difference(got: Tensor, want: Tensor) -> tuple[float, str]:
     """Returns the largest absolute difference (infinite where shapes differ) and where it stands, in words."""
     if got.shape != want.shape:
-        return float("inf"), f" (shape {tuple(got.shape)} against {tuple(want.shape)})"
+        return math.inf, f" (shape {tuple(got.shape)} against {tuple(want.shape)})"
     if not got.numel():
         return 0.0, ""
     gap = (got.detach().double() - want.detach().to(got.device).double()).abs()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import filecmp
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ def state_between_calls(probe: Probe) -> Verdict:
     tally, ids = probe.tally(), probe.ids(2)
     want = probe.logits(ids)
     probe.logits(probe.ids(3, probe.length - 2, seed=3))
-    if probe.offers("past_key_values") and not (probe.ours and probe.model.leaks_future):
+    if probe.offers("past_key_values") and not (probe.own is not None and probe.own.leaks_future):
         try:
             probe.cached_logits(probe.ids(2, seed=4), [3, 2])
         except NotOfferedError:
@@ -77,7 +78,7 @@ def gradients(probe: Probe) -> Verdict:
             return Verdict(False, "the loss does not depend on any parameter")
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     problems = []
-    steps = probe.model.config.max_steps if probe.ours else None
+    steps = None if probe.own is None else probe.own.config.max_steps
     for name, gradient in zip(named, found, strict=True):
         if gradient is None:
             problems.append(f"{name} (none)")
@@ -89,15 +90,17 @@ def gradients(probe: Probe) -> Verdict:
             problems += [f"{name}[{t}] (zero)" for t in range(steps) if not bool(gradient[t].any())]
     if problems:
         more = f" and {len(problems) - SHOWN_NAMES} more" if len(problems) > SHOWN_NAMES else ""
-        return Verdict(False, f"no usable gradient: {', '.join(problems[:SHOWN_NAMES])}{more}; of {len(named)} trainable parameters")
+        return Verdict(
+            False, f"no usable gradient: {', '.join(problems[:SHOWN_NAMES])}{more}; of {len(named)} trainable parameters"
+        )
     return Verdict(True, f"{len(named)} trainable parameters, loss {float(loss.detach()):.4f}")
 
 
 def _training_loss(probe: Probe) -> Tensor:
     ids = probe.ids(2)
     options: dict[str, object] = {"labels": ids} if probe.offers("labels") else {}
-    if probe.ours and probe.depth is not None:
-        config = probe.model.config
+    if probe.own is not None and probe.depth is not None:
+        config = probe.own.config
         # per-step tables end where they end; an exit gate needs a second step to choose from
         options["depth"] = config.max_steps or max(probe.depth, 2)
         if config.halting["kind"] != "none":
@@ -118,7 +121,7 @@ def save_and_load(probe: Probe) -> Verdict:
     model = probe.model
     if not isinstance(model, PreTrainedModel):
         raise NotOfferedError("the model has no transformers save_pretrained")
-    loader = AutoModelForCausalLM if probe.ours else type(model)
+    loader: Any = type(model) if probe.own is None else AutoModelForCausalLM
     tally, ids = probe.tally(), probe.ids(2)
     with TemporaryDirectory() as folder:
         first, second = Path(folder, "first"), Path(folder, "second")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TextStreamer
 
 from loopwright.model.looped import LoopedForCausalLM
+
+LIMITS: dict[str, tuple[float, float, str]] = {
+    "temperature": (0, math.inf, "0 (greedy) or above"),
+    "top_p": (0, 1, "from 0 to 1"),
+    "top_k": (1, math.inf, "a whole number of at least 1"),
+    "min_p": (0, 1, "from 0 to 1"),
+}
 
 
 @dataclass(frozen=True)
@@ -26,8 +34,10 @@ class Sampling:
     def options(self) -> dict[str, Any]:
         """Returns the keyword arguments of `generate`."""
         given = {name: value for name, value in vars(self).items() if value is not None}
-        if self.temperature is not None and self.temperature < 0:
-            raise ValueError(f"temperature: {self.temperature}; allowed: 0 (greedy) or above")
+        for name, value in given.items():
+            low, high, words = LIMITS[name]
+            if not low <= value <= high:
+                raise ValueError(f"{name}: {value}; allowed: {words}")
         if not given or self.temperature == 0:
             return {"do_sample": False}
         return {"do_sample": True, **given}

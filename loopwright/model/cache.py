@@ -20,10 +20,12 @@ from torch import Tensor
 from transformers import Cache
 
 from loopwright.model.context import Place
+from loopwright.model.slots import SlotTable
 from loopwright.model.span import Span
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
+    from loopwright.model.graph import DecodeGraph
 
 
 @dataclass
@@ -72,9 +74,9 @@ class LoopCache(Cache):
         self._forget()
 
     def _forget(self) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-        self.sums: dict[str, Tensor] = {}
+        self.tables: dict[str, SlotTable] = {}
+        self.graph: DecodeGraph | None = None
+        self.graphable = True
         self.filled: list[int] = []
         self._ledger: Ledger | None = None
 
@@ -91,8 +93,7 @@ class LoopCache(Cache):
     @property
     def storage_bytes(self) -> int:
         """The bytes allocated for keys, values and running sums."""
-        tensors = [t for t in (self.keys, self.values, *self.sums.values()) if t is not None]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return sum(table.bytes for table in self.tables.values())
 
     # what a pass does, in order: reserve, write many times, advance
 
@@ -108,36 +109,31 @@ class LoopCache(Cache):
             self.capacity = max(span.extent, 2 * self.capacity, 16)
         steps = depth if self.share is None else min(depth, self.share)
         slots = max(self.once + steps * self.config.core_layers, len(self.filled))
-        width = self.config.num_key_value_heads * self.config.head_dim
-        shape = (slots, span.rows, self.capacity, width)
-        self.keys = _grown(self.keys, shape, like)
-        self.values = _grown(self.values, shape, like)
+        heads = (self.config.num_key_value_heads, self.config.head_dim)
+        self.keys = self._table("keys", slots, span.rows, heads, like)
+        self.values = self._table("values", slots, span.rows, heads, like)
         self.filled += [0] * (slots - len(self.filled))
 
     def write(self, place: Place, key: Tensor, value: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         """Stores new keys and values [B, T, Hk, K] and returns those of all tokens up to now [B, N, Hk, K]."""
-        assert self.keys is not None and self.values is not None, "reserve comes before write"
         slot = self._slot(place)
         self._check_filled(slot, place, span)
-        heads = key.shape[2:]
-        return (
-            _store(self.keys, slot, key.flatten(2), span).unflatten(-1, heads),
-            _store(self.values, slot, value.flatten(2), span).unflatten(-1, heads),
-        )
+        return self.keys.write(slot, key, span), self.values.write(slot, value, span)
 
     def carried_sum(self, name: str, step: int | Tensor, span: Span, like: Tensor) -> Tensor | None:
         """Returns the running sum [B, W] of each row's last token at this step, or None where nothing is cached."""
         if span.offset == 0:
             return None
-        table = self._sum_table(name, span, like)
-        last = torch.tensor(self.row_lengths, device=table.device) - 1
-        rows = torch.arange(span.rows, device=table.device)
-        found = table[self._step_slot(step), rows, last.clamp(min=0)]
+        if span.index is None:
+            last = torch.full((span.rows,), span.offset - 1, device=like.device)
+        else:
+            last = span.index[:, 0] - 1
+        found = self._sums(name, span, like).at(self._step_slot(step), last.clamp(min=0))
         return torch.where((last >= 0)[:, None], found, 0)
 
     def write_sum(self, name: str, step: int | Tensor, running: Tensor, span: Span) -> Tensor:
         """Stores the running sums of the new tokens [B, T, W] and returns those of all tokens [B, N, W]."""
-        return _store(self._sum_table(name, span, running), self._step_slot(step), running, span)
+        return self._sums(name, span, running).write(self._step_slot(step), running, span)
 
     def advance(self, span: Span) -> None:
         """Counts the tokens of `span` as held. Called once, when the pass is done."""
@@ -152,6 +148,10 @@ class LoopCache(Cache):
             ledger.lengths = ledger.lengths + span.length
             self._ledger = ledger
         self.row_lengths = [n + span.length for n in self.row_lengths]
+
+    def retire_graph(self) -> None:
+        """Drops the captured decode pass for good: something else moves the rows of this cache."""
+        self.graph, self.graphable = None, False
 
     def ledger(self, rows: int, device: torch.device) -> Ledger:
         """Returns the ledger, made from a plain cache's lengths where there was none yet, wide enough for the storage."""
@@ -183,11 +183,8 @@ class LoopCache(Cache):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Replaces the rows by the chosen ones, in that order (a row may be chosen twice or not at all)."""
         self.row_lengths = [self.row_lengths[i] for i in beam_idx.tolist()]
-        if self.keys is not None and self.values is not None:
-            beam_idx = beam_idx.to(self.keys.device)
-            self.keys = self.keys.index_select(1, beam_idx)
-            self.values = self.values.index_select(1, beam_idx)
-        self.sums = {name: table.index_select(1, beam_idx.to(table.device)) for name, table in self.sums.items()}
+        for table in self.tables.values():
+            table.choose_rows(beam_idx)
         if self._ledger is not None:
             self._ledger = self._ledger.map_rows(beam_idx.to(self._ledger.lengths.device))
 
@@ -199,6 +196,8 @@ class LoopCache(Cache):
 
     def free(self, row: int) -> None:
         """Empties one row, so that another sequence can be admitted to it."""
+        if not self.is_initialized:
+            return
         self._make_ledger()
         assert self._ledger is not None
         self.row_lengths[row] = 0
@@ -207,28 +206,23 @@ class LoopCache(Cache):
 
     def admit(self, row: int, other: LoopCache, other_row: int = 0) -> None:
         """Copies one row of another cache of the same model and policy into `row`, whatever their lengths."""
-        if other.policy != self.policy or other.keys is None or other.values is None:
+        if other.policy != self.policy or not other.is_initialized:
             raise ValueError(f"cache: cannot admit a row of an empty or {other.policy!r} cache into a {self.policy!r} one")
         length = other.row_lengths[other_row]
         if length > self.capacity and self.fixed:
             raise ValueError(f"cache: {length} tokens do not fit; this cache is fixed at {self.capacity}")
         self.capacity = max(self.capacity, length)
-        shape = (other.keys.shape[0], len(self.row_lengths), self.capacity, other.keys.shape[3])
-        self.keys, self.values = _grown(self.keys, shape, other.keys), _grown(self.values, shape, other.values)
-        slots = self.keys.shape[0]
+        for name, theirs in other.tables.items():
+            ours = self._table(name, theirs.data.shape[0], len(self.row_lengths), theirs.data.shape[3:], theirs.data)
+            ours.copy_row(row, theirs, other_row, length)
+        self.keys, self.values = self.tables["keys"], self.tables["values"]
         # a slot counts as filled only where the rows here and the new row both went that deep
+        slots = len(self.keys.views)
         mine = [n >= self.length for n in _padded(self.filled, slots)]
         theirs_full = [n >= length for n in _padded(other.filled, slots)]
         self._make_ledger()
         assert self._ledger is not None
-        pairs = [(self.keys, other.keys), (self.values, other.values)]
-        for name, theirs in other.sums.items():
-            ours = _grown(self.sums.get(name), (theirs.shape[0], *shape[1:3], theirs.shape[3]), theirs)
-            self.sums[name] = ours
-            pairs.append((ours, theirs))
-        for ours, theirs in pairs:
-            ours[: theirs.shape[0], row, :length] = theirs[:, other_row, :length]
-        source = other.ledger(len(other.row_lengths), other.keys.device)
+        source = other.ledger(len(other.row_lengths), other.keys.data.device)
         for table in ("valid", "first", "positions", "segments"):
             getattr(self._ledger, table)[row] = 0
             getattr(self._ledger, table)[row, :length] = getattr(source, table)[other_row, :length]
@@ -256,7 +250,7 @@ class LoopCache(Cache):
     @property
     def is_initialized(self) -> bool:
         """Whether storage is allocated."""
-        return self.keys is not None
+        return bool(self.tables)
 
     def activate_past_recording(self) -> None:
         """Nothing to switch on: any crop can be undone by running the tokens again."""
@@ -272,8 +266,7 @@ class LoopCache(Cache):
         return f"LoopCache(policy={self.policy!r}, rows={self.row_lengths}, slots={len(self.filled)}, capacity={self.capacity})"
 
     def _make_ledger(self) -> None:
-        assert self.keys is not None
-        self._ledger = self.ledger(len(self.row_lengths), self.keys.device)
+        self._ledger = self.ledger(len(self.row_lengths), self.keys.data.device)
 
     def _step_slot(self, step: int | Tensor) -> int | Tensor:
         return step if self.share is None else step % self.share
@@ -296,12 +289,15 @@ class LoopCache(Cache):
             )
         self.filled[slot] = span.extent
 
-    def _sum_table(self, name: str, span: Span, like: Tensor) -> Tensor:
-        assert self.keys is not None
-        steps = (self.keys.shape[0] - self.once) // max(self.config.core_layers, 1)
-        table = _grown(self.sums.get(name), (steps, span.rows, self.capacity, like.shape[-1]), like)
-        self.sums[name] = table
-        return table
+    def _table(self, name: str, slots: int, rows: int, entry: tuple[int, ...], like: Tensor) -> SlotTable:
+        if name not in self.tables:
+            self.tables[name] = SlotTable((slots, rows, self.capacity, *entry), like)
+        self.tables[name].grow(slots, rows, self.capacity)
+        return self.tables[name]
+
+    def _sums(self, name: str, span: Span, like: Tensor) -> SlotTable:
+        steps = (len(self.keys.views) - self.once) // self.config.core_layers
+        return self._table(name, steps, span.rows, (like.shape[-1],), like)
 
 
 def _shared_steps(policy: str) -> int | None:
@@ -313,37 +309,6 @@ def _shared_steps(policy: str) -> int | None:
     if found is None or int(found[1]) < 1:
         raise ValueError(f"cache: unknown policy {policy!r}; allowed: every, last, share(n) with n of at least 1")
     return int(found[1])
-
-
-def _grown(old: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    if old is not None and all(have >= want for have, want in zip(old.shape, shape, strict=True)):
-        return old
-    if old is not None:
-        shape = tuple(max(have, want) for have, want in zip(old.shape, shape, strict=True))
-    new = torch.zeros(shape, dtype=like.dtype, device=like.device)
-    if old is not None:
-        new[tuple(slice(0, n) for n in old.shape)] = old
-    return new
-
-
-def _store(table: Tensor, slot: int | Tensor, new: Tensor, span: Span) -> Tensor:
-    """Writes `new` [B, T, W] at the span of one slot (or one per row) and returns the slot up to the span's end."""
-    n, end = span.offset, span.extent
-    if isinstance(slot, int) and span.plain:
-        table[slot, :, n:end] = new.detach()
-        if new.requires_grad and torch.is_grad_enabled():
-            return torch.cat([table[slot, :, :n].clone(), new], dim=1) if n else new
-        return table[slot, :, :end]
-    if new.requires_grad and torch.is_grad_enabled():
-        raise ValueError("cache: rows that are padded, packed or at their own steps are cached under torch.no_grad() only")
-    rows = torch.arange(span.rows, device=table.device)
-    index = torch.arange(n, end, device=table.device).expand(span.rows, -1) if span.index is None else span.index
-    if isinstance(slot, int):
-        table[slot, rows[:, None], index] = new
-        return table[slot, :, :end]
-    slot = slot.to(table.device)
-    table[slot[:, None], rows[:, None], index] = new
-    return table[slot, rows, :end]
 
 
 def _padded(values: list[int], length: int) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 
 from loopwright.model.adapter import ADAPTERS
@@ -24,19 +24,20 @@ from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.context import Pass, Place
 from loopwright.model.gate import GATES
+from loopwright.model.generation import LoopGenerationMixin
 from loopwright.model.halting import HALTINGS
 from loopwright.model.injection import INJECTIONS
 from loopwright.model.norm import build_norm
 from loopwright.model.output import LoopedOutput, shifted_loss, weighted_sum
 from loopwright.model.part import Part, StepIndex, build_part
-from loopwright.model.span import place_tokens
+from loopwright.model.span import Span, place_tokens
 from loopwright.model.state import STATES
 from loopwright.model.tap import Tap
 
 SELECTIONS = ("last", "hub", "expected")
 
 
-class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
+class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
     """A looped transformer language model, built from its config alone."""
 
     config_class = LoopedConfig
@@ -72,6 +73,8 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
         for index, adapter in enumerate(self.adapters):
             if isinstance(adapter, Controller):
                 adapter.key = f"adapters.{index}"
+        # whether a part reads future tokens
+        self.leaks_future = any(isinstance(a, Controller) and a.pooling == "sequence" for a in self.adapters)
         self.rotary = Rotary(config) if config.positions == "rotary" else None
         self.post_init()
 
@@ -95,7 +98,7 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input: give either input_ids or inputs_embeds, not both and not neither")
-        x = self.embed_tokens(input_ids) * self.config.embedding_scale if inputs_embeds is None else inputs_embeds
+        x = self.token_vectors(input_ids) if inputs_embeds is None else inputs_embeds
         rows, length = x.shape[:2]
         if not rows or not length:
             raise ValueError(f"input: shape {(rows, length)} holds no token")
@@ -105,12 +108,16 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
         )  # fmt: skip
         if cache is not None:
             cache.reserve(span, depth, x)
+        if self.config.positions == "learned" and span.extent > self.config.max_position_embeddings:
+            raise ValueError(
+                f"input: {span.extent} tokens; learned positions end at max_position_embeddings="
+                f"{self.config.max_position_embeddings}"
+            )
+        return self.embed_at(x, span, cache=cache, tap=tap)
+
+    def embed_at(self, x: Tensor, span: Span, *, cache: LoopCache | None = None, tap: Tap | None = None) -> tuple[Tensor, Pass]:
+        """Returns the input e and the pass of embedded tokens x [B, T, D] that stand at `span`."""
         if self.config.positions == "learned":
-            if span.extent > self.config.max_position_embeddings:
-                raise ValueError(
-                    f"input: {span.extent} tokens; learned positions end at max_position_embeddings="
-                    f"{self.config.max_position_embeddings}"
-                )
             x = x + self.embed_positions(span.positions)
         mask, causal = span.mask(self.config.sliding_window)
         rotary = None if self.rotary is None else self.rotary.table(span.positions, x.dtype)
@@ -120,6 +127,10 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
         for layer, block in enumerate(self.prelude):
             x = block(x, p, Place("prelude", 0, layer))
         return x, p
+
+    def token_vectors(self, input_ids: Tensor) -> Tensor:
+        """Returns the scaled embedding rows of tokens, [B, T, D]."""
+        return self.embed_tokens(input_ids) * self.config.embedding_scale
 
     def start_state(self, e: Tensor, p: Pass, seed: int | Tensor | None = None) -> Tensor:
         """Returns the state before the first step, [B, T, D]."""
@@ -203,6 +214,11 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
             raise TypeError(
                 f"past_key_values: {type(past_key_values).__name__}; allowed: a LoopCache (one slot per step and layer)"
             )
+        simple = not output_steps and select == "last" and tap is None and labels is None
+        if simple and attention_mask is None and segment_ids is None and initial_state is None and input_ids is not None:
+            replayed = self.replay(input_ids, past_key_values, depth, position_ids, state_seed)
+            if replayed is not None:
+                return LoopedOutput(logits=replayed, past_key_values=past_key_values)
         e, p = self.embed(
             input_ids, depth=depth, attention_mask=attention_mask, position_ids=position_ids, segment_ids=segment_ids,
             inputs_embeds=inputs_embeds, cache=past_key_values, tap=tap,
@@ -281,38 +297,6 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
                 f"step: {t} is beyond max_steps={limit}; {', '.join(self.config.step_tables)} have no later parameters"
             )
         return StepIndex(t, t)
-
-    # generation: everything else is transformers' own
-
-    @property
-    def leaks_future(self) -> bool:
-        """Whether a part reads future tokens (the controller's "sequence" pooling)."""
-        return any(isinstance(a, Controller) and a.pooling == "sequence" for a in self.adapters)
-
-    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any) -> None:
-        """Gives `generate` a LoopCache that fits the depth and length asked for."""
-        if self.leaks_future:
-            raise ValueError("generate: the controller's pooling 'sequence' reads future tokens; use prefix, chunk or token")
-        self.config.check_depth(model_kwargs.get("depth"))
-        if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
-            return
-        kind = generation_config.cache_implementation
-        if kind not in (None, "dynamic", "static"):
-            raise ValueError(f"generate: cache_implementation {kind!r}; allowed: dynamic, static")
-        length = kwargs["max_cache_length"] if "max_cache_length" in kwargs else args[2]
-        # transformers may run one token past the end before it sees that it should stop
-        model_kwargs["past_key_values"] = LoopCache(self.config, capacity=length + 1, fixed=kind == "static")
-
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
-        """Returns the inputs of the next pass. A cache that holds tokens knows its own padding, so the mask stops there."""
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        cache = inputs.get("past_key_values")
-        if isinstance(cache, LoopCache) and cache.length:
-            mask = inputs.pop("attention_mask", None)
-            new = inputs["input_ids"].shape[1]
-            if mask is not None and not cache.plain and bool((mask[:, -new:] == 0).any()):
-                inputs["attention_mask"] = mask
-        return inputs
 
     # one more view of the same weights
 

@@ -73,6 +73,12 @@ def test_the_paper_s_controller_pooling_fails_causality(heads: float) -> None:
     assert "left padding" not in report.failed and "label alignment" not in report.failed
 
 
+def test_a_model_that_never_reads_its_ids_fails_causality() -> None:
+    torch.manual_seed(0)
+    model = lw.build("ouro-1.4b-tiny", state={"kind": "zero"}, adapters=[{"kind": "sinusoidal"}])  # and nothing injected
+    assert "never reach the logits" in detail(model, "causality")
+
+
 def test_dropout_in_training_mode_is_no_leak() -> None:
     class Dropping(Foreign):
         def start(self, x: Tensor) -> Tensor:

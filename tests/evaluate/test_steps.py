@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import loopwright as lw
 from loopwright.model.context import Pass
@@ -74,28 +74,34 @@ def test_a_continuation_that_starts_again_at_step_zero_fails() -> None:
 
 
 def test_answering_with_an_earlier_step_fails() -> None:
-    class Late(lw.LoopedForCausalLM):
-        def _answer(self, s: Tensor, states: tuple, step_logits: list, select: str, p: Pass, keep: int) -> tuple:
-            found = super()._answer(s, states, step_logits, select, p, keep)
-            return (step_logits[0], found[1]) if step_logits and select == "last" else found
+    def first(module: nn.Module, args: tuple, output: lw.LoopedOutput) -> None:
+        if output.step_logits is not None:
+            output.logits = output.step_logits[0]
 
-    class First(lw.LoopedForCausalLM):
-        def unroll(self, e: Tensor, depth: int, p: Pass, **options: Any) -> Iterator[Tensor]:
-            first, *rest = super().unroll(e, depth, p, **options)
-            yield first
-            yield from ([] if depth == 1 else [*rest[:-1], first])
-
-    assert "one sweep" in lw.check(looped(Late)).failed
-    assert "depth honesty" in lw.check(looped(First)).failed
+    model = looped(lw.LoopedForCausalLM)
+    model.register_forward_hook(first)
+    report = lw.check(model)
+    assert report.failed == ("one sweep",) and "its last step" in detail(report, "one sweep")
 
 
 def test_logits_that_are_not_the_last_state_s_fail() -> None:
-    class Blurred(lw.LoopedForCausalLM):
-        def _answer(self, s: Tensor, *rest: Any) -> tuple:
-            logits, probs = super()._answer(s, *rest)
-            return logits * 1.001, probs
+    def blur(module: nn.Module, args: tuple, output: lw.LoopedOutput) -> None:
+        output.logits = output.logits * 1.001
 
-    assert {"last step answers", "one sweep"} <= set(lw.check(looped(Blurred)).failed)
+    model = looped(lw.LoopedForCausalLM)
+    model.register_forward_hook(blur)
+    assert {"last step answers", "one sweep"} <= set(lw.check(model).failed)
+
+
+def test_a_sweep_in_the_wrong_order_fails() -> None:
+    def turn(module: nn.Module, args: tuple, output: lw.LoopedOutput) -> None:
+        if output.states is not None:
+            output.states = output.states[::-1]
+
+    model = looped(lw.LoopedForCausalLM)
+    model.register_forward_hook(turn)
+    report = lw.check(model)
+    assert report.failed == ("one sweep",) and "state of step 0" in detail(report, "one sweep")
 
 
 def test_a_tap_that_changes_the_path_fails() -> None:
@@ -109,12 +115,16 @@ def test_a_tap_that_changes_the_path_fails() -> None:
 
 
 def test_a_point_the_tap_never_sees_fails() -> None:
-    class Hiding(lw.LoopedForCausalLM):
-        def read_out(self, s: Tensor, p: Pass, *, keep: int = 0) -> Tensor:
-            return super().read_out(s, Pass(p.span, p.rotary, p.mask, p.causal, p.cache, None), keep=keep)
+    def hide(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        tap = kwargs.get("tap")
+        if tap is None:
+            return args, kwargs
+        return args, {**kwargs, "tap": lambda name, value, **at: value if name == "key" else tap(name, value, **at)}
 
-    report = lw.check(looped(Hiding))
-    assert report.failed == ("tap on = tap off",) and "never saw logits" in detail(report, "tap on = tap off")
+    model = looped(lw.LoopedForCausalLM)
+    model.register_forward_pre_hook(hide, with_kwargs=True)
+    report = lw.check(model)
+    assert report.failed == ("tap on = tap off",) and "never saw key" in detail(report, "tap on = tap off")
 
 
 def test_a_random_state_drawn_from_the_global_generator_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,11 +154,9 @@ def test_a_foreign_random_state_fails() -> None:
 
 
 def test_an_initial_state_that_is_ignored_fails() -> None:
-    class Stubborn(lw.LoopedForCausalLM):
-        def _first_state(self, e: Tensor, p: Pass, initial_state: Tensor | None, seed: int | Tensor | None) -> Tensor:
-            return super()._first_state(e, p, None, seed)
-
-    report = lw.check(looped(Stubborn))
+    model = looped(lw.LoopedForCausalLM)
+    model.register_forward_pre_hook(lambda m, args, kwargs: (args, {**kwargs, "initial_state": None}), with_kwargs=True)
+    report = lw.check(model)
     assert report.failed == ("initial state",) and "another initial_state" in detail(report, "initial state")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -58,8 +60,14 @@ def test_sampling_options() -> None:
     assert Sampling().options() == {"do_sample": False}
     assert Sampling(temperature=0.0, top_k=5).options() == {"do_sample": False}
     assert Sampling(top_p=0.9).options() == {"do_sample": True, "top_p": 0.9}
-    with pytest.raises(ValueError, match="temperature: -1"):
-        Sampling(temperature=-1.0).options()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("temperature", -1.0), ("temperature", math.nan), ("top_p", 2.0), ("top_k", 0), ("min_p", -0.1)]
+)
+def test_sampling_options_out_of_range(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name}: {value}; allowed: "):
+        Sampling(**{name: value}).options()
 
 
 def test_chat_uses_the_template() -> None:

@@ -138,10 +138,10 @@ def test_storage_is_preallocated_and_grows():
     ids = ids_of(model, 2, 40)
     fixed = LoopCache(model.config, capacity=40, fixed=True)
     model(ids[:, :8], past_key_values=fixed)
-    pointer = fixed.keys.data_ptr()
+    pointer = fixed.keys.data.data_ptr()
     for i in range(8, 40):
         model(ids[:, i : i + 1], past_key_values=fixed)
-    assert fixed.keys.data_ptr() == pointer
+    assert fixed.keys.data.data_ptr() == pointer
     with pytest.raises(ValueError, match="41 tokens do not fit; this cache is fixed at 40"):
         model(ids[:, :1], past_key_values=fixed)
     growing = LoopCache(model.config)

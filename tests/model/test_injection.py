@@ -110,6 +110,7 @@ FLOATS = st.floats(-1e4, 1e4, allow_nan=False, width=32)
 @given(st.lists(FLOATS, min_size=WIDTH, max_size=WIDTH), st.lists(FLOATS, min_size=WIDTH, max_size=WIDTH))
 def test_diagonal_contracts_for_any_parameters(rate, step_size):
     part = DiagonalInjection(config_of("diagonal"))
+    part.start()
     part.rate.data, part.step_size.data = torch.tensor(rate), torch.tensor(step_size)
     decay = part.decay()
     assert ((decay > 0) & (decay < 1)).all()

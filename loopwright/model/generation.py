@@ -1,0 +1,61 @@
+"""What `generate` needs of a looped model: its cache, its inputs, and replayed decode steps. The rest is transformers' own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationMixin
+
+from loopwright.model.cache import LoopCache
+from loopwright.model.config import LoopedConfig
+from loopwright.model.graph import DecodeGraph
+
+
+class LoopGenerationMixin(GenerationMixin):
+    """Generation with a LoopCache. Abstract: the model is built on it. (transformers looks for its own mixin by this name.)"""
+
+    config: LoopedConfig
+    leaks_future: bool
+    training: bool
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any) -> None:
+        """Gives `generate` a LoopCache that fits the depth and length asked for."""
+        if self.leaks_future:
+            raise ValueError("generate: the controller's pooling 'sequence' reads future tokens; use prefix, chunk or token")
+        self.config.check_depth(model_kwargs.get("depth"))
+        if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
+            return
+        kind = generation_config.cache_implementation
+        if kind not in (None, "dynamic", "static"):
+            raise ValueError(f"generate: cache_implementation {kind!r}; allowed: dynamic, static")
+        length = kwargs["max_cache_length"] if "max_cache_length" in kwargs else args[2]
+        # transformers may run one token past the end before it sees that it should stop
+        model_kwargs["past_key_values"] = LoopCache(self.config, capacity=length + 1, fixed=kind == "static")
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        """Returns the inputs of the next pass. A cache that holds tokens knows its own padding, so the mask stops there."""
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        cache = inputs.get("past_key_values")
+        if isinstance(cache, LoopCache) and cache.length:
+            mask = inputs.pop("attention_mask", None)
+            new = inputs["input_ids"].shape[1]
+            if mask is not None and not cache.plain and bool((mask[:, -new:] == 0).any()):
+                inputs["attention_mask"] = mask
+        return inputs
+
+    def replay(
+        self, input_ids: Tensor, cache: LoopCache | None, depth: int, positions: Tensor | None, seed: int | Tensor | None
+    ) -> Tensor | None:
+        """Returns the logits of a one-token pass from a CUDA graph, where a fixed cache allows one; else None."""
+        if cache is None or not cache.fixed or not input_ids.is_cuda or input_ids.shape[1] != 1 or not cache.length:
+            return None
+        if torch.is_grad_enabled() or self.training or isinstance(seed, Tensor) or cache.policy != "every":
+            return None
+        if cache.graph is None and cache.graphable and cache.length < cache.capacity:
+            cache.graph = DecodeGraph(self, cache, depth, seed)
+        if cache.graph is None or not cache.graph.fits(depth, seed):
+            cache.retire_graph()
+            return None
+        return cache.graph.step(input_ids, positions)
