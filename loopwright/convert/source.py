@@ -6,10 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-from loopwright.convert.weights import read_json
-
 MODEL_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
 TOKENIZER_FILES = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -31,15 +27,13 @@ def find_folder(source: str | Path, files: tuple[str, ...] = MODEL_FILES) -> Pat
 
 def tokenizer(source: str | Path) -> Any:
     """Returns the tokenizer that stands in a folder or behind a hub id: transformers' own class for it."""
+    from transformers import AutoTokenizer
+
     folder = find_folder(source, TOKENIZER_FILES)
-    present = [name for name in TOKENIZER_FILES[1:] if (folder / name).is_file()]
-    if not {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"} & set(present):
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
         raise FileNotFoundError(f"{source}: there is no tokenizer (tokenizer.json, tokenizer.model, vocab.json or vocab.txt)")
-    named = "tokenizer_config.json" in present and read_json(folder / "tokenizer_config.json").get("tokenizer_class")
-    # without a class name transformers would ask the model's config, which it does not know for looped families
-    kind = PreTrainedTokenizerFast if "tokenizer.json" in present and not named else AutoTokenizer
     try:
-        return kind.from_pretrained(folder, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # a damaged file raises whatever its parser raises
         raise ValueError(f"{source}: the tokenizer cannot be read ({_first_line(error)})") from error
 

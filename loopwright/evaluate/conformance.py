@@ -152,7 +152,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     python, arrays = random.getstate(), numpy.random.get_state()
     try:
-        if True:
+        with torch.random.fork_rng(devices=list(devices)):
             yield
     finally:
         random.setstate(python)

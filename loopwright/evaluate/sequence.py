@@ -72,28 +72,29 @@ def _change_future(probe: Probe, tally: Tally, mode: str, ids: Tensor, starts: t
 
 def left_padding(probe: Probe) -> Verdict:
     """A row after masked pads = the row alone."""
-    return _padding(probe, left=True)
+    return _padding(probe, [slice(pads, None) for pads in _pads(probe)])
 
 
 def right_padding(probe: Probe) -> Verdict:
     """A row before masked pads = the row alone, at its own positions."""
-    return _padding(probe, left=False)
+    return _padding(probe, [slice(0, probe.length - pads) for pads in _pads(probe)])
 
 
-def _padding(probe: Probe, *, left: bool) -> Verdict:
+def _pads(probe: Probe) -> tuple[int, ...]:
+    return (0, 3, probe.length // 2)
+
+
+def _padding(probe: Probe, spans: list[slice]) -> Verdict:
+    """Compares each row of a batch, real only in its span, with that span alone."""
     probe.need("attention_mask")
-    tally, ids = probe.tally(), probe.ids(3)
-    length = ids.shape[1]
-    spans = []
-    mask = torch.ones_like(ids)
-    for row, pads in enumerate((0, 3, length // 2)):  # the pads are ordinary tokens: only the mask tells them apart
-        spans.append(slice(pads, length) if left else slice(0, length - pads))
-        mask[row] = 0
-        mask[row, spans[row]] = 1
+    tally, ids = probe.tally(), probe.ids(len(spans))
+    mask = torch.zeros_like(ids)
+    for row, span in enumerate(spans):  # the pads are ordinary tokens: only the mask tells them apart
+        mask[row, span] = 1
     together = probe.logits(ids, mask=mask)
     for row, span in enumerate(spans):
         alone = probe.logits(ids[row : row + 1, span])
-        tally.close(f"row of {alone.shape[1]} tokens, padded to {length}", together[row : row + 1, span], alone)
+        tally.close(f"row of {alone.shape[1]} tokens, padded to {probe.length}", together[row : row + 1, span], alone)
     return tally.verdict()
 
 

@@ -12,6 +12,8 @@ from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.graph import DecodeGraph
 
+FIRST_CAPACITY = 2048
+
 
 class LoopGenerationMixin(GenerationMixin):
     """Generation with a LoopCache. Abstract: the model is built on it. (transformers looks for its own mixin by this name.)"""
@@ -31,8 +33,11 @@ class LoopGenerationMixin(GenerationMixin):
         if kind not in (None, "dynamic", "static"):
             raise ValueError(f"generate: cache_implementation {kind!r}; allowed: dynamic, static")
         length = kwargs["max_cache_length"] if "max_cache_length" in kwargs else args[2]
-        # transformers may run one token past the end before it sees that it should stop
-        model_kwargs["past_key_values"] = LoopCache(self.config, capacity=length + 1, fixed=kind == "static")
+        # transformers may run one token past the end before it sees that it should stop; a long limit is seldom reached, so
+        # a growing cache starts smaller
+        fixed = kind == "static"
+        capacity = length + 1 if fixed else min(length + 1, FIRST_CAPACITY)
+        model_kwargs["past_key_values"] = LoopCache(self.config, capacity=capacity, fixed=fixed)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
         """Returns the inputs of the next pass. A cache that holds tokens knows its own padding, so the mask stops there."""
@@ -41,7 +46,7 @@ class LoopGenerationMixin(GenerationMixin):
         if isinstance(cache, LoopCache) and cache.length:
             mask = inputs.pop("attention_mask", None)
             new = inputs["input_ids"].shape[1]
-            if mask is not None and not cache.plain and bool((mask[:, -new:] == 0).any()):
+            if mask is not None and bool((mask[:, -new:] == 0).any()):
                 inputs["attention_mask"] = mask
         return inputs
 
@@ -55,7 +60,7 @@ class LoopGenerationMixin(GenerationMixin):
             return None
         if cache.graph is None and cache.graphable and cache.length < cache.capacity:
             cache.graph = DecodeGraph(self, cache, depth, seed)
-        if cache.graph is None or not cache.graph.fits(depth, seed):
+        if cache.graph is None or not cache.graph.fits(cache, depth, seed):
             cache.retire_graph()
             return None
-        return cache.graph.step(input_ids, positions)
+        return cache.graph.step(cache, input_ids, positions)

@@ -24,7 +24,8 @@ class DecodeGraph:
     """The captured decode pass of one model, cache, depth and state seed."""
 
     def __init__(self, model: LoopedForCausalLM, cache: LoopCache, depth: int, seed: int | None) -> None:
-        self.model, self.cache, self.depth, self.seed = model, cache, depth, seed
+        # the cache owns its graph; a reference back would keep its storage alive until the collector comes round
+        self.model, self.depth, self.seed = model, depth, seed
         self.device = cache.keys.data.device
         self.rows = len(cache.row_lengths)
         self.ledger = cache.ledger(self.rows, self.device)
@@ -33,58 +34,59 @@ class DecodeGraph:
         self.index = self.ledger.lengths[:, None].clone()
         self.segment, self.first = segment.clamp(min=0)[:, None], first.clamp(min=0)[:, None]
         self.positions = position[:, None] + 1
-        self.seen = self._seen()
-        self._capture()
+        self.left = _standing(cache)
+        self._capture(cache)
 
-    def _seen(self) -> tuple[int, tuple[int, ...]]:
-        return self.cache.keys.data.data_ptr(), tuple(self.cache.row_lengths)
-
-    def fits(self, depth: int, seed: int | None) -> bool:
+    def fits(self, cache: LoopCache, depth: int, seed: int | None) -> bool:
         """Whether the cache stands where this graph left it, and the pass is the one captured."""
-        return (depth, seed) == (self.depth, self.seed) and self._seen() == self.seen and self.cache.length < self.cache.capacity
+        return (depth, seed) == (self.depth, self.seed) and _standing(cache) == self.left and cache.length < cache.capacity
 
-    def step(self, token: Tensor, positions: Tensor | None) -> Tensor:
+    def step(self, cache: LoopCache, token: Tensor, positions: Tensor | None) -> Tensor:
         """Returns the logits [B, 1, V] after one more token per row [B, 1]."""
         self.token.copy_(token)
         if positions is not None:
             self.positions.copy_(positions)
         self.graph.replay()
-        self.cache.row_lengths = [n + 1 for n in self.cache.row_lengths]
-        slots = self.cache.once + self.depth * self.model.config.core_layers
-        self.cache.filled = [self.cache.length if i < slots else n for i, n in enumerate(self.cache.filled)]
-        self.seen = self._seen()
+        cache.row_lengths = [n + 1 for n in cache.row_lengths]
+        slots = cache.once + self.depth * self.model.config.core_layers
+        cache.filled = [cache.length if i < slots else n for i, n in enumerate(cache.filled)]
+        self.left = _standing(cache)
         return self.logits.clone()
 
-    def _capture(self) -> None:
+    def _capture(self, cache: LoopCache) -> None:
         # a capture runs the Python code once; what it counts on the host must not stay counted
-        filled, self.cache.filled = self.cache.filled, [self.cache.capacity] * len(self.cache.filled)
+        filled, cache.filled = cache.filled, [cache.capacity] * len(cache.filled)
         kept = [t.clone() for t in self._moving()]
         side = torch.cuda.Stream(device=self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             for _ in range(2):
-                self._pass()
+                self._pass(cache)
         torch.cuda.current_stream(self.device).wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.logits = self._pass()
+            self.logits = self._pass(cache)
         for tensor, value in zip(self._moving(), kept, strict=True):
             tensor.copy_(value)
-        self.cache.filled = filled
+        cache.filled = filled
 
     def _moving(self) -> list[Tensor]:
         book = self.ledger
         return [self.index, self.positions, book.lengths, book.valid, book.first, book.positions, book.segments]
 
-    def _pass(self) -> Tensor:
+    def _pass(self, cache: LoopCache) -> Tensor:
         book, index = self.ledger, self.index
         for table, value in ((book.first, self.first), (book.positions, self.positions), (book.segments, self.segment)):
             table.scatter_(1, index, value)
         book.valid.scatter_(1, index, torch.ones_like(index, dtype=torch.bool))
-        span = Span(self.rows, 1, self.cache.capacity - 1, self.positions, index, self.first, book.valid, self.segment)
-        e, p = self.model.embed_at(self.model.token_vectors(self.token), span, cache=self.cache)
+        span = Span(self.rows, 1, cache.capacity - 1, self.positions, index, self.first, book.valid, self.segment)
+        e, p = self.model.embed_at(self.model.token_vectors(self.token), span, cache=cache)
         *_, s = self.model.unroll(e, self.depth, p, state=self.model.start_state(e, p, self.seed))
         logits = self.model.read_out(s, p)
         for counter in (index, self.positions, book.lengths):
             counter.add_(1)
         return logits
+
+
+def _standing(cache: LoopCache) -> tuple[int, tuple[int, ...]]:
+    return cache.keys.data.data_ptr(), tuple(cache.row_lengths)

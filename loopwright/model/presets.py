@@ -49,7 +49,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 50_000.0}, "rope_layout": "interleaved",
         "attention_bias": ["q", "k"], "norm_placement": ["input", "residual"], "end_norm": "last",
         "embedding_scale": math.sqrt(5280), "injection": {"kind": "concat"},
-        "state": {"kind": "noise", "std": _RAVEN_STD, "scale": math.sqrt(5280)},
+        "state": {"kind": "noise", "scale": math.sqrt(5280)},
     },
     # McLeish et al. 2025 (arXiv 2511.07384): three converted models; no norm between core and coda
     "retrofit-llama-1b": {
@@ -129,6 +129,7 @@ def _tiny(fields: Mapping[str, Any]) -> dict[str, Any]:
         small["max_steps"] = min(fields["max_steps"], 6)
     if fields.get("embedding_scale"):
         small["embedding_scale"] = math.sqrt(small["hidden_size"])
+        small["state"] = {"scale": small["embedding_scale"]}
     if fields.get("adapters"):
         small["adapters"] = [{k: _TINY_RANKS.get(k, v) for k, v in a.items()} for a in fields["adapters"]]
     return merge(fields, small)

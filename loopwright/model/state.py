@@ -77,7 +77,7 @@ def hashed_normal(seed: int | Tensor, positions: Tensor, width: int) -> Tensor:
     if isinstance(seed, Tensor):
         key = seed.to(device=device, dtype=torch.long).view(-1, 1)
     else:
-        key = torch.tensor([[_signed(seed)]], device=device)
+        key = torch.full((1, 1), _signed(seed), device=device)
     key = _mix(key * _signed(0x9E3779B97F4A7C15) + positions.long())
     bits = _mix(key[..., None] + torch.arange(1, width + 1, device=device) * _signed(0xD1342543DE82EF95))
     uniform = ((bits >> 40) & 0xFFFFFF).float().add(0.5) / 2**24

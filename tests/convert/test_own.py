@@ -38,6 +38,13 @@ def test_a_folder_written_by_save_pretrained_loads(tmp_path: Path) -> None:
     assert torch.equal(lw.load(tmp_path)(ids).logits, model(ids).logits)
 
 
+def test_the_dtype_of_the_config_is_not_asked(tmp_path: Path) -> None:
+    lw.save(lw.build("ouro-1.4b-tiny"), tmp_path / "a")
+    path = tmp_path / "a" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "dtype": "odd"}))
+    assert lw.load(tmp_path / "a", "bfloat16").dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [("fnord", 1, "unknown 'fnord'"), ("core_layers", -1, "core_layers"), ("gate", {"kind": "nand"}, "unknown kind 'nand'")],

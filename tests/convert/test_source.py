@@ -55,7 +55,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def test_a_tokenizer_beside_a_looped_model(tmp_path: Path) -> None:
-    """transformers knows no class for an Ouro folder that does not name one, and needs none."""
+    """transformers knows no class for an Ouro folder that does not name one, needs none, and runs none of its code."""
     folder = folder_copy(GOLDEN, tmp_path / "a")
     write_tokenizer(folder)
     assert lw.tokenizer(folder)("loop again loop").input_ids == [1, 2, 1]

@@ -40,13 +40,13 @@ def test_every_preset_passes_every_check(name: str) -> None:
     assert set(passed(report).values()) == {True}, str(report)
 
 
-@pytest.mark.parametrize("name", ["ouro-1.4b", "huginn", "asura", "ouroboros-qwen2.5-3b"])
+@pytest.mark.parametrize("name", ["huginn", "asura", "ouroboros-qwen2.5-3b"])
 def test_presets_pass_when_every_part_has_an_effect(name: str) -> None:
     report = lw.check(noisy(f"{name}-tiny"))
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("name", ["ouro-1.4b", "huginn", "relaxed"])
+@pytest.mark.parametrize("name", ["ouro-1.4b", "relaxed"])
 def test_presets_pass_in_bfloat16(name: str) -> None:
     torch.manual_seed(0)
     report = lw.check(lw.build(f"{name}-tiny").bfloat16())
@@ -59,7 +59,7 @@ def test_every_adapter_passes(adapter: str) -> None:
     torch.manual_seed(0)
     spec = {"kind": adapter, **options.get(adapter, {})}
     parts = {"gate": {"kind": "learned"}, "state": {"kind": "learned"}, "injection": {"kind": "diagonal"}}
-    report = lw.check(lw.build("ouro-1.4b-tiny", adapters=[spec], max_steps=5, **parts))
+    report = lw.check(lw.build("ouro-1.4b-tiny", adapters=[spec], core_layers=1, depth=2, max_steps=3, **parts))
     assert report.ok, str(report)
 
 
@@ -90,8 +90,10 @@ def test_a_bare_module_passes_what_it_offers() -> None:
     assert {row.name: row.detail for row in absent}["left padding"] == "not offered: forward has no attention_mask"
 
 
-@pytest.mark.parametrize("build", [lambda: lw.build("ouroboros-qwen2.5-3b-tiny"), llama, Foreign, Bare])
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("build", "training"),
+    [(lambda: lw.build("ouroboros-qwen2.5-3b-tiny", max_steps=4), True), (llama, False), (Foreign, True), (Bare, False)],
+)
 def test_the_model_comes_back_as_it_was(build: type, training: bool) -> None:
     model = build().train(training)
     next(model.children()).eval()

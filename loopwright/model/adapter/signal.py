@@ -28,8 +28,8 @@ class SinusoidalStep(Adapter):
         self.position = position
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
-        steps = torch.as_tensor(step.t, device=s.device).view(-1, 1) + 1
-        signal = sinusoid(steps, self.width)
+        t = step.t if isinstance(step.t, Tensor) else torch.full((1,), step.t, device=s.device)
+        signal = sinusoid(t.to(s.device)[:, None] + 1, self.width)
         if self.position:
             signal = signal + sinusoid(p.span.positions, self.width)
         return Effects(signal=signal.to(s.dtype))

@@ -40,7 +40,7 @@ def model_with(*kinds: str, beyond: str = "refuse", moved: bool = False, dtype: 
             depth=3,
             adapters=[{"kind": kind, **SPECS[kind]} for kind in kinds],
             **rows,
-        )  # fmt: skip
+        )
     ).eval()
     if moved:
         with torch.no_grad():

@@ -1,0 +1,91 @@
+"""bf16 on the GPU: load, generate, and the same tokens cached, replayed and uncached, on 8 prompts, for models with real weights.
+
+Random weights have near-ties everywhere, so the tokens of two correct bf16 programs may part. This takes a small looped
+model trained here for a minute (bytes of a text), saved and loaded again through `lw.load`, and a dense checkpoint if given.
+
+    python -m experiments.bf16_generation TEXT.gz OUT.json [DENSE_FOLDER]
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+import loopwright as lw
+
+UPDATES, ROWS, LENGTH, NEW, PROMPTS = 400, 64, 128, 64, 8
+
+
+def trained(text: bytes, device: str) -> tuple[lw.LoopedForCausalLM, float]:
+    """Returns a Huginn-like byte model after a short training at random depth 2–6, and its last loss."""
+    torch.manual_seed(0)
+    model = lw.build(
+        "huginn", vocab_size=256, hidden_size=256, intermediate_size=704, num_attention_heads=4, core_layers=2, depth=4,
+        embedding_scale=16.0, state={"kind": "noise", "scale": 16.0},
+    ).to(device).train()  # fmt: skip
+    data = torch.tensor(list(text), dtype=torch.uint8)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, total_steps=UPDATES)
+    depths = torch.Generator().manual_seed(0)
+    loss = torch.tensor(0.0)
+    for update in range(UPDATES):
+        starts = torch.randint(0, len(data) - LENGTH, (ROWS,), generator=depths)
+        batch = torch.stack([data[i : i + LENGTH] for i in starts.tolist()]).long().to(device)
+        depth = int(torch.randint(2, 7, (1,), generator=depths))
+        loss = model(batch, labels=batch, depth=depth, state_seed=update).loss
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+    return model.eval(), loss.item()
+
+
+@torch.no_grad()
+def agreement(model: lw.LoopedForCausalLM, prompts: list[torch.Tensor]) -> dict[str, object]:
+    """Returns how many of the prompts get the same tokens from three ways of running the model."""
+    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    same = {"cached": 0, "static": 0}
+    for prompt in prompts:
+        plain = model.generate(prompt, use_cache=False, **options)
+        same["cached"] += int(torch.equal(model.generate(prompt, **options), plain))
+        same["static"] += int(torch.equal(model.generate(prompt, cache_implementation="static", **options), plain))
+    return {"prompts": len(prompts), "new_tokens": NEW, "cached_equal": same["cached"], "static_equal": same["static"]}
+
+
+def main() -> None:
+    """Runs the check and writes OUT.json."""
+    source, out = Path(sys.argv[1]), Path(sys.argv[2])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    text = gzip.decompress(source.read_bytes())
+    model, loss = trained(text[: int(len(text) * 0.9)], device)
+    held_out = text[int(len(text) * 0.9) :]
+    rows: dict[str, object] = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "updates": UPDATES,
+        "loss": loss,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        lw.save(model, Path(folder) / "model")
+        loaded = lw.load(Path(folder) / "model", dtype="bfloat16", device=device)
+    prompts = [torch.tensor([list(held_out[i * 500 : i * 500 + 48])], device=device) for i in range(PROMPTS)]
+    for depth in (2, 4, 8):
+        loaded.config.depth = depth
+        rows[f"looped, depth {depth}"] = agreement(loaded, prompts)
+    sample = loaded.generate(prompts[0], max_new_tokens=80, do_sample=False, pad_token_id=0)
+    rows["sample"] = bytes(sample[0].tolist()).decode("utf-8", "replace")
+    if len(sys.argv) > 3:
+        dense, tokenizer = lw.load(sys.argv[3], dtype="bfloat16", device=device), lw.tokenizer(sys.argv[3])
+        starts = ["Once upon a time", "Lily saw", "The dog", "One day, Tom", "There was a", "She was", "Mom said", "The big red"]
+        rows["dense"] = agreement(dense, [tokenizer(s, return_tensors="pt").input_ids.to(device) for s in starts])
+    out.write_text(json.dumps(rows, indent=1) + "\n")
+    print(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
