@@ -1,7 +1,10 @@
 """bf16 on the GPU: load, generate, and the same tokens cached, replayed and uncached, on 8 prompts, for models with real weights.
 
-Random weights have near-ties everywhere, so the tokens of two correct bf16 programs may part. This takes a small looped
-model trained here for a minute (bytes of a text), saved and loaded again through `lw.load`, and a dense checkpoint if given.
+Two correct bf16 programs may part where two tokens are tied to within rounding: a matrix times one row and the same matrix
+times many rows add up in another order. So this takes a small looped model trained here on 20 kB of bytes, saved and loaded
+again through `lw.load`, and asks it to go on with text it knows (clear margins: every token must agree) and with text it
+has not seen (near-ties: where the tokens part, the margin between the two best tokens is written down, and float32 must
+agree everywhere). A dense checkpoint may be given as well.
 
     python -m experiments.bf16_generation TEXT.gz OUT.json [DENSE_FOLDER]
 """
@@ -18,7 +21,8 @@ import torch
 
 import loopwright as lw
 
-UPDATES, ROWS, LENGTH, NEW, PROMPTS = 400, 64, 128, 64, 8
+UPDATES, ROWS, LENGTH, NEW, PROMPTS = 600, 64, 128, 64, 8
+KNOWN = 20_000  # bytes
 
 
 def trained(text: bytes, device: str) -> tuple[lw.LoopedForCausalLM, float]:
@@ -48,14 +52,24 @@ def trained(text: bytes, device: str) -> tuple[lw.LoopedForCausalLM, float]:
 
 @torch.no_grad()
 def agreement(model: lw.LoopedForCausalLM, prompts: list[torch.Tensor]) -> dict[str, object]:
-    """Returns how many of the prompts get the same tokens from three ways of running the model."""
+    """Returns how many of the prompts get the same tokens cached, replayed (static cache) and uncached, and where they part."""
     options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
     same = {"cached": 0, "static": 0}
+    margins = []
     for prompt in prompts:
         plain = model.generate(prompt, use_cache=False, **options)
-        same["cached"] += int(torch.equal(model.generate(prompt, **options), plain))
-        same["static"] += int(torch.equal(model.generate(prompt, cache_implementation="static", **options), plain))
-    return {"prompts": len(prompts), "new_tokens": NEW, "cached_equal": same["cached"], "static_equal": same["static"]}
+        for kind, more in (("cached", {}), ("static", {"cache_implementation": "static"})):
+            other = model.generate(prompt, **more, **options)
+            if torch.equal(other, plain):
+                same[kind] += 1
+                continue
+            first = int((other != plain)[0].nonzero()[0])
+            best = model(plain[:, :first]).logits[0, -1].float().topk(2).values
+            margins.append({"margin": (best[0] - best[1]).item(), "logit": best[0].item()})
+    return {
+        "prompts": len(prompts), "new_tokens": NEW, "cached_equal": same["cached"], "static_equal": same["static"],
+        "where_they_part": margins,
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -63,28 +77,28 @@ def main() -> None:
     source, out = Path(sys.argv[1]), Path(sys.argv[2])
     device = "cuda" if torch.cuda.is_available() else "cpu"
     text = gzip.decompress(source.read_bytes())
-    model, loss = trained(text[: int(len(text) * 0.9)], device)
-    held_out = text[int(len(text) * 0.9) :]
+    model, loss = trained(text[:KNOWN], device)
     rows: dict[str, object] = {
         "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
         "updates": UPDATES,
         "loss": loss,
     }
+    pieces = {"known text": text[:KNOWN], "unseen text": text[-KNOWN:]}
     with tempfile.TemporaryDirectory() as folder:
         lw.save(model, Path(folder) / "model")
-        loaded = lw.load(Path(folder) / "model", dtype="bfloat16", device=device)
-    prompts = [torch.tensor([list(held_out[i * 500 : i * 500 + 48])], device=device) for i in range(PROMPTS)]
-    for depth in (2, 4, 8):
-        loaded.config.depth = depth
-        rows[f"looped, depth {depth}"] = agreement(loaded, prompts)
-    sample = loaded.generate(prompts[0], max_new_tokens=80, do_sample=False, pad_token_id=0)
-    rows["sample"] = bytes(sample[0].tolist()).decode("utf-8", "replace")
+        for dtype in ("bfloat16", "float32"):
+            loaded = lw.load(Path(folder) / "model", dtype=dtype, device=device)
+            for name, piece in pieces.items():
+                prompts = [torch.tensor([list(piece[i * 2000 : i * 2000 + 48])], device=device) for i in range(PROMPTS)]
+                for depth in (2, 4, 8):
+                    loaded.config.depth = depth
+                    rows[f"looped, {dtype}, {name}, depth {depth}"] = agreement(loaded, prompts)
     if len(sys.argv) > 3:
         dense, tokenizer = lw.load(sys.argv[3], dtype="bfloat16", device=device), lw.tokenizer(sys.argv[3])
         starts = ["Once upon a time", "Lily saw", "The dog", "One day, Tom", "There was a", "She was", "Mom said", "The big red"]
-        rows["dense"] = agreement(dense, [tokenizer(s, return_tensors="pt").input_ids.to(device) for s in starts])
+        rows["dense, bfloat16"] = agreement(dense, [tokenizer(s, return_tensors="pt").input_ids.to(device) for s in starts])
     out.write_text(json.dumps(rows, indent=1) + "\n")
-    print(json.dumps(rows, indent=1))
+    print(json.dumps(rows))
 
 
 if __name__ == "__main__":
