@@ -47,7 +47,7 @@ def bytes_per_pass(model: lw.LoopedForCausalLM, depth: int, rows: int, context: 
 @torch.no_grad()
 def greedy(model: lw.LoopedForCausalLM, ids: torch.Tensor, depth: int, *, fixed: bool) -> float:
     """Returns the seconds that NEW tokens take after the prompt, in the plain loop."""
-    cache = lw.LoopCache(model.config, capacity=PROMPT + NEW + 2, fixed=fixed)
+    cache = lw.LoopCache(model.config, capacity=PROMPT + NEW + 16, fixed=fixed)
     token = model(ids, depth=depth, past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
     token = model(token, depth=depth, past_key_values=cache, logits_to_keep=1).logits.argmax(-1)  # captures, where it can
     torch.cuda.synchronize()

@@ -25,7 +25,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward pass. `rotary` holds cos and sin; `mask` is boolean [B, 1, T, N] or None, then `causal` decides."""
+    """One forward pass. `rotary` holds cos and sin; `mask` [B, 1, T, N] is added to
+    attention scores; where it is None, `causal` decides."""
 
     span: Span
     rotary: tuple[Tensor, Tensor] | None

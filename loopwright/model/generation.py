@@ -13,6 +13,7 @@ from loopwright.model.config import LoopedConfig
 from loopwright.model.graph import DecodeGraph
 
 FIRST_CAPACITY = 2048
+ALIGNMENT = 16
 
 
 class LoopGenerationMixin(GenerationMixin):
@@ -36,7 +37,8 @@ class LoopGenerationMixin(GenerationMixin):
         # transformers may run one token past the end before it sees that it should stop; a long limit is seldom reached, so
         # a growing cache starts smaller
         fixed = kind == "static"
-        capacity = length + 1 if fixed else min(length + 1, FIRST_CAPACITY)
+        # attention kernels want rows of masks that are aligned
+        capacity = -(-(length + 1) // ALIGNMENT) * ALIGNMENT if fixed else min(length + 1, FIRST_CAPACITY)
         model_kwargs["past_key_values"] = LoopCache(self.config, capacity=capacity, fixed=fixed)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:

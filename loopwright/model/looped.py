@@ -119,7 +119,9 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
         """Returns the input e and the pass of embedded tokens x [B, T, D] that stand at `span`."""
         if self.config.positions == "learned":
             x = x + self.embed_positions(span.positions)
-        mask, causal = span.mask(self.config.sliding_window)
+        visible, causal = span.mask(self.config.sliding_window)
+        # added to the scores: made once here, where a boolean mask would be converted by every layer of every step
+        mask = None if visible is None else torch.zeros_like(visible, dtype=x.dtype).masked_fill_(~visible, float("-inf"))
         rotary = None if self.rotary is None else self.rotary.table(span.positions, x.dtype)
         p = Pass(span, rotary, mask, causal, cache, tap)
         x = F.dropout(self.embed_norm(x), self.config.dropout, self.training)

@@ -58,14 +58,14 @@ class SlotTable:
             return view.narrow(1, 0, span.extent)
         if graded:
             raise ValueError("cache: rows that are padded, packed or at their own steps are cached under torch.no_grad() only")
+        new = new.to(self.data.dtype)
+        if isinstance(slot, int):
+            self.views[slot].flatten(0, 1).index_copy_(0, span.flat_index(self.data.shape[2]), new.flatten(0, 1))
+            return self.views[slot].narrow(1, 0, span.extent)
         rows = torch.arange(span.rows, device=self.data.device)
         index = span.index
         if index is None:
             index = torch.arange(span.offset, span.extent, device=self.data.device).expand(span.rows, -1)
-        new = new.to(self.data.dtype)
-        if isinstance(slot, int):
-            self.views[slot][rows[:, None], index] = new
-            return self.views[slot].narrow(1, 0, span.extent)
         slot = slot.to(self.data.device)
         self.data[slot[:, None], rows[:, None], index] = new
         return self.data[slot, rows, : span.extent]

@@ -7,7 +7,7 @@ the index of the first token of the same document, `valid[b, j]` says whether ke
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,6 +29,7 @@ class Span:
     first: Tensor | None = None
     valid: Tensor | None = None
     segments: Tensor | None = None
+    _flat: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def plain(self) -> bool:
@@ -60,6 +61,14 @@ class Span:
             visible &= key > query - window
         # a padding token sees itself, so that no row of the softmax is empty
         return (visible | (key == query))[:, None], False
+
+    def flat_index(self, capacity: int) -> Tensor:
+        """Returns where each new token stands in rows of `capacity` laid end to end [B·T]; made once, used by every layer."""
+        assert self.index is not None
+        if capacity not in self._flat:
+            start = torch.arange(self.rows, device=self.index.device)[:, None] * capacity
+            self._flat[capacity] = (start + self.index).flatten()
+        return self._flat[capacity]
 
     def ordinal(self) -> Tensor:
         """Returns, for each new token, how many real tokens of its document stand up to it, itself included [B or 1, T]."""
