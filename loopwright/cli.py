@@ -156,7 +156,9 @@ def make_app() -> typer.Typer:
 
 
 def _root(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=lambda on: _show_version(on))] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=lambda on: _show_version(on))
+    ] = False,
 ) -> None: ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -78,7 +79,8 @@ def is_preset(source: str) -> bool:
     if source.removesuffix("-tiny") in PRESETS:
         return True
     if "/" not in source and "\\" not in source:
-        raise ValueError(f"model: {source!r} is neither a folder nor a preset; {suggest(source.removesuffix('-tiny'), PRESETS)}")
+        known = suggest(source.removesuffix("-tiny"), PRESETS)
+        raise ValueError(f"model: {source!r} is neither a folder nor a preset; {known} (each also as NAME-tiny)")
     return False
 
 
@@ -128,18 +130,18 @@ def inspect(
     if as_json:
         if tensors:
             facts["tensors"] = [vars(row) for row in rows]
-        print(json.dumps({"model": source, "summary": describe(found), **facts}, indent=2))
+        print(json.dumps({"model": source, "summary": describe(found, facts["depth"]), **facts}, indent=2))
         return
     console = _console()
-    console.print(f"[bold]{escape(source)}[/]: {escape(describe(found))}", soft_wrap=True)
+    console.print(f"[bold]{escape(source)}[/]: {escape(describe(found, facts['depth']))}", soft_wrap=True)
     for table in (_parameter_table(facts), _flop_table(facts), _byte_table(facts)):
         console.print(table)
     if tensors:
         console.print(_tensor_table(rows, facts["dtype"]))
 
 
-def describe(config: LoopedConfig) -> str:
-    """Returns what a model is, in one line: its stacks, its depth and the parts that are not the plainest."""
+def describe(config: LoopedConfig, depth: int) -> str:
+    """Returns what a model is at a depth, in one line: its stacks and the parts that are not the plainest."""
     parts = {"state": "input", "injection": "none", "gate": "none", "halting": "none"}
     words = [f"{name} {getattr(config, name)['kind']}" for name, plain in parts.items() if getattr(config, name)["kind"] != plain]
     words += [f"adapter {spec['kind']}" for spec in config.adapters]
@@ -150,15 +152,15 @@ def describe(config: LoopedConfig) -> str:
     if config.num_key_value_heads != config.num_attention_heads:
         heads += f" ({config.num_key_value_heads} for keys)"
     shape = f"width {config.hidden_size}, {heads}, {config.vocab_size} tokens"
-    return "; ".join([stacks(config) + steps, shape, *words])
+    return "; ".join([stacks(config, depth) + steps, shape, *words])
 
 
-def stacks(config: LoopedConfig) -> str:
+def stacks(config: LoopedConfig, depth: int) -> str:
     """Returns the three stacks in words, such as "2 prelude + 4 core × 32 + 2 coda layers"."""
     if not config.is_looped:
         return f"dense, {config.prelude_layers + config.coda_layers} layers"
     words = [f"{config.prelude_layers} prelude"] if config.prelude_layers else []
-    words.append(f"{config.core_layers} core × {config.depth}")
+    words.append(f"{config.core_layers} core × {depth}")
     words += [f"{config.coda_layers} coda"] if config.coda_layers else []
     return " + ".join(words) + " layers"
 
@@ -298,9 +300,12 @@ def generate(
         )
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens: {max_new_tokens}; allowed: at least 0 (0 with --show-depth prints the table alone)")
+    # what can be wrong is found before the weights are read
+    find_config(source).check_depth(depth)
+    if seed is not None and not (sampling or Sampling()).options()["do_sample"]:
+        raise ValueError(f"seed: {seed} would change nothing; nothing is drawn without a temperature, top_p, top_k or min_p")
     words = tokenizer(source)
     model = load(source, dtype=kind, device=where)
-    model.config.check_depth(depth)
     if state_seed is not None:
         checked_seed(model, state_seed)
     ids = (encode_chat if chat else encode)(words, prompt, model.config.vocab_size).to(model.device)
@@ -340,10 +345,10 @@ def _guess_table(guesses: list[StepGuess], words: Any) -> Table:
 
 def presets() -> None:
     """Prints the presets: size, stacks and the system each one is."""
-    table = Table("preset", Column("parameters", justify="right"), "stacks", "system")
+    table = Table(Column("preset", no_wrap=True), Column("parameters", justify="right", no_wrap=True), "stacks", "system")
     for name in PRESETS:
         config = preset(name)
-        table.add_row(name, f"{cost.parameters(config)['total'].unique:,}", stacks(config), SOURCES[name])
+        table.add_row(name, f"{cost.parameters(config)['total'].unique:,}", stacks(config, config.depth), SOURCES[name])
     console = _console()
     console.print(table)
     console.print("NAME-tiny is the same system at test size; lw.build(NAME) makes either with fresh weights.")
@@ -374,6 +379,8 @@ def demo() -> bool:
     console.print(table)
     for failure in failures:
         console.print(f"failed: {escape(failure)}")
-    console.print("next: loopwright inspect huginn --depth 64     what a model costs (loopwright presets lists the names)")
-    console.print('      loopwright check FOLDER                  and: loopwright generate FOLDER "Once upon a time" --show-depth')
+    called = Path(sys.argv[0])  # as it was called, where the shell would not find it by name
+    call = str(called) if called.name == "loopwright" and not shutil.which("loopwright") else "loopwright"
+    console.print(f"next: {call} inspect huginn --depth 64     what a model costs ({call} presets lists the names)", soft_wrap=True)
+    console.print(f'      {call} check FOLDER     and: {call} generate FOLDER "Once upon a time" --show-depth', soft_wrap=True)
     return not failures

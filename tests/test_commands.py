@@ -96,11 +96,11 @@ def test_a_folder_wins_over_a_preset_of_its_name(tmp_path: Path, monkeypatch: py
 
 
 def test_words_for_a_model() -> None:
-    assert commands.describe(lw.preset("huginn")) == (
+    assert commands.describe(lw.preset("huginn"), 32) == (
         "2 prelude + 4 core × 32 + 2 coda layers; width 5280, 55 heads, 65536 tokens; state noise; injection concat; end norm last"
     )
-    assert "up to 3 steps" in commands.describe(lw.preset("asura"))
-    assert commands.stacks(lw.LoopedConfig(prelude_layers=5, core_layers=0, depth=1)) == "dense, 5 layers"
+    assert "up to 3 steps" in commands.describe(lw.preset("asura"), 3)
+    assert commands.stacks(lw.LoopedConfig(prelude_layers=5, core_layers=0, depth=1), 1) == "dense, 5 layers"
     assert [commands.readable(n) for n in (12, 2048, 3 << 29, 5 << 40)] == ["12 B", "2.0 KiB", "1.5 GiB", "5.0 TiB"]
 
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
 from loopwright.convert.weights import read_json
 from loopwright.model.looped import LoopedForCausalLM
 
@@ -23,10 +25,12 @@ _REPLACED = (
 )
 
 
-def save(model: LoopedForCausalLM, folder: str | Path) -> Path:
-    """Writes a model as `save_pretrained` does, whole or not at all, and returns the folder."""
+def save(model: LoopedForCausalLM, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
+    """Writes a model, and its tokenizer if given, as `save_pretrained` does, whole or not at all; returns the folder."""
     with whole_folder(folder) as place:
         model.save_pretrained(place)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(place)
     return Path(folder)
 
 

@@ -50,11 +50,12 @@ class Statistics:
     prompt_tokens: int
     tokens: int
     seconds: float
-    depth: int
+    depth: int | None  # None: a dense model
 
     def __str__(self) -> str:
         rate = self.tokens / self.seconds if self.seconds else 0.0
-        return f"{self.tokens} tokens, {rate:.1f} tokens/s, depth {self.depth}, after a prompt of {self.prompt_tokens}"
+        depth = "dense" if self.depth is None else f"depth {self.depth}"
+        return f"{self.tokens} tokens, {rate:.1f} tokens/s, {depth}, after a prompt of {self.prompt_tokens}"
 
 
 class _Writer(TextStreamer):
@@ -105,7 +106,7 @@ def stream(
     """Generates after `input_ids` [1, T], handing text to `write` as it comes, and returns the statistics."""
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: {max_new_tokens}; allowed: at least 1")
-    steps = model.config.check_depth(depth)
+    steps = model.config.check_depth(depth) if model.config.is_looped or depth is not None else None
     given: dict[str, Any] = (sampling or Sampling()).options() | _endings(model, tokenizer)
     if depth is not None:
         given["depth"] = depth

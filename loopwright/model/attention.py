@@ -55,9 +55,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     whole rotation is x·cos + partner(x)·sin.
     """
     if interleaved:
-        wide = x.float()
-        partner = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        return (wide * cos + partner * sin).to(x.dtype)
+        partner = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return (x * cos + partner * sin).to(x.dtype)  # cos and sin are float32, and so is what is between
     return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
 

@@ -7,6 +7,8 @@ a ledger of which key is real, where its document began and at which position it
 
 Policies: `every` keeps one slot per step (cached = uncached is owed by it alone); `last` one slot for all steps; `share(n)`
 slot = step mod n.
+
+A cache is for inference: gradients reach the tokens of the pass itself and stop at those held from earlier passes.
 """
 
 from __future__ import annotations
@@ -78,6 +80,8 @@ class LoopCache(Cache):
         self.graph: DecodeGraph | None = None
         self.graphable = True
         self.filled: list[int] = []
+        # where a plain cache's rows go on [B or 1, 1], once a caller has given positions of its own
+        self.next_position: Tensor | None = None
         self._ledger: Ledger | None = None
 
     @property
@@ -147,6 +151,8 @@ class LoopCache(Cache):
             ledger.segments.scatter_(1, index, span.segments)
             ledger.lengths = ledger.lengths + span.length
             self._ledger = ledger
+        if span.explicit or self.next_position is not None:
+            self.next_position = span.positions[:, -1:] + 1
         self.row_lengths = [n + span.length for n in self.row_lengths]
 
     def retire_graph(self) -> None:
@@ -161,7 +167,8 @@ class LoopCache(Cache):
             held = torch.tensor(lengths, device=device)
             order = torch.arange(self.capacity, device=device).expand(rows, -1)
             zeros = torch.zeros_like(order)
-            old = Ledger(held, order < held[:, None], zeros.clone(), order.clone(), zeros.clone())
+            shift = 0 if self.next_position is None else self.next_position - held[:, None]
+            old = Ledger(held, order < held[:, None], zeros.clone(), (order + shift).clone(), zeros.clone())
         missing = self.capacity - old.valid.shape[1]
         if missing > 0:
             wide = {n: torch.nn.functional.pad(getattr(old, n), (0, missing)) for n in ("valid", "first", "positions", "segments")}
@@ -172,7 +179,10 @@ class LoopCache(Cache):
 
     def crop(self, length: int) -> None:
         """Keeps the first `length` tokens of each row; zero or a negative number removes that many from the end."""
+        before = self.length
         self.row_lengths = [max(n + length, 0) if length <= 0 else min(n, length) for n in self.row_lengths]
+        if self.next_position is not None:
+            self.next_position = self.next_position - (before - self.length)
         self.filled = [min(n, self.length) for n in self.filled]
         if self._ledger is not None:
             held = torch.tensor(self.row_lengths, device=self._ledger.lengths.device)
@@ -185,6 +195,8 @@ class LoopCache(Cache):
         self.row_lengths = [self.row_lengths[i] for i in beam_idx.tolist()]
         for table in self.tables.values():
             table.choose_rows(beam_idx)
+        if self.next_position is not None and self.next_position.shape[0] > 1:
+            self.next_position = self.next_position.index_select(0, beam_idx.to(self.next_position.device))
         if self._ledger is not None:
             self._ledger = self._ledger.map_rows(beam_idx.to(self._ledger.lengths.device))
 

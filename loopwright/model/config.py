@@ -227,8 +227,12 @@ class LoopedConfig(PreTrainedConfig):
                 yield str(error)
         if not sound:
             return
-        if not self.is_looped and (self.step_tables or self.adapters or self.gate["kind"] != "none"):
-            yield "a model without a core takes no adapters, gate or per-step norms"
+        kinds = (self.state["kind"], self.injection["kind"], self.gate["kind"], self.end_norm, self.layer_post_norm)
+        if not self.is_looped and (self.adapters or kinds != ("input", "none", "none", "never", "none")):
+            yield (
+                "a model without a core has no steps: it takes no adapters, injection or gate, state 'input', end_norm 'never' "
+                f"and layer_post_norm 'none', not {', '.join(map(repr, kinds))}"
+            )
         if self.step_tables and self.max_steps is None:
             yield f"max_steps is missing; {', '.join(self.step_tables)} hold one row per step"
         if self.max_steps is not None and not self.step_tables:

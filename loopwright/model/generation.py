@@ -28,6 +28,11 @@ class LoopGenerationMixin(GenerationMixin):
         if self.leaks_future:
             raise ValueError("generate: the controller's pooling 'sequence' reads future tokens; use prefix, chunk or token")
         self.config.check_depth(model_kwargs.get("depth"))
+        for name in ("initial_state", "segment_ids"):
+            if model_kwargs.get(name) is not None:
+                raise ValueError(
+                    f"generate: {name} says nothing of tokens that do not exist yet; prefill with a cache, then generate"
+                )
         if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
             return
         kind = generation_config.cache_implementation
@@ -41,13 +46,22 @@ class LoopGenerationMixin(GenerationMixin):
         capacity = -(-(length + 1) // ALIGNMENT) * ALIGNMENT if fixed else min(length + 1, FIRST_CAPACITY)
         model_kwargs["past_key_values"] = LoopCache(self.config, capacity=capacity, fixed=fixed)
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+    def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
+        """Lets a draft model run at its own depth: what was asked of this model may mean nothing to that one."""
+        given = kwargs["model_kwargs"]
+        kwargs["model_kwargs"] = {k: v for k, v in given.items() if k not in ("depth", "select", "state_seed")}
+        return super()._get_candidate_generator(*args, **kwargs)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         """Returns the inputs of the next pass. A cache that holds tokens knows its own padding, so the mask stops there."""
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
         cache = inputs.get("past_key_values")
         if isinstance(cache, LoopCache) and cache.length:
             mask = inputs.pop("attention_mask", None)
-            new = inputs["input_ids"].shape[1]
+            tokens = inputs["input_ids"]
+            new = inputs["inputs_embeds"].shape[1] if tokens is None else tokens.shape[1]
             if mask is not None and bool((mask[:, -new:] == 0).any()):
                 inputs["attention_mask"] = mask
         return inputs

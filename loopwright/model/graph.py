@@ -50,6 +50,8 @@ class DecodeGraph:
         cache.row_lengths = [n + 1 for n in cache.row_lengths]
         slots = cache.once + self.depth * self.model.config.core_layers
         cache.filled = [cache.length if i < slots else n for i, n in enumerate(cache.filled)]
+        if cache.next_position is not None:
+            cache.next_position = self.positions
         self.left = _standing(cache)
         return self.logits.clone()
 

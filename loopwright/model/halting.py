@@ -6,7 +6,8 @@ ACT (Graves 2016): steps count until the halting values sum to 1 − eps; the la
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,20 @@ if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
 
 
+class HaltingHead(Part):
+    """A halting value per token and step. Abstract: `mixes` says what the probabilities weight, logits or states."""
+
+    mixes: ClassVar[str]
+
+    def value(self, s: Tensor) -> Tensor:
+        """Returns the halting value [B, T, 1] of the state after a step."""
+        raise NotImplementedError
+
+    def values(self, states: Sequence[Tensor]) -> Tensor:
+        """Returns the halting values [B, T, depth] of all steps' states."""
+        return torch.cat([self.value(s) for s in states], dim=-1)
+
+
 class NoHalting(Part):
     """Every step runs and the last one answers."""
 
@@ -24,7 +39,7 @@ class NoHalting(Part):
         super().__init__()
 
 
-class ExitGate(Part):
+class ExitGate(HaltingHead):
     """Ouro's exit gate; `threshold` is the cumulative probability at which `select="hub"` leaves."""
 
     mixes = "logits"
@@ -34,13 +49,12 @@ class ExitGate(Part):
         self.threshold = threshold
         self.proj = nn.Linear(config.hidden_size, 1)
 
-    def values(self, states: tuple[Tensor, ...]) -> Tensor:
-        """Returns λ [B, T, depth]."""
-        return torch.cat([torch.sigmoid(self.proj(s)) for s in states], dim=-1)
+    def value(self, s: Tensor) -> Tensor:
+        """Returns λ [B, T, 1] of the state after a step."""
+        return torch.sigmoid(self.proj(s))
 
-    def forward(self, states: tuple[Tensor, ...]) -> Tensor:
-        """Returns p [B, T, depth]; each row sums to 1."""
-        halt = self.values(states)
+    def forward(self, halt: Tensor) -> Tensor:
+        """Returns p [B, T, depth] for λ [B, T, depth]; each row sums to 1."""
         one = torch.ones_like(halt[..., :1])
         survive = torch.cat([one, (1 - halt[..., :-1]).cumprod(-1)], dim=-1)
         return survive * torch.cat([halt[..., :-1], one], dim=-1)
@@ -52,7 +66,7 @@ class ExitGate(Part):
         return torch.where(reached.any(-1), reached.float().argmax(-1), last)
 
 
-class AdaptiveComputation(Part):
+class AdaptiveComputation(HaltingHead):
     """ACT: the answer is the mean of the states by halting weight."""
 
     mixes = "states"
@@ -68,21 +82,21 @@ class AdaptiveComputation(Part):
         nn.init.normal_(self.weight, std=0.02)
         nn.init.constant_(self.bias, self.start_bias)
 
-    def values(self, states: tuple[Tensor, ...]) -> Tensor:
-        """Returns the halting values h [B, T, depth]."""
-        return torch.cat([torch.sigmoid(nn.functional.linear(s, self.weight, self.bias)) for s in states], dim=-1)
+    def value(self, s: Tensor) -> Tensor:
+        """Returns the halting value h [B, T, 1] of the state after a step."""
+        return torch.sigmoid(nn.functional.linear(s, self.weight, self.bias))
 
-    def forward(self, states: tuple[Tensor, ...]) -> Tensor:
-        """Returns the weights [B, T, depth]: h while running, the remainder at the halting step, 0 after; sum 1."""
-        halt = self.values(states)
+    def forward(self, halt: Tensor) -> Tensor:
+        """Returns the weights [B, T, depth] for h [B, T, depth]: h while running, the remainder at the halting step, 0 after;
+        each row sums to 1."""
         before, stop = self._stop(halt)
         steps = torch.arange(halt.shape[-1], device=halt.device)
         remainder = 1 - before
         return torch.where(steps < stop[..., None], halt, torch.where(steps == stop[..., None], remainder, 0.0))
 
-    def ponder_cost(self, states: tuple[Tensor, ...]) -> Tensor:
-        """Returns N + R per token [B, T]. Its gradient raises the halting values: thinking longer costs more."""
-        before, stop = self._stop(self.values(states))
+    def ponder_cost(self, halt: Tensor) -> Tensor:
+        """Returns N + R per token [B, T] for h [B, T, depth]. Its gradient raises h: thinking longer costs more."""
+        before, stop = self._stop(halt)
         remainder = 1 - before.gather(-1, stop[..., None])[..., 0]
         return (stop + 1) + remainder
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 
 from loopwright.model.adapter import ADAPTERS
-from loopwright.model.adapter.diagonal import Controller
+from loopwright.model.adapter.diagonal import Bases, Controller
 from loopwright.model.adapter.effects import Adaptation
 from loopwright.model.attention import Rotary
 from loopwright.model.block import Block
@@ -98,7 +98,9 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input: give either input_ids or inputs_embeds, not both and not neither")
-        x = self.token_vectors(input_ids) if inputs_embeds is None else inputs_embeds
+        if input_ids is not None and (not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point()):
+            raise ValueError("input_ids: allowed: a tensor of whole numbers, one row per sequence [B, T]")
+        x = self.token_vectors(input_ids) if inputs_embeds is None else inputs_embeds * self.config.embedding_scale
         rows, length = x.shape[:2]
         if not rows or not length:
             raise ValueError(f"input: shape {(rows, length)} holds no token")
@@ -108,11 +110,7 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
         )  # fmt: skip
         if cache is not None:
             cache.reserve(span, depth, x)
-        if self.config.positions == "learned" and span.extent > self.config.max_position_embeddings:
-            raise ValueError(
-                f"input: {span.extent} tokens; learned positions end at max_position_embeddings="
-                f"{self.config.max_position_embeddings}"
-            )
+        self._check_positions(span)
         return self.embed_at(x, span, cache=cache, tap=tap)
 
     def embed_at(self, x: Tensor, span: Span, *, cache: LoopCache | None = None, tap: Tap | None = None) -> tuple[Tensor, Pass]:
@@ -132,10 +130,16 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
 
     def token_vectors(self, input_ids: Tensor) -> Tensor:
         """Returns the scaled embedding rows of tokens, [B, T, D]."""
-        return self.embed_tokens(input_ids) * self.config.embedding_scale
+        try:
+            return self.embed_tokens(input_ids) * self.config.embedding_scale
+        except IndexError:
+            low, high = int(input_ids.min()), int(input_ids.max())
+            raise ValueError(f"input_ids: from {low} to {high}; allowed: 0 to {self.config.vocab_size - 1}") from None
 
     def start_state(self, e: Tensor, p: Pass, seed: int | Tensor | None = None) -> Tensor:
-        """Returns the state before the first step, [B, T, D]."""
+        """Returns the state before the first step, [B, T, D]; `seed` is one for all rows, or a tensor of one per row."""
+        if seed is not None and not isinstance(seed, int) and not (isinstance(seed, Tensor) and seed.numel() in (1, e.shape[0])):
+            raise ValueError(f"state_seed: {seed!r}; allowed: a whole number, or a tensor of one per row ({e.shape[0]})")
         return self.state(e, p.span.positions, seed)
 
     def step(self, s: Tensor, e: Tensor, t: int | Tensor, p: Pass) -> Tensor:
@@ -226,17 +230,21 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
             inputs_embeds=inputs_embeds, cache=past_key_values, tap=tap,
         )  # fmt: skip
         state = self._first_state(e, p, initial_state, state_seed)
-        every = output_steps or select != "last"
+        keeps = output_steps or (select == "expected" and self._mixes("states"))
+        reads = output_steps or (select != "last" and self._mixes("logits"))
         states: list[Tensor] = []
+        halts: list[Tensor] = []
         step_logits: list[Tensor] = []
         x: Tensor | None = None
         for s in self.unroll(e, depth, p, state=state):
-            if every:
+            if self.config.halting["kind"] != "none":
+                halts.append(self.halting.value(s))
+            if keeps:
                 states.append(s)
-                if output_steps or self._mixes("logits"):
-                    x = self.features(s, p, keep=logits_to_keep)
-                    step_logits.append(self.head(x, p))
-        exit_probs = self.halting(tuple(states)) if states and self._mixes("states", "logits") else None
+            if reads:
+                x = self.features(s, p, keep=logits_to_keep)
+                step_logits.append(self.head(x, p))
+        exit_probs = self.halting(torch.cat(halts, dim=-1)) if halts else None
         if select == "expected" and self._mixes("states"):
             s = weighted_sum(exit_probs, states)
             x = None
@@ -265,6 +273,14 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
                 f"initial_state: shape {tuple(initial_state.shape)}; allowed: {tuple(e.shape)}, one vector per new token"
             )
         return initial_state.to(e)
+
+    def _check_positions(self, span: Span) -> None:
+        limit = self.config.max_position_embeddings
+        if self.config.positions != "learned" or (span.plain and not span.explicit and span.extent <= limit):
+            return
+        last = int(span.positions.max())
+        if last >= limit:
+            raise ValueError(f"input: position {last}; learned positions end at max_position_embeddings={limit}")
 
     def _pick(self, step_logits: list[Tensor], exit_probs: Tensor | None, select: str, keep: int) -> Tensor:
         """Returns the logits that `select` takes from those of all steps."""
@@ -321,6 +337,15 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
         return plain.train(self.training)
 
     # what transformers asks of a model
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Returns the model as transformers loads it, with what is frozen frozen again."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        for module in (loaded[0] if isinstance(loaded, tuple) else loaded).modules():
+            if isinstance(module, Bases):
+                module.requires_grad_(False)
+        return loaded
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens

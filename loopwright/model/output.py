@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_outputs import ModelOutput
@@ -15,7 +16,7 @@ from loopwright.model.cache import LoopCache
 @dataclass
 class LoopedOutput(ModelOutput):
     """What a pass returns. `states` and `step_logits` have one entry per step, with `output_steps`; `exit_probs` is
-    [B, T, depth] where the model has learned halting and the states were kept; `last_hidden_state` is what the head reads,
+    [B, T, depth] where the model has learned halting (not in replayed decode passes); `last_hidden_state` is what the head reads,
     under the name by which trainers that bring their own head ask for it."""
 
     loss: Tensor | None = None
@@ -31,7 +32,8 @@ def shifted_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Returns the mean cross-entropy of each next token; labels are the input ids, −100 is ignored."""
     if labels.shape != logits.shape[:2]:
         raise ValueError(f"labels: shape {tuple(labels.shape)}; allowed: {tuple(logits.shape[:2])}, the shape of the input ids")
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten().to(logits.device), ignore_index=-100)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide[:, :-1].flatten(0, 1), labels[:, 1:].flatten().to(logits.device), ignore_index=-100)
 
 
 def weighted_sum(weights: Tensor, steps: Sequence[Tensor]) -> Tensor:

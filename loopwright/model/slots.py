@@ -46,17 +46,16 @@ class SlotTable:
 
     def write(self, slot: int | Tensor, new: Tensor, span: Span) -> Tensor:
         """Stores `new` [B, T, …] at the span, in one slot or one per row; returns all up to the span's end [B, N, …]."""
-        graded = new.requires_grad and torch.is_grad_enabled()
         if isinstance(slot, int) and span.plain:
             view = self.views[slot]
-            if graded:
+            if torch.is_grad_enabled():  # even where `new` is frozen: autograd keeps what attention reads
                 with torch.no_grad():
                     view.narrow(1, span.offset, span.length).copy_(new)
                 # what autograd may follow: earlier tokens as constants, the new ones as they came
                 return torch.cat([view.narrow(1, 0, span.offset).clone(), new.to(view.dtype)], dim=1)
             view.narrow(1, span.offset, span.length).copy_(new)
             return view.narrow(1, 0, span.extent)
-        if graded:
+        if new.requires_grad and torch.is_grad_enabled():
             raise ValueError("cache: rows that are padded, packed or at their own steps are cached under torch.no_grad() only")
         new = new.to(self.data.dtype)
         if isinstance(slot, int):

@@ -1,7 +1,8 @@
 """Where the tokens of one pass stand: their index among the keys, their document, their position, and who sees whom.
 
 Most passes are *plain*: no padding, one document, all rows equally long. Then everything is a Python int and no mask is
-built. Otherwise the same facts are tensors: `index[b, i]` counts keys from the start of the row's buffer, `first[b, i]` is
+built. Documents follow one another: each change of the segment id begins a new one, also where an id comes back. Otherwise
+the same facts are tensors: `index[b, i]` counts keys from the start of the row's buffer, `first[b, i]` is
 the index of the first token of the same document, `valid[b, j]` says whether key j is a real token.
 """
 
@@ -29,6 +30,7 @@ class Span:
     first: Tensor | None = None
     valid: Tensor | None = None
     segments: Tensor | None = None
+    explicit: bool = False  # whether the caller gave the positions
     _flat: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -57,8 +59,9 @@ class Span:
         query = self.index[:, :, None]
         key = torch.arange(self.extent, device=device)
         visible = (key <= query) & (key >= self.first[:, :, None]) & self.valid[:, None, :]
-        if window is not None:
-            visible &= key > query - window
+        if window is not None:  # counted in real tokens: padding must not use it up
+            seen = self._seen()
+            visible &= seen[:, None, :] > seen.gather(1, self.index)[..., None] - window
         # a padding token sees itself, so that no row of the softmax is empty
         return (visible | (key == query))[:, None], False
 
@@ -123,12 +126,14 @@ def place_tokens(
     _check_shapes(rows, length, offset, attention_mask, position_ids, segment_ids)
     if attention_mask is not None and bool(attention_mask.all()):
         attention_mask = None
+    explicit = position_ids is not None
     if position_ids is not None:
         position_ids = position_ids.view(-1, length)
     if attention_mask is None and segment_ids is None and (cache is None or cache.plain):
         if position_ids is None:
-            position_ids = torch.arange(offset, offset + length, device=device)[None]
-        return Span(rows, length, offset, position_ids)
+            here = torch.arange(length, device=device)[None]
+            position_ids = here + (offset if cache is None or cache.next_position is None else cache.next_position)
+        return Span(rows, length, offset, position_ids, explicit=explicit)
 
     old = None if cache is None or not cache.length else cache.ledger(rows, device)
     lengths = torch.zeros(rows, dtype=torch.long, device=device) if old is None else old.lengths
@@ -162,7 +167,7 @@ def place_tokens(
     if old is not None:
         valid[:, :offset] = old.valid[:, :offset]
     valid.scatter_(1, index, real)
-    return Span(rows, length, offset, position_ids, index, first, valid, segments)
+    return Span(rows, length, offset, position_ids, index, first, valid, segments, explicit)
 
 
 def _check_shapes(

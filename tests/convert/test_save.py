@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import loopwright as lw
 from loopwright.convert.save import whole_folder
@@ -99,3 +100,13 @@ def test_saving_into_the_folder_a_model_came_from(model: lw.LoopedForCausalLM, t
     lw.save(loaded, tmp_path / "model")
     again = lw.load(tmp_path / "model")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_frozen_bases_come_back_frozen(tmp_path):
+    model = lw.build("ouroboros-qwen2.5-3b-tiny")
+    lw.save(model, tmp_path / "m")
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    for back in (AutoModelForCausalLM.from_pretrained(tmp_path / "m"), lw.load(tmp_path / "m")):
+        assert {name for name, p in back.named_parameters() if not p.requires_grad} == frozen
+    back, info = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
+    assert not info["missing_keys"] and not back.adapters[0].bases.a["q_proj"].requires_grad

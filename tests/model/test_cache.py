@@ -181,3 +181,32 @@ def test_wrong_uses_are_named():
     cache.reset()
     assert cache.length == 0
     assert not cache.is_initialized
+
+
+def test_frozen_projections_train_through_a_cached_pass():
+    """Only q is trained: what attention read must not be overwritten by later steps."""
+    model = noisy("ouro-1.4b-tiny")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("q_proj" in name)
+    ids = ids_of(model, 2, 6)
+    model(ids, labels=ids).loss.backward()
+    plain = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    model(ids, labels=ids, use_cache=True).loss.backward()
+    assert plain and all(gap(p.grad, plain[n]) < 1e-6 for n, p in model.named_parameters() if p.grad is not None)
+
+
+@torch.no_grad()
+def test_a_padded_cache_is_cropped_with_its_ledger():
+    model = noisy("ouroboros-qwen2.5-3b-tiny")
+    ids, wrong = ids_of(model, 2, 12), ids_of(model, 2, 3, seed=9)
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[0, :2] = 0
+    full = model(ids, attention_mask=torch.cat([mask, torch.ones(2, 6, dtype=torch.long)], 1)).logits
+    cache = LoopCache(model.config)
+    model(ids[:, :6], attention_mask=mask, past_key_values=cache)
+    model(wrong, past_key_values=cache)
+    cache.crop(-3)
+    assert not cache._ledger.valid[:, 6:].any()
+    assert max(cache.filled) == 6
+    assert gap(model(ids[:, 6:], past_key_values=cache).logits, full[:, 6:]) < 1e-5

@@ -147,7 +147,8 @@ def test_choices(name):
         ({"end_norm": "per-step", "max_steps": 2}, "depth (4) is beyond max_steps (2)"),
         (
             {"core_layers": 0, "prelude_layers": 1, "gate": {"kind": "mix"}},
-            "a model without a core takes no adapters, gate or per-step norms",
+            "a model without a core has no steps: it takes no adapters, injection or gate, state 'input', end_norm 'never' and "
+            "layer_post_norm 'none', not 'input', 'none', 'mix', 'never', 'none'",
         ),
     ],
 )

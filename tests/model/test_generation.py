@@ -125,3 +125,27 @@ def test_refusals_of_generate():
         model.without_adapters().generate(ids, depth=2, **GREEDY)
     with pytest.raises(ValueError, match="dept"):
         model.generate(ids, dept=2, **GREEDY)
+
+
+@torch.no_grad()
+def test_a_draft_runs_at_its_own_depth():
+    model = noisy("ouro-1.4b-tiny")
+    ids = prompt_of(model, 1, 5)
+    expected = by_hand(model, ids, 8, depth=6)
+    for draft in (noisy("asura-tiny"), model.without_adapters(), noisy("ouro-1.4b-tiny", std=2.0)):
+        assert torch.equal(model.generate(ids, depth=6, assistant_model=draft, **GREEDY), expected)
+
+
+@torch.no_grad()
+def test_generation_from_embeddings():
+    model = noisy("huginn-tiny")
+    ids = prompt_of(model, 2, 5)
+    out = model.generate(inputs_embeds=model.get_input_embeddings()(ids), **GREEDY)
+    assert torch.equal(out, by_hand(model, ids, 8)[:, 5:])
+
+
+def test_generate_refuses_what_covers_the_prompt_alone():
+    model = noisy("huginn-tiny")
+    ids = prompt_of(model, 1, 4)
+    with pytest.raises(ValueError, match="initial_state says nothing of tokens that do not exist yet"):
+        model.generate(ids, initial_state=torch.zeros(1, 4, 32), **GREEDY)

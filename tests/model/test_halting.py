@@ -58,7 +58,7 @@ def test_every_kind_has_its_case():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_shape_dtype_sum_and_gradient(kind, depth, dtype):
     part, steps = made(kind, dtype), states(depth, dtype)
-    weights = part(steps)
+    weights = part(part.values(steps))
     assert weights.shape == (2, 3, depth) and weights.dtype == dtype
     assert (weights >= 0).all()
     assert gap(weights.sum(-1).float(), torch.ones(2, 3)) < (1e-6 if dtype == torch.float32 else 2e-2)
@@ -73,13 +73,13 @@ def test_exit_probabilities_are_the_product_formula(depth):
     part, steps = made("exit"), states(depth)
     halt = part.values(steps)
     expected = torch.tensor([[exit_by_loop(token.tolist()) for token in row] for row in halt], dtype=torch.float64)
-    assert gap(part(steps), expected) < 1e-15
+    assert gap(part(part.values(steps)), expected) < 1e-15
     assert gap(halt[..., 0], torch.sigmoid(steps[0] @ part.proj.weight[0] + part.proj.bias)) < 1e-15
 
 
 def test_the_last_steps_own_value_is_unused():
     part, steps = made("exit"), states(4)
-    assert torch.equal(part(steps), part((*steps[:-1], steps[-1] * 100)))
+    assert torch.equal(part(part.values(steps)), part(part.values([*steps[:-1], steps[-1] * 100])))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_exit_step_is_the_first_to_reach_the_threshold_else_the_last(probabiliti
 def test_act_is_graves_algorithm(depth, bias):
     part, steps = made("act"), states(depth)
     torch.nn.init.constant_(part.bias, bias)
-    halt, weights, cost = part.values(steps), part(steps), part.ponder_cost(steps)
+    halt, weights, cost = part.values(steps), part(part.values(steps)), part.ponder_cost(part.values(steps))
     for row in range(2):
         for token in range(3):
             expected, ponder = act_by_loop(halt[row, token].tolist(), part.eps)
@@ -121,10 +121,10 @@ def test_act_weights_sum_to_one_for_any_values(halt, eps):
     part.weight.data = torch.eye(8, dtype=torch.float64)[:1]
     part.bias.data.zero_()
     steps = tuple(torch.logit(torch.tensor(h, dtype=torch.float64)) * torch.eye(8, dtype=torch.float64)[:1][None] for h in halt)
-    weights = part(steps)[0, 0]
+    weights = part(part.values(steps))[0, 0]
     assert abs(weights.sum().item() - 1) < 1e-12
     assert (weights >= 0).all()
-    assert 1 <= part.ponder_cost(steps).item() <= len(halt) + 1
+    assert 1 <= part.ponder_cost(part.values(steps)).item() <= len(halt) + 1
 
 
 @pytest.mark.parametrize("depth", [2, 5])
@@ -132,13 +132,13 @@ def test_raising_the_halting_bias_lowers_the_ponder_cost(depth):
     """The sign that a known implementation has wrong: minimising the cost must make the model halt sooner."""
     part, steps = made("act"), states(depth)
     torch.nn.init.constant_(part.bias, -1.5)
-    cost = part.ponder_cost(steps).mean()
+    cost = part.ponder_cost(part.values(steps)).mean()
     (gradient,) = torch.autograd.grad(cost, part.bias)
     assert gradient.item() < 0
     torch.nn.init.constant_(part.bias, -1.5 + 1e-3)
-    assert part.ponder_cost(steps).mean() < cost
+    assert part.ponder_cost(part.values(steps)).mean() < cost
     torch.nn.init.constant_(part.bias, 30.0)
-    assert gap(part.ponder_cost(steps), torch.full((2, 3), 2.0, dtype=torch.float64)) < 1e-6  # one step, remainder 1
+    assert gap(part.ponder_cost(part.values(steps)), torch.full((2, 3), 2.0, dtype=torch.float64)) < 1e-6  # one step, remainder 1
 
 
 def test_starts():
@@ -162,7 +162,7 @@ def test_expected_answer_is_the_mean_by_halting_weight(name):
     model = noisy(name)
     out = model(IDS, output_steps=True)
     assert out.exit_probs.shape == (1, 5, 4)
-    assert torch.equal(out.exit_probs, model.halting(out.states))
+    assert torch.equal(out.exit_probs, model.halting(model.halting.values(out.states)))
     expected = model(IDS, select="expected").logits
     if model.config.halting["kind"] == "exit":
         mixed = torch.einsum("bts,btsv->btv", out.exit_probs, torch.stack(out.step_logits, 2))

@@ -216,7 +216,7 @@ def test_bfloat16_runs_and_stays_near(name):
 def test_inputs_embeds_and_tuples():
     model = noisy("huginn-tiny")
     ids = ids_of(model, 2, 5)
-    embeds = model.embed_tokens(ids) * model.config.embedding_scale
+    embeds = model.get_input_embeddings()(ids)  # unscaled, as transformers and prompt tuning take it
     assert torch.equal(model(inputs_embeds=embeds).logits, model(ids).logits)
     assert torch.equal(model(ids, return_dict=False)[0], model(ids).logits)
     assert torch.equal(model(ids, logits_to_keep=2).logits, model(ids).logits[:, -2:])
@@ -258,3 +258,95 @@ def test_dropout_only_in_training():
     model.train()
     torch.manual_seed(0)
     assert gap(model(ids).logits, model(ids).logits) > 1e-4
+
+
+@torch.no_grad()
+def test_a_window_counts_real_tokens():
+    """Padding anywhere, cached or not: a row behind pads sees as far back as the row alone."""
+    model = noisy("ouro-1.4b-tiny", sliding_window=4)
+    row, tail = ids_of(model, 1, 6), ids_of(model, 1, 4, seed=5)
+    alone = model(torch.cat([row, tail], 1)).logits
+    assert gap(alone, noisy("ouro-1.4b-tiny")(torch.cat([row, tail], 1)).logits) > 1e-3
+    padded = torch.cat([row, torch.zeros(1, 3, dtype=torch.long)], 1)
+    mask = torch.tensor([[1] * 6 + [0] * 3])
+    cache = lw.LoopCache(model.config)
+    model(padded, attention_mask=mask, past_key_values=cache)
+    assert gap(model(tail, past_key_values=cache).logits, alone[:, 6:]) < 1e-5
+    whole = model(torch.cat([padded, tail], 1), attention_mask=torch.cat([mask, torch.ones(1, 4, dtype=torch.long)], 1))
+    assert gap(whole.logits[:, 9:], alone[:, 6:]) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "universal-tiny"])
+@torch.no_grad()
+def test_exit_probabilities_come_with_every_pass(name):
+    model = noisy(name)
+    ids = ids_of(model, 2, 6)
+    probs = model(ids).exit_probs
+    assert probs.shape == (2, 6, model.config.depth)
+    assert gap(probs.sum(-1), torch.ones(2, 6)) < 1e-6
+    assert torch.equal(probs, model(ids, output_steps=True).exit_probs)
+
+
+@torch.no_grad()
+def test_learned_positions_count_positions_not_tokens():
+    model = noisy("stars-addition-tiny", max_position_embeddings=8)
+    first, second = ids_of(model, 1, 6), ids_of(model, 1, 6, seed=2)
+    packed = model(torch.cat([first, second], 1), segment_ids=torch.tensor([[0] * 6 + [1] * 6])).logits
+    assert gap(packed[:, 6:], model(second).logits) < 1e-5
+    padded = torch.cat([torch.zeros(1, 4, dtype=torch.long), first], 1)
+    assert gap(model(padded, attention_mask=torch.tensor([[0] * 4 + [1] * 6])).logits[:, 4:], model(first).logits) < 1e-5
+    with pytest.raises(ValueError, match="position 9; learned positions end at max_position_embeddings=8"):
+        model(first[:, :4], position_ids=torch.tensor([[6, 7, 8, 9]]))
+
+
+@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "huginn-tiny"])
+@torch.no_grad()
+def test_given_positions_are_gone_on_from(name):
+    model = noisy(name)
+    ids = ids_of(model, 2, 8)
+    full = model(ids, position_ids=torch.arange(5, 13)[None]).logits
+    assert gap(full, model(ids).logits) > (1e-3 if name == "huginn-tiny" else 0)
+    cache = lw.LoopCache(model.config)
+    model(ids[:, :4], position_ids=torch.arange(5, 9)[None], past_key_values=cache)
+    assert gap(model(ids[:, 4:6], past_key_values=cache).logits, full[:, 4:6]) < 1e-5
+    cache.crop(-1)
+    cache.reorder_cache(torch.tensor([1, 0]))
+    assert gap(model(ids[[1, 0], 5:], past_key_values=cache).logits, full[[1, 0], 5:]) < 1e-5
+
+
+def test_loss_is_as_precise_as_the_model():
+    model = noisy("huginn-tiny").double()
+    ids = ids_of(model, 1, 5)
+    loss = model(ids, labels=ids).loss
+    assert loss.dtype == torch.float64
+    parameter = model.core[0].self_attn.k_proj.weight
+    loss.backward()
+    with torch.no_grad():
+        parameter[0, 0] += 1e-6
+        up = model(ids, labels=ids).loss
+        parameter[0, 0] -= 2e-6
+        down = model(ids, labels=ids).loss
+    assert abs((up - down).item() / 2e-6 - parameter.grad[0, 0].item()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"input_ids": torch.zeros(3, dtype=torch.long)}, r"one row per sequence \[B, T\]"),
+        ({"input_ids": torch.zeros(1, 3)}, "a tensor of whole numbers"),
+        ({"input_ids": [[1, 2]]}, "a tensor of whole numbers"),
+        ({"input_ids": torch.tensor([[1, 96]])}, "input_ids: from 1 to 96; allowed: 0 to 95"),
+        ({"state_seed": torch.tensor([1, 2, 3])}, "state_seed: .*; allowed: a whole number, or a tensor of one per row"),
+        ({"state_seed": [1]}, "state_seed"),
+    ],
+)
+def test_wrong_tokens_and_seeds_get_one_line(inputs, words):
+    model = lw.build("huginn-tiny")
+    with pytest.raises(ValueError, match=words):
+        model(**{"input_ids": torch.zeros(2, 3, dtype=torch.long), **inputs})
+
+
+def test_a_dense_model_takes_no_parts_of_a_step():
+    for fields in ({"state": {"kind": "noise"}}, {"injection": {"kind": "concat"}}, {"end_norm": "every"}):
+        with pytest.raises(ValueError, match="a model without a core has no steps"):
+            lw.LoopedConfig(prelude_layers=2, core_layers=0, **fields)
