@@ -93,8 +93,12 @@ class Probe:
         return next((name for name in names if self.offers(name)), None)
 
     def tally(self) -> Tally:
-        """Returns an empty list of comparisons, at the tolerance of the model's dtype."""
-        return Tally(self.dtype)
+        """Returns an empty list of comparisons, at the tolerance of the model's dtype and of the layers a pass runs."""
+        if self.own is None:
+            layers = self._setting("num_hidden_layers")
+            return Tally(self.dtype, layers) if isinstance(layers, int) else Tally(self.dtype)
+        config = self.own.config
+        return Tally(self.dtype, config.prelude_layers + config.coda_layers + config.core_layers * (self.depth or 0))
 
     # the ids it is asked about
 

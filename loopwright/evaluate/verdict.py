@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# the difference allowed between two ways to the same logits, relative to the largest logit
+# the difference allowed between two ways to the same logits, relative to the largest logit, in a pass of USUAL_RUNS layers or
+# fewer; over more layers rounding adds up like a random walk, so the square root of their number is allowed
 RELATIVE_TOLERANCES: dict[torch.dtype, float] = {
     torch.float64: 1e-10,
     torch.float32: 3e-5,
     torch.float16: 4e-3,
     torch.bfloat16: 3e-2,
 }
+USUAL_RUNS = 24
 SHOWN_FAILURES = 2
 
 
@@ -33,9 +35,10 @@ class NotOfferedError(Exception):
 class Tally:
     """The comparisons of one check. `close` allows rounding, `same` does not, `differ` and `hold` state facts."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, runs: int = USUAL_RUNS) -> None:
         self.dtype = dtype
-        self.relative = RELATIVE_TOLERANCES.get(dtype, RELATIVE_TOLERANCES[torch.bfloat16])
+        once = RELATIVE_TOLERANCES.get(dtype, RELATIVE_TOLERANCES[torch.bfloat16])
+        self.relative = once * math.sqrt(max(runs, USUAL_RUNS) / USUAL_RUNS)
         self.failures: list[str] = []
         self.notes: list[str] = []
         self.worst: tuple[float, float, float] | None = None  # share of the tolerance used, difference, tolerance

@@ -68,3 +68,7 @@ def test_coarse_dtypes_are_allowed_more() -> None:
         torch.bfloat16,
     ]
     assert Tally(torch.float8_e4m3fn).relative == RELATIVE_TOLERANCES[torch.bfloat16]
+
+
+def test_rounding_may_add_up_over_many_layers() -> None:
+    assert Tally(torch.bfloat16, 96).relative == 2 * Tally(torch.bfloat16, 24).relative == 2 * Tally(torch.bfloat16, 3).relative
