@@ -25,20 +25,8 @@ _SILENT: dict[str, tuple[Any, ...]] = {
     "cross_attention_hidden_size": (), "tie_encoder_decoder": (False,), "chunk_size_feed_forward": (0,),
     "pruned_heads": ({},), "per_layer_config": ({},), "partial_rotary_factor": (1, 1.0), "pretraining_tp": (1,),
 }  # fmt: skip
-_ROPE_NEEDS: dict[str, set[str]] = {
-    "default": set(),
-    "linear": {"factor"},
-    "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
-    "yarn": {"factor"},
-}
-_ROPE_TAKES: dict[str, set[str]] = {
-    "default": set(),
-    "linear": set(),
-    "llama3": {"original_max_position_embeddings"},
-    "yarn": {
-        "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
-    },
-}  # fmt: skip
+# a file may leave this one out: then it is the length of the context
+_ORIGINAL = "original_max_position_embeddings"
 
 
 class Fields:
@@ -161,14 +149,15 @@ def read_rope(fields: Fields, *, positions: int, theta: float | None = None) -> 
     if kind not in ROPE_TYPES:
         raise ValueError(f"{fields.where}: rope_type is {kind!r}, which is not supported; allowed: {', '.join(ROPE_TYPES)}")
     _check_rope(fields, kind, given)
-    if "original_max_position_embeddings" in _ROPE_TAKES[kind]:
-        given.setdefault("original_max_position_embeddings", positions)
+    if _ORIGINAL in ROPE_TYPES[kind][0]:
+        given.setdefault(_ORIGINAL, positions)
     return {"rope_type": kind, "rope_theta": fields.positive("rope_theta", base), **given}
 
 
 def _check_rope(fields: Fields, kind: str, given: Mapping[str, Any]) -> None:
-    allowed = _ROPE_NEEDS[kind] | _ROPE_TAKES[kind]
-    unknown, missing = sorted(set(given) - allowed), sorted(_ROPE_NEEDS[kind] - set(given))
+    needs, takes_too = ROPE_TYPES[kind]
+    allowed = {*needs, *takes_too}
+    unknown, missing = sorted(set(given) - allowed), sorted(set(needs) - {_ORIGINAL} - set(given))
     if unknown or missing:
         wrong = [f"unknown {', '.join(unknown)}"] * bool(unknown) + [f"missing {', '.join(missing)}"] * bool(missing)
         takes = ", ".join(sorted(allowed)) or "no parameters"

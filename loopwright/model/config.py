@@ -49,6 +49,7 @@ _WHOLE = {
 }  # fmt: skip
 _MAY_BE_NONE = ("num_key_value_heads", "head_dim", "max_steps", "sliding_window")
 _NUMBERS = ("dropout", "embedding_scale", "initializer_range")
+_FLAGS = ("mlp_bias", "embedding_norm", "head_bias", "tie_word_embeddings", "use_cache")
 _MAPPINGS = ("norm", "final_norm", "rope_parameters", *PARTS)
 _LISTS = ("attention_bias", "norm_placement", "adapters")
 
@@ -180,6 +181,9 @@ class LoopedConfig(PreTrainedConfig):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 yield f"{name} is {value!r}; allowed: a number"
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                yield f"{name} is {getattr(self, name)!r}; allowed: true, false"
         for name in _MAPPINGS:
             if not isinstance(getattr(self, name), Mapping | None):
                 yield f"{name} is {getattr(self, name)!r}; allowed: a mapping of names to values"

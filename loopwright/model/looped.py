@@ -214,12 +214,9 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
         self._check_select(select)
         if output_attentions or output_hidden_states:
             raise ValueError("output_attentions, output_hidden_states: not offered; use output_steps=True or a tap")
-        if past_key_values is None and use_cache:
-            past_key_values = LoopCache(self.config)
-        if past_key_values is not None and not isinstance(past_key_values, LoopCache):
-            raise TypeError(
-                f"past_key_values: {type(past_key_values).__name__}; allowed: a LoopCache (one slot per step and layer)"
-            )
+        if labels is not None and logits_to_keep:
+            raise ValueError(f"labels: given with logits_to_keep={logits_to_keep}; the loss needs the logits of every token")
+        past_key_values = self._usable_cache(past_key_values, use_cache)
         simple = not output_steps and select == "last" and tap is None and labels is None
         if simple and attention_mask is None and segment_ids is None and initial_state is None and input_ids is not None:
             replayed = self.replay(input_ids, past_key_values, depth, position_ids, state_seed)
@@ -264,6 +261,13 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
             exit_probs=exit_probs,
             last_hidden_state=x,
         )
+
+    def _usable_cache(self, cache: LoopCache | None, wanted: bool | None) -> LoopCache | None:
+        if cache is None:
+            return LoopCache(self.config) if wanted else None
+        if not isinstance(cache, LoopCache):
+            raise TypeError(f"past_key_values: {type(cache).__name__}; allowed: a LoopCache (one slot per step and layer)")
+        return cache
 
     def _first_state(self, e: Tensor, p: Pass, initial_state: Tensor | None, seed: int | Tensor | None) -> Tensor:
         if initial_state is None:

@@ -338,6 +338,7 @@ def test_loss_is_as_precise_as_the_model():
         ({"input_ids": torch.tensor([[1, 96]])}, "input_ids: from 1 to 96; allowed: 0 to 95"),
         ({"state_seed": torch.tensor([1, 2, 3])}, "state_seed: .*; allowed: a whole number, or a tensor of one per row"),
         ({"state_seed": [1]}, "state_seed"),
+        ({"labels": torch.zeros(2, 3, dtype=torch.long), "logits_to_keep": 1}, "the loss needs the logits of every token"),
     ],
 )
 def test_wrong_tokens_and_seeds_get_one_line(inputs, words):
@@ -350,3 +351,8 @@ def test_a_dense_model_takes_no_parts_of_a_step():
     for fields in ({"state": {"kind": "noise"}}, {"injection": {"kind": "concat"}}, {"end_norm": "every"}):
         with pytest.raises(ValueError, match="a model without a core has no steps"):
             lw.LoopedConfig(prelude_layers=2, core_layers=0, **fields)
+
+
+def test_flags_are_true_or_false():
+    with pytest.raises(ValueError, match="mlp_bias is 'no'; allowed: true, false"):
+        lw.LoopedConfig(mlp_bias="no")
