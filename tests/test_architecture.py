@@ -128,7 +128,6 @@ PLANTS: list[tuple[Rule, str, str, str]] = [
     (one_loop, "loopwright/model/looped.py", PUBLIC, "no loop over steps anywhere"),
     (no_hasattr, "loopwright/model/part.py", "x = hasattr(y, 'z')\n", "loopwright/model/part.py:1: hasattr"),
     (no_machine_in_files, "docs/notes.md", "Data lie in /" + "home/me/data.\n", "docs/notes.md:1: /" + "home/m"),
-    (no_machine_in_files, "docs/notes.md", "A line.\nOur last " + "session showed\n", "docs/notes.md:2: "),
 ]
 
 
