@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from loopwright.convert.export import SILENT
 from loopwright.convert.family import listed
 from loopwright.convert.load import empty_model, load, parameter_shapes
 from loopwright.convert.own import OWN
@@ -24,7 +25,7 @@ RECORD = "adapters.json"
 # the modules that make a plain model a looped one of its kind, and the fields that describe them
 PARTS = ("state", "injection", "adapters", "gate", "halting", "layer_post_norm")
 _PART_FIELDS = {*PARTS, "end_norm", "max_steps", "beyond_max_steps", "depth"}
-_SILENT = {"dropout", "initializer_range", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id"}
+_UNCOMPARED = SILENT | {"pad_token_id", "bos_token_id", "eos_token_id"}
 
 
 def save_adapters(model: LoopedForCausalLM, folder: str | Path) -> Path:
@@ -90,7 +91,7 @@ def _divided(parameters: Mapping[str, Tensor], config: LoopedConfig) -> tuple[di
 def _check_base(
     where: str, config: LoopedConfig, base: LoopedConfig, needed: Mapping[str, Tensor], held: Mapping[str, Tensor]
 ) -> None:
-    skipped = _PART_FIELDS | _SILENT | {"model_type", "keys_to_ignore_at_inference"}
+    skipped = _PART_FIELDS | _UNCOMPARED | {"model_type", "keys_to_ignore_at_inference"}
     fields = [name for name in LoopedConfig.__annotations__ if name not in skipped]
     differ = [f"{n} is {getattr(base, n)!r}, not {getattr(config, n)!r}" for n in fields if getattr(base, n) != getattr(config, n)]
     missing = [name for name in needed if name not in held]

@@ -25,7 +25,7 @@ from loopwright.model.state import STATES
 from loopwright.settings import suggest
 
 # fields that do not change what a trained model computes
-_SILENT = {"dropout", "initializer_range", "use_cache"}
+SILENT = {"dropout", "initializer_range", "use_cache"}
 
 
 def export(model: LoopedForCausalLM, folder: str | Path, *, family: str | None = None, shard_bytes: int = 5_000_000_000) -> Family:
@@ -103,7 +103,7 @@ def _named_family(config: LoopedConfig, name: str) -> Family:
 
 def _effective(config: LoopedConfig) -> dict[str, Any]:
     """Returns the fields that matter, with the options of each part spelled out."""
-    fields = {name: getattr(config, name) for name in LoopedConfig.__annotations__ if name not in _SILENT}
+    fields = {name: getattr(config, name) for name in LoopedConfig.__annotations__ if name not in SILENT}
     fields = {name: value for name, value in fields.items() if name not in ("model_type", "keys_to_ignore_at_inference")}
     for name, table in PARTS.items():
         fields[name] = _spelled(fields[name], table)

@@ -8,6 +8,7 @@ from typing import Any
 from loopwright.convert.family import Names
 from loopwright.convert.fields import Fields, read_token_ids
 from loopwright.model.config import LoopedConfig
+from loopwright.model.state import huginn_std
 
 STACKS = {"prelude": "transformer.prelude", "core": "transformer.core_block", "coda": "transformer.coda"}
 TOP: dict[str, Names] = {
@@ -84,8 +85,8 @@ def read_raven(fields: Fields) -> dict[str, Any]:
 def write_raven(config: LoopedConfig) -> dict[str, Any]:
     """Returns what a Raven config.json says of a model of ours."""
     layers = config.prelude_layers + config.core_layers + config.coda_layers
-    deep = config.prelude_layers + config.coda_layers + config.core_layers * config.depth
-    std = config.state.get("std") or math.sqrt(2 / (5 * config.hidden_size))
+    deep = config.num_hidden_layers
+    std = config.state.get("std") or huginn_std(config.hidden_size)
     return {
         **_CONSTANTS,
         **_TRAINING,

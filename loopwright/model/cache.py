@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from loopwright.model.graph import DecodeGraph
 
 
+PER_KEY = ("valid", "first", "positions", "segments")
+
+
 @dataclass
 class Ledger:
     """What is known of each cached key [B, capacity], and how long each row is [B]."""
@@ -171,7 +174,7 @@ class LoopCache(Cache):
             old = Ledger(held, order < held[:, None], zeros.clone(), (order + shift).clone(), zeros.clone())
         missing = self.capacity - old.valid.shape[1]
         if missing > 0:
-            wide = {n: torch.nn.functional.pad(getattr(old, n), (0, missing)) for n in ("valid", "first", "positions", "segments")}
+            wide = {name: torch.nn.functional.pad(getattr(old, name), (0, missing)) for name in PER_KEY}
             old = Ledger(old.lengths, **wide)
         return old
 
@@ -235,7 +238,7 @@ class LoopCache(Cache):
         self._make_ledger()
         assert self._ledger is not None
         source = other.ledger(len(other.row_lengths), other.keys.data.device)
-        for table in ("valid", "first", "positions", "segments"):
+        for table in PER_KEY:
             getattr(self._ledger, table)[row] = 0
             getattr(self._ledger, table)[row, :length] = getattr(source, table)[other_row, :length]
         self._ledger.lengths[row] = length

@@ -74,6 +74,8 @@ class LoopGenerationMixin(GenerationMixin):
             return None
         if torch.is_grad_enabled() or self.training or isinstance(seed, Tensor) or cache.policy != "every":
             return None
+        if self.config.positions == "learned" and cache.length >= self.config.max_position_embeddings:
+            return None  # the plain path looks at the positions themselves
         if cache.graph is None and cache.graphable and cache.length < cache.capacity:
             cache.graph = DecodeGraph(self, cache, depth, seed)
         if cache.graph is None or not cache.graph.fits(cache, depth, seed):

@@ -64,12 +64,12 @@ class DecodeGraph:
         with torch.cuda.stream(side):
             for _ in range(2):
                 self._pass(cache)
+                for tensor, value in zip(self._moving(), kept, strict=True):  # the next token may be the last that fits
+                    tensor.copy_(value)
         torch.cuda.current_stream(self.device).wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.logits = self._pass(cache)
-        for tensor, value in zip(self._moving(), kept, strict=True):
-            tensor.copy_(value)
         cache.filled = filled
 
     def _moving(self) -> list[Tensor]:

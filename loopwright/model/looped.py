@@ -288,8 +288,9 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
 
     def _pick(self, step_logits: list[Tensor], exit_probs: Tensor | None, select: str, keep: int) -> Tensor:
         """Returns the logits that `select` takes from those of all steps."""
-        if select == "last" or exit_probs is None or not self._mixes("logits"):
+        if select == "last":
             return step_logits[-1]
+        assert exit_probs is not None
         weights = exit_probs[:, -keep:] if keep else exit_probs
         if select == "expected":
             return weighted_sum(weights, step_logits)
@@ -297,8 +298,8 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
         stacked = torch.stack(step_logits, dim=-2)
         return stacked.gather(-2, chosen.expand(*chosen.shape[:-1], stacked.shape[-1])).squeeze(-2)
 
-    def _mixes(self, *what: str) -> bool:
-        return self.config.halting["kind"] != "none" and self.halting.mixes in what
+    def _mixes(self, what: str) -> bool:
+        return self.config.halting["kind"] != "none" and self.halting.mixes == what
 
     def _check_select(self, select: str) -> None:
         if select not in SELECTIONS:
@@ -327,16 +328,10 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
         config = plain_config(self.config)
         with torch.device("meta"):
             plain = LoopedForCausalLM(config)
-        plain.embed_tokens, plain.embed_norm, plain.norm, plain.lm_head = (
-            self.embed_tokens,
-            self.embed_norm,
-            self.norm,
-            self.lm_head,
-        )
+        plain.embed_tokens, plain.embed_norm, plain.lm_head = self.embed_tokens, self.embed_norm, self.lm_head
         if config.positions == "learned":
             plain.embed_positions = self.embed_positions
-        if self.config.end_norm == "every" and self.config.final_norm["kind"] == "none":
-            plain.norm = self.end_norm  # Ouro: the norm that ends each step is the one the head was trained on
+        plain.norm = self.norm if config.final_norm == self.config.final_norm else self.end_norm
         plain.prelude = nn.ModuleList([*self.prelude, *self.core, *self.coda])
         return plain.train(self.training)
 
@@ -381,5 +376,5 @@ def plain_config(config: LoopedConfig) -> LoopedConfig:
         "layer_post_norm": "none", "adapters": [], "gate": None, "halting": None, "injection": None, "state": None,
     }  # fmt: skip
     if config.end_norm == "every" and config.final_norm["kind"] == "none":
-        changes["final_norm"] = config.norm
+        changes["final_norm"] = config.norm  # Ouro: the norm that ends each step is the one the head was trained on
     return LoopedConfig(**{**config.to_dict(), **changes})

@@ -12,10 +12,11 @@ from typing import Any
 
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.state import huginn_std
 from loopwright.settings import merge, suggest
 
 _LAYER = {"kind": "layer", "eps": 1e-5}
-_RAVEN_STD = math.sqrt(2 / (5 * 5280))
+_RAVEN_STD = huginn_std(5280)
 _ALL_BIASES = ["q", "k", "v", "o"]
 
 _OURO: dict[str, Any] = {

@@ -58,13 +58,18 @@ class NoiseState(Part):
 
     def __init__(self, config: LoopedConfig, std: float | None = None, scale: float = 1.0, seed: int = 0) -> None:
         super().__init__()
-        self.std = math.sqrt(2 / (5 * config.hidden_size)) if std is None else std
+        self.std = huginn_std(config.hidden_size) if std is None else std
         self.scale = scale
         self.seed = seed
 
     def forward(self, e: Tensor, positions: Tensor, seed: int | Tensor | None) -> Tensor:
         noise = hashed_normal(self.seed if seed is None else seed, positions, e.shape[-1])
         return (noise * (self.std * self.scale)).to(e.dtype).expand_as(e)
+
+
+def huginn_std(width: int) -> float:
+    """Returns the spread that Huginn starts weights and states of this width with."""
+    return math.sqrt(2 / (5 * width))
 
 
 def hashed_normal(seed: int | Tensor, positions: Tensor, width: int) -> Tensor:
