@@ -1,9 +1,13 @@
 """The decode graph equals the plain path: token by token on the GPU, and never in the way elsewhere."""
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import loopwright as lw
+from loopwright.model.graph import DecodeGraph
 from loopwright.model.presets import PRESETS
 from tests.cases import gap, noisy
 
@@ -20,6 +24,56 @@ def test_a_cpu_pass_never_captures():
         out = model(ids[:, i : i + 1], past_key_values=cache).logits
     assert cache.graph is None
     assert gap(out, model(ids).logits[:, -1:]) < 1e-5
+
+
+class Eager:
+    """Stands in for a CUDA graph: a capture leaves no trace, a replay runs the captured pass."""
+
+    def __init__(self, graph: DecodeGraph, cache: lw.LoopCache) -> None:
+        self.graph, self.cache = graph, cache
+
+    @contextlib.contextmanager
+    def capture(self, _):
+        kept = [tensor.clone() for tensor in self.graph._moving()]
+        yield
+        for tensor, value in zip(self.graph._moving(), kept, strict=True):
+            tensor.copy_(value)
+
+    def replay(self) -> None:
+        filled, self.cache.filled = self.cache.filled, [self.cache.capacity] * len(self.cache.filled)
+        self.graph.logits = self.graph._pass(self.cache)
+        self.cache.filled = filled
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_what_the_graph_counts_without_a_gpu(name, monkeypatch):
+    """Its host side on a CPU, up to the last place of the cache, also where the first decoded token takes that place."""
+    model = noisy(name)
+    capture = DecodeGraph._capture
+
+    def eager_capture(graph: DecodeGraph, cache: lw.LoopCache) -> None:
+        stand_in = Eager(graph, cache)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: stand_in)
+        monkeypatch.setattr(torch.cuda, "graph", stand_in.capture)
+        capture(graph, cache)
+
+    monkeypatch.setattr(DecodeGraph, "_capture", eager_capture)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda **_: SimpleNamespace(wait_stream=lambda other: None))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(wait_stream=lambda other: None))
+    monkeypatch.setattr(torch.cuda, "stream", lambda side: contextlib.nullcontext())
+    ids = torch.randint(0, model.config.vocab_size, (2, 10))
+    for capacity, mask in ((7, None), (10, None), (10, torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6]))):
+        fixed, plain = lw.LoopCache(model.config, capacity=capacity, fixed=True), lw.LoopCache(model.config)
+        for cache in (fixed, plain):
+            model(ids[:, :6], attention_mask=mask, past_key_values=cache)
+        graph = DecodeGraph(model, fixed, model.config.depth, None)
+        for i in range(6, capacity):
+            assert graph.fits(fixed, model.config.depth, None)
+            token = ids[:, i : i + 1]
+            assert gap(graph.step(fixed, token, None), model(token, past_key_values=plain).logits) < 2e-5
+        assert fixed.row_lengths == plain.row_lengths
+        assert not graph.fits(fixed, model.config.depth, None)
 
 
 @pytest.mark.gpu
