@@ -39,16 +39,18 @@ def inspect(
 
     loopwright inspect huginn core_layers=8 injection.order=input-state --json
     """
-    from loopwright import commands
+    from loopwright.commands import inspect as verb
 
-    commands.inspect(
+    verb.inspect(
         model, overrides or [],
         depth=depth, context=context, batch=batch, dtype=dtype, policy=policy, tensors=tensors, as_json=as_json,
     )  # fmt: skip
 
 
 def check(
-    model: Model,
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="As for inspect. Left out: every preset, at test size.")
+    ] = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
     seed: Annotated[int, typer.Option(help="Of a preset's fresh weights.")] = 0,
@@ -62,9 +64,10 @@ def check(
 
     loopwright check asura
     """
-    from loopwright import commands
+    from loopwright.commands import check as verb
 
-    if not commands.check(model, dtype=dtype, device=device, seed=seed, full=full):
+    well = verb.check_presets() if model is None else verb.check(model, dtype=dtype, device=device, seed=seed, full=full)
+    if not well:
         raise typer.Exit(1)
 
 
@@ -96,10 +99,10 @@ def generate(
 
     loopwright generate ./my-chat-model "Hello" --chat --temperature 0.7 --top-p 0.95 --seed 1
     """
-    from loopwright import commands
+    from loopwright.commands import generate as verb
     from loopwright.generate.stream import Sampling
 
-    commands.generate(
+    verb.generate(
         model, prompt,
         depth=depth, max_new_tokens=max_new_tokens, sampling=Sampling(temperature, top_p, top_k, min_p), seed=seed,
         state_seed=state_seed, device=device, dtype=dtype, chat=chat, show_depth=show_depth,
@@ -113,21 +116,97 @@ def presets() -> None:
 
     loopwright presets
     """
-    from loopwright import commands
+    from loopwright.commands import presets as verb
 
-    commands.presets()
+    verb.presets()
 
 
-def demo() -> None:
-    """Builds every preset small and checks each. Needs no model and no network. Exits 1 where a check fails.
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Changes to the recipe.")] = None,
+    out: Annotated[str | None, typer.Option(help="The run folder. Left out: runs/RECIPE.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder, bit for bit.")] = False,
+    toy: Annotated[bool, typer.Option("--toy", help="Two updates at test size: is everything in its place?")] = False,
+) -> None:
+    """A run from a recipe: trains, looks at several depths, saves. Ctrl-C saves first; --resume goes on exactly there.
+
+    Examples:
+
+    loopwright train demo-stable updates=300 optim.lr=1e-3 --out runs/mine
+
+    loopwright train demo-stable updates=300 optim.lr=1e-3 --out runs/mine --resume
+
+    accelerate launch --num_processes 2 -m loopwright train addition-stable
+    """
+    from loopwright.commands import train as verb
+
+    if not verb.train(recipe, overrides or [], out=out, resume=resume, toy=toy):
+        raise typer.Exit(130)
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Print this one in full, every setting resolved.")] = None,
+) -> None:
+    """The shipped recipes, one published experiment each.
+
+    Examples:
+
+    loopwright recipes
+
+    loopwright recipes stars-addition > mine.yaml
+    """
+    from loopwright.commands import train as verb
+
+    verb.recipes(name)
+
+
+def evaluate(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder; or a model's folder, with --data.")],
+    depths: Annotated[str | None, typer.Option(help="1:64, 1,2,4 or 1:1000:log. Left out: to 16 times the median trained.")] = None,
+    split: Annotated[
+        list[str] | None, typer.Option(help="A test split, or valid; may be given again. Left out: all tests.")
+    ] = None,
+    checkpoint: Annotated[str, typer.Option(help="last, best, or the number of an update.")] = "last",
+    data: Annotated[str | None, typer.Option(help="A recipe whose data to measure on. Left out: the run's own.")] = None,
+    rows: Annotated[int | None, typer.Option(help="Only the first so many rows of a split.")] = None,
+    batch: Annotated[int, typer.Option(help="Rows of a pass.")] = 500,
+    decode: Annotated[bool, typer.Option(help="Decode greedily too, at three depths, and compare.")] = True,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    out: Annotated[str | None, typer.Option(help="Where eval/ and figures/ go. Left out: into the run.")] = None,
+) -> None:
+    """A trained run at every depth from one pass: loss, exact match with intervals, overthinking; a table, a file, a figure.
+
+    Examples:
+
+    loopwright evaluate runs/addition-stable --depths 1:64
+
+    loopwright evaluate ./my-model --data stars-addition --depths 1:1000:log --device cuda
+    """
+    from loopwright.commands import evaluate as verb
+
+    verb.evaluate(
+        run,
+        depths=depths, splits=split or [], checkpoint=checkpoint, data=data, rows=rows, batch=batch, decode=decode, device=device,
+        dtype=dtype, out=out,
+    )  # fmt: skip
+
+
+def demo(
+    out: Annotated[str, typer.Option(help="The folder of the demo.")] = "runs/demo",
+    toy: Annotated[bool, typer.Option("--toy", help="Two updates each: does the page come out? Shows nothing, exits 1.")] = False,
+) -> None:
+    """Two small models learn to add; beyond the depth they were trained at one collapses, one holds. Minutes on a CPU.
+
+    Writes a page to look at. Exits 1 where the run does not show it.
 
     Example:
 
     loopwright demo
     """
-    from loopwright import commands
+    from loopwright.commands import demo as verb
 
-    if not commands.demo():
+    if not verb.demo(out, toy=toy):
         raise typer.Exit(1)
 
 
@@ -136,6 +215,9 @@ VERBS: dict[str, Callable[..., None]] = {
     "check": check,
     "generate": generate,
     "presets": presets,
+    "recipes": recipes,
+    "train": train,
+    "evaluate": evaluate,
     "demo": demo,
 }
 
@@ -144,7 +226,7 @@ def make_app() -> typer.Typer:
     """Returns the command line with every verb of the table."""
     app = typer.Typer(
         name="loopwright",
-        help="Looped language models: build, inspect, check and run them. Start with: loopwright demo",
+        help="Looped language models: build, train, measure and run them. Start with: loopwright demo",
         add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,

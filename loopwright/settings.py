@@ -1,10 +1,17 @@
-"""Strict plain-data settings: unknown names are refused with a suggestion, `a.b=c` overrides are parsed once, here."""
+"""Strict plain-data settings: unknown names are refused with a suggestion, `a.b=c` overrides are parsed once, here.
+
+Two forms are filled from plain data: a *kind*, `{"kind": name, options}`, whose options are the keyword arguments of the class
+that a literal table gives for the name; and a *section*, a dataclass whose fields are the keys.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import inspect
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -15,6 +22,21 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
+
+
+def read_yaml(text: str, where: str) -> Any:
+    """Returns the data of YAML text; `where` names its source in the error."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{where}{line}: not valid YAML ({getattr(error, 'problem', None) or error})") from None
+
+
+def write_yaml(data: Any) -> str:
+    """Returns plain data as YAML text, keys in their own order."""
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
 
 
 def suggest(name: str, allowed: Iterable[str]) -> str:
@@ -28,7 +50,7 @@ def suggest(name: str, allowed: Iterable[str]) -> str:
 def refuse_unknown(where: str, names: Iterable[str], allowed: Iterable[str]) -> None:
     """Raises a ValueError that names every unknown name and what is allowed."""
     allowed = set(allowed)
-    unknown = [name for name in names if name not in allowed]
+    unknown = [str(name) for name in names if name not in allowed]
     if unknown:
         listed = ", ".join(repr(name) for name in unknown)
         raise ValueError(f"{where}: unknown {listed}; {suggest(unknown[0], allowed)}")
@@ -69,3 +91,83 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
         else:
             result[key] = value
     return result
+
+
+# kinds
+
+
+def options_of(kind: type) -> dict[str, inspect.Parameter]:
+    """Returns the options of a kind: the arguments of its `__init__` after the model's config."""
+    return {n: p for n, p in inspect.signature(kind.__init__).parameters.items() if n not in ("self", "config")}
+
+
+def check_kind(where: str, spec: Any, table: Mapping[str, type]) -> None:
+    """Raises a ValueError where `spec` is not a kind of `table` with options that kind takes."""
+    if not isinstance(spec, Mapping) or "kind" not in spec:
+        raise ValueError(f"{where}: {spec!r} is not a mapping with a 'kind'; {suggest('', table)}")
+    if not isinstance(spec["kind"], str) or spec["kind"] not in table:
+        raise ValueError(f"{where}: unknown kind {spec['kind']!r}; {suggest(str(spec['kind']), table)}")
+    options = options_of(table[spec["kind"]])
+    place = f"{where} ({spec['kind']})"
+    refuse_unknown(place, [key for key in spec if key != "kind"], options)
+    missing = [n for n, p in options.items() if p.default is inspect.Parameter.empty and n not in spec]
+    if missing:
+        raise ValueError(f"{place}: missing {', '.join(missing)}")
+    for name, parameter in options.items():
+        if name in spec:
+            check_form(f"{place}: {name}", spec[name], parameter.annotation)
+
+
+def build_kind(spec: Mapping[str, Any], table: Mapping[str, type], *arguments: Any) -> Any:
+    """Returns the object that a checked `spec` describes; `arguments` come before its options."""
+    return table[spec["kind"]](*arguments, **{key: value for key, value in spec.items() if key != "kind"})
+
+
+# sections
+
+
+def fill_section(section: type, data: Any, where: str) -> Any:
+    """Returns the dataclass that plain data describes; unknown, missing and malformed fields are refused."""
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where}: {data!r}; allowed: a mapping of names to values")
+    fields = {field.name: field for field in dataclasses.fields(section)}
+    refuse_unknown(where, data, fields)
+    missing = [n for n, f in fields.items() if n not in data and f.default is f.default_factory is dataclasses.MISSING]
+    if missing:
+        raise ValueError(f"{where}: missing {', '.join(missing)}")
+    for name, value in data.items():
+        check_form(f"{where}: {name}", value, fields[name].type)
+    return section(**data)
+
+
+# what a written type admits in plain data; a type that is not named here is the receiver's to check
+_FORMS: dict[str, tuple[type, ...]] = {
+    "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "None": (type(None),),
+    "list": (list, tuple), "dict": (Mapping,),
+}  # fmt: skip
+_IN_WORDS = {
+    "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "None": "nothing (null)",
+    "list": "a list", "dict": "a mapping of names to values",
+}  # fmt: skip
+
+
+def check_form(where: str, value: Any, annotation: Any) -> None:
+    """Raises a ValueError where a value does not have the form that an annotation such as "int | None" asks for."""
+    names = list(_written_types(annotation))
+    if not names or any(name not in _FORMS for name in names):
+        return
+    fits = any(isinstance(value, _FORMS[name]) and (name == "bool" or not isinstance(value, bool)) for name in names)
+    if not fits:
+        raise ValueError(f"{where} is {value!r}; allowed: {' or '.join(_IN_WORDS[name] for name in names)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where} is {value!r}; allowed: a finite number")
+
+
+def _written_types(annotation: Any) -> Iterator[str]:
+    text = annotation if isinstance(annotation, str) else ""
+    while "[" in text:
+        shorter = re.sub(r"\[[^\[\]]*\]", "", text)
+        if shorter == text:
+            return
+        text = shorter
+    yield from (word.strip() for word in text.split("|") if word.strip())

@@ -219,8 +219,9 @@ def one_loop(root: Path) -> list[str]:
             if not isinstance(loop, ast.For | ast.While | ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp):
                 continue
             for node in ast.walk(loop):
-                call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step"
-                if call and len(node.args) + len(node.keywords) >= 3:
+                func = node.func if isinstance(node, ast.Call) else None
+                name = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+                if name == "step" and len(node.args) + len(node.keywords) >= 3:
                     found.append(f"{path}: {owners.get(id(loop), 'the module')}")
     return [] if found == ["loopwright/model/looped.py: unroll"] else found or ["no loop over steps anywhere"]
 

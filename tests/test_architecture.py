@@ -20,8 +20,8 @@ from loopwright.convert.families import FAMILIES
 from loopwright.model.adapter import ADAPTERS
 from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.norm import NORMS
-from loopwright.model.part import options_of
 from loopwright.model.presets import PRESETS, preset
+from loopwright.settings import options_of
 from tests.rules import (
     HOMES,
     RULES,
@@ -125,6 +125,7 @@ PLANTS: list[tuple[Rule, str, str, str]] = [
         "loopwright/model/part.py: g",
     ),
     (one_loop, "loopwright/model/part.py", "x = [m.step(s, e, t=t) for t in r]\n", "loopwright/model/part.py: the module"),
+    (one_loop, "loopwright/model/part.py", "for t in r:\n    s = step(s, e, t, p)\n", "loopwright/model/part.py: the module"),
     (one_loop, "loopwright/model/looped.py", PUBLIC, "no loop over steps anywhere"),
     (no_hasattr, "loopwright/model/part.py", "x = hasattr(y, 'z')\n", "loopwright/model/part.py:1: hasattr"),
     (no_machine_in_files, "docs/notes.md", "Data lie in /" + "home/me/data.\n", "docs/notes.md:1: /" + "home/m"),

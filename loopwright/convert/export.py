@@ -20,9 +20,8 @@ from loopwright.convert.weights import INDEX, SINGLE
 from loopwright.model.adapter import ADAPTERS
 from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.part import build_part, options_of
 from loopwright.model.state import STATES
-from loopwright.settings import suggest
+from loopwright.settings import build_kind, options_of, suggest
 
 # fields that do not change what a trained model computes
 SILENT = {"dropout", "initializer_range", "use_cache"}
@@ -109,7 +108,7 @@ def _effective(config: LoopedConfig) -> dict[str, Any]:
         fields[name] = _spelled(fields[name], table)
     fields["adapters"] = [_spelled(spec, ADAPTERS) for spec in fields["adapters"]]
     if fields["state"]["kind"] == "noise":
-        fields["state"]["std"] = build_part(config.state, STATES, config).std  # the width decides where none is given
+        fields["state"]["std"] = build_kind(config.state, STATES, config).std  # the width decides where none is given
     if not config.is_looped:
         fields["depth"] = 1
     return fields

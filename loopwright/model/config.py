@@ -16,9 +16,8 @@ from loopwright.model.adapter import ADAPTERS
 from loopwright.model.gate import GATES
 from loopwright.model.halting import HALTINGS
 from loopwright.model.injection import INJECTIONS
-from loopwright.model.part import check_part
 from loopwright.model.state import STATES
-from loopwright.settings import refuse_unknown
+from loopwright.settings import check_kind, refuse_unknown
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "positions": ("rotary", "learned", "none"),
@@ -225,7 +224,7 @@ class LoopedConfig(PreTrainedConfig):
         sound = True
         for where, spec, table in checks:
             try:
-                check_part(where, spec, table)
+                check_kind(where, spec, table)
             except ValueError as error:
                 sound = False
                 yield str(error)

@@ -40,3 +40,15 @@ class Pass:
         if self.tap is None:
             return value
         return self.tap(name, value, stack=place.stack, step=place.step, layer=place.layer)
+
+    def rows(self, index: Tensor) -> Pass:
+        """Returns the pass of the batch rows that `index` [N] names, in that order, a row as often as it is named; no cache."""
+
+        def pick(x: Tensor | None) -> Tensor | None:
+            return x if x is None or x.shape[0] == 1 != self.span.rows else x[index]
+
+        span = self.span
+        held = {name: pick(getattr(span, name)) for name in ("positions", "index", "first", "valid", "segments")}
+        chosen = Span(index.numel(), span.length, span.offset, explicit=span.explicit, **held)
+        rotary = None if self.rotary is None else (pick(self.rotary[0]), pick(self.rotary[1]))
+        return Pass(chosen, rotary, pick(self.mask), self.causal, None, self.tap)

@@ -21,7 +21,7 @@ from loopwright.model.adapter.target import map_shapes
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.part import build_part
+from loopwright.settings import build_kind
 
 # a backward pass multiplies twice for each multiplication of the forward pass: by the weights and by the inputs
 TRAINING_FACTOR = 3
@@ -72,7 +72,7 @@ def parameters(config: LoopedConfig) -> dict[str, Count]:
 
 def _adapters(config: LoopedConfig) -> list[tuple[str, Adapter]]:
     with torch.device("meta"):
-        return [(spec["kind"], build_part(spec, ADAPTERS, config)) for spec in config.adapters]
+        return [(spec["kind"], build_kind(spec, ADAPTERS, config)) for spec in config.adapters]
 
 
 def _kinds(config: LoopedConfig) -> list[str]:

@@ -6,7 +6,7 @@ step; training, tracing, sweeps, early exit and serving differ only in who consu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,12 +29,14 @@ from loopwright.model.halting import HALTINGS
 from loopwright.model.injection import INJECTIONS
 from loopwright.model.norm import build_norm
 from loopwright.model.output import LoopedOutput, shifted_loss, weighted_sum
-from loopwright.model.part import Part, StepIndex, build_part
+from loopwright.model.part import Part, StepIndex
 from loopwright.model.span import Span, place_tokens
 from loopwright.model.state import STATES
 from loopwright.model.tap import Tap
+from loopwright.settings import build_kind
 
 SELECTIONS = ("last", "hub", "expected")
+StepRunner = Callable[[Tensor, Tensor, int, Pass], Tensor]
 
 
 class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
@@ -63,11 +65,11 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
             self.end_norm = build_norm(config.norm, width, steps=steps if config.end_norm == "per-step" else None)
         if config.layer_post_norm == "per-step":
             self.layer_post_norm = build_norm(config.norm, width, steps=steps)
-        self.state = build_part(config.state, STATES, config)
-        self.injection = build_part(config.injection, INJECTIONS, config)
-        self.adapters = nn.ModuleList(build_part(spec, ADAPTERS, config) for spec in config.adapters)
-        self.gate = build_part(config.gate, GATES, config)
-        self.halting = build_part(config.halting, HALTINGS, config)
+        self.state = build_kind(config.state, STATES, config)
+        self.injection = build_kind(config.injection, INJECTIONS, config)
+        self.adapters = nn.ModuleList(build_kind(spec, ADAPTERS, config) for spec in config.adapters)
+        self.gate = build_kind(config.gate, GATES, config)
+        self.halting = build_kind(config.halting, HALTINGS, config)
         self.norm = nn.Identity() if config.final_norm["kind"] == "none" else build_norm(config.final_norm, width)
         self.lm_head = nn.Linear(width, config.vocab_size, bias=config.head_bias)
         for index, adapter in enumerate(self.adapters):
@@ -159,14 +161,20 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
             x = self.end_norm(x, index)
         return p.see("state", self.gate(s, x), Place("core", t, len(self.core)))
 
-    def unroll(self, e: Tensor, depth: int, p: Pass, *, state: Tensor | None = None, first_step: int = 0) -> Iterator[Tensor]:
-        """Yields the state after each of `depth` steps, from `state` (or the model's own start) at `first_step`."""
+    def unroll(
+        self, e: Tensor, depth: int, p: Pass, *, state: Tensor | None = None, first_step: int = 0, step: StepRunner | None = None
+    ) -> Iterator[Tensor]:
+        """Yields the state after each of `depth` steps, from `state` (or the model's own start) at `first_step`.
+
+        `step` runs in the place of `self.step`: compiled, rematerialised, watched.
+        """
         s = self.start_state(e, p) if state is None else state
         if not self.config.is_looped:
             yield s
             return
+        step = self.step if step is None else step
         for t in range(first_step, first_step + depth):
-            s = self.step(s, e, t, p)
+            s = step(s, e, t, p)
             yield s
 
     def features(self, s: Tensor, p: Pass, *, keep: int = 0) -> Tensor:

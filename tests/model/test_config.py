@@ -8,8 +8,8 @@ from transformers import AutoConfig
 import loopwright as lw
 from loopwright.model.adapter import ADAPTERS
 from loopwright.model.config import CHOICES, PARTS, ROPE_TYPES, LoopedConfig
-from loopwright.model.part import options_of
 from loopwright.model.presets import PRESETS
+from loopwright.settings import options_of
 
 EVERY = [*PRESETS, *(f"{name}-tiny" for name in PRESETS)]
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}

@@ -8,7 +8,7 @@ import torch
 from loopwright.model.config import LoopedConfig
 from loopwright.model.gate import GATES, LearnedGate, MixGate
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.part import build_part
+from loopwright.settings import build_kind
 from tests.cases import gap
 
 CONFIG = LoopedConfig(hidden_size=16)
@@ -17,7 +17,7 @@ SPECS = {"none": {}, "learned": {"bias": -1.0}, "mix": {"weight": 0.3}}
 
 def made(kind: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     torch.manual_seed(0)
-    gate = build_part({"kind": kind, **SPECS[kind]}, GATES, CONFIG)
+    gate = build_kind({"kind": kind, **SPECS[kind]}, GATES, CONFIG)
     for parameter in gate.parameters():
         torch.nn.init.normal_(parameter)
     return gate.to(dtype)

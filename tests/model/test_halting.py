@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from loopwright.model.config import LoopedConfig
 from loopwright.model.halting import HALTINGS, AdaptiveComputation, ExitGate
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.part import build_part
+from loopwright.settings import build_kind
 from tests.cases import gap, noisy
 
 CONFIG = LoopedConfig(hidden_size=8)
@@ -19,7 +19,7 @@ IDS = torch.tensor([[3, 1, 4, 1, 5]])
 
 def made(kind: str, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
     torch.manual_seed(0)
-    part = build_part({"kind": kind, **SPECS[kind]}, HALTINGS, CONFIG)
+    part = build_kind({"kind": kind, **SPECS[kind]}, HALTINGS, CONFIG)
     for parameter in part.parameters():
         torch.nn.init.normal_(parameter)
     return part.to(dtype)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from loopwright.model.config import LoopedConfig
 from loopwright.model.injection import INJECTIONS, ConcatInjection, DiagonalInjection
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.part import StepIndex, build_part
+from loopwright.model.part import StepIndex
+from loopwright.settings import build_kind
 from tests.cases import gap
 
 WIDTH = 8
@@ -33,7 +34,7 @@ def config_of(kind: str, **options: object) -> LoopedConfig:
 def made(kind: str, dtype: torch.dtype = torch.float32, **options: object) -> torch.nn.Module:
     torch.manual_seed(0)
     config = config_of(kind, **(options or SPECS[kind]))
-    part = build_part(config.injection, INJECTIONS, config)
+    part = build_kind(config.injection, INJECTIONS, config)
     for parameter in part.parameters():
         torch.nn.init.normal_(parameter)
     return part.to(dtype)

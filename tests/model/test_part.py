@@ -8,8 +8,9 @@ from torch import nn
 
 from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.gate import GATES, MixGate
-from loopwright.model.part import Part, StepIndex, build_part, check_part, options_of, take, take_width
+from loopwright.model.part import Part, StepIndex, take, take_width
 from loopwright.model.state import STATES, NoiseState
+from loopwright.settings import build_kind, check_kind, options_of
 
 
 def test_one_step_and_one_per_row_read_the_same_rows():
@@ -56,18 +57,18 @@ class Needy(Part):
 )
 def test_wrong_specs(spec, message):
     with pytest.raises(ValueError) as caught:
-        check_part("state", spec, STATES)
+        check_kind("state", spec, STATES)
     assert str(caught.value) == message
 
 
 def test_an_option_without_a_default_must_be_given():
-    check_part("x", {"kind": "needy", "size": 3}, {"needy": Needy})
+    check_kind("x", {"kind": "needy", "size": 3}, {"needy": Needy})
     with pytest.raises(ValueError, match=r"x \(needy\): missing size"):
-        check_part("x", {"kind": "needy"}, {"needy": Needy})
+        check_kind("x", {"kind": "needy"}, {"needy": Needy})
 
 
-def test_build_part_hands_the_options_over():
-    part = build_part({"kind": "mix", "weight": 0.25}, GATES, LoopedConfig())
+def test_build_kind_hands_the_options_over():
+    part = build_kind({"kind": "mix", "weight": 0.25}, GATES, LoopedConfig())
     assert isinstance(part, MixGate)
     assert part.weight == 0.25
 
@@ -79,4 +80,4 @@ def test_every_kind_is_a_final_part_with_options_of_its_own():
             assert not kind.__subclasses__(), f"{name} is built, so it must not be subclassed"
             kinds = {p.kind for p in options_of(kind).values()}
             assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}, name
-            check_part(name, {"kind": name}, table)  # every option of every kind has a default
+            check_kind(name, {"kind": name}, table)  # every option of every kind has a default

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.part import build_part
 from loopwright.model.state import STATES, NoiseState, hashed_normal
+from loopwright.settings import build_kind
 from tests.cases import gap, noisy
 
 CONFIG = LoopedConfig(hidden_size=8)
@@ -21,7 +21,7 @@ SEEDS = st.integers(-(2**63), 2**64 - 1)
 
 def made(kind: str) -> torch.nn.Module:
     torch.manual_seed(0)
-    part = build_part({"kind": kind, **SPECS[kind]}, STATES, CONFIG)
+    part = build_kind({"kind": kind, **SPECS[kind]}, STATES, CONFIG)
     part.start()
     return part
 

@@ -1,0 +1,163 @@
+"""The runs of the study: recipe, changes, seed. A group is one question; `groups()` lists them in the order of their weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+
+# no mask: rows are padded on the right, which a causal model cannot see; bf16 products with fp32 masters, one compiled step,
+# passes replayed as CUDA graphs
+FAST = ("data.padding=plain", "precision=bf16", "compile=true", "graph=true", "save.best=false", "look.radius=0")
+POST_SANDWICH, PRE_SANDWICH, PRE, POST = "[input, residual]", "[input, output]", "[input]", "[residual]"
+RELEASED = "{kind: jacobian, mode: released, weight: %s, weighting: convex, start: 2001}"
+EXACT = "{kind: jacobian, mode: exact, weight: %s, weighting: convex, start: 2001}"
+FIXED = "depth={kind: fixed, depth: 4}"
+RANDOM_7 = "depth={kind: log-normal, mu: 2.0, sigma: 0.7, least: 1, most: 100}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training. `label` says what differs from the others of its group."""
+
+    group: str
+    label: str
+    recipe: str
+    changes: tuple[str, ...]
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The run's own name."""
+        return f"{self.group}/{self.label}/{self.seed}"
+
+
+def paper(group: str, label: str, *changes: str, seed: int = 0, updates: int = 10_000) -> Run:
+    """Returns a run with the study's own settings: dropout 0.1, lr 1e-4, batch 512, cosine after 2,000 updates."""
+    cut = () if updates == 10_000 else (f"updates={updates}", f"schedule.warmup={updates // 5}")
+    return Run(group, label, "stars-addition", (*FAST, "look.every=1000", *cut, *changes), seed)
+
+
+def ours(group: str, label: str, *changes: str, seed: int = 0) -> Run:
+    """Returns a run with the settings of `addition-stable`: no dropout, lr 5e-4, batch 256, 2,500 updates."""
+    return Run(group, label, "addition-stable", (*FAST, *changes), seed)
+
+
+def main() -> Iterator[Run]:
+    """Random depth and penalty as released, and random depth alone: Post-Sandwich, three seeds, 10,000 updates (the claim)."""
+    for seed in range(3):
+        yield paper("main", "random + penalty", seed=seed)
+    for seed in range(3):
+        yield paper("main", "random", "penalties=[]", seed=seed)
+
+
+def fixed() -> Iterator[Run]:
+    """Fixed depth 4 with and without the released penalty, three seeds; half the updates: solved long before."""
+    for seed in range(3):
+        yield paper("main", "fixed", FIXED, "penalties=[]", seed=seed, updates=5_000)
+        yield paper(
+            "main", "fixed + penalty", FIXED, f"penalties=[{RELEASED.replace('2001', '1001') % 0.1}]", seed=seed, updates=5_000
+        )
+
+
+def target() -> Iterator[Run]:
+    """What is to be right at every depth to 1,000: `addition-stable`, as it is shipped, three seeds."""
+    for seed in range(3):
+        yield ours("target", "addition-stable", seed=seed)
+
+
+def ablation() -> Iterator[Run]:
+    """Injection × embedding norm × loss at every step without the penalty, and the penalty where they stand or fall together;
+    random depth of median 4, three seeds each."""
+    cases = [(*case, False) for case in product((True, False), repeat=3)]
+    cases += [(True, True, False, True), (False, False, True, True), (False, False, False, True)]
+    for seed, (inject, norm, every, penalty) in product(range(3), cases):
+        words = {"injection": inject, "embedding norm": norm, "every step": every, "penalty": penalty}
+        changes = [] if inject else ["model.changes.injection={kind: none}"]
+        changes += [] if norm else ["model.changes.embedding_norm=false"]
+        changes += [] if every else ["objective={kind: final}"]
+        changes += [] if penalty else ["penalties=[]"]
+        label = " + ".join(word for word, on in words.items() if on) or "none"
+        yield ours("ablation", label, *changes, seed=seed)
+
+
+def depths() -> Iterator[Run]:
+    """The study's own depth distribution (median 7) with injection and every-step loss, each alone, and neither; three seeds."""
+    deep = RANDOM_7.replace("100}", "64}")
+    for seed, (inject, every) in product(range(3), product((True, False), repeat=2)):
+        changes = [] if inject else ["model.changes.injection={kind: none}", "model.changes.embedding_norm=false"]
+        changes += [] if every else ["objective={kind: final}"]
+        parts = [word for word, on in {"injection + embedding norm": inject, "every step": every}.items() if on]
+        yield ours("depths", "median 7: " + (" + ".join(parts) or "none"), deep, *changes, "penalties=[]", seed=seed)
+
+
+def weights() -> Iterator[Run]:
+    """λ, with random depth, as in the paper's Figure 7; the penalty by exact products."""
+    for weight in (0.01, 0.05, 0.1, 0.15, 0.2):
+        yield paper("weights", f"λ={weight}", f"penalties=[{EXACT % weight}]")
+
+
+def norms() -> Iterator[Run]:
+    """Twelve norm configurations at fixed depth 4 (Figure 2), half the updates: all had reached 100 % long before."""
+    places = {"pre": PRE, "post": POST, "pre-sandwich": PRE_SANDWICH, "post-sandwich": POST_SANDWICH}
+    for (place, written), norm in product(places.items(), ("layer", "rms", "simple")):
+        kind = f"{{kind: {norm}, eps: 1e-5}}"
+        changes = (f"model.changes.norm_placement={written}", f"model.changes.norm={kind}", f"model.changes.final_norm={kind}")
+        yield paper("norms", f"{place} {norm}", FIXED, "penalties=[]", *changes, updates=5_000)
+
+
+def stacks() -> Iterator[Run]:
+    """Prelude and coda (Figure 3), fixed depth 4, on the two sandwiches."""
+    for (place, written), (pre, coda) in product(
+        {"pre-sandwich": PRE_SANDWICH, "post-sandwich": POST_SANDWICH}.items(), product((0, 1), repeat=2)
+    ):
+        changes = (
+            f"model.changes.norm_placement={written}",
+            f"model.changes.prelude_layers={pre}",
+            f"model.changes.coda_layers={coda}",
+        )
+        yield paper("stacks", f"{place} {pre}+core+{coda}", FIXED, "penalties=[]", *changes, updates=5_000)
+
+
+def changes() -> Iterator[Run]:
+    """The L2 penalty on the last change of the state, with fixed and with random depth (Figure 3)."""
+    l2 = "penalties=[{kind: state-change, weight: 1.0, weighting: add}]"
+    yield paper("changes", "fixed + L2", FIXED, l2, updates=5_000)
+    yield paper("changes", "random + L2", l2, updates=5_000)
+
+
+def distributions() -> Iterator[Run]:
+    """Random depth: the six settings of Table 1 on the sandwiches, those of Table 3 on pre and post; half the updates."""
+    first = {
+        "log-normal(2.62, 0.6) to 40": "{kind: log-normal, mu: 2.62, sigma: 0.6, least: 1, most: 40}",
+        "poisson(5)": "{kind: poisson, mean: 5, least: 1, most: 30}",
+        "poisson(10)": "{kind: poisson, mean: 10, least: 1, most: 30}",
+        "uniform(1, 10)": "{kind: uniform, least: 1, most: 10}",
+    }
+    sandwich = {
+        **first,
+        "log-normal(2, 0.7) to 100": RANDOM_7.removeprefix("depth="),
+        "uniform(1, 40)": "{kind: uniform, least: 1, most: 40}",
+    }
+    plain = {
+        **first, "log-normal(3.2, 0.45) to 80": "{kind: log-normal, mu: 3.2, sigma: 0.45, least: 1, most: 80}",
+        "uniform(1, 30)": "{kind: uniform, least: 1, most: 30}",
+    }  # fmt: skip
+    places = {
+        "pre-sandwich": (PRE_SANDWICH, sandwich),
+        "post-sandwich": (POST_SANDWICH, sandwich),
+        "pre": (PRE, plain),
+        "post": (POST, plain),
+    }
+    for place, (written, rules) in places.items():
+        for label, rule in rules.items():
+            yield paper(
+                "distributions", f"{place} {label}", f"depth={rule}", "penalties=[]", f"model.changes.norm_placement={written}",
+                updates=5_000,
+            )  # fmt: skip
+
+
+GROUPS: dict[str, Callable[[], Iterator[Run]]] = {
+    "target": target, "main": main, "fixed": fixed, "ablation": ablation, "depths": depths, "weights": weights, "norms": norms, "stacks": stacks,
+    "changes": changes, "distributions": distributions,
+}  # fmt: skip

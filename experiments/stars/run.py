@@ -1,0 +1,191 @@
+"""Trains and measures the runs of the study, many side by side on one GPU, each result one line of a JSON-lines file.
+
+    python -m experiments.stars.run OUT.jsonl --groups main,ablation --workers 8 --seconds 540
+
+Runs that are already in the file are left out; no run begins that would, by the longest of its group so far, not end in time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiments.stars.plan import GROUPS, Run
+
+NEAR, FAR = list(range(1, 101)), [100, 128, 200, 300, 500, 700, 1000]
+FAR_ROWS = 1000  # rows that are followed to depth 1,000; all of them in the groups of FULL
+FULL = ("target",)
+RADIUS_DEPTHS = (8, 32, 100)
+ATTENTION = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
+
+
+def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Trains one run, measures it on its test split, and returns all numbers."""
+    import torch
+
+    from loopwright.evaluate.sweep import sweep
+    from loopwright.recipes.shelf import recipe
+    from loopwright.run import read_log
+    from loopwright.train.loop import train
+    from loopwright.train.monitor import measure
+
+    chosen = recipe(run.recipe, [*run.changes, f"seed={run.seed}", *extra])
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        outcome = train(chosen, Path(folder) / "run")
+        trained = time.perf_counter() - began
+        log = read_log(outcome.run.log)
+    torch.set_float32_matmul_precision("highest")
+    rows = [row for row in log if "loss" in row]
+    model, source = outcome.model, outcome.splits.tests["test"]
+    full = run.group in FULL
+    near = sweep(model, source, depths=NEAR, batch_size=5000, exact=True)
+    far = sweep(model, source if full else First(source, FAR_ROWS), depths=FAR, batch_size=5000, exact=True)
+    batch = source.batch(torch.arange(8) * (len(source) // 8)).to(model.device)
+    radius = {d: measure(model, batch, d, rows=8) for d in (*RADIUS_DEPTHS, *((1000,) if full else ()))}
+    seconds = [row["seconds"] for row in rows[len(rows) // 2 :]]
+    return {
+        "name": run.name, "group": run.group, "label": run.label, "seed": run.seed, "recipe": chosen.data_of(),
+        "train_seconds": trained, "mean_update_ms": 1e3 * sum(seconds) / len(seconds), "solved_at": outcome.progress.solved_at,
+        "skipped": outcome.progress.skipped, "loss": _thinned(rows, "loss"), "jacobian": _thinned(rows, "jacobian"),
+        "looks": [[row["update"], {d: v["exact"] for d, v in row["valid"].items()}] for row in log if "valid" in row],
+        "near": asdict(near), "far": asdict(far), "radius": radius,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", "torch": torch.__version__,
+    }  # fmt: skip
+
+
+class First:
+    """The first rows of a source."""
+
+    def __init__(self, source: Any, rows: int) -> None:
+        self.source, self.rows = source, min(rows, len(source))
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def batch(self, indices: Any) -> Any:
+        """Returns the samples of these indices as one batch."""
+        return self.source.batch(indices)
+
+
+def fastest_attention() -> str | None:
+    """Returns the fastest of torch's attention kernels for rows of 17 tokens, forward and backward; None without a GPU."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if not torch.cuda.is_available():
+        return None
+    q, k, v = (torch.randn(512, 17, 8, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(3))
+    times = {}
+    for name, backend in ATTENTION.items():
+        try:
+            with sdpa_kernel(getattr(SDPBackend, backend)):
+                for count in (3, 30):
+                    torch.cuda.synchronize()
+                    began = time.perf_counter()
+                    for _ in range(count):
+                        torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1).sum().backward()
+                    torch.cuda.synchronize()
+                    times[name] = (time.perf_counter() - began) / count
+        except RuntimeError as error:
+            print(f"attention: {name} is not offered ({str(error).splitlines()[0]})", flush=True)
+    print("attention, ms:", {name: round(1e3 * t, 3) for name, t in times.items()}, flush=True)
+    return min(times, key=times.__getitem__)
+
+
+def use_attention(name: str | None) -> None:
+    """Leaves torch this attention kernel alone (and the plain one, for derivatives of derivatives)."""
+    import torch
+
+    if name is not None:
+        torch.backends.cuda.enable_cudnn_sdp(name == "cudnn")
+        torch.backends.cuda.enable_flash_sdp(name == "flash")
+        torch.backends.cuda.enable_mem_efficient_sdp(name == "efficient")
+
+
+def _thinned(rows: list[dict[str, Any]], key: str) -> list[list[float]]:
+    """Every 50th update: the mean of that many."""
+    found = [(row["update"], row[key]) for row in rows if row.get(key) is not None]
+    return [[found[i][0], sum(v for _, v in found[i : i + 50]) / len(found[i : i + 50])] for i in range(0, len(found), 50)]
+
+
+def work(queue: Any, out: str, lock: Any, deadline: float, extra: tuple[str, ...], longest: Any, attention: str | None) -> None:
+    """Takes runs from the queue until it is empty or the time is up."""
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    import torch
+
+    torch.set_num_threads(1)
+    use_attention(attention)
+    while True:
+        run = queue.get()
+        if run is None:
+            return
+        if time.time() + longest.get(run.group, 0.0) > deadline:
+            print(f"not begun, no time: {run.name}", flush=True)
+            continue
+        began = time.time()
+        try:
+            line = json.dumps(carry_out(run, extra=extra))
+        except Exception as error:  # one bad run must not take the others with it
+            print(f"FAILED {run.name}: {type(error).__name__}: {error}", flush=True)
+            continue
+        finally:
+            torch._dynamo.reset()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        taken = time.time() - began
+        longest[run.group] = max(longest.get(run.group, 0.0), taken)
+        with lock, open(out, "a") as file:
+            file.write(line + "\n")
+        print(f"{taken:6.1f} s  {run.name}", flush=True)
+
+
+def main() -> None:
+    """Reads the command line, fills the queue, waits."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out")
+    parser.add_argument("--groups", default=",".join(GROUPS))
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--change", action="append", default=[], help="a.b=c, laid over every recipe")
+    parser.add_argument("--seeds", default="0,1,2")
+    options = parser.parse_args()
+    unknown = [group for group in options.groups.split(",") if group not in GROUPS]
+    if unknown:
+        sys.exit(f"groups: unknown {unknown[0]!r}; allowed: {', '.join(GROUPS)}")
+    path = Path(options.out)
+    done = {json.loads(line)["name"] for line in path.read_text().splitlines()} if path.is_file() else set()
+    runs = [
+        run
+        for group in options.groups.split(",")
+        for run in GROUPS[group]()
+        if run.name not in done and str(run.seed) in options.seeds.split(",")
+    ]
+    context = multiprocessing.get_context("spawn")
+    manager = context.Manager()
+    queue, lock, longest = manager.Queue(), manager.Lock(), manager.dict()
+    for item in [*runs, *[None] * options.workers]:
+        queue.put(item)
+    deadline = time.time() + options.seconds
+    arguments = (queue, options.out, lock, deadline, tuple(options.change), longest, fastest_attention())
+    processes = [context.Process(target=work, args=arguments) for _ in range(min(options.workers, len(runs)))]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(max(deadline - time.time(), 0.1))
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+    print(f"{len(path.read_text().splitlines()) if path.is_file() else 0} results in {path}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""`loopwright check`: is a model right?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from rich.markup import escape
+
+from loopwright.commands.words import console, find_device, find_dtype, fitting_threads, is_preset, progress, table
+from loopwright.convert.load import load
+from loopwright.evaluate import conformance
+from loopwright.model.presets import PRESETS, build
+
+
+def check(source: str, *, dtype: str = "float32", device: str = "cpu", seed: int = 0, full: bool = False) -> bool:
+    """Prints the conformance table of a model or preset and returns whether nothing failed."""
+    out = console()
+    name, where, kind = source, find_device(device), find_dtype(dtype)
+    if is_preset(source):
+        if not full and not source.endswith("-tiny"):
+            name = f"{source}-tiny"
+            out.print(f"{source} is checked in its small form, {name} (--full builds it at full size)")
+        torch.manual_seed(seed)
+        model = build(name).to(device=where, dtype=kind)  # type: ignore[call-arg]  # how transformers wraps `to`
+    else:
+        model = load(source, dtype=kind, device=where)
+    with fitting_threads(model), progress() as bar:
+        task = bar.add_task("check", total=len(conformance.CHECKS))
+        report = conformance.check(model, progress=lambda one: bar.update(task, advance=1, description=one))
+    out.print(report.table())
+    counts = _counts(report.rows)
+    out.print(f"{name}: {counts[True]} passed, {counts[False]} failed, {counts[None]} not offered")
+    return report.ok
+
+
+def _counts(rows: Iterable[Any]) -> dict[bool | None, int]:
+    counts: dict[bool | None, int] = {True: 0, False: 0, None: 0}
+    for row in rows:
+        counts[row.passed] += 1
+    return counts
+
+
+def check_presets() -> bool:
+    """Builds every preset small, runs the conformance checks on each, prints one table; returns whether nothing failed."""
+    rows = table("every preset at test size", "preset", "parameters", "passed", "failed", "not offered", "seconds")
+    failures: list[str] = []
+    with progress() as bar:
+        task = bar.add_task("check", total=len(PRESETS) * len(conformance.CHECKS))
+        for name in PRESETS:
+            begin = time.perf_counter()
+            torch.manual_seed(0)
+            model = build(f"{name}-tiny")
+
+            def show(one: str, name: str = name) -> None:
+                bar.update(task, advance=1, description=f"{name}: {one}")
+
+            with fitting_threads(model):
+                report = conformance.check(model, progress=show)
+            counts = _counts(report.rows)
+            failures += [f"{name}: {row.name}: {row.detail}" for row in report.rows if row.passed is False]
+            size = sum(p.numel() for p in model.parameters())
+            cells = [f"{size:,}", *(str(counts[kind]) for kind in (True, False, None)), f"{time.perf_counter() - begin:.1f}"]
+            rows.add_row(name, *cells, style="red" if counts[False] else None)
+    out = console()
+    out.print(rows)
+    for failure in failures:
+        out.print(f"failed: {escape(failure)}")
+    return not failures

@@ -1,0 +1,199 @@
+"""`loopwright demo`: two small models learn to add, one the plain way and one the stable way; what happens beyond the depth they
+were trained at, as a page to look at."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from loopwright.analysis.figures import Curve, accuracy_by_depth, loss_curves, radius_by_depth, state_paths
+from loopwright.analysis.report import Grid, Outcome, Picture, Section, write_report
+from loopwright.commands.words import console
+from loopwright.evaluate.sweep import SweepReport, sweep
+from loopwright.metrics.trajectory import pca_path
+from loopwright.recipes.shelf import recipe
+from loopwright.run import read_log
+from loopwright.settings import build_kind
+from loopwright.train.depth import RULES
+from loopwright.train.loop import train
+from loopwright.train.monitor import measure
+from loopwright.train.recipe import Recipe
+from loopwright.train.setup import Outcome as Trained
+from loopwright.train.watch import Terminal
+
+RECIPES = {"plain": "demo-plain", "stable": "demo-stable"}
+BEYOND = 16  # times the median training depth: where the claim is judged
+BAR = 0.99  # exact match that the stable model must keep
+LOST = 0.5  # and below which the plain one has lost what it knew
+MARK = ".loopwright-demo"
+
+
+@dataclass(frozen=True)
+class Story:
+    """One model of the demo: its recipe, how its training ended and what was measured."""
+
+    recipe: Recipe
+    trained: Trained
+    report: SweepReport
+    radius: dict[int, dict[str, float]]
+    seconds: float
+    median: int
+
+
+def demo(out: str = "runs/demo", *, toy: bool = False) -> bool:
+    """Trains both, measures, writes the report; returns whether the plain one collapsed and the stable one held."""
+    folder = _fresh(Path(out))
+    began = time.perf_counter()
+    stories = {name: tell(name, folder, toy=toy) for name in RECIPES}
+    path = write(folder, stories, time.perf_counter() - began)
+    printer = console()
+    for story in stories.values():
+        printer.print(story.report.table())
+    outcome = judge(stories)
+    printer.print(outcome.sentence, markup=False)
+    printer.print(f"report: {path.resolve()}", markup=False, soft_wrap=True)
+    return outcome.holds
+
+
+def _fresh(folder: Path) -> Path:
+    """Returns an empty folder for the demo; an earlier demo makes room, anything else is left alone."""
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / MARK).is_file():
+            raise ValueError(f"demo: {folder} holds other files; allowed: a new folder, an empty one, or an earlier demo")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARK).touch()
+    return folder
+
+
+def tell(name: str, folder: Path, *, toy: bool) -> Story:
+    """Trains one model and measures it to well beyond its training depth."""
+    chosen = recipe(RECIPES[name], toy=toy)
+    began = time.perf_counter()
+    trained = train(chosen, folder / name, watch=Terminal(name))
+    if not trained.finished:
+        raise KeyboardInterrupt
+    median = build_kind(chosen.depth, RULES).median
+    last = BEYOND * median
+    depths = sorted({*range(1, 2 * median + 1), *(round(median * 2 ** (k / 2)) for k in range(11))})
+    source = trained.splits.tests["test"]
+    report = sweep(
+        trained.model, source,
+        depths=depths, batch_size=500, exact=True, eos_id=trained.splits.eos_id, pad_id=trained.splits.pad_id,
+        decode_depths=[median, last], split=f"{name} model",
+    )  # fmt: skip
+    report.save(trained.run.eval / "test.json")
+    batch = source.batch(torch.arange(4) * (len(source) // 4)).to(trained.model.device)
+    radius = {depth: measure(trained.model, batch, depth) for depth in (median, 2 * median, 4 * median, last)}
+    return Story(chosen, trained, report, radius, time.perf_counter() - began, median)
+
+
+def judge(stories: dict[str, Story]) -> Outcome:
+    """Returns the verdict: does more depth hurt the plain model and not the stable one?"""
+    plain, stable = stories["plain"], stories["stable"]
+    far = BEYOND * stable.median
+    own, lost = plain.report.accuracy()[plain.median], plain.report.accuracy()[BEYOND * plain.median]
+    reached = [value for depth, value in stable.report.accuracy().items() if stable.median <= depth <= far]
+    kept = stable.report.accuracy()[far]
+    holds = own >= BAR and lost < LOST and min(reached) >= BAR
+    last = stable.radius[far]["radius_mean"]
+    sentence = (
+        f"The plain model adds {own:.1%} of {plain.report.rows:,} unseen problems right at its training depth {plain.median} and "
+        f"{lost:.1%} at depth {BEYOND * plain.median}; the stable one {kept:.1%} at depth {far} and at least {min(reached):.1%} at "
+        f"every depth measured from {stable.median} to there."
+    )
+    if not holds:
+        sentence = "This run does not show what it should. " + sentence
+    numbers = [
+        (f"{lost:.1%}", f"plain model at {BEYOND} times its training depth"),
+        (f"{kept:.1%}", f"stable model at {BEYOND} times its median training depth"),
+        (f"{last:.2f}", f"stable model's spectral radius at depth {far} (below 1: the state settles)"),
+    ]
+    return Outcome(holds, sentence, numbers)
+
+
+def write(folder: Path, stories: dict[str, Story], seconds: float) -> Path:
+    """Writes the report and returns where it is."""
+    curves = {name: Curve(**story.report.curve()) for name, story in stories.items()}
+    median = stories["stable"].median
+    rule = build_kind(stories["stable"].recipe.depth, RULES)
+    trained = (rule.least, median, rule.most)
+    sections = [
+        Section(
+            "Accuracy against depth",
+            "Each point is the share of unseen sums that are right in every digit when the core runs that many times. The plain "
+            f"model was only ever trained at depth {stories['plain'].median}; the shaded range is where the stable one was trained.",
+            [Picture(accuracy_by_depth(curves, trained=trained), "Exact match on held-out sums, with 95 % intervals.")],
+        ),
+        Section(
+            "Does a step contract?",
+            "The spectral radius ρ of one step at the state reached after so many steps. Above 1 small differences grow with each "
+            "further step; below 1 they die out and the state settles.",
+            [Picture(radius_by_depth({name: _radius(story) for name, story in stories.items()}), "Mean of four sums, with the range.")],
+        ),
+        Section(
+            "Where the state goes",
+            f"The state of one sum over {BEYOND * median} steps, in the two directions it moves most. A path that ends in a point has "
+            "found its answer and stays; one that wanders on is still changing it.",
+            [Picture(*_path(story, name)) for name, story in stories.items()],
+        ),
+        Section(
+            "Learning",
+            "The training loss of each update. The stable model is trained at a new depth each time and at every step of it, so its "
+            "loss is noisier.",
+            [Picture(loss_curves({name: _losses(story) for name, story in stories.items()}), "Cross-entropy of the answer's tokens.")],
+        ),
+        Section("What was run", "Both recipes ship with loopwright; change any setting with a.b=c.", tables=[_runs(stories)]),
+    ]  # fmt: skip
+    return write_report(
+        folder / "report.html", "More depth: when it helps, when it hurts", sections,
+        outcome=judge(stories),
+        lead="Two small looped transformers learn to add three-digit numbers. One is trained the plain way, one so that depth is safe.",
+        footer=f"loopwright demo, {seconds / 60:.1f} minutes on this machine. Problems in the test were never trained on.",
+    )  # fmt: skip
+
+
+def _radius(story: Story) -> Curve:
+    found = story.radius
+    return Curve(
+        list(found), [r["radius_mean"] for r in found.values()],
+        [r["radius_least"] for r in found.values()], [r["radius_largest"] for r in found.values()],
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _path(story: Story, name: str) -> tuple[str, str]:
+    model, source = story.trained.model, story.trained.splits.tests["test"]
+    batch = source.batch([0]).to(model.device)
+    e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask)
+    start = model.start_state(e, p)
+    states = torch.stack([start, *model.unroll(e, BEYOND * story.median, p, state=start)])
+    real = batch.valid[0]
+    found = pca_path(states[:, 0, real])
+    svg = state_paths([found.coordinates.tolist()], explained=found.explained.tolist(), title=f"{name} model")
+    return svg, f"The {name} model on {source.show(0)!r}."
+
+
+def _losses(story: Story) -> Curve:
+    rows = [row for row in read_log(story.trained.run.log) if "loss" in row]
+    return Curve([row["update"] for row in rows], [row["loss"] for row in rows])
+
+
+def _runs(stories: dict[str, Story]) -> Grid:
+    head = ["", *stories]
+    lines = {
+        "recipe": lambda s: s.recipe.about,
+        "parameters": lambda s: f"{sum(p.numel() for p in s.trained.model.parameters()):,}",
+        "depth in training": lambda s: ", ".join(f"{k} {v}" for k, v in s.recipe.depth.items()),
+        "loss": lambda s: s.recipe.objective["kind"],
+        "penalty": lambda s: ", ".join(p["kind"] for p in s.recipe.penalties) or "none",
+        "updates × rows": lambda s: f"{s.recipe.updates:,} × {s.recipe.batch}",
+        "solved at update": lambda s: "not needed" if not s.recipe.penalties else str(s.trained.progress.solved_at),
+        "seconds": lambda s: f"{s.seconds:.0f}",
+        "largest state change": lambda s: f"{s.report.change_largest[-1]:.1e} at depth {s.report.depth[-1]}",
+    }
+    return Grid(head, [[name, *(line(story) for story in stories.values())] for name, line in lines.items()])

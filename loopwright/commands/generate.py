@@ -1,0 +1,77 @@
+"""`loopwright generate`: text from a prompt."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from loopwright.commands.words import console, find_config, find_device, find_dtype, fitting_threads, is_preset
+from loopwright.convert.load import load
+from loopwright.convert.source import tokenizer
+from loopwright.generate.depths import StepGuess, next_token_by_depth
+from loopwright.generate.stream import Sampling, checked_seed, encode, encode_chat, stream
+
+
+def generate(
+    source: str,
+    prompt: str,
+    *,
+    depth: int | None = None,
+    max_new_tokens: int = 64,
+    sampling: Sampling | None = None,
+    seed: int | None = None,
+    state_seed: int | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    chat: bool = False,
+    show_depth: bool = False,
+) -> None:
+    """Streams what a model says after a prompt, then prints one line of statistics on stderr."""
+    where, kind = find_device(device), find_dtype(dtype)
+    if is_preset(source):
+        raise ValueError(
+            f"generate: {source!r} is a preset, which has neither trained weights nor a tokenizer; give a model's folder"
+        )
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens: {max_new_tokens}; allowed: at least 0 (0 with --show-depth prints the table alone)")
+    # what can be wrong is found before the weights are read
+    find_config(source).check_depth(depth)
+    if seed is not None and not (sampling or Sampling()).options()["do_sample"]:
+        raise ValueError(f"seed: {seed} would change nothing; nothing is drawn without a temperature, top_p, top_k or min_p")
+    words = tokenizer(source)
+    model = load(source, dtype=kind, device=where)
+    if state_seed is not None:
+        checked_seed(model, state_seed)
+    ids = (encode_chat if chat else encode)(words, prompt, model.config.vocab_size).to(model.device)
+    with fitting_threads(model):
+        if show_depth:
+            guesses = next_token_by_depth(model, ids, depth, state_seed=state_seed)
+            console().print(_guess_table(guesses, words))
+        if max_new_tokens:
+            statistics = stream(
+                model, words, ids,
+                write=_write, max_new_tokens=max_new_tokens, depth=depth, sampling=sampling, seed=seed, state_seed=state_seed,
+            )  # fmt: skip
+            print(flush=True)
+            print(f"[{statistics}]", file=sys.stderr)
+
+
+def _write(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _guess_table(guesses: list[StepGuess], words: Any) -> Table:
+    table = Table(title="the next token, as each step would have said it", title_justify="left", title_style="bold")
+    table.add_column("step", justify="right")
+    for place in ("1st", "2nd", "3rd")[: len(guesses[0].tokens)]:
+        table.add_column(place, no_wrap=True)
+    table.add_column("entropy", justify="right")
+    table.add_column("KL to last", justify="right")
+    for guess in guesses:
+        pairs = zip(guess.tokens, guess.probabilities, strict=True)
+        cells = [Text(f"{words.decode([token])!r} {probability:.3f}") for token, probability in pairs]
+        table.add_row(str(guess.step), *cells, f"{guess.entropy:.3f}", f"{guess.divergence:.3f}")
+    return table

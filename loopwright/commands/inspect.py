@@ -1,0 +1,124 @@
+"""`loopwright inspect`: what a model is and costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from loopwright.commands.words import console, find_config, find_dtype, table
+from loopwright.model import cost
+from loopwright.model.config import LoopedConfig
+
+
+def inspect(
+    source: str,
+    overrides: Iterable[str] = (),
+    *,
+    depth: int | None = None,
+    context: int | None = None,
+    batch: int = 1,
+    dtype: str = "bf16",
+    policy: str = "every",
+    tensors: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Prints what a model is and costs: parameters by part, FLOPs, bytes, and its state dict where asked."""
+    found = find_config(source, overrides)
+    facts = cost.survey(found, depth=depth, context=context, batch=batch, dtype=find_dtype(dtype), policy=policy)
+    rows = cost.tensors(found) if tensors else []
+    if as_json:
+        if tensors:
+            facts["tensors"] = [vars(row) for row in rows]
+        print(json.dumps({"model": source, "summary": describe(found, facts["depth"]), **facts}, indent=2))
+        return
+    out = console()
+    out.print(f"[bold]{escape(source)}[/]: {escape(describe(found, facts['depth']))}", soft_wrap=True)
+    for one in (_parameter_table(facts), _flop_table(facts), _byte_table(facts)):
+        out.print(one)
+    if tensors:
+        out.print(_tensor_table(rows, facts["dtype"]))
+
+
+def describe(config: LoopedConfig, depth: int) -> str:
+    """Returns what a model is at a depth, in one line: its stacks and the parts that are not the plainest."""
+    parts = {"state": "input", "injection": "none", "gate": "none", "halting": "none"}
+    words = [f"{name} {getattr(config, name)['kind']}" for name, plain in parts.items() if getattr(config, name)["kind"] != plain]
+    words += [f"adapter {spec['kind']}" for spec in config.adapters]
+    words += [f"end norm {config.end_norm}"] if config.end_norm != "never" else []
+    words += ["norms per step after each layer"] if config.layer_post_norm != "none" else []
+    steps = f", up to {config.max_steps} steps" if config.max_steps and config.beyond_max_steps == "refuse" else ""
+    heads = f"{config.num_attention_heads} heads"
+    if config.num_key_value_heads != config.num_attention_heads:
+        heads += f" ({config.num_key_value_heads} for keys)"
+    shape = f"width {config.hidden_size}, {heads}, {config.vocab_size} tokens"
+    return "; ".join([stacks(config, depth) + steps, shape, *words])
+
+
+def stacks(config: LoopedConfig, depth: int) -> str:
+    """Returns the three stacks in words, such as "2 prelude + 4 core × 32 + 2 coda layers"."""
+    if not config.is_looped:
+        return f"dense, {config.prelude_layers + config.coda_layers} layers"
+    words = [f"{config.prelude_layers} prelude"] if config.prelude_layers else []
+    words.append(f"{config.core_layers} core × {depth}")
+    words += [f"{config.coda_layers} coda"] if config.coda_layers else []
+    return " + ".join(words) + " layers"
+
+
+def _parameter_table(facts: Mapping[str, Any]) -> Table:
+    made = table("parameters", "part", "unique", "trainable")
+    for part, count in facts["parameters"].items():
+        if count["unique"] or part == "head":
+            name = "head (tied to the embedding)" if part == "head" and not count["unique"] else part
+            style = "bold" if part == "total" else None
+            made.add_row(name, f"{count['unique']:,}", f"{count['trainable']:,}", style=style)
+    return made
+
+
+def _flop_table(facts: Mapping[str, Any]) -> Table:
+    flops = facts["flops"]
+    title = f"forward FLOPs at depth {facts['depth']} (matrix products; attention in full)"
+    made = table(title, "part", f"one token at context {facts['context']:,}", f"pass of {facts['batch']} × {facts['context']:,}")
+    for part, value in flops["token"].items():
+        if value:
+            made.add_row(part, f"{value:,}", f"{flops['pass'][part]:,}", style="bold" if part == "total" else None)
+    made.add_row("training pass (3 × forward)", "", f"{flops['training_pass']:,}")
+    return made
+
+
+def _byte_table(facts: Mapping[str, Any]) -> Table:
+    sizes = facts["bytes"]
+    room = f"{facts['batch']} × {facts['context']:,} tokens"
+    made = table(f"bytes in {facts['dtype']}, cache policy {facts['policy']}", "what", "bytes", "")
+    cache, token, alive = sizes["cache"], sizes["cache_per_token"], sizes["activations_inference"]
+    rows = [("weights", sizes["weights"])]
+    rows += [("KV cache per token", token["keys and values"]), (f"KV cache, {room}", cache["keys and values"])]
+    if cache["running sums"]:
+        rows += [("running sums per token (float32)", token["running sums"]), (f"running sums, {room}", cache["running sums"])]
+    rows += [(f"activations, forward pass of {room} (estimate)", alive["peak"])]
+    rows += [("  of which without its logits", alive["blocks"])] if alive["blocks"] < alive["peak"] else []
+    rows += [(f"activations, training pass of {room}, all steps kept", sizes["activations_training"])]
+    for name, value in rows:
+        made.add_row(name, f"{value:,}", readable(value))
+    return made
+
+
+def readable(size: int) -> str:
+    """Returns a number of bytes in the largest unit below it."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def _tensor_table(rows: Iterable[cost.TensorRow], dtype: str) -> Table:
+    made = table("state dict", "name", "shape", "dtype", "parameters")
+    for row in rows:
+        note = f" = {row.tied_to}" if row.tied_to else "" if row.trainable else " (frozen)"
+        made.add_row(row.name + note, " × ".join(map(str, row.shape)), dtype, f"{row.parameters:,}")
+    return made

@@ -1,0 +1,43 @@
+"""`loopwright train` and `loopwright recipes`: a run from a recipe, and the recipes there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.table import Column, Table
+
+from loopwright.commands.words import console
+from loopwright.recipes.shelf import FOLDER, find, names, recipe
+from loopwright.settings import read_yaml
+from loopwright.train.loop import train as run_training
+from loopwright.train.recipe import read_recipe, written
+from loopwright.train.watch import Terminal
+
+
+def train(word: str, overrides: Iterable[str] = (), *, out: str | None = None, resume: bool = False, toy: bool = False) -> bool:
+    """Trains a recipe into a run folder and returns whether it came to its end; a run of that folder goes on with `resume`."""
+    chosen = recipe(word, overrides, toy=toy)
+    folder = Path(out) if out else Path("runs") / (find(word).stem + ("-toy" if toy else ""))
+    outcome = run_training(chosen, folder, resume=resume, watch=Terminal(folder.name))
+    if not outcome.finished:
+        console(stderr=True).print(f"go on with: loopwright train {word} … --out {folder} --resume", markup=False)
+    else:
+        console().print(f"next: loopwright evaluate {folder}", markup=False)
+    return outcome.finished
+
+
+def recipes(name: str | None = None) -> None:
+    """Prints the shipped recipes, or one of them in full, resolved."""
+    if name is not None:
+        print(written(read_recipe(find(name))), end="")
+        return
+    table = Table(Column("recipe", no_wrap=True), "what it trains")
+    for one in names():
+        data = read_yaml((FOLDER / f"{one}.yaml").read_text(), one)
+        table.add_row(one, data["about"])
+    out = console()
+    out.print(table)
+    out.print(
+        "loopwright train NAME a.b=c … trains one, changed; --toy runs two updates of it at test size; recipes NAME prints it."
+    )

@@ -1,0 +1,96 @@
+"""What data hands to training and evaluation: batches, sources of them, and the splits of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+IGNORED = -100
+Progress = Callable[[str, int, int | None], None]  # what is being done, how much of it is, and of how much, where that is known
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of tokens. `labels` are the input ids where a token is to be predicted, else −100; the model shifts them, once.
+
+    `attention_mask` is None where no row is padded, `segment_ids` where each row is one document. `rows` holds the place of
+    each row in the global order of samples, neighbours in it, the same whatever the number of processes. `lengths` counts the
+    real tokens of rows that are padded on the right without a mask: a causal model needs none there, but what averages over
+    tokens must know. `asked` is made by `ready`.
+    """
+
+    input_ids: Tensor
+    labels: Tensor
+    attention_mask: Tensor | None = None
+    segment_ids: Tensor | None = None
+    rows: Tensor | None = None
+    lengths: Tensor | None = None
+    asked: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.input_ids.shape[0]
+
+    @property
+    def targets(self) -> int:
+        """The number of tokens that are to be predicted: what losses are averaged over."""
+        return int((self.labels[:, 1:] != IGNORED).sum())
+
+    @property
+    def valid(self) -> Tensor:
+        """Which tokens are real, not padding [B, T]."""
+        if self.attention_mask is not None:
+            return self.attention_mask.bool()
+        if self.lengths is not None:
+            return torch.arange(self.input_ids.shape[1], device=self.input_ids.device) < self.lengths[:, None]
+        return torch.ones_like(self.input_ids, dtype=torch.bool)
+
+    @property
+    def padded(self) -> bool:
+        """Whether rows may hold padding."""
+        return self.attention_mask is not None or self.lengths is not None
+
+    def ready(self) -> Batch:
+        """Returns the batch with `asked`: the places of the targets in the rows laid end to end, filled up with zeros (the
+        first token is never asked for) to a multiple of the rows.
+
+        Found once, before the batch goes to a device: there the number of targets would have to be waited for, and a number
+        that changes from batch to batch would be another shape each time.
+        """
+        wanted = self.labels != IGNORED
+        wanted[:, 0] = False
+        found = wanted.flatten().nonzero()[:, 0]
+        missing = -found.numel() % len(self)
+        return replace(self, asked=torch.nn.functional.pad(found, (0, missing)))
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Returns the same rows on a device."""
+        held = {f.name: x for f in fields(self) if (x := getattr(self, f.name)) is not None}
+        return replace(self, **{name: x.to(device, non_blocking=True) for name, x in held.items()})
+
+
+class Source(Protocol):
+    """Samples that can be asked for by index, in any order, any number of times, always with the same answer."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
+        """Returns the samples of these indices as one batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A dataset: what is trained on, what decides (when to stop, what is best), and what is only measured, by name."""
+
+    train: Source
+    valid: Source
+    tests: Mapping[str, Source] = field(default_factory=dict)
+    vocab_size: int = 0
+    eos_id: int | None = None
+    pad_id: int | None = None
+    exact: bool = False  # whether an answer is right or wrong as a whole: tasks and question/answer pairs, not running text
+    notes: Mapping[str, Any] = field(default_factory=dict)  # what a report may tell of the data: counts, what was left out

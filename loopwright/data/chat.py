@@ -1,0 +1,245 @@
+"""Questions with answers, and whole conversations: only what the assistant says is predicted, to the token.
+
+A conversation is written by the tokenizer's chat template, or, where it has none, as plain lines: what is asked, a line end, the
+answer, EOS. What the assistant says begins where the prompt ends (the template is rendered up to there, with the opening of the
+answer) and ends with the token that ends the turn. Tokens are matched to that stretch by their places in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loopwright.data.batch import IGNORED, Batch, Progress, Splits
+from loopwright.data.checks import check_count
+from loopwright.data.records import Files, Part, Record, Records, text_field
+from loopwright.data.text import GROUP, HubRows, named_tests, split_parts
+from loopwright.data.tokenizer import Tokenizer
+from loopwright.data.tokens import Document, Shards, kept_shards
+
+Message = dict[str, str]  # role and content
+ROLES = ("system", "user", "assistant")
+
+
+class Chat:
+    """Pairs of a question and an answer, or conversations, from JSON lines or a Hugging Face dataset, with answer-only loss.
+
+    `question` and `answer` name the fields of a pair (GSM8K: question, answer; NuminaMath: problem, solution); `messages` names
+    one field that holds a list of {role, content} instead. `system` opens the conversations that have no such message. What is
+    longer than `length` tokens is cut; samples whose answer is cut off whole, that are empty or that hold control words are left
+    out and counted. Where no `valid_files` or `valid_split` are given, the first `valid` samples are held out.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: str,
+        files: str | list[str] | None = None,
+        valid_files: str | list[str] | None = None,
+        test_files: str | list[str] | dict[str, Any] | None = None,
+        dataset: str | None = None,
+        subset: str | None = None,
+        split: str = "train",
+        valid_split: str | None = None,
+        revision: str | None = None,
+        question: str = "question",
+        answer: str = "answer",
+        messages: str | None = None,
+        system: str | None = None,
+        length: int = 2048,
+        limit: int | None = None,
+        valid: int = 100,
+    ) -> None:
+        where = "data (chat)"
+        if (files is None) == (dataset is None):
+            raise ValueError(f"{where}: files is {files!r} and dataset is {dataset!r}; allowed: one of them")
+        if dataset is None and (subset or valid_split or revision):
+            raise ValueError(f"{where}: subset, valid_split and revision belong to a dataset; allowed: files, or a dataset")
+        self.tokenizer, self.length = tokenizer, check_count(where, "length", length, least=2)
+        self.fields = {"question": question, "answer": answer, "messages": messages, "system": system}
+        tests: dict[str, Records] = {name: Files(patterns) for name, patterns in named_tests(test_files).items()}
+        held: Records | None = None if valid_files is None else Files(valid_files)
+        if dataset is None:
+            source: Records = Files(files)
+        else:
+            source = HubRows(dataset, subset, split, revision)
+            held = HubRows(dataset, subset, valid_split, revision) if valid_split is not None else held
+        self.parts = split_parts(where, source, held, limit, valid, tests)
+
+    def splits(self, folder: Path, progress: Progress | None = None) -> Splits:
+        """Returns the samples; their tokens are kept in `folder`."""
+        tokenizer = Tokenizer(self.tokenizer)
+        if not tokenizer.own.is_fast:
+            raise ValueError(
+                f"{self.tokenizer}: the tokenizer does not say where its tokens stand; allowed: one with tokenizer.json"
+            )
+        template = tokenizer.own.chat_template
+        chats, notes = {}, {}
+        for name, part in self.parts.items():
+            about = {
+                "source": part.fingerprint(), "fields": self.fields, "length": self.length,
+                "tokenizer": tokenizer.fingerprint, "template": template,
+            }  # fmt: skip
+            counts = {"empty": 0, "control words": 0, "answer cut off": 0, "cut": 0}
+
+            def documents(name: str = name, part: Part = part, counts: dict[str, int] = counts) -> Iterator[Document]:
+                return self._documents(name, part, tokenizer, counts, progress)
+
+            shards = kept_shards(folder, name, about, documents, vocab_size=tokenizer.vocab_size, notes=counts)
+            chats[name] = Chats(shards, tokenizer)
+            notes[name] = {"samples": shards.documents, "tokens": shards.tokens, **shards.notes}
+        train, valid = chats.pop("train"), chats.pop("valid")
+        return Splits(
+            train, valid, chats,
+            vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, exact=True, notes=notes,
+        )  # fmt: skip
+
+    def _documents(
+        self, name: str, part: Part, tokenizer: Tokenizer, counts: dict[str, int], progress: Progress | None
+    ) -> Iterator[Document]:
+        records, done = iter(part), 0
+        while group := list(islice(records, GROUP)):
+            conversations = []
+            for record in group:
+                messages = read_messages(record, self.fields)
+                if messages is None:
+                    counts["empty"] += 1
+                elif any(word in message["content"] for message in messages for word in tokenizer.own.all_special_tokens):
+                    counts["control words"] += 1
+                else:
+                    conversations.append((record[0], messages))
+            for ids, answers in mark_answers(conversations, tokenizer):
+                assert answers is not None
+                if not any(answers[1 : self.length]):
+                    counts["answer cut off"] += 1
+                    continue
+                counts["cut"] += len(ids) > self.length
+                yield ids[: self.length], answers[: self.length]
+            done += len(group)
+            if progress is not None:
+                progress(f"tokenising {name}", done, part.limit)
+
+
+class Chats:
+    """Samples of different lengths; a batch is padded on the right to its longest and masked."""
+
+    def __init__(self, shards: Shards, tokenizer: Tokenizer) -> None:
+        self.shards, self._tokenizer = shards, tokenizer
+
+    def __len__(self) -> int:
+        return self.shards.documents
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
+        """Returns the samples of these indices as one batch."""
+        rows = [self._bounds(int(index)) for index in indices]
+        longest = max(stop - start for start, stop in rows)
+        ids = np.full((len(rows), longest), self._tokenizer.pad_id, dtype=np.int64)
+        labels, mask = np.full_like(ids, IGNORED), np.zeros_like(ids)
+        for row, (start, stop) in enumerate(rows):
+            count = stop - start
+            ids[row, :count], mask[row, :count] = self.shards.read(start, stop), 1
+            labels[row, :count] = np.where(self.shards.answers(start, stop), ids[row, :count], IGNORED)
+        labels[:, 0] = IGNORED
+        padded = None if mask.all() else torch.from_numpy(mask)
+        return Batch(torch.from_numpy(ids), torch.from_numpy(labels), attention_mask=padded)
+
+    def show(self, row: int) -> str:
+        """Returns the text of a sample."""
+        return self._tokenizer.decode(self.shards.read(*self._bounds(row)))
+
+    def _bounds(self, index: int) -> tuple[int, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index}; allowed: 0 to {len(self) - 1}")
+        return int(self.shards.starts[index]), int(self.shards.starts[index + 1])
+
+
+def read_messages(record: Record, fields: Mapping[str, str | None]) -> list[Message] | None:
+    """Returns the conversation of a record; None where something in it is empty, or the assistant says nothing."""
+    where, values = record
+    if fields["messages"] is None:
+        said = [("user", text_field(record, str(fields["question"]))), ("assistant", text_field(record, str(fields["answer"])))]
+    else:
+        turns = values.get(fields["messages"])
+        if not isinstance(turns, list) or not all(isinstance(turn, dict) and turn.get("role") in ROLES for turn in turns):
+            allowed = f"a list of messages with a content and a role ({', '.join(ROLES)})"
+            raise ValueError(f"{where}: field {fields['messages']!r} is {str(turns)[:40]!r}; allowed: {allowed}")
+        said = [(turn["role"], text_field((where, turn), "content")) for turn in turns]
+    roles = [role for role, _ in said]
+    if "assistant" not in roles or any(text is None for _, text in said):
+        return None
+    if fields["system"] is not None and roles[0] != "system":
+        said.insert(0, ("system", fields["system"]))
+    return [{"role": role, "content": str(text).strip()} for role, text in said]
+
+
+def mark_answers(conversations: Sequence[tuple[str, list[Message]]], tokenizer: Tokenizer) -> Iterator[Document]:
+    """Yields the ids of each conversation, and which of them the assistant says, the end of its turns included."""
+    written = [_write(where, messages, tokenizer) for where, messages in conversations]
+    if not written:
+        return
+    plain = {"add_special_tokens": False, "verbose": False}
+    whole = tokenizer.own([text for text, _ in written], return_offsets_mapping=True, **plain)
+    prompts = iter(tokenizer.own([text[: turn.start] for text, turns in written for turn in turns], **plain).input_ids)
+    special = set(tokenizer.own.all_special_ids)
+    opening = [] if tokenizer.own.chat_template else tokenizer.opening
+    for (text, turns), ids, offsets in zip(written, whole.input_ids, whole.offset_mapping, strict=True):
+        chosen = [False] * len(ids)
+        for turn in turns:
+            first = _first(offsets, turn.start)
+            if next(prompts) != ids[:first] and offsets[first - 1][1] <= turn.start:
+                first += 1  # the prompt alone has other tokens: this one may hold a blank of the prompt
+            content, stop = _first(offsets, turn.said), _first(offsets, turn.stop)
+            end = next((i + 1 for i in range(content, stop) if ids[i] in special), content)
+            chosen[first:end] = [True] * (end - first)
+            if end == content and turn.stop == len(text):  # the template ends the last turn with nothing
+                ids, chosen = [*ids[:end], tokenizer.eos_id], [*chosen[:end], True]
+        yield [*opening, *ids], [*([False] * len(opening)), *chosen]
+
+
+def _first(offsets: Sequence[tuple[int, int]], place: int) -> int:
+    """Returns the first token that begins at a place of the text or after it."""
+    return next((i for i, (left, _) in enumerate(offsets) if left >= place), len(offsets))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Where a turn of the assistant begins in the text, where its content ends, and where the turn does."""
+
+    start: int
+    said: int
+    stop: int
+
+
+def _write(where: str, messages: list[Message], tokenizer: Tokenizer) -> tuple[str, list[Turn]]:
+    """Returns the text of a conversation and the turns of the assistant in it."""
+    whole = _render(where, messages, tokenizer, prompt=False)
+    turns = []
+    for place, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = _render(where, messages[:place], tokenizer, prompt=True)
+        if not whole.startswith(prompt):
+            raise ValueError(f"{where}: the chat template writes the prompt of message {place + 1} otherwise in the whole")
+        stop = len(whole)
+        if place + 1 < len(messages):  # how far a conversation that ends here is the same: it may be closed with more
+            part = _render(where, messages[: place + 1], tokenizer, prompt=False)
+            stop = next((i for i, (a, b) in enumerate(zip(whole, part, strict=False)) if a != b), len(part))
+        found = whole.find(message["content"], len(prompt), stop)
+        turns.append(Turn(len(prompt), len(prompt) if found < 0 else found + len(message["content"]), stop))
+    return whole, turns
+
+
+def _render(where: str, messages: list[Message], tokenizer: Tokenizer, prompt: bool) -> str:
+    if not tokenizer.own.chat_template:
+        return "".join(m["content"] + (tokenizer.eos if m["role"] == "assistant" else "\n") for m in messages)
+    try:
+        return tokenizer.own.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+    except Exception as error:  # a template raises what it likes
+        raise ValueError(f"{where}: the chat template refuses the conversation ({str(error).splitlines()[0]})") from None

@@ -1,0 +1,63 @@
+"""The order of samples: a pure function of the place, so that resuming in the middle of an epoch takes one whole number."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Order:
+    """Says which sample stands at place k = 0, 1, 2 … of an endless order in which every epoch holds each sample once.
+
+    Epoch k // length has a permutation of its own, drawn from (seed, epoch) alone: nobody has to remember what came before.
+    Without shuffling the epochs are all 0, 1, … length − 1.
+    """
+
+    def __init__(self, length: int, seed: int = 0, shuffled: bool = True) -> None:
+        if length < 1:
+            raise ValueError(f"order: {length} samples; allowed: at least 1")
+        if seed < 0:
+            raise ValueError(f"order: seed {seed}; allowed: 0 or more")
+        self.length, self.seed, self.shuffled = length, seed, shuffled
+        self._held: dict[int, Tensor] = {}
+
+    def indices(self, start: int, count: int) -> Tensor:
+        """Returns the samples at places start … start + count − 1, over the borders of epochs [count]."""
+        if start < 0 or count < 0:
+            raise ValueError(f"order: {count} samples from place {start}; allowed: 0 or more of each")
+        parts, place, end = [], start, start + count
+        while place < end:
+            epoch, first = divmod(place, self.length)
+            taken = min(end - place, self.length - first)
+            parts.append(self._epoch(epoch)[first : first + taken])
+            place += taken
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)
+
+    def share(self, start: int, count: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
+        """Returns what process `rank` of `world` takes of the `count` samples from `start`: the samples and their places.
+
+        Each process takes one run of neighbours; together they take each place once.
+        """
+        if not 0 <= rank < world:
+            raise ValueError(f"order: process {rank} of {world}; allowed: 0 to {world - 1}")
+        if count % world:
+            raise ValueError(f"order: a batch of {count} samples over {world} processes; allowed: a multiple of {world}")
+        own = count // world
+        first = start + rank * own
+        return self.indices(first, own), torch.arange(first, first + own)
+
+    def _epoch(self, epoch: int) -> Tensor:
+        if not self.shuffled:
+            epoch = 0
+        if epoch not in self._held:
+            while len(self._held) > 1:  # a batch lies in two epochs at most, unless it is longer than one
+                self._held.pop(next(iter(self._held)))
+            self._held[epoch] = _permutation(self.length, self.seed, epoch) if self.shuffled else torch.arange(self.length)
+        return self._held[epoch]
+
+
+def _permutation(length: int, seed: int, epoch: int) -> Tensor:
+    # from the raw stream, which numpy never changes; its own `permutation` may differ from one release to the next
+    draws = np.random.PCG64(np.random.SeedSequence([seed, epoch])).random_raw(length)
+    return torch.from_numpy(np.argsort(draws, kind="stable"))

@@ -1,0 +1,114 @@
+"""Tables of short rows: what algorithmic tasks are held in, so that a batch is one gather, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loopwright.data.batch import IGNORED, Batch
+from loopwright.settings import suggest
+
+PAD, EOS = "Ʌ", "§"
+PADDINGS = ("masked", "plain")
+
+
+class Alphabet:
+    """The symbols of a task, in the order of their ids; `separator` stands between them in text."""
+
+    def __init__(self, symbols: Sequence[str], separator: str = "") -> None:
+        self.symbols, self.separator = tuple(symbols), separator
+        self._ids = {symbol: i for i, symbol in enumerate(self.symbols)}
+        assert len(self._ids) == len(self.symbols) <= 256, "symbols differ, and fit in a byte"
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    @property
+    def pad_id(self) -> int:
+        """The id of the padding symbol."""
+        return self._ids[PAD]
+
+    @property
+    def eos_id(self) -> int:
+        """The id of the symbol that ends an answer."""
+        return self._ids[EOS]
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text in these symbols."""
+        words = text.split(self.separator) if self.separator else list(text)
+        unknown = next((word for word in words if word not in self._ids), None)
+        if unknown is not None:
+            raise ValueError(f"text: {unknown!r} is no symbol of this task; {suggest(unknown, self.symbols)}")
+        return [self._ids[word] for word in words]
+
+    def decode(self, ids: Sequence[int] | Tensor) -> str:
+        """Returns the text of ids; padding is left out."""
+        return self.separator.join(self.symbols[int(i)] for i in ids if int(i) != self.pad_id)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of ids [N, T] (bytes), padded on the right; the answer of row i, EOS included, is ids[i, starts[i]:lengths[i]].
+
+    `needs` [N] counts the operations that an answer needs one after another: the depth of a model that does one a step.
+    `padding` says how batches tell their padding: by an attention mask ("masked", right for every model), or by `lengths` alone
+    ("plain": a causal model computes the same on real tokens, with the faster kernels that take no mask).
+    """
+
+    ids: Tensor
+    starts: Tensor
+    lengths: Tensor
+    needs: Tensor
+    alphabet: Alphabet
+    padding: str = "masked"
+    ragged: bool = True  # whether any row is padded at all
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
+        """Returns the rows of these indices as one batch, always as wide as the table."""
+        chosen = torch.as_tensor(indices, dtype=torch.long, device=self.ids.device)
+        ids = self.ids[chosen].long()
+        lengths = self.lengths[chosen]
+        place = torch.arange(ids.shape[1], device=ids.device)
+        real = place < lengths[:, None]
+        labels = torch.where(real & (place >= self.starts[chosen][:, None]), ids, IGNORED)
+        if not self.ragged:
+            return Batch(ids, labels)
+        return Batch(ids, labels, attention_mask=real.long() if self.padding == "masked" else None, lengths=lengths)
+
+    def show(self, row: int) -> str:
+        """Returns the text of a row."""
+        return self.alphabet.decode(self.ids[row])
+
+    def to(self, device: torch.device | str) -> Table:
+        """Returns the same rows on a device."""
+        moved = {name: getattr(self, name).to(device) for name in ("ids", "starts", "lengths", "needs")}
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows under construction: ids [N, T] with the answer at [starts, lengths), and what each needs."""
+
+    ids: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    needs: np.ndarray
+
+    def table(self, alphabet: Alphabet, padding: str) -> Table:
+        """Returns the finished table."""
+        starts, lengths, needs = (torch.from_numpy(x.astype(np.int64)) for x in (self.starts, self.lengths, self.needs))
+        ragged = bool((self.lengths < self.ids.shape[1]).any())
+        return Table(torch.from_numpy(self.ids.astype(np.uint8)), starts, lengths, needs, alphabet, padding, ragged)
+
+
+def stack(parts: Sequence[Rows], order: np.ndarray) -> Rows:
+    """Returns rows of several kinds as one, in the given order, so that any stretch of them is a mixture."""
+    fields = ([getattr(part, name) for part in parts] for name in ("ids", "starts", "lengths", "needs"))
+    return Rows(*(np.concatenate(field)[order] for field in fields))

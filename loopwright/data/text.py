@@ -1,0 +1,177 @@
+"""Running text, from local files or from a Hugging Face dataset that is streamed: tokenised once, packed into windows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from loopwright.data.batch import Progress, Splits
+from loopwright.data.checks import check_count
+from loopwright.data.records import Files, Part, Record, Records, text_field
+from loopwright.data.tokenizer import Tokenizer
+from loopwright.data.tokens import Document, Windows, kept_shards
+
+FINEWEB = "HuggingFaceFW/fineweb-edu"
+GROUP = 256  # documents that are tokenised at once
+
+
+class Text:
+    """Documents of local files: JSON lines with a text `field`, or plain text (one document a file, or between `separator`s).
+
+    Where no `valid_files` are given, the first `valid` documents are held out of `files` instead. `test_files` are one list
+    (the test `test`) or one for each name. `limit` is the number of documents trained on.
+    """
+
+    def __init__(
+        self,
+        *,
+        files: str | list[str],
+        tokenizer: str,
+        valid_files: str | list[str] | None = None,
+        test_files: str | list[str] | dict[str, Any] | None = None,
+        field: str = "text",
+        separator: str | None = None,
+        length: int = 1024,
+        limit: int | None = None,
+        valid: int = 100,
+    ) -> None:
+        where = "data (text)"
+        self.length, self.tokenizer, self.field = check_count(where, "length", length, least=2), tokenizer, field
+
+        def read(patterns: str | Sequence[str]) -> Files:
+            return Files(patterns, field=field, separator=separator)
+
+        self.parts = split_parts(
+            where, read(files), None if valid_files is None else read(valid_files), limit, valid,
+            {name: read(patterns) for name, patterns in named_tests(test_files).items()},
+        )  # fmt: skip
+
+    def splits(self, folder: Path, progress: Progress | None = None) -> Splits:
+        """Returns the windows; token shards are kept in `folder`."""
+        return text_splits(self.parts, self.tokenizer, self.field, self.length, folder, progress)
+
+
+class Hub:
+    """Documents of a Hugging Face dataset, streamed: nothing but what is read is downloaded, and that once.
+
+    The dataset is a hub id or a folder that the `datasets` package can read. Where no `valid_split` is given, the first `valid`
+    documents are held out of `split` instead. Give a `revision` to be sure of reading the same documents again.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: str,
+        dataset: str = FINEWEB,
+        subset: str | None = None,
+        split: str = "train",
+        valid_split: str | None = None,
+        test_split: str | None = None,
+        revision: str | None = None,
+        field: str = "text",
+        length: int = 1024,
+        limit: int | None = None,
+        valid: int = 1_000,
+    ) -> None:
+        where = "data (hub)"
+        self.length, self.tokenizer, self.field = check_count(where, "length", length, least=2), tokenizer, field
+        subset = "sample-10BT" if subset is None and dataset == FINEWEB else subset
+        rows = {name: HubRows(dataset, subset, name, revision) for name in (split, valid_split, test_split) if name is not None}
+        tests = {} if test_split is None else {"test": rows[test_split]}
+        self.parts = split_parts(where, rows[split], None if valid_split is None else rows[valid_split], limit, valid, tests)
+
+    def splits(self, folder: Path, progress: Progress | None = None) -> Splits:
+        """Returns the windows; token shards are kept in `folder`."""
+        return text_splits(self.parts, self.tokenizer, self.field, self.length, folder, progress)
+
+
+@dataclass(frozen=True)
+class HubRows:
+    """The rows of a Hugging Face dataset as records, streamed."""
+
+    dataset: str
+    subset: str | None = None
+    split: str = "train"
+    revision: str | None = None
+
+    def fingerprint(self) -> str:
+        """Returns the name of what is read; what lies behind it is fixed by a revision alone."""
+        return f"{self.dataset} {self.subset} {self.split} {self.revision}"
+
+    def __iter__(self) -> Iterator[Record]:
+        try:
+            import datasets
+        except ImportError:
+            raise ValueError("data: a Hugging Face dataset needs the package datasets; pip install datasets") from None
+        name = f"{self.dataset} {self.split}"
+        try:
+            rows = datasets.load_dataset(self.dataset, self.subset, split=self.split, revision=self.revision, streaming=True)
+            for number, row in enumerate(rows):
+                yield f"{name} (row {number})", row
+        except Exception as error:  # the hub client, requests, pyarrow and the operating system raise their own
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ValueError(f"data: {name} cannot be read ({reason})") from None
+
+
+def named_tests(files: str | Sequence[str] | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the test files by name; a list without names is the test `test`."""
+    if files is None:
+        return {}
+    return dict(files) if isinstance(files, Mapping) else {"test": files}
+
+
+def split_parts(
+    where: str, train: Records, valid: Records | None, limit: int | None, held_out: int, tests: Mapping[str, Records]
+) -> dict[str, Part]:
+    """Returns what is read for each split; without a source for valid, the first `held_out` records of train are."""
+    if limit is not None:
+        check_count(where, "limit", limit, least=1)
+    check_count(where, "valid", held_out, least=1)
+    if valid is None:
+        parts = {"train": Part(train, held_out, limit), "valid": Part(train, 0, held_out)}
+    else:
+        parts = {"train": Part(train, 0, limit), "valid": Part(valid)}
+    wrong = next((name for name in tests if name in parts or not re.fullmatch(r"[\w.]+", str(name))), None)
+    if wrong is not None:
+        raise ValueError(f"{where}: a test is called {wrong!r}; allowed: letters, digits and _, but not train or valid")
+    return parts | {name: Part(records) for name, records in tests.items()}
+
+
+def text_splits(parts: Mapping[str, Part], source: str, field: str, length: int, folder: Path, progress: Progress | None) -> Splits:
+    """Returns the windows of parts, tokenised where that has not been done."""
+    tokenizer = Tokenizer(source)
+    windows, notes = {}, {}
+    for name, part in parts.items():
+        about = {"source": part.fingerprint(), "field": field, "tokenizer": tokenizer.fingerprint}
+        counts = {"empty": 0}
+
+        def documents(name: str = name, part: Part = part, counts: dict[str, int] = counts) -> Iterator[Document]:
+            return _documents(name, part, field, tokenizer, counts, progress)
+
+        shards = kept_shards(folder, name, about, documents, vocab_size=tokenizer.vocab_size, notes=counts)
+        windows[name] = Windows(shards, length, tokenizer.decode)
+        notes[name] = {"documents": shards.documents, "tokens": shards.tokens, "windows": len(windows[name]), **shards.notes}
+    train, valid = windows.pop("train"), windows.pop("valid")
+    return Splits(
+        train, valid, windows,
+        vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, notes=notes,
+    )  # fmt: skip
+
+
+def _documents(
+    name: str, part: Part, field: str, tokenizer: Tokenizer, counts: dict[str, int], progress: Progress | None
+) -> Iterator[Document]:
+    done = 0
+    records = iter(part)
+    while group := list(islice(records, GROUP)):
+        texts = [text for record in group if (text := text_field(record, field)) is not None]
+        counts["empty"] += len(group) - len(texts)
+        for ids in tokenizer.encode(texts) if texts else []:
+            yield [*tokenizer.opening, *ids, tokenizer.eos_id], None
+        done += len(group)
+        if progress is not None:
+            progress(f"tokenising {name}", done, part.limit)

@@ -1,0 +1,46 @@
+"""A tokenizer, and what data needs to know of it: which ids mean what, and a fingerprint that changes where it does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Tokenizer:
+    """transformers' tokenizer of a folder or hub id. `opening` are the ids that it puts before any text (a BOS, or nothing)."""
+
+    def __init__(self, source: str | Path) -> None:
+        self.own = _load(source)
+        if self.own.eos_token_id is None:
+            raise ValueError(f"{source}: the tokenizer has no EOS token; allowed: one that ends documents and answers")
+        self.source = str(source)
+        self.eos_id: int = self.own.eos_token_id
+        self.eos: str = self.own.eos_token
+        self.pad_id: int = self.eos_id if self.own.pad_token_id is None else self.own.pad_token_id
+        vocabulary = self.own.get_vocab()
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.opening = [i for i in self.own("").input_ids if i == self.own.bos_token_id]
+        model = self.own.backend_tokenizer.to_str() if self.own.is_fast else json.dumps(vocabulary, sort_keys=True)
+        self.fingerprint = hashlib.sha256(f"{model} {self.eos_id} {self.opening}".encode()).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of texts alone. A control word that stands in a text is text: it cannot end a document."""
+        return self.own(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids
+
+    def decode(self, ids: Any) -> str:
+        """Returns the text of ids, control words included."""
+        return self.own.decode(ids)
+
+
+def _load(source: str | Path) -> Any:
+    from transformers import AutoTokenizer
+
+    place = Path(source).expanduser()
+    try:
+        return AutoTokenizer.from_pretrained(place if place.is_dir() else str(source), trust_remote_code=False)
+    except Exception as error:  # the hub client and the parsers raise whatever they like
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"tokenizer: {str(source)!r} cannot be loaded ({reason}); allowed: a folder or a hub id") from None

@@ -1,0 +1,239 @@
+"""Token shards: text tokenised once, kept as memory-mapped arrays beside an index, and cut into windows.
+
+A folder of shards is written under a temporary name and renamed when it is whole. Its name holds a digest of what it was made
+from (format, source, options, tokenizer): what fits is used again, anything else is made anew, and sets lie side by side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+import warnings
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loopwright.data.batch import IGNORED, Batch
+
+FORMAT = 1
+SHARD_TOKENS = 1 << 24
+Document = tuple[Sequence[int], Sequence[bool] | None]  # ids, and which of them are answers, where that is asked
+
+
+class Shards:
+    """The documents of a folder of shards, end to end; document i is tokens starts[i] … starts[i + 1] − 1."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        index = _read_index(folder)
+        self.files: dict[str, dict[str, Any]] = index["files"]
+        for name, facts in self.files.items():
+            path = folder / name
+            size = path.stat().st_size if path.is_file() else None
+            if size != facts["bytes"]:
+                found = "is missing" if size is None else f"has {size:,} bytes instead of {facts['bytes']:,}"
+                raise ValueError(f"{path}: {found}; delete {folder} to have it made anew")
+        self.about, self.notes = index["about"], index["notes"]
+        self.starts = np.load(folder / "starts.npy", mmap_mode="r", allow_pickle=False)
+        self._tokens, self._answers = (
+            [np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in sorted(self.files) if name.startswith(kind)]
+            for kind in ("tokens", "answers")
+        )
+        self._firsts = [0, *accumulate(len(shard) for shard in self._tokens)]
+
+    @property
+    def documents(self) -> int:
+        """The number of documents."""
+        return len(self.starts) - 1
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of all documents."""
+        return self._firsts[-1]
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Returns tokens start … stop − 1 of the documents laid end to end."""
+        return self._slice(self._tokens, start, stop).astype(np.int64)
+
+    def answers(self, start: int, stop: int) -> np.ndarray:
+        """Returns which of those tokens are answers."""
+        return self._slice(self._answers, start, stop).astype(bool)
+
+    def verify(self) -> None:
+        """Reads every file and raises a ValueError where one is not what was written."""
+        for name, facts in self.files.items():
+            if _digest(self.folder / name) != facts["sha256"]:
+                raise ValueError(f"{self.folder / name}: damaged (another sha256); delete {self.folder} to have it made anew")
+
+    def _slice(self, shards: Sequence[np.ndarray], start: int, stop: int) -> np.ndarray:
+        shard = bisect_right(self._firsts, start) - 1
+        parts = []
+        while start < stop:
+            first, end = self._firsts[shard], min(stop, self._firsts[shard + 1])
+            parts.append(shards[shard][start - first : end - first])
+            start, shard = end, shard + 1
+        return np.concatenate(parts) if len(parts) != 1 else parts[0]
+
+
+class Windows:
+    """The documents of shards, end to end, cut into windows of `length` tokens; the last, shorter one is dropped.
+
+    Every other token is in one window. Documents inside a window have `segment_ids` of their own, and the first token of a
+    document is never a label: nothing before it says what it is.
+    """
+
+    def __init__(self, shards: Shards, length: int, decode: Callable[[Any], str]) -> None:
+        if shards.tokens < length:
+            raise ValueError(f"{shards.folder}: {shards.tokens:,} tokens; allowed: at least one window of {length:,}")
+        self.shards, self.length, self._decode = shards, length, decode
+
+    def __len__(self) -> int:
+        return self.shards.tokens // self.length
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
+        """Returns the windows of these indices."""
+        ids, begins = (np.zeros((len(indices), self.length), dtype=np.int64) for _ in range(2))
+        starts = self.shards.starts
+        for row, index in enumerate(indices):
+            first = self._checked(int(index)) * self.length
+            ids[row] = self.shards.read(first, first + self.length)
+            inner = starts[np.searchsorted(starts, first, "right") : np.searchsorted(starts, first + self.length)]
+            begins[row, inner - first] = 1
+        labels = np.where(begins, IGNORED, ids)
+        labels[:, 0] = IGNORED
+        return Batch(torch.from_numpy(ids), torch.from_numpy(labels), segment_ids=torch.from_numpy(begins.cumsum(1)))
+
+    def show(self, row: int) -> str:
+        """Returns the text of a window."""
+        first = self._checked(row) * self.length
+        return self._decode(self.shards.read(first, first + self.length))
+
+    def _checked(self, index: int) -> int:
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index}; allowed: 0 to {len(self) - 1}")
+        return index
+
+
+def kept_shards(
+    folder: Path,
+    name: str,
+    about: Mapping[str, Any],
+    documents: Callable[[], Iterable[Document]],
+    *,
+    vocab_size: int,
+    notes: Mapping[str, Any] | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+) -> Shards:
+    """Returns the shards of `documents`: those that `folder` keeps for `about` and `name`, or new ones. `notes` are stored too,
+    as they stand when the last document has been read."""
+    about = {"format": FORMAT, **about}
+    place = folder / f"{name}-{hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]}"
+    if place.is_dir():
+        return Shards(place)
+    _say_why(folder, name, about)
+    made = folder / f".{place.name}.{uuid.uuid4().hex[:8]}"
+    try:
+        made.mkdir(parents=True)
+        writer = _Writer(made, np.uint16 if vocab_size <= 1 << 16 else np.uint32, shard_tokens)
+        for document in documents():
+            writer.add(document)
+        if len(writer.starts) == 1:
+            raise ValueError(f"data: no document is left for {name}; valid takes the first ones where it has no source of its own")
+        writer.close(about, notes or {})
+        try:
+            os.rename(made, place)
+        except OSError:
+            if not place.is_dir():  # else another process was faster, with the same documents
+                raise
+    except OSError as error:
+        raise OSError(f"{place}: the tokens cannot be written ({error.strerror or error})") from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return Shards(place)
+
+
+class _Writer:
+    """Writes documents as shards into a folder, each file through to the disk."""
+
+    def __init__(self, folder: Path, dtype: type, shard_tokens: int) -> None:
+        self.folder, self.dtype, self.shard_tokens = folder, dtype, shard_tokens
+        self.files: dict[str, dict[str, Any]] = {}
+        self.starts = [0]
+        self._tokens: list[np.ndarray] = []
+        self._answers: list[np.ndarray] = []
+        self._held = self._shard = 0
+
+    def add(self, document: Document) -> None:
+        ids, answers = document
+        self._tokens.append(np.asarray(ids, dtype=self.dtype))
+        if answers is not None:
+            self._answers.append(np.asarray(answers, dtype=np.uint8))
+        self.starts.append(self.starts[-1] + len(ids))
+        self._held += len(ids)
+        if self._held >= self.shard_tokens:
+            self._flush()
+
+    def close(self, about: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
+        if self._tokens:
+            self._flush()
+        self._save("starts.npy", np.asarray(self.starts, dtype=np.int64))
+        with (self.folder / "index.json").open("w") as file:
+            json.dump({"about": about, "notes": dict(notes), "files": self.files}, file, indent=1)
+            _through(file)
+
+    def _flush(self) -> None:
+        for kind, arrays in (("tokens", self._tokens), ("answers", self._answers)):
+            if arrays:
+                self._save(f"{kind}-{self._shard:05d}.npy", np.concatenate(arrays))
+            arrays.clear()
+        self._held, self._shard = 0, self._shard + 1
+
+    def _save(self, name: str, array: np.ndarray) -> None:
+        path = self.folder / name
+        with path.open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+            _through(file)
+        self.files[name] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+
+
+def _through(file: IO[Any]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    path = folder / "index.json"
+    try:
+        index = json.loads(path.read_text())
+        assert isinstance(index["files"], dict) and "starts.npy" in index["files"] and index["about"]["format"] == FORMAT
+        return index
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        raise ValueError(f"{path}: no index of tokens ({type(error).__name__}); delete {folder} to have it made anew") from None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _say_why(folder: Path, name: str, about: Mapping[str, Any]) -> None:
+    """Says what differs from the nearest set of the same name, so that nobody wonders why text is tokenised again."""
+    others = []
+    for path in sorted(folder.glob(f"{name}-*/index.json")):
+        try:
+            other = json.loads(path.read_text())["about"]
+            others.append((sorted(key for key in {*about, *other} if about.get(key) != other.get(key)), path.parent.name))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    differing, beside = min(others, key=lambda found: len(found[0]), default=([], ""))
+    if len(differing) == 1 or (differing and "source" not in differing):  # else it is simply other data
+        warnings.warn(f"{folder}: {name} is tokenised anew; {beside} has another {', '.join(differing)}", stacklevel=4)

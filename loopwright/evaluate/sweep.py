@@ -1,0 +1,316 @@
+"""Evaluation by depth: loss, exact match and state change at every depth from one pass over a test split."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopwright.data.batch import Source
+from loopwright.generate.readings import check_depths, decode_exact, readings
+from loopwright.metrics.score import DepthRates, bootstrap_interval, depth_rates, settled_depths, wilson_interval
+from loopwright.model.looped import LoopedForCausalLM, StepRunner
+from loopwright.run import write_whole
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PER_OCTAVE = 4  # depths of a "log" range between d and 2d
+SHOWN_DEPTHS = 16
+_DIGITS = 6
+
+Column = tuple[float | None, ...]  # a number per depth; None where it is not finite or does not apply
+Progress = Callable[[int, int], object]  # called with batches done and batches in all
+
+
+@dataclass(frozen=True)
+class DecodeCheck:
+    """Greedy decoding, token by token, at one depth: its exact match, and how many rows the one-pass number calls otherwise."""
+
+    depth: int
+    exact: float
+    disagreements: int
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """One test split at every depth, a column per measure. Intervals are at 95 %: Wilson's for exact match, by bootstrap over
+    rows for the loss. `change` is the relative size of the last step at that depth, over rows. `rates` look at all depths, then
+    from the model's own depth on; `settled` counts rows by the first depth from which they stay right (0: wrong at the last)."""
+
+    split: str
+    rows: int
+    targets: int
+    own_depth: int
+    depth: tuple[int, ...]
+    loss: Column
+    loss_low: Column
+    loss_high: Column
+    perplexity: Column
+    exact: Column
+    exact_low: Column
+    exact_high: Column
+    change_mean: Column
+    change_largest: Column
+    rates: tuple[DepthRates, ...] = ()
+    settled: tuple[tuple[int, int], ...] = ()
+    decoded: tuple[DecodeCheck, ...] = ()
+
+    @property
+    def disagreements(self) -> int:
+        """The number of rows that decoding and the one pass call differently: 0 for a causal model."""
+        return sum(check.disagreements for check in self.decoded)
+
+    def curve(self, name: str = "exact") -> dict[str, list]:
+        """Returns the plain numbers of a curve over depth, "exact" or "loss": x, y, low, high."""
+        low, high = getattr(self, f"{name}_low"), getattr(self, f"{name}_high")
+        return {"x": list(self.depth), "y": list(getattr(self, name)), "low": list(low), "high": list(high)}
+
+    def accuracy(self) -> dict[int, float]:
+        """Returns exact match by depth."""
+        return {depth: math.nan if value is None else value for depth, value in zip(self.depth, self.exact, strict=True)}
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the report as JSON and returns where."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(asdict(self), allow_nan=False, separators=(",", ":")) + "\n")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> SweepReport:
+        """Returns the report that a file holds."""
+        try:
+            data = json.loads(Path(path).read_text())
+            known = {field.name for field in fields(cls)}
+            plain = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known}
+            rates = tuple(DepthRates(**rate) for rate in data["rates"])
+            decoded = tuple(DecodeCheck(**check) for check in data["decoded"])
+            return cls(**plain | {"rates": rates, "decoded": decoded, "settled": tuple(map(tuple, data["settled"]))})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path}: not a sweep report ({error})") from None
+
+    def table(self, most: int = SHOWN_DEPTHS) -> Table:
+        """Returns the main numbers at up to `most` depths as a rich table; every depth is in the file."""
+        from rich.table import Table
+
+        table = Table(title=f"{self.split}: {self.rows:,} rows, {self.targets:,} targets", title_justify="left", title_style="bold")
+        named = [
+            ("loss", "loss"),
+            ("perplexity", "perplexity"),
+            ("exact match", "exact"),
+            ("change, mean / largest", "change_mean"),
+        ]
+        always = ("loss", "perplexity")
+        shown = [(heading, name) for heading, name in named if name in always or set(getattr(self, name)) != {None}]
+        table.add_column("depth", justify="right")
+        for heading, _ in shown:
+            table.add_column(heading, justify="right")
+        for place in shown_places(self.depth, most, keep=self.own_depth):
+            own = self.depth[place] == self.own_depth
+            cells = [_CELLS[name](self, place) for _, name in shown]
+            table.add_row(str(self.depth[place]), *cells, style="bold" if own else None)
+        table.caption = "\n".join(self.remarks())
+        table.caption_justify = "left"
+        table.caption_style = "bold red" if self.disagreements else "none"
+        return table
+
+    def remarks(self) -> list[str]:
+        """Returns what the columns do not say, a line each: the rates, and how decoding compares."""
+        lines = []
+        for r in self.rates:
+            lost, at_end = _percent(r.overthinking), _percent(r.overthinking_at_end)
+            found, found_at_end = _percent(r.self_correction), _percent(r.self_correction_at_end)
+            lines.append(
+                f"depth {r.first} to {r.last}: right, then wrong {lost} (at the end {at_end}); "
+                f"wrong, then right {found} (at the end {found_at_end})"
+            )
+        for check in self.decoded:
+            word = f"{check.disagreements} ROWS DIFFER from" if check.disagreements else "the same rows as"
+            lines.append(f"greedy decoding at depth {check.depth}: {_percent(check.exact)} exact, {word} the one pass")
+        return lines
+
+
+def sweep(
+    model: LoopedForCausalLM,
+    source: Source,
+    *,
+    depths: Iterable[int] | None = None,
+    batch_size: int,
+    exact: bool,
+    eos_id: int | None = None,
+    pad_id: int | None = None,
+    decode_depths: Sequence[int] = (),
+    split: str = "test",
+    step: StepRunner | None = None,
+    progress: Progress | None = None,
+) -> SweepReport:
+    """Returns the report of a split at every depth, from one pass over its rows; the model's mode comes back as it was.
+
+    Args:
+        exact: whether an answer is right or wrong as a whole; for running text it is not.
+        decode_depths: where to decode greedily as well, token by token, which must agree with the one pass.
+    """
+    wanted = check_depths(model.config, depths)
+    _check(model, source, wanted, batch_size, exact, decode_depths)
+    parts: list[dict[str, Tensor]] = []
+    decoded: dict[int, list[Tensor]] = {depth: [] for depth in decode_depths}
+    starts = range(0, len(source), batch_size)
+    training = model.training
+    model.eval()
+    try:
+        for done, start in enumerate(starts, start=1):
+            batch = source.batch(range(start, min(start + batch_size, len(source)))).to(model.device)
+            found = list(readings(model, batch, wanted, change=model.config.is_looped, step=step))
+            # small tensors, one per depth and row: brought to the CPU once per batch
+            names = ["loss", "exact"] + ["change"] * model.config.is_looped
+            parts.append({name: torch.stack([getattr(r, name) for r in found]).cpu() for name in names})
+            parts[-1]["targets"] = found[0].targets.cpu()
+            for depth, rows in decoded.items():
+                rows.append(decode_exact(model, batch, depth, eos_id=eos_id, pad_id=pad_id).cpu())
+            if progress is not None:
+                progress(done, len(starts))
+    finally:
+        model.train(training)
+    table = {name: torch.cat([part[name] for part in parts], dim=-1) for name in parts[0]}
+    own = model.config.check_depth(None)
+    return _report(split, own, wanted, table, {depth: torch.cat(rows) for depth, rows in decoded.items()}, exact)
+
+
+def grid(reports: Mapping[str, SweepReport]) -> dict[str, list]:
+    """Returns exact match of several splits at each depth as plain numbers: "rows" (the splits' names), "columns" (the depths)
+    and "values", a list per row."""
+    depths = {report.depth for report in reports.values()}
+    if len(depths) != 1:
+        raise ValueError(f"grid: the {len(reports)} splits have {len(depths)} different sets of depths; allowed: one for all")
+    return {"rows": list(reports), "columns": list(depths.pop()), "values": [list(r.exact) for r in reports.values()]}
+
+
+def _check(
+    model: LoopedForCausalLM, source: Source, depths: list[int], batch_size: int, exact: bool, decode_depths: Sequence[int]
+) -> None:
+    if not len(source) or batch_size < 1:
+        raise ValueError(f"sweep: {len(source)} rows in batches of {batch_size}; allowed: at least one of each")
+    if exact and model.leaks_future:
+        raise ValueError("sweep: the controller's pooling 'sequence' reads future tokens, so one pass would see the answers")
+    if decode_depths and not exact:
+        raise ValueError(f"sweep: decode_depths {list(decode_depths)} without exact match; allowed: none for running text")
+    absent = sorted(set(decode_depths) - set(depths))
+    if absent:
+        raise ValueError(f"sweep: decode_depths {absent} are not among the depths; allowed: {depths[0]} to {depths[-1]} as swept")
+
+
+def _report(
+    split: str, own: int, depths: list[int], table: dict[str, Tensor], decoded: dict[int, Tensor], exact: bool
+) -> SweepReport:
+    targets = table["targets"]
+    total, rows, nothing = int(targets.sum()), targets.numel(), (None,) * len(depths)
+    if not total or (exact and not bool(targets.all())):
+        raise ValueError(f"{split}: {int((targets == 0).sum())} of {rows} rows have no target; allowed: none for exact match")
+    loss = table["loss"].sum(1) / total
+    low, high = bootstrap_interval(table["loss"], targets)
+    columns: dict[str, Column] = {
+        "loss": _column(loss), "loss_low": _column(low), "loss_high": _column(high), "perplexity": _column(loss.exp()),
+        **dict.fromkeys(("exact", "exact_low", "exact_high", "change_mean", "change_largest"), nothing),
+    }  # fmt: skip
+    if "change" in table:
+        # a row that is not finite makes the mean and the largest not finite, and so None
+        columns |= {"change_mean": _column(table["change"].mean(1)), "change_largest": _column(table["change"].amax(1))}
+    extra: dict[str, Any] = {}
+    if exact:
+        right = table["exact"]
+        counts = right.sum(1).tolist()
+        ends = torch.tensor([wilson_interval(count, rows) for count in counts], dtype=torch.float64)
+        columns |= {"exact": _column(right.double().mean(1)), "exact_low": _column(ends[:, 0]), "exact_high": _column(ends[:, 1])}
+        since = [None, own] if depths[0] < own < depths[-1] else [None]
+        places, counted = settled_depths(right, depths).unique(return_counts=True)
+        checks = [_compare(depth, found, right[depths.index(depth)]) for depth, found in decoded.items()]
+        extra = {
+            "rates": tuple(depth_rates(right, depths, since=depth) for depth in since),
+            "settled": tuple(zip(places.tolist(), counted.tolist(), strict=True)),
+            "decoded": tuple(checks),
+        }
+    return SweepReport(split, rows, total, own, tuple(depths), **columns, **extra)
+
+
+def _compare(depth: int, decoded: Tensor, one_pass: Tensor) -> DecodeCheck:
+    differ = int((decoded != one_pass).sum())
+    if differ:
+        warnings.warn(
+            f"depth {depth}: greedy decoding and the one pass disagree on {differ} of {decoded.numel()} rows; "
+            "for a causal model they are the same",
+            stacklevel=2,
+        )
+    return DecodeCheck(depth, decoded.double().mean().item(), differ)
+
+
+def _column(values: Tensor) -> Column:
+    """Returns plain numbers at few digits, so that the file is small and says what the report says."""
+    return tuple(float(f"{x:.{_DIGITS}g}") if math.isfinite(x) else None for x in values.double().tolist())
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"
+
+
+def _number(value: float | None, form: str = ".4g") -> str:
+    return "not finite" if value is None else f"{value:{form}}"
+
+
+def _exact_cell(report: SweepReport, i: int) -> str:
+    low, high = report.exact_low[i], report.exact_high[i]
+    assert report.exact[i] is not None and low is not None and high is not None
+    return f"{100 * report.exact[i]:.2f} % ({100 * low:.2f}–{100 * high:.2f})"
+
+
+_CELLS: dict[str, Callable[[SweepReport, int], str]] = {
+    "loss": lambda r, i: f"{_number(r.loss[i])} ({_number(r.loss_low[i])}–{_number(r.loss_high[i])})",
+    "perplexity": lambda r, i: _number(r.perplexity[i]),
+    "exact": _exact_cell,
+    "change_mean": lambda r, i: f"{_number(r.change_mean[i], '.2g')} / {_number(r.change_largest[i], '.2g')}",
+}
+
+
+# depths in words
+
+
+def parse_depths(text: str) -> list[int]:
+    """Returns the depths that words such as "1:64", "1,2,4", "1:64:4" or "1:1000:log" name, ascending, each once.
+
+    Both ends belong to a range; ":4" takes every fourth from the start, ":log" few per doubling, the end included.
+    """
+    found: set[int] = set()
+    for word in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?::(\d+)(?::(\d+|log))?)?\s*", word)
+        first, last, stride = (
+            (match.group(1), match.group(2) or match.group(1), match.group(3) or "1") if match else ("0", "0", "1")
+        )
+        if int(first) < 1 or int(last) < int(first) or stride == "0":
+            raise ValueError(
+                f"depths: {word!r} in {text!r}; allowed: a depth from 1, first:last, first:last:stride, first:last:log"
+            )
+        found.update(log_range(int(first), int(last)) if stride == "log" else range(int(first), int(last) + 1, int(stride)))
+    return sorted(found)
+
+
+def log_range(first: int, last: int) -> list[int]:
+    """Returns depths from first to last, both included, evenly spread over doublings; every one where they lie close."""
+    count = math.ceil(PER_OCTAVE * math.log2(last / first))
+    return sorted({min(last, round(first * 2 ** (i / PER_OCTAVE))) for i in range(count + 1)} | {last})
+
+
+def shown_places(depths: Sequence[int], most: int, *, keep: int) -> list[int]:
+    """Returns the places of at most about `most` depths that tell the story: the ends, `keep`, and even doublings between."""
+    if len(depths) <= most:
+        return list(range(len(depths)))
+    ideal = [depths[0] * (depths[-1] / depths[0]) ** (i / (most - 2)) for i in range(most - 1)]
+    near = {min(range(len(depths)), key=lambda place: abs(depths[place] - value)) for value in ideal}
+    return sorted(near | {place for place, depth in enumerate(depths) if depth == keep})

@@ -1,0 +1,184 @@
+"""What a model answers at many depths, from one pass: the loss and the exactness of each row after each depth asked for.
+
+Only the state at hand is alive: memory does not grow with the depth. One pass gives the bits that a pass per depth would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from loopwright.metrics.score import IGNORED, exact_rows, row_losses
+from loopwright.model.config import LoopedConfig
+from loopwright.model.looped import LoopedForCausalLM, StepRunner
+
+
+class Rows(Protocol):
+    """Rows of tokens with labels: the input ids where a token is predicted, else −100."""
+
+    @property
+    def input_ids(self) -> Tensor:
+        """The tokens [B, T]."""
+
+    @property
+    def labels(self) -> Tensor:
+        """What is predicted [B, T], unshifted."""
+
+    @property
+    def attention_mask(self) -> Tensor | None:
+        """Which tokens are real [B, T]; None where all are."""
+
+    @property
+    def segment_ids(self) -> Tensor | None:
+        """The document of each token [B, T]; None where each row is one."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The answers of a batch at one depth, a number per row [B]: summed loss (float64), targets, whether all are right.
+
+    `change` is ‖s − s′‖ / ‖s′‖ of the last step, from s′ to s, over the tokens that a target of the row can see, where asked for.
+    """
+
+    depth: int
+    loss: Tensor
+    targets: Tensor
+    exact: Tensor
+    change: Tensor | None = None
+
+
+def readings(
+    model: LoopedForCausalLM,
+    batch: Rows,
+    depths: Iterable[int] | None = None,
+    *,
+    change: bool = False,
+    step: StepRunner | None = None,
+) -> Iterator[Reading]:
+    """Yields the reading of a batch at each depth, ascending, from one pass without gradients; a dense model has one depth.
+
+    `change` measures the state's last step too; `step` runs in the place of the model's own (compiled, for instance).
+    """
+    wanted = check_depths(model.config, depths)
+    if model.training:
+        raise ValueError("readings: the model is in training mode, where dropout is on; call model.eval() first")
+    return _readings(model, batch, wanted, change, step)
+
+
+@torch.no_grad()  # of a generator it holds while the generator runs, not where the readings are used
+def _readings(model: LoopedForCausalLM, batch: Rows, depths: list[int], change: bool, step: StepRunner | None) -> Iterator[Reading]:
+    e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
+    before = model.start_state(e, p)
+    seen = _seen_by_targets(batch) if change else None
+    wanted = set(depths)
+    for depth, s in enumerate(model.unroll(e, depths[-1], p, state=before, step=step), start=1):
+        if depth in wanted:
+            moved = None if seen is None else _relative_change(before, s, seen)
+            yield _read(model.read_out(s, p), batch.labels, depth, moved)
+        before = s
+
+
+def _read(logits: Tensor, labels: Tensor, depth: int, change: Tensor | None) -> Reading:
+    loss, targets = row_losses(logits, labels)
+    return Reading(depth, loss, targets, exact_rows(logits, labels), change)
+
+
+def _seen_by_targets(batch: Rows) -> Tensor:
+    """Returns which real tokens stand before the last target of their row [B, T, 1]: later ones cannot change an answer."""
+    asked = torch.nn.functional.pad(batch.labels[:, 1:] != IGNORED, (0, 1))
+    seen = asked.flip(1).long().cummax(1).values.flip(1).bool()
+    return (seen if batch.attention_mask is None else seen & batch.attention_mask.bool())[..., None]
+
+
+def _relative_change(before: Tensor, after: Tensor, seen: Tensor) -> Tensor:
+    # padding is cut out, not multiplied by zero: what is not finite there must not count
+    before, after = (torch.where(seen, x.float(), 0.0).flatten(1) for x in (before, after))
+    return (after - before).norm(dim=1) / before.norm(dim=1)
+
+
+def check_depths(config: LoopedConfig, depths: Iterable[int] | None = None) -> list[int]:
+    """Returns the depths in ascending order, each once; the model's own where none are given. A dense model has depth 1 only."""
+    if depths is None:
+        return [config.check_depth(None)]
+    asked = sorted(set(depths))
+    if not asked:
+        raise ValueError("depths: none are given; allowed: at least one whole number of at least 1")
+    if not config.is_looped and asked == [1]:
+        return asked
+    config.check_depth(asked[0])
+    config.check_depth(asked[-1])
+    return asked
+
+
+def totals(
+    model: LoopedForCausalLM, batches: Iterable[Rows], depths: Iterable[int] | None = None, *, step: StepRunner | None = None
+) -> Tensor:
+    """Returns, per depth, summed loss, targets, rows right and rows, [depths, 4] in float64: what adds up over processes."""
+    wanted = check_depths(model.config, depths)
+    sums = torch.zeros(len(wanted), 4, dtype=torch.float64, device=model.device)
+    for batch in batches:
+        for row, reading in zip(sums, readings(model, batch, wanted, step=step), strict=True):
+            rows = torch.full_like(reading.loss.sum(), len(reading.loss))
+            row += torch.stack([reading.loss.sum(), reading.targets.sum(), reading.exact.sum(), rows])
+    return sums
+
+
+# decoding
+
+
+def decode_exact(
+    model: LoopedForCausalLM, batch: Rows, depth: int | None, *, eos_id: int | None, pad_id: int | None = None
+) -> Tensor:
+    """Returns whether greedy decoding from each row's prompt gives exactly its targets [B], token by token through a cache.
+
+    The prompt is what stands before the first target; the targets that follow are the answer, up to and including the end
+    token. For a causal model that is what `exact_rows` finds in one pass. Prompts are padded on the left with `pad_id`
+    (the end token where it is None).
+    """
+    if batch.segment_ids is not None:
+        raise ValueError("decode_exact: the rows hold several documents (segment_ids); allowed: one prompt and answer per row")
+    prompts, answers = _split_rows(batch)
+    fill = next((i for i in (pad_id, eos_id) if i is not None), 0)
+    width, length = max(map(len, prompts)), max(map(len, answers))
+    ids, mask = (x.to(model.device) for x in _left_padded(prompts, width, fill))
+    # the folder's own generation settings (sampling, penalties) must not reach an exact comparison
+    settings = GenerationConfig(
+        max_new_tokens=length, do_sample=False, num_beams=1, repetition_penalty=1.0, eos_token_id=eos_id, pad_token_id=fill
+    )
+    given = {"depth": depth} if model.config.is_looped and depth is not None else {}
+    produced = model.generate(ids, attention_mask=mask, generation_config=settings, **given)[:, width:].cpu()
+    produced = torch.nn.functional.pad(produced, (0, length - produced.shape[1]), value=fill)
+    wanted, asked = _right_padded(answers, length)
+    return ((produced == wanted) | ~asked).all(1).to(batch.input_ids.device)
+
+
+def _split_rows(batch: Rows) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns the real tokens before the first target, and the targets, of each row; on the CPU, where looking is cheap."""
+    tokens, labels = batch.input_ids.cpu(), batch.labels.cpu()
+    valid = torch.ones_like(labels) if batch.attention_mask is None else batch.attention_mask.cpu()
+    prompts, answers = [], []
+    for row, (ids, wanted, real) in enumerate(zip(tokens, labels, valid.bool(), strict=True)):
+        places = (wanted[1:] != IGNORED).nonzero()[:, 0] + 1  # nothing stands before the first token: it is never predicted
+        if not len(places) or int(places[-1] - places[0]) + 1 != len(places):
+            raise ValueError(f"decode_exact: row {row} has {len(places)} targets with gaps or none; allowed: one unbroken answer")
+        first = int(places[0])
+        prompts.append(ids[:first][real[:first]])
+        answers.append(wanted[places])
+    return prompts, answers
+
+
+def _left_padded(rows: Sequence[Tensor], width: int, fill: int) -> tuple[Tensor, Tensor]:
+    ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0), value=fill) for row in rows])
+    lengths = torch.tensor([len(row) for row in rows], device=ids.device)
+    return ids, (torch.arange(width, device=ids.device) >= width - lengths[:, None]).long()
+
+
+def _right_padded(rows: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
+    ids = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in rows])
+    lengths = torch.tensor([len(row) for row in rows], device=ids.device)
+    return ids, torch.arange(width, device=ids.device) < lengths[:, None]

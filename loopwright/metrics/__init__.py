@@ -1,0 +1,1 @@
+"""Plain functions on tensors that training, evaluation and analysis share."""

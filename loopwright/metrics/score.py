@@ -1,0 +1,169 @@
+"""Scores of answers: loss and exactness per row, intervals around their means, and what becomes of a row as depth grows.
+
+Tables over depths are [depths, rows] booleans, true where a row is right, with the depths in ascending order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORED = -100
+CONFIDENCE = 0.95
+RESAMPLES = 1000
+_NUMBERS_AT_ONCE = 2**24  # of a block of bootstrap weights: 128 MiB
+
+
+# rows
+
+
+def row_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the summed cross-entropy of each row [B], in float64, and its number of targets [B].
+
+    Labels [B, T] are the input ids, unshifted, −100 where nothing is predicted: logits [B, T, V] at i answer for label i + 1.
+    """
+    _check_labels(logits, labels)
+    targets = labels[:, 1:].to(logits.device)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    each = F.cross_entropy(wide[:, :-1].flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
+    return each.view(targets.shape).sum(1, dtype=torch.float64), (targets != IGNORED).sum(1)
+
+
+def exact_rows(logits: Tensor, labels: Tensor) -> Tensor:
+    """Returns whether the likeliest token is the right one at every target of a row [B].
+
+    Labels are unshifted, as in `row_losses`. A row without a target is not right, nor is one with a target whose logits are
+    not numbers.
+    """
+    _check_labels(logits, labels)
+    targets = labels[:, 1:].to(logits.device)
+    asked = targets != IGNORED
+    best = logits[:, :-1].max(-1)
+    right = (best.indices == targets) & ~best.values.isnan()
+    return (right | ~asked).all(1) & asked.any(1)
+
+
+def _check_labels(logits: Tensor, labels: Tensor) -> None:
+    if labels.shape != logits.shape[:2]:
+        raise ValueError(f"labels: shape {tuple(labels.shape)}; allowed: {tuple(logits.shape[:2])}, the shape of the input ids")
+
+
+# intervals
+
+
+def wilson_interval(right: int, total: int, *, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Returns the Wilson score interval of a proportion, `right` of `total`: (low, high)."""
+    if not 0 <= right <= total or total < 1:
+        raise ValueError(f"wilson_interval: {right} right of {total}; allowed: 0 to the total, which is at least 1")
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    share, shrink = right / total, 1 + z * z / total
+    middle = (share + z * z / (2 * total)) / shrink
+    reach = z / shrink * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    # at the ends the formula gives 0 and 1 up to rounding
+    return (0.0 if right == 0 else middle - reach), (1.0 if right == total else middle + reach)
+
+
+def bootstrap_interval(
+    losses: Tensor, targets: Tensor, *, confidence: float = CONFIDENCE, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Returns the percentile bootstrap interval (low, high), each […], of the mean loss per target, Σ loss / Σ targets.
+
+    `losses` […, rows] are summed per row, `targets` [rows] counts them. Rows are drawn with replacement, the same draws for
+    all leading dimensions. It is not a number (NaN) where a loss is not finite.
+    """
+    rows = targets.numel()
+    if not rows or losses.shape[-1] != rows:
+        raise ValueError(f"bootstrap_interval: losses of shape {tuple(losses.shape)} for {rows} rows; allowed: […, rows], rows ≥ 1")
+    flat, weights = losses.double().cpu().reshape(-1, rows), targets.double().cpu()
+    broken = ~flat.isfinite().all(1)
+    flat = flat.where(~broken[:, None], 0)
+    generator = torch.Generator().manual_seed(seed)
+    means, size = [], max(1, _NUMBERS_AT_ONCE // rows)
+    for first in range(0, resamples, size):
+        draws = [torch.randint(rows, (rows,), generator=generator) for _ in range(min(size, resamples - first))]
+        counts = torch.stack([draw.bincount(minlength=rows) for draw in draws]).double()
+        means.append((flat @ counts.T) / (counts @ weights))
+    tail = (1 - confidence) / 2
+    ends = torch.from_numpy(numpy.quantile(torch.cat(means, dim=1).numpy(), [tail, 1 - tail], axis=1))
+    ends[:, broken] = math.nan
+    low, high = ends.view(2, *losses.shape[:-1])
+    return low, high
+
+
+# what becomes of a row as depth grows
+
+
+@dataclass(frozen=True)
+class DepthRates:
+    """Shares of rows by what becomes of them over the depths looked at, `first` to `last`; each row counts once.
+
+    `overthinking`: right at some depth and wrong at a later one. `overthinking_at_end`: right at some depth and wrong at the
+    last. `self_correction`: wrong at some depth and right at a later one. `self_correction_at_end`: wrong at some depth and
+    right at the last. `always_right` and `never_right` change nothing at all. A row can both overthink and correct itself.
+    """
+
+    first: int
+    last: int
+    overthinking: float
+    overthinking_at_end: float
+    self_correction: float
+    self_correction_at_end: float
+    always_right: float
+    never_right: float
+
+
+def depth_rates(right: Tensor, depths: list[int], *, since: int | None = None) -> DepthRates:
+    """Returns the rates of a table [depths, rows]; depths before `since` are not looked at."""
+    _check_table(right, depths)
+    first = 0 if since is None else next((i for i, depth in enumerate(depths) if depth >= since), None)
+    if first is None:
+        raise ValueError(f"depth_rates: since {since}; allowed: up to {depths[-1]}, the largest depth of the table")
+    table = right[first:].cpu()
+    lost, found = _changes(table), _changes(~table)
+    shares = {
+        "overthinking": lost.any(0), "overthinking_at_end": lost[-1],
+        "self_correction": found.any(0), "self_correction_at_end": found[-1],
+        "always_right": table.all(0), "never_right": ~table.any(0),
+    }  # fmt: skip
+    return DepthRates(depths[first], depths[-1], **{name: x.double().mean().item() for name, x in shares.items()})
+
+
+def _changes(table: Tensor) -> Tensor:
+    """Returns where a row is false that was true at a smaller depth [depths, rows]."""
+    return ~table & (table.long().cumsum(0) > 0)
+
+
+def settled_depths(right: Tensor, depths: list[int]) -> Tensor:
+    """Returns the first depth from which each row stays right to the last depth [rows], and 0 where it is wrong there."""
+    _check_table(right, depths)
+    run = right.flip(0).long().cumprod(0).sum(0)  # how many depths at the end are right without a gap
+    values = torch.tensor([*depths[::-1]], device=right.device)
+    return torch.where(run > 0, values[(run - 1).clamp(min=0)], 0)
+
+
+def _check_table(right: Tensor, depths: list[int]) -> None:
+    if right.dtype != torch.bool or right.dim() != 2 or right.shape[0] != len(depths) or not right.numel():
+        raise ValueError(
+            f"table: {right.dtype} of shape {tuple(right.shape)} for {len(depths)} depths; allowed: booleans [depths, rows]"
+        )
+    if sorted(set(depths)) != list(depths):
+        raise ValueError(f"depths: {depths}; allowed: ascending, each once")
+
+
+def holds_from_to(accuracy: Mapping[int, float], start: int, bar: float) -> int | None:
+    """Returns the last depth of the unbroken run of measured depths at or above `bar` that begins at `start`, else None."""
+    if start not in accuracy:
+        raise ValueError(f"holds_from_to: depth {start} was not measured; allowed: {', '.join(map(str, sorted(accuracy)))}")
+    reached = None
+    for depth in sorted(depth for depth in accuracy if depth >= start):
+        if not accuracy[depth] >= bar:
+            break
+        reached = depth
+    return reached

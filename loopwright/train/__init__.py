@@ -1,0 +1,1 @@
+"""Training: recipes, depth rules, objectives, the loop and its checkpoints."""

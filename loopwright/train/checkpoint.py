@@ -1,0 +1,283 @@
+"""Checkpoints: all that a run needs to go on as if it had never stopped, in safetensors and JSON only.
+
+A checkpoint is a folder named after the number of updates done. It holds a model as `save_pretrained` writes it (so that
+`lw.load` reads it), tensors by group (`optimizer.safetensors`, `generators.safetensors`, `average.safetensors` …), the
+progress of the run (`state.json`) and a manifest. It comes into being whole or not at all. The last one is the one of the
+highest number; which one is best so far stands in `state.json`, so that no pointer can come apart from what it points to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers.utils import logging
+
+from loopwright.convert.family import listed
+from loopwright.convert.weights import DTYPES, Stored, read_header, stored_tensors
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.run import clear_leftovers, read_json, remove_folder, verify, whole_folder, write_json
+from loopwright.train.optim import spread
+
+STATE = "state.json"
+_NAME = re.compile(r"(\d{8,})(\.replaced)?")
+# what a header calls the dtypes that a checkpoint may hold
+_KINDS = {dtype: name for name, dtype in {**DTYPES, "U8": torch.uint8, "I64": torch.int64}.items()}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files are as they were written: the updates done, the best of the updates saved so far, the state."""
+
+    folder: Path
+    update: int
+    best: int | None
+    state: dict[str, Any]
+
+
+def save_checkpoint(
+    checkpoints: str | Path,
+    update: int,
+    *,
+    model: LoopedForCausalLM,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    best: int | None = None,
+    keep: int | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """Saves what was reached after `update` updates and returns its folder; then older ones beyond `keep` are removed.
+
+    Those that any kept checkpoint names as the best stay. `tensors` go to one file a group; `state` is plain data. `weights`
+    are the model's tensors (`model_tensors`), whole, where those of the model are spread over processes.
+    """
+    _check_request(update, tensors, state, keep)
+    folder = Path(checkpoints)
+    folder.mkdir(parents=True, exist_ok=True)
+    _clear(folder)
+    own = model_tensors(model)
+    weights = {name: tensor if weights is None else weights[name] for name, tensor in own.items()}
+    needed = sum(tensor.nbytes for group in (weights, *tensors.values()) for tensor in group.values())
+    target = folder / f"{update:08d}"
+    with whole_folder(target, needed=needed, kept="the checkpoints that were there are unharmed") as made:
+        with _without_bars():
+            model.save_pretrained(made, state_dict=dict(weights))
+        for name, group in tensors.items():
+            save_file({key: value.detach().cpu().contiguous() for key, value in group.items()}, made / f"{name}.safetensors")
+        write_json(made / STATE, {"update": update, "best": best, "state": state})
+    if keep is not None:
+        _prune(folder, update, keep)
+    return target
+
+
+def open_checkpoint(folder: str | Path) -> Checkpoint:
+    """Returns a checkpoint, or a ValueError that says what is wrong with its files."""
+    folder = Path(folder)
+    problems = verify(folder)
+    if problems:
+        raise ValueError("; ".join(problems))
+    data = read_json(folder / STATE)
+    update, best, state = (data.get(name) for name in ("update", "best", "state"))
+    if set(data) != {"update", "best", "state"} or not _is_count(update) or not isinstance(state, dict):
+        raise ValueError(f"{folder / STATE}: not the state of a run; allowed: update, best, state")
+    if best is not None and not _is_count(best):
+        raise ValueError(f"{folder / STATE}: best is {best!r}; allowed: the number of an update, or null")
+    return Checkpoint(folder, update, best, state)
+
+
+def latest_good(checkpoints: str | Path) -> tuple[Checkpoint, list[str]]:
+    """Returns the newest checkpoint that is whole, and what is wrong with each newer one."""
+    skipped: list[str] = []
+    for folder in saved(checkpoints):
+        try:
+            return open_checkpoint(folder), skipped
+        except (OSError, ValueError) as error:
+            skipped.append(str(error))
+    if skipped:
+        raise ValueError(f"{checkpoints}: none of the {len(skipped)} checkpoints is whole: " + "; ".join(skipped))
+    raise FileNotFoundError(f"{checkpoints}: there is no checkpoint")
+
+
+def find_checkpoint(checkpoints: str | Path, name: str = "last") -> Checkpoint:
+    """Returns the checkpoint that a name means: "last" (that is whole), "best", or the number of its update."""
+    if name not in ("last", "best") and not name.isdecimal():
+        raise ValueError(f"checkpoint: {name!r}; allowed: last, best, or the number of an update")
+    last = latest_good(checkpoints)[0]
+    if name == "last":
+        return last
+    if name == "best" and last.best is None:
+        raise ValueError(f"{checkpoints}: no look at the validation split has chosen a best checkpoint; allowed: last")
+    wanted = last.best if name == "best" else int(name)
+    found = [folder for folder in saved(checkpoints) if _update_of(folder) == wanted]
+    if not found:
+        raise FileNotFoundError(f"{checkpoints}: there is no checkpoint of update {wanted}")
+    return open_checkpoint(found[0])
+
+
+def saved(checkpoints: str | Path) -> list[Path]:
+    """Returns the folders of all checkpoints, newest first, whole or not."""
+    folder = Path(checkpoints)
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    # one that was being replaced counts after the one that replaced it
+    return sorted(found, key=lambda path: (-_update_of(path), path.suffix))
+
+
+def load_tensors(folder: str | Path, name: str, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors of one group of a checkpoint, on the CPU.
+
+    Each must be one of `expected`, in its shape and dtype, which is known before anything is read; which of them must be
+    there is for whoever takes them.
+    """
+    path = Path(folder) / f"{name}.safetensors"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: missing")
+    return _read(str(path), read_header(path), expected)
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the tensors of a model by name, a tied one once: under its first name, as `save_pretrained` keeps it."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            found[name] = tensor
+            seen.add(id(tensor))
+    return found
+
+
+def load_weights(folder: str | Path, model: LoopedForCausalLM) -> None:
+    """Fills a model, in place and in its own dtypes, with the weights of a checkpoint: exactly its tensors, no cast."""
+    own = model_tensors(model)
+    stored = stored_tensors(Path(folder))
+    missing = [name for name in own if name not in stored]
+    if missing:
+        raise ValueError(f"{folder}: the model's tensors do not fit; missing: {listed(missing)}")
+    with torch.no_grad():
+        for name, value in _read(str(folder), stored, own).items():
+            own[name].copy_(spread(value, own[name]))
+
+
+# generators of random numbers
+
+
+def generator_tensors(generators: Mapping[str, torch.Generator]) -> dict[str, Tensor]:
+    """Returns the states of the named generators and of torch's own, on the CPU and each CUDA device in use."""
+    states = {f"torch/{device}": generator.get_state() for device, generator in _torch_generators().items()}
+    return {**states, **{name: generator.get_state() for name, generator in generators.items()}}
+
+
+def restore_generators(states: Mapping[str, Tensor], generators: Mapping[str, torch.Generator]) -> list[str]:
+    """Puts generators where they were, and returns which of torch's own could not be: those of devices that are not alike.
+
+    The named ones must all be there.
+    """
+    missing = [name for name in generators if name not in states]
+    if missing:
+        raise ValueError(f"generators: no state for {listed(missing)}; the checkpoint has {listed(sorted(states))}")
+    if torch.cuda.is_available() and any(name.startswith("torch/cuda:") for name in states):
+        torch.cuda.init()  # its generators are there from then on
+    own = {f"torch/{device}": generator for device, generator in _torch_generators().items()}
+    for name, generator in {**own, **generators}.items():
+        if name in states:
+            generator.set_state(states[name])
+    return sorted(name for name in {*own, *states} if name not in generators and not (name in own and name in states))
+
+
+def _torch_generators() -> dict[str, torch.Generator]:
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return {"cpu": torch.default_generator, **{f"cuda:{index}": generator for index, generator in enumerate(cuda)}}
+
+
+# what the above share
+
+
+def _check_request(update: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], keep: int | None) -> None:
+    if not _is_count(update):
+        raise ValueError(f"checkpoint: update is {update!r}; allowed: the number of updates done")
+    if keep is not None and keep < 1:
+        raise ValueError(f"checkpoint: keep is {keep}; allowed: at least 1, or None for all")
+    wrong = [name for name in tensors if not re.fullmatch("[a-z][a-z_]*", name) or name.startswith("model")]
+    if wrong:
+        raise ValueError(f"checkpoint: {wrong[0]!r} names no group of tensors; allowed: lower-case words other than model")
+    try:
+        same = json.loads(json.dumps(state, allow_nan=False)) == state
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"checkpoint: the state is not plain data ({error})") from None
+    if not same:  # what comes back as something else (tuples, numbers as keys) would not resume as it was
+        raise ValueError("checkpoint: the state does not come back from JSON as it was; allowed: lists, and text as keys")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _update_of(folder: Path) -> int:
+    found = _NAME.fullmatch(folder.name)
+    return int(found[1]) if found else -1
+
+
+def _clear(folder: Path) -> None:
+    clear_leftovers(folder)
+    for path in saved(folder):
+        if path.suffix and path.with_suffix("").exists():  # replaced, and the save killed before it could go
+            remove_folder(path)
+
+
+def _prune(folder: Path, update: int, keep: int) -> None:
+    # newer ones belong to a run that was further: what resumes from an older one writes them again
+    mine = [path for path in saved(folder) if _update_of(path) <= update]
+    kept = sorted({_update_of(path) for path in mine})[-keep:]
+    bests = [_best_of(path) for path in mine if _update_of(path) in kept]
+    for path in reversed(mine):
+        if _update_of(path) not in {*kept, *bests}:
+            remove_folder(path)
+
+
+def _best_of(folder: Path) -> int | None:
+    try:
+        return read_json(folder / STATE).get("best")
+    except (OSError, ValueError):  # damaged: it names none
+        return None
+
+
+def _read(where: str, stored: Mapping[str, Stored], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    unexpected = [name for name in stored if name not in expected]
+    forms = {name: (_KINDS.get(tensor.dtype, str(tensor.dtype)), list(tensor.shape)) for name, tensor in expected.items()}
+    wrong = [
+        f"{name} is {entry.dtype}{list(entry.shape)}, expected {forms[name][0]}{forms[name][1]}"
+        for name, entry in stored.items()
+        if name in forms and (entry.dtype, list(entry.shape)) != forms[name]
+    ]
+    found = {"unexpected": unexpected, "of another form": wrong}
+    problems = [f"{what}: {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1) for what, names in found.items() if names]
+    if problems:
+        raise ValueError(f"{where}: its tensors do not fit; " + "; ".join(problems))
+    values: dict[str, Tensor] = {}
+    try:
+        for path in sorted({entry.file for entry in stored.values()}):
+            with safe_open(path, framework="pt") as file:
+                values |= {name: file.get_tensor(name) for name, entry in stored.items() if entry.file == path}
+    except SafetensorError as error:
+        raise ValueError(f"{where}: not readable as safetensors ({error})") from None
+    return values
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """A save shows no bar of its own: the run has one."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

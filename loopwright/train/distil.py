@@ -1,0 +1,149 @@
+"""Learning from another read-out: distillation from a teacher model, and of a looped model's last step into its earlier ones.
+
+KL_τ(p ‖ q) = τ² Σ_v p_v (log p_v − log q_v) with p, q the softmax of logits over τ: the factor keeps gradients of the same
+size at every temperature (Hinton et al., arXiv 1503.02531).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from loopwright.data.batch import Batch
+from loopwright.model.context import Pass
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.settings import build_kind, check_kind
+from loopwright.train.origin import MODELS
+from loopwright.train.readout import Targets, find_targets, over_chunks, target_features, target_logits
+from loopwright.train.walk import Walk
+
+
+class Distil:
+    """L = mean_i [ KL_τ(teacher_i ‖ student_i) + weight · L_i(T) + match · ‖f_i − f'_i‖²/D ].
+
+    The student answers after its last step. f and f' are what the two heads read; `match` above 0 needs equal widths.
+    `teacher` is a folder or hub id, or a model as in a recipe's `model` ({"kind": "load", "source": …}), run at
+    `teacher_depth` (its own default where none is given), frozen. It is loaded by `prepare`, or at the first batch.
+    """
+
+    reads: ClassVar[str] = "last"
+
+    def __init__(
+        self,
+        teacher: str | dict,
+        temperature: float = 1.0,
+        weight: float = 1.0,
+        match: float = 0.0,
+        teacher_depth: int | None = None,
+    ) -> None:
+        spec = {"kind": "load", "source": teacher} if isinstance(teacher, str) else teacher
+        check_kind("objective (distil): teacher", spec, MODELS)
+        if temperature <= 0:
+            raise ValueError(f"objective (distil): temperature is {temperature}; allowed: above 0")
+        if weight < 0 or match < 0:
+            raise ValueError(f"objective (distil): weight is {weight}, match is {match}; allowed: at least 0")
+        self.spec, self.temperature, self.weight, self.match = dict(spec), temperature, weight, match
+        self.teacher_depth = teacher_depth
+        self.teacher: LoopedForCausalLM | None = None
+
+    def prepare(self, device: torch.device | str, dtype: torch.dtype | None = None) -> LoopedForCausalLM:
+        """Loads the teacher onto a device, frozen, and returns it; `dtype` None leaves that of its spec."""
+        teacher = build_kind(self.spec, MODELS).build(0)
+        teacher.config.check_depth(self.teacher_depth)
+        self.teacher = teacher.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        return self.teacher
+
+    def __call__(self, model: LoopedForCausalLM, walk: Walk) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns (loss, {loss_last, kl, match})."""
+        teacher = self.teacher or self.prepare(walk.e.device)
+        self._check_fit(model, teacher)
+        targets = find_targets(walk.batch)
+        x = target_features(model, [walk.last], walk.p, targets)[0]
+        with torch.no_grad():
+            y, p = self._features(teacher, walk.batch, targets)
+
+        def read(x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
+            with torch.no_grad():
+                taught = target_logits(teacher, y, p)
+            logits = target_logits(model, x, walk.p)
+            return torch.stack([F.cross_entropy(logits, ids, reduction="none"), divergence(taught, logits, self.temperature)])
+
+        losses, kl = over_chunks(read, 2 * model.config.vocab_size, x, y, targets.ids)
+        apart = (x - y).pow(2).mean(-1) if self.match else torch.zeros_like(losses)
+        loss = targets.mean(kl + self.weight * losses + self.match * apart)
+        metrics = {"loss_last": losses, "kl": kl, "match": apart}
+        return loss, {name: targets.mean(value).detach() for name, value in metrics.items()}
+
+    def _check_fit(self, model: LoopedForCausalLM, teacher: LoopedForCausalLM) -> None:
+        ours, theirs = model.config, teacher.config
+        if ours.vocab_size != theirs.vocab_size:
+            raise ValueError(
+                f"objective (distil): the teacher's vocabulary has {theirs.vocab_size} tokens; "
+                f"allowed: {ours.vocab_size}, the student's (and the same tokenizer)"
+            )
+        if self.match and ours.hidden_size != theirs.hidden_size:
+            raise ValueError(
+                f"objective (distil): match is {self.match}, and the teacher's width is {theirs.hidden_size}; "
+                f"allowed: {ours.hidden_size}, the student's, or match 0"
+            )
+
+    def _features(self, teacher: LoopedForCausalLM, batch: Batch, targets: Targets) -> tuple[Tensor, Pass]:
+        e, p = teacher.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
+        for s in teacher.unroll(e, teacher.config.check_depth(self.teacher_depth), p):  # noqa: B007  (the last one is wanted)
+            pass
+        return target_features(teacher, [s], p, targets)[0], p
+
+
+class Shortcut:
+    """Self-distillation in depth: L = mean_i [ L_i(T) + weight · KL_τ(stop(p_i(T)) ‖ p_i(t)) ] for one earlier step t.
+
+    The shallow read-out learns from the deep one, never the reverse. Of S steps with a gradient, t is the one after
+    `fraction` · S of them, or, where `fraction` is None, drawn anew for each update (`seed`). A walk of one step has no
+    earlier one: its kl is 0. (Be your own teacher, arXiv 1905.08094; LoopFormer matches states instead, arXiv 2602.11451.)
+    """
+
+    reads: ClassVar[str] = "every"
+
+    def __init__(self, fraction: float | None = 0.5, weight: float = 1.0, temperature: float = 1.0, seed: int = 0) -> None:
+        if fraction is not None and not 0 < fraction < 1:
+            raise ValueError(f"objective (shortcut): fraction is {fraction}; allowed: between 0 and 1, or null to draw it")
+        if weight < 0 or temperature <= 0:
+            raise ValueError(
+                f"objective (shortcut): weight is {weight}, temperature is {temperature}; allowed: weight of at least 0, "
+                "temperature above 0"
+            )
+        self.fraction, self.weight, self.temperature, self.seed = fraction, weight, temperature, seed
+
+    def shallow(self, steps: int, update: int) -> int:
+        """Returns which of `steps` states learns, from 0; below the last one, apart from walks of one step."""
+        if steps == 1:
+            return 0
+        if self.fraction is None:
+            return int(np.random.default_rng([self.seed, update]).integers(steps - 1))
+        return min(max(round(self.fraction * steps), 1), steps - 1) - 1
+
+    def __call__(self, model: LoopedForCausalLM, walk: Walk) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns (loss, {loss_last, kl})."""
+        targets = find_targets(walk.batch)
+        early = walk.states[self.shallow(len(walk.states), walk.plan.update)]
+        shallow, deep = target_features(model, [early, walk.last], walk.p, targets)
+
+        def read(x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
+            logits, taught = target_logits(model, x, walk.p), target_logits(model, y, walk.p)
+            return torch.stack(
+                [F.cross_entropy(taught, ids, reduction="none"), divergence(taught.detach(), logits, self.temperature)]
+            )
+
+        losses, kl = over_chunks(read, 2 * model.config.vocab_size, shallow, deep, targets.ids)
+        metrics = {"loss_last": targets.mean(losses).detach(), "kl": targets.mean(kl).detach()}
+        return targets.mean(losses + self.weight * kl), metrics
+
+
+def divergence(taught: Tensor, learner: Tensor, temperature: float) -> Tensor:
+    """Returns KL_τ(softmax(taught) ‖ softmax(learner)) of each row of two [N, V] logits."""
+    p, q = F.log_softmax(taught / temperature, -1), F.log_softmax(learner / temperature, -1)
+    return temperature**2 * F.kl_div(q, p, reduction="none", log_target=True).sum(-1)

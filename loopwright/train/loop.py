@@ -1,0 +1,117 @@
+"""The training loop: one function, read from top to bottom. What it needs is built in `setup`, what it shows goes to a `Watch`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopwright.run import Log, RunFolder
+from loopwright.train.look import first_look, look_around
+from loopwright.train.recipe import Recipe
+from loopwright.train.setup import Outcome, Progress, resume_job, save_job, start_job
+from loopwright.train.spread import Spread, join
+from loopwright.train.trainee import Part
+from loopwright.train.watch import Quiet, StopRequest, Watch
+
+
+def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, watch: Watch | None = None) -> Outcome:
+    """Trains as the recipe says, into a run folder, and returns how it ended. Ctrl-C ends it after the update in hand, saved."""
+    spread = join()
+    watch = watch if watch is not None and spread.main else Quiet()
+    with ExitStack() as held:
+        held.enter_context(closing(watch))
+        run = held.enter_context(own_folder(folder, spread))
+        job = start_job(recipe, run, spread, resume=resume, watch=watch)
+        progress = resume_job(job, run, watch) if resume else Progress()
+        first_look(job, watch)
+        log = Log(run.log, updates=progress.update) if spread.main else None
+        watch.start(recipe, run, progress)
+        stop = held.enter_context(StopRequest(told=spread.main))
+
+        while progress.update < recipe.updates and not spread.anywhere(bool(stop)):
+            update, began = progress.update, time.perf_counter()
+            job.begin_update(update)
+            pairs = job.draw(progress)
+            asked = [batch.targets for batch, _ in pairs]
+            targets, tokens = spread.totals(sum(asked), sum(int(batch.valid.sum()) for batch, _ in pairs))
+
+            # forward and backward, batch by batch: parts that add up to the update's loss over all processes
+            losses, notes = [], []
+            for place, (batch, plan) in enumerate(pairs):
+                part = Part(targets=asked[place] / max(targets, 1), rows=1 / (len(pairs) * spread.world))
+                with spread.syncing(last=place == len(pairs) - 1):
+                    loss, metrics = job.learn(batch, plan, part, progress.solved_at)
+                losses.append(loss)
+                notes.append(metrics)
+            norm = job.clip()
+            loss_value, norm_value, values = collect(spread, losses, norm, notes)
+
+            # a loss or gradient that is not finite never reaches the parameters
+            finite = math.isfinite(loss_value) and math.isfinite(norm_value)
+            if finite:
+                job.move(update)
+            job.forget()
+            first_row = progress.rows
+            progress.count(finite, rows=recipe.batch, tokens=tokens, targets=targets)
+
+            row = {
+                "update": update, "loss": loss_value, "depth": [plan.depth for _, plan in pairs], "grad_norm": norm_value,
+                "lr": job.optimiser.lr, "targets": targets, "tokens": tokens, **values,
+            }  # fmt: skip
+            if not finite:
+                row |= {"skipped": True, "rows": [first_row, progress.rows], "in_a_row": progress.skipped_in_a_row}
+            seconds = time.perf_counter() - began
+            if log is not None:
+                log.write({**row, "seconds": seconds, "tokens_per_second": tokens / seconds})
+            watch.update(row, progress, seconds)
+            if progress.skipped_in_a_row > recipe.patience:
+                raise ValueError(hopeless(row, progress, recipe, save_job(job, run, progress, log)))
+
+            # once in a while: look, save
+            seen, better = look_around(job, recipe, progress)
+            if seen:
+                watch.look(seen, progress)
+                if log is not None:
+                    log.write({"update": update, **seen})
+            due = recipe.save.every and progress.update % recipe.save.every == 0
+            if (due or (better and recipe.save.best)) and progress.update < recipe.updates:
+                save_job(job, run, progress, log)
+
+        saved = save_job(job, run, progress, log)
+        if log is not None:
+            log.close()
+        watch.end(progress, saved, stopped=bool(stop))
+        return Outcome(job.whole_model(), job.splits, run, progress, saved, finished=progress.update >= recipe.updates)
+
+
+def own_folder(folder: str | Path, spread: Spread) -> AbstractContextManager[RunFolder]:
+    """Returns the run folder, held by the main process for all of them."""
+    run = RunFolder(folder)
+    return run.locked() if spread.main else nullcontext(run)
+
+
+def collect(
+    spread: Spread, losses: Sequence[Tensor], norm: Tensor, notes: Sequence[Mapping[str, Tensor]]
+) -> tuple[float, float, dict[str, float]]:
+    """Returns loss, gradient norm and metrics as numbers, summed over batches and processes: one wait for the device."""
+    names = list(notes[0])
+    sums = [torch.stack([note[name].float() for note in notes]).sum() for name in names]
+    total = spread.sum(torch.stack([torch.stack(list(losses)).sum().float(), *sums]))
+    numbers = torch.cat([total, norm.detach().float().reshape(1).to(total.device)]).tolist()
+    return numbers[0], numbers[-1], dict(zip(names, numbers[1:-1], strict=True))
+
+
+def hopeless(row: dict[str, Any], progress: Progress, recipe: Recipe, saved: Path) -> str:
+    """Returns why a run gave up, in one line."""
+    return (
+        f"update {row['update']}: loss {row['loss']}, gradient norm {row['grad_norm']} at depth {row['depth']}: not finite "
+        f"{progress.skipped_in_a_row} times in a row (patience {recipe.patience}); the parameters are those of the last good "
+        f"update, saved in {saved}"
+    )

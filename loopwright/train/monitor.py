@@ -1,0 +1,67 @@
+"""Measuring a run without touching it: the true spectral radius of a step, and how far the state still moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from loopwright.data.batch import Batch
+from loopwright.metrics.residual import contraction, relative_step
+from loopwright.metrics.spectrum import frobenius_reading, spectral_radius
+from loopwright.model.context import Pass
+from loopwright.model.looped import LoopedForCausalLM
+
+
+def measure(
+    model: LoopedForCausalLM, batch: Batch, depth: int, *, rows: int = 4, krylov: int = 32, seed: int = 0
+) -> dict[str, float]:
+    """Returns what one more step would do to the state after `depth` steps, and how it got there; changes nothing.
+
+    Of the last step's map at that state, on `rows` rows spread over the batch: the spectral radius ρ (`radius_mean`,
+    `radius_least`, `radius_largest`) and the mean of ‖Jv‖² for random v of norm 1 (`reading`: what JSRR trains on, not a radius).
+    Of all rows: the relative size of the last step (`drift_mean`, `drift_largest`) and, from depth 2 on, the factor by which
+    that step is shorter than the one before (`contraction`, geometric mean). Always in the precision of the weights.
+    """
+    if not model.config.is_looped:
+        raise ValueError("monitor: this model has no core, so no step to measure; allowed: core_layers above 0")
+    depth = model.config.check_depth(depth)
+    with evaluating(model), torch.no_grad(), torch.autocast(batch.input_ids.device.type, enabled=False):
+        e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
+        states = [model.start_state(e, p)]
+        for s in model.unroll(e, depth, p, state=states[0]):
+            states = [*states[-2:], s]
+        padded = batch.attention_mask is not None or batch.lengths is not None
+        valid = batch.valid if padded else None
+        drift = relative_step(states[-2], states[-1], valid)
+        chosen = torch.linspace(0, len(batch) - 1, min(rows, len(batch)), device=e.device).round().long()
+        f = state_map(model, e[chosen], p.rows(chosen), depth - 1)
+        mask = None if valid is None else valid[chosen]
+        radius = spectral_radius(f, s[chosen], mask=mask, krylov=krylov, seed=seed)
+        found = {
+            "radius_mean": radius.mean(), "radius_least": radius.min(), "radius_largest": radius.max(),
+            "reading": frobenius_reading(f, s[chosen], mask=mask, seed=seed).mean(),
+            "drift_mean": drift.mean(), "drift_largest": drift.max(),
+        }  # fmt: skip
+        if depth > 1:
+            found["contraction"] = contraction(states, valid).log().mean().exp()
+    return dict(zip(found, torch.stack([x.double() for x in found.values()]).tolist(), strict=True))
+
+
+def state_map(model: LoopedForCausalLM, e: Tensor, p: Pass, t: int) -> Callable[[Tensor], Tensor]:
+    """Returns s ↦ the state after step `t` at the input e: the map whose derivative is J."""
+    return lambda s: model.step(s, e, t, p)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model without dropout; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

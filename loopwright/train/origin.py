@@ -1,0 +1,52 @@
+"""Where a run's model comes from: a preset freshly started, or weights that are loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from loopwright.convert.load import load
+from loopwright.model.config import LoopedConfig
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.presets import preset
+from loopwright.settings import merge
+
+
+class FromPreset:
+    """A preset (`loopwright presets`), or a plain config where no name is given, with `changes` laid over it, freshly started."""
+
+    def __init__(self, name: str | None = None, changes: dict | None = None) -> None:
+        self.name = name
+        self.changes: dict[str, Any] = dict(changes or {})
+
+    def build(self, seed: int) -> LoopedForCausalLM:
+        """Returns the model; the seed alone decides its weights."""
+        config = LoopedConfig(**self.changes) if self.name is None else preset(self.name, **self.changes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return LoopedForCausalLM(config)
+
+
+class FromWeights:
+    """A folder or hub id, as `lw.load` takes it; `changes` are laid over its config where the tensors still fit."""
+
+    def __init__(self, source: str, dtype: str = "float32", changes: dict | None = None) -> None:
+        self.source = source
+        self.dtype = dtype
+        self.changes: dict[str, Any] = dict(changes or {})
+
+    def build(self, seed: int) -> LoopedForCausalLM:
+        """Returns the model with its weights; the seed is not used."""
+        model = load(self.source, dtype=self.dtype)
+        if not self.changes:
+            return model
+        changed = LoopedForCausalLM(LoopedConfig(**merge(model.config.to_dict(), self.changes)))
+        problems = changed.load_state_dict(model.state_dict(), strict=False)
+        if problems.missing_keys or problems.unexpected_keys:
+            odd = (problems.missing_keys + problems.unexpected_keys)[0]
+            raise ValueError(f"model (load): changes {self.changes} do not fit the weights of {self.source} ({odd})")
+        return changed.to(next(model.parameters()).dtype)
+
+
+MODELS: dict[str, type] = {"preset": FromPreset, "load": FromWeights}

@@ -1,0 +1,91 @@
+"""Reading out where a token is to be predicted: states → features → logits → one number per target, and nothing elsewhere.
+
+Labels are often mostly ignored (four-digit addition asks for 7 of 17 positions), so the targets are picked before the head,
+and before the final norm too where no coda looks at the other positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from loopwright.data.batch import IGNORED, Batch
+from loopwright.model.context import Pass
+from loopwright.model.looped import LoopedForCausalLM
+
+# logits made at once (256 MB in float32); beyond it they are made again in the backward pass instead of being kept
+CHUNK = 2**26
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The N tokens a batch asks for: `ids` [N], `places` [N], the positions of [B·T] that are to predict them, and what each
+    counts for in a mean, `share` [N]: 1/N, or 0 where a place only fills up the shape."""
+
+    places: Tensor
+    ids: Tensor
+    share: Tensor
+
+    def pick(self, x: Tensor) -> Tensor:
+        """Returns what x [B, T, …] holds at the targets, [N, …]."""
+        return x.flatten(0, 1).index_select(0, self.places)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Returns the mean of x [N] over the targets; where there are none, 0 with a zero gradient."""
+        return (x * self.share.to(x.dtype)).sum()
+
+
+def find_targets(batch: Batch) -> Targets:
+    """Returns the targets of a batch: each token of the labels that is not ignored, asked of the position before it."""
+    after = batch.asked
+    if after is None:
+        wanted = batch.labels != IGNORED
+        wanted[:, 0] = False
+        after = wanted.flatten().nonzero()[:, 0]
+    real = (after > 0).double()  # the first token of a batch is never asked for
+    ids = batch.labels.flatten().index_select(0, after).clamp(min=0)
+    return Targets((after - 1).clamp(min=0), ids, real / real.sum().clamp(min=1))
+
+
+def target_features(model: LoopedForCausalLM, states: Sequence[Tensor], p: Pass, targets: Targets) -> Tensor:
+    """Returns what the head reads of each state at the targets, [S, N, D]; all states go through the coda as one batch."""
+    if not len(model.coda):
+        return model.features(torch.stack([targets.pick(s) for s in states]), p)
+    if len(states) == 1:
+        return targets.pick(model.features(states[0], p))[None]
+    rows = torch.arange(states[0].shape[0], device=states[0].device).repeat(len(states))
+    x = model.features(torch.cat(list(states)), p.rows(rows))
+    return x.view(len(states), -1, x.shape[-1]).index_select(1, targets.places)
+
+
+def target_logits(model: LoopedForCausalLM, features: Tensor, p: Pass) -> Tensor:
+    """Returns the logits of features, in at least float32."""
+    logits = model.head(features, p)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def cross_entropies(model: LoopedForCausalLM, features: Tensor, p: Pass, targets: Targets) -> tuple[Tensor, Tensor]:
+    """Returns −log p(target) and log Z, the log of the softmax's normaliser, [S, N] each, of features [S, N, D]."""
+
+    def read(x: Tensor, ids: Tensor) -> Tensor:
+        logits = target_logits(model, x, p)
+        loss = F.cross_entropy(logits, ids, reduction="none")
+        return torch.stack([loss, loss + logits.gather(1, ids[:, None])[:, 0]])
+
+    steps = features.shape[0]
+    found = over_chunks(read, model.config.vocab_size, features.flatten(0, 1), targets.ids.repeat(steps))
+    return found[0].view(steps, -1), found[1].view(steps, -1)
+
+
+def over_chunks(read: Callable[..., Tensor], width: int, *rows: Tensor) -> Tensor:
+    """Returns `read(*rows)`, [K, N] of rows [N, …], where a row costs `width` numbers: in chunks where all at once are too many."""
+    size = max(CHUNK // width, 1)
+    if rows[0].shape[0] <= size:
+        return read(*rows)
+    parts = zip(*(x.split(size) for x in rows), strict=True)
+    return torch.cat([checkpoint(read, *part, use_reentrant=False, preserve_rng_state=False) for part in parts], dim=1)

@@ -1,0 +1,159 @@
+"""A recipe: the whole run as strict plain data, in YAML. Every name is checked, with a suggestion, before anything is built."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loopwright.data.build import DATA
+from loopwright.settings import check_kind, fill_section, merge, parse_overrides, read_yaml, suggest, write_yaml
+from loopwright.train.average import AVERAGES
+from loopwright.train.depth import RULES
+from loopwright.train.objective import OBJECTIVES
+from loopwright.train.optim import OPTIMISERS
+from loopwright.train.origin import MODELS
+from loopwright.train.penalty import PENALTIES, Weighted
+from loopwright.train.remat import REMATS
+from loopwright.train.schedule import SCHEDULES
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+# what may differ between a run and its resumption: none of it changes an update
+FREE = ("about", "toy", "save")
+
+
+@dataclass(frozen=True)
+class Looks:
+    """When a run looks at itself: `every` so many updates at these `depths` (and always at the median training depth) on
+    the first `rows` of the validation split; the spectral radius every `radius` updates, on `radius_rows` rows."""
+
+    every: int = 0
+    depths: list = field(default_factory=list)
+    rows: int = 512
+    radius: int = 0
+    radius_rows: int = 4
+
+
+@dataclass(frozen=True)
+class Saves:
+    """When a run saves beside at its end: `every` so many updates (0: never), and at each look that is the `best` so far; the
+    newest `keep` checkpoints and the best are kept."""
+
+    every: int = 0
+    keep: int = 2
+    best: bool = True
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The whole run. `batch` is rows an update over all processes; `toy` holds the changes of a test-size run."""
+
+    about: str
+    model: dict
+    data: dict
+    updates: int
+    batch: int
+    depth: dict
+    objective: dict = field(default_factory=lambda: {"kind": "final"})
+    penalties: list = field(default_factory=list)
+    optim: dict = field(default_factory=lambda: {"kind": "adamw", "lr": 1e-3})
+    schedule: dict = field(default_factory=lambda: {"kind": "constant"})
+    average: dict | None = None
+    clip: float | None = 1.0
+    accumulate: int = 1
+    precision: str = "fp32"
+    remat: str = "none"
+    compile: bool = False  # the step, by torch.compile
+    graph: bool = False  # whole passes replayed as CUDA graphs, one per depth
+    patience: int = 10  # updates in a row that may be skipped for a loss that is not finite
+    seed: int = 0
+    look: Looks = field(default_factory=Looks)
+    save: Saves = field(default_factory=Saves)
+    toy: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        problems = list(self._problems())
+        if problems:
+            raise ValueError("recipe: " + "; ".join(problems))
+        for where, table in TABLES.items():
+            check_kind(where, getattr(self, where), table)
+        for place, spec in enumerate(self.penalties):
+            Weighted.check(f"penalties[{place}]", spec, PENALTIES)
+        if self.average is not None:
+            check_kind("average", self.average, AVERAGES)
+
+    def _problems(self) -> Iterator[str]:
+        least = {"updates": 1, "batch": 1, "accumulate": 1, "patience": 0, "seed": 0}
+        yield from (f"{n} is {getattr(self, n)}; allowed: at least {low}" for n, low in least.items() if getattr(self, n) < low)
+        if self.batch % self.accumulate:
+            yield f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})"
+        if self.precision not in PRECISIONS:
+            yield f"precision is {self.precision!r}; {suggest(self.precision, PRECISIONS)}"
+        if self.remat not in REMATS:
+            yield f"remat is {self.remat!r}; {suggest(self.remat, REMATS)}"
+        if self.clip is not None and self.clip <= 0:
+            yield f"clip is {self.clip}; allowed: above 0, or null for none"
+        wrong = [d for d in self.look.depths if isinstance(d, bool) or not isinstance(d, int) or d < 1]
+        if wrong:
+            yield f"look: depths has {wrong[0]!r}; allowed: whole numbers of at least 1"
+
+    def data_of(self) -> dict[str, Any]:
+        """Returns the recipe as plain data."""
+        return dataclasses.asdict(self)
+
+
+TABLES: dict[str, Mapping[str, type]] = {
+    "model": MODELS, "data": DATA, "depth": RULES, "objective": OBJECTIVES, "optim": OPTIMISERS, "schedule": SCHEDULES,
+}  # fmt: skip
+
+
+def make_recipe(data: Any, where: str = "recipe", *, changes: Mapping[str, Any] | None = None, toy: bool = False) -> Recipe:
+    """Returns the recipe of plain data, with its toy changes if wanted and then `changes` laid over it."""
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where}: not a mapping of names to values")
+    if toy:
+        small = data.get("toy") or {}
+        if not isinstance(small, Mapping):
+            raise ValueError(f"{where}: toy is {small!r}; allowed: a mapping of names to values")
+        data = merge(data, small)
+    data = merge(data, changes or {})
+    sections: dict[str, type] = {"look": Looks, "save": Saves}
+    try:
+        made = {key: fill_section(sections[key], value, key) for key, value in data.items() if key in sections}
+        return fill_section(Recipe, {**data, **made}, "recipe")
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def read_recipe(path: str | Path, overrides: Iterable[str] = (), *, toy: bool = False) -> Recipe:
+    """Returns the recipe of a YAML file, with `a.b=c` overrides laid over it."""
+    path = Path(path)
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"recipe: {path} cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    return make_recipe(read_yaml(text, str(path)), str(path), changes=parse_overrides(overrides), toy=toy)
+
+
+def written(recipe: Recipe) -> str:
+    """Returns a recipe as the YAML text that reads back to it."""
+    return write_yaml(recipe.data_of())
+
+
+def first_difference(a: Recipe, b: Recipe) -> str | None:
+    """Returns the first setting, as `a.b`, in which two recipes train differently; None where they train the same."""
+    return _difference(
+        {k: v for k, v in a.data_of().items() if k not in FREE}, {k: v for k, v in b.data_of().items() if k not in FREE}, ""
+    )
+
+
+def _difference(a: Any, b: Any, path: str) -> str | None:
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in [*a, *(k for k in b if k not in a)]:
+            found = _difference(a.get(key), b.get(key), f"{path}.{key}" if path else str(key))
+            if found:
+                return found
+        return None
+    return None if a == b else f"{path} ({a!r} there, {b!r} here)"

@@ -1,0 +1,98 @@
+"""Learning-rate schedules, counted in updates: each returns the factor, from 0 to 1, by which every learning rate is scaled.
+
+Update u runs from 0 to N − 1. Warm-up over W updates gives (u + 1) / (W + 1), so that the first update already moves and
+update W is the first at the full rate; a decay that begins at update B of N is at progress (u − B) / (N − B), so that the
+last update still moves and the floor would be reached at update N, where it stays. A run no longer than its warm-up warms
+up to its end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+
+class Constant:
+    """The full rate after the warm-up."""
+
+    def __init__(self, warmup: int = 0) -> None:
+        self.warmup = _count("warmup", warmup)
+
+    def __call__(self, update: int, updates: int) -> float:
+        """Returns the factor of one update."""
+        return _warm(update, self.warmup)
+
+
+class Cosine:
+    """Half a cosine from the full rate down to `floor` of it."""
+
+    def __init__(self, warmup: int = 0, floor: float = 0.0) -> None:
+        self.warmup = _count("warmup", warmup)
+        self.floor = _share("floor", floor)
+
+    def __call__(self, update: int, updates: int) -> float:
+        """Returns the factor of one update."""
+        fall = SHAPES["cosine"](_progress(update, self.warmup, updates))
+        return _warm(update, self.warmup) * (self.floor + (1 - self.floor) * fall)
+
+
+class Linear:
+    """A straight line from the full rate down to `floor` of it."""
+
+    def __init__(self, warmup: int = 0, floor: float = 0.0) -> None:
+        self.warmup = _count("warmup", warmup)
+        self.floor = _share("floor", floor)
+
+    def __call__(self, update: int, updates: int) -> float:
+        """Returns the factor of one update."""
+        fall = SHAPES["linear"](_progress(update, self.warmup, updates))
+        return _warm(update, self.warmup) * (self.floor + (1 - self.floor) * fall)
+
+
+class WarmupStableDecay:
+    """The full rate, then down to `floor` of it over the last `decay` updates, along a straight line or 1 − √progress."""
+
+    def __init__(self, decay: int, warmup: int = 0, shape: str = "linear", floor: float = 0.0) -> None:
+        self.warmup = _count("warmup", warmup)
+        self.decay = _count("decay", decay)
+        self.floor = _share("floor", floor)
+        if shape not in SHAPES:
+            raise ValueError(f"schedule: shape is {shape!r}; allowed: {', '.join(SHAPES)}")
+        self.shape = shape
+
+    def __call__(self, update: int, updates: int) -> float:
+        """Returns the factor of one update."""
+        fall = SHAPES[self.shape](_progress(update, max(self.warmup, updates - self.decay), updates))
+        return _warm(update, self.warmup) * (self.floor + (1 - self.floor) * fall)
+
+
+def _warm(update: int, warmup: int) -> float:
+    return min(1.0, (update + 1) / (warmup + 1))
+
+
+def _progress(update: int, begin: int, end: int) -> float:
+    """How far an update is between two others, from 0 to 1."""
+    if update < begin:
+        return 0.0
+    return 1.0 if update >= end else (update - begin) / (end - begin)
+
+
+def _count(name: str, value: int) -> int:
+    if value < 0:
+        raise ValueError(f"schedule: {name} is {value}; allowed: a number of updates from 0")
+    return value
+
+
+def _share(name: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ValueError(f"schedule: {name} is {value}; allowed: from 0 to 1")
+    return value
+
+
+# how far the rate has still to fall, by progress
+SHAPES: dict[str, Callable[[float], float]] = {
+    "linear": lambda x: 1 - x,
+    "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
+    "sqrt": lambda x: 1 - math.sqrt(x),
+}
+SCHEDULES: dict[str, type] = {"constant": Constant, "cosine": Cosine, "linear": Linear, "wsd": WarmupStableDecay}

@@ -1,0 +1,263 @@
+"""What a run consists of, built from its recipe: model, data, optimiser, schedule, generators; and its way to and from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopwright.data.batch import Batch, Splits
+from loopwright.data.build import build_data, check_vocab
+from loopwright.data.order import Order
+from loopwright.generate.readings import check_depths
+from loopwright.model.config import LoopedConfig
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.run import Log, RunFolder, origin, write_json, write_whole
+from loopwright.settings import build_kind
+from loopwright.train.average import AVERAGES
+from loopwright.train.checkpoint import latest_good, load_tensors, load_weights, model_tensors, save_checkpoint
+from loopwright.train.depth import RULES, DepthRule
+from loopwright.train.graph import GraphedWork
+from loopwright.train.objective import OBJECTIVES
+from loopwright.train.optim import OPTIMISERS, Optimiser, clip, whole
+from loopwright.train.origin import MODELS
+from loopwright.train.penalty import PENALTIES, Weighted
+from loopwright.train.recipe import Recipe, first_difference, read_recipe, written
+from loopwright.train.schedule import SCHEDULES
+from loopwright.train.spread import Spread
+from loopwright.train.trainee import Part, Trainee, Weights
+from loopwright.train.walk import Plan
+from loopwright.train.watch import Watch
+
+
+@dataclass
+class Progress:
+    """How far a run is: plain numbers, all of what a checkpoint needs beside tensors.
+
+    `rows`, `tokens` and `targets` count what was read, also by updates that were then skipped.
+    """
+
+    update: int = 0
+    rows: int = 0
+    tokens: int = 0
+    targets: int = 0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    solved_at: int | None = None
+    best_loss: float | None = None
+    best_update: int | None = None
+
+    def count(self, finite: bool, *, rows: int, tokens: int, targets: int) -> None:
+        """Counts one update, skipped where its loss or gradient was not finite."""
+        self.update += 1
+        self.rows += rows
+        self.tokens += tokens
+        self.targets += targets
+        self.skipped += not finite
+        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: the model as it stands, its data, the run folder, how far it got, the last checkpoint."""
+
+    model: LoopedForCausalLM
+    splits: Splits
+    run: RunFolder
+    progress: Progress
+    checkpoint: Path
+    finished: bool
+
+
+class Job:
+    """The live objects of a run. How it is spread over processes stays behind its methods; the loop reads like one process."""
+
+    def __init__(self, recipe: Recipe, run: RunFolder, spread: Spread, watch: Watch) -> None:
+        torch.set_float32_matmul_precision("highest" if recipe.precision == "fp32" else "high")
+        self.recipe, self.spread, self.device = recipe, spread, spread.device
+        with spread.main_first():  # one process tokenises, the others find it done
+            self.splits: Splits = build_data(recipe.data, run.path / "data", progress=watch.prepare)
+        self.model: LoopedForCausalLM = build_kind(recipe.model, MODELS).build(recipe.seed)
+        check_vocab(self.splits, self.model.config.vocab_size)
+        self.rule: DepthRule = build_kind(recipe.depth, RULES)
+        self.depths = look_depths(self.model.config, self.rule, recipe)
+        self.schedule = build_kind(recipe.schedule, SCHEDULES)
+        optim = build_kind(recipe.optim, OPTIMISERS)
+        optim.prepare(self.model)
+        self.model.to(self.device).train()
+        objective = build_kind(recipe.objective, OBJECTIVES)
+        self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
+        bare = Trainee(self.model, objective, self.penalties, remat=recipe.remat, compiled=recipe.compile)
+        self.trainee = spread.wrap(bare)
+        self.optimiser: Optimiser = optim(self.model)  # of what the wrapper made of the parameters
+        self.average = None if recipe.average is None else build_kind(recipe.average, AVERAGES)(self.model)
+        if recipe.graph and (self.device.type != "cuda" or spread.world > 1):
+            raise ValueError(f"graph: asked for on {self.device.type} with {spread.world} processes; allowed: one, on cuda")
+        self.replayed = GraphedWork(self._learn_given, self.device) if recipe.graph else None
+        self.order = Order(len(self.splits.train), recipe.seed)
+        self.depth_generator = torch.Generator().manual_seed(recipe.seed)
+
+    @property
+    def median(self) -> int:
+        """The depth that looks take as typical: the median one of training, 1 where there is no loop."""
+        return self.rule.median if self.model.config.is_looped else 1
+
+    def begin_update(self, update: int) -> None:
+        """Sets the learning rates, and seeds what dropout draws as a function of (seed, update, process): nothing to save."""
+        self.optimiser.set_factor(self.schedule(update, self.recipe.updates))
+        seed = (self.recipe.seed * 1_000_003 + update) * 4_099 + self.spread.rank
+        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which writes down where it was called from each time
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def draw(self, progress: Progress) -> list[tuple[Batch, Plan]]:
+        """Returns this process's rows of one update as (batch, plan) pairs; depths are drawn alike in all processes."""
+        size = self.recipe.batch // self.recipe.accumulate
+        pairs = []
+        for place in range(self.recipe.accumulate):
+            indices, rows = self.order.share(progress.rows + place * size, size, self.spread.rank, self.spread.world)
+            plan = self.rule(progress.update, self.depth_generator)
+            pairs.append((replace(self.splits.train.batch(indices), rows=rows), plan))
+        return pairs
+
+    def learn(self, batch: Batch, plan: Plan, part: Part, solved_at: int | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Adds the gradients of a batch, as the part of the update that it is; returns its loss and metrics."""
+        found = [penalty.factor(plan.update, solved_at) for penalty in self.penalties]
+        weights = [factor if factor > 0 else None for factor in found]
+        batch = batch.ready().to(self.device)
+        if self.replayed is None:
+            return self._learn(batch, plan, part, weights)
+
+        def number(x: float | None) -> Tensor | None:
+            return None if x is None else torch.full((), x, device=self.device)
+
+        held = {f.name: getattr(batch, f.name) for f in fields(batch)}
+        given = {"batch": held, "part": [number(part.targets), number(part.rows)], "weights": [number(w) for w in weights]}
+        return self.replayed(given, plan.depth, plan.grad_steps)
+
+    def _learn(self, batch: Batch, plan: Plan, part: Part, weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
+        with self.autocast():
+            loss, metrics = self.trainee(batch, plan, part, weights)
+        (loss * self.spread.world).backward()  # wrappers average over processes, and parts are to be summed
+        return loss.detach(), metrics
+
+    def _learn_given(self, given: dict[str, Any], depth: int, grad_steps: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same on plain tensors, and on what decides the shape of the work: the form that can be captured."""
+        return self._learn(Batch(**given["batch"]), Plan(depth, grad_steps), Part(*given["part"]), given["weights"])
+
+    def forget(self) -> None:
+        """Makes room for the gradients of the next update; captured passes add to the same tensors for ever."""
+        if self.replayed is None:
+            self.optimiser.zero_grad()
+        else:
+            torch._foreach_zero_([p.grad for p in self.model.parameters() if p.grad is not None])
+
+    def clip(self) -> Tensor:
+        """Clips the gradients to the recipe's norm, where it has one, and returns the norm they had."""
+        return clip(self.optimiser.parameters.values(), self.recipe.clip)
+
+    def move(self, update: int) -> None:
+        """Moves the parameters, and takes them into the running average, where there is one."""
+        self.optimiser.step()
+        if self.average is not None:
+            self.average.take_in(update)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Returns the context of a pass in the run's precision; the parameters are float32 whatever it is."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16")
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """The model as it is measured: without dropout and gradients, in the run's precision, averaged where it averages."""
+        averaged = nullcontext() if self.average is None else self.average.swapped()
+        self.model.eval()
+        try:
+            with torch.no_grad(), averaged, self.spread.gathered(), self.autocast():
+                yield
+        finally:
+            self.model.train()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Returns the model's tensors, whole; where they are spread over processes, all must ask."""
+        return {name: whole(tensor.detach()) for name, tensor in model_tensors(self.model).items()}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Returns what a checkpoint holds beside the weights, by file; where it is spread over processes, all must ask."""
+        found = {"optimizer": self.optimiser.state_tensors(), "generators": {"depth": self.depth_generator.get_state()}}
+        return found if self.average is None else {**found, "average": self.average.state_tensors()}
+
+    def load(self, folder: Path) -> None:
+        """Puts a checkpoint's weights and tensors in the place of this run's."""
+        load_weights(folder, self.model)
+        self.optimiser.load_state_tensors(load_tensors(folder, "optimizer", self.optimiser.state_forms()))
+        state = {"depth": self.depth_generator.get_state()}
+        self.depth_generator.set_state(load_tensors(folder, "generators", state)["depth"])
+        if self.average is not None:
+            self.average.load_state_tensors(load_tensors(folder, "average", self.average.state_tensors()))
+
+    def whole_model(self) -> LoopedForCausalLM:
+        """Returns the model for use after the run: evaluating, its parameters whole in every process."""
+        self.spread.gather()
+        return self.model.eval()
+
+
+def look_depths(config: LoopedConfig, rule: DepthRule, recipe: Recipe) -> list[int]:
+    """Returns the depths a run looks at: those of the recipe and the median one of training; refuses now what fails later."""
+    if not config.is_looped:
+        return [1]
+    limited = config.max_steps is not None and config.beyond_max_steps == "refuse"
+    if limited and rule.most is None:
+        raise ValueError(f"depth: the rule has no largest depth, and the model has max_steps={config.max_steps}; allowed: most set")
+    if rule.most is not None:
+        config.check_depth(rule.most)
+    return check_depths(config, {*recipe.look.depths, rule.median})
+
+
+def start_job(recipe: Recipe, run: RunFolder, spread: Spread, *, resume: bool, watch: Watch) -> Job:
+    """Builds a run's objects; refuses a folder that holds another run, or none where one is to be resumed."""
+    if resume:
+        if not run.recipe.is_file():
+            raise ValueError(f"resume: {run.path} holds no run (no recipe.yaml); leave --resume out to start one")
+        difference = first_difference(read_recipe(run.recipe), recipe)
+        if difference:
+            raise ValueError(f"resume: {run.path} was trained with another recipe; it differs in {difference}")
+    elif run.recipe.is_file():
+        raise ValueError(f"train: {run.path} already holds a run; --resume continues it, --out names another folder")
+    job = Job(recipe, run, spread, watch)
+    if spread.main and not resume:
+        write_json(run.origin, origin())
+        write_whole(run.recipe, written(recipe))
+    return job
+
+
+def resume_job(job: Job, run: RunFolder, watch: Watch) -> Progress:
+    """Puts the newest good checkpoint into a run's objects and returns how far it was."""
+    try:
+        found, damaged = latest_good(run.checkpoints)
+    except FileNotFoundError:
+        watch.note("no checkpoint yet: the run starts again from its first update")
+        return Progress()
+    for line in damaged:
+        watch.note(f"skipped a damaged checkpoint: {line}")
+    job.load(found.folder)
+    watch.note(f"resumed from {found.folder} ({found.update} updates done)")
+    return Progress(**found.state)
+
+
+def save_job(job: Job, run: RunFolder, progress: Progress, log: Log | None) -> Path:
+    """Saves a run as it stands, its log first, and returns the checkpoint's folder."""
+    weights, tensors = job.weights(), job.tensors()
+    if log is not None:  # in the main process
+        log.sync()
+        save_checkpoint(
+            run.checkpoints, progress.update,
+            model=job.model, weights=weights, tensors=tensors, state=asdict(progress),
+            best=progress.best_update if job.recipe.save.best else None, keep=job.recipe.save.keep,
+        )  # fmt: skip
+    job.spread.wait()
+    return run.checkpoints / f"{progress.update:08d}"

@@ -1,0 +1,214 @@
+"""Who watches a run: nobody, or a terminal with a progress bar; TensorBoard beside it where it is installed. Also Ctrl-C."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from loopwright.run import RunFolder
+
+if TYPE_CHECKING:
+    from loopwright.train.recipe import Recipe
+    from loopwright.train.setup import Progress as State
+
+
+class Watch(Protocol):
+    """What the loop tells while it runs."""
+
+    def note(self, text: str) -> None:
+        """One line that a person should read."""
+
+    def prepare(self, what: str, done: int, total: int | None) -> None:
+        """While data is made ready, now and then: what is done, how much of it, of how much (None: not known)."""
+
+    def start(self, recipe: Recipe, run: RunFolder, progress: State) -> None:
+        """Before the first update."""
+
+    def update(self, row: dict[str, Any], progress: State, seconds: float) -> None:
+        """After each update, with its log line."""
+
+    def look(self, seen: dict[str, Any], progress: State) -> None:
+        """After each look at the validation split or the radius."""
+
+    def end(self, progress: State, saved: Path, *, stopped: bool) -> None:
+        """After the last save."""
+
+    def close(self) -> None:
+        """At the very end, however the run ended."""
+
+
+class Quiet:
+    """Says nothing; keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Keeps the line."""
+        self.notes.append(text)
+
+    def prepare(self, what: str, done: int, total: int | None) -> None:
+        """Nothing."""
+
+    def start(self, recipe: Recipe, run: RunFolder, progress: State) -> None:
+        """Nothing."""
+
+    def update(self, row: dict[str, Any], progress: State, seconds: float) -> None:
+        """Nothing."""
+
+    def look(self, seen: dict[str, Any], progress: State) -> None:
+        """Nothing."""
+
+    def end(self, progress: State, saved: Path, *, stopped: bool) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Terminal:
+    """A bar with loss, depth, ρ, tokens a second and the time left; plain lines where nobody looks through a window."""
+
+    def __init__(self, label: str = "train", *, every: float = 10.0) -> None:
+        self.console = Console(file=sys.stderr, highlight=False, width=None if sys.stderr.isatty() else 160)
+        self.label = label
+        self.every = every  # seconds between two lines where there is no bar
+        columns = (
+            TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.fields[words]}"),
+            TimeRemainingColumn(),
+        )  # fmt: skip
+        self.bar = Progress(*columns, console=self.console, transient=True, disable=not sys.stderr.isatty())
+        self.task: TaskID | None = None
+        self.loss: float | None = None
+        self.radius = ""
+        self._told = time.monotonic()
+        self._board: Any = None
+
+    def note(self, text: str) -> None:
+        """Prints the line above the bar."""
+        self.console.print(f"{self.label}: {text}", markup=False)
+
+    def prepare(self, what: str, done: int, total: int | None) -> None:
+        """Says now and then how far it is."""
+        if self._is_time():
+            self.note(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
+
+    def start(self, recipe: Recipe, run: RunFolder, progress: State) -> None:
+        """Shows the bar, and opens TensorBoard's folder where it is installed."""
+        self._board = tensorboard_writer(run.path / "tensorboard")
+        self.task = self.bar.add_task(self.label, total=recipe.updates, completed=progress.update, words="")
+        self.bar.start()
+
+    def update(self, row: dict[str, Any], progress: State, seconds: float) -> None:
+        """Moves the bar on."""
+        if math.isfinite(row["loss"]):
+            self.loss = row["loss"] if self.loss is None else 0.95 * self.loss + 0.05 * row["loss"]
+        depth = ", ".join(map(str, row["depth"][:4])) + (" …" if len(row["depth"]) > 4 else "")
+        loss = "–" if self.loss is None else f"{self.loss:.4f}"
+        words = f"loss {loss}  depth {depth}  {self.radius}{row['tokens'] / max(seconds, 1e-9):,.0f} tokens/s"
+        if self.task is not None:
+            self.bar.update(self.task, completed=progress.update, words=words)
+        if self.bar.disable and self._is_time():
+            self.note(f"update {progress.update}: {words}")
+        if row.get("skipped"):
+            self.note(f"update {row['update']} skipped: loss {row['loss']}, gradient norm {row['grad_norm']} at depth {depth}")
+        if self._board is not None:
+            for name in ("loss", "grad_norm", "lr"):
+                self._board.add_scalar(name, row[name], row["update"])
+
+    def look(self, seen: dict[str, Any], progress: State) -> None:
+        """Says what the look found."""
+        if "radius" in seen:
+            self.radius = f"ρ {seen['radius']['radius_mean']:.2f}  "
+            self.note(f"update {progress.update}: spectral radius {seen['radius']['radius_mean']:.3f}")
+        if "truncation" in seen:
+            self.note(f"update {progress.update}: {truncation_in_words(seen['truncation'])}")
+        if "valid" in seen:
+            cells = [
+                f"{depth}: " + (f"{100 * found['exact']:.1f} %" if found["exact"] is not None else f"{found['loss']:.3f}")
+                for depth, found in seen["valid"].items()
+            ]
+            self.note(f"update {progress.update}: by depth " + ", ".join(cells))
+        if self._board is not None:
+            for depth, found in seen.get("valid", {}).items():
+                self._board.add_scalar(f"valid/depth-{depth}", found["loss"], progress.update)
+            if "radius" in seen:
+                self._board.add_scalar("radius", seen["radius"]["radius_mean"], progress.update)
+
+    def end(self, progress: State, saved: Path, *, stopped: bool) -> None:
+        """Takes the bar away and says where the checkpoint is."""
+        self.close()
+        word = "stopped" if stopped else "done"
+        self.note(f"{word} after {progress.update} updates ({progress.skipped} skipped); saved in {saved}")
+
+    def close(self) -> None:
+        """Takes the bar away, however the run ended."""
+        self.bar.stop()
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+    def _is_time(self) -> bool:
+        due = time.monotonic() - self._told > self.every
+        if due:
+            self._told = time.monotonic()
+        return due
+
+
+def truncation_in_words(found: dict[str, Any]) -> str:
+    """Returns what a truncated gradient leaves out, as far as the shrinking of the steps tells."""
+    k, factor, depth = found["grad_steps"], found["contraction"], found["depth"]
+    left = f"about {factor:.3f}^{k} = {factor**k:.1e} of it is left out" if factor < 1 else "what is left out does not shrink"
+    return f"the gradient flows through the last {k} steps; at depth {depth} a step is {factor:.3f} of the one before, so {left}"
+
+
+def tensorboard_writer(folder: Path) -> Any:
+    """Returns a TensorBoard writer for a folder, or None where tensorboard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder))
+
+
+class StopRequest:
+    """Whether Ctrl-C (or a polite kill) asked to stop. The first one only asks, so that the run can save; a later Ctrl-C breaks.
+
+    One key press may arrive twice, from the terminal and from a launcher: what comes within a second is the same request.
+    """
+
+    def __init__(self, *, told: bool = True) -> None:
+        self.told = told
+        self.asked: float | None = None  # when
+        self._before: dict[int, Any] = {}
+
+    def __bool__(self) -> bool:
+        return self.asked is not None
+
+    def __enter__(self) -> StopRequest:
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        except ValueError:  # not in the main thread: nobody can press Ctrl-C here
+            pass
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.asked is not None and number == signal.SIGINT and now - self.asked > 1:
+            raise KeyboardInterrupt
+        if self.asked is None and self.told:
+            print("\nstopping after this update, then saving (Ctrl-C again: stop at once)", file=sys.stderr)
+        self.asked = self.asked or now

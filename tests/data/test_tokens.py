@@ -1,0 +1,177 @@
+"""Shards and windows: every token once, borders kept, written whole or not at all, damage found."""
+
+from __future__ import annotations
+
+import errno
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import loopwright as lw
+from loopwright.data.tokens import Document, Shards, Windows, kept_shards
+
+ABOUT = {"source": "here", "tokenizer": "words"}
+documents_of_ids = st.lists(st.lists(st.integers(0, 999), min_size=1, max_size=12), min_size=1, max_size=12)
+
+
+def keep(folder: Path, documents: list[list[int]], about: dict[str, Any] = ABOUT, **options: Any) -> Shards:
+    made: list[Document] = [(ids, None) for ids in documents]
+    return kept_shards(folder, "train", about, lambda: made, **{"vocab_size": 1000, **options})
+
+
+@settings(deadline=None, max_examples=25)
+@given(documents_of_ids, st.integers(2, 9), st.integers(1, 30))
+def test_every_token_is_in_one_window_and_borders_are_kept(documents: list[list[int]], length: int, shard_tokens: int) -> None:
+    with TemporaryDirectory() as folder:
+        shards = keep(Path(folder), documents, shard_tokens=shard_tokens)
+        joined = [token for ids in documents for token in ids]
+        owner = [place for place, ids in enumerate(documents) for _ in ids]
+        assert (shards.tokens, shards.documents) == (len(joined), len(documents))
+        shards.verify()
+        if len(joined) < length:
+            with pytest.raises(ValueError, match="allowed: at least one window"):
+                Windows(shards, length, str)
+            return
+        windows = Windows(shards, length, str)
+        count = len(joined) // length  # the last, shorter one is dropped
+        assert len(windows) == count
+        batch = windows.batch(range(count))
+        assert batch.input_ids.flatten().tolist() == joined[: count * length]
+        assert batch.segment_ids is not None and batch.attention_mask is None
+        for row in range(count):
+            owners = owner[row * length : (row + 1) * length]
+            assert batch.segment_ids[row].tolist() == [own - owners[0] for own in owners]
+            for place in range(length):
+                inside = place > 0 and owners[place] == owners[place - 1]  # predicted from its own document, or not at all
+                assert int(batch.labels[row, place]) == (joined[row * length + place] if inside else -100)
+
+
+def test_windows_in_any_order_with_any_index() -> None:
+    with TemporaryDirectory() as folder:
+        windows = Windows(keep(Path(folder), [[1, 2, 3], [4, 5, 6, 7]], shard_tokens=3), 2, lambda ids: "-".join(map(str, ids)))
+        batch = windows.batch(torch.tensor([2, 0, 2]))
+        assert batch.input_ids.tolist() == [[5, 6], [1, 2], [5, 6]] and windows.show(1) == "3-4"
+        for wrong in (3, -1):
+            with pytest.raises(IndexError, match=f"window {wrong}; allowed: 0 to 2"):
+                windows.batch([wrong])
+
+
+@pytest.mark.parametrize("name", ["universal-tiny", "huginn-tiny", "ouro-1.4b-tiny"])
+def test_packed_documents_are_predicted_as_alone(tmp_path: Path, name: str) -> None:
+    torch.manual_seed(0)
+    model = lw.build(name).eval()
+    documents = [torch.randint(0, 90, (length,)).tolist() for length in (5, 3, 6)]
+    batch = Windows(keep(tmp_path, documents), 14, str).batch([0])
+    with torch.no_grad():
+        packed = model(batch.input_ids, segment_ids=batch.segment_ids, labels=batch.labels).loss * batch.targets
+        alone = [model(x := torch.tensor([ids]), labels=x).loss * (len(ids) - 1) for ids in documents]
+    assert batch.targets == 11 and torch.allclose(packed, torch.stack(alone).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)])
+def test_tokens_are_as_small_as_the_vocabulary_allows(tmp_path: Path, vocab_size: int, dtype: type) -> None:
+    shards = keep(tmp_path, [[vocab_size - 1, 0]], vocab_size=vocab_size)
+    assert shards._tokens[0].dtype == dtype and shards.read(0, 2).tolist() == [vocab_size - 1, 0]
+
+
+def test_answers_are_kept_beside_the_tokens(tmp_path: Path) -> None:
+    made: list[Document] = [([1, 2, 3], [False, True, True]), ([4, 5], [True, False])]
+    shards = kept_shards(tmp_path, "train", ABOUT, lambda: made, vocab_size=9, shard_tokens=4, notes={"cut": 1})
+    assert shards.answers(1, 5).tolist() == [True, True, True, False] and shards.notes == {"cut": 1}
+
+
+def refuse() -> Iterator[Document]:
+    raise AssertionError("the documents are read again")
+    yield
+
+
+def test_what_fits_is_used_again(tmp_path: Path) -> None:
+    first = keep(tmp_path, [[1, 2], [3]])
+    again = kept_shards(tmp_path, "train", ABOUT, refuse, vocab_size=1000)
+    assert again.folder == first.folder and again.read(0, 3).tolist() == [1, 2, 3]
+
+
+def test_what_does_not_fit_is_made_anew_and_said(tmp_path: Path) -> None:
+    first = keep(tmp_path, [[1, 2]])
+    with pytest.warns(UserWarning, match=rf"train is tokenised anew; {first.folder.name} has another tokenizer$"):
+        other = keep(tmp_path, [[7]], {**ABOUT, "tokenizer": "other"})
+    assert other.read(0, 1).tolist() == [7] and keep(tmp_path, []).read(0, 2).tolist() == [1, 2]  # both are kept
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        keep(tmp_path, [[8]], {"source": "elsewhere", "tokenizer": "third"})  # other data: nothing to say
+
+
+def test_nothing_half_written_is_left(tmp_path: Path) -> None:
+    def broken() -> Iterator[Document]:
+        yield [1, 2, 3], None
+        raise ValueError("x.jsonl:2: not valid JSON")
+
+    with pytest.raises(ValueError, match="not valid JSON"):
+        kept_shards(tmp_path, "train", ABOUT, broken, vocab_size=9, shard_tokens=2)
+    with pytest.raises(ValueError, match="data: no document is left for train; valid takes the first ones"):
+        keep(tmp_path, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_leaves_is_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.data.tokens.shutil.rmtree", lambda *_, **__: None)  # killed before it could clean up
+    monkeypatch.setattr("loopwright.data.tokens.os.rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        keep(tmp_path, [[1, 2, 3]])
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.undo()
+    assert keep(tmp_path, [[4, 5]]).read(0, 2).tolist() == [4, 5]
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(OSError, match=r"train-\w{12}: the tokens cannot be written \(No space left on device\)$"):
+        keep(tmp_path, [[1]])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    def meanwhile() -> Iterator[Document]:
+        yield [1, 2], None
+        keep(tmp_path, [[1, 2]])  # the other one is faster
+
+    assert kept_shards(tmp_path, "train", ABOUT, meanwhile, vocab_size=9).read(0, 2).tolist() == [1, 2]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_damage_is_found(tmp_path: Path) -> None:
+    shards = keep(tmp_path, [[1, 2, 3]] * 40)
+    for path in sorted(shards.folder.glob("*.npy")):
+        whole = path.read_bytes()
+        for at in range(0, len(whole), 5):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            with pytest.raises(ValueError, match=rf"{path.name}: damaged \(another sha256\); delete .* to have it made anew"):
+                shards.verify()
+        path.write_bytes(whole[:-1])
+        with pytest.raises(ValueError, match=rf"{path.name}: has {len(whole) - 1} bytes instead of {len(whole)}; delete"):
+            Shards(shards.folder)
+        path.unlink()
+        with pytest.raises(ValueError, match=f"{path.name}: is missing; delete"):
+            keep(tmp_path, [])
+        path.write_bytes(whole)
+    shards.verify()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", json.dumps({"files": {}, "about": {"format": 1}, "notes": {}})])
+def test_a_damaged_index_is_found(tmp_path: Path, text: str) -> None:
+    shards = keep(tmp_path, [[1, 2, 3]])
+    (shards.folder / "index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"index.json: no index of tokens \(\w+\); delete .* to have it made anew"):
+        keep(tmp_path, [])

@@ -1,0 +1,61 @@
+"""Paths in few dimensions: what is flat stays as it is, and the picture does not depend on the solver."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loopwright.metrics.trajectory import pca_path, pca_paths
+
+
+def spiral(steps: int = 20) -> torch.Tensor:
+    t = torch.arange(steps).double()
+    return torch.stack([3 * torch.exp(-t / 6) * torch.cos(t), torch.exp(-t / 6) * torch.sin(t)], dim=1)
+
+
+def test_a_flat_path_keeps_its_distances_and_is_explained_whole() -> None:
+    torch.manual_seed(0)
+    plane = torch.linalg.qr(torch.randn(60, 2).double()).Q
+    states = (spiral() @ plane.T + torch.randn(60).double()).reshape(20, 3, 20)
+    found = pca_path(states)
+    assert found.coordinates.shape == (20, 2) and found.coordinates.dtype == torch.float64
+    assert torch.allclose(torch.cdist(found.coordinates, found.coordinates), torch.cdist(spiral(), spiral()))
+    assert found.explained.sum().item() == pytest.approx(1.0)
+    variance = found.coordinates.square().sum(0)
+    assert torch.allclose(variance / variance.sum(), found.explained) and variance[0] > variance[1]
+
+
+def test_signs_and_units_do_not_depend_on_the_input() -> None:
+    torch.manual_seed(0)
+    states = torch.randn(9, 5, 4)
+    found = pca_path(states, 3)
+    assert torch.allclose(found.coordinates, pca_path(states + 7, 3).coordinates, atol=1e-5)
+    assert torch.allclose(found.coordinates * 2, pca_path(states * 2, 3).coordinates)
+    flat = states.flatten(1).double()
+    direction = torch.linalg.lstsq(flat - flat.mean(0), found.coordinates).solution  # minimum norm: the directions themselves
+    assert (direction.gather(0, direction.abs().argmax(0, keepdim=True)) > 0).all()
+
+
+def test_several_paths_share_their_directions() -> None:
+    torch.manual_seed(0)
+    states = torch.randn(3, 6, 8)
+    found = pca_paths(states)
+    assert found.coordinates.shape == (3, 6, 2)
+    joined = pca_path(states.reshape(18, 8))
+    assert torch.equal(found.coordinates.reshape(18, 2), joined.coordinates) and torch.equal(found.explained, joined.explained)
+
+
+def test_what_is_absent_is_zero() -> None:
+    still = pca_path(torch.ones(5, 4))
+    assert not still.coordinates.any() and not still.explained.any()
+    line = pca_path(torch.arange(4.0)[:, None], 3)
+    assert line.coordinates.shape == (4, 3) and not line.coordinates[:, 1:].any() and line.explained.tolist() == [1, 0, 0]
+
+
+def test_malformed_states_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"shape \(1, 5\), k = 2"):
+        pca_path(torch.ones(5))
+    with pytest.raises(ValueError, match="k = 0; allowed"):
+        pca_path(torch.ones(5, 2), 0)
+    with pytest.raises(ValueError, match="not all finite"):
+        pca_path(torch.tensor([[1.0, 2.0], [float("inf"), 0.0]]))

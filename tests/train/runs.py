@@ -1,0 +1,127 @@
+"""Runs small enough for tests, what they must agree in, and the children that run them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from loopwright.cli import main
+from loopwright.run import read_json, read_log, untimed
+from loopwright.settings import merge
+from loopwright.train.loop import train
+from loopwright.train.recipe import Recipe, make_recipe
+from loopwright.train.setup import Outcome, Progress
+from loopwright.train.watch import Quiet
+
+PLAIN: dict[str, Any] = {
+    "about": "a test",
+    "model": {"kind": "preset", "name": "stars-addition-tiny", "changes": {"injection": {"kind": "add"}}},
+    "data": {"kind": "addition", "digits": 2, "train": 64, "valid": 24, "test": 8},
+    "updates": 8,
+    "batch": 8,
+    "depth": {"kind": "uniform", "least": 2, "most": 4},
+    "optim": {"kind": "adamw", "lr": 3e-3, "weight_decay": 0.01},
+    "look": {"every": 4, "depths": [1, 2, 5], "rows": 24},
+}
+# all that a resumed run could forget: dropout, an average, penalties that wait, random and growing depth, truncation
+RICH: dict[str, Any] = {
+    "model": {"changes": {"dropout": 0.1}},
+    "data": {"kind": "chain", "operations": "add", "modulus": 2, "lengths": [6, 8], "train": 64, "valid": 16, "test": 8},
+    "updates": 18,
+    "accumulate": 2,
+    "depth": {
+        "kind": "curriculum", "updates": 9,
+        "rule": {"kind": "log-normal", "mu": 1.0, "sigma": 0.5, "most": 6, "grad_steps": 3},
+    },
+    "objective": {"kind": "every-step"},
+    "penalties": [{"kind": "jacobian", "mode": "fd", "share": 0.5, "weight": 0.1, "start_accuracy": 0.3, "ramp": 4}],
+    "schedule": {"kind": "wsd", "warmup": 3, "decay": 6},
+    "optim": {"lr": 2e-2},
+    "average": {"kind": "ema", "decay": 0.8},
+    "remat": "step",
+    "look": {"every": 3, "depths": [1, 4], "rows": 16, "radius": 18, "radius_rows": 1},
+    "save": {"every": 5, "keep": 2},
+}  # fmt: skip
+OPTIMISERS = {
+    "adamw": {"kind": "adamw", "lr": 2e-2, "weight_decay": 0.01},
+    "muon": {"kind": "muon", "lr": 3e-3, "adam_lr": 3e-3, "weight_decay": 0.01},
+}
+
+
+def small(*changes: Mapping[str, Any]) -> Recipe:
+    """The plain recipe with changes laid over it."""
+    data: dict[str, Any] = PLAIN
+    for change in changes:
+        data = merge(data, change)
+    return make_recipe(data)
+
+
+def rows_of(outcome: Outcome | Path) -> list[dict[str, Any]]:
+    """The log of a run without what a clock decided."""
+    log = outcome.run.log if isinstance(outcome, Outcome) else outcome / "log.jsonl"
+    return [untimed(row) for row in read_log(log)]
+
+
+def end_of(folder: Path) -> dict[str, Any]:
+    """Sizes and sums of all files of the last checkpoint of a run: weights, optimiser, generators, average, progress."""
+    last = max((folder / "checkpoints").iterdir())
+    return {"update": last.name, **read_json(last / "manifest.json")["files"]}
+
+
+class Act(Quiet):
+    """Does something once so many updates are done."""
+
+    def __init__(self, at: int, act: Callable[[], None]) -> None:
+        super().__init__()
+        self.at, self.act = at, act
+
+    def update(self, row: dict[str, Any], progress: Progress, seconds: float) -> None:
+        if progress.update == self.at:
+            self.act()
+
+
+def interrupt() -> None:
+    """Ctrl-C."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+# children; they are forked by a server that has loaded this module once, and has run nothing
+
+
+def children() -> Any:
+    """What starts them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def counted(recipe: Recipe, folder: str, calls: Any, at: int | None) -> None:
+    """Trains, resuming if there is something to resume, and counts the calls it makes; killed (-9) at number `at` of them."""
+    torch.set_num_threads(1)
+    number = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal number
+        number += 1
+        if number == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count)
+    train(recipe, folder, resume=(Path(folder) / "recipe.yaml").is_file())
+    sys.setprofile(None)
+    calls.value = number
+
+
+def command(words: list[str], errors: str) -> None:
+    """The command line, its errors in a file."""
+    torch.set_num_threads(1)
+    sys.stderr = open(errors, "w", buffering=1)  # noqa: SIM115  (open as long as the process)
+    main(words)

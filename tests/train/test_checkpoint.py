@@ -1,0 +1,294 @@
+"""Checkpoints: what comes back, what is refused, what is kept. Faults have a file of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import loopwright as lw
+from loopwright import run as run_module
+from loopwright.train.average import EMA
+from loopwright.train.checkpoint import (
+    find_checkpoint,
+    generator_tensors,
+    latest_good,
+    load_tensors,
+    load_weights,
+    model_tensors,
+    open_checkpoint,
+    restore_generators,
+    save_checkpoint,
+    saved,
+)
+from loopwright.train.optim import AdamW, as_masters
+from tests.cases import noisy
+
+
+@pytest.fixture(scope="module")
+def model() -> lw.LoopedForCausalLM:
+    return noisy("stars-addition-tiny")
+
+
+def save(checkpoints: Path, update: int, model: lw.LoopedForCausalLM, **changes: Any) -> Path:
+    tensors = {"optimizer": {"core.0.x/exp_avg": torch.full((3, 4), float(update)), "core.0.x/step": torch.tensor(float(update))}}
+    return save_checkpoint(checkpoints, update, **{"model": model, "tensors": tensors, "state": {"rows": update}, **changes})
+
+
+def marked(folder: Path) -> float:
+    expected = {"core.0.x/exp_avg": torch.empty(3, 4), "core.0.x/step": torch.empty(())}
+    return load_tensors(folder, "optimizer", expected)["core.0.x/step"].item()
+
+
+def names(checkpoints: Path) -> list[str]:
+    return sorted(path.name for path in checkpoints.iterdir())
+
+
+# what comes back
+
+
+@pytest.mark.parametrize("name", ["universal-tiny", "ouro-1.4b-tiny", "ouroboros-qwen2.5-3b-tiny", "asura-tiny"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_comes_back_bit_for_bit_in_its_own_dtypes(tmp_path: Path, name: str, tied: bool) -> None:
+    """Trainable parameters in float32, frozen ones in bfloat16, a tied head once."""
+    model = noisy(name, tie_word_embeddings=tied).to(torch.bfloat16)
+    for place, parameter in enumerate(model.core.parameters()):
+        parameter.requires_grad_(place % 2 == 0)
+    as_masters(model)
+    assert {p.dtype for p in model.parameters()} == {torch.float32, torch.bfloat16}
+    folder = save_checkpoint(tmp_path, 7, model=model, tensors={}, state={})
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors"}
+
+    fresh = noisy(name, seed=1, tie_word_embeddings=tied).to(torch.bfloat16)
+    for mine, theirs in zip(fresh.parameters(), model.parameters(), strict=True):
+        mine.data = mine.data.to(theirs.dtype)
+    load_weights(folder, fresh)
+    loaded = lw.load(folder)
+    for key, value in model.state_dict().items():
+        assert torch.equal(fresh.state_dict()[key], value) and fresh.state_dict()[key].dtype == value.dtype, key
+        assert torch.equal(loaded.state_dict()[key], value.float()), key
+    assert ("lm_head.weight" in load_file(folder / "model.safetensors")) == (not tied)
+
+
+def test_weights_given_whole_are_those_saved(tmp_path: Path, model: lw.LoopedForCausalLM) -> None:
+    weights = {name: tensor.detach() + 1 for name, tensor in model.state_dict().items()}
+    folder = save(tmp_path, 1, model, weights=weights)
+    fresh = noisy("stars-addition-tiny", seed=1)
+    load_weights(folder, fresh)
+    assert all(torch.equal(value, weights[name]) for name, value in fresh.state_dict().items())
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path, model: lw.LoopedForCausalLM) -> None:
+    folder = save(tmp_path, 1, model)
+    with pytest.raises(ValueError, match=r"do not fit; of another form: embed_tokens.weight is F32\[15, 32\], expected"):
+        load_weights(folder, lw.build("stars-addition-tiny", vocab_size=50))
+    with pytest.raises(ValueError, match="do not fit; missing: "):
+        load_weights(folder, lw.build("stars-addition-tiny", core_layers=2))
+    with pytest.raises(ValueError, match=r"input.bias is F32\[32\], expected BF16\[32\] and 23 more"):
+        load_weights(folder, lw.build("stars-addition-tiny").to(torch.bfloat16))
+
+
+def test_tensors_are_checked_before_they_are_read(tmp_path: Path, model: lw.LoopedForCausalLM) -> None:
+    folder = save(tmp_path, 1, model, tensors={"odd": {"a": torch.zeros(3), "b": torch.zeros(2, dtype=torch.uint8)}})
+    like = {"a": torch.empty(3, device="meta"), "b": torch.empty(2, dtype=torch.uint8), "c": torch.empty(1)}
+    assert sorted(load_tensors(folder, "odd", like)) == ["a", "b"]
+    with pytest.raises(ValueError, match="do not fit; unexpected: b"):
+        load_tensors(folder, "odd", {"a": torch.empty(3)})
+    for other in (torch.empty(4), torch.empty(3, dtype=torch.float64), torch.empty(3, 1)):
+        with pytest.raises(ValueError, match=r"of another form: a is F32\[3\], expected"):
+            load_tensors(folder, "odd", {**like, "a": other})
+    with pytest.raises(FileNotFoundError, match=r"even.safetensors: missing"):
+        load_tensors(folder, "even", like)
+
+
+def test_a_header_that_lies_is_refused_before_memory_is_asked_for(tmp_path: Path) -> None:
+    shape = [2**40]
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 8]}}).encode()
+    (tmp_path / "odd.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(ValueError, match="of another form"):
+        load_tensors(tmp_path, "odd", {"a": torch.empty(2)})
+    with pytest.raises(ValueError, match="not readable as safetensors"):
+        load_tensors(tmp_path, "odd", {"a": torch.empty(shape, device="meta")})
+    (tmp_path / "odd.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(ValueError, match="too short for its own header"):
+        load_tensors(tmp_path, "odd", {"a": torch.empty(2)})
+
+
+def test_state_comes_back_and_what_would_change_is_refused(tmp_path: Path, model: lw.LoopedForCausalLM) -> None:
+    state = {"rows": 3, "loss": 0.1 + 0.2, "best": None, "depths": [1, 2], "more": {"a": "ü"}}
+    found = open_checkpoint(save(tmp_path, 5, model, state=state, best=5))
+    assert (found.state, found.update, found.best) == (state, 5, 5)
+    for wrong in ({"a": (1, 2)}, {1: 2}, {"a": float("inf")}, {"a": torch.zeros(1)}):
+        with pytest.raises(ValueError, match="checkpoint: the state"):
+            save(tmp_path, 6, model, state=wrong)
+    for changes in ({"update": -1}, {"keep": 0}, {"tensors": {"model": {}}}, {"tensors": {"../x": {}}}):
+        with pytest.raises(ValueError, match="checkpoint: "):
+            save(tmp_path, **{"update": 6, "model": model, **changes})
+    assert names(tmp_path) == ["00000005"]
+
+
+def test_a_state_file_of_another_form_is_refused(tmp_path: Path, model: lw.LoopedForCausalLM) -> None:
+    folder = save(tmp_path, 5, model)
+    for wrong in ({}, {"update": "5", "best": None, "state": {}}, {"update": 5, "best": "x", "state": {}}):
+        run_module.write_json(folder / "state.json", wrong)
+        run_module.write_manifest(folder)
+        with pytest.raises(ValueError, match=r"state.json: "):
+            open_checkpoint(folder)
+
+
+def test_a_save_changes_nothing_it_saves_and_shows_no_bar(
+    tmp_path: Path, model: lw.LoopedForCausalLM, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    first, second = save(tmp_path / "a", 1, model), save(tmp_path / "b", 1, model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert {p.name: p.read_bytes() for p in first.iterdir()} == {p.name: p.read_bytes() for p in second.iterdir()}
+    assert capfd.readouterr() == ("", "")
+
+
+def test_generators_go_on_where_they_were() -> None:
+    depth, directions = torch.Generator().manual_seed(3), torch.Generator().manual_seed(4)
+    named = {"depth": depth, "directions": directions}
+    torch.rand(3), torch.rand(3, generator=depth)
+    states = generator_tensors(named)
+    assert {state.dtype for state in states.values()} == {torch.uint8}
+    drawn = [torch.rand(5), torch.rand(5, generator=depth), torch.rand(5, generator=directions)]
+    assert restore_generators(states, named) == []
+    again = [torch.rand(5), torch.rand(5, generator=depth), torch.rand(5, generator=directions)]
+    assert all(torch.equal(a, b) for a, b in zip(drawn, again, strict=True))
+    with pytest.raises(ValueError, match="generators: no state for other"):
+        restore_generators(states, {"other": depth})
+    if not torch.cuda.is_available():
+        assert restore_generators({**states, "torch/cuda:0": torch.zeros(16, dtype=torch.uint8)}, named) == ["torch/cuda:0"]
+
+
+@pytest.mark.gpu
+def test_generators_of_a_gpu_go_on_where_they_were(tmp_path: Path, model: lw.LoopedForCausalLM) -> None:
+    torch.cuda.init()
+    states = generator_tensors({})
+    drawn = torch.rand(5, device="cuda")
+    folder = save(tmp_path, 1, model, tensors={"generators": states})
+    assert restore_generators(load_tensors(folder, "generators", states), {}) == []
+    assert torch.equal(torch.rand(5, device="cuda"), drawn)
+
+
+def test_a_run_goes_on_from_disk_bit_for_bit(tmp_path: Path) -> None:
+    """Weights, optimiser, average: three updates, saved, then three more here and in fresh objects."""
+
+    def make(seed: int) -> tuple[Any, Any, Any]:
+        model = noisy("huginn-tiny", seed=seed, std=0.1)
+        kind = AdamW(1e-2, weight_decay=0.1, parts={"injection.*": {"lr": 1e-3}})
+        kind.prepare(model)
+        return model, kind(model), EMA(0.9, 5)(model)
+
+    def go(model: Any, optimiser: Any, average: Any, first: int) -> None:
+        for update in range(first, first + 3):
+            ids = torch.randint(0, 96, (2, 8), generator=torch.Generator().manual_seed(update))
+            model(ids, depth=2, labels=ids).loss.backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            average.take_in(update)
+
+    model, optimiser, average = make(0)
+    go(model, optimiser, average, 0)
+    tensors = {"optimizer": optimiser.state_tensors(), "average": average.state_tensors()}
+    folder = save_checkpoint(tmp_path, 3, model=model, tensors=tensors, state={})
+    go(model, optimiser, average, 3)
+
+    other, fresh, mean = make(1)
+    load_weights(folder, other)
+    fresh.load_state_tensors(load_tensors(folder, "optimizer", fresh.state_forms()))
+    mean.load_state_tensors(load_tensors(folder, "average", mean.state_tensors()))
+    go(other, fresh, mean, 3)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert all(torch.equal(value, mean.values[name]) for name, value in average.values.items())
+
+
+# what is kept
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path, model: lw.LoopedForCausalLM) -> None:
+    bests = {10: 10, 20: 20, 30: 20, 40: 20, 50: 50, 60: 50}
+    seen = []
+    for update, best in bests.items():
+        save(tmp_path, update, model, keep=2, best=best)
+        seen.append([int(name) for name in names(tmp_path)])
+    # 20 is gone only when no kept checkpoint calls it the best: a fall-back to 40 would still find it
+    assert seen == [[10], [10, 20], [20, 30], [20, 30, 40], [20, 40, 50], [50, 60]]
+    assert find_checkpoint(tmp_path).update == 60 and find_checkpoint(tmp_path, "best").update == 50
+    assert find_checkpoint(tmp_path, "50").update == 50
+    assert marked(find_checkpoint(tmp_path, "best").folder) == 50
+
+
+def test_names_that_mean_nothing_are_refused(tmp_path: Path, model: lw.LoopedForCausalLM) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
+        latest_good(tmp_path / "absent")
+    save(tmp_path, 1, model)
+    with pytest.raises(ValueError, match="no look at the validation split has chosen a best checkpoint; allowed: last"):
+        find_checkpoint(tmp_path, "best")
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint of update 4"):
+        find_checkpoint(tmp_path, "4")
+    with pytest.raises(ValueError, match="'first'; allowed: last, best, or the number of an update"):
+        find_checkpoint(tmp_path, "first")
+
+
+def test_a_run_that_went_back_keeps_what_it_went_back_to(tmp_path: Path, model: lw.LoopedForCausalLM) -> None:
+    for update in (1, 2, 3):
+        save(tmp_path, update, model)
+    (tmp_path / "00000003" / "state.json").write_text("{}")
+    save(tmp_path, 2, model, keep=1)
+    assert names(tmp_path) == ["00000002", "00000003"]
+    found, skipped = latest_good(tmp_path)
+    assert found.update == 2 and len(skipped) == 1 and "00000003/state.json" in skipped[0]
+    save(tmp_path, 3, model, keep=1)
+    assert names(tmp_path) == ["00000003"] and latest_good(tmp_path)[1] == []
+
+
+def test_what_is_not_a_checkpoint_is_left_alone(tmp_path: Path, model: lw.LoopedForCausalLM) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "00000001.bak").write_text("mine")
+    save(tmp_path, 2, model, keep=1)
+    save(tmp_path, 3, model, keep=1)
+    assert names(tmp_path) == ["00000001.bak", "00000003", "notes"]
+
+
+def test_everything_is_on_the_disk_before_it_is_renamed_and_the_old_one_goes_last(
+    tmp_path: Path, model: lw.LoopedForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1, model)
+    rename, done = os.rename, []
+    monkeypatch.setattr(os, "fsync", lambda handle: done.append(("sync", Path(os.readlink(f"/proc/self/fd/{handle}")))))
+    monkeypatch.setattr(os, "rename", lambda a, b: (done.append((f"rename to {Path(b).name[:9]}", Path(a))), rename(a, b))[1])
+    folder = save(tmp_path, 2, model, keep=1)
+    renamed = [place for place, (what, _) in enumerate(done) if what == "rename to 00000002"]
+    assert len(renamed) == 1
+    made, before, after = done[renamed[0]][1], done[: renamed[0]], done[renamed[0] + 1 :]
+    synced = {path for what, path in before if what == "sync"}
+    assert {made, *(made / path.name for path in folder.iterdir())} <= synced
+    assert after == [("sync", tmp_path), ("rename to .00000001", tmp_path / "00000001")]
+
+
+def test_where_none_is_whole_each_is_named(tmp_path: Path, model: lw.LoopedForCausalLM) -> None:
+    for update in (1, 2):
+        (save(tmp_path, update, model) / "manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"none of the 2 checkpoints is whole: .*00000002/manifest.json: missing; .*00000001/"):
+        latest_good(tmp_path)
+
+
+def test_every_tensor_of_a_model_has_one_name(model: lw.LoopedForCausalLM) -> None:
+    assert [name for name in model.state_dict() if name not in model_tensors(model)] == ["lm_head.weight"]
+    loose = lw.build("stars-addition-tiny", tie_word_embeddings=False)
+    assert sorted(model_tensors(loose)) == sorted(loose.state_dict())
+
+
+def test_saved_lists_the_newest_first(tmp_path: Path) -> None:
+    for name in ("00000002", "00000010", "100000000", "00000010.replaced", "7", ".00000011.ab.tmp"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in saved(tmp_path)] == ["100000000", "00000010", "00000010.replaced", "00000002"]

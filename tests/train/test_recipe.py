@@ -1,0 +1,90 @@
+"""Recipes: strict, readable, and the same after a way through YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loopwright.recipes.shelf import FOLDER, names, recipe
+from loopwright.settings import read_yaml, write_yaml
+from loopwright.train.recipe import first_difference, make_recipe, read_recipe, written
+
+
+def plain(name: str = "demo-stable") -> dict:
+    return read_yaml((FOLDER / f"{name}.yaml").read_text(), name)
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("toy", [False, True])
+def test_every_shipped_recipe_is_sound_and_reads_back(name: str, toy: bool, tmp_path: Path) -> None:
+    chosen = recipe(name, toy=toy)
+    (tmp_path / "r.yaml").write_text(written(chosen))
+    assert read_recipe(tmp_path / "r.yaml") == chosen
+    assert len(chosen.about) < 140 and (not toy or chosen.updates == 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("optm={kind: adamw}", "unknown 'optm'; did you mean 'optim'"),
+        ("optim.lrr=1", "optim (adamw): unknown 'lrr'; did you mean 'lr'"),
+        ("depth.kind=log-norml", "depth: unknown kind 'log-norml'; did you mean 'log-normal'"),
+        ("objective.kind=evry-step", "objective: unknown kind 'evry-step'; did you mean 'every-step'"),
+        ("penalties=[{kind: jacobin}]", "penalties[0]: unknown kind 'jacobin'; did you mean 'jacobian'"),
+        ("updates=many", "updates is 'many'; allowed: a whole number"),
+        ("updates=0", "updates is 0; allowed: at least 1"),
+        ("accumulate=3", "batch (128) must be a multiple of accumulate (3)"),
+        ("precision=fp8", "precision is 'fp8'"),
+        ("remat=stepp", "remat is 'stepp'; did you mean 'step'"),
+        ("clip=-1", "clip is -1"),
+        ("look.evry=3", "look: unknown 'evry'; did you mean 'every'"),
+        ("look.depths=[0]", "depths has 0"),
+        ("data.digits=two", "data (addition): digits is 'two'; allowed: a whole number"),
+        ("model.kind=presets", "model: unknown kind 'presets'; did you mean 'preset'"),
+        ("schedule.warmup=1.5", "schedule (wsd): warmup is 1.5; allowed: a whole number"),
+        ("look=3", "look: 3; allowed: a mapping"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_one_line(change: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        recipe("demo-stable", [change])
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert "demo-stable.yaml" in str(error.value)
+
+
+def test_a_missing_setting_and_a_broken_file_are_named(tmp_path: Path) -> None:
+    data = plain()
+    del data["updates"]
+    with pytest.raises(ValueError, match="missing updates"):
+        make_recipe(data)
+    with pytest.raises(ValueError, match="not a mapping"):
+        make_recipe([1])
+    (tmp_path / "bad.yaml").write_text("a: [1\nb: 2\n")
+    with pytest.raises(ValueError, match=r"bad\.yaml, line \d: not valid YAML"):
+        read_recipe(tmp_path / "bad.yaml")
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_recipe(tmp_path / "none.yaml")
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_recipe(tmp_path / "bytes.yaml")
+
+
+def test_overrides_reach_into_sections_and_kinds() -> None:
+    chosen = recipe("demo-stable", ["optim.lr=1e-4", "look.every=7", "depth={kind: fixed, depth: 3}", "penalties=[]"])
+    assert chosen.optim["lr"] == 1e-4 and chosen.optim["betas"] == [0.9, 0.99]
+    assert chosen.look.every == 7 and chosen.look.rows == 512
+    assert chosen.depth == {"kind": "fixed", "depth": 3} and chosen.penalties == []
+
+
+def test_the_first_difference_is_named_and_what_is_free_is_not() -> None:
+    one = recipe("demo-stable")
+    assert first_difference(one, recipe("demo-stable", ["about=other", "save.every=5"])) is None
+    assert first_difference(one, recipe("demo-stable", ["optim.lr=1e-4"])) == "optim.lr (0.003 there, 0.0001 here)"
+    assert first_difference(one, recipe("demo-stable", ["optim.eps=1e-6"])) == "optim.eps (None there, 1e-06 here)"
+    assert (first_difference(one, recipe("demo-plain")) or "").startswith("model.changes.embedding_norm")
+
+
+def test_written_recipes_are_plain_yaml() -> None:
+    text = written(recipe("demo-stable"))
+    assert write_yaml(read_yaml(text, "x")) == text and "!!" not in text
