@@ -1,6 +1,6 @@
 """`python -m benchmarks`: every benchmark this machine can run."""
 
-from benchmarks import decode, decode_gpu
+from benchmarks import decode, decode_gpu, jacobian, ouro_cost, remat, sweep
 
-decode.main()
-decode_gpu.main()
+for benchmark in (decode, sweep, remat, jacobian, decode_gpu, ouro_cost):
+    benchmark.main()

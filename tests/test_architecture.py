@@ -22,6 +22,10 @@ from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.norm import NORMS
 from loopwright.model.presets import PRESETS, preset
 from loopwright.settings import options_of
+from loopwright.train.average import AVERAGES
+from loopwright.train.penalty import PENALTIES, Weighted
+from loopwright.train.recipe import TABLES, Looks, Recipe, Saves
+from loopwright.train.remat import REMATS
 from tests.rules import (
     HOMES,
     RULES,
@@ -43,6 +47,7 @@ from tests.rules import (
 
 ROOT = Path(__file__).parent.parent
 STORED = Path(__file__).parent / "options.txt"
+TRAINING = {**TABLES, "penalties": {**PENALTIES, "any": Weighted}, "average": AVERAGES, "remat": REMATS}
 REWRITE = "python -m tests.test_architecture > tests/options.txt"
 
 
@@ -171,6 +176,9 @@ def all_options() -> list[str]:
     lines = [f"config {name}" for name in LoopedConfig.__annotations__]
     for table, kinds in {**PARTS, "adapters": ADAPTERS}.items():
         lines += [f"part {table} {' '.join([kind, *options_of(part)])}" for kind, part in kinds.items()]
+    lines += [f"recipe {name}" for section in (Recipe, Looks, Saves) for name in section.__dataclass_fields__]
+    for table, kinds in TRAINING.items():
+        lines += [f"training {table} {' '.join([kind, *options_of(part)])}" for kind, part in kinds.items()]
     verbs = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
     for verb, command in verbs.items():
         flags = [flag for param in command.params for flag in (*param.opts, *param.secondary_opts) if flag.startswith("-")]
@@ -188,8 +196,13 @@ def test_docs_name_every_option_and_family() -> None:
     models, checkpoints = (
         set(re.findall(r"`([\w.-]+)`", (ROOT / "docs" / page).read_text())) for page in ("models.md", "checkpoints.md")
     )
-    wanted = {word for line in all_options() if not line.startswith("flag") for word in line.split()[1:]}
+    lines = all_options()
+    wanted = {word for line in lines if line.split()[0] in ("config", "part") for word in line.split()[1:]}
     assert sorted(wanted - models) == []
+    pages = (ROOT / "docs" / page for page in ("training.md", "objectives.md", "data.md"))
+    training = set(re.findall(r"`([\w.-]+)`", "\n".join(page.read_text() for page in pages)))
+    wanted = {word for line in lines if line.split()[0] in ("recipe", "training") for word in line.split()[1:]}
+    assert sorted(wanted - training) == []
     assert sorted(set(PRESETS) - models) == []
     assert sorted(set(FAMILIES) - checkpoints) == []
 

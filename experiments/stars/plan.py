@@ -157,7 +157,5 @@ def distributions() -> Iterator[Run]:
             )  # fmt: skip
 
 
-GROUPS: dict[str, Callable[[], Iterator[Run]]] = {
-    "target": target, "main": main, "fixed": fixed, "ablation": ablation, "depths": depths, "weights": weights, "norms": norms, "stacks": stacks,
-    "changes": changes, "distributions": distributions,
-}  # fmt: skip
+QUESTIONS = (target, main, fixed, ablation, depths, weights, norms, stacks, changes, distributions)
+GROUPS: dict[str, Callable[[], Iterator[Run]]] = {question.__name__: question for question in QUESTIONS}

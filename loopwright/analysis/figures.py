@@ -250,7 +250,8 @@ def _style() -> Iterator[None]:
         rcdefaults()
         with rc_context({
             "svg.fonttype": "none", "svg.hashsalt": "loopwright", "text.parse_math": False,
-            "font.family": "DejaVu Sans", "font.size": 10.5, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.labelsize": 10.5, "legend.fontsize": 10,
+            "font.family": "DejaVu Sans", "font.size": 10.5, "axes.titlesize": 11, "axes.titleweight": "bold",
+            "axes.labelsize": 10.5, "legend.fontsize": 10,
             "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
             "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8, "axes.grid": True, "axes.grid.axis": "y",
             "grid.color": INK, "grid.alpha": 0.15, "grid.linewidth": 0.6, "axes.axisbelow": True,

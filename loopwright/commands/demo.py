@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from loopwright.analysis.figures import Curve, accuracy_by_depth, loss_curves, radius_by_depth, state_paths
 from loopwright.analysis.report import Grid, Outcome, Picture, Section, write_report
 from loopwright.commands.words import console
+from loopwright.data.table import Table
 from loopwright.evaluate.sweep import SweepReport, sweep
 from loopwright.metrics.trajectory import pca_path
 from loopwright.recipes.shelf import recipe
@@ -120,39 +123,38 @@ def write(folder: Path, stories: dict[str, Story], seconds: float) -> Path:
     """Writes the report and returns where it is."""
     curves = {name: Curve(**story.report.curve()) for name, story in stories.items()}
     median = stories["stable"].median
-    rule = build_kind(stories["stable"].recipe.depth, RULES)
-    trained = (rule.least, median, rule.most)
+    trained = build_kind(stories["stable"].recipe.depth, RULES).span
     sections = [
         Section(
             "Accuracy against depth",
             "Each point is the share of unseen sums that are right in every digit when the core runs that many times. The plain "
-            f"model was only ever trained at depth {stories['plain'].median}; the shaded range is where the stable one was trained.",
+            f"model was only ever trained at depth {stories['plain'].median}; the stable one where the figure is shaded.",
             [Picture(accuracy_by_depth(curves, trained=trained), "Exact match on held-out sums, with 95 % intervals.")],
         ),
         Section(
             "Does a step contract?",
             "The spectral radius ρ of one step at the state reached after so many steps. Above 1 small differences grow with each "
             "further step; below 1 they die out and the state settles.",
-            [Picture(radius_by_depth({name: _radius(story) for name, story in stories.items()}), "Mean of four sums, with the range.")],
+            [Picture(radius_by_depth({n: _radius(story) for n, story in stories.items()}), "Mean of four sums, with the range.")],
         ),
         Section(
             "Where the state goes",
-            f"The state of one sum over {BEYOND * median} steps, in the two directions it moves most. A path that ends in a point has "
-            "found its answer and stays; one that wanders on is still changing it.",
+            f"The state of one sum over {BEYOND * median} steps, in the two directions it moves most. A path that ends in a point "
+            "has found its answer and stays; one that wanders on is still changing it.",
             [Picture(*_path(story, name)) for name, story in stories.items()],
         ),
         Section(
             "Learning",
-            "The training loss of each update. The stable model is trained at a new depth each time and at every step of it, so its "
-            "loss is noisier.",
-            [Picture(loss_curves({name: _losses(story) for name, story in stories.items()}), "Cross-entropy of the answer's tokens.")],
+            "The training loss of each update. The stable model is trained at a new depth each time and at every step of it, so "
+            "its loss is noisier.",
+            [Picture(loss_curves({n: _losses(story) for n, story in stories.items()}), "Cross-entropy of the answer's tokens.")],
         ),
         Section("What was run", "Both recipes ship with loopwright; change any setting with a.b=c.", tables=[_runs(stories)]),
     ]  # fmt: skip
     return write_report(
         folder / "report.html", "More depth: when it helps, when it hurts", sections,
         outcome=judge(stories),
-        lead="Two small looped transformers learn to add three-digit numbers. One is trained the plain way, one so that depth is safe.",
+        lead="Two small looped transformers learn to add three-digit numbers: one the plain way, one so that depth is safe.",
         footer=f"loopwright demo, {seconds / 60:.1f} minutes on this machine. Problems in the test were never trained on.",
     )  # fmt: skip
 
@@ -175,7 +177,7 @@ def _path(story: Story, name: str) -> tuple[str, str]:
     real = batch.valid[0]
     found = pca_path(states[:, 0, real])
     svg = state_paths([found.coordinates.tolist()], explained=found.explained.tolist(), title=f"{name} model")
-    return svg, f"The {name} model on {source.show(0)!r}."
+    return svg, f"The {name} model on {cast(Table, source).show(0)!r}."
 
 
 def _losses(story: Story) -> Curve:
@@ -183,9 +185,13 @@ def _losses(story: Story) -> Curve:
     return Curve([row["update"] for row in rows], [row["loss"] for row in rows])
 
 
+def _short(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.1e}"
+
+
 def _runs(stories: dict[str, Story]) -> Grid:
     head = ["", *stories]
-    lines = {
+    lines: dict[str, Callable[[Story], str]] = {
         "recipe": lambda s: s.recipe.about,
         "parameters": lambda s: f"{sum(p.numel() for p in s.trained.model.parameters()):,}",
         "depth in training": lambda s: ", ".join(f"{k} {v}" for k, v in s.recipe.depth.items()),
@@ -194,6 +200,6 @@ def _runs(stories: dict[str, Story]) -> Grid:
         "updates × rows": lambda s: f"{s.recipe.updates:,} × {s.recipe.batch}",
         "solved at update": lambda s: "not needed" if not s.recipe.penalties else str(s.trained.progress.solved_at),
         "seconds": lambda s: f"{s.seconds:.0f}",
-        "largest state change": lambda s: f"{s.report.change_largest[-1]:.1e} at depth {s.report.depth[-1]}",
+        "largest state change": lambda s: f"{_short(s.report.change_largest[-1])} at depth {s.report.depth[-1]}",
     }
     return Grid(head, [[name, *(line(story) for story in stories.values())] for name, line in lines.items()])

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from loopwright.analysis.figures import Curve, accuracy_by_depth, length_by_depth_heatmap, loss_by_depth
 from loopwright.commands.words import console, find_device, find_dtype, progress
 from loopwright.convert.load import load
-from loopwright.data.batch import Splits
+from loopwright.data.batch import Batch, Source, Splits
 from loopwright.data.build import build_data, check_vocab
 from loopwright.evaluate.sweep import SweepReport, grid, parse_depths, sweep
 from loopwright.model.looped import LoopedForCausalLM
@@ -101,13 +103,13 @@ def _sweep(
 class First:
     """The first rows of a source."""
 
-    def __init__(self, source: object, rows: int) -> None:
+    def __init__(self, source: Source, rows: int) -> None:
         self.source, self.rows = source, rows
 
     def __len__(self) -> int:
         return self.rows
 
-    def batch(self, indices: Sequence[int]) -> object:
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
         """Returns the samples of these indices as one batch."""
         return self.source.batch(indices)
 
@@ -115,7 +117,7 @@ class First:
 def draw(reports: dict[str, SweepReport], chosen: Recipe, run: RunFolder) -> list[Path]:
     """Draws what the reports say into the run's figures and returns the files."""
     rule = build_kind(chosen.depth, RULES)
-    trained = (rule.least, rule.median, rule.most) if rule.most is not None else None
+    trained = rule.span
     exact = next(iter(reports.values())).exact[0] is not None
     name, figure = ("exact", accuracy_by_depth) if exact else ("loss", loss_by_depth)
     run.figures.mkdir(parents=True, exist_ok=True)

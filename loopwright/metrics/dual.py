@@ -133,7 +133,9 @@ def of_linear(func: Callable, x: Any, weight: Any, bias: Tensor | None = None) -
     """W x + b."""
     if isinstance(weight, Dual) or isinstance(bias, Dual):
         return NotImplemented
-    return Dual(func(x.primal, weight, bias), func(x.tangent, weight))
+    if torch.is_autocast_enabled(x.device.type):
+        return Dual(func(x.primal, weight, bias), func(x.tangent, weight))
+    return Dual(*_Linear.apply(x.primal, x.tangent, weight, bias))
 
 
 def of_dropout(func: Callable, x: Dual, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
@@ -202,6 +204,28 @@ def _normed(func: Callable, x: Dual, shape: Any, weight: Any, bias: Any, eps: fl
     return Dual(y.to(narrow), yt.to(narrow))
 
 
+class _Linear(torch.autograd.Function):
+    """W x + b and W ẋ: the gradient of W is summed inside its second product."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, xt: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, xt, weight)
+        ctx.biased = bias is not None
+        return F.linear(x, weight, bias), F.linear(xt, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor, gt: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, xt, weight = ctx.saved_tensors
+        flat_y, flat_t = gy.flatten(0, -2), gt.flatten(0, -2)
+        gw = gb = None
+        if ctx.needs_input_grad[2]:
+            gw = (flat_t.T @ xt.flatten(0, -2)).addmm_(flat_y.T, x.flatten(0, -2))
+        if ctx.biased and ctx.needs_input_grad[3]:
+            gb = flat_y.sum(0)
+        gxt = gt @ weight if ctx.needs_input_grad[1] else None
+        return gy @ weight if ctx.needs_input_grad[0] else None, gxt, gw, gb
+
+
 class _Norm(torch.autograd.Function):
     """y = w ⊙ x̂ + b with x̂ = r (x − mean), r = 1 / spread, and its tangent w ⊙ P ẋ.
 
@@ -218,7 +242,7 @@ class _Norm(torch.autograd.Function):
         else:
             mean, r = None, (x.square().mean(-1, keepdim=True) + eps).rsqrt_()
             y = x * r if weight is None else (x * r).mul_(weight)
-        moved = _project(xt, x, mean, r)
+        moved = _project(xt, x, mean, r, None)
         ctx.save_for_backward(x, xt, weight, bias, mean, r, moved)
         return y, moved.clone() if weight is None else moved * weight
 
@@ -227,32 +251,36 @@ class _Norm(torch.autograd.Function):
         x, xt, weight, bias, mean, r, moved = ctx.saved_tensors
         unit = x * r if mean is None else (x - mean).mul_(r)
         if mean is None:
-            gx = _project(gy if weight is None else gy * weight, x, None, r)
+            gx = _project(gy, x, None, r, weight)
             gw = None if weight is None else (gy * unit).flatten(0, -2).sum(0)
             gb = None
         else:
             wanted = [True, weight is not None, bias is not None]
             gx, gw, gb = aten.native_layer_norm_backward(gy, x, [x.shape[-1]], mean, r, weight, bias, wanted)
-        u = gt if weight is None else gt * weight
-        gxt = _project(u, x, mean, r)
-        both = gt * moved
-        if weight is None:
-            bent = both.sum(-1, keepdim=True)
-        else:
-            bent = (both @ weight)[..., None]
-            gw = gw + both.flatten(0, -2).sum(0)
+        gxt = _project(gt, x, mean, r, weight)
         scale = r / -x.shape[-1]
-        along, beside = (xt * unit).sum(-1, keepdim=True).mul_(scale), (u * unit).sum(-1, keepdim=True).mul_(scale)
-        gx.addcmul_(unit, bent.mul_(scale)).addcmul_(gxt, along).addcmul_(moved, beside)
+        # products in memory that is at hand: large tensors cost more to get than to fill
+        both = gt * moved
+        bent = _summed(both, weight)
+        if weight is not None:
+            gw += both.flatten(0, -2).sum(0)
+        beside = _summed(torch.mul(gt, unit, out=both), weight)
+        along = _summed(torch.mul(xt, unit, out=both), None)
+        gx.addcmul_(unit, bent.mul_(scale)).addcmul_(gxt, along.mul_(scale)).addcmul_(moved, beside.mul_(scale))
         return gx, gxt, gw, gb, None, None
 
 
-def _project(z: Tensor, x: Tensor, mean: Tensor | None, r: Tensor) -> Tensor:
-    """Returns P z."""
+def _project(z: Tensor, x: Tensor, mean: Tensor | None, r: Tensor, weight: Tensor | None) -> Tensor:
+    """Returns P (w ⊙ z)."""
     if mean is not None:
-        return aten.native_layer_norm_backward(z, x, [x.shape[-1]], mean, r, None, None, [True, False, False])[0]
+        return aten.native_layer_norm_backward(z, x, [x.shape[-1]], mean, r, weight, None, [True, False, False])[0]
+    z = z if weight is None else z * weight
     along = (z * x).sum(-1, keepdim=True).mul_(r.pow(3) / -x.shape[-1])
     return (z * r).addcmul_(x, along)
+
+
+def _summed(x: Tensor, weight: Tensor | None) -> Tensor:
+    return x.sum(-1, keepdim=True) if weight is None else (x @ weight)[..., None]
 
 
 class _Gelu(torch.autograd.Function):
@@ -279,55 +307,50 @@ _BELL = 1 / math.sqrt(2 * math.pi)
 
 
 class _Attention(torch.autograd.Function):
-    """softmax(q kᵀ/√K + mask) v and its tangent. Values and tangents are stacked, so that each product is one call."""
+    """softmax(q kᵀ/√K + mask) v and its tangent. Values and tangents are stacked, so that products share a call."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, qt: Tensor, k: Tensor, kt: Tensor, v: Tensor, vt: Tensor, mask: Tensor | None, kept: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        rows, keys, width = q.shape[-2], k.shape[-2], v.shape[-1]
+        rows, keys = q.shape[-2], k.shape[-2]
         queries = torch.cat([q, qt], dim=-2).mul_(1 / math.sqrt(q.shape[-1]))
         both_keys = torch.cat([k, kt], dim=-2)
-        values = torch.cat([v, vt], dim=-1)
-        scores = queries @ both_keys.mT
-        s, st = scores[..., :rows, :keys], scores[..., :rows, keys:] + scores[..., rows:, :keys]
-        a = torch.softmax(s if mask is None else s + mask, dim=-1)
+        scores = queries @ both_keys[..., :keys, :].mT
+        st = scores[..., rows:, :] + queries[..., :rows, :] @ both_keys[..., keys:, :].mT
+        a = torch.softmax(scores[..., :rows, :] if mask is None else scores[..., :rows, :] + mask, dim=-1)
         moved = a * st
         total = moved.sum(-1, keepdim=True)
-        at = moved.addcmul_(a, total, value=-1)
-        shares = torch.cat([a, at], dim=-2)
+        shares = torch.cat([a, moved.addcmul_(a, total, value=-1)], dim=-2)
         if kept is not None:
             shares.unflatten(-2, (2, rows)).mul_(kept.unsqueeze(-3))
-        out = shares @ values
-        ctx.save_for_backward(queries, both_keys, values, a, st, total, shares, kept)
-        return out[..., :rows, :width].contiguous(), out[..., rows:, :width] + out[..., :rows, width:]
+        out = shares @ v
+        ctx.save_for_backward(queries, both_keys, v, vt, a, st, total, shares, kept)
+        return out[..., :rows, :], out[..., rows:, :] + shares[..., :rows, :] @ vt
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor, gt: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        queries, both_keys, values, a, st, total, shares, kept = ctx.saved_tensors
-        rows, keys, width = gy.shape[-2], a.shape[-1], gy.shape[-1]
-        g_out = torch.cat([torch.cat([gy, gt], dim=-1), torch.cat([gt, torch.zeros_like(gt)], dim=-1)], dim=-2)
-        g_values = shares.mT @ g_out
-        g_shares = (g_out @ values.mT).unflatten(-2, (2, rows))
+        queries, both_keys, v, vt, a, st, total, shares, kept = ctx.saved_tensors
+        rows, keys = gy.shape[-2], a.shape[-1]
+        down = torch.cat([gy, gt], dim=-2)
+        gv, gvt = shares.mT @ down, shares[..., :rows, :].mT @ down[..., rows:, :]
+        back = down @ v.mT
+        ga, gat = back[..., :rows, :] + down[..., rows:, :] @ vt.mT, back[..., rows:, :]
         if kept is not None:
-            g_shares = g_shares * kept.unsqueeze(-3)
-        ga, gat = g_shares[..., 0, :, :], g_shares[..., 1, :, :]
+            ga, gat = ga * kept, gat * kept
         gm = gat - (gat * a).sum(-1, keepdim=True)
         ga = torch.addcmul(ga, gm, st).addcmul_(gat, total, value=-1)
-        gst = gm * a
-        gs = a * (ga - (ga * a).sum(-1, keepdim=True))
-        g_scores = torch.cat([torch.cat([gs, gst], dim=-1), torch.cat([gst, torch.zeros_like(gst)], dim=-1)], dim=-2)
-        g_queries = (g_scores @ both_keys).mul_(1 / math.sqrt(queries.shape[-1]))
-        g_keys = g_scores.mT @ queries
-        return (
-            g_queries[..., :rows, :], g_queries[..., rows:, :], g_keys[..., :keys, :], g_keys[..., keys:, :],
-            g_values[..., :width], g_values[..., width:], None, None,
-        )  # fmt: skip
+        both = torch.cat([a * (ga - (ga * a).sum(-1, keepdim=True)), gm * a], dim=-2)  # of the scores and of their tangents
+        by_key = both @ both_keys[..., :keys, :]
+        gq = by_key[..., :rows, :] + both[..., rows:, :] @ both_keys[..., keys:, :]
+        gk, gkt = both.mT @ queries, both[..., rows:, :].mT @ queries[..., :rows, :]
+        scale = 1 / math.sqrt(queries.shape[-1])
+        return gq.mul_(scale), by_key[..., rows:, :].mul_(scale), gk, gkt, gv, gvt, None, None
 
 
 RULES: dict[Callable, Callable] = {
-    F.linear: of_linear, F.gelu: of_gelu, F.relu: of_relu, F.layer_norm: of_layer_norm, F.rms_norm: of_rms_norm, F.dropout: of_dropout,
-    F.scaled_dot_product_attention: of_attention,
+    F.linear: of_linear, F.gelu: of_gelu, F.relu: of_relu, F.dropout: of_dropout,
+    F.layer_norm: of_layer_norm, F.rms_norm: of_rms_norm, F.scaled_dot_product_attention: of_attention,
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), of_sum),
     **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), of_product),
     **dict.fromkeys(

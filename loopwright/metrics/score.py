@@ -12,7 +12,6 @@ from statistics import NormalDist
 
 import numpy
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED = -100
@@ -31,9 +30,11 @@ def row_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """
     _check_labels(logits, labels)
     targets = labels[:, 1:].to(logits.device)
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    each = F.cross_entropy(wide[:, :-1].flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
-    return each.view(targets.shape).sum(1, dtype=torch.float64), (targets != IGNORED).sum(1)
+    asked = targets != IGNORED
+    wide = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
+    # −log p = log Σ exp(x − x_target): exact to the last digit where the loss is near zero, and cheaper than cross_entropy
+    each = (wide - wide.gather(-1, targets.clamp(min=0)[..., None])).logsumexp(-1)
+    return torch.where(asked, each, 0).sum(1, dtype=torch.float64), asked.sum(1)
 
 
 def exact_rows(logits: Tensor, labels: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ way. Sharing allows nothing else: a difference with only one of its ends cut off
 `detach_state` trains the map alone, as the released code does, and pays for it: `fd` then takes the difference of two moved
 copies, s + εv and s − εv, and `exact` a second pass.
 
-Rows and directions are a pure function of (seed, update, place of the row, place of the token in it, channel), so neither the
-number of processes nor padding nor a resumed run changes them.
+Rows and directions are a pure function of (seed, place of the row in the order of samples, place of the token in the row,
+channel), so neither the number of processes nor padding nor a resumed run changes them. A place comes once; rows that do not
+know theirs take the update into account.
 """
 
 from __future__ import annotations

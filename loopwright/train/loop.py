@@ -17,7 +17,7 @@ from loopwright.train.look import first_look, look_around
 from loopwright.train.recipe import Recipe
 from loopwright.train.setup import Outcome, Progress, resume_job, save_job, start_job
 from loopwright.train.spread import Spread, join
-from loopwright.train.trainee import Part
+from loopwright.train.trainee import Share
 from loopwright.train.watch import Quiet, StopRequest, Watch
 
 
@@ -42,12 +42,12 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, watch: Wa
             asked = [batch.targets for batch, _ in pairs]
             targets, tokens = spread.totals(sum(asked), sum(int(batch.valid.sum()) for batch, _ in pairs))
 
-            # forward and backward, batch by batch: parts that add up to the update's loss over all processes
+            # forward and backward, batch by batch: shares that add up to the update's loss over all processes
             losses, notes = [], []
             for place, (batch, plan) in enumerate(pairs):
-                part = Part(targets=asked[place] / max(targets, 1), rows=1 / (len(pairs) * spread.world))
+                share = Share(targets=asked[place] / max(targets, 1), rows=1 / (len(pairs) * spread.world))
                 with spread.syncing(last=place == len(pairs) - 1):
-                    loss, metrics = job.learn(batch, plan, part, progress.solved_at)
+                    loss, metrics = job.learn(batch, plan, share, progress.solved_at)
                 losses.append(loss)
                 notes.append(metrics)
             norm = job.clip()

@@ -33,8 +33,7 @@ def measure(
         states = [model.start_state(e, p)]
         for s in model.unroll(e, depth, p, state=states[0]):
             states = [*states[-2:], s]
-        padded = batch.attention_mask is not None or batch.lengths is not None
-        valid = batch.valid if padded else None
+        valid = batch.valid if batch.padded else None
         drift = relative_step(states[-2], states[-1], valid)
         chosen = torch.linspace(0, len(batch) - 1, min(rows, len(batch)), device=e.device).round().long()
         f = state_map(model, e[chosen], p.rows(chosen), depth - 1)

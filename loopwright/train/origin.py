@@ -42,10 +42,12 @@ class FromWeights:
         if not self.changes:
             return model
         changed = LoopedForCausalLM(LoopedConfig(**merge(model.config.to_dict(), self.changes)))
-        problems = changed.load_state_dict(model.state_dict(), strict=False)
-        if problems.missing_keys or problems.unexpected_keys:
-            odd = (problems.missing_keys + problems.unexpected_keys)[0]
-            raise ValueError(f"model (load): changes {self.changes} do not fit the weights of {self.source} ({odd})")
+        wanted, there = changed.state_dict(), model.state_dict()
+        shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in (wanted, there)]
+        odd = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
+        if odd:
+            raise ValueError(f"model (load): changes {self.changes} do not fit the weights of {self.source} ({odd[0]})")
+        changed.load_state_dict(there)
         return changed.to(next(model.parameters()).dtype)
 
 

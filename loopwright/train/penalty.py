@@ -29,9 +29,6 @@ class StateChange:
     (arXiv 2605.26733, with weight 1, added). Padding does not count.
     """
 
-    def __init__(self) -> None:
-        pass  # no options
-
     def __call__(self, model: LoopedForCausalLM, walk: Walk) -> Tensor:
         """Returns the mean length of the last change."""
         change = walk.last - walk.before

@@ -64,7 +64,7 @@ class Recipe:
     clip: float | None = 1.0
     accumulate: int = 1
     precision: str = "fp32"
-    remat: str = "none"
+    remat: str | dict = "none"  # a kind of REMATS, or {kind, options}
     compile: bool = False  # the step, by torch.compile
     graph: bool = False  # whole passes replayed as CUDA graphs, one per depth
     patience: int = 10  # updates in a row that may be skipped for a loss that is not finite
@@ -79,6 +79,7 @@ class Recipe:
             raise ValueError("recipe: " + "; ".join(problems))
         for where, table in TABLES.items():
             check_kind(where, getattr(self, where), table)
+        check_kind("remat", self.remat_spec, REMATS)
         for place, spec in enumerate(self.penalties):
             Weighted.check(f"penalties[{place}]", spec, PENALTIES)
         if self.average is not None:
@@ -91,13 +92,16 @@ class Recipe:
             yield f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})"
         if self.precision not in PRECISIONS:
             yield f"precision is {self.precision!r}; {suggest(self.precision, PRECISIONS)}"
-        if self.remat not in REMATS:
-            yield f"remat is {self.remat!r}; {suggest(self.remat, REMATS)}"
         if self.clip is not None and self.clip <= 0:
             yield f"clip is {self.clip}; allowed: above 0, or null for none"
         wrong = [d for d in self.look.depths if isinstance(d, bool) or not isinstance(d, int) or d < 1]
         if wrong:
             yield f"look: depths has {wrong[0]!r}; allowed: whole numbers of at least 1"
+
+    @property
+    def remat_spec(self) -> dict[str, Any]:
+        """How the loop keeps what its gradient needs, as a kind with its options."""
+        return {"kind": self.remat} if isinstance(self.remat, str) else dict(self.remat)
 
     def data_of(self) -> dict[str, Any]:
         """Returns the recipe as plain data."""

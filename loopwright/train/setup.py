@@ -28,9 +28,10 @@ from loopwright.train.optim import OPTIMISERS, Optimiser, clip, whole
 from loopwright.train.origin import MODELS
 from loopwright.train.penalty import PENALTIES, Weighted
 from loopwright.train.recipe import Recipe, first_difference, read_recipe, written
+from loopwright.train.remat import REMATS
 from loopwright.train.schedule import SCHEDULES
 from loopwright.train.spread import Spread
-from loopwright.train.trainee import Part, Trainee, Weights
+from loopwright.train.trainee import Share, Trainee, Weights
 from loopwright.train.walk import Plan
 from loopwright.train.watch import Watch
 
@@ -92,7 +93,7 @@ class Job:
         self.model.to(self.device).train()
         objective = build_kind(recipe.objective, OBJECTIVES)
         self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
-        bare = Trainee(self.model, objective, self.penalties, remat=recipe.remat, compiled=recipe.compile)
+        bare = Trainee(self.model, objective, self.penalties, remat=build_kind(recipe.remat_spec, REMATS), compiled=recipe.compile)
         self.trainee = spread.wrap(bare)
         self.optimiser: Optimiser = optim(self.model)  # of what the wrapper made of the parameters
         self.average = None if recipe.average is None else build_kind(recipe.average, AVERAGES)(self.model)
@@ -125,30 +126,30 @@ class Job:
             pairs.append((replace(self.splits.train.batch(indices), rows=rows), plan))
         return pairs
 
-    def learn(self, batch: Batch, plan: Plan, part: Part, solved_at: int | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Adds the gradients of a batch, as the part of the update that it is; returns its loss and metrics."""
+    def learn(self, batch: Batch, plan: Plan, share: Share, solved_at: int | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Adds the gradients of a batch, as the share of the update that it is; returns its loss and metrics."""
         found = [penalty.factor(plan.update, solved_at) for penalty in self.penalties]
         weights = [factor if factor > 0 else None for factor in found]
         batch = batch.ready().to(self.device)
         if self.replayed is None:
-            return self._learn(batch, plan, part, weights)
+            return self._learn(batch, plan, share, weights)
 
         def number(x: float | None) -> Tensor | None:
             return None if x is None else torch.full((), x, device=self.device)
 
         held = {f.name: getattr(batch, f.name) for f in fields(batch)}
-        given = {"batch": held, "part": [number(part.targets), number(part.rows)], "weights": [number(w) for w in weights]}
+        given = {"batch": held, "share": [number(share.targets), number(share.rows)], "weights": [number(w) for w in weights]}
         return self.replayed(given, plan.depth, plan.grad_steps)
 
-    def _learn(self, batch: Batch, plan: Plan, part: Part, weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
+    def _learn(self, batch: Batch, plan: Plan, share: Share, weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
         with self.autocast():
-            loss, metrics = self.trainee(batch, plan, part, weights)
-        (loss * self.spread.world).backward()  # wrappers average over processes, and parts are to be summed
+            loss, metrics = self.trainee(batch, plan, share, weights)
+        (loss * self.spread.world).backward()  # wrappers average over processes, and shares are to be summed
         return loss.detach(), metrics
 
     def _learn_given(self, given: dict[str, Any], depth: int, grad_steps: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The same on plain tensors, and on what decides the shape of the work: the form that can be captured."""
-        return self._learn(Batch(**given["batch"]), Plan(depth, grad_steps), Part(*given["part"]), given["weights"])
+        return self._learn(Batch(**given["batch"]), Plan(depth, grad_steps), Share(*given["share"]), given["weights"])
 
     def forget(self) -> None:
         """Makes room for the gradients of the next update; captured passes add to the same tensors for ever."""

@@ -97,9 +97,9 @@ class Copies(Spread):
 
     def wrap(self, module: nn.Module) -> nn.Module:
         own = [self.device] if self.device.type == "cuda" else None
-        # unused: a halting head that the objective does not read; buffers are functions of the config
+        # unused: a halting head that the objective does not read, a prelude that a truncated gradient does not reach
         self.module = DistributedDataParallel(
-            module, device_ids=own, find_unused_parameters=True, broadcast_buffers=False, gradient_as_bucket_view=True
+            module, device_ids=own, find_unused_parameters=True, gradient_as_bucket_view=True
         )
         return self.module
 

@@ -13,23 +13,24 @@ from loopwright.data.batch import Batch
 from loopwright.model.context import Pass
 from loopwright.model.looped import LoopedForCausalLM, StepRunner
 from loopwright.train.penalty import Weighted
+from loopwright.train.remat import Remat
 from loopwright.train.walk import Plan, walk
 
 Weights = Sequence[float | Tensor | None]  # what each penalty counts for at an update; None: not at all, not computed
 
 
 @dataclass(frozen=True)
-class Part:
-    """Which part of an update a batch is: of its targets, which objectives average over, and of its rows, for penalties."""
+class Share:
+    """Which share of an update a batch is: of its targets, which objectives average over, and of its rows, for penalties."""
 
     targets: float | Tensor = 1.0
     rows: float | Tensor = 1.0
 
 
 class Trainee(nn.Module):
-    """A model with what it is trained for. (batch, plan, part, weights) → (loss, metrics).
+    """A model with what it is trained for. (batch, plan, share, weights) → (loss, metrics).
 
-    All of them count as the part of the update that the batch is: summed over the batches and processes of an update they are
+    All of them count as the share of the update that the batch is: summed over the batches and processes of an update they are
     the means of the whole, however unevenly the targets fell to the batches.
     """
 
@@ -39,7 +40,7 @@ class Trainee(nn.Module):
         objective: Any,
         penalties: Sequence[Weighted] = (),
         *,
-        remat: str = "none",
+        remat: str | Remat = "none",
         compiled: bool = False,
     ) -> None:
         super().__init__()
@@ -54,9 +55,9 @@ class Trainee(nn.Module):
         self.step = compiled_step(model) if compiled else model.step
 
     def forward(
-        self, batch: Batch, plan: Plan, part: Part | None = None, weights: Weights = ()
+        self, batch: Batch, plan: Plan, share: Share | None = None, weights: Weights = ()
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        part = part or Part()
+        share = share or Share()
         active = [(penalty, weight) for penalty, weight in zip(self.penalties, weights, strict=False) if weight is not None]
         riders = [penalty.rider for penalty, _ in active if penalty.rider is not None]
         path = walk(
@@ -64,10 +65,10 @@ class Trainee(nn.Module):
             step=self.step, remat=self.remat, keeps=self.objective.reads, rider=riders[0] if riders else None,
         )  # fmt: skip
         loss, metrics = self.objective(self.model, path)
-        loss, metrics = loss * part.targets, {name: value * part.targets for name, value in metrics.items()}
+        loss, metrics = loss * share.targets, {name: value * share.targets for name, value in metrics.items()}
         metrics["objective"] = loss.detach()
         for penalty, weight in active:
-            value = penalty.penalty(self.model, path) * part.rows
+            value = penalty.penalty(self.model, path) * share.rows
             loss = penalty.combine(loss, value, weight)
             metrics[penalty.name] = value.detach()
         return loss, metrics

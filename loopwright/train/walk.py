@@ -89,7 +89,6 @@ def walk(
         with torch.no_grad():
             for s in model.unroll(e, first, p, state=start, step=step):  # noqa: B007  (the last one is wanted)
                 pass
-        s = s.detach()
     if not model.config.is_looped:
         return Walk(batch, plan, e, p, start, [s], s, step)
     # the last step is neither rematerialised nor left to a rider's wrapping

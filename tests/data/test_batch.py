@@ -24,6 +24,19 @@ def test_the_first_token_is_no_target() -> None:
 
 def test_every_tensor_moves() -> None:
     x = torch.ones(1, 2, dtype=torch.long)
-    moved = Batch(x, x, x, x, torch.ones(1), torch.ones(1)).to("meta")
-    assert {getattr(moved, f.name).device.type for f in fields(moved)} == {"meta"}
+    names = [f.name for f in fields(Batch)]
+    moved = Batch(**dict.fromkeys(names, x)).to("meta")
+    assert {getattr(moved, name).device.type for name in names} == {"meta"}
     assert Batch(x, x).to("meta").rows is None
+
+
+def test_what_is_asked_is_found_once() -> None:
+    labels = torch.tensor([[5, 6, -100, 8], [-100, -100, 7, -100]])
+    batch = Batch(labels, labels).ready()
+    assert batch.asked is not None and batch.asked.tolist() == [1, 3, 6, 0]  # 3 targets, filled up to a multiple of 2 rows
+    assert labels[0, 0] == 5 and len(batch.asked) - batch.targets == 1
+
+
+def test_padding_is_told_by_a_mask_or_by_lengths() -> None:
+    x = torch.ones(1, 2, dtype=torch.long)
+    assert not Batch(x, x).padded and Batch(x, x, attention_mask=x).padded and Batch(x, x, lengths=torch.tensor([2])).padded

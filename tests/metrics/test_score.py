@@ -44,6 +44,16 @@ def test_row_losses_add_up_to_the_models_own_loss() -> None:
     assert loss[3].item() == pytest.approx(alone.item(), rel=1e-6)
 
 
+def test_small_losses_keep_their_digits() -> None:
+    labels = torch.tensor([[-100, 1, 2, 0]])
+    logits = torch.full((1, 4, 3), 20.0)
+    for place, label in enumerate([1, 2, 0]):
+        logits[0, place, label] += 13.0  # a loss of 4.5e-6 each, far below the last digit of the logits
+    wanted = row_losses(logits.double(), labels)[0].item()
+    assert wanted == pytest.approx(3 * math.log1p(2 * math.exp(-13)), rel=1e-9)
+    assert row_losses(logits, labels)[0].item() == pytest.approx(wanted, rel=0.03)
+
+
 def test_exact_rows_are_right_at_every_target() -> None:
     logits = logits_for(LABELS)
     assert exact_rows(logits, LABELS).tolist() == [True, True, False, True]

@@ -98,7 +98,7 @@ def test_blocks_of_a_triangular_map():
 
 def test_padding_is_left_out():
     loud = torch.block_diag(0.5 * torch.eye(4), 9 * torch.eye(2)).double()
-    loud[:4, 4:] = 7.0
+    loud[:4, 4:] = loud[4:, :4] = 7.0
     mask = torch.tensor([[True, True, False]])
     f, s = linear_map(loud), zeros(1, 3, 2)
     assert spectral_radius(f, s, mask=mask).item() == pytest.approx(0.5, rel=1e-9)

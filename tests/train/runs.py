@@ -7,18 +7,24 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from loopwright.cli import main
-from loopwright.run import read_json, read_log, untimed
+from loopwright.data.order import Order
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.run import read_json, read_log, untimed, write_json
 from loopwright.settings import merge
 from loopwright.train.loop import train
+from loopwright.train.objective import OBJECTIVES, Final
 from loopwright.train.recipe import Recipe, make_recipe
 from loopwright.train.setup import Outcome, Progress
+from loopwright.train.walk import Walk
 from loopwright.train.watch import Quiet
 
 PLAIN: dict[str, Any] = {
@@ -76,6 +82,21 @@ def end_of(folder: Path) -> dict[str, Any]:
     return {"update": last.name, **read_json(last / "manifest.json")["files"]}
 
 
+class Poisoned(Final):
+    """The final loss, with what is not a number in the loss or in its gradient alone, at some updates; in one process alone."""
+
+    def __init__(self, at: list, what: str = "loss", rank: int = 0) -> None:
+        super().__init__()
+        self.at, self.what, self.rank = at, what, rank
+
+    def __call__(self, model: LoopedForCausalLM, walk: Walk) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = super().__call__(model, walk)
+        if walk.plan.update in self.at and self.rank == int(os.environ.get("RANK", "0")):
+            zero = (loss - loss.detach()).abs()
+            loss = loss * float("nan") if self.what == "loss" else loss + zero.sqrt()  # a slope without end at 0
+        return loss, metrics
+
+
 class Act(Quiet):
     """Does something once so many updates are done."""
 
@@ -103,21 +124,24 @@ def children() -> Any:
     return context
 
 
-def counted(recipe: Recipe, folder: str, calls: Any, at: int | None) -> None:
-    """Trains, resuming if there is something to resume, and counts the calls it makes; killed (-9) at number `at` of them."""
+def counted(recipe: Recipe, folder: str, found: str, at: int | None) -> None:
+    """Trains, resuming if there is something to resume, killed (-9) at its call number `at`; notes in a file how many calls it
+    made, and which were made inside a save."""
     torch.set_num_threads(1)
-    number = 0
+    number, saves = 0, []
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal number
         number += 1
         if number == at:
             os.kill(os.getpid(), signal.SIGKILL)
+        if event in ("call", "return") and frame.f_code.co_name == "save_checkpoint":
+            saves.append(number)
 
     sys.setprofile(count)
     train(recipe, folder, resume=(Path(folder) / "recipe.yaml").is_file())
     sys.setprofile(None)
-    calls.value = number
+    write_json(found, {"calls": number, "saves": list(zip(saves[::2], saves[1::2], strict=True))})
 
 
 def command(words: list[str], errors: str) -> None:
@@ -125,3 +149,46 @@ def command(words: list[str], errors: str) -> None:
     torch.set_num_threads(1)
     sys.stderr = open(errors, "w", buffering=1)  # noqa: SIM115  (open as long as the process)
     main(words)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One run of several that the same processes make in turn; `shards` FSDP2 instead of copies."""
+
+    name: str
+    recipe: Recipe
+    shards: bool = False
+    resume: bool = False
+    stop: int | None = None
+    fails: str | None = None  # with these words
+
+
+def ranked(rank: int, world: int, port: int, folder: str, turns: list[Turn]) -> None:
+    """One of `world` processes, as a launcher starts it; it notes the samples that it took of each run."""
+    torch.set_num_threads(1)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
+    fixed = {"MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "FSDP_VERSION": "2"}
+    os.environ.update({**{name: str(number) for name, number in place.items()}, **fixed})
+    OBJECTIVES["poisoned"] = Poisoned
+    share = Order.share
+    for turn in turns:
+        os.environ["ACCELERATE_USE_FSDP"] = str(turn.shards).lower()
+        taken: list[list[int]] = []
+
+        def noted(self: Order, *arguments: int, taken: list[list[int]] = taken) -> tuple[Tensor, Tensor]:
+            indices, rows = share(self, *arguments)
+            taken.append([indices.tolist(), rows.tolist()])
+            return indices, rows
+
+        Order.share = noted
+        # a stop that only one process hears of must stop all
+        watch = Act(turn.stop, interrupt) if turn.stop and rank == 0 else None
+        try:
+            outcome = train(turn.recipe, Path(folder) / turn.name, resume=turn.resume, watch=watch)
+        except ValueError as error:
+            if turn.fails is None or turn.fails not in str(error):
+                raise
+            continue
+        outcome.model(outcome.splits.valid.batch([0]).input_ids)  # whole again, in every process
+        write_json(Path(folder) / f"{turn.name}.{rank}.json", {"taken": taken, "update": outcome.progress.update})
+    torch.distributed.destroy_process_group()

@@ -252,3 +252,13 @@ def test_options_have_forms() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             check_kind("depth", spec, RULES)
+
+
+def test_the_span_of_a_picture_holds_nearly_all_draws() -> None:
+    rule = build_kind({"kind": "log-normal", "mu": 2.0, "sigma": 0.7, "least": 1, "most": 100}, RULES)
+    low, median, high = rule.span
+    generator = torch.Generator().manual_seed(0)
+    drawn = [rule(0, generator).depth for _ in range(4000)]
+    assert (low, median, high) == (1, 7, 38)
+    assert 0.97 < sum(low <= depth <= high for depth in drawn) / len(drawn) < 1
+    assert build_kind({"kind": "fixed", "depth": 4}, RULES).span == (4, 4, 4)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import loopwright as lw
+from loopwright.data.batch import Batch
 from loopwright.train.implicit import Implicit
 from loopwright.train.walk import Plan, walk
 from tests.cases import noisy
@@ -73,14 +74,19 @@ def test_refuses_away_from_a_fixed_point() -> None:
         walk(nowhere, padded_batch(nowhere), Plan(DEPTH, 4), remat="implicit", keeps="last")
 
 
-def test_the_residual_is_that_of_the_worst_row_without_padding() -> None:
+@pytest.mark.parametrize("rows", [[0, 1], [1]])
+def test_the_residual_is_that_of_the_worst_row_without_padding(rows: list[int]) -> None:
     model, kind = contracting(), Implicit()
+    whole = padded_batch(model)
+    batch = Batch(whole.input_ids[rows], whole.labels[rows], whole.attention_mask[rows])
     with torch.no_grad():
-        path = walk(model, padded_batch(model), Plan(6, 6))
-        walk(model, padded_batch(model), Plan(6, 6), remat=kind, keeps="last")
+        path = walk(model, batch, Plan(6, 6))
+        walk(model, batch, Plan(6, 6), remat=kind, keeps="last")
     a, b = path.states[3], path.states[4]  # the last step of all is not part of what is measured
-    rows = [float((b[i, n:] - a[i, n:]).norm() / a[i, n:].norm()) for i, n in ((0, 0), (1, 2))]
-    assert kind.residual == pytest.approx(max(rows), rel=1e-9)
+    real = [mask.bool() for mask in batch.attention_mask]
+    found = [float((y[r] - x[r]).norm() / x[r].norm()) for x, y, r in zip(a, b, real, strict=True)]
+    assert kind.residual == pytest.approx(max(found), rel=1e-9)
+    assert len(set(found)) == len(rows)
 
 
 def test_refuses_what_has_no_meaning() -> None:

@@ -6,13 +6,15 @@ import errno
 import json
 import math
 import os
+import subprocess
+import sys
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from safetensors.torch import load_file
 
 import loopwright as lw
 from loopwright import run as run_module
@@ -20,10 +22,10 @@ from loopwright.recipes.shelf import names, recipe
 from loopwright.run import DiskFull, RunFolder, read_json, read_log
 from loopwright.train.checkpoint import find_checkpoint, latest_good
 from loopwright.train.loop import train
-from loopwright.train.objective import OBJECTIVES, Final
+from loopwright.train.objective import OBJECTIVES
 from loopwright.train.recipe import read_recipe
 from loopwright.train.watch import Quiet
-from tests.train.runs import OPTIMISERS, RICH, Act, end_of, interrupt, rows_of, small
+from tests.train.runs import OPTIMISERS, RICH, Act, Poisoned, end_of, interrupt, rows_of, small
 
 
 @pytest.mark.parametrize("name", names())
@@ -159,21 +161,6 @@ def test_an_update_of_several_batches_is_that_of_one_batch(tmp_path: Path, penal
 # what is not finite
 
 
-class Poisoned(Final):
-    """The final loss, with what is not a number in the loss or in its gradient alone, at some updates."""
-
-    def __init__(self, at: list, what: str) -> None:
-        super().__init__()
-        self.at, self.what = at, what
-
-    def __call__(self, model: lw.LoopedForCausalLM, walk: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, metrics = super().__call__(model, walk)
-        if walk.plan.update in self.at:
-            zero = (loss - loss.detach()).abs()
-            loss = loss * float("nan") if self.what == "loss" else loss + zero.sqrt()  # a slope without end at 0
-        return loss, metrics
-
-
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OBJECTIVES, "poisoned", Poisoned)
@@ -221,8 +208,6 @@ def test_clipping_holds_an_update_back(tmp_path: Path) -> None:
             {"updates": 1, "clip": clip, "look": {"every": 0}, "optim": {"kind": "adamw", "lr": 1e-3, "betas": [0.0, 0.9]}}
         )
         outcome = train(chosen, tmp_path / str(clip))
-        from safetensors.torch import load_file
-
         state = load_file(outcome.checkpoint / "optimizer.safetensors")
         steps[clip] = torch.cat([value.flatten() for name, value in sorted(state.items()) if name.endswith("exp_avg")])
         assert rows_of(outcome)[0]["grad_norm"] > 0.05, "the norm before clipping"
@@ -298,9 +283,6 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_room(
 
 def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
     """The lock is the process's: what holds it here is a child."""
-    import subprocess
-    import sys
-
     (tmp_path / "run").mkdir()
     hold = (
         "import fcntl, sys\nfile = open(sys.argv[1], 'a+')\nfcntl.lockf(file, fcntl.LOCK_EX)\n"

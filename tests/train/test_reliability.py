@@ -3,6 +3,7 @@ And Ctrl-C: it saves, exits 130, and goes on from there."""
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -11,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from loopwright.run import read_log
+from loopwright.run import read_json, read_log
 from loopwright.train.recipe import Recipe, written
 from tests.train.runs import RICH, children, command, counted, end_of, rows_of, small
 
 KILLED = -signal.SIGKILL
-# a checkpoint every second update: about half of all calls are made inside a save
 RECIPE = small(RICH, {"updates": 40, "depth": {"updates": 20}, "look": {"radius": 0, "every": 5}, "save": {"every": 2, "keep": 2}})
 
 
@@ -25,12 +25,12 @@ class Trial:
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe, self.folder, self.context = recipe, folder, children()
-        self.calls = self.context.Value("q", 0)
         assert self.finish(folder / "whole") == 0
-        self.total = self.calls.value
+        found = read_json(folder / "calls.json")
+        self.calls, self.saves = found["calls"], found["saves"]
 
     def start(self, folder: Path, at: int | None = None) -> Any:
-        child = self.context.Process(target=counted, args=(self.recipe, str(folder), self.calls, at))
+        child = self.context.Process(target=counted, args=(self.recipe, str(folder), str(self.folder / "calls.json"), at))
         child.start()
         return child
 
@@ -40,21 +40,22 @@ class Trial:
         child.join()
         return child.exitcode
 
-    def kill_inside(self, folder: Path, draw: random.Random) -> bool:
-        """Kills a run, which may have been killed before, at a random call; returns whether that was inside a save."""
-        assert self.finish(folder, draw.randrange(1, self.total)) in (0, KILLED)
-        return self.is_saving(folder)
+    def kill_in_a_save(self, folder: Path, draw: random.Random) -> None:
+        """Kills a run at a random call of one of the first saves."""
+        assert self.finish(folder, draw.randrange(*draw.choice(self.saves[:12]))) == KILLED
 
-    def kill_from_outside(self, folder: Path, draw: random.Random, seconds: float) -> bool:
-        """Kills a run at a random moment, wherever it is, in the middle of a write too."""
+    def kill_at_a_call(self, folder: Path, draw: random.Random) -> None:
+        """Kills a run at a random call."""
+        assert self.finish(folder, draw.randrange(1, self.calls // 2)) == KILLED
+
+    def kill_from_outside(self, folder: Path, draw: random.Random) -> None:
+        """Kills a run at a random moment after its first update, wherever it is, in the middle of a write too."""
         child = self.start(folder)
-        time.sleep(draw.uniform(0.2, 1) * seconds)
+        while child.is_alive() and not (folder / "log.jsonl").exists():
+            time.sleep(0.01)
+        time.sleep(draw.random())
         child.kill()
         child.join()
-        return self.is_saving(folder)
-
-    def is_saving(self, folder: Path) -> bool:
-        return any((folder / "checkpoints").glob(".*.tmp"))
 
     def is_equal(self, folder: Path) -> bool:
         """Lets the run finish, and compares all of it with the one that was never killed."""
@@ -64,30 +65,27 @@ class Trial:
 
 
 def test_a_run_that_was_killed_twice_is_bitwise_the_one_that_never_was(tmp_path: Path) -> None:
+    """Once at a random call in the middle, once inside a save."""
     trial, draw, folder = Trial(RECIPE, tmp_path), random.Random(0), tmp_path / "run"
-    assert trial.finish(folder, draw.randrange(trial.total // 4, trial.total // 2)) == KILLED
-    done = read_log(folder / "log.jsonl")[-1]["update"]
-    assert 0 < done < 39, "in the middle"
-    assert trial.finish(folder, draw.randrange(trial.total // 8, trial.total // 3)) == KILLED
+    assert trial.finish(folder, draw.randrange(trial.calls // 4, trial.calls // 2)) == KILLED
+    assert 0 < read_log(folder / "log.jsonl")[-1]["update"] < 39
+    trial.kill_in_a_save(folder, draw)
     assert trial.is_equal(folder)
 
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_twenty_random_points_is_bitwise_the_one_that_never_was(tmp_path: Path) -> None:
-    """Half of them at a random call of the run, half from outside at a random moment; some twice before they finish."""
-    trial, draw = Trial(RECIPE, tmp_path), random.Random(1)
-    began = time.perf_counter()
-    assert trial.finish(tmp_path / "timed") == 0
-    seconds = time.perf_counter() - began
-    kills, inside, equal = 0, 0, []
+    """Inside a save, at a random call, from outside at a random moment; every second one is killed twice."""
+    trial, draw, equal, kills = Trial(RECIPE, tmp_path), random.Random(1), [], []
     for number in range(20):
         folder = tmp_path / f"run-{number}"
-        for _ in range(1 + number % 2):
-            kills += 1
-            inside += trial.kill_inside(folder, draw) if number % 4 < 2 else trial.kill_from_outside(folder, draw, seconds)
+        for kill in (trial.kill_in_a_save, trial.kill_at_a_call, trial.kill_from_outside)[number % 3 :][: 1 + number % 2]:
+            kill(folder, draw)
+            kills.append(kill.__name__)
         equal.append(trial.is_equal(folder))
-    print(f"\nkill -9: {sum(equal)}/{len(equal)} runs bitwise equal after {kills} kills, {inside} of them inside a save")
-    assert all(equal) and inside
+    counts = ", ".join(f"{kills.count(name)} {name.replace('_', ' ')}" for name in sorted(set(kills)))
+    print(f"\nkill -9: {sum(equal)}/{len(equal)} runs bitwise equal after {len(kills)} kills ({counts})")
+    assert all(equal)
 
 
 def test_control_c_saves_exits_130_and_resuming_ends_bitwise_where_an_undisturbed_run_does(tmp_path: Path) -> None:
@@ -122,7 +120,5 @@ def test_control_c_saves_exits_130_and_resuming_ends_bitwise_where_an_undisturbe
 
 def signal_child(child: Any) -> None:
     """Ctrl-C, as a terminal and a launcher send it: twice at once."""
-    import os
-
     for _ in range(2):
         os.kill(child.pid, signal.SIGINT)

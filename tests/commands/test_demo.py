@@ -1,0 +1,46 @@
+"""The demo: its verdict can fail, and its page is whole. The real one runs for minutes: `loopwright demo`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loopwright.commands.demo import BEYOND, Story, demo, judge, tell, write
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story]:
+    folder = tmp_path_factory.mktemp("demo")
+    return {name: tell(name, folder, toy=True) for name in ("plain", "stable")}
+
+
+def with_accuracy(story: Story, near: float, far: float) -> Story:
+    exact = tuple(far if depth > 2 * story.median else near for depth in story.report.depth)
+    return replace(story, report=replace(story.report, exact=exact))
+
+
+def test_the_verdict_needs_collapse_and_hold(stories: dict[str, Story]) -> None:
+    plain, stable = stories["plain"], stories["stable"]
+    assert not judge(stories).holds  # two updates teach nothing
+    shown = {"plain": with_accuracy(plain, 1.0, 0.0), "stable": with_accuracy(stable, 0.999, 0.999)}
+    assert judge(shown).holds
+    assert not judge({**shown, "plain": with_accuracy(plain, 1.0, 0.9)}).holds
+    assert not judge({**shown, "plain": with_accuracy(plain, 0.6, 0.0)}).holds
+    assert not judge({**shown, "stable": with_accuracy(stable, 1.0, 0.98)}).holds
+    assert stable.report.accuracy().keys() >= {BEYOND * stable.median}
+
+
+def test_the_page_holds_every_figure_and_no_link(stories: dict[str, Story], tmp_path: Path) -> None:
+    text = write(tmp_path, stories, 1.0).read_text()
+    assert text.count("<svg") >= 5 and "http://" not in text.replace("http://www.w3.org", "") and "<script" not in text
+    for heading in ("Accuracy against depth", "Does a step contract?", "Where the state goes", "Learning"):
+        assert heading in text
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds other files"):
+        demo(str(tmp_path), toy=True)
+    assert (tmp_path / "mine.txt").read_text() == "mine"

@@ -1,0 +1,121 @@
+"""What a run is built of: its samples and depths, its precision, its way to disk and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from loopwright.run import Log, RunFolder
+from loopwright.train.checkpoint import latest_good
+from loopwright.train.loop import train
+from loopwright.train.setup import Job, Progress, resume_job, save_job
+from loopwright.train.spread import join
+from loopwright.train.trainee import Share
+from loopwright.train.watch import Quiet
+from tests.train.runs import Act, end_of, interrupt, rows_of, small
+
+
+def make_job(folder: Path, *changes: dict[str, Any]) -> Job:
+    return Job(small(*changes), RunFolder(folder), join(), Quiet())
+
+
+def test_progress_counts() -> None:
+    progress = Progress()
+    for finite in (True, False, False):
+        progress.count(finite, rows=4, tokens=40, targets=12)
+    assert (progress.update, progress.rows, progress.tokens, progress.targets) == (3, 12, 120, 36)
+    assert (progress.skipped, progress.skipped_in_a_row) == (2, 2)
+    progress.count(True, rows=4, tokens=40, targets=12)
+    assert (progress.skipped, progress.skipped_in_a_row) == (2, 0)
+
+
+def test_every_sample_comes_once_an_epoch_with_its_place(tmp_path: Path) -> None:
+    job, progress, seen = make_job(tmp_path, {"accumulate": 4}), Progress(), []
+    for _ in range(16):  # two epochs of 64
+        pairs = job.draw(progress)
+        assert len(pairs) == 4 and all(len(batch) == 2 for batch, _ in pairs)
+        rows = torch.cat([batch.rows for batch, _ in pairs])
+        assert rows.tolist() == list(range(progress.rows, progress.rows + 8))
+        seen += [tuple(row) for batch, _ in pairs for row in batch.input_ids.tolist()]
+        progress.count(True, rows=8, tokens=0, targets=0)
+    assert len(set(seen[:64])) == 64 and set(seen[:64]) == set(seen[64:]) and seen[:64] != seen[64:]
+
+
+def test_an_update_begins_the_same_whatever_came_before(tmp_path: Path) -> None:
+    job = make_job(tmp_path, {"schedule": {"kind": "linear"}, "updates": 10})
+    torch.manual_seed(99)
+    job.begin_update(5)
+    first = torch.rand(3), job.optimiser.lr
+    job.begin_update(6)
+    assert not torch.equal(torch.rand(3), first[0])
+    job.begin_update(5)
+    assert torch.equal(torch.rand(3), first[0]) and job.optimiser.lr == first[1] == pytest.approx(3e-3 / 2)
+
+
+def test_what_was_saved_comes_back_whole(tmp_path: Path) -> None:
+    changes = {"average": {"kind": "ema", "decay": 0.5}, "depth": {"kind": "uniform", "least": 1, "most": 99}}
+    run = RunFolder(tmp_path)
+    job, progress = make_job(tmp_path, changes), Progress()
+    for update in range(3):
+        job.begin_update(update)
+        for batch, plan in job.draw(progress):
+            job.learn(batch, plan, Share(), None)
+        job.move(update)
+        job.forget()
+        progress.count(True, rows=8, tokens=9, targets=8)
+    progress.best_loss, progress.solved_at = 0.1 + 0.2, 2
+    save_job(job, run, progress, Log(run.path / "log.jsonl"))
+    watch, other = Quiet(), make_job(tmp_path, changes)
+    assert resume_job(other, run, watch) == progress and "3 updates done" in watch.notes[0]
+    for mine, theirs in ((job.weights(), other.weights()), *zip(job.tensors().values(), other.tensors().values(), strict=True)):
+        assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert [plan for _, plan in job.draw(progress)] == [plan for _, plan in other.draw(progress)]
+
+
+def test_a_damaged_checkpoint_is_named_and_an_older_one_used(tmp_path: Path) -> None:
+    folder, chosen = tmp_path / "run", small({"save": {"every": 2, "keep": 3, "best": False}})
+    train(chosen, tmp_path / "whole")
+    train(chosen, folder, watch=Act(5, interrupt))
+    newest = max((folder / "checkpoints").iterdir())
+    data = bytearray((newest / "optimizer.safetensors").read_bytes())
+    data[-1] ^= 1
+    (newest / "optimizer.safetensors").write_bytes(data)
+    watch = Quiet()
+    train(chosen, folder, resume=True, watch=watch)
+    assert "skipped a damaged checkpoint" in watch.notes[0] and "optimizer.safetensors" in watch.notes[0]
+    assert "(4 updates done)" in watch.notes[1]
+    assert rows_of(folder) == rows_of(tmp_path / "whole") and end_of(folder) == end_of(tmp_path / "whole")
+
+
+def test_without_a_checkpoint_a_resumed_run_starts_again(tmp_path: Path) -> None:
+    def stumble() -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        train(small({"look": {"every": 0}}), tmp_path / "run", watch=Act(3, stumble))
+    watch = Quiet()
+    train(small({"look": {"every": 0}}), tmp_path / "run", resume=True, watch=watch)
+    assert watch.notes == ["no checkpoint yet: the run starts again from its first update"]
+    assert [row["update"] for row in rows_of(tmp_path / "run")] == list(range(8))
+
+
+def test_bfloat16_has_float32_masters_and_resumes_bitwise(tmp_path: Path) -> None:
+    chosen = small({"precision": "bf16", "remat": "step", "penalties": [{"kind": "jacobian", "weight": 0.1}]})
+    whole, exact = train(chosen, tmp_path / "whole"), train(small(), tmp_path / "exact")
+    assert {p.dtype for p in whole.model.parameters()} == {torch.float32}
+    losses = [[row["objective"] for row in rows_of(run) if "loss" in row] for run in (whole, exact)]
+    assert losses[0] != losses[1] and losses[0][0] == pytest.approx(losses[1][0], rel=1e-2)
+    train(chosen, tmp_path / "run", watch=Act(3, interrupt))
+    train(chosen, tmp_path / "run", resume=True)
+    assert rows_of(tmp_path / "run") == rows_of(whole) and end_of(tmp_path / "run") == end_of(tmp_path / "whole")
+
+
+def test_a_dense_model_trains_and_looks_at_its_one_depth(tmp_path: Path) -> None:
+    dense = {"kind": "preset", "name": "stars-addition-tiny", "changes": {"core_layers": 0, "prelude_layers": 1, "injection": None}}
+    outcome = train(small({"model": dense, "look": {"every": 4, "radius": 2}}), tmp_path / "run")
+    looks = [row for row in rows_of(outcome) if "valid" in row]
+    assert [list(row["valid"]) for row in looks] == [["1"], ["1"]] and not any("radius" in row for row in rows_of(outcome))
+    assert latest_good(outcome.run.checkpoints)[0].update == 8
