@@ -122,11 +122,11 @@ def main() -> None:
             random_depth("full", model, batch, step, pairs=7, count=12, **more)
         return
     torch.set_num_threads(1)
-    for name, shape, rows in (("full", {**FULL, "dropout": 0.0}, 16), ("full", FULL, 16), ("demo", DEMO, 128)):
+    for name, shape, rows in (("full", {**FULL, "dropout": 0.0}, 32), ("full", FULL, 32), ("demo", DEMO, 128)):
         model, batch = addition(shape, rows, "cpu")
         more = {"rows": rows, "dropout": model.config.dropout}
-        fixed_depth(name, model, batch, None, pairs=15, **more)
-        random_depth(name, model, batch, None, pairs=7, count=6, **more)
+        fixed_depth(name, model, batch, None, pairs=11, **more)
+        random_depth(name, model, batch, None, pairs=7, count=4, **more)
 
 
 if __name__ == "__main__":

@@ -151,10 +151,12 @@ def every_file_has_its_test(root: Path) -> list[str]:
 
 def public_names_have_docstrings(root: Path) -> list[str]:
     trees = dict(sources(root))
-    classes = {node.name: node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for node in (node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        classes.setdefault(node.name, []).append(node)
 
     def inherited(owner: ast.ClassDef, name: str) -> bool:
-        bases = [classes[b.id] for b in owner.bases if isinstance(b, ast.Name) and b.id in classes]
+        bases = [base for b in owner.bases if isinstance(b, ast.Name) for base in classes.get(b.id, [])]
         return any(
             any(f.name == name and ast.get_docstring(f) for f in base.body if isinstance(f, ast.FunctionDef))
             or inherited(base, name)

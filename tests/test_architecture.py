@@ -47,7 +47,7 @@ from tests.rules import (
 
 ROOT = Path(__file__).parent.parent
 STORED = Path(__file__).parent / "options.txt"
-TRAINING = {**TABLES, "penalties": {**PENALTIES, "any": Weighted}, "average": AVERAGES, "remat": REMATS}
+TRAINING = {**TABLES, "penalties": PENALTIES, "average": AVERAGES, "remat": REMATS}
 REWRITE = "python -m tests.test_architecture > tests/options.txt"
 
 
@@ -179,6 +179,8 @@ def all_options() -> list[str]:
     lines += [f"recipe {name}" for section in (Recipe, Looks, Saves) for name in section.__dataclass_fields__]
     for table, kinds in TRAINING.items():
         lines += [f"training {table} {' '.join([kind, *options_of(part)])}" for kind, part in kinds.items()]
+    weighing = [name for name in options_of(Weighted) if name not in ("penalty", "name")]
+    lines += [f"training penalties {' '.join(weighing)}"]
     verbs = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
     for verb, command in verbs.items():
         flags = [flag for param in command.params for flag in (*param.opts, *param.secondary_opts) if flag.startswith("-")]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from loopwright import cli, commands
+from loopwright import cli
+from loopwright.commands import check, demo, evaluate, presets, train
 from tests.generate.tiny import STORIES, save_model
 
 
@@ -129,17 +130,47 @@ def test_options_reach_the_work(folder: Path, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(("well", "code"), [(True, 0), (False, 1)])
 def test_a_failed_check_exits_with_one(well: bool, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "check", lambda *args, **kwargs: well)
-    monkeypatch.setattr(commands, "demo", lambda: well)
-    assert run("check", "asura") == code
-    assert run("demo") == code
+    monkeypatch.setattr(check, "check", lambda *args, **kwargs: well)
+    monkeypatch.setattr(check, "check_presets", lambda: well)
+    monkeypatch.setattr(demo, "demo", lambda *args, **kwargs: well)
+    assert run("check", "asura") == run("check") == run("demo") == code
+
+
+def test_a_run_that_was_stopped_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "train", lambda *args, **kwargs: False)
+    assert run("train", "demo-plain") == 130
+
+
+def test_training_options_reach_the_work(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: dict[str, object] = {}
+    monkeypatch.setattr(train, "train", lambda *args, **options: seen.update(args=args, **options) or True)
+    assert run("train", "demo-plain", "seed=3", "optim.lr=1e-4", "--out", "here", "--resume", "--toy") == 0
+    assert seen == {"args": ("demo-plain", ["seed=3", "optim.lr=1e-4"]), "out": "here", "resume": True, "toy": True}
+    monkeypatch.setattr(evaluate, "evaluate", lambda run, **options: seen.update(run=run, **options))
+    assert run("evaluate", "runs/x", "--depths", "1:8", "--split", "test", "--split", "valid", "--rows", "9", "--no-decode") == 0
+    assert (seen["run"], seen["depths"], seen["splits"], seen["rows"], seen["decode"]) == (
+        "runs/x",
+        "1:8",
+        ["test", "valid"],
+        9,
+        False,
+    )
+    assert run("recipes", "demo-plain") == 0
+    assert "kind: addition" in capsys.readouterr().out
+
+
+def test_mistakes_in_training_cost_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "demo-stabel") == run("train", "demo-stable", "optm.lr=1") == run("evaluate", "nowhere") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and "did you mean 'demo-stable'" in lines[0] and "did you mean 'optim'" in lines[1]
+    assert "nowhere holds no run" in lines[2]
 
 
 def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "presets", interrupted)
+    monkeypatch.setattr(presets, "presets", interrupted)
     assert run("presets") == 130
     assert capsys.readouterr().err == ""
 
@@ -148,7 +179,7 @@ def test_a_long_message_is_still_one_line(monkeypatch: pytest.MonkeyPatch, capsy
     def wrong() -> None:
         raise ValueError("first: wrong\n  second: wrong too")
 
-    monkeypatch.setattr(commands, "presets", wrong)
+    monkeypatch.setattr(presets, "presets", wrong)
     assert run("presets") == 2
     assert capsys.readouterr().err == "loopwright: first: wrong second: wrong too\n"
 

@@ -154,7 +154,7 @@ def write(folder: Path, stories: dict[str, Story], seconds: float) -> Path:
     return write_report(
         folder / "report.html", "More depth: when it helps, when it hurts", sections,
         outcome=judge(stories),
-        lead="Two small looped transformers learn to add three-digit numbers: one the plain way, one so that depth is safe.",
+        lead="Two small looped transformers learn to add two-digit numbers: one the plain way, one so that depth is safe.",
         footer=f"loopwright demo, {seconds / 60:.1f} minutes on this machine. Problems in the test were never trained on.",
     )  # fmt: skip
 

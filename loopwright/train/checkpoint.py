@@ -166,37 +166,6 @@ def load_weights(folder: str | Path, model: LoopedForCausalLM) -> None:
             own[name].copy_(spread(value, own[name]))
 
 
-# generators of random numbers
-
-
-def generator_tensors(generators: Mapping[str, torch.Generator]) -> dict[str, Tensor]:
-    """Returns the states of the named generators and of torch's own, on the CPU and each CUDA device in use."""
-    states = {f"torch/{device}": generator.get_state() for device, generator in _torch_generators().items()}
-    return {**states, **{name: generator.get_state() for name, generator in generators.items()}}
-
-
-def restore_generators(states: Mapping[str, Tensor], generators: Mapping[str, torch.Generator]) -> list[str]:
-    """Puts generators where they were, and returns which of torch's own could not be: those of devices that are not alike.
-
-    The named ones must all be there.
-    """
-    missing = [name for name in generators if name not in states]
-    if missing:
-        raise ValueError(f"generators: no state for {listed(missing)}; the checkpoint has {listed(sorted(states))}")
-    if torch.cuda.is_available() and any(name.startswith("torch/cuda:") for name in states):
-        torch.cuda.init()  # its generators are there from then on
-    own = {f"torch/{device}": generator for device, generator in _torch_generators().items()}
-    for name, generator in {**own, **generators}.items():
-        if name in states:
-            generator.set_state(states[name])
-    return sorted(name for name in {*own, *states} if name not in generators and not (name in own and name in states))
-
-
-def _torch_generators() -> dict[str, torch.Generator]:
-    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    return {"cpu": torch.default_generator, **{f"cuda:{index}": generator for index, generator in enumerate(cuda)}}
-
-
 # what the above share
 
 

@@ -194,16 +194,28 @@ class Site:
     def beside(self, eps: float) -> tuple[Tensor, Tensor]:
         """Returns s′ and J v by difference, both ends with the same dropout masks: equal shapes from an equal random state.
 
-        The probed rows run as they are, then moved, and the others on their own: the work of `inside`, in three calls.
+        One end of each probed row and half of the other rows run in a first call, the other ends and the other half in a
+        second: the work of `inside`, in two calls. So the rows of the two halves share their masks in pairs.
         """
         moved, way = self.moved(eps)
-        e, p = self.rows(self.probe.index)
+        every = torch.arange(self.s.shape[0], device=self.s.device)
+        index = every if self.probe.index is None else self.probe.index
+        others = every if self.detached else self.rest()
+        probed, left = index.numel(), others.numel()
+        half = (left + 1) // 2
         before = random_state(self.s.device)
-        here = self.step(moved[1] if self.detached else self.probe.pick(self.s), e, self.t, p)
+        there = self.call(moved[0], index, others[:half])
         set_random_state(self.s.device, before)
-        there = self.step(moved[0], e, self.t, p)
-        y = self.step(self.s, self.e, self.t, self.p) if self.detached else self.joined(here)
-        return y, self.slope(there, here, way)
+        here = self.call(moved[1] if self.detached else self.probe.pick(self.s), index, others[left - half :])
+        y = torch.cat([there[probed:], here[probed + 2 * half - left :]])  # an odd number: one row is in both halves
+        if not self.detached:
+            y = torch.cat([here[:probed], y]).index_select(0, torch.cat([index, others]).argsort())
+        return y, self.slope(there[:probed], here[:probed], way)
+
+    def call(self, ends: Tensor, index: Tensor, others: Tensor) -> Tensor:
+        """Returns the states after the step of one end of the probed rows, and of some others as they are."""
+        e, p = self.rows(torch.cat([index, others]))
+        return self.step(torch.cat([ends, self.s.index_select(0, others)]), e, self.t, p)
 
     def moved(self, eps: float) -> tuple[list[Tensor], Tensor]:
         """Returns the probed states moved along v (and against it, where detached), and the way between both ends [N, 1, 1]."""
@@ -219,14 +231,19 @@ class Site:
 
     def joined(self, here: Tensor) -> Tensor:
         """Returns s′ of the whole batch, given that of the probed rows."""
-        index = self.probe.index
-        if index is None:
+        if self.probe.index is None:
             return here
-        probed = torch.zeros(self.s.shape[0], dtype=torch.int8, device=index.device).index_fill(0, index, 1)
-        rest = probed.argsort(stable=True)[: self.s.shape[0] - index.numel()]
+        rest = self.rest()
         e, p = self.rows(rest)
         others = self.step(self.s.index_select(0, rest), e, self.t, p)
-        return torch.cat([here, others]).index_select(0, torch.cat([index, rest]).argsort())
+        return torch.cat([here, others]).index_select(0, torch.cat([self.probe.index, rest]).argsort())
+
+    def rest(self) -> Tensor:
+        """Returns the rows that are not probed; how many they are is known without asking the device."""
+        if self.probe.index is None:
+            return torch.empty(0, dtype=torch.long, device=self.s.device)
+        probed = torch.zeros(self.s.shape[0], dtype=torch.int8, device=self.s.device).index_fill(0, self.probe.index, 1)
+        return probed.argsort(stable=True)[: self.s.shape[0] - self.probe.index.numel()]
 
     def rows(self, index: Tensor | None) -> tuple[Tensor, Pass]:
         """Returns the input and the pass of some rows."""

@@ -29,8 +29,8 @@ def first_look(job: Job, watch: Watch) -> None:
     """Notes, before the first update, how good a finite difference is here and what a truncated gradient leaves out."""
     with job.looking():
         for penalty in (weighted.penalty for weighted in job.penalties):
-            if isinstance(penalty, JacobianPenalty) and penalty.mode == "fd":
-                path = walk(job.model, first_rows(job, ROWS_OF_A_CHECK), Plan(job.median, job.median))
+            if isinstance(penalty, JacobianPenalty) and penalty.mode == "fd" and job.model.config.is_looped:
+                path = walk(job.model, first_rows(job, ROWS_OF_A_CHECK), Plan(job.median, job.median), keeps="last")
                 error = penalty.self_check(job.model, path)
                 verdict = "" if error <= LARGEST_ERROR else f"; warning: above {LARGEST_ERROR:.0%}, set eps or take mode exact"
                 watch.note(f"jacobian: the finite difference is {error:.2%} off the exact product{verdict}")
@@ -67,7 +67,8 @@ def validate(job: Job, rows: int) -> dict[int, dict[str, float | None]]:
     """Returns loss and exact-match rate of the first rows of the validation split at each depth; processes share the rows."""
     source, count, spread = job.splits.valid, min(rows, len(job.splits.valid)), job.spread
     sums = {depth: [0.0, 0, 0] for depth in job.depths}
-    for chunk in torch.arange(count)[spread.rank :: spread.world].split(ROWS_AT_ONCE):
+    own = torch.arange(count)[spread.rank :: spread.world]
+    for chunk in own.split(ROWS_AT_ONCE) if len(own) else ():
         for reading in readings(job.model, source.batch(chunk).to(job.device), job.depths):
             found = (float(reading.loss.sum()), int(reading.targets.sum()), int(reading.exact.sum()))
             sums[reading.depth] = [a + b for a, b in zip(sums[reading.depth], found, strict=True)]

@@ -1,8 +1,8 @@
-"""What is added to an objective: penalties, when each begins to count, how it is weighed, and the sum that is trained on."""
+"""What is added to an objective: penalties, when each begins to count, and how it is weighed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import build_kind, check_form, check_kind, options_of, refuse_unknown, suggest
 from loopwright.train.jacobian import JacobianPenalty
-from loopwright.train.walk import Objective, Rider, Walk
+from loopwright.train.walk import Rider, Walk
 
 
 class Penalty(Protocol):
@@ -110,22 +110,6 @@ class Weighted:
         """Returns the loss with the penalty's value weighed in."""
         kept = 1 - factor if self.weighting == "convex" else 1.0
         return kept * loss + factor * value
-
-
-def total_loss(
-    model: LoopedForCausalLM, walk: Walk, objective: Objective, penalties: Sequence[Weighted], solved_at: int | None = None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns what is trained on, and its metrics: those of the objective, its own loss as "objective", and the value of each
-    penalty that counts at this update, under its name. Several convex penalties are weighed in one after the other."""
-    loss, metrics = objective(model, walk)
-    metrics = {**metrics, "objective": loss.detach()}
-    for penalty in penalties:
-        factor = penalty.factor(walk.plan.update, solved_at)
-        if factor > 0:
-            value = penalty.penalty(model, walk)
-            loss = penalty.combine(loss, value, factor)
-            metrics[penalty.name] = value.detach()
-    return loss, metrics
 
 
 def _split(spec: Mapping[str, Any], schedule: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -219,6 +219,11 @@ def look_depths(config: LoopedConfig, rule: DepthRule, recipe: Recipe) -> list[i
     return check_depths(config, {*recipe.look.depths, rule.median})
 
 
+def holds_updates(run: RunFolder) -> bool:
+    """Returns whether a folder holds what a run has reached; one that ended before its first update has left nothing to lose."""
+    return run.recipe.is_file() and (run.checkpoints.is_dir() or (run.log.is_file() and run.log.stat().st_size > 0))
+
+
 def start_job(recipe: Recipe, run: RunFolder, spread: Spread, *, resume: bool, watch: Watch) -> Job:
     """Builds a run's objects; refuses a folder that holds another run, or none where one is to be resumed."""
     if resume:
@@ -227,7 +232,7 @@ def start_job(recipe: Recipe, run: RunFolder, spread: Spread, *, resume: bool, w
         difference = first_difference(read_recipe(run.recipe), recipe)
         if difference:
             raise ValueError(f"resume: {run.path} was trained with another recipe; it differs in {difference}")
-    elif run.recipe.is_file():
+    elif holds_updates(run):
         raise ValueError(f"train: {run.path} already holds a run; --resume continues it, --out names another folder")
     job = Job(recipe, run, spread, watch)
     if spread.main and not resume:

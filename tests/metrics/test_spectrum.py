@@ -106,20 +106,20 @@ def test_padding_is_left_out():
     assert frobenius_reading(f, s, mask=mask).item() == pytest.approx(0.25, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["stars-addition", "huginn", "ouroboros-qwen2.5-3b"])
+@pytest.mark.parametrize("name", ["stars-addition", "ouroboros-qwen2.5-3b"])
 def test_arnoldi_and_blocks_agree_on_models(name):
     model = noisy(f"{name}-tiny", std=0.5, core_layers=1, hidden_size=16).double()
-    ids = torch.randint(0, 15, (2, 5), generator=torch.Generator().manual_seed(0))
-    mask = torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
+    ids = torch.randint(0, 15, (2, 4), generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([[1] * 4, [0, 1, 1, 1]])
     with torch.no_grad():
         e, p = model.embed(ids, attention_mask=mask)
         *_, s = model.unroll(e, 3, p)
     f = state_map(model, e, p, 2)
     exact = causal_radius(f, s, mask=mask)
-    whole = torch.autograd.functional.jacobian(lambda x: f(x[None].expand(2, -1, -1))[0], s[0]).reshape(80, 80)
+    whole = torch.autograd.functional.jacobian(lambda x: f(x[None].expand(2, -1, -1))[0], s[0]).reshape(64, 64)
     assert exact[0].item() == pytest.approx(torch.linalg.eigvals(whole).abs().max().item(), rel=1e-8)
     assert spectral_radius(f, s, mask=mask, krylov=32).tolist() == pytest.approx(exact.tolist(), rel=1e-2)
-    assert spectral_radius(f, s, mask=mask, krylov=80, restarts=0).tolist() == pytest.approx(exact.tolist(), rel=1e-6)
+    assert spectral_radius(f, s, mask=mask, krylov=64, restarts=0).tolist() == pytest.approx(exact.tolist(), rel=1e-6)
     ends = [frobenius_reading(f, s, mask=mask, products=kind) for kind in ("dual", "jvp", "difference")]
     assert torch.allclose(ends[0], ends[1], rtol=1e-10)
     assert torch.allclose(ends[0], ends[2], rtol=1e-6)

@@ -13,7 +13,7 @@ def test_a_file_wins_over_a_name_and_names_are_known(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert {"demo-plain", "demo-stable", "stars-addition", "stars-ouro"} <= set(names())
     assert find("demo-plain") == FOLDER / "demo-plain.yaml" == find("recipes/demo-plain.yaml")
-    (tmp_path / "demo-plain").write_text((FOLDER / "demo-plain.yaml").read_text().replace("updates: 1000", "updates: 7"))
+    (tmp_path / "demo-plain").write_text((FOLDER / "demo-plain.yaml").read_text().replace("updates: 1200", "updates: 7"))
     assert recipe("demo-plain").updates == 7
 
 

@@ -16,13 +16,11 @@ from loopwright import run as run_module
 from loopwright.train.average import EMA
 from loopwright.train.checkpoint import (
     find_checkpoint,
-    generator_tensors,
     latest_good,
     load_tensors,
     load_weights,
     model_tensors,
     open_checkpoint,
-    restore_generators,
     save_checkpoint,
     saved,
 )
@@ -151,32 +149,6 @@ def test_a_save_changes_nothing_it_saves_and_shows_no_bar(
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert {p.name: p.read_bytes() for p in first.iterdir()} == {p.name: p.read_bytes() for p in second.iterdir()}
     assert capfd.readouterr() == ("", "")
-
-
-def test_generators_go_on_where_they_were() -> None:
-    depth, directions = torch.Generator().manual_seed(3), torch.Generator().manual_seed(4)
-    named = {"depth": depth, "directions": directions}
-    torch.rand(3), torch.rand(3, generator=depth)
-    states = generator_tensors(named)
-    assert {state.dtype for state in states.values()} == {torch.uint8}
-    drawn = [torch.rand(5), torch.rand(5, generator=depth), torch.rand(5, generator=directions)]
-    assert restore_generators(states, named) == []
-    again = [torch.rand(5), torch.rand(5, generator=depth), torch.rand(5, generator=directions)]
-    assert all(torch.equal(a, b) for a, b in zip(drawn, again, strict=True))
-    with pytest.raises(ValueError, match="generators: no state for other"):
-        restore_generators(states, {"other": depth})
-    if not torch.cuda.is_available():
-        assert restore_generators({**states, "torch/cuda:0": torch.zeros(16, dtype=torch.uint8)}, named) == ["torch/cuda:0"]
-
-
-@pytest.mark.gpu
-def test_generators_of_a_gpu_go_on_where_they_were(tmp_path: Path, model: lw.LoopedForCausalLM) -> None:
-    torch.cuda.init()
-    states = generator_tensors({})
-    drawn = torch.rand(5, device="cuda")
-    folder = save(tmp_path, 1, model, tensors={"generators": states})
-    assert restore_generators(load_tensors(folder, "generators", states), {}) == []
-    assert torch.equal(torch.rand(5, device="cuda"), drawn)
 
 
 def test_a_run_goes_on_from_disk_bit_for_bit(tmp_path: Path) -> None:

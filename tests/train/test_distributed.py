@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,12 @@ BASE: dict[str, Any] = {
     "look": {"every": 25},
     "save": {"best": False},
 }  # fmt: skip
-TOO_LONG = 900.0  # seconds
 LATE = {"penalties": [{"kind": "jacobian", "mode": "fd", "share": 0.5, "weight": 0.1, "start": 25}]}
 
 
 def processes(folder: Path, turns: list[Turn], world: int) -> list[int]:
-    """Makes the runs in so many processes and returns how these ended."""
+    """Makes the runs in so many processes and returns how these ended (killed where they wait for one another)."""
+    latest = time.monotonic() + 60 * (1 + len(turns))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -41,9 +42,12 @@ def processes(folder: Path, turns: list[Turn], world: int) -> list[int]:
     found = [context.Process(target=ranked, args=(rank, world, port, str(folder), turns)) for rank in range(world)]
     for child in found:
         child.start()
+    while any(child.is_alive() for child in found) and all(child.exitcode in (None, 0) for child in found):
+        if time.monotonic() > latest:
+            break
+        time.sleep(0.05)
     for child in found:
-        child.join(TOO_LONG)
-    for child in found:
+        child.join(5)
         child.kill()  # one that waits for a process that has gone waits for ever
         child.join()
     return [child.exitcode for child in found]
@@ -128,6 +132,7 @@ SLOW: dict[str, dict[str, Any]] = {
     "exact": {"penalties": [{"kind": "jacobian", "mode": "exact", "weight": 0.1}]},
     "released": {"penalties": [{"kind": "jacobian", "mode": "released", "weight": 0.1}]},
     "muon": {"optim": {"kind": "muon", "lr": 1e-3, "adam_lr": 1e-3}},
+    "bf16": {"precision": "bf16", "remat": "step"},
     "step": {"remat": "step"},
     "tree": {"remat": "tree"},
     "checkpoint": {"remat": "checkpoint"},
@@ -141,6 +146,10 @@ SLOW: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Muon sums in bfloat16, which its losses do not show but its gradient norms do; in bfloat16 a sum over rows is rounded as it falls
+LOOSER = {"muon": 1e-4, "bf16": 2e-2}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_many_kinds_of_runs_in_several_processes_are_those_of_one(tmp_path: Path, world: int) -> None:
@@ -152,8 +161,7 @@ def test_many_kinds_of_runs_in_several_processes_are_those_of_one(tmp_path: Path
     for name, recipe in recipes.items():
         train(recipe, tmp_path / name)
         for kind in ("copies", "shards"):
-            # the losses within 1e-5 everywhere; Muon's bfloat16 sums leave a little more in the gradient norm
-            worst = assert_alike(tmp_path / name, tmp_path / f"{name}-{kind}", tolerance=1e-4 if name == "muon" else 1e-5)
+            worst = assert_alike(tmp_path / name, tmp_path / f"{name}-{kind}", tolerance=LOOSER.get(name, 1e-5))
             print(f"{world} processes, {kind}, {name}: losses within {worst:.1e} over {recipe.updates} updates")
-            assert worst <= 1e-5
+            assert worst <= 1e-5 or name == "bf16"
             assert_each_sample_once(tmp_path, f"{name}-{kind}", recipe, world, 90)

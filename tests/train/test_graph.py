@@ -29,7 +29,9 @@ def test_a_run_without_a_gpu_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("penalty", ["[]", "[{kind: jacobian}]", "[{kind: jacobian, mode: exact, ramp: 8}]", "[{kind: state-change}]"])
+@pytest.mark.parametrize(
+    "penalty", ["[]", "[{kind: jacobian}]", "[{kind: jacobian, mode: exact, ramp: 8}]", "[{kind: state-change}]"]
+)
 @pytest.mark.parametrize("padding", ["plain", "masked"])
 def test_replayed_is_plain(penalty: str, padding: str, tmp_path: Path) -> None:
     changes = (f"penalties={penalty}", f"data.padding={padding}")

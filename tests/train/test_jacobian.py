@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import loopwright as lw
 from loopwright.data.batch import Batch
 from loopwright.model.looped import plain_config
+from loopwright.train.direction import Probe
 from loopwright.train.jacobian import JacobianPenalty, Site, default_eps
 from loopwright.train.walk import Plan, walk
 from tests.cases import golden_folders, noisy
@@ -227,23 +228,43 @@ def test_every_preset_has_finite_gradients_in_every_mode(name):
     assert values["fd"] == pytest.approx(values["exact"], rel=0.05)
 
 
+@pytest.mark.parametrize("rows", [7, 8])
 @pytest.mark.parametrize("share", [0.25, 1.0])
 @pytest.mark.parametrize("detach", [False, True])
-def test_dropout_is_held_between_the_two_ends(share, detach):
+def test_dropout_is_held_between_the_two_ends(rows, share, detach):
     """J v is the derivative of one thinned map: what forward mode gives for the very same masks."""
-    model, batch = small_model(dropout=0.3), batch_of(8, 4)
+    model, batch = small_model(dropout=0.3), batch_of(rows, 4)
     path = walk(model, batch, Plan(2, 2))
     penalty = JacobianPenalty("fd", share=share, detach_state=detach)
     torch.manual_seed(5)
     found = penalty(model, path)
     assert penalty.random
     probe = penalty.probe(path.before, batch, 0)
-    site = Site(model.step, path.before, path.e, path.last_step, path.p, probe)
+    # the first of the two calls again: the probed rows, and half of the others with a direction of zeros
+    index = torch.arange(rows) if probe.index is None else probe.index
+    others = torch.tensor([row for row in range(rows) if detach or row not in index], dtype=torch.long)
+    others = others[: (len(others) + 1) // 2]
+    v = torch.cat([probe.v, torch.zeros_like(probe.v[:1]).expand(len(others), -1, -1)])
+    together = Site(model.step, path.before, path.e, path.last_step, path.p, Probe(torch.cat([index, others]), v, None))
     torch.manual_seed(5)
-    true = penalty.mean(site.product(probe.v)[1], batch)
+    true = penalty.mean(together.product(v)[1], batch)
     assert found.item() == pytest.approx(true.item(), rel=1e-3)
+    site = Site(model.step, path.before, path.e, path.last_step, path.p, probe)
     wrong = penalty.mean(site.inside(1e-6)[1], batch)  # other masks on the copies: their difference over ε
     assert wrong.item() > 1e6 * true.item()
+
+
+@pytest.mark.parametrize("rows", [7, 8])
+@pytest.mark.parametrize("share", [0.25, 1.0])
+@pytest.mark.parametrize("detach", [False, True])
+def test_inside_and_beside_are_the_same_without_dropout(rows, share, detach):
+    model, batch = small_model(), batch_of(rows, 4)
+    path = walk(model, batch, Plan(2, 2))
+    probe = JacobianPenalty("fd", share=share).probe(path.before, batch, 0)
+    site = Site(model.step, path.before, path.e, path.last_step, path.p, probe, detached=detach)
+    for a, b in zip(site.inside(1e-6), site.beside(1e-6), strict=True):
+        assert off(a, b) < 1e-8
+    assert off(site.inside(1e-6)[0], path.last) < 1e-12
 
 
 def test_a_fresh_penalty_draws_as_one_that_has_seen_dropout():

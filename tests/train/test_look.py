@@ -15,7 +15,7 @@ from loopwright.train import look as module
 from loopwright.train.look import first_look, judge, look_around, truncates, truncation, validate
 from loopwright.train.loop import train
 from loopwright.train.setup import Job, Progress
-from loopwright.train.spread import join
+from loopwright.train.spread import Alone, join
 from loopwright.train.watch import Quiet
 from tests.train.runs import rows_of, small
 
@@ -39,6 +39,25 @@ def test_validation_at_several_depths_is_the_model_run_at_each(
             assert numbers["loss"] == pytest.approx(out.loss.item(), rel=1e-5)
             wrong = (out.logits[:, :-1].argmax(-1) != batch.labels[:, 1:]) & (batch.labels[:, 1:] != -100)
             assert numbers["exact"] == 1 - wrong.any(1).float().mean().item()
+
+
+@pytest.mark.parametrize("rows", [20, 1])
+def test_processes_share_the_rows_of_a_look(tmp_path: Path, rows: int) -> None:
+    """Each takes its own; their sums are those of one process. One may have none."""
+    job, found = make_job(tmp_path), {}
+
+    class Seen(Alone):
+        def sum(self, values: torch.Tensor) -> torch.Tensor:
+            found[self.rank, self.world] = values
+            return values
+
+    for rank, world in ((0, 1), (0, 2), (1, 2)):
+        job.spread = Seen(job.spread.state)
+        job.spread.rank, job.spread.world = rank, world
+        with job.looking():
+            validate(job, rows)
+    torch.testing.assert_close(found[0, 2] + found[1, 2], found[0, 1], rtol=1e-6, atol=0)
+    assert torch.equal((found[0, 2] + found[1, 2])[:, 1:], found[0, 1][:, 1:]) and found[0, 1][:, 1].min() > 0
 
 
 def test_looking_leaves_no_trace_and_sees_the_average(tmp_path: Path) -> None:

@@ -20,10 +20,11 @@ import loopwright as lw
 from loopwright import run as run_module
 from loopwright.recipes.shelf import names, recipe
 from loopwright.run import DiskFull, RunFolder, read_json, read_log
+from loopwright.settings import read_yaml
 from loopwright.train.checkpoint import find_checkpoint, latest_good
 from loopwright.train.loop import train
 from loopwright.train.objective import OBJECTIVES
-from loopwright.train.recipe import read_recipe
+from loopwright.train.recipe import make_recipe, read_recipe
 from loopwright.train.watch import Quiet
 from tests.train.runs import OPTIMISERS, RICH, Act, Poisoned, end_of, interrupt, rows_of, small
 
@@ -252,6 +253,21 @@ def test_bad_data_and_depths_are_refused_before_anything_is_written(tmp_path: Pa
     for name in "abc":
         assert not (tmp_path / name / "recipe.yaml").exists() and not (tmp_path / name / "log.jsonl").exists()
         assert not RunFolder(tmp_path / name).checkpoints.exists()
+
+
+def test_what_the_first_update_refuses_leaves_the_folder_free(tmp_path: Path) -> None:
+    folder, dense = tmp_path / "run", {"core_layers": 0, "prelude_layers": 1, "injection": None}
+    refused(lambda: train(small({"objective": {"kind": "ponder"}}), folder), "objective (ponder)", "halting 'act'")
+    refused(lambda: train(small({"penalties": [{"kind": "jacobian"}], "model": {"changes": dense}}), folder), "has no core")
+    refused(lambda: train(small({"penalties": [{"kind": "jacobian"}] * 2}), folder), "jacobian stands there twice")
+    chosen = small({"updates": 1})
+    assert train(chosen, folder).finished and read_recipe(folder / "recipe.yaml") == chosen
+
+
+def test_the_recipe_on_the_page_is_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    text = page.split("```yaml\n")[1].split("```")[0]
+    assert make_recipe(read_yaml(text, "training.md")).updates == 1500
 
 
 @pytest.mark.parametrize("how", ["known before", "while writing"])

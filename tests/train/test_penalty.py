@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from loopwright.data.batch import Batch
 from loopwright.train.objective import EveryStep, Final
-from loopwright.train.penalty import PENALTIES, StateChange, Weighted, total_loss
+from loopwright.train.penalty import PENALTIES, StateChange, Weighted
+from loopwright.train.trainee import Trainee
 from loopwright.train.walk import Plan, walk
 from tests.cases import gap, noisy
 
@@ -122,38 +123,46 @@ def test_both_weightings(factor, loss, value):
 # the sum
 
 
+def total(model, data, plan, objective, penalties, solved_at=None):
+    factors = [penalty.factor(plan.update, solved_at) for penalty in penalties]
+    return Trainee(model, objective, penalties)(data, plan, weights=[factor if factor > 0 else None for factor in factors])
+
+
 def test_the_total_is_the_objective_with_each_penalty_weighed_in():
-    model, data = noisy("stars-addition-tiny"), batch()
-    path = walk(model, data, Plan(3, 3, update=7))
+    model, data, plan = noisy("stars-addition-tiny"), batch(), Plan(3, 3, update=7)
+    path = walk(model, data, plan)
     plain, plain_metrics = EveryStep()(model, path)
     change = StateChange()(model, path)
     penalties = [Weighted(StateChange(), "state-change", weight=0.2), weighted(weight=3.0, weighting="add", start=7)]
-    loss, metrics = total_loss(model, path, EveryStep(), penalties)
+    loss, metrics = total(model, data, plan, EveryStep(), penalties)
     assert loss.item() == pytest.approx((0.8 * plain + 0.2 * change + 3 * 5.0).item(), rel=1e-6)
     assert set(metrics) == {*plain_metrics, "objective", "state-change", "counted"}
     assert metrics["objective"].item() == plain.item() and metrics["state-change"].item() == change.item()
     assert not any(value.requires_grad for value in metrics.values())
-    assert torch.autograd.grad(loss, path.last)[0].abs().sum() > 0
+    loss.backward()
+    assert model.core[0].mlp.up_proj.weight.grad.abs().sum() > 0
 
 
 def test_a_penalty_that_rode_along_is_weighed_in():
-    model, data = noisy("stars-addition-tiny"), batch()
+    model, data, plan = noisy("stars-addition-tiny"), batch(), Plan(3, 3)
     penalty = Weighted.build({"kind": "jacobian", "share": 1.0, "weight": 0.3}, PENALTIES)
-    path = walk(model, data, Plan(3, 3), rider=penalty.rider)
-    loss, metrics = total_loss(model, path, Final(), [penalty])
+    path = walk(model, data, plan, rider=penalty.rider)
+    loss, metrics = total(model, data, plan, Final(), [penalty])
     assert path.probe is not None and metrics["jacobian"].item() == path.probe.item() > 0
     assert loss.item() == pytest.approx((0.7 * Final()(model, path)[0] + 0.3 * path.probe).item(), rel=1e-6)
 
 
 def test_a_penalty_that_does_not_count_is_not_computed():
     model, data = noisy("stars-addition-tiny"), batch()
-    penalties = [weighted(Counted(), start=9), weighted(Counted(), ramp=5), weighted(Counted(), start_accuracy=0.5)]
+    penalties = [
+        Weighted(Counted(), "late", start=9), Weighted(Counted(), "slow", ramp=5), Weighted(Counted(), "bar", start_accuracy=0.5),
+    ]  # fmt: skip
     for update, solved_at, asked in [(0, None, [0, 0, 0]), (8, None, [0, 1, 0]), (9, 9, [1, 2, 1])]:
-        path = walk(model, data, Plan(2, 2, update=update))
-        loss, metrics = total_loss(model, path, Final(), penalties, solved_at)
+        plan = Plan(2, 2, update=update)
+        loss, metrics = total(model, data, plan, Final(), penalties, solved_at)
         assert [p.penalty.asked for p in penalties] == asked
         if update == 0:
-            assert loss.item() == Final()(model, path)[0].item() and "counted" not in metrics
+            assert loss.item() == Final()(model, walk(model, data, plan))[0].item() and not {"late", "slow", "bar"} & set(metrics)
 
 
 # as written in a recipe

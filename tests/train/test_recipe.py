@@ -74,7 +74,7 @@ def test_a_missing_setting_and_a_broken_file_are_named(tmp_path: Path) -> None:
 def test_overrides_reach_into_sections_and_kinds() -> None:
     chosen = recipe("demo-stable", ["optim.lr=1e-4", "look.every=7", "depth={kind: fixed, depth: 3}", "penalties=[]"])
     assert chosen.optim["lr"] == 1e-4 and chosen.optim["betas"] == [0.9, 0.99]
-    assert chosen.look.every == 7 and chosen.look.rows == 512
+    assert chosen.look.every == 7 and chosen.look.rows == 300
     assert chosen.depth == {"kind": "fixed", "depth": 3} and chosen.penalties == []
 
 

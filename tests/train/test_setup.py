@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from loopwright.run import Log, RunFolder
+from loopwright.train import setup as module
 from loopwright.train.checkpoint import latest_good
 from loopwright.train.loop import train
 from loopwright.train.setup import Job, Progress, resume_job, save_job
@@ -73,6 +74,14 @@ def test_what_was_saved_comes_back_whole(tmp_path: Path) -> None:
     for mine, theirs in ((job.weights(), other.weights()), *zip(job.tensors().values(), other.tensors().values(), strict=True)):
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
     assert [plan for _, plan in job.draw(progress)] == [plan for _, plan in other.draw(progress)]
+
+
+def test_the_log_is_on_the_disk_before_the_checkpoint_that_counts_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, done = RunFolder(tmp_path), []
+    monkeypatch.setattr(Log, "sync", lambda self: done.append("log"))
+    monkeypatch.setattr(module, "save_checkpoint", lambda *arguments, **options: done.append("checkpoint"))
+    save_job(make_job(tmp_path), run, Progress(), Log(run.path / "log.jsonl"))
+    assert done == ["log", "checkpoint"]
 
 
 def test_a_damaged_checkpoint_is_named_and_an_older_one_used(tmp_path: Path) -> None:
