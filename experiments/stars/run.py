@@ -31,9 +31,10 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     """Trains one run, measures it on its test split, and returns all numbers."""
     import torch
 
+    from loopwright.data.batch import FirstRows
     from loopwright.evaluate.sweep import sweep
     from loopwright.recipes.shelf import recipe
-    from loopwright.run import read_log
+    from loopwright.run import origin, read_log
     from loopwright.train.loop import train
     from loopwright.train.monitor import measure
 
@@ -47,8 +48,11 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     rows = [row for row in log if "loss" in row]
     model, source = outcome.model, outcome.splits.tests["test"]
     full = run.group in FULL
-    near = sweep(model, source, depths=NEAR, batch_size=5000, exact=True)
-    far = sweep(model, source if full else First(source, FAR_ROWS), depths=FAR, batch_size=5000, exact=True)
+    splits = outcome.splits
+    near = sweep(
+        model, source, depths=NEAR, batch_size=5000, exact=True, eos_id=splits.eos_id, pad_id=splits.pad_id, decode_depths=[8]
+    )
+    far = sweep(model, source if full else FirstRows(source, FAR_ROWS), depths=FAR, batch_size=5000, exact=True)
     batch = source.batch(torch.arange(8) * (len(source) // 8)).to(model.device)
     radius = {d: measure(model, batch, d, rows=8) for d in (*RADIUS_DEPTHS, *((1000,) if full else ()))}
     seconds = [row["seconds"] for row in rows[len(rows) // 2 :]]
@@ -58,22 +62,8 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
         "skipped": outcome.progress.skipped, "loss": _thinned(rows, "loss"), "jacobian": _thinned(rows, "jacobian"),
         "looks": [[row["update"], {d: v["exact"] for d, v in row["valid"].items()}] for row in log if "valid" in row],
         "near": asdict(near), "far": asdict(far), "radius": radius,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", "torch": torch.__version__,
+        "origin": origin(),
     }  # fmt: skip
-
-
-class First:
-    """The first rows of a source."""
-
-    def __init__(self, source: Any, rows: int) -> None:
-        self.source, self.rows = source, min(rows, len(source))
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def batch(self, indices: Any) -> Any:
-        """Returns the samples of these indices as one batch."""
-        return self.source.batch(indices)
 
 
 def fastest_attention() -> str | None:

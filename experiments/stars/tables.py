@@ -49,7 +49,7 @@ def solved(run: dict[str, Any]) -> int | None:
 
 
 def row(label: str, runs: Runs) -> list[str]:
-    """Returns one line of a table: the least of the seeds at each depth, and what the states do."""
+    """Returns one line of a table: every seed at each depth, and what the states do."""
     exact = [accuracy(run) for run in runs]
     held = [holds_from_to(values, 8, SOLVED) for values in exact]
     radius = [run["radius"]["100"] for run in runs]
@@ -82,11 +82,11 @@ def table(group: dict[str, Runs]) -> str:
 
 
 def curve(runs: Runs) -> Curve:
-    """Returns exact match over depth, all seeds together, with Wilson's interval over their rows."""
+    """Returns exact match over depth, all seeds together, with Wilson's interval over their rows (not over seeds)."""
     depths = sorted(set.intersection(*[set(accuracy(run)) for run in runs]))
-    rows = sum(run["near"]["rows"] for run in runs)
     means = [sum(accuracy(run)[depth] for run in runs) / len(runs) for depth in depths]
-    ends = [wilson_interval(round(mean * rows), rows) for mean in means]
+    rows = [sum(run["near" if depth <= 100 else "far"]["rows"] for run in runs) for depth in depths]
+    ends = [wilson_interval(round(mean * count), count) for mean, count in zip(means, rows, strict=True)]
     return Curve(depths, means, [low for low, _ in ends], [high for _, high in ends])
 
 

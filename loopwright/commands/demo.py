@@ -192,7 +192,7 @@ def _short(value: float | None) -> str:
 def _runs(stories: dict[str, Story]) -> Grid:
     head = ["", *stories]
     lines: dict[str, Callable[[Story], str]] = {
-        "recipe": lambda s: s.recipe.about,
+        "recipe": lambda s: RECIPES[s.trained.run.path.name],
         "parameters": lambda s: f"{sum(p.numel() for p in s.trained.model.parameters()):,}",
         "depth in training": lambda s: ", ".join(f"{k} {v}" for k, v in s.recipe.depth.items()),
         "loss": lambda s: s.recipe.objective["kind"],

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
-
 from loopwright.analysis.figures import Curve, accuracy_by_depth, length_by_depth_heatmap, loss_by_depth
 from loopwright.commands.words import console, find_device, find_dtype, progress
 from loopwright.convert.load import load
-from loopwright.data.batch import Batch, Source, Splits
+from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.build import build_data, check_vocab
 from loopwright.evaluate.sweep import SweepReport, grid, parse_depths, sweep
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.recipes.shelf import recipe
 from loopwright.run import RunFolder, write_whole
 from loopwright.settings import build_kind, suggest
+from loopwright.train.average import load_average
 from loopwright.train.checkpoint import find_checkpoint
 from loopwright.train.depth import RULES
 from loopwright.train.recipe import Recipe, read_recipe
@@ -39,7 +38,7 @@ def evaluate(
     """Prints and saves a sweep over depth of each test split of a run (or of a model, on the data of a recipe); returns them."""
     run = RunFolder(source)
     if run.recipe.is_file():
-        chosen = read_recipe(run.recipe) if data is None else recipe(data)
+        chosen = read_recipe(run.recipe)
         folder: Path = find_checkpoint(run.checkpoints, checkpoint).folder
     elif data is None:
         raise ValueError(
@@ -51,7 +50,10 @@ def evaluate(
     if out is not None:
         run = RunFolder(out)
     model = load(folder, dtype=find_dtype(dtype), device=find_device(device))
-    found = build_data(chosen.data, run.path / "data")
+    if (folder / "average.safetensors").is_file():
+        load_average(folder, model)
+        console().print("measured with the averaged weights, as the run's own looks were", markup=False)
+    found = build_data(chosen.data if data is None else recipe(data).data, run.path / "data")
     check_vocab(found, model.config.vocab_size)
     asked = parse_depths(depths) if depths else usual_depths(chosen, model)
     reports = {name: _sweep(model, found, name, asked, rows, batch, decode) for name in _named(found, splits)}
@@ -88,8 +90,8 @@ def _sweep(
     model: LoopedForCausalLM, found: Splits, name: str, depths: list[int], rows: int | None, batch: int, decode: bool
 ) -> SweepReport:
     source = found.valid if name == "valid" else found.tests[name]
-    if rows is not None and rows < len(source):
-        source = First(source, rows)
+    if rows is not None:
+        source = FirstRows(source, rows)
     decoded = sorted({depths[0], depths[len(depths) // 2], depths[-1]}) if decode and found.exact else []
     with progress() as bar:
         task = bar.add_task(name)
@@ -98,20 +100,6 @@ def _sweep(
             depths=depths, batch_size=batch, exact=found.exact, eos_id=found.eos_id, pad_id=found.pad_id, decode_depths=decoded,
             split=name, progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
-
-
-class First:
-    """The first rows of a source."""
-
-    def __init__(self, source: Source, rows: int) -> None:
-        self.source, self.rows = source, rows
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
-        """Returns the samples of these indices as one batch."""
-        return self.source.batch(indices)
 
 
 def draw(reports: dict[str, SweepReport], chosen: Recipe, run: RunFolder) -> list[Path]:

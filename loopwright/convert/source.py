@@ -17,12 +17,19 @@ def find_folder(source: str | Path, files: tuple[str, ...] = MODEL_FILES) -> Pat
     """Returns the folder of a source: itself where it is one, else the download of the hub id's `files`."""
     folder = Path(source).expanduser()
     if folder.is_dir():
-        return folder
+        return _last_checkpoint(folder) or folder
     if folder.exists():
         raise ValueError(f"{source}: is a file; allowed: a model folder or a hub id (owner/name)")
     if isinstance(source, Path) or not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", source):
         raise FileNotFoundError(f"{source}: there is no such folder, and it is not a hub id (owner/name) either")
     return _download(source, files)
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint of a run folder, which stands for its model."""
+    if (folder / "config.json").exists() or not (folder / "checkpoints").is_dir():
+        return None
+    return max((path.parent for path in folder.glob("checkpoints/[0-9]*/config.json")), default=None, key=lambda path: path.name)
 
 
 def tokenizer(source: str | Path) -> Any:

@@ -82,6 +82,20 @@ class Source(Protocol):
         ...
 
 
+class FirstRows:
+    """The first rows of a source."""
+
+    def __init__(self, source: Source, rows: int) -> None:
+        self.source, self.rows = source, min(rows, len(source))
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
+        """Returns the samples of these indices as one batch."""
+        return self.source.batch(indices)
+
+
 @dataclass(frozen=True)
 class Splits:
     """A dataset: what is trained on, what decides (when to stop, what is best), and what is only measured, by name."""

@@ -115,22 +115,6 @@ def check_depths(config: LoopedConfig, depths: Iterable[int] | None = None) -> l
     return asked
 
 
-def totals(
-    model: LoopedForCausalLM, batches: Iterable[Rows], depths: Iterable[int] | None = None, *, step: StepRunner | None = None
-) -> Tensor:
-    """Returns, per depth, summed loss, targets, rows right and rows, [depths, 4] in float64: what adds up over processes."""
-    wanted = check_depths(model.config, depths)
-    sums = torch.zeros(len(wanted), 4, dtype=torch.float64, device=model.device)
-    for batch in batches:
-        for row, reading in zip(sums, readings(model, batch, wanted, step=step), strict=True):
-            rows = torch.full_like(reading.loss.sum(), len(reading.loss))
-            row += torch.stack([reading.loss.sum(), reading.targets.sum(), reading.exact.sum(), rows])
-    return sums
-
-
-# decoding
-
-
 def decode_exact(
     model: LoopedForCausalLM, batch: Rows, depth: int | None, *, eos_id: int | None, pad_id: int | None = None
 ) -> Tensor:

@@ -72,4 +72,5 @@ class GraphedWork:
             if isinstance(given, Tensor):
                 mine.copy_(given)
         captured.graph.replay()
-        return captured.loss, captured.metrics
+        # copies: all graphs share one pool, so that the next replay may write where these lie
+        return captured.loss.clone(), {name: value.clone() for name, value in captured.metrics.items()}

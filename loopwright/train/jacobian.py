@@ -273,7 +273,7 @@ def at_last_state(penalty: JacobianPenalty, model: LoopedForCausalLM, walk: Walk
 def as_released(penalty: JacobianPenalty, model: LoopedForCausalLM, walk: Walk) -> Tensor:
     """Returns ‖vᵀJ‖² at s_T over the whole tensor, v of norm 1 over all of it: by double backward, as the public code."""
     probe = penalty.probe(walk.last, walk.batch, walk.plan.update, padding=True)
-    v = probe.v / math.sqrt(probe.v.shape[0])  # each row has norm 1
+    v = probe.v / math.sqrt(len(walk.batch) / penalty.every)  # each row has norm 1; so parts of a batch add up to the whole
     e, p = Site(model.step, walk.last, walk.e, walk.last_step, walk.p, probe).rows(probe.index)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         s = probe.pick(walk.last.detach()).requires_grad_()

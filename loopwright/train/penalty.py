@@ -23,20 +23,20 @@ class Penalty(Protocol):
 
 
 class StateChange:
-    """How far the last step still moves the state: mean over real tokens of ‖s(T) − s(T−1)‖₂.
+    """How far the last step still moves the state: mean over rows, and in each over real tokens, of ‖s(T) − s(T−1)‖₂.
 
     Not squared, the last step only, with a gradient to both states: the L2 variant of the STARS study, its negative result
     (arXiv 2605.26733, with weight 1, added). Padding does not count.
     """
 
     def __call__(self, model: LoopedForCausalLM, walk: Walk) -> Tensor:
-        """Returns the mean length of the last change."""
+        """Returns the mean over rows of the mean length of the last change, so that the parts of a batch add up to the whole."""
         change = walk.last - walk.before
         moved = torch.linalg.vector_norm(change, dim=-1, dtype=torch.promote_types(change.dtype, torch.float32))
         if not walk.batch.padded:
             return moved.mean()
         real = walk.batch.valid
-        return torch.where(real, moved, 0.0).sum() / real.sum().clamp(min=1)
+        return (torch.where(real, moved, 0.0).sum(1) / real.sum(1).clamp(min=1)).mean()
 
 
 class Weighted:

@@ -94,6 +94,21 @@ class Recipe:
             yield f"precision is {self.precision!r}; {suggest(self.precision, PRECISIONS)}"
         if self.clip is not None and self.clip <= 0:
             yield f"clip is {self.clip}; allowed: above 0, or null for none"
+        sections = {"look": {"every": 0, "radius": 0, "rows": 1, "radius_rows": 1}, "save": {"every": 0, "keep": 1}}
+        for section, numbers in sections.items():
+            found = getattr(self, section)
+            yield from (
+                f"{section}: {n} is {getattr(found, n)}; allowed: at least {low}"
+                for n, low in numbers.items()
+                if getattr(found, n) < low
+            )
+        waiting = [spec for spec in self.penalties if isinstance(spec, Mapping) and spec.get("start_accuracy") is not None]
+        if waiting and not self.look.every:
+            yield "penalties: start_accuracy waits for a look at the validation split; look: every is 0, allowed there: at least 1"
+        if len({spec["start_accuracy"] for spec in waiting}) > 1:
+            yield "penalties: start_accuracy differs between penalties; allowed: one bar for all"
+        if self.graph and self.objective.get("kind") == "shortcut" and self.objective.get("fraction", 0) is None:
+            yield "graph: a shortcut whose step is drawn anew each update cannot be captured; allowed: a fraction"
         wrong = [d for d in self.look.depths if isinstance(d, bool) or not isinstance(d, int) or d < 1]
         if wrong:
             yield f"look: depths has {wrong[0]!r}; allowed: whole numbers of at least 1"

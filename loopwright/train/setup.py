@@ -95,6 +95,10 @@ class Job:
         self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
         bare = Trainee(self.model, objective, self.penalties, remat=build_kind(recipe.remat_spec, REMATS), compiled=recipe.compile)
         self.trainee = spread.wrap(bare)
+        if not self.splits.exact and any(penalty.start_accuracy is not None for penalty in self.penalties):
+            raise ValueError(
+                f"penalties: start_accuracy needs answers that are right or wrong; data {recipe.data['kind']!r} has none"
+            )
         self.optimiser: Optimiser = optim(self.model)  # of what the wrapper made of the parameters
         self.average = None if recipe.average is None else build_kind(recipe.average, AVERAGES)(self.model)
         if recipe.graph and (self.device.type != "cuda" or spread.world > 1):
@@ -255,6 +259,12 @@ def resume_job(job: Job, run: RunFolder, watch: Watch) -> Progress:
     return Progress(**found.state)
 
 
+def _saved_best(run: RunFolder, progress: Progress) -> int | None:
+    """The best update so far where it is, or is being, saved: looks go on judging where a recipe does not save the best."""
+    best = progress.best_update
+    return best if best == progress.update or (run.checkpoints / f"{best or 0:08d}").is_dir() else None
+
+
 def save_job(job: Job, run: RunFolder, progress: Progress, log: Log | None) -> Path:
     """Saves a run as it stands, its log first, and returns the checkpoint's folder."""
     weights, tensors = job.weights(), job.tensors()
@@ -263,7 +273,7 @@ def save_job(job: Job, run: RunFolder, progress: Progress, log: Log | None) -> P
         save_checkpoint(
             run.checkpoints, progress.update,
             model=job.model, weights=weights, tensors=tensors, state=asdict(progress),
-            best=progress.best_update if job.recipe.save.best else None, keep=job.recipe.save.keep,
+            best=_saved_best(run, progress), keep=job.recipe.save.keep,
         )  # fmt: skip
     job.spread.wait()
     return run.checkpoints / f"{progress.update:08d}"

@@ -71,3 +71,13 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the tokenizer cannot be read") as caught:
         lw.tokenizer(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_folder_stands_for_its_last_checkpoint(tmp_path: Path) -> None:
+    for update in ("00000002", "00000010"):
+        (tmp_path / "checkpoints" / update).mkdir(parents=True)
+        (tmp_path / "checkpoints" / update / "config.json").write_text("{}")
+    (tmp_path / "checkpoints" / ".00000012.tmp").mkdir()
+    assert find_folder(tmp_path) == tmp_path / "checkpoints" / "00000010"
+    (tmp_path / "config.json").write_text("{}")
+    assert find_folder(tmp_path) == tmp_path

@@ -45,6 +45,10 @@ def test_every_shipped_recipe_is_sound_and_reads_back(name: str, toy: bool, tmp_
         ("model.kind=presets", "model: unknown kind 'presets'; did you mean 'preset'"),
         ("schedule.warmup=1.5", "schedule (wsd): warmup is 1.5; allowed: a whole number"),
         ("look=3", "look: 3; allowed: a mapping"),
+        ("save.keep=0", "save: keep is 0; allowed: at least 1"),
+        ("look.rows=0", "look: rows is 0; allowed: at least 1"),
+        ("look.every=-1", "look: every is -1; allowed: at least 0"),
+        ("look.every=0", "start_accuracy waits for a look at the validation split"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_one_line(change: str, message: str) -> None:
@@ -89,3 +93,13 @@ def test_the_first_difference_is_named_and_what_is_free_is_not() -> None:
 def test_written_recipes_are_plain_yaml() -> None:
     text = written(recipe("demo-stable"))
     assert write_yaml(read_yaml(text, "x")) == text and "!!" not in text
+
+
+def test_what_cannot_go_together_is_refused() -> None:
+    two = "[{kind: jacobian, start_accuracy: 0.5}, {kind: state-change, start_accuracy: 0.99}]"
+    with pytest.raises(ValueError, match="start_accuracy differs between penalties"):
+        recipe("demo-stable", [f"penalties={two}"])
+    drawn = ["objective={kind: shortcut, fraction: null}", "graph=true"]
+    with pytest.raises(ValueError, match="a shortcut whose step is drawn anew"):
+        recipe("demo-stable", drawn)
+    recipe("demo-stable", drawn[:1])
