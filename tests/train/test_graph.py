@@ -25,7 +25,7 @@ def test_a_run_without_a_gpu_is_refused(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(ValueError, match="graph: asked for on cpu with 1 processes; allowed: one, on cuda"):
-        losses(tmp_path / "run", "graph=true")
+        losses(tmp_path / "run", "graph=true", "penalties=[]")
 
 
 @pytest.mark.gpu
