@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from loopwright.analysis.figures import Curve, accuracy_by_depth, radius_bars
+from loopwright.analysis.figures import Curve, accuracy_by_depth, length_by_depth_heatmap, radius_bars
 from loopwright.analysis.figures import Radius as Bar
 from loopwright.metrics.score import holds_from_to, wilson_interval
 from loopwright.settings import build_kind
@@ -19,6 +19,7 @@ from loopwright.train.depth import RULES
 
 SHOWN = (1, 2, 4, 8, 16, 32, 64, 100, 1000)
 SOLVED = 0.99
+MOST_LINES = 6  # of a figure; more are a grid
 
 Runs = list[dict[str, Any]]
 
@@ -102,7 +103,12 @@ def main() -> None:
         "`python -m experiments.stars.tables` made this page.\n\n" + "\n".join(parts)
     )
     for group, labels in found.items():
-        accuracy_by_depth({label: curve(runs) for label, runs in labels.items()}, path=folder / f"{group}-by-depth.svg")
+        path = folder / f"{group}-by-depth.svg"
+        if len(labels) <= MOST_LINES:
+            accuracy_by_depth({label: curve(runs) for label, runs in labels.items()}, path=path)
+        else:
+            means = [[sum(accuracy(run)[depth] for run in runs) / len(runs) for depth in SHOWN] for runs in labels.values()]
+            length_by_depth_heatmap(means, rows=list(labels), columns=SHOWN, path=path)
     bars = {}
     for group in ("target", "main"):
         for label, runs in found.get(group, {}).items():

@@ -217,7 +217,9 @@ def length_by_depth_heatmap(
         bar.set_label("exact match (%)")
         bar.outline.set_visible(False)
 
-    return _figure(draw, path, height=1.1 + 0.3 * max(len(rows), 4))
+    # room for the names of rows beside cells that hold a number
+    width = max(WIDTH, 1.4 + 0.075 * max(map(len, rows), default=0) + 0.36 * min(len(columns), 20))
+    return _figure(draw, path, width=width, height=1.1 + 0.3 * max(len(rows), 4))
 
 
 # what they share
