@@ -32,6 +32,7 @@ from loopwright.model.looped import LoopedForCausalLM, StepRunner
 from loopwright.settings import suggest
 from loopwright.train.direction import Directions, Probe, norms, token_places
 from loopwright.train.monitor import evaluating
+from loopwright.train.replay import random_state, set_random_state
 from loopwright.train.walk import Walk
 
 
@@ -294,19 +295,6 @@ def default_eps(s: Tensor) -> float:
 def wide(x: Tensor) -> Tensor:
     """Returns x in float32, or float64 where it is that."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def random_state(device: torch.device) -> Tensor:
-    """Returns the state of the generator that dropout on a device draws from; nothing waits for the device."""
-    return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
-
-
-def set_random_state(device: torch.device, state: Tensor) -> None:
-    """Puts that generator back into a state."""
-    if device.type == "cpu":
-        torch.set_rng_state(state)
-    else:
-        torch.get_device_module(device).set_rng_state(state, device)
 
 
 def eagerly() -> AbstractContextManager[object]:

@@ -93,23 +93,23 @@ class Replay:
 
     def start(self, t: int, s: Tensor) -> Start:
         """Returns where step `t` starts, if it is run now on state s."""
-        return Start(t, s.detach(), _random_state(self.device) if self.draws else None)
+        return Start(t, s.detach(), random_state(self.device) if self.draws else None)
 
     @contextmanager
     def again(self, start: Start) -> Iterator[None]:
         """What runs inside finds the random and the autocast state that the step at `start` found; what runs after, its own."""
         kind, dtype, enabled, cached = self.autocast
-        now = None if start.random is None else _random_state(self.device)
+        now = None if start.random is None else random_state(self.device)
         try:
             if start.random is not None:
-                _set_random_state(self.device, start.random)
+                set_random_state(self.device, start.random)
             forget_casts()
             with torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cached):
                 yield
             forget_casts()
         finally:
             if now is not None:
-                _set_random_state(self.device, now)
+                set_random_state(self.device, now)
 
     @torch.no_grad()
     def onward(self, start: Start, e: Tensor, stops: list[int]) -> list[Start]:
@@ -141,11 +141,13 @@ def pull_back(after: Tensor, inputs: Sequence[Tensor], grad: Tensor) -> list[Ten
     return found
 
 
-def _random_state(device: torch.device) -> Tensor:
+def random_state(device: torch.device) -> Tensor:
+    """Returns the state of the generator that dropout on a device draws from; nothing waits for the device."""
     return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
 
 
-def _set_random_state(device: torch.device, state: Tensor) -> None:
+def set_random_state(device: torch.device, state: Tensor) -> None:
+    """Puts that generator back into a state."""
     if device.type == "cpu":
         torch.set_rng_state(state)
     else:
