@@ -24,7 +24,7 @@ from loopwright.model.presets import PRESETS, preset
 from loopwright.settings import options_of
 from loopwright.train.average import AVERAGES
 from loopwright.train.penalty import PENALTIES, Weighted
-from loopwright.train.recipe import TABLES, Looks, Recipe, Saves
+from loopwright.train.recipe import TABLES, Looks, Orders, Recipe, Saves
 from loopwright.train.remat import REMATS
 from tests.rules import (
     HOMES,
@@ -176,7 +176,7 @@ def all_options() -> list[str]:
     lines = [f"config {name}" for name in LoopedConfig.__annotations__]
     for table, kinds in {**PARTS, "adapters": ADAPTERS}.items():
         lines += [f"part {table} {' '.join([kind, *options_of(part)])}" for kind, part in kinds.items()]
-    lines += [f"recipe {name}" for section in (Recipe, Looks, Saves) for name in section.__dataclass_fields__]
+    lines += [f"recipe {name}" for section in (Recipe, Orders, Looks, Saves) for name in section.__dataclass_fields__]
     for table, kinds in TRAINING.items():
         lines += [f"training {table} {' '.join([kind, *options_of(part)])}" for kind, part in kinds.items()]
     weighing = [name for name in options_of(Weighted) if name not in ("penalty", "name")]

@@ -51,6 +51,15 @@ def main() -> Iterator[Run]:
         yield paper("main", "random", "penalties=[]", seed=seed)
 
 
+def loader() -> Iterator[Run]:
+    """The released recipe in the public loader's order (as in the file, every batch four times in a row), and each half of it."""
+    for seed in range(3):
+        yield paper("loader", "in file order, each batch four times", "order={shuffled: false, repeat: 4}", seed=seed)
+    yield paper("loader", "shuffled, each batch four times", "order={repeat: 4}")
+    yield paper("loader", "in file order", "order={shuffled: false}")
+    yield paper("loader", "shuffled, TF32", "precision=tf32")
+
+
 def fixed() -> Iterator[Run]:
     """Fixed depth 4 with and without the released penalty, three seeds; half the updates: solved long before."""
     for seed in range(3):
@@ -157,5 +166,5 @@ def distributions() -> Iterator[Run]:
             )  # fmt: skip
 
 
-QUESTIONS = (target, main, fixed, ablation, depths, weights, norms, stacks, changes, distributions)
+QUESTIONS = (target, main, loader, fixed, ablation, depths, weights, norms, stacks, changes, distributions)
 GROUPS: dict[str, Callable[[], Iterator[Run]]] = {question.__name__: question for question in QUESTIONS}

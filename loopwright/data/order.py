@@ -11,21 +11,37 @@ class Order:
     """Says which sample stands at place k = 0, 1, 2 … of an endless order in which every epoch holds each sample once.
 
     Epoch k // length has a permutation of its own, drawn from (seed, epoch) alone: nobody has to remember what came before.
-    Without shuffling the epochs are all 0, 1, … length − 1.
+    Without shuffling the epochs are all 0, 1, … length − 1. With `repeat` every `batch` samples come that many times in a row,
+    and an epoch takes as many times longer: what a loader does whose workers all read the same stream.
     """
 
-    def __init__(self, length: int, seed: int = 0, shuffled: bool = True) -> None:
+    def __init__(self, length: int, seed: int = 0, shuffled: bool = True, *, repeat: int = 1, batch: int = 1) -> None:
         if length < 1:
             raise ValueError(f"order: {length} samples; allowed: at least 1")
         if seed < 0:
             raise ValueError(f"order: seed {seed}; allowed: 0 or more")
+        if repeat < 1 or batch < 1:
+            raise ValueError(f"order: batches of {batch} repeated {repeat} times; allowed: 1 or more of each")
         self.length, self.seed, self.shuffled = length, seed, shuffled
+        self.repeat, self.batch = repeat, batch
         self._held: dict[int, Tensor] = {}
 
     def indices(self, start: int, count: int) -> Tensor:
         """Returns the samples at places start … start + count − 1, over the borders of epochs [count]."""
         if start < 0 or count < 0:
             raise ValueError(f"order: {count} samples from place {start}; allowed: 0 or more of each")
+        if self.repeat == 1:
+            return self._fresh(start, count)
+        parts, place, end = [], start, start + count
+        while place < end:
+            number, inside = divmod(place, self.batch)
+            taken = min(end - place, self.batch - inside)
+            parts.append(self._fresh(number // self.repeat * self.batch + inside, taken))
+            place += taken
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)
+
+    def _fresh(self, start: int, count: int) -> Tensor:
+        """The same where nothing is repeated."""
         parts, place, end = [], start, start + count
         while place < end:
             epoch, first = divmod(place, self.length)

@@ -37,6 +37,14 @@ class Looks:
 
 
 @dataclass(frozen=True)
+class Orders:
+    """In which order the samples come: `shuffled` anew each epoch or as they stand, each batch `repeat` times in a row."""
+
+    shuffled: bool = True
+    repeat: int = 1
+
+
+@dataclass(frozen=True)
 class Saves:
     """When a run saves beside at its end: `every` so many updates (0: never), and at each look that is the `best` so far; the
     newest `keep` checkpoints and the best are kept."""
@@ -69,6 +77,7 @@ class Recipe:
     graph: bool = False  # whole passes replayed as CUDA graphs, one per depth
     patience: int = 10  # updates in a row that may be skipped for a loss that is not finite
     seed: int = 0
+    order: Orders = field(default_factory=Orders)
     look: Looks = field(default_factory=Looks)
     save: Saves = field(default_factory=Saves)
     toy: dict = field(default_factory=dict)
@@ -94,7 +103,11 @@ class Recipe:
             yield f"precision is {self.precision!r}; {suggest(self.precision, PRECISIONS)}"
         if self.clip is not None and self.clip <= 0:
             yield f"clip is {self.clip}; allowed: above 0, or null for none"
-        sections = {"look": {"every": 0, "radius": 0, "rows": 1, "radius_rows": 1}, "save": {"every": 0, "keep": 1}}
+        sections = {
+            "look": {"every": 0, "radius": 0, "rows": 1, "radius_rows": 1},
+            "save": {"every": 0, "keep": 1},
+            "order": {"repeat": 1},
+        }
         for section, numbers in sections.items():
             found = getattr(self, section)
             yield from (
@@ -138,7 +151,7 @@ def make_recipe(data: Any, where: str = "recipe", *, changes: Mapping[str, Any] 
             raise ValueError(f"{where}: toy is {small!r}; allowed: a mapping of names to values")
         data = merge(data, small)
     data = merge(data, changes or {})
-    sections: dict[str, type] = {"look": Looks, "save": Saves}
+    sections: dict[str, type] = {"order": Orders, "look": Looks, "save": Saves}
     try:
         made = {key: fill_section(sections[key], value, key) for key, value in data.items() if key in sections}
         return fill_section(Recipe, {**data, **made}, "recipe")

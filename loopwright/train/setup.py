@@ -104,7 +104,8 @@ class Job:
         if recipe.graph and (self.device.type != "cuda" or spread.world > 1):
             raise ValueError(f"graph: asked for on {self.device.type} with {spread.world} processes; allowed: one, on cuda")
         self.replayed = GraphedWork(self._learn_given, self.device) if recipe.graph else None
-        self.order = Order(len(self.splits.train), recipe.seed)
+        size = recipe.batch // recipe.accumulate
+        self.order = Order(len(self.splits.train), recipe.seed, recipe.order.shuffled, repeat=recipe.order.repeat, batch=size)
         self.depth_generator = torch.Generator().manual_seed(recipe.seed)
 
     @property

@@ -68,3 +68,14 @@ def test_the_permutation_of_an_epoch_is_made_once(monkeypatch: pytest.MonkeyPatc
 def test_refusals(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_repeated_batches_come_in_a_row_and_can_be_resumed_anywhere() -> None:
+    plain, repeated = Order(10, seed=3), Order(10, seed=3, repeat=3, batch=4)
+    batches = [plain.indices(4 * number, 4).tolist() for number in range(5)]
+    assert [repeated.indices(4 * number, 4).tolist() for number in range(15)] == [b for batch in batches for b in [batch] * 3]
+    whole = repeated.indices(0, 60)
+    assert all(repeated.indices(start, 7).tolist() == whole[start : start + 7].tolist() for start in range(50))
+    assert Order(10, shuffled=False, repeat=2, batch=3).indices(0, 12).tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]
+    with pytest.raises(ValueError, match="repeated 0 times"):
+        Order(10, repeat=0)
