@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-IGNORED = -100
+from loopwright.metrics.score import IGNORED
+
 Progress = Callable[[str, int, int | None], None]  # what is being done, how much of it is, and of how much, where that is known
 
 
@@ -53,6 +54,12 @@ class Batch:
         """Whether rows may hold padding."""
         return self.attention_mask is not None or self.lengths is not None
 
+    def target_places(self) -> Tensor:
+        """Returns the places of the tokens that are to be predicted, in the rows laid end to end [N]; a first token never is."""
+        wanted = self.labels != IGNORED
+        wanted[:, 0] = False
+        return wanted.flatten().nonzero()[:, 0]
+
     def ready(self) -> Batch:
         """Returns the batch with `asked`: the places of the targets in the rows laid end to end, filled up with zeros (the
         first token is never asked for) to a multiple of the rows.
@@ -60,9 +67,7 @@ class Batch:
         Found once, before the batch goes to a device: there the number of targets would have to be waited for, and a number
         that changes from batch to batch would be another shape each time.
         """
-        wanted = self.labels != IGNORED
-        wanted[:, 0] = False
-        found = wanted.flatten().nonzero()[:, 0]
+        found = self.target_places()
         missing = -found.numel() % len(self)
         return replace(self, asked=torch.nn.functional.pad(found, (0, missing)))
 

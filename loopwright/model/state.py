@@ -82,21 +82,23 @@ def hashed_normal(seed: int | Tensor, positions: Tensor, width: int) -> Tensor:
     if isinstance(seed, Tensor):
         key = seed.to(device=device, dtype=torch.long).view(-1, 1)
     else:
-        key = torch.full((1, 1), _signed(seed), device=device)
-    key = _mix(key * _signed(0x9E3779B97F4A7C15) + positions.long())
-    bits = _mix(key[..., None] + torch.arange(1, width + 1, device=device) * _signed(0xD1342543DE82EF95))
+        key = torch.full((1, 1), signed(seed), device=device)
+    key = mix(key * signed(0x9E3779B97F4A7C15) + positions.long())
+    bits = mix(key[..., None] + torch.arange(1, width + 1, device=device) * signed(0xD1342543DE82EF95))
     uniform = ((bits >> 40) & 0xFFFFFF).float().add(0.5) / 2**24
     edge = math.erf(3 / math.sqrt(2))
     return torch.erfinv((2 * uniform - 1) * edge).mul(math.sqrt(2)).clamp(-3, 3)
 
 
-def _mix(x: Tensor) -> Tensor:
-    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
+def mix(x: Tensor) -> Tensor:
+    """Returns the SplitMix64 finaliser of int64 numbers: every bit of the result depends on every bit of x."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * signed(0xBF58476D1CE4E5B9)
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * signed(0x94D049BB133111EB)
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
+    """Returns the int64 that has the bits of an unsigned 64-bit number."""
     value %= 1 << 64
     return value - (1 << 64) if value >= 1 << 63 else value
 

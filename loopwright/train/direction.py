@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from loopwright.model.state import hashed_normal
+from loopwright.model.state import hashed_normal, mix, signed
 
 POOL = 1 << 18  # normal values that directions are cut from
 _LOW = (1 << 64) - 1
@@ -27,8 +27,8 @@ class Directions:
 
         `places` [N or 1, T] says where in its row each token stands.
         """
-        key = rows * _signed(0x9E3779B97F4A7C15) + _signed(_mix_int(_mix_int(self.seed) + update))
-        start = _mix(_mix(key)[:, None] + places * _signed(0xD1342543DE82EF95)) & (POOL - 1)
+        key = rows * signed(0x9E3779B97F4A7C15) + signed(_mix_int(_mix_int(self.seed) + update))
+        start = mix(mix(key)[:, None] + places * signed(0xD1342543DE82EF95)) & (POOL - 1)
         v = windows(self.seed, like.device, like.shape[-1])[start].to(torch.promote_types(like.dtype, torch.float32))
         if valid is not None:
             v = v * valid[..., None]
@@ -67,20 +67,8 @@ def norms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
 
 
-def _mix(x: Tensor) -> Tensor:
-    """The SplitMix64 finaliser: every bit of the result depends on every bit of x."""
-    x = (x ^ ((x >> 30) & (_LOW >> 30))) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ ((x >> 27) & (_LOW >> 27))) * _signed(0x94D049BB133111EB)
-    return x ^ ((x >> 31) & (_LOW >> 31))
-
-
 def _mix_int(x: int) -> int:
     x = (x + 0x9E3779B97F4A7C15) & _LOW
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _LOW
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _LOW
     return x ^ (x >> 31)
-
-
-def _signed(value: int) -> int:
-    value &= _LOW
-    return value - (1 << 64) if value >= 1 << 63 else value

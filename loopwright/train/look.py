@@ -12,7 +12,7 @@ from loopwright.data.batch import Batch
 from loopwright.generate.readings import readings
 from loopwright.metrics.residual import contraction
 from loopwright.train.jacobian import JacobianPenalty
-from loopwright.train.monitor import measure
+from loopwright.train.monitor import last_states, measure
 from loopwright.train.walk import Plan, walk
 from loopwright.train.watch import Watch, truncation_in_words
 
@@ -89,11 +89,7 @@ def truncation(job: Job) -> dict[str, float]:
     """Returns how many steps have a gradient, and by which factor a step is shorter than the one before, at the median depth."""
     assert job.rule.grad_steps is not None
     batch, depth = first_rows(job, ROWS_OF_A_CHECK), max(job.median, 2)  # two steps at least, to compare them
-    e, p = job.model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
-    states = [job.model.start_state(e, p)]
-    for s in job.model.unroll(e, depth, p, state=states[0]):
-        states = [*states[-2:], s]
-    factor = contraction(states, batch.valid).log().mean().exp()
+    factor = contraction(last_states(job.model, batch, depth)[2], batch.valid).log().mean().exp()
     return {"grad_steps": job.rule.grad_steps, "depth": depth, "contraction": float(factor)}
 
 

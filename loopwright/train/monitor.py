@@ -29,10 +29,8 @@ def measure(
         raise ValueError("monitor: this model has no core, so no step to measure; allowed: core_layers above 0")
     depth = model.config.check_depth(depth)
     with evaluating(model), torch.no_grad(), torch.autocast(batch.input_ids.device.type, enabled=False):
-        e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
-        states = [model.start_state(e, p)]
-        for s in model.unroll(e, depth, p, state=states[0]):
-            states = [*states[-2:], s]
+        e, p, states = last_states(model, batch, depth)
+        s = states[-1]
         valid = batch.valid if batch.padded else None
         drift = relative_step(states[-2], states[-1], valid)
         chosen = torch.linspace(0, len(batch) - 1, min(rows, len(batch)), device=e.device).round().long()
@@ -47,6 +45,15 @@ def measure(
         if depth > 1:
             found["contraction"] = contraction(states, valid).log().mean().exp()
     return dict(zip(found, torch.stack([x.double() for x in found.values()]).tolist(), strict=True))
+
+
+def last_states(model: LoopedForCausalLM, batch: Batch, depth: int) -> tuple[Tensor, Pass, list[Tensor]]:
+    """Returns the input, the pass, and the last three states of a batch at a depth (two at depth 1), the start state counted."""
+    e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
+    states = [model.start_state(e, p)]
+    for s in model.unroll(e, depth, p, state=states[0]):
+        states = [*states[-2:], s]
+    return e, p, states
 
 
 def state_map(model: LoopedForCausalLM, e: Tensor, p: Pass, t: int) -> Callable[[Tensor], Tensor]:

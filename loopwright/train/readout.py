@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from loopwright.data.batch import IGNORED, Batch
+from loopwright.data.batch import Batch
 from loopwright.model.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
 
@@ -42,11 +42,7 @@ class Targets:
 
 def find_targets(batch: Batch) -> Targets:
     """Returns the targets of a batch: each token of the labels that is not ignored, asked of the position before it."""
-    after = batch.asked
-    if after is None:
-        wanted = batch.labels != IGNORED
-        wanted[:, 0] = False
-        after = wanted.flatten().nonzero()[:, 0]
+    after = batch.target_places() if batch.asked is None else batch.asked
     real = (after > 0).double()  # the first token of a batch is never asked for
     ids = batch.labels.flatten().index_select(0, after).clamp(min=0)
     return Targets((after - 1).clamp(min=0), ids, real / real.sum().clamp(min=1))
