@@ -74,6 +74,8 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """Returns the same rows on a device."""
         held = {f.name: x for f in fields(self) if (x := getattr(self, f.name)) is not None}
+        if torch.device(device).type == "cuda":  # from memory that may be paged out a copy waits for the work before it
+            held = {name: x if x.is_cuda else x.pin_memory() for name, x in held.items()}
         return replace(self, **{name: x.to(device, non_blocking=True) for name, x in held.items()})
 
 

@@ -38,19 +38,20 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, watch: Wa
         while progress.update < recipe.updates and not spread.anywhere(bool(stop)):
             update, began = progress.update, time.perf_counter()
             job.begin_update(update)
-            pairs = job.draw(progress)
-            asked = [batch.targets for batch, _ in pairs]
-            targets, tokens = spread.totals(sum(asked), sum(int(batch.valid.sum()) for batch, _ in pairs))
+            drawn = job.draw(progress)
+            pairs = drawn.pairs
+            targets, tokens = spread.totals(sum(drawn.targets), drawn.tokens)
 
             # forward and backward, batch by batch: shares that add up to the update's loss over all processes
             losses, notes = [], []
             for place, (batch, plan) in enumerate(pairs):
-                share = Share(targets=asked[place] / max(targets, 1), rows=1 / (len(pairs) * spread.world))
+                share = Share(targets=drawn.targets[place] / max(targets, 1), rows=1 / (len(pairs) * spread.world))
                 with spread.syncing(last=place == len(pairs) - 1):
                     loss, metrics = job.learn(batch, plan, share, progress.solved_at)
                 losses.append(loss)
                 notes.append(metrics)
             norm = job.clip()
+            job.draw_ahead(progress)  # here nobody waits for it: the device is busy
             loss_value, norm_value, values = collect(spread, losses, norm, notes)
 
             # a loss or gradient that is not finite never reaches the parameters

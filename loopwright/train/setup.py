@@ -75,6 +75,23 @@ class Outcome:
     finished: bool
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """One process's rows of an update: (batch, plan) pairs on its device, the targets of each batch, the real tokens of all."""
+
+    pairs: list[tuple[Batch, Plan]]
+    targets: list[int]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What was drawn for the next update, and where the depth generator stood before: that is what a checkpoint must hold."""
+
+    drawn: Drawn
+    depths: Tensor
+
+
 class Job:
     """The live objects of a run. How it is spread over processes stays behind its methods; the loop reads like one process."""
 
@@ -107,6 +124,7 @@ class Job:
         size = recipe.batch // recipe.accumulate
         self.order = Order(len(self.splits.train), recipe.seed, recipe.order.shuffled, repeat=recipe.order.repeat, batch=size)
         self.depth_generator = torch.Generator().manual_seed(recipe.seed)
+        self._ahead: Ahead | None = None
 
     @property
     def median(self) -> int:
@@ -121,21 +139,33 @@ class Job:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def draw(self, progress: Progress) -> list[tuple[Batch, Plan]]:
-        """Returns this process's rows of one update as (batch, plan) pairs; depths are drawn alike in all processes."""
+    def draw(self, progress: Progress) -> Drawn:
+        """Returns this process's rows of one update, taken ahead or now; depths are drawn alike in all processes."""
+        ahead, self._ahead = self._ahead, None
+        return ahead.drawn if ahead is not None else self._draw(progress.update, progress.rows)
+
+    def draw_ahead(self, progress: Progress) -> None:
+        """Takes the rows of the next update now, while the device works on those of this one."""
+        if progress.update + 1 < self.recipe.updates:
+            depths = self.depth_generator.get_state()
+            self._ahead = Ahead(self._draw(progress.update + 1, progress.rows + self.recipe.batch), depths)
+
+    def _draw(self, update: int, first: int) -> Drawn:
         size = self.recipe.batch // self.recipe.accumulate
-        pairs = []
+        pairs, targets, tokens = [], [], 0
         for place in range(self.recipe.accumulate):
-            indices, rows = self.order.share(progress.rows + place * size, size, self.spread.rank, self.spread.world)
-            plan = self.rule(progress.update, self.depth_generator)
-            pairs.append((replace(self.splits.train.batch(indices), rows=rows), plan))
-        return pairs
+            indices, rows = self.order.share(first + place * size, size, self.spread.rank, self.spread.world)
+            plan = self.rule(update, self.depth_generator)
+            batch = replace(self.splits.train.batch(indices), rows=rows)
+            targets.append(batch.targets)
+            tokens += int(batch.valid.sum())
+            pairs.append((batch.ready().to(self.device), plan))
+        return Drawn(pairs, targets, tokens)
 
     def learn(self, batch: Batch, plan: Plan, share: Share, solved_at: int | None) -> tuple[Tensor, dict[str, Tensor]]:
         """Adds the gradients of a batch, as the share of the update that it is; returns its loss and metrics."""
         found = [penalty.factor(plan.update, solved_at) for penalty in self.penalties]
         weights = [factor if factor > 0 else None for factor in found]
-        batch = batch.ready().to(self.device)
         if self.replayed is None:
             return self._learn(batch, plan, share, weights)
 
@@ -194,12 +224,14 @@ class Job:
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Returns what a checkpoint holds beside the weights, by file; where it is spread over processes, all must ask."""
-        found = {"optimizer": self.optimiser.state_tensors(), "generators": {"depth": self.depth_generator.get_state()}}
+        depths = self.depth_generator.get_state() if self._ahead is None else self._ahead.depths
+        found = {"optimizer": self.optimiser.state_tensors(), "generators": {"depth": depths}}
         return found if self.average is None else {**found, "average": self.average.state_tensors()}
 
     def load(self, folder: Path) -> None:
         """Puts a checkpoint's weights and tensors in the place of this run's."""
         load_weights(folder, self.model)
+        self._ahead = None
         self.optimiser.load_state_tensors(load_tensors(folder, "optimizer", self.optimiser.state_forms()))
         state = {"depth": self.depth_generator.get_state()}
         self.depth_generator.set_state(load_tensors(folder, "generators", state)["depth"])

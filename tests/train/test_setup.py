@@ -36,7 +36,7 @@ def test_progress_counts() -> None:
 def test_every_sample_comes_once_an_epoch_with_its_place(tmp_path: Path) -> None:
     job, progress, seen = make_job(tmp_path, {"accumulate": 4}), Progress(), []
     for _ in range(16):  # two epochs of 64
-        pairs = job.draw(progress)
+        pairs = job.draw(progress).pairs
         assert len(pairs) == 4 and all(len(batch) == 2 for batch, _ in pairs)
         rows = torch.cat([batch.rows for batch, _ in pairs])
         assert rows.tolist() == list(range(progress.rows, progress.rows + 8))
@@ -56,14 +56,18 @@ def test_an_update_begins_the_same_whatever_came_before(tmp_path: Path) -> None:
     assert torch.equal(torch.rand(3), first[0]) and job.optimiser.lr == first[1] == pytest.approx(3e-3 / 2)
 
 
-def test_what_was_saved_comes_back_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_was_saved_comes_back_whole(tmp_path: Path, ahead: bool) -> None:
+    """Also where the rows and depths of the next update are drawn already: what is saved is before them."""
     changes = {"average": {"kind": "ema", "decay": 0.5}, "depth": {"kind": "uniform", "least": 1, "most": 99}}
     run = RunFolder(tmp_path)
     job, progress = make_job(tmp_path, changes), Progress()
     for update in range(3):
         job.begin_update(update)
-        for batch, plan in job.draw(progress):
+        for batch, plan in job.draw(progress).pairs:
             job.learn(batch, plan, Share(), None)
+        if ahead:
+            job.draw_ahead(progress)
         job.move(update)
         job.forget()
         progress.count(True, rows=8, tokens=9, targets=8)
@@ -73,7 +77,9 @@ def test_what_was_saved_comes_back_whole(tmp_path: Path) -> None:
     assert resume_job(other, run, watch) == progress and "3 updates done" in watch.notes[0]
     for mine, theirs in ((job.weights(), other.weights()), *zip(job.tensors().values(), other.tensors().values(), strict=True)):
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
-    assert [plan for _, plan in job.draw(progress)] == [plan for _, plan in other.draw(progress)]
+    mine, theirs = job.draw(progress), other.draw(progress)
+    assert [plan for _, plan in mine.pairs] == [plan for _, plan in theirs.pairs] and mine.targets == theirs.targets
+    assert torch.equal(mine.pairs[0][0].input_ids, theirs.pairs[0][0].input_ids)
 
 
 def test_the_log_is_on_the_disk_before_the_checkpoint_that_counts_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
