@@ -22,7 +22,7 @@ from loopwright.train.trainee import Trainee
 from loopwright.train.walk import Plan
 
 PAPER = {"random depth": 1.4976, "penalty": 1.5317, "both": 2.0439}
-ROWS, LENGTH, DRAWS = 4, 1024, 12
+ROWS, LENGTH, DRAWS = 4, 1024, 6
 
 
 def main() -> None:

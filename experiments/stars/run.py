@@ -147,6 +147,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=540)
     parser.add_argument("--change", action="append", default=[], help="a.b=c, laid over every recipe")
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--only", default="", help="words, parted by |: a run's name must hold one of them")
     options = parser.parse_args()
     unknown = [group for group in options.groups.split(",") if group not in GROUPS]
     if unknown:
@@ -157,7 +158,9 @@ def main() -> None:
         run
         for group in options.groups.split(",")
         for run in GROUPS[group]()
-        if run.name not in done and str(run.seed) in options.seeds.split(",")
+        if run.name not in done
+        and str(run.seed) in options.seeds.split(",")
+        and any(word in run.name for word in options.only.split("|"))
     ]
     context = multiprocessing.get_context("spawn")
     manager = context.Manager()
