@@ -168,6 +168,11 @@ class Job:
         weights = [factor if factor > 0 else None for factor in found]
         if self.replayed is None:
             return self._learn(batch, plan, share, weights)
+        if batch.attention_mask is not None or batch.segment_ids is not None:
+            raise ValueError(
+                "graph: batches come with a mask or document ids, whose values decide what is run; allowed: rows without them "
+                "(tasks: data.padding=plain), or graph: false"
+            )
 
         def number(x: float | None) -> Tensor | None:
             return None if x is None else torch.full((), x, device=self.device)
