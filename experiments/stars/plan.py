@@ -108,12 +108,12 @@ def weights() -> Iterator[Run]:
 
 
 def norms() -> Iterator[Run]:
-    """Twelve norm configurations at fixed depth 4 (Figure 2), 3,000 updates: all had reached 100 % long before."""
+    """Twelve norm configurations at fixed depth 4 (Figure 2), 2,000 updates: all had reached 100 % long before."""
     places = {"pre": PRE, "post": POST, "pre-sandwich": PRE_SANDWICH, "post-sandwich": POST_SANDWICH}
     for (place, written), norm in product(places.items(), ("layer", "rms", "simple")):
         kind = f"{{kind: {norm}, eps: 1e-5}}"
         changes = (f"model.changes.norm_placement={written}", f"model.changes.norm={kind}", f"model.changes.final_norm={kind}")
-        yield paper("norms", f"{place} {norm}", FIXED, "penalties=[]", *changes, updates=3_000)
+        yield paper("norms", f"{place} {norm}", FIXED, "penalties=[]", *changes, updates=2_000)
 
 
 def stacks() -> Iterator[Run]:
@@ -126,13 +126,13 @@ def stacks() -> Iterator[Run]:
             f"model.changes.prelude_layers={pre}",
             f"model.changes.coda_layers={coda}",
         )
-        yield paper("stacks", f"{place} {pre}+core+{coda}", FIXED, "penalties=[]", *changes, updates=3_000)
+        yield paper("stacks", f"{place} {pre}+core+{coda}", FIXED, "penalties=[]", *changes, updates=2_000)
 
 
 def changes() -> Iterator[Run]:
     """The L2 penalty on the last change of the state, with fixed and with random depth (Figure 3)."""
     l2 = "penalties=[{kind: state-change, weight: 1.0, weighting: add}]"
-    yield paper("changes", "fixed + L2", FIXED, l2, updates=3_000)
+    yield paper("changes", "fixed + L2", FIXED, l2, updates=2_000)
     yield paper("changes", "random + L2", l2, updates=5_000)
 
 

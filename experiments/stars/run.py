@@ -2,7 +2,7 @@
 
     python -m experiments.stars.run OUT.jsonl --groups main,ablation --workers 8 --seconds 540
 
-Runs that are already in the file are left out; no run begins that would, by the longest of its group so far, not end in time.
+Runs that are already in the file are left out; no run begins that would, by the longest of its kind so far, not end in time.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def work(queue: Any, out: str, lock: Any, deadline: float, extra: tuple[str, ...
         run = queue.get()
         if run is None:
             return
-        if time.time() + longest.get(run.group, 0.0) > deadline:
+        kind = (run.group, *(change for change in run.changes if change.startswith("updates=")))
+        if time.time() + longest.get(kind, 0.0) > deadline:
             print(f"not begun, no time: {run.name}", flush=True)
             continue
         began = time.time()
@@ -132,7 +133,7 @@ def work(queue: Any, out: str, lock: Any, deadline: float, extra: tuple[str, ...
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         taken = time.time() - began
-        longest[run.group] = max(longest.get(run.group, 0.0), taken)
+        longest[kind] = max(longest.get(kind, 0.0), taken)
         with lock, open(out, "a") as file:
             file.write(line + "\n")
         print(f"{taken:6.1f} s  {run.name}", flush=True)
