@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from experiments.stars.plan import GROUPS
 from loopwright.analysis.figures import Curve, accuracy_by_depth, length_by_depth_heatmap, radius_bars
 from loopwright.analysis.figures import Radius as Bar
 from loopwright.metrics.score import holds_from_to, wilson_interval
@@ -25,12 +26,12 @@ Runs = list[dict[str, Any]]
 
 
 def read(paths: Iterable[str]) -> dict[str, dict[str, Runs]]:
-    """Returns the results by group and label, in the order of the files."""
+    """Returns the results by group and label, in the order of the plan."""
+    runs = [json.loads(line) for path in paths for line in Path(path).read_text().splitlines()]
+    place = {run.name: number for number, run in enumerate(run for group in GROUPS.values() for run in group())}
     found: dict[str, dict[str, Runs]] = {}
-    for path in paths:
-        for line in Path(path).read_text().splitlines():
-            run = json.loads(line)
-            found.setdefault(run["group"], {}).setdefault(run["label"], []).append(run)
+    for run in sorted(runs, key=lambda run: place[run["name"]]):
+        found.setdefault(run["group"], {}).setdefault(run["label"], []).append(run)
     for labels in found.values():
         for runs in labels.values():
             runs.sort(key=lambda run: run["seed"])
