@@ -31,6 +31,11 @@ class Run:
         """The run's own name."""
         return f"{self.group}/{self.label}/{self.seed}"
 
+    @property
+    def kind(self) -> str:
+        """The group, and how many updates: what decides how long it takes."""
+        return " ".join([self.group, *(change for change in self.changes if change.startswith("updates="))])
+
 
 def paper(group: str, label: str, *changes: str, seed: int = 0, updates: int = 10_000) -> Run:
     """Returns a run with the study's own settings: dropout 0.1, lr 1e-4, batch 512, cosine after 2,000 updates."""

@@ -1,23 +1,19 @@
 """Trains and measures the runs of the study, many side by side on one GPU, each result one line of a JSON-lines file.
 
-    python -m experiments.stars.run OUT.jsonl --groups main,ablation --workers 8 --seconds 540
-
-Runs that are already in the file are left out; no run begins that would, by the longest of its kind so far, not end in time.
+python -m experiments.stars.run OUT.jsonl --groups main,ablation --workers 4 --seconds 540
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
-import os
 import sys
 import tempfile
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.side_by_side import arguments, run_all
 from experiments.stars.plan import GROUPS, Run
 
 NEAR, FAR = list(range(1, 101)), [100, 128, 200, 300, 500, 700, 1000]
@@ -107,78 +103,19 @@ def _thinned(rows: list[dict[str, Any]], key: str) -> list[list[float]]:
     return [[found[i][0], sum(v for _, v in found[i : i + 50]) / len(found[i : i + 50])] for i in range(0, len(found), 50)]
 
 
-def work(queue: Any, out: str, lock: Any, deadline: float, extra: tuple[str, ...], longest: Any, attention: str | None) -> None:
-    """Takes runs from the queue until it is empty or the time is up."""
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    import torch
-
-    torch.set_num_threads(1)
-    use_attention(attention)
-    while True:
-        run = queue.get()
-        if run is None:
-            return
-        kind = (run.group, *(change for change in run.changes if change.startswith("updates=")))
-        if time.time() + longest.get(kind, 0.0) > deadline:
-            print(f"not begun, no time: {run.name}", flush=True)
-            continue
-        began = time.time()
-        try:
-            line = json.dumps(carry_out(run, extra=extra))
-        except Exception as error:  # one bad run must not take the others with it
-            print(f"FAILED {run.name}: {type(error).__name__}: {error}", flush=True)
-            continue
-        finally:
-            torch._dynamo.reset()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-        taken = time.time() - began
-        longest[kind] = max(longest.get(kind, 0.0), taken)
-        with lock, open(out, "a") as file:
-            file.write(line + "\n")
-        print(f"{taken:6.1f} s  {run.name}", flush=True)
-
-
 def main() -> None:
-    """Reads the command line, fills the queue, waits."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out")
-    parser.add_argument("--groups", default=",".join(GROUPS))
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=540)
-    parser.add_argument("--change", action="append", default=[], help="a.b=c, laid over every recipe")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--only", default="", help="words, parted by |: a run's name must hold one of them")
-    options = parser.parse_args()
-    unknown = [group for group in options.groups.split(",") if group not in GROUPS]
+    """Reads the command line and runs what it asks for."""
+    options = arguments(__doc__).parse_args()
+    groups = options.groups.split(",") if options.groups else list(GROUPS)
+    unknown = [group for group in groups if group not in GROUPS]
     if unknown:
         sys.exit(f"groups: unknown {unknown[0]!r}; allowed: {', '.join(GROUPS)}")
-    path = Path(options.out)
-    done = {json.loads(line)["name"] for line in path.read_text().splitlines()} if path.is_file() else set()
-    runs = [
-        run
-        for group in options.groups.split(",")
-        for run in GROUPS[group]()
-        if run.name not in done
-        and str(run.seed) in options.seeds.split(",")
-        and any(word in run.name for word in options.only.split("|"))
-    ]
-    context = multiprocessing.get_context("spawn")
-    manager = context.Manager()
-    queue, lock, longest = manager.Queue(), manager.Lock(), manager.dict()
-    for item in [*runs, *[None] * options.workers]:
-        queue.put(item)
-    deadline = time.time() + options.seconds
-    arguments = (queue, options.out, lock, deadline, tuple(options.change), longest, fastest_attention())
-    processes = [context.Process(target=work, args=arguments) for _ in range(min(options.workers, len(runs)))]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(max(deadline - time.time(), 0.1))
-    for process in processes:
-        if process.is_alive():
-            process.kill()
-    print(f"{len(path.read_text().splitlines()) if path.is_file() else 0} results in {path}", flush=True)
+    chosen = [run for group in groups for run in GROUPS[group]() if str(run.seed) in options.seeds.split(",")]
+    chosen = [run for run in chosen if any(word in run.name for word in options.only.split("|"))]
+    run_all(
+        chosen, partial(carry_out, extra=tuple(options.change)), options.out,
+        workers=options.workers, seconds=options.seconds, begin=partial(use_attention, fastest_attention()),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+"""Many runs side by side on one device, each result one line of a JSON-lines file.
+
+Runs that are in the file already are left out; no run begins that would, by the longest of its kind so far, not end in time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Run(Protocol):
+    """One piece of work. `name` is its own; `kind` is shared by those that take about as long."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+
+def arguments(about: str) -> argparse.ArgumentParser:
+    """Returns a parser with what every study asks for."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", help="JSON lines; results are added")
+    parser.add_argument("--groups", help="which, parted by commas; left out: all")
+    parser.add_argument("--only", default="", help="words, parted by |: a run's name must hold one of them")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--change", action="append", default=[], help="a.b=c, laid over every recipe")
+    return parser
+
+
+def run_all(
+    runs: Sequence[Run], work: Callable[[Any], dict[str, Any]], out: str, *, workers: int, seconds: float,
+    begin: Callable[[], None] | None = None,
+) -> None:  # fmt: skip
+    """Does the work of every run that is not in `out` yet, `workers` at a time, for at most `seconds`.
+
+    `begin` is called once in each process. `work` and `begin` must be importable by name.
+    """
+    path = Path(out)
+    done = {json.loads(line)["name"] for line in path.read_text().splitlines()} if path.is_file() else set()
+    left = [run for run in runs if run.name not in done]
+    context = multiprocessing.get_context("spawn")
+    manager = context.Manager()
+    queue, lock, longest = manager.Queue(), manager.Lock(), manager.dict()
+    for item in [*left, *[None] * workers]:
+        queue.put(item)
+    deadline = time.time() + seconds
+    given = (queue, out, lock, deadline, longest, work, begin)
+    processes = [context.Process(target=_serve, args=given) for _ in range(min(workers, len(left)))]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(max(deadline - time.time(), 0.1))
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+    print(f"{len(path.read_text().splitlines()) if path.is_file() else 0} results in {path}", flush=True)
+
+
+def _serve(queue: Any, out: str, lock: Any, deadline: float, longest: Any, work: Any, begin: Any) -> None:
+    """Takes runs from the queue until it is empty or the time is up."""
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    import torch
+
+    torch.set_num_threads(1)
+    if begin is not None:
+        begin()
+    while (run := queue.get()) is not None:
+        if time.time() + longest.get(run.kind, 0.0) > deadline:
+            print(f"not begun, no time: {run.name}", flush=True)
+            continue
+        began = time.time()
+        try:
+            line = json.dumps(work(run))
+        except Exception as error:  # one bad run must not take the others with it
+            print(f"FAILED {run.name}: {type(error).__name__}: {error}", flush=True)
+            continue
+        finally:
+            torch._dynamo.reset()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        taken = time.time() - began
+        longest[run.kind] = max(longest.get(run.kind, 0.0), taken)
+        with lock, open(out, "a") as file:
+            file.write(line + "\n")
+        print(f"{taken:6.1f} s  {run.name}", flush=True)
