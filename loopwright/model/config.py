@@ -153,6 +153,11 @@ class LoopedConfig(PreTrainedConfig):
         found += ["injection"] if self.injection["kind"] == "concat-per-step" else []
         return found + [f"adapters ({a['kind']})" for a in self.adapters if ADAPTERS[a["kind"]].per_step]
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether a part does something else at one step than at another."""
+        return bool(self.step_tables or self.adapters) or GATES[self.gate["kind"]].counts_steps
+
     def check_depth(self, depth: int | None) -> int:
         """Returns the depth of a pass, the default one where none is given; raises where it cannot be run."""
         if depth is None:

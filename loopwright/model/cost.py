@@ -140,10 +140,15 @@ def pass_flops(
     for kind, adapter in _adapters(config):
         cost, _ = ADAPTER_COSTS[kind](adapter, batch, length)
         flops[kind] = flops.get(kind, 0) + steps * cost
-    flops["gate"] = 4 * tokens * steps * width**2 if config.gate["kind"] == "learned" else 0
+    flops["gate"] = 4 * tokens * _gated_steps(config, steps) * width**2
     flops["halting"] = 2 * tokens * max(steps, 1) * width if config.halting["kind"] != "none" else 0
     flops["head"] = 2 * tokens * width * config.vocab_size
     return flops | {"total": sum(flops.values())}
+
+
+def _gated_steps(config: LoopedConfig, steps: int) -> int:
+    """Returns at how many of the steps the gate multiplies."""
+    return {"learned": steps, "grown": max(steps - 1, 0)}.get(config.gate["kind"], 0)
 
 
 def training_flops(config: LoopedConfig, *, depth: int | None = None, batch: int = 1, length: int = 1) -> int:
@@ -282,20 +287,20 @@ def training_bytes(config: LoopedConfig, *, depth: int | None = None, batch: int
     Per token and run of a layer, what the products, norms and activations save is
         2 D + 2 H K + 2 Hk K + m F + Σ norms,   m = 4 (SwiGLU), 2 (GELU) or 1 (ReLU); a norm 2 D (rms) or D (layer, simple)
     and H float32 numbers of the softmax. Per step come the loop's norms, 2 D of a concatenated or diagonal injection, 5 D of
-    a learned gate, D of a halting head, and the adapters' inner values. Once come D at the head, its norm, and V float32
+    a gate that learns, D of a halting head, and the adapters' inner values. Once come D at the head, its norm, and V float32
     log-probabilities.
     """
     steps = config.check_depth(depth) if config.is_looped else 0
     width, tokens = config.hidden_size, batch * context
     runs = config.prelude_layers + config.coda_layers + steps * config.core_layers
     shared, per_step = _norm_kept(config.norm["kind"], width), _norm_kept(config.norm["kind"], width, steps=True)
-    loop = 2 * width * (config.injection["kind"] not in ("none", "add")) + 5 * width * (config.gate["kind"] == "learned")
+    loop = 2 * width * (config.injection["kind"] not in ("none", "add"))
     loop += width if config.halting["kind"] != "none" else 0
     loop += {"every": shared, "per-step": per_step}.get(config.end_norm, 0)
     loop += config.core_layers * per_step if config.layer_post_norm == "per-step" else 0
     once = width + _norm_kept(config.final_norm["kind"], width) * (2 if config.end_norm == "last" else 1)
     once += shared if config.embedding_norm else 0
-    numbers = tokens * (runs * _layer_kept(config) + steps * loop + once)
+    numbers = tokens * (runs * _layer_kept(config) + steps * loop + _gated_steps(config, steps) * 5 * width + once)
     for kind, adapter in _adapters(config):
         _, kept = ADAPTER_COSTS[kind](adapter, batch, context)
         numbers += steps * kept

@@ -159,7 +159,7 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
             x = self.end_norm(x)
         elif self.config.end_norm == "per-step":
             x = self.end_norm(x, index)
-        return p.see("state", self.gate(s, x), Place("core", t, len(self.core)))
+        return p.see("state", self.gate(s, x, index), Place("core", t, len(self.core)))
 
     def unroll(
         self, e: Tensor, depth: int, p: Pass, *, state: Tensor | None = None, first_step: int = 0, step: StepRunner | None = None

@@ -45,6 +45,7 @@ VARIANTS = {
     "chunk pooling": _adapted("controller", pooling="chunk", style=8, rank=4),
     "diagonal injection": lw.preset("huginn-tiny", injection={"kind": "diagonal"}),
     "learned gate": lw.preset("huginn-tiny", gate={"kind": "learned"}),
+    "grown gate": lw.preset("huginn-tiny", gate={"kind": "grown"}),
     "qk norm by head": lw.preset("huginn-tiny", qk_norm="head"),
     "wide vocabulary": lw.preset("huginn-tiny", vocab_size=1000),
     "dense": lw.LoopedConfig(prelude_layers=3, core_layers=0, depth=1),
@@ -218,7 +219,7 @@ class _Alive(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("name", [*TINY, "learned gate", "wide vocabulary", "dense"])
+@pytest.mark.parametrize("name", [*TINY, "learned gate", "grown gate", "wide vocabulary", "dense"])
 def test_inference_bytes_are_near_the_peak_of_a_pass(name: str) -> None:
     config = VARIANTS[name]
     model = _model(name)

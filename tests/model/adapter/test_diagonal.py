@@ -112,7 +112,7 @@ def test_golden_parts_of_a_step(folder):
         assert gap(model.core[0](golden["state"], p, place, adapt), golden["step0.layer_output"]) < 1e-5
         normed = model.end_norm(golden["step0.layer_output"], index)
         assert gap(normed, golden["step0.normed"]) < 1e-5
-        assert gap(model.gate(golden["state"], normed), golden["step0.new_state"]) < 1e-5
+        assert gap(model.gate(golden["state"], normed, index), golden["step0.new_state"]) < 1e-5
 
 
 def test_static_diagonal_equals_changed_weights():
