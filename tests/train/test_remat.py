@@ -48,6 +48,7 @@ CHANGES: list[dict[str, Any]] = [
     {"gate": {"kind": "grown", "bias": 0.3}},
     {"state": {"kind": "input"}, "injection": {"kind": "add"}}, {"state": {"kind": "learned"}},
     {"adapters": [{"kind": "step-embedding"}, {"kind": "level-signal", "rank": 2}], "max_steps": 5},
+    {"adapters": [{"kind": "low-rank", "rank": 2, "stack": "coda"}, {"kind": "controller", "rank": 2, "stack": "prelude"}]},
     {"adapters": [{"kind": "low-rank", "rank": 2}], "max_steps": 2, "beyond_max_steps": "repeat"},
 ]  # fmt: skip
 
