@@ -29,7 +29,7 @@ class Bases(Part):
     def __init__(self, site: Site, rank: int, alpha: float, targets: str | Sequence[str]) -> None:
         super().__init__()
         shapes = chosen_shapes(site, targets, branches=False)
-        self.names = list(shapes)
+        self.names, self.rank = list(shapes), rank
         self.scale = alpha / rank
         self.a = FactorTable(shapes, (site.layers,), rank, "a").requires_grad_(False)
         self.b = FactorTable(shapes, (site.layers,), rank, "b").requires_grad_(False)

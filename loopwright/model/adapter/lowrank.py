@@ -11,25 +11,31 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from loopwright.model.adapter.effects import Adapter, Effects
-from loopwright.model.adapter.target import Site, StepFactors, chosen_shapes, low_rank
+from loopwright.model.adapter.target import BiasTable, Site, StepFactors, chosen_shapes, low_rank
 from loopwright.model.context import Pass
 from loopwright.model.part import StepIndex
 
 
 class LowRank(Adapter):
-    """y += (alpha/rank) · B_t A_t x; B starts at zero."""
+    """y += (alpha/rank) · B_t A_t x, and with `bias` + b_t; B and b start at zero."""
 
     per_step = True
 
-    def __init__(self, site: Site, rank: int = 8, alpha: float | None = None, targets: str | Sequence[str] = "linears") -> None:
+    def __init__(
+        self, site: Site, rank: int = 8, alpha: float | None = None, targets: str | Sequence[str] = "linears", bias: bool = False
+    ) -> None:
         super().__init__()
         self.shapes = chosen_shapes(site, targets)
         self.scale = 1.0 if alpha is None else alpha / rank
         self.factors = StepFactors(site, self.shapes, rank)
+        self.biases = BiasTable(site, self.shapes if bias else {})
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
         def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor | None:
-            return self.scale * low_rank(x, *self.factors.at(name, layer, step)) if name in self.shapes else None
+            if name not in self.shapes:
+                return None
+            y = self.scale * low_rank(x, *self.factors.at(name, layer, step))
+            return y + self.biases.at(name, layer, step) if name in self.biases else y
 
         return Effects(update=update)
 

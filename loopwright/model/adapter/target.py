@@ -86,6 +86,7 @@ class StepFactors(Part):
 
     def __init__(self, site: Site, shapes: dict[str, tuple[int, int]], rank: int, *, zero: bool = True) -> None:
         super().__init__()
+        self.rank = rank
         leading = (site.rows, site.layers)
         self.a = FactorTable(shapes, leading, rank, "a")
         self.b = FactorTable(shapes, leading, rank, "b", zero=zero)
@@ -93,6 +94,22 @@ class StepFactors(Part):
     def at(self, name: str, layer: int, step: StepIndex) -> tuple[Tensor, Tensor]:
         """Returns (b, a) of one target and layer at a step: [out, r] and [r, in], or one pair per row."""
         return take(self.b[name], step).select(-3, layer), take(self.a[name], step).select(-3, layer)
+
+
+class BiasTable(Part, nn.ParameterDict):
+    """One shift per step, layer and target: [S, L, out], zero at the start."""
+
+    def __init__(self, site: Site, shapes: dict[str, tuple[int, int]]) -> None:
+        super().__init__({name: nn.Parameter(torch.empty(site.rows, site.layers, out)) for name, (out, _) in shapes.items()})
+
+    def start(self) -> None:
+        for table in self.values():
+            nn.init.zeros_(table)
+
+    def at(self, name: str, layer: int, step: StepIndex) -> Tensor:
+        """Returns the shift of one target and layer at a step: [out], or [B, 1, out] for one step per row."""
+        rows = take(self[name], step).select(-2, layer)
+        return rows if rows.dim() == 1 else rows.unsqueeze(1)
 
 
 def low_rank(x: Tensor, b: Tensor, a: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ SPECS = {
     "sinusoidal": {"position": True},
     "step-embedding": {},
     "level-signal": {"rank": 3},
-    "low-rank": {"rank": 3, "alpha": 6.0},
+    "low-rank": {"rank": 3, "alpha": 6.0, "bias": True},
     "hira": {"rank": 3},
     "abba": {"rank1": 2, "rank2": 3, "gamma": 0.5, "targets": "branches"},
     "diagonal": {"rank": 3},
@@ -232,6 +232,8 @@ def test_low_rank_on_a_stack_is_its_changed_weights(stack):
     model, plain = stacked("low-rank", stack=stack), stacked(stack=stack)
     plain.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("adapters.")})
     factors = model.adapters[0].factors
+    for shift in model.adapters[0].biases.values():
+        shift.zero_()
     for layer, block in enumerate(getattr(plain, stack)):
         for path, linear in block.named_modules():
             if isinstance(linear, nn.Linear):
