@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loopwright.model.adapter.effects import Adapter, Effects, Update
+from loopwright.model.adapter.effects import Adapter, Effects, Modulation
 from loopwright.model.adapter.pooling import POOLINGS
 from loopwright.model.adapter.target import FactorTable, Site, chosen_shapes
 from loopwright.model.context import Pass
@@ -34,17 +34,28 @@ class Bases(Part):
         self.a = FactorTable(shapes, (site.layers,), rank, "a").requires_grad_(False)
         self.b = FactorTable(shapes, (site.layers,), rank, "b").requires_grad_(False)
 
-    def modulated(self, diagonals: Tensor) -> Update:
-        """Returns the update for diagonals [..., L, targets, r], with leading axes that broadcast against [B, T]."""
+    def modulated(self, diagonals: Tensor) -> Modulation:
+        """Returns the modulation by diagonals [..., L, targets, r], with leading axes that broadcast against [B, T].
 
-        def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor | None:
-            if name not in self.names:
-                return None
-            d = diagonals[..., layer, self.names.index(name), :]
-            inner = F.linear(x, self.a[name][layer]) * (self.scale * d)
-            return F.linear(inner, self.b[name][layer])
+        No ΔW is formed: A x of maps that share x is one product, and B adds its own into what W has made.
+        """
+        scaled = self.scale * diagonals
 
-        return update
+        def modulate(layer: int, names: Sequence[str], x: Tensor, ys: Sequence[Tensor]) -> Sequence[Tensor]:
+            mine = [name for name in names if name in self.names]
+            if not mine:
+                return ys
+            first = self.names.index(mine[0])  # maps that share an input stand side by side
+            d = scaled[..., layer, first : first + len(mine), :].flatten(-2)
+            a = [self.a[name][layer] for name in mine]
+            inner = F.linear(x, torch.cat(a) if len(a) > 1 else a[0]) * d
+            parts = dict(zip(mine, inner.flatten(0, -2).split(self.rank, dim=-1), strict=True))
+            return [
+                y.addmm_(parts[name].to(y.dtype), self.b[name][layer].to(y.dtype).T) if name in parts else y
+                for name, y in zip(names, ys, strict=True)
+            ]
+
+        return modulate
 
 
 class StaticDiagonal(Adapter):
@@ -64,7 +75,7 @@ class StaticDiagonal(Adapter):
         diagonals = take(self.table, step)
         if diagonals.dim() == 4:  # one step per row
             diagonals = diagonals[:, None]
-        return Effects(update=self.bases.modulated(diagonals))
+        return Effects(modulate=self.bases.modulated(diagonals))
 
 
 class Controller(Adapter):
@@ -120,4 +131,4 @@ class Controller(Adapter):
         return F.linear(F.silu(self.style2(style)), self.heads).unflatten(-1, self.shape)
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
-        return Effects(update=self.bases.modulated(self.diagonals(step, s, p)))
+        return Effects(modulate=self.bases.modulated(self.diagonals(step, s, p)))

@@ -176,8 +176,8 @@ def test_adaptation_sums_effects_and_skips_what_is_none():
 def test_project_shows_the_weight_to_the_update():
     linear, x, shown = nn.Linear(4, 4), torch.randn(1, 2, 4), []
     adapt = Adaptation([Effects(update=lambda layer, name, a, weight: shown.append((layer, name, a, weight)))])
-    assert torch.equal(project(linear, "v_proj", x, 3, None), linear(x))
-    assert torch.equal(project(linear, "v_proj", x, 3, adapt), linear(x))
+    assert torch.equal(project({"v_proj": linear}, x, 3, None)[0], linear(x))
+    assert torch.equal(project({"v_proj": linear}, x, 3, adapt)[0], linear(x))
     assert len(shown) == 1 and shown[0][:2] == (3, "v_proj") and shown[0][2] is x and shown[0][3] is linear.weight
 
 
