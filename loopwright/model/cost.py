@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from loopwright.model.adapter import build_adapters
+from loopwright.model.adapter.conditioned import Conditioned
 from loopwright.model.adapter.cost import ADAPTER_COSTS
-from loopwright.model.adapter.diagonal import Controller
 from loopwright.model.adapter.effects import BRANCHES, Adapter
 from loopwright.model.adapter.target import map_shapes
 from loopwright.model.cache import LoopCache
@@ -194,7 +194,7 @@ def cache_bytes(
 
 
 def _keeps_sums(adapter: Adapter) -> bool:
-    return isinstance(adapter, Controller) and adapter.pooling in ("prefix", "chunk")
+    return isinstance(adapter, Conditioned) and adapter.pooling in ("prefix", "chunk")
 
 
 def inference_bytes(config: LoopedConfig, *, batch: int = 1, context: int = 1, dtype: torch.dtype) -> dict[str, int]:
@@ -217,11 +217,11 @@ def inference_bytes(config: LoopedConfig, *, batch: int = 1, context: int = 1, d
 
 
 def _predicts_per_token(adapter: Adapter) -> bool:
-    return isinstance(adapter, Controller) and adapter.pooling != "sequence"
+    return isinstance(adapter, Conditioned) and adapter.pooling != "sequence"
 
 
 # adapters that make no second output of a linear map: signals, and what is added in place
-_IN_PLACE = ("sinusoidal", "step-embedding", "diagonal", "controller")
+_IN_PLACE = ("sinusoidal", "step-embedding", "diagonal", "controller", "basis-controller")
 
 
 def training_bytes(config: LoopedConfig, *, depth: int | None = None, batch: int = 1, context: int = 1, dtype: torch.dtype) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from loopwright.model.adapter.basis import BasisController
 from loopwright.model.adapter.diagonal import Bases, Controller, StaticDiagonal
 from loopwright.model.adapter.effects import Adapter
 from loopwright.model.adapter.lowrank import ABBA, HiRA, LowRank
@@ -65,6 +66,17 @@ def _controller_cost(adapter: Controller, rows: int, length: int) -> tuple[int, 
     return flops, pooled * (11 * unit + diagonals) + tokens * diagonals + _stacked(adapter.bases)
 
 
+def _basis_cost(adapter: BasisController, rows: int, length: int) -> tuple[int, int]:
+    tokens = rows * length
+    pooled = rows if adapter.pooling == "sequence" else tokens
+    bases = sum(p.numel() for table in (adapter.a, adapter.b) for p in table.values())
+    style = sum(w.numel() for w in (adapter.style1.weight, adapter.style2.weight, adapter.style3.weight, adapter.heads))
+    flops = 2 * tokens * (bases + adapter.state_proj.weight.numel()) + 2 * pooled * style
+    (coefficients, unit), (inner_width, joined) = adapter.heads.shape, adapter.style1.weight.shape
+    mixed = adapter.offset[:, :, 0, 0].numel() * adapter.rank * (2 * adapter.count + 1)
+    return flops, pooled * (adapter.state_proj.out_features + joined + 4 * inner_width + unit + coefficients) + tokens * mixed
+
+
 ADAPTER_COSTS: dict[str, Callable[..., tuple[int, int]]] = {
     "sinusoidal": _signal_cost,
     "step-embedding": _signal_cost,
@@ -74,4 +86,5 @@ ADAPTER_COSTS: dict[str, Callable[..., tuple[int, int]]] = {
     "abba": _abba_cost,
     "diagonal": _diagonal_cost,
     "controller": _controller_cost,
+    "basis-controller": _basis_cost,
 }

@@ -8,19 +8,17 @@ The bases A, B come from the SVD of what the conversion removed; they are frozen
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from loopwright.model.adapter.conditioned import Conditioned
 from loopwright.model.adapter.effects import Adapter, Effects, Modulation
-from loopwright.model.adapter.pooling import POOLINGS
 from loopwright.model.adapter.target import FactorTable, Site, chosen_shapes
 from loopwright.model.context import Pass
 from loopwright.model.part import Part, StepIndex, take
-from loopwright.settings import refuse_unknown
 
 
 class Bases(Part):
@@ -78,10 +76,8 @@ class StaticDiagonal(Adapter):
         return Effects(modulate=self.bases.modulated(diagonals))
 
 
-class Controller(Adapter):
-    """Diagonals from the pooled state and the step. `pooling` is causal unless it is "sequence" (see pooling.py)."""
-
-    per_step = True
+class Controller(Conditioned):
+    """Diagonals from the pooled state and the step."""
 
     def __init__(
         self,
@@ -92,23 +88,11 @@ class Controller(Adapter):
         pooling: str = "prefix",
         chunk: int = 64,
         leak_future: bool = False,
+        pool_norm: str = "none",
+        dropout: float = 0.0,
         targets: str | Sequence[str] = "linears",
     ) -> None:
-        super().__init__()
-        refuse_unknown("controller pooling", [pooling], POOLINGS)
-        if (pooling == "sequence") != leak_future:
-            raise ValueError(
-                f"controller: pooling {pooling!r} with leak_future={leak_future}; 'sequence' lets every token see the future "
-                "and needs leak_future=True, the others must not have it"
-            )
-        if leak_future:
-            warnings.warn(
-                "controller: pooling 'sequence' leaks future tokens: losses are not likelihoods and generation is refused",
-                stacklevel=2,
-            )
-        if chunk < 1:
-            raise ValueError(f"controller: chunk {chunk}; allowed: at least 1")
-        self.pooling, self.chunk, self.leaks_future = pooling, chunk, leak_future
+        super().__init__("controller", pooling, chunk, leak_future, pool_norm, dropout)
         self.bases = Bases(site, rank, alpha, targets)
         self.shape = (site.layers, len(self.bases.names), rank)
         self.state_proj = nn.Linear(site.config.hidden_size, 2 * style)
@@ -123,12 +107,11 @@ class Controller(Adapter):
 
     def diagonals(self, step: StepIndex, s: Tensor, p: Pass) -> Tensor:
         """Returns the diagonals [B, T, L, targets, r] (T is 1 for pooling "sequence")."""
-        # the projection is linear, so pooling may come after it, at 2·style instead of D channels
-        pooled = POOLINGS[self.pooling](self.state_proj(s), self.key, step.t if self.stack == "core" else None, p, self.chunk)
-        where = take(self.step_embedding, step)
-        where = where.expand(*pooled.shape[:-1], -1) if where.dim() == 1 else where[:, None].expand(-1, pooled.shape[1], -1)
-        style = F.silu(self.style1(torch.cat([F.silu(pooled), where], dim=-1)))
-        return F.linear(F.silu(self.style2(style)), self.heads).unflatten(-1, self.shape)
+        pooled = self.pooled(self.state_proj, step, s, p)
+        z = torch.cat([F.silu(pooled), self.place(self.step_embedding, step, pooled)], dim=-1)
+        z = self.drop(F.silu(self.style1(z)))
+        z = self.drop(F.silu(self.style2(z)))
+        return F.linear(z, self.heads).unflatten(-1, self.shape)
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
         return Effects(modulate=self.bases.modulated(self.diagonals(step, s, p)))

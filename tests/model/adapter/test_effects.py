@@ -19,7 +19,8 @@ SPECS = {
     "hira": {"rank": 3},
     "abba": {"rank1": 2, "rank2": 3, "gamma": 0.5, "targets": "branches"},
     "diagonal": {"rank": 3},
-    "controller": {"rank": 3, "style": 8},
+    "controller": {"rank": 3, "style": 8, "pool_norm": "rms"},
+    "basis-controller": {"rank": 3, "alpha": 1.0, "count": 2, "state": 12, "step": 6, "width": 10, "style": 8},
 }
 SILENT = [kind for kind in ADAPTERS if kind != "sinusoidal"]
 PER_STEP = [kind for kind, adapter in ADAPTERS.items() if adapter.per_step]
