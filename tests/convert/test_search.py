@@ -30,10 +30,12 @@ def test_candidates_are_all_layouts_of_that_size() -> None:
 def test_the_turn_is_the_mean_angle_between_states() -> None:
     dense = source()
     with torch.no_grad():
-        x, p = dense.embed_at(dense.token_vectors(IDS), dense.embed(IDS)[1].span)  # through all layers
+        x, _ = dense.embed_at(dense.token_vectors(IDS), dense.embed(IDS)[1].span)  # through all layers
         states = [dense.token_vectors(IDS)]
         for layer in range(1, LAYERS + 1):
-            states.append(truncated(dense, find_layout({"kind": "lists", "core": [*range(layer)], "coda": 0}, LAYERS)).embed(IDS)[0])
+            states.append(
+                truncated(dense, find_layout({"kind": "lists", "core": [*range(layer)], "coda": 0}, LAYERS)).embed(IDS)[0]
+            )
     assert gap(states[-1], x) < 1e-6
     angles = turns(dense, IDS)
     for a, b in ((0, 3), (2, 5), (1, 6)):
