@@ -70,6 +70,8 @@ def test_a_retrofit_is_built_with_its_parts_alone_trainable(tmp_path: Path) -> N
     assert free == {"adapters", "gate"}
     half = FromRetrofit(str(tmp_path), changes={**changes, "core": [2], "prelude": 1, "coda": 2}, dtype="bfloat16").build(0)
     assert half.dtype == torch.bfloat16 and half.config.coda_layers == 2
+    whole = FromRetrofit(str(tmp_path), system="ouro", changes={"depth": 2}).build(0)
+    assert all(p.requires_grad for p in whole.parameters()), "a system that is trained as a whole"
     with pytest.raises(ValueError, match="did you mean 'static'"):
         FromRetrofit(str(tmp_path), system="statik")
 
