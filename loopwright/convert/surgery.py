@@ -7,6 +7,7 @@ bases from what the layers that were removed differ by (bases.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def convert(source: LoopedForCausalLM, plan: Plan, *, seed: int = 0, input_ids: 
         _fill(model, source, layers, layout, average=plan.start == "average")
     made = [] if plan.bases == "none" else _start_bases(model, source, layout, plan, input_ids)
     model.config.dtype = source.dtype
-    model.generation_config = source.generation_config
+    model.generation_config = deepcopy(source.generation_config)
     return Conversion(model.eval(), layout, made)
 
 

@@ -167,11 +167,14 @@ def test_the_core_starts_selected_averaged_or_stepwise() -> None:
 
 def test_nothing_is_shared_with_the_source_and_the_source_stays() -> None:
     dense = source("qwen2")
+    dense.generation_config.max_length = 77
     before = {name: p.detach().clone() for name, p in dense.named_parameters()}
     model = lw.retrofit(dense, "upcycle", depth=2)
     theirs = {p.data_ptr() for p in dense.parameters()}
     assert not theirs & {p.data_ptr() for p in model.parameters()}
     assert model.lm_head.weight is model.embed_tokens.weight, "what is tied stays tied"
+    assert model.generation_config.to_dict() == dense.generation_config.to_dict()
+    assert model.generation_config is not dense.generation_config
     assert model.core[0].self_attn.q_proj.weight is not model.core[LAYERS].self_attn.q_proj.weight
     with torch.no_grad():
         for parameter in model.parameters():
