@@ -19,7 +19,8 @@ SPECS = {
     "hira": {"rank": 3},
     "abba": {"rank1": 2, "rank2": 3, "gamma": 0.5, "targets": "branches"},
     "diagonal": {"rank": 3},
-    "controller": {"rank": 3, "style": 8},
+    "controller": {"rank": 3, "style": 8, "pool_norm": "rms"},
+    "basis-controller": {"rank": 3, "alpha": 1.0, "count": 2, "state": 12, "step": 6, "width": 10, "style": 8},
 }
 SILENT = [kind for kind in ADAPTERS if kind != "sinusoidal"]
 PER_STEP = [kind for kind, adapter in ADAPTERS.items() if adapter.per_step]
@@ -176,8 +177,8 @@ def test_adaptation_sums_effects_and_skips_what_is_none():
 def test_project_shows_the_weight_to_the_update():
     linear, x, shown = nn.Linear(4, 4), torch.randn(1, 2, 4), []
     adapt = Adaptation([Effects(update=lambda layer, name, a, weight: shown.append((layer, name, a, weight)))])
-    assert torch.equal(project(linear, "v_proj", x, 3, None), linear(x))
-    assert torch.equal(project(linear, "v_proj", x, 3, adapt), linear(x))
+    assert torch.equal(project({"v_proj": linear}, x, 3, None)[0], linear(x))
+    assert torch.equal(project({"v_proj": linear}, x, 3, adapt)[0], linear(x))
     assert len(shown) == 1 and shown[0][:2] == (3, "v_proj") and shown[0][2] is x and shown[0][3] is linear.weight
 
 
