@@ -30,7 +30,7 @@ _UNCOMPARED = SILENT | {"pad_token_id", "bos_token_id", "eos_token_id"}
 
 def save_adapters(model: LoopedForCausalLM, folder: str | Path) -> Path:
     """Writes only what the parts hold (adapters and their bases, gate, per-step norms, injection, halting, learned state)."""
-    parts, base = _divided(dict(model.named_parameters()), model.config)
+    parts, base = divided(dict(model.named_parameters()), model.config)
     if not parts:
         raise ValueError("save_adapters: no part of this model holds parameters; save the whole model instead")
     with whole_folder(folder) as place:
@@ -51,7 +51,7 @@ def load_adapters(base: LoopedForCausalLM | str | Path, folder: str | Path) -> L
     record = read_json(folder / RECORD)
     plain = base if isinstance(base, LoopedForCausalLM) else load(base)
     model = empty_model(config)
-    _, needed = _divided(dict(model.named_parameters()), config)
+    _, needed = divided(dict(model.named_parameters()), config)
     held = dict(plain.named_parameters())
     _check_base(str(folder), config, plain.config, needed, held)
     if fingerprint({name: held[name] for name in needed}) != record.get("base_sha256"):
@@ -80,7 +80,7 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _divided(parameters: Mapping[str, Tensor], config: LoopedConfig) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def divided(parameters: Mapping[str, Tensor], config: LoopedConfig) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Returns the tensors of the parts and those of the base. A norm that ends every step alike is the base's own (Ouro)."""
     parts = {name for name in parameters if name.split(".")[0] in PARTS}
     if config.end_norm == "per-step":
