@@ -23,7 +23,7 @@ from loopwright.recipes.shelf import recipe
 from loopwright.run import RunFolder, write_whole
 from loopwright.settings import build_kind, suggest
 from loopwright.train.average import load_average
-from loopwright.train.checkpoint import find_checkpoint
+from loopwright.train.checkpoint import find_checkpoint, saved_model
 from loopwright.train.depth import RULES
 from loopwright.train.recipe import Recipe, read_recipe
 
@@ -132,8 +132,12 @@ def find_model(
     """Returns the model of a run's checkpoint or of a folder or hub id, where its numbers go, and the run's recipe if any."""
     run = RunFolder(source)
     own = read_recipe(run.recipe) if run.recipe.is_file() else None
+    kind, where = find_dtype(dtype), find_device(device)
     folder: str | Path = source if own is None else find_checkpoint(run.checkpoints, checkpoint).folder
-    model = load(folder, dtype=find_dtype(dtype), device=find_device(device))
+    if own is None:
+        model = load(folder, dtype=kind, device=where)
+    else:
+        model = saved_model(Path(folder), own.model.get("source"), dtype=kind, device=where)
     if (Path(folder) / "average.safetensors").is_file():
         load_average(Path(folder), model)
         console().print("measured with the averaged weights, as the run's own looks were", markup=False)
