@@ -9,6 +9,7 @@ from loopwright.convert.export import export
 from loopwright.convert.load import load
 from loopwright.convert.save import save
 from loopwright.convert.source import tokenizer
+from loopwright.convert.surgery import retrofit
 from loopwright.evaluate.conformance import CheckReport, CheckRow, check
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
@@ -34,6 +35,7 @@ __all__ = [
     "load",
     "load_adapters",
     "preset",
+    "retrofit",
     "save",
     "save_adapters",
     "tokenizer",

@@ -121,6 +121,51 @@ def presets() -> None:
     verb.presets()
 
 
+def retrofit(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A dense model's folder or hub id, with its tokenizer.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The folder to write; a model folder there is replaced.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SYSTEM] [NAME=VALUE]...", help="The system (ouroboros-identity), and changes to it."),
+    ] = None,
+    prelude: Annotated[str | None, typer.Option(help="How many first layers, or which: 8, 0-7.")] = None,
+    core: Annotated[str | None, typer.Option(help="Which layers to loop: 18, 10-12. Sets the layout by hand.")] = None,
+    coda: Annotated[str | None, typer.Option(help="How many last layers, or which: 8, 28-35.")] = None,
+    search: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Score layouts of that size on this text file and take the best.")
+    ] = None,
+    search_by: Annotated[
+        str, typer.Option(help="loss: of the truncated models; turn: how far dropped layers turn the state.")
+    ] = "loss",
+    text: Annotated[str | None, typer.Option(metavar="TEXT", help="What bases=weighted measures activations on.")] = None,
+    tokens: Annotated[int, typer.Option(help="How much of either text.")] = 4096,
+    seed: Annotated[int, typer.Option(help="Of what starts at random.")] = 0,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+) -> None:
+    """A dense model made into a looped one: layers kept and looped, parts put on, the folder written. Nothing is trained.
+
+    A system is a layout with parts: ouroboros, ouroboros-identity, ouroboros-coda, static, gate-only, plain-loop, healed, relaxed,
+    refiner, repeat, retrofit, retrofit-identity, ouro, upcycle (docs/retrofit.md). Changes reach the layout, the start of the
+    core, the bases and every part: layout=retrofit, start=average, depth=4, adapters.rank=8, gate.kind=none.
+
+    Examples:
+
+    loopwright retrofit ./my-llama ./looped ouroboros-identity --prelude 7 --coda 7 adapters.rank=16
+
+    loopwright retrofit ./my-llama ./looped gate-only --search heldout.txt
+
+    loopwright retrofit ./my-llama ./looped --prelude 4 --core 10-12 --coda 4 depth=8
+    """
+    from loopwright.commands import retrofit as verb
+
+    verb.retrofit(
+        source, out, words or [],
+        prelude=prelude, core=core, coda=coda, search_text=search, by=search_by, text=text, tokens=tokens, seed=seed, dtype=dtype,
+        device=device,
+    )  # fmt: skip
+
+
 def train(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Changes to the recipe.")] = None,
@@ -246,6 +291,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "check": check,
     "generate": generate,
     "presets": presets,
+    "retrofit": retrofit,
     "recipes": recipes,
     "train": train,
     "evaluate": evaluate,

@@ -97,10 +97,10 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def options_of(kind: type) -> dict[str, inspect.Parameter]:
-    """Returns the options of a kind: the arguments of its `__init__` after the model's config; none where it has no `__init__`."""
+    """Returns the options of a kind: the arguments of its `__init__` after config or site; none where it has no `__init__`."""
     if kind.__init__ is object.__init__:  # type: ignore[misc]
         return {}
-    return {n: p for n, p in inspect.signature(kind.__init__).parameters.items() if n not in ("self", "config")}
+    return {n: p for n, p in inspect.signature(kind.__init__).parameters.items() if n not in ("self", "config", "site")}
 
 
 def check_kind(where: str, spec: Any, table: Mapping[str, type]) -> None:

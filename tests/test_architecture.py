@@ -176,6 +176,7 @@ def all_options() -> list[str]:
     lines = [f"config {name}" for name in LoopedConfig.__annotations__]
     for table, kinds in {**PARTS, "adapters": ADAPTERS}.items():
         lines += [f"part {table} {' '.join([kind, *options_of(part)])}" for kind, part in kinds.items()]
+    lines += [f"part adapters {key}" for key in ("stack",)]
     lines += [f"recipe {name}" for section in (Recipe, Orders, Looks, Saves) for name in section.__dataclass_fields__]
     for table, kinds in TRAINING.items():
         lines += [f"training {table} {' '.join([kind, *options_of(part)])}" for kind, part in kinds.items()]

@@ -47,7 +47,7 @@ def describe(config: LoopedConfig, depth: int) -> str:
     """Returns what a model is at a depth, in one line: its stacks and the parts that are not the plainest."""
     parts = {"state": "input", "injection": "none", "gate": "none", "halting": "none"}
     words = [f"{name} {getattr(config, name)['kind']}" for name, plain in parts.items() if getattr(config, name)["kind"] != plain]
-    words += [f"adapter {spec['kind']}" for spec in config.adapters]
+    words += [f"adapter {spec['kind']}" + (f" on the {spec['stack']}" if "stack" in spec else "") for spec in config.adapters]
     words += [f"end norm {config.end_norm}"] if config.end_norm != "never" else []
     words += ["norms per step after each layer"] if config.layer_post_norm != "none" else []
     steps = f", up to {config.max_steps} steps" if config.max_steps and config.beyond_max_steps == "refuse" else ""

@@ -127,20 +127,21 @@ class LoopCache(Cache):
         self._check_filled(slot, place, span)
         return self.keys.write(slot, key, span), self.values.write(slot, value, span)
 
-    def carried_sum(self, name: str, step: int | Tensor, span: Span, like: Tensor) -> Tensor | None:
-        """Returns the running sum [B, W] of each row's last token at this step, or None where nothing is cached."""
+    def carried_sum(self, name: str, step: int | Tensor | None, span: Span, like: Tensor) -> Tensor | None:
+        """Returns the running sum [B, W] of each row's last token at this step (None: of a stack that runs once), or
+        None where nothing is cached."""
         if span.offset == 0:
             return None
         if span.index is None:
             last = torch.full((span.rows,), span.offset - 1, device=like.device)
         else:
             last = span.index[:, 0] - 1
-        found = self._sums(name, span, like).at(self._step_slot(step), last.clamp(min=0))
+        found = self._sums(name, step, span, like).at(self._step_slot(step), last.clamp(min=0))
         return torch.where((last >= 0)[:, None], found, 0)
 
-    def write_sum(self, name: str, step: int | Tensor, running: Tensor, span: Span) -> Tensor:
+    def write_sum(self, name: str, step: int | Tensor | None, running: Tensor, span: Span) -> Tensor:
         """Stores the running sums of the new tokens [B, T, W] and returns those of all tokens [B, N, W]."""
-        return self._sums(name, span, running).write(self._step_slot(step), running, span)
+        return self._sums(name, step, span, running).write(self._step_slot(step), running, span)
 
     def advance(self, span: Span) -> None:
         """Counts the tokens of `span` as held. Called once, when the pass is done."""
@@ -283,7 +284,9 @@ class LoopCache(Cache):
     def _make_ledger(self) -> None:
         self._ledger = self.ledger(len(self.row_lengths), self.keys.data.device)
 
-    def _step_slot(self, step: int | Tensor) -> int | Tensor:
+    def _step_slot(self, step: int | Tensor | None) -> int | Tensor:
+        if step is None:
+            return 0
         return step if self.share is None else step % self.share
 
     def _slot(self, place: Place) -> int | Tensor:
@@ -310,8 +313,8 @@ class LoopCache(Cache):
         self.tables[name].grow(slots, rows, self.capacity)
         return self.tables[name]
 
-    def _sums(self, name: str, span: Span, like: Tensor) -> SlotTable:
-        steps = (len(self.keys.views) - self.once) // self.config.core_layers
+    def _sums(self, name: str, step: int | Tensor | None, span: Span, like: Tensor) -> SlotTable:
+        steps = 1 if step is None else (len(self.keys.views) - self.once) // self.config.core_layers
         return self._table(name, steps, span.rows, (like.shape[-1],), like)
 
 

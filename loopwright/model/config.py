@@ -7,12 +7,13 @@ that say how: state, injection, adapters, gate, halting. Each part is `{"kind": 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedConfig
 
-from loopwright.model.adapter import ADAPTERS
+from loopwright.model.adapter import ADAPTERS, check_adapter, stack_of
 from loopwright.model.gate import GATES
 from loopwright.model.halting import HALTINGS
 from loopwright.model.injection import INJECTIONS
@@ -129,7 +130,7 @@ class LoopedConfig(PreTrainedConfig):
         self.norm_placement = list(["input"] if self.norm_placement is None else self.norm_placement)
         self.state = dict(self.state or {"kind": "input"})
         self.injection = dict(self.injection or {"kind": "none"})
-        self.adapters = [dict(a) for a in (self.adapters or [])]
+        self.adapters = [{k: v for k, v in a.items() if (k, v) != ("stack", "core")} for a in (self.adapters or [])]
         self.gate = dict(self.gate or {"kind": "none"})
         self.halting = dict(self.halting or {"kind": "none"})
         self.rope_parameters = dict(self.rope_parameters or {"rope_type": "default", "rope_theta": 10_000.0})
@@ -151,7 +152,16 @@ class LoopedConfig(PreTrainedConfig):
         """The fields that hold one row of parameters per step."""
         found = [name for name in ("end_norm", "layer_post_norm") if getattr(self, name) == "per-step"]
         found += ["injection"] if self.injection["kind"] == "concat-per-step" else []
-        return found + [f"adapters ({a['kind']})" for a in self.adapters if ADAPTERS[a["kind"]].per_step]
+        return found + [f"adapters ({a['kind']})" for a in self._core_adapters if ADAPTERS[a["kind"]].per_step]
+
+    @property
+    def _core_adapters(self) -> list[dict]:
+        return [a for a in self.adapters if stack_of(a) == "core"]
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether a part does something else at one step than at another."""
+        return bool(self.step_tables or self._core_adapters) or GATES[self.gate["kind"]].counts_steps
 
     def check_depth(self, depth: int | None) -> int:
         """Returns the depth of a pass, the default one where none is given; raises where it cannot be run."""
@@ -219,23 +229,26 @@ class LoopedConfig(PreTrainedConfig):
         yield from self._part_problems()
 
     def _part_problems(self) -> Iterator[str]:
-        checks = [(name, getattr(self, name), table) for name, table in PARTS.items()]
-        checks += [(f"adapters[{i}]", spec, ADAPTERS) for i, spec in enumerate(self.adapters)]
+        checks: list[Callable[[], None]] = [partial(check_kind, n, getattr(self, n), table) for n, table in PARTS.items()]
+        checks += [partial(check_adapter, f"adapters[{i}]", spec) for i, spec in enumerate(self.adapters)]
         sound = True
-        for where, spec, table in checks:
+        for check in checks:
             try:
-                check_kind(where, spec, table)
+                check()
             except ValueError as error:
                 sound = False
                 yield str(error)
         if not sound:
             return
         kinds = (self.state["kind"], self.injection["kind"], self.gate["kind"], self.end_norm, self.layer_post_norm)
-        if not self.is_looped and (self.adapters or kinds != ("input", "none", "none", "never", "none")):
+        if not self.is_looped and (self._core_adapters or kinds != ("input", "none", "none", "never", "none")):
             yield (
-                "a model without a core has no steps: it takes no adapters, injection or gate, state 'input', end_norm 'never' "
-                f"and layer_post_norm 'none', not {', '.join(map(repr, kinds))}"
+                "a model without a core has no steps: it takes no adapters there, injection or gate, state 'input', end_norm "
+                f"'never' and layer_post_norm 'none', not {', '.join(map(repr, kinds))}"
             )
+        for i, spec in enumerate(self.adapters):
+            if stack_of(spec) != "core" and not getattr(self, f"{stack_of(spec)}_layers"):
+                yield f"adapters[{i}] ({spec['kind']}): the {stack_of(spec)} has no layers; allowed: a stack that has some"
         if self.step_tables and self.max_steps is None:
             yield f"max_steps is missing; {', '.join(self.step_tables)} hold one row per step"
         if self.max_steps is not None and not self.step_tables:

@@ -5,23 +5,20 @@ The model is built on the meta device, so that a preset of any size takes a mome
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from loopwright.model.adapter import ADAPTERS
-from loopwright.model.adapter.diagonal import Controller, StaticDiagonal
+from loopwright.model.adapter import build_adapters
+from loopwright.model.adapter.cost import ADAPTER_COSTS
+from loopwright.model.adapter.diagonal import Controller
 from loopwright.model.adapter.effects import BRANCHES, Adapter
-from loopwright.model.adapter.lowrank import ABBA, HiRA, LowRank
-from loopwright.model.adapter.signal import LevelSignal
 from loopwright.model.adapter.target import map_shapes
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.settings import build_kind
 
 # a backward pass multiplies twice for each multiplication of the forward pass: by the weights and by the inputs
 TRAINING_FACTOR = 3
@@ -72,7 +69,7 @@ def parameters(config: LoopedConfig) -> dict[str, Count]:
 
 def _adapters(config: LoopedConfig) -> list[tuple[str, Adapter]]:
     with torch.device("meta"):
-        return [(spec["kind"], build_kind(spec, ADAPTERS, config)) for spec in config.adapters]
+        return [(spec["kind"], adapter) for spec, adapter in zip(config.adapters, build_adapters(config), strict=True)]
 
 
 def _kinds(config: LoopedConfig) -> list[str]:
@@ -139,11 +136,21 @@ def pass_flops(
     }
     for kind, adapter in _adapters(config):
         cost, _ = ADAPTER_COSTS[kind](adapter, batch, length)
-        flops[kind] = flops.get(kind, 0) + steps * cost
-    flops["gate"] = 4 * tokens * steps * width**2 if config.gate["kind"] == "learned" else 0
+        flops[kind] = flops.get(kind, 0) + _runs(adapter, steps) * cost
+    flops["gate"] = 4 * tokens * _gated_steps(config, steps) * width**2
     flops["halting"] = 2 * tokens * max(steps, 1) * width if config.halting["kind"] != "none" else 0
     flops["head"] = 2 * tokens * width * config.vocab_size
     return flops | {"total": sum(flops.values())}
+
+
+def _runs(adapter: Adapter, steps: int) -> int:
+    """Returns how often an adapter acts in a pass of so many steps."""
+    return steps if adapter.stack == "core" else 1
+
+
+def _gated_steps(config: LoopedConfig, steps: int) -> int:
+    """Returns at how many of the steps the gate multiplies."""
+    return {"learned": steps, "grown": max(steps - 1, 0)}.get(config.gate["kind"], 0)
 
 
 def training_flops(config: LoopedConfig, *, depth: int | None = None, batch: int = 1, length: int = 1) -> int:
@@ -157,66 +164,6 @@ _INJECTION_MACS = {"none": 0, "add": 0, "concat": 2, "concat-per-step": 2, "diag
 
 def _linear_shapes(config: LoopedConfig) -> list[tuple[int, int]]:
     return [shape for name, shape in map_shapes(config).items() if name not in BRANCHES]
-
-
-# an adapter, rows and tokens per row → FLOPs of one step, and numbers that step keeps for the backward pass
-
-
-def _signal_cost(adapter: Adapter, rows: int, length: int) -> tuple[int, int]:
-    return 0, 0
-
-
-def _low_rank_cost(adapter: LowRank, rows: int, length: int) -> tuple[int, int]:
-    layers, rank = next(iter(adapter.factors.a.values())).shape[1:3]
-    sides = sum(out + inner for out, inner in adapter.shapes.values())
-    return 2 * rows * length * layers * rank * sides, rows * length * layers * rank * len(adapter.shapes)
-
-
-def _level_signal_cost(adapter: LevelSignal, rows: int, length: int) -> tuple[int, int]:
-    flops, kept = _low_rank_cost(adapter, rows, length)
-    layers, width = adapter.factors.a["mlp"].shape[1], adapter.shapes["mlp"][1]
-    return flops, kept + rows * length * layers * width  # the MLP's input before the signal, beside the one after it
-
-
-def _hira_cost(adapter: HiRA, rows: int, length: int) -> tuple[int, int]:
-    layers, rank = next(iter(adapter.factors.a.values())).shape[1:3]
-    entries = layers * sum(out * inner for out, inner in adapter.shapes.values())
-    return 2 * entries * (rows * length + rank), 2 * entries
-
-
-def _abba_cost(adapter: ABBA, rows: int, length: int) -> tuple[int, int]:
-    layers, first = next(iter(adapter.first.a.values())).shape[1:3]
-    rank = first * next(iter(adapter.second.a.values())).shape[2]
-    sides = sum(out + inner for out, inner in adapter.shapes.values())
-    tokens = rows * length
-    return 2 * tokens * layers * rank * sides, layers * rank * (tokens * len(adapter.shapes) + sides)
-
-
-def _diagonal_cost(adapter: StaticDiagonal, rows: int, length: int) -> tuple[int, int]:
-    bases = sum(p.numel() for p in adapter.bases.parameters())
-    return 2 * rows * length * bases, rows * length * adapter.table[0].numel()
-
-
-def _controller_cost(adapter: Controller, rows: int, length: int) -> tuple[int, int]:
-    tokens = rows * length
-    pooled = rows if adapter.pooling == "sequence" else tokens
-    bases = sum(p.numel() for p in adapter.bases.parameters())
-    style = sum(w.numel() for w in (adapter.style1.weight, adapter.style2.weight, adapter.heads))
-    flops = 2 * tokens * (bases + adapter.state_proj.weight.numel()) + 2 * pooled * style
-    diagonals, unit = adapter.heads.shape
-    return flops, pooled * (11 * unit + diagonals) + tokens * diagonals
-
-
-ADAPTER_COSTS: dict[str, Callable[..., tuple[int, int]]] = {
-    "sinusoidal": _signal_cost,
-    "step-embedding": _signal_cost,
-    "level-signal": _level_signal_cost,
-    "low-rank": _low_rank_cost,
-    "hira": _hira_cost,
-    "abba": _abba_cost,
-    "diagonal": _diagonal_cost,
-    "controller": _controller_cost,
-}
 
 
 # bytes
@@ -241,8 +188,8 @@ def cache_bytes(
     slots = config.prelude_layers + config.coda_layers + steps * config.core_layers
     tokens = batch * context
     keys = 2 * slots * tokens * config.num_key_value_heads * config.head_dim * dtype.itemsize
-    widths = [a.state_proj.out_features for _, a in _adapters(config) if _keeps_sums(a)]
-    sums = steps * tokens * sum(widths) * torch.promote_types(dtype, torch.float32).itemsize
+    widths: list[int] = [_runs(a, steps) * a.state_proj.out_features for _, a in _adapters(config) if _keeps_sums(a)]
+    sums = tokens * sum(widths) * torch.promote_types(dtype, torch.float32).itemsize
     return {"keys and values": keys, "running sums": sums, "total": keys + sums}
 
 
@@ -282,23 +229,23 @@ def training_bytes(config: LoopedConfig, *, depth: int | None = None, batch: int
     Per token and run of a layer, what the products, norms and activations save is
         2 D + 2 H K + 2 Hk K + m F + Σ norms,   m = 4 (SwiGLU), 2 (GELU) or 1 (ReLU); a norm 2 D (rms) or D (layer, simple)
     and H float32 numbers of the softmax. Per step come the loop's norms, 2 D of a concatenated or diagonal injection, 5 D of
-    a learned gate, D of a halting head, and the adapters' inner values. Once come D at the head, its norm, and V float32
+    a gate that learns, D of a halting head, and the adapters' inner values. Once come D at the head, its norm, and V float32
     log-probabilities.
     """
     steps = config.check_depth(depth) if config.is_looped else 0
     width, tokens = config.hidden_size, batch * context
     runs = config.prelude_layers + config.coda_layers + steps * config.core_layers
     shared, per_step = _norm_kept(config.norm["kind"], width), _norm_kept(config.norm["kind"], width, steps=True)
-    loop = 2 * width * (config.injection["kind"] not in ("none", "add")) + 5 * width * (config.gate["kind"] == "learned")
+    loop = 2 * width * (config.injection["kind"] not in ("none", "add"))
     loop += width if config.halting["kind"] != "none" else 0
     loop += {"every": shared, "per-step": per_step}.get(config.end_norm, 0)
     loop += config.core_layers * per_step if config.layer_post_norm == "per-step" else 0
     once = width + _norm_kept(config.final_norm["kind"], width) * (2 if config.end_norm == "last" else 1)
     once += shared if config.embedding_norm else 0
-    numbers = tokens * (runs * _layer_kept(config) + steps * loop + once)
+    numbers = tokens * (runs * _layer_kept(config) + steps * loop + _gated_steps(config, steps) * 5 * width + once)
     for kind, adapter in _adapters(config):
         _, kept = ADAPTER_COSTS[kind](adapter, batch, context)
-        numbers += steps * kept
+        numbers += _runs(adapter, steps) * kept
     return numbers * dtype.itemsize + 4 * tokens * (runs * config.num_attention_heads + config.vocab_size)
 
 

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from loopwright.model.part import Part
+from loopwright.model.part import Part, StepIndex
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
 
 
-class ReplaceGate(Part):
+class Gate(Part):
+    """How old and new state mix. Abstract: `counts_steps` says whether the kind does something else at one step than at another."""
+
+    counts_steps: ClassVar[bool] = False
+
+    def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
+        """Returns the state after the step."""
+        raise NotImplementedError
+
+
+class ReplaceGate(Gate):
     """s′ = new."""
 
     def __init__(self, config: LoopedConfig) -> None:
         super().__init__()
 
-    def forward(self, old: Tensor, new: Tensor) -> Tensor:
+    def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
         return new
 
 
-class LearnedGate(Part):
+class LearnedGate(Gate):
     """s′ = g ⊙ new + (1 − g) ⊙ old, g = σ(W [new; old] + b), starting at W = 0 and b = bias (Ouroboros: −2, so g = 0.12)."""
 
     def __init__(self, config: LoopedConfig, bias: float = -2.0) -> None:
@@ -36,12 +46,41 @@ class LearnedGate(Part):
         nn.init.zeros_(self.weight)
         nn.init.constant_(self.bias, self.start_bias)
 
-    def forward(self, old: Tensor, new: Tensor) -> Tensor:
+    def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
         g = torch.sigmoid(nn.functional.linear(torch.cat([new, old], dim=-1), self.weight, self.bias))
         return g * new + (1 - g) * old
 
 
-class MixGate(Part):
+class GrownGate(Gate):
+    """s′ = new at step 0, then s′ = old + g ⊙ (new − old), g = tanh(W [new; old] + b), starting at W = 0 and b = bias.
+
+    With a bias of 0 every step after the first one changes nothing at the start, so that a model is at every depth what it
+    is at depth 1; unlike a gate that is shut by a saturated σ, it has its whole gradient there.
+    """
+
+    counts_steps = True
+
+    def __init__(self, config: LoopedConfig, bias: float = 0.0) -> None:
+        super().__init__()
+        self.start_bias = bias
+        self.weight = nn.Parameter(torch.empty(config.hidden_size, 2 * config.hidden_size))
+        self.bias = nn.Parameter(torch.empty(config.hidden_size))
+
+    def start(self) -> None:
+        nn.init.zeros_(self.weight)
+        nn.init.constant_(self.bias, self.start_bias)
+
+    def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
+        if isinstance(step.t, int) and step.t == 0:
+            return new
+        g = torch.tanh(nn.functional.linear(torch.cat([new, old], dim=-1), self.weight, self.bias))
+        grown = old + g * (new - old)
+        if isinstance(step.t, int):
+            return grown
+        return torch.where((step.t == 0).to(new.device)[:, None, None], new, grown)
+
+
+class MixGate(Gate):
     """s′ = w · new + (1 − w) · old with a fixed w (damped looping)."""
 
     def __init__(self, config: LoopedConfig, weight: float = 0.5) -> None:
@@ -50,8 +89,8 @@ class MixGate(Part):
             raise ValueError(f"gate (mix): weight {weight}; allowed: above 0, at most 1")
         self.weight = weight
 
-    def forward(self, old: Tensor, new: Tensor) -> Tensor:
+    def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
         return torch.lerp(old, new, self.weight)
 
 
-GATES: dict[str, type] = {"none": ReplaceGate, "learned": LearnedGate, "mix": MixGate}
+GATES: dict[str, type[Gate]] = {"none": ReplaceGate, "learned": LearnedGate, "grown": GrownGate, "mix": MixGate}

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 
-from loopwright.model.adapter import ADAPTERS
-from loopwright.model.adapter.diagonal import Bases, Controller
+from loopwright.model.adapter import build_adapters
+from loopwright.model.adapter.diagonal import Bases
 from loopwright.model.adapter.effects import Adaptation
 from loopwright.model.attention import Rotary
 from loopwright.model.block import Block
@@ -67,16 +67,12 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
             self.layer_post_norm = build_norm(config.norm, width, steps=steps)
         self.state = build_kind(config.state, STATES, config)
         self.injection = build_kind(config.injection, INJECTIONS, config)
-        self.adapters = nn.ModuleList(build_kind(spec, ADAPTERS, config) for spec in config.adapters)
+        self.adapters = nn.ModuleList(build_adapters(config))
         self.gate = build_kind(config.gate, GATES, config)
         self.halting = build_kind(config.halting, HALTINGS, config)
         self.norm = nn.Identity() if config.final_norm["kind"] == "none" else build_norm(config.final_norm, width)
         self.lm_head = nn.Linear(width, config.vocab_size, bias=config.head_bias)
-        for index, adapter in enumerate(self.adapters):
-            if isinstance(adapter, Controller):
-                adapter.key = f"adapters.{index}"
-        # whether a part reads future tokens
-        self.leaks_future = any(isinstance(a, Controller) and a.pooling == "sequence" for a in self.adapters)
+        self.leaks_future = any(adapter.leaks_future for adapter in self.adapters)
         self.rotary = Rotary(config) if config.positions == "rotary" else None
         self.post_init()
 
@@ -126,8 +122,9 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
         p = Pass(span, rotary, mask, causal, cache, tap)
         x = F.dropout(self.embed_norm(x), self.config.dropout, self.training)
         x = p.see("embed", x, Place("prelude", 0, 0))
+        x, adapt = self._enter("prelude", x, p)
         for layer, block in enumerate(self.prelude):
-            x = block(x, p, Place("prelude", 0, layer))
+            x = block(x, p, Place("prelude", 0, layer), adapt)
         return x, p
 
     def token_vectors(self, input_ids: Tensor) -> Tensor:
@@ -147,7 +144,7 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
     def step(self, s: Tensor, e: Tensor, t: int | Tensor, p: Pass) -> Tensor:
         """Returns the state after step `t`, an int or one index per row [B]: what the next step takes in."""
         index = self._step_index(t)
-        adapt = Adaptation([a.begin(index, s, p) for a in self.adapters]) if len(self.adapters) else None
+        adapt = self._adaptation("core", index, s, p)
         x = self.injection(s, e, index)
         if adapt is not None:
             x = adapt.shift(x)
@@ -159,7 +156,7 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
             x = self.end_norm(x)
         elif self.config.end_norm == "per-step":
             x = self.end_norm(x, index)
-        return p.see("state", self.gate(s, x), Place("core", t, len(self.core)))
+        return p.see("state", self.gate(s, x, index), Place("core", t, len(self.core)))
 
     def unroll(
         self, e: Tensor, depth: int, p: Pass, *, state: Tensor | None = None, first_step: int = 0, step: StepRunner | None = None
@@ -180,8 +177,9 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
     def features(self, s: Tensor, p: Pass, *, keep: int = 0) -> Tensor:
         """Returns what the head reads of a state: coda and final norm; of the last `keep` positions where that is above 0."""
         x = self.norm(s) if self.config.end_norm == "last" else s
+        x, adapt = self._enter("coda", x, p)
         for layer, block in enumerate(self.coda):
-            x = block(x, p, Place("coda", 0, layer))
+            x = block(x, p, Place("coda", 0, layer), adapt)
         return self.norm(x[:, -keep:] if keep else x)
 
     def head(self, features: Tensor, p: Pass) -> Tensor:
@@ -191,6 +189,15 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
     def read_out(self, s: Tensor, p: Pass, *, keep: int = 0) -> Tensor:
         """Returns the logits of a state; of the last `keep` positions only, where that is above zero."""
         return self.head(self.features(s, p, keep=keep), p)
+
+    def _enter(self, stack: str, x: Tensor, p: Pass) -> tuple[Tensor, Adaptation | None]:
+        """Returns what enters a stack that runs once, and what its adapters do there."""
+        adapt = self._adaptation(stack, StepIndex(0, 0), x, p)
+        return x if adapt is None else adapt.shift(x), adapt
+
+    def _adaptation(self, stack: str, step: StepIndex, x: Tensor, p: Pass) -> Adaptation | None:
+        effects = [adapter.begin(step, x, p) for adapter in self.adapters if adapter.stack == stack]
+        return Adaptation(effects) if effects else None
 
     @can_return_tuple
     def forward(

@@ -1,4 +1,4 @@
-"""Where a run's model comes from: a preset freshly started, or weights that are loaded."""
+"""Where a run's model comes from: a preset freshly started, weights that are loaded, or a dense model made into a looped one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from loopwright.convert.load import load
+from loopwright.convert.surgery import convert, freeze_base
+from loopwright.convert.systems import make_plan
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import preset
@@ -51,4 +53,23 @@ class FromWeights:
         return changed.to(next(model.parameters()).dtype)
 
 
-MODELS: dict[str, type] = {"preset": FromPreset, "load": FromWeights}
+class FromRetrofit:
+    """A dense model made into a looped one, as `lw.retrofit` does: a `system` with `changes` to it.
+
+    Its parts alone are trained, unless the optimiser's `train` says otherwise.
+    """
+
+    def __init__(
+        self, source: str, system: str = "ouroboros-identity", changes: dict | None = None, dtype: str = "float32"
+    ) -> None:
+        self.source, self.dtype = source, dtype
+        self.plan = make_plan(system, dict(changes or {}))
+
+    def build(self, seed: int) -> LoopedForCausalLM:
+        """Returns the model; the seed decides what its parts start from."""
+        model = convert(load(self.source, dtype=self.dtype), self.plan, seed=seed).model
+        freeze_base(model)
+        return model
+
+
+MODELS: dict[str, type] = {"preset": FromPreset, "load": FromWeights, "retrofit": FromRetrofit}

@@ -79,7 +79,7 @@ def compiled_step(model: LoopedForCausalLM) -> StepRunner:
     # one shape of batch each: with a rider, without, without a gradient; per-step tables multiply that by their steps
     torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, 256)
     compiled = torch.compile(model.step, dynamic=False)
-    if model.config.step_tables or model.config.adapters:
+    if model.config.counts_steps:
         return compiled
 
     def alike(s: Tensor, e: Tensor, t: int, p: Pass) -> Tensor:

@@ -131,8 +131,8 @@ def test_choices(name):
             {"rope_parameters": {"rope_type": "default", "rope_teta": 1.0}},
             "rope_parameters of type 'default': unknown 'rope_teta'; did you mean 'rope_theta'? allowed: rope_theta, rope_type",
         ),
-        ({"gate": {"kind": "mxi"}}, "gate: unknown kind 'mxi'; did you mean 'mix'? allowed: learned, mix, none"),
-        ({"gate": {"weight": 0.5}}, "gate: {'weight': 0.5} is not a mapping with a 'kind'; allowed: learned, mix, none"),
+        ({"gate": {"kind": "mxi"}}, "gate: unknown kind 'mxi'; did you mean 'mix'? allowed: grown, learned, mix, none"),
+        ({"gate": {"weight": 0.5}}, "gate: {'weight': 0.5} is not a mapping with a 'kind'; allowed: grown, learned, mix, none"),
         (
             {"gate": {"kind": "mix", "wieght": 0.5}},
             "gate (mix): unknown 'wieght'; did you mean 'weight'? allowed: weight",
@@ -147,8 +147,8 @@ def test_choices(name):
         ({"end_norm": "per-step", "max_steps": 2}, "depth (4) is beyond max_steps (2)"),
         (
             {"core_layers": 0, "prelude_layers": 1, "gate": {"kind": "mix"}},
-            "a model without a core has no steps: it takes no adapters, injection or gate, state 'input', end_norm 'never' and "
-            "layer_post_norm 'none', not 'input', 'none', 'mix', 'never', 'none'",
+            "a model without a core has no steps: it takes no adapters there, injection or gate, state 'input', end_norm "
+            "'never' and layer_post_norm 'none', not 'input', 'none', 'mix', 'never', 'none'",
         ),
     ],
 )

@@ -45,8 +45,10 @@ def test_gradients_are_bitwise_those_of_the_plain_loop(name: str) -> None:
 
 CHANGES: list[dict[str, Any]] = [
     {"injection": {"kind": "none"}}, {"injection": {"kind": "add"}}, {"gate": {"kind": "learned"}}, {"gate": {"kind": "mix"}},
+    {"gate": {"kind": "grown", "bias": 0.3}},
     {"state": {"kind": "input"}, "injection": {"kind": "add"}}, {"state": {"kind": "learned"}},
     {"adapters": [{"kind": "step-embedding"}, {"kind": "level-signal", "rank": 2}], "max_steps": 5},
+    {"adapters": [{"kind": "low-rank", "rank": 2, "stack": "coda"}, {"kind": "controller", "rank": 2, "stack": "prelude"}]},
     {"adapters": [{"kind": "low-rank", "rank": 2}], "max_steps": 2, "beyond_max_steps": "repeat"},
 ]  # fmt: skip
 

@@ -101,8 +101,11 @@ def test_two_penalties_of_one_kind_are_refused() -> None:
 
 def test_a_compiled_step_is_asked_for_one_index_where_no_part_counts_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda step, **options: step)  # compiling is tried on a GPU
-    for name, expected in (("stars-addition-tiny", [0, 0, 0]), ("asura-tiny", [0, 1, 2])):
-        model, seen = noisy(name), []
+    grown = {"gate": {"kind": "grown"}}
+    for name, changes, expected in (
+        ("stars-addition-tiny", {}, [0, 0, 0]), ("asura-tiny", {}, [0, 1, 2]), ("stars-addition-tiny", grown, [0, 1, 2]),
+    ):  # fmt: skip
+        model, seen = noisy(name, **changes), []
 
         def step(s: Any, e: Any, t: int, p: Any, seen: list[int] = seen) -> torch.Tensor:
             seen.append(t)

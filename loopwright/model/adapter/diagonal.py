@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,25 +17,22 @@ from torch import Tensor, nn
 
 from loopwright.model.adapter.effects import Adapter, Effects, Update
 from loopwright.model.adapter.pooling import POOLINGS
-from loopwright.model.adapter.target import FactorTable, chosen_shapes
+from loopwright.model.adapter.target import FactorTable, Site, chosen_shapes
 from loopwright.model.context import Pass
 from loopwright.model.part import Part, StepIndex, take
 from loopwright.settings import refuse_unknown
-
-if TYPE_CHECKING:
-    from loopwright.model.config import LoopedConfig
 
 
 class Bases(Part):
     """Frozen bases per target: a [L, r, in] and b [L, out, r]."""
 
-    def __init__(self, config: LoopedConfig, rank: int, alpha: float, targets: str | Sequence[str]) -> None:
+    def __init__(self, site: Site, rank: int, alpha: float, targets: str | Sequence[str]) -> None:
         super().__init__()
-        shapes = chosen_shapes(config, targets, branches=False)
-        self.names = list(shapes)
+        shapes = chosen_shapes(site, targets, branches=False)
+        self.names, self.rank = list(shapes), rank
         self.scale = alpha / rank
-        self.a = FactorTable(shapes, (config.core_layers,), rank, "a").requires_grad_(False)
-        self.b = FactorTable(shapes, (config.core_layers,), rank, "b").requires_grad_(False)
+        self.a = FactorTable(shapes, (site.layers,), rank, "a").requires_grad_(False)
+        self.b = FactorTable(shapes, (site.layers,), rank, "b").requires_grad_(False)
 
     def modulated(self, diagonals: Tensor) -> Update:
         """Returns the update for diagonals [..., L, targets, r], with leading axes that broadcast against [B, T]."""
@@ -56,10 +52,10 @@ class StaticDiagonal(Adapter):
 
     per_step = True
 
-    def __init__(self, config: LoopedConfig, rank: int = 32, alpha: float = 16.0, targets: str | Sequence[str] = "linears") -> None:
+    def __init__(self, site: Site, rank: int = 32, alpha: float = 16.0, targets: str | Sequence[str] = "linears") -> None:
         super().__init__()
-        self.bases = Bases(config, rank, alpha, targets)
-        self.table = nn.Parameter(torch.empty(config.max_steps or 0, config.core_layers, len(self.bases.names), rank))
+        self.bases = Bases(site, rank, alpha, targets)
+        self.table = nn.Parameter(torch.empty(site.rows, site.layers, len(self.bases.names), rank))
 
     def start(self) -> None:
         nn.init.zeros_(self.table)
@@ -78,7 +74,7 @@ class Controller(Adapter):
 
     def __init__(
         self,
-        config: LoopedConfig,
+        site: Site,
         rank: int = 32,
         alpha: float = 16.0,
         style: int = 128,
@@ -101,12 +97,11 @@ class Controller(Adapter):
             )
         if chunk < 1:
             raise ValueError(f"controller: chunk {chunk}; allowed: at least 1")
-        self.pooling, self.chunk = pooling, chunk
-        self.key = "controller"
-        self.bases = Bases(config, rank, alpha, targets)
-        self.shape = (config.core_layers, len(self.bases.names), rank)
-        self.state_proj = nn.Linear(config.hidden_size, 2 * style)
-        self.step_embedding = nn.Parameter(torch.empty(config.max_steps or 0, style))
+        self.pooling, self.chunk, self.leaks_future = pooling, chunk, leak_future
+        self.bases = Bases(site, rank, alpha, targets)
+        self.shape = (site.layers, len(self.bases.names), rank)
+        self.state_proj = nn.Linear(site.config.hidden_size, 2 * style)
+        self.step_embedding = nn.Parameter(torch.empty(site.rows, style))
         self.style1 = nn.Linear(3 * style, 2 * style)
         self.style2 = nn.Linear(2 * style, style)
         self.heads = nn.Parameter(torch.empty(math.prod(self.shape), style))
@@ -118,7 +113,7 @@ class Controller(Adapter):
     def diagonals(self, step: StepIndex, s: Tensor, p: Pass) -> Tensor:
         """Returns the diagonals [B, T, L, targets, r] (T is 1 for pooling "sequence")."""
         # the projection is linear, so pooling may come after it, at 2·style instead of D channels
-        pooled = POOLINGS[self.pooling](self.state_proj(s), self.key, step.t, p, self.chunk)
+        pooled = POOLINGS[self.pooling](self.state_proj(s), self.key, step.t if self.stack == "core" else None, p, self.chunk)
         where = take(self.step_embedding, step)
         where = where.expand(*pooled.shape[:-1], -1) if where.dim() == 1 else where[:, None].expand(-1, pooled.shape[1], -1)
         style = F.silu(self.style1(torch.cat([F.silu(pooled), where], dim=-1)))

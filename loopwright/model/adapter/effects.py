@@ -33,6 +33,9 @@ class Adapter(Part):
     """What differs per step. Abstract: `per_step` says whether the kind holds one row of parameters per step."""
 
     per_step: ClassVar[bool]
+    stack = "core"  # where it stands
+    key = "adapter"  # the name of its running sums in a cache
+    leaks_future = False  # whether it reads future tokens
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
         """Returns the effects at a step whose incoming state is s."""

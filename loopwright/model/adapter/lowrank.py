@@ -7,35 +7,35 @@ branch on the branch's input, as ASURA draws it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from loopwright.model.adapter.effects import Adapter, Effects
-from loopwright.model.adapter.target import StepFactors, chosen_shapes, low_rank
+from loopwright.model.adapter.target import BiasTable, Site, StepFactors, chosen_shapes, low_rank
 from loopwright.model.context import Pass
 from loopwright.model.part import StepIndex
 
-if TYPE_CHECKING:
-    from loopwright.model.config import LoopedConfig
-
 
 class LowRank(Adapter):
-    """y += (alpha/rank) · B_t A_t x; B starts at zero."""
+    """y += (alpha/rank) · B_t A_t x, and with `bias` + b_t; B and b start at zero."""
 
     per_step = True
 
     def __init__(
-        self, config: LoopedConfig, rank: int = 8, alpha: float | None = None, targets: str | Sequence[str] = "linears"
+        self, site: Site, rank: int = 8, alpha: float | None = None, targets: str | Sequence[str] = "linears", bias: bool = False
     ) -> None:
         super().__init__()
-        self.shapes = chosen_shapes(config, targets)
+        self.shapes = chosen_shapes(site, targets)
         self.scale = 1.0 if alpha is None else alpha / rank
-        self.factors = StepFactors(config, self.shapes, rank)
+        self.factors = StepFactors(site, self.shapes, rank)
+        self.biases = BiasTable(site, self.shapes if bias else {})
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
         def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor | None:
-            return self.scale * low_rank(x, *self.factors.at(name, layer, step)) if name in self.shapes else None
+            if name not in self.shapes:
+                return None
+            y = self.scale * low_rank(x, *self.factors.at(name, layer, step))
+            return y + self.biases.at(name, layer, step) if name in self.biases else y
 
         return Effects(update=update)
 
@@ -45,13 +45,11 @@ class HiRA(Adapter):
 
     per_step = True
 
-    def __init__(
-        self, config: LoopedConfig, rank: int = 8, alpha: float | None = None, targets: str | Sequence[str] = "linears"
-    ) -> None:
+    def __init__(self, site: Site, rank: int = 8, alpha: float | None = None, targets: str | Sequence[str] = "linears") -> None:
         super().__init__()
-        self.shapes = chosen_shapes(config, targets, branches=False)
+        self.shapes = chosen_shapes(site, targets, branches=False)
         self.scale = 1.0 if alpha is None else alpha / rank
-        self.factors = StepFactors(config, self.shapes, rank)
+        self.factors = StepFactors(site, self.shapes, rank)
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
         def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor | None:
@@ -72,13 +70,13 @@ class ABBA(Adapter):
     per_step = True
 
     def __init__(
-        self, config: LoopedConfig, rank1: int = 8, rank2: int = 8, gamma: float = 1.0, targets: str | Sequence[str] = "linears"
+        self, site: Site, rank1: int = 8, rank2: int = 8, gamma: float = 1.0, targets: str | Sequence[str] = "linears"
     ) -> None:
         super().__init__()
-        self.shapes = chosen_shapes(config, targets)
+        self.shapes = chosen_shapes(site, targets)
         self.gamma = gamma
-        self.first = StepFactors(config, self.shapes, rank1, zero=False)
-        self.second = StepFactors(config, self.shapes, rank2)
+        self.first = StepFactors(site, self.shapes, rank1, zero=False)
+        self.second = StepFactors(site, self.shapes, rank2)
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
         def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor | None:

@@ -2,7 +2,8 @@
 
 `prefix`: the mean over the document up to the token. `chunk`: that mean at the first token of the token's chunk.
 `token`: the token itself. `sequence`: the mean over the whole row, which lets every token see the future; it exists to
-reproduce the Ouroboros paper, only where `leak_future` is set, and never in generation.
+reproduce the Ouroboros paper, only where `leak_future` is set, and never in generation. The step, None in a stack that runs
+once, says which running sum of the cache is meant.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from torch import Tensor
 
 from loopwright.model.context import Pass
 
-Pool = Callable[[Tensor, str, int | Tensor, Pass, int], Tensor]
+Pool = Callable[[Tensor, str, int | Tensor | None, Pass, int], Tensor]
 
 
-def pool_prefix(x: Tensor, name: str, step: int | Tensor, p: Pass, chunk: int) -> Tensor:
+def pool_prefix(x: Tensor, name: str, step: int | Tensor | None, p: Pass, chunk: int) -> Tensor:
     """Returns the mean of x [B, T, W] over each token's document up to it."""
     running, _ = _running(x, name, step, p)
     return (running / p.span.ordinal()[..., None]).to(x.dtype)
 
 
-def pool_chunk(x: Tensor, name: str, step: int | Tensor, p: Pass, chunk: int) -> Tensor:
+def pool_chunk(x: Tensor, name: str, step: int | Tensor | None, p: Pass, chunk: int) -> Tensor:
     """Returns the prefix mean at the first token of each token's chunk of the document."""
     _, history = _running(x, name, step, p)
     ordinal = p.span.ordinal()
@@ -33,12 +34,12 @@ def pool_chunk(x: Tensor, name: str, step: int | Tensor, p: Pass, chunk: int) ->
     return (at / (ordinal - into)[..., None]).to(x.dtype)
 
 
-def pool_token(x: Tensor, name: str, step: int | Tensor, p: Pass, chunk: int) -> Tensor:
+def pool_token(x: Tensor, name: str, step: int | Tensor | None, p: Pass, chunk: int) -> Tensor:
     """Returns x itself."""
     return x
 
 
-def pool_sequence(x: Tensor, name: str, step: int | Tensor, p: Pass, chunk: int) -> Tensor:
+def pool_sequence(x: Tensor, name: str, step: int | Tensor | None, p: Pass, chunk: int) -> Tensor:
     """Returns the mean over all real tokens of the row, future ones included."""
     if p.cache is not None:
         raise ValueError("controller: pooling 'sequence' reads future tokens, so it cannot be cached; use prefix, chunk or token")
@@ -49,7 +50,7 @@ def pool_sequence(x: Tensor, name: str, step: int | Tensor, p: Pass, chunk: int)
     return (x * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
 
 
-def _running(x: Tensor, name: str, step: int | Tensor, p: Pass) -> tuple[Tensor, Tensor]:
+def _running(x: Tensor, name: str, step: int | Tensor | None, p: Pass) -> tuple[Tensor, Tensor]:
     """Returns float32 running sums over documents: of the new tokens [B, T, W] and of all tokens [B, N, W]."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if p.cache is None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from loopwright.model.adapter.effects import Adapter, Effects
-from loopwright.model.adapter.target import StepFactors, chosen_shapes, low_rank
+from loopwright.model.adapter.target import Site, StepFactors, chosen_shapes, low_rank
 from loopwright.model.context import Pass
 from loopwright.model.part import StepIndex, take_width
-
-if TYPE_CHECKING:
-    from loopwright.model.config import LoopedConfig
 
 
 class SinusoidalStep(Adapter):
@@ -22,9 +18,9 @@ class SinusoidalStep(Adapter):
 
     per_step = False
 
-    def __init__(self, config: LoopedConfig, position: bool = True) -> None:
+    def __init__(self, site: Site, position: bool = True) -> None:
         super().__init__()
-        self.width = config.hidden_size
+        self.width = site.config.hidden_size
         self.position = position
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
@@ -48,9 +44,9 @@ class LearnedStep(Adapter):
 
     per_step = True
 
-    def __init__(self, config: LoopedConfig) -> None:
+    def __init__(self, site: Site) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.empty(config.max_steps or 0, config.hidden_size))
+        self.table = nn.Parameter(torch.empty(site.rows, site.config.hidden_size))
 
     def start(self) -> None:
         nn.init.zeros_(self.table)
@@ -65,10 +61,10 @@ class LevelSignal(Adapter):
 
     per_step = True
 
-    def __init__(self, config: LoopedConfig, rank: int = 8) -> None:
+    def __init__(self, site: Site, rank: int = 8) -> None:
         super().__init__()
-        self.shapes = chosen_shapes(config, ["q_proj", "k_proj", "v_proj", "mlp"])
-        self.factors = StepFactors(config, self.shapes, rank)
+        self.shapes = chosen_shapes(site, ["q_proj", "k_proj", "v_proj", "mlp"])
+        self.factors = StepFactors(site, self.shapes, rank)
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
         def level(layer: int, name: str, x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,27 @@ if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
 
 
+STACKS = ("prelude", "core", "coda")
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where an adapter stands: a stack of a model."""
+
+    config: LoopedConfig
+    stack: str = "core"
+
+    @property
+    def layers(self) -> int:
+        """The layers of the stack."""
+        return getattr(self.config, f"{self.stack}_layers")
+
+    @property
+    def rows(self) -> int:
+        """The rows of a per-step table: one where the stack runs once."""
+        return (self.config.max_steps or 0) if self.stack == "core" else 1
+
+
 def map_shapes(config: LoopedConfig) -> dict[str, tuple[int, int]]:
     """Returns (out, in) of each linear map of a block and of its two branches."""
     width, inner = config.hidden_size, config.intermediate_size
@@ -26,9 +48,9 @@ def map_shapes(config: LoopedConfig) -> dict[str, tuple[int, int]]:
     return shapes | {"up_proj": (inner, width), "down_proj": (width, inner)} | dict.fromkeys(BRANCHES, (width, width))
 
 
-def chosen_shapes(config: LoopedConfig, targets: str | Sequence[str], *, branches: bool = True) -> dict[str, tuple[int, int]]:
+def chosen_shapes(site: Site, targets: str | Sequence[str], *, branches: bool = True) -> dict[str, tuple[int, int]]:
     """Returns the shapes of the targets: "linears", "branches", or a list of names."""
-    shapes = map_shapes(config)
+    shapes = map_shapes(site.config)
     linears = [name for name in shapes if name not in BRANCHES]
     if targets == "linears":
         names: Sequence[str] = linears
@@ -62,15 +84,32 @@ class FactorTable(Part, nn.ParameterDict):
 class StepFactors(Part):
     """A pair of factors per step, layer and target: a [S, L, r, in] and b [S, L, out, r]; b starts at zero if asked."""
 
-    def __init__(self, config: LoopedConfig, shapes: dict[str, tuple[int, int]], rank: int, *, zero: bool = True) -> None:
+    def __init__(self, site: Site, shapes: dict[str, tuple[int, int]], rank: int, *, zero: bool = True) -> None:
         super().__init__()
-        leading = (config.max_steps or 0, config.core_layers)
+        self.rank = rank
+        leading = (site.rows, site.layers)
         self.a = FactorTable(shapes, leading, rank, "a")
         self.b = FactorTable(shapes, leading, rank, "b", zero=zero)
 
     def at(self, name: str, layer: int, step: StepIndex) -> tuple[Tensor, Tensor]:
         """Returns (b, a) of one target and layer at a step: [out, r] and [r, in], or one pair per row."""
         return take(self.b[name], step).select(-3, layer), take(self.a[name], step).select(-3, layer)
+
+
+class BiasTable(Part, nn.ParameterDict):
+    """One shift per step, layer and target: [S, L, out], zero at the start."""
+
+    def __init__(self, site: Site, shapes: dict[str, tuple[int, int]]) -> None:
+        super().__init__({name: nn.Parameter(torch.empty(site.rows, site.layers, out)) for name, (out, _) in shapes.items()})
+
+    def start(self) -> None:
+        for table in self.values():
+            nn.init.zeros_(table)
+
+    def at(self, name: str, layer: int, step: StepIndex) -> Tensor:
+        """Returns the shift of one target and layer at a step: [out], or [B, 1, out] for one step per row."""
+        rows = take(self[name], step).select(-2, layer)
+        return rows if rows.dim() == 1 else rows.unsqueeze(1)
 
 
 def low_rank(x: Tensor, b: Tensor, a: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ SPECS = {
     "sinusoidal": {"position": True},
     "step-embedding": {},
     "level-signal": {"rank": 3},
-    "low-rank": {"rank": 3, "alpha": 6.0},
+    "low-rank": {"rank": 3, "alpha": 6.0, "bias": True},
     "hira": {"rank": 3},
     "abba": {"rank1": 2, "rank2": 3, "gamma": 0.5, "targets": "branches"},
     "diagonal": {"rank": 3},
@@ -184,3 +184,96 @@ def test_project_shows_the_weight_to_the_update():
 def test_the_abstract_adapter_begins_nothing():
     with pytest.raises(NotImplementedError):
         Adapter().begin(None, None, None)
+
+
+# adapters on the stacks that run once
+
+
+def stacked(*kinds: str, stack: str, moved: bool = True, **changes):
+    torch.manual_seed(1)
+    config = {
+        "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "prelude_layers": 2, "core_layers": 1, "coda_layers": 3, "depth": 2,
+    }  # fmt: skip
+    adapters = [{"kind": kind, **SPECS[kind], "stack": stack} for kind in kinds]
+    model = lw.LoopedForCausalLM(lw.LoopedConfig(**{**config, "adapters": adapters, **changes})).eval()
+    if moved:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+DENSE = {"prelude_layers": 3, "core_layers": 0, "coda_layers": 0, "depth": 1}
+
+
+@pytest.mark.parametrize("kind", SILENT)
+@pytest.mark.parametrize(("stack", "changes"), [("prelude", {}), ("coda", {}), ("prelude", DENSE)], ids=str)
+def test_an_adapter_on_a_stack_that_runs_once(kind, stack, changes):
+    """No effect at the start, one row, every parameter trained, max_steps not asked for."""
+    model, plain = stacked(kind, stack=stack, moved=False, **changes), stacked(stack=stack, moved=False, **changes)
+    plain.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("adapters.")})
+    assert torch.equal(model(IDS).logits, plain(IDS).logits)
+    model = stacked(kind, stack=stack, **changes)
+    out = model(IDS, labels=IDS)
+    out.loss.backward()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+    plain.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("adapters.")})
+    assert gap(out.logits, plain(IDS).logits) > 1e-3
+    assert model.config.step_tables == [] and model.config.max_steps is None
+    assert model.config.counts_steps is False
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stack", ["prelude", "coda"])
+def test_low_rank_on_a_stack_is_its_changed_weights(stack):
+    model, plain = stacked("low-rank", stack=stack), stacked(stack=stack)
+    plain.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("adapters.")})
+    factors = model.adapters[0].factors
+    for shift in model.adapters[0].biases.values():
+        shift.zero_()
+    for layer, block in enumerate(getattr(plain, stack)):
+        for path, linear in block.named_modules():
+            if isinstance(linear, nn.Linear):
+                name = path.split(".")[-1]
+                linear.weight += 2.0 * factors.b[name][0, layer] @ factors.a[name][0, layer]
+    assert gap(model(IDS).logits, plain(IDS).logits) < 1e-4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("stack", "changes"), [("prelude", {}), ("coda", {}), ("prelude", DENSE)], ids=str)
+def test_cached_equals_uncached_and_saved_equals_loaded_on_a_stack(stack, changes, tmp_path):
+    model = stacked("low-rank", "controller", "step-embedding", stack=stack, **changes)
+    whole = model(IDS).logits
+    cache = model(IDS[:, :4], use_cache=True).past_key_values
+    assert gap(model(IDS[:, 4:], past_key_values=cache).logits, whole[:, 4:]) < 1e-5
+    greedy = model.generate(IDS, max_new_tokens=3, do_sample=False)
+    assert torch.equal(greedy[:, 6], whole[:, -1].argmax(-1))
+    lw.save(model, tmp_path / "whole")
+    assert torch.equal(lw.load(tmp_path / "whole")(IDS).logits, whole)
+    plain = stacked(stack=stack, **changes)
+    plain.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("adapters.")})
+    lw.save_adapters(model, tmp_path / "parts")
+    assert torch.equal(lw.load_adapters(plain, tmp_path / "parts")(IDS).logits, whole)
+
+
+@torch.no_grad()
+def test_a_stack_reads_out_every_step_with_its_adapters():
+    model = stacked("low-rank", "controller", stack="coda")
+    out = model(IDS, depth=2, output_steps=True, use_cache=True)
+    assert gap(out.step_logits[0], model(IDS, depth=1).logits) < 1e-5
+
+
+def test_a_stack_is_checked():
+    with pytest.raises(ValueError, match=r"adapters\[0\] \(low-rank\): stack is 'tail'; allowed: prelude, core, coda"):
+        stacked("low-rank", stack="tail")
+    with pytest.raises(ValueError, match=r"adapters\[0\] \(low-rank\): the coda has no layers; allowed: a stack that has some"):
+        stacked("low-rank", stack="coda", coda_layers=0)
+    with pytest.raises(ValueError, match="takes no adapters there"):
+        stacked("low-rank", stack="core", **DENSE, max_steps=2)
+    with pytest.raises(ValueError, match="max_steps is 3, but nothing here holds one row per step"):
+        stacked("low-rank", stack="coda", max_steps=3)
+    explicit = stacked("sinusoidal", stack="core").config
+    assert explicit.adapters == [{"kind": "sinusoidal", "position": True}]

@@ -98,3 +98,17 @@ def test_per_step_tables_refuse_more_depth():
     model = lw.build("relaxed-tiny")
     with pytest.raises(ValueError, match=r"depth: 3 is beyond max_steps=2; adapters \(low-rank\)"):
         model(torch.zeros(1, 3, dtype=torch.long), depth=3)
+
+
+@torch.no_grad()
+def test_a_bias_per_step_shifts_the_map():
+    """The shift of a step and layer, and of it alone."""
+    model = noisy(
+        "relaxed-tiny", depth=2, max_steps=3, adapters=[{"kind": "low-rank", "rank": 2, "targets": ["v_proj"], "bias": True}]
+    )
+    update = model.adapters[0].begin(StepIndex(2, 2), torch.zeros(1), None).update
+    x = torch.zeros(2, 3, model.config.hidden_size)
+    table = model.adapters[0].biases["v_proj"]
+    for layer in range(model.config.core_layers):
+        assert torch.equal(update(layer, "v_proj", x, None), table[2, layer].expand(2, 3, -1))
+    assert update(0, "q_proj", x, None) is None

@@ -8,6 +8,7 @@ from torch import nn
 
 import loopwright as lw
 from loopwright.model.adapter.signal import LearnedStep, LevelSignal, SinusoidalStep, sinusoid
+from loopwright.model.adapter.target import Site
 from loopwright.model.part import StepIndex
 from tests.cases import gap, noisy
 
@@ -55,7 +56,7 @@ def test_sinusoidal_position_is_the_tokens_own():
 
 
 def test_sinusoidal_has_no_parameters_and_the_dtype_of_the_state():
-    part = SinusoidalStep(lw.LoopedConfig(hidden_size=8))
+    part = SinusoidalStep(Site(lw.LoopedConfig(hidden_size=8)))
     assert not list(part.parameters())
     model = tiny({"kind": "sinusoidal"}).to(torch.bfloat16)
     e, p = model.embed(IDS)
@@ -73,7 +74,7 @@ def test_learned_step_is_added_before_the_core():
 
 
 def test_learned_step_starts_at_zero():
-    part = LearnedStep(lw.LoopedConfig(hidden_size=8, max_steps=3, end_norm="per-step", depth=3))
+    part = LearnedStep(Site(lw.LoopedConfig(hidden_size=8, max_steps=3, end_norm="per-step", depth=3)))
     part.start()
     assert part.table.shape == (3, 8) and part.table.abs().max() == 0
 
@@ -102,7 +103,7 @@ def test_level_signals_are_changed_weights():
 
 def test_level_signal_leaves_the_other_maps_alone():
     config = lw.LoopedConfig(hidden_size=8, max_steps=2, depth=2, end_norm="per-step")
-    part = LevelSignal(config, rank=2)
+    part = LevelSignal(Site(config), rank=2)
     effects, x = part.begin(StepIndex(0, 0), None, None), torch.randn(1, 2, 8)
     linear = nn.Linear(8, 8)
     assert effects.update(0, "o_proj", x, linear.weight) is None

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from loopwright.model.adapter.effects import BRANCHES
-from loopwright.model.adapter.target import FactorTable, StepFactors, chosen_shapes, low_rank, map_shapes
+from loopwright.model.adapter.target import FactorTable, Site, StepFactors, chosen_shapes, low_rank, map_shapes
 from loopwright.model.block import Block
 from loopwright.model.config import LoopedConfig
 from loopwright.model.part import StepIndex
@@ -29,11 +29,11 @@ def test_shapes_are_those_of_the_block(mlp):
 
 
 def test_choosing_targets():
-    assert list(chosen_shapes(CONFIG, "linears")) == LINEARS
-    assert list(chosen_shapes(CONFIG, "branches")) == ["attention", "mlp"]
-    assert list(chosen_shapes(CONFIG, "v_proj")) == ["v_proj"]
+    assert list(chosen_shapes(Site(CONFIG), "linears")) == LINEARS
+    assert list(chosen_shapes(Site(CONFIG), "branches")) == ["attention", "mlp"]
+    assert list(chosen_shapes(Site(CONFIG), "v_proj")) == ["v_proj"]
     # the order is the block's, not the caller's, so that saved tables mean the same whatever the list
-    assert list(chosen_shapes(CONFIG, ["mlp", "q_proj"]).items()) == [("q_proj", (24, 12)), ("mlp", (12, 12))]
+    assert list(chosen_shapes(Site(CONFIG), ["mlp", "q_proj"]).items()) == [("q_proj", (24, 12)), ("mlp", (12, 12))]
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_choosing_targets():
 )
 def test_wrong_targets(targets, branches, message):
     with pytest.raises(ValueError) as caught:
-        chosen_shapes(CONFIG, targets, branches=branches)
+        chosen_shapes(Site(CONFIG), targets, branches=branches)
     assert str(caught.value).startswith(message)
 
 
 def test_a_gate_projection_is_no_target_where_there_is_none():
     with pytest.raises(ValueError, match="unknown 'gate_proj'"):
-        chosen_shapes(LoopedConfig(mlp="gelu"), ["gate_proj"])
+        chosen_shapes(Site(LoopedConfig(mlp="gelu")), ["gate_proj"])
 
 
 def test_factor_table():
@@ -72,7 +72,7 @@ def test_factor_table():
 
 def test_step_factors_by_step_and_by_row():
     torch.manual_seed(0)
-    factors = StepFactors(CONFIG, {"k_proj": (12, 12)}, 2, zero=False)
+    factors = StepFactors(Site(CONFIG), {"k_proj": (12, 12)}, 2, zero=False)
     factors.a.start(), factors.b.start()
     b, a = factors.at("k_proj", 1, StepIndex(3, 3))
     assert torch.equal(b, factors.b["k_proj"][3, 1]) and torch.equal(a, factors.a["k_proj"][3, 1])

@@ -1,0 +1,212 @@
+"""`loopwright retrofit`: a dense model made into a looped one, with what was kept, what can be trained, and what it equals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import torch
+from rich.markup import escape
+from rich.table import Table
+
+from loopwright.commands.words import (
+    console,
+    find_config,
+    find_device,
+    find_dtype,
+    fitting_threads,
+    is_preset,
+    progress,
+    table,
+)
+from loopwright.convert.bases import Reconstruction
+from loopwright.convert.layout import Layout, find_layout
+from loopwright.convert.load import load
+from loopwright.convert.save import whole_folder
+from loopwright.convert.search import Candidate, loss_of, search
+from loopwright.convert.source import tokenizer
+from loopwright.convert.surgery import Conversion, convert, freeze_base, source_layers, start_gaps
+from loopwright.convert.systems import SYSTEMS, Plan, make_plan, promised
+from loopwright.data.records import Files, text_field
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.settings import parse_overrides
+
+DEFAULT = "ouroboros-identity"
+CONTEXT = 256  # tokens of a row of the text that layouts are scored on
+
+
+def retrofit(
+    source: str,
+    out: str,
+    words: Iterable[str] = (),
+    *,
+    prelude: str | None = None,
+    core: str | None = None,
+    coda: str | None = None,
+    search_text: str | None = None,
+    text: str | None = None,
+    by: str = "loss",
+    tokens: int = 4096,
+    seed: int = 0,
+    dtype: str = "float32",
+    device: str = "cpu",
+) -> None:
+    """Converts the dense model of a folder or hub id and writes the looped one, with its tokenizer, as a folder."""
+    system, overrides = _system(words)
+    stacks = {"prelude": _count(prelude), "core": _layers(core), "coda": _count(coda)}
+    plan = make_plan(system, parse_overrides(overrides) | {name: value for name, value in stacks.items() if value is not None})
+    kind, where, printer = find_dtype(dtype), find_device(device), console()
+    if is_preset(source):
+        raise ValueError(f"retrofit: {source!r} is a preset, which has no weights; allowed: a dense model's folder or hub id")
+    find_config(source)  # what no family has is said before the tokenizer is asked
+    tongue = tokenizer(source)
+    candidates, weights = (None if file is None else read_ids(file, tongue, tokens) for file in (search_text, text))
+    with whole_folder(out) as place:
+        with _doing("loading"):
+            dense = load(source, kind, device=where)
+        with fitting_threads(dense):
+            if candidates is not None:
+                plan = replace(plan, layout=_searched(dense, candidates, plan, by))
+            with _doing("converting"):
+                made = convert(dense, plan, seed=seed, input_ids=weights)
+            with _doing("comparing"):
+                gaps = start_gaps(made.model, dense, sorted({1, made.model.config.depth}))
+        with _doing("writing"):
+            made.model.save_pretrained(place)
+            tongue.save_pretrained(place)
+    printer.print(layout_table(made.layout, len(source_layers(dense))))
+    printer.print(_parameter_table(made, dense))
+    if made.reconstructions:
+        printer.print(_reconstruction_table(made.reconstructions))
+    printer.print(f"{system}: {escape(_word(system, plan))}", soft_wrap=True)
+    for name, found in gaps.items():
+        listed = ", ".join(f"{gap:.1e} at depth {depth}" for depth, gap in found.items())
+        printer.print(f"largest difference of logits to the {name} model: {listed}")
+    printer.print(f"written: {out}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _doing(what: str) -> Iterator[None]:
+    with progress() as bar:
+        bar.add_task(what, total=None)
+        yield
+
+
+def read_ids(text: str, tongue: Any, tokens: int) -> torch.Tensor:
+    """Returns the first tokens of a file of text or JSON lines as rows of equal length."""
+    if tokens < 2:
+        raise ValueError(f"search: {tokens} tokens; allowed: at least 2")
+    ids: list[int] = []
+    for record in Files(text):
+        ids += tongue(text_field(record, "text") or "", add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) >= tokens:
+            break
+    length = min(CONTEXT, tokens, len(ids))
+    if length < 2:
+        raise ValueError(f"search: {text} holds {len(ids)} tokens; allowed: at least 2")
+    rows = min(tokens, len(ids)) // length
+    return torch.tensor(ids[: rows * length]).view(rows, length)
+
+
+def _system(words: Iterable[str]) -> tuple[str, list[str]]:
+    """The words of a command line: at most one name of a system, and overrides."""
+    words = list(words)
+    names = [word for word in words if "=" not in word]
+    if len(names) > 1:
+        raise ValueError(f"retrofit: {' and '.join(names)} are given as systems; allowed: one name, and changes as name=value")
+    return (names or [DEFAULT])[0], [word for word in words if "=" in word]
+
+
+def _count(word: str | None) -> int | list[int] | None:
+    """A number means how many; anything else is a list."""
+    return int(word) if word is not None and word.isdecimal() else _layers(word)
+
+
+def _layers(word: str | None) -> list[int] | None:
+    """The layers that a word such as 10,12-14 lists."""
+    if word is None:
+        return None
+    found: list[int] = []
+    for piece in filter(None, word.split(",")):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", piece.strip())
+        if match is None:
+            raise ValueError(f"layout: {word!r} is not a list of layers; allowed: such as 10 or 10-12,15")
+        first, last = int(match[1]), int(match[2] or match[1])
+        found += range(first, last + 1)
+    return found
+
+
+def _searched(dense: LoopedForCausalLM, ids: torch.Tensor, plan: Plan, by: str) -> Layout:
+    """The best layout for the text, after a table of the best ones."""
+    layout = find_layout(plan.layout, len(source_layers(dense)))
+    with progress() as bar:
+        task = bar.add_task("layouts")
+        found = search(dense, ids, layout, by=by, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    full = loss_of(dense, ids) if by == "loss" else None
+    console().print(search_table(found, layout, ids.numel(), full))
+    return found[0].layout
+
+
+def search_table(found: Sequence[Candidate], layout: Layout, tokens: int, full: float | None) -> Table:
+    """Returns the best sixteen candidates, and the one a search began from, as a table."""
+    title = f"layouts, scored on {tokens:,} tokens, untrained" + ("" if full is None else f" (the full model's loss: {full:.3f})")
+    made = table(title, "prelude", "core", "coda", "turn", "loss", "perplexity")
+    for place, one in enumerate(found):
+        if place < 16 or one.layout.kept == layout.kept:
+            cells = [spelled(stack) for stack in (one.layout.prelude, one.layout.core, one.layout.coda)]
+            loss = ["", ""] if one.loss is None else [f"{one.loss:.3f}", f"{one.perplexity:.4g}"]
+            made.add_row(*cells, f"{one.turn:.3f}", *loss, style="bold" if place == 0 else None)
+    return made
+
+
+def spelled(layers: Sequence[int]) -> str:
+    """Returns layers in words: runs as 4-7, the rest one by one."""
+    runs = [[layer for _, layer in run] for _, run in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) or "none"
+
+
+def layout_table(layout: Layout, layers: int) -> Table:
+    """Returns which layers of the source became what."""
+    made = table(f"the {layers} layers of the source", "stack", "layers", "runs")
+    for name, runs in (("prelude", "once"), ("core", f"{layout.depth} times"), ("coda", "once")):
+        made.add_row(name, spelled(getattr(layout, name)), runs)
+    made.add_row("dropped", spelled(layout.dropped(layers)), "")
+    return made
+
+
+def _parameter_table(made: Conversion, dense: LoopedForCausalLM) -> Table:
+    freeze_base(made.model)
+    total, kept = (sum(p.numel() for p in model.parameters()) for model in (dense, made.model.without_adapters()))
+    whole = list(made.model.parameters())
+    trainable = sum(p.numel() for p in whole if p.requires_grad)
+    rows = table("parameters", "what", "number", "share of the kept")
+    rows.add_row("source", f"{total:,}", "")
+    rows.add_row("kept", f"{kept:,}", "100 %")
+    rows.add_row("parts, trainable", f"{trainable:,}", f"{100 * trainable / kept:.2f} %")
+    frozen = sum(p.numel() for p in whole) - kept - trainable
+    rows.add_row("parts, frozen bases", f"{frozen:,}", f"{100 * frozen / kept:.2f} %")
+    return rows
+
+
+def _reconstruction_table(found: Sequence[Reconstruction]) -> Table:
+    title = "what the bases leave of the weights they stand for (relative Frobenius norm, over layers and steps)"
+    rows = table(title, "target", "rank", "mean left", "most left")
+    for name in dict.fromkeys(one.name for one in found):
+        errors = [one.error for one in found if one.name == name]
+        ranks = sorted({one.rank for one in found if one.name == name})
+        rows.add_row(name, spelled(ranks), f"{100 * sum(errors) / len(errors):.1f} %", f"{100 * max(errors):.1f} %")
+    return rows
+
+
+def _word(system: str, plan: Plan) -> str:
+    found = promised(system, plan)
+    if found is None:
+        return "changed in its parts, so that its word on the start does not hold; what was measured:"
+    if found.equals == "none":
+        return f"{SYSTEMS[system].about}; equals no plain model at the start"
+    where = "at every depth" if found.at_depth is None else f"at depth {found.at_depth}"
+    return f"{found.about}; {where} it starts as the {found.equals} model"

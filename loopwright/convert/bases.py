@@ -1,0 +1,259 @@
+"""What adapters start from: truncated SVDs of what the removed layers differ by from the core that stands for them.
+
+A residual is W_l − W_core, of one linear map of one removed layer or the mean over several; B A is its best approximation at a
+rank, A = Vh[:r] and B = U[:, :r] · S[:r]. Only one residual is there at a time, in float32. `HOWS`:
+
+- `mean`: one residual per layer of the core, the mean over the removed layers of its group (Ouroboros).
+- `per-step`: one residual per step. The rows of a `low-rank` adapter start as their own layer's (Relaxed Recursive Transformers,
+  arXiv 2410.20672): at full rank the converted model is the source. Bases, which all steps share, divide their rank by layers.
+- `weighted`: the residuals of `mean` for bases and of `per-step` for low-rank, with the input channels scaled by the root mean
+  square of what enters them, so that the error counts where the map is used.
+
+The norm before a map scales its input; the last two fold its difference into the residual, and `low-rank` with `bias` takes the
+difference of biases too. The first one does neither, as published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from loopwright.model.adapter.diagonal import Controller, StaticDiagonal
+from loopwright.model.adapter.effects import BRANCHES
+from loopwright.model.adapter.lowrank import LowRank
+from loopwright.model.block import Block
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.norm import RMSNorm
+from loopwright.settings import refuse_unknown
+
+HOWS = ("mean", "per-step", "weighted")
+OVERSAMPLE, POWERS = 8, 4
+
+
+class Groups(Protocol):
+    """What is asked of a layout: the source layer of each layer of the core, and those it stands for in the order of steps."""
+
+    @property
+    def core(self) -> Sequence[int]:
+        """The source layers the core was taken from."""
+
+    @property
+    def groups(self) -> Sequence[Sequence[int]]:
+        """For each layer of the core, the source layers it stands for."""
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """How well one residual is met: ‖ΔW − B A‖ / ‖ΔW‖ (both weighted where the SVD was); `step` is None where steps share it."""
+
+    name: str
+    layer: int
+    step: int | None
+    rank: int
+    error: float
+
+
+@torch.no_grad()
+def start_bases(
+    model: LoopedForCausalLM,
+    source: LoopedForCausalLM,
+    layout: Groups,
+    *,
+    how: str = "mean",
+    method: str = "exact",
+    activations: Mapping[str, Tensor] | None = None,
+) -> list[Reconstruction]:
+    """Starts the bases and low-rank factors of the core's adapters from a dense source, and returns how well each is met.
+
+    `activations` are the scales that `input_scales` returns, for `weighted`.
+    """
+    refuse_unknown("bases: how", [how], HOWS)
+    refuse_unknown("bases: method", [method], METHODS)
+    if (how == "weighted") != (activations is not None):
+        given = "without" if activations is None else "with"
+        raise ValueError(f"bases: how {how!r} {given} activations; 'weighted' needs them, no other takes them")
+    holders = (LowRank, StaticDiagonal, Controller)
+    adapters = [(i, a) for i, a in enumerate(model.adapters) if a.stack == "core" and isinstance(a, holders)]
+    if not adapters:
+        raise ValueError("bases: no adapter of the core holds any; allowed: low-rank, diagonal, controller")
+    for _, adapter in adapters:
+        _check_ranks(adapter)
+    removal = Removal(model, source, layout, fold=how != "mean", scales=activations, decompose=METHODS[method])
+    if how == "mean" or not all(isinstance(adapter, LowRank) for _, adapter in adapters):
+        for layer in range(len(layout.core)):
+            removal.removed(layer)  # refuses before anything is written
+    found: list[Reconstruction] = []
+    for index, adapter in adapters:
+        where = f"adapters.{index}"
+        low_rank = isinstance(adapter, LowRank)
+        found += _start_low_rank(where, adapter, removal, how) if low_rank else _start_shared(where, adapter, removal, how)
+    return found
+
+
+@torch.no_grad()
+def input_scales(source: LoopedForCausalLM, layout: Groups, input_ids: Tensor) -> dict[str, Tensor]:
+    """Returns, for each linear map, the root mean square of its input channels [core layers, in] over the layers that each layer of
+    the core stands for, on some text."""
+    blocks, squares, hooks = [*source.prelude, *source.coda], {}, []
+
+    def watch(layer: int, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            squares[layer, name] = inputs[0].float().square().flatten(0, -2).mean(0)
+
+        return hook
+
+    for layer, block in enumerate(blocks):  # in a dense model each module runs once
+        for path, module in block.named_modules():
+            if isinstance(module, nn.Linear):
+                hooks.append(module.register_forward_pre_hook(watch(layer, path.split(".")[-1])))
+    try:
+        source(input_ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    names = dict.fromkeys(name for _, name in squares)
+    return {name: torch.stack([_mean([squares[m, name] for m in group]) for group in layout.groups]).sqrt() for name in names}
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What a conversion took away, one residual at a time."""
+
+    model: LoopedForCausalLM
+    source: LoopedForCausalLM
+    layout: Groups
+    fold: bool
+    scales: Mapping[str, Tensor] | None
+    decompose: Callable[[Tensor, int], tuple[Tensor, Tensor]]
+
+    def removed(self, layer: int) -> list[int]:
+        """Returns the source layers that a layer of the core stands for without being one of the core's own."""
+        found = [member for member in self.layout.groups[layer] if member not in self.layout.core]
+        if not found:
+            raise ValueError(
+                f"bases: layer {layer} of the core stands for {list(self.layout.groups[layer])}, and nothing was removed; "
+                "allowed: a layout that drops layers, or bases that start fresh"
+            )
+        return found
+
+    def residual(self, layer: int, name: str, members: Sequence[int]) -> Tensor:
+        """Returns the mean over source layers of W_l − W_core, float32 [out, in]."""
+        core, blocks = self.model.core[layer], [*self.source.prelude, *self.source.coda]
+        kept = _linear(core, name).weight.float()
+        total = torch.zeros_like(kept)
+        for member in members:
+            total += self._as_seen_by(core, blocks[member], name)
+            total -= kept
+        return total.div_(len(members))
+
+    def bias(self, layer: int, name: str, members: Sequence[int]) -> Tensor | float:
+        """Returns the mean difference of biases, 0 where there are none."""
+        blocks, kept = [*self.source.prelude, *self.source.coda], _linear(self.model.core[layer], name).bias
+        return 0.0 if kept is None else _mean([_linear(blocks[m], name).bias.float() - kept.float() for m in members])
+
+    def factors(self, layer: int, name: str, members: Sequence[int], rank: int) -> tuple[Tensor, Tensor, float]:
+        """Returns b [out, r], a [r, in] and the relative error of b a."""
+        delta = self.residual(layer, name, members)
+        scale = None if self.scales is None else self.scales[name][layer].to(delta)
+        if scale is not None:
+            scale = scale.clamp(min=1e-6 * float(scale.max()) or 1.0)  # a channel that never fires must not divide by zero
+            delta.mul_(scale)
+        size = float(delta.norm())
+        b, a = self.decompose(delta, rank)
+        error = float(delta.addmm_(b, a, alpha=-1).norm()) / size if size else 0.0
+        return b, a if scale is None else a / scale, error
+
+    def _as_seen_by(self, core: Block, block: Block, name: str) -> Tensor:
+        """Returns the weight of a removed layer, as it would act behind the core's own norm."""
+        weight = _linear(block, name).weight.float()
+        if not self.fold or name in ("o_proj", "down_proj"):
+            return weight
+        theirs, ours = ((b.attention_norms if name[0] in "qkv" else b.mlp_norms).input for b in (block, core))
+        if not isinstance(theirs, RMSNorm) or not isinstance(ours, RMSNorm):
+            return weight
+        through, least = ours.weight.float(), 1e-4 * float(ours.weight.abs().max())
+        # what the core's norm shuts out, no residual can bring back
+        return weight * torch.where(through.abs() > least, theirs.weight.float() / through, 1.0)
+
+
+def exact(delta: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Returns b = U[:, :r] · S[:r] and a = Vh[:r] of the whole SVD."""
+    u, s, vh = torch.linalg.svd(delta, full_matrices=False)
+    return u[:, :rank] * s[:rank], vh[:rank]
+
+
+def randomised(delta: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Returns the same by a random range and a few powers of it (Halko et al., arXiv 0909.4061), from a seed of its own."""
+    generator = torch.Generator(delta.device).manual_seed(0)
+    width = min(rank + OVERSAMPLE, *delta.shape)
+    q = torch.linalg.qr(delta @ torch.randn(delta.shape[1], width, generator=generator, device=delta.device)).Q
+    for _ in range(POWERS):
+        q = torch.linalg.qr(delta @ torch.linalg.qr(delta.T @ q).Q).Q
+    b, a = exact(q.T @ delta, rank)
+    return q @ b, a
+
+
+def _start_low_rank(where: str, adapter: LowRank, removal: Removal, how: str) -> Iterator[Reconstruction]:
+    rank = adapter.factors.rank
+    for name in adapter.shapes:
+        a = adapter.factors.a[name]
+        for layer in range(a.shape[1]):
+            for step in range(len(a)):
+                members = removal.removed(layer) if how == "mean" else stands_for(removal.layout.groups[layer], step, len(a))
+                left, right, error = removal.factors(layer, name, members, rank)
+                a[step, layer].copy_(right)
+                adapter.factors.b[name][step, layer].copy_(left / adapter.scale)
+                if name in adapter.biases and how != "mean":
+                    adapter.biases[name][step, layer] = removal.bias(layer, name, members)
+                yield Reconstruction(f"{where}.{name}", layer, step, rank, error)
+
+
+def _start_shared(where: str, adapter: StaticDiagonal | Controller, removal: Removal, how: str) -> Iterator[Reconstruction]:
+    bases = adapter.bases
+    for name in bases.names:
+        a = bases.a[name]
+        for layer in range(len(a)):
+            removed = removal.removed(layer)
+            parts = [[member] for member in removed] if how == "per-step" else [removed]
+            ranks = [bases.rank // len(parts) + (i < bases.rank % len(parts)) for i in range(len(parts))]
+            at = 0
+            for members, rank in zip(parts, ranks, strict=True):
+                left, right, error = removal.factors(layer, name, members, rank)
+                a[layer, at : at + rank].copy_(right)
+                bases.b[name][layer, :, at : at + rank].copy_(left)
+                at += rank
+                step = removal.layout.groups[layer].index(members[0]) if how == "per-step" else None
+                yield Reconstruction(f"{where}.{name}", layer, step, rank, error)
+
+
+def stands_for(group: Sequence[int], step: int, steps: int) -> list[int]:
+    """Returns the source layers that a step stands for: one each where there are as many, a stretch of them where there are fewer
+    steps, the last one in every step beyond."""
+    if steps >= len(group):
+        return [group[min(step, len(group) - 1)]]
+    return list(group[step * len(group) // steps : (step + 1) * len(group) // steps])
+
+
+def _check_ranks(adapter: LowRank | StaticDiagonal | Controller) -> None:
+    holder, names = (adapter.factors, adapter.shapes) if isinstance(adapter, LowRank) else (adapter.bases, adapter.bases.names)
+    for name in names:
+        if name in BRANCHES:
+            raise ValueError(f"bases: target {name!r} is a whole branch, which has no weight; allowed: linear maps")
+        least = min(holder.a[name].shape[-1], holder.b[name].shape[-2])
+        if holder.rank > least:
+            raise ValueError(f"bases: rank {holder.rank} on {name}; allowed: at most {least}, the smaller side of its weight")
+
+
+def _linear(block: nn.Module, name: str) -> nn.Linear:
+    return block.get_submodule(("self_attn." if name[0] in "qkvo" else "mlp.") + name)  # type: ignore[return-value]
+
+
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(tensors)).mean(0)
+
+
+METHODS: dict[str, Callable[[Tensor, int], tuple[Tensor, Tensor]]] = {"exact": exact, "randomised": randomised}

@@ -1,0 +1,151 @@
+"""`retrofit` as a verb: what it prints, what it writes, and one line for each mistake, after which nothing is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import loopwright as lw
+from loopwright.commands.retrofit import read_ids, retrofit, spelled
+from tests.convert.dense import IDS, source
+from tests.generate.tiny import STORIES, WORDS, word_tokenizer
+from tests.test_cli import run
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lw.save(source(), tmp_path_factory.mktemp("dense"), word_tokenizer())
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    file = tmp_path / "text.txt"
+    file.write_text(" ".join(WORDS * 40))
+    return file
+
+
+def test_a_model_is_converted_written_and_described(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("retrofit", str(dense), str(tmp_path / "out"), "--prelude", "1", "adapters.rank=4", "adapters.style=8", "depth=3") == 0
+    printed = capsys.readouterr().out
+    for line in (
+        "the 6 layers of the source", "dropped", "3 times", "parts, trainable", "parts, frozen bases", "adapters.0.q_proj",
+        "at every depth it starts as the truncated model", "to the truncated model: 0.0e+00 at depth 1, 0.0e+00 at depth 3", "written",
+    ):  # fmt: skip
+        assert line in printed, line
+    model = lw.load(tmp_path / "out")
+    same = lw.retrofit(source(), prelude=1, adapters={"rank": 4, "style": 8}, depth=3)
+    with torch.no_grad():
+        assert torch.equal(model(IDS).logits, same(IDS).logits)
+    assert lw.tokenizer(tmp_path / "out").encode("the cat") == lw.tokenizer(dense).encode("the cat")
+    assert lw.check(model).ok
+
+
+def test_explicit_lists_another_system_and_a_half_dtype(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--prelude", "0-1", "--core", "2,4", "--coda", "5,", "--dtype", "bf16", "plain-loop", "depth=2")
+    assert run("retrofit", str(dense), str(tmp_path / "out"), *words) == 0
+    printed = capsys.readouterr().out
+    assert "2, 4" in printed and "at depth 1 it starts as the truncated model" in printed
+    model = lw.load(tmp_path / "out", "auto")
+    assert model.dtype == torch.bfloat16 and model.config.core_layers == 2
+
+
+def test_changed_parts_void_the_word(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("retrofit", str(dense), str(tmp_path / "out"), "gate-only", "gate.kind=learned", "depth=2") == 0
+    assert "its word on the start does not hold" in capsys.readouterr().out
+    assert run("retrofit", str(dense), str(tmp_path / "out"), "retrofit", "depth=2") == 0
+    assert "equals no plain model at the start" in capsys.readouterr().out, "and a model folder is replaced"
+
+
+def test_a_search_takes_the_best_layout(dense: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("gate-only", "--search", str(text), "--tokens", "300", "depth=2")
+    assert run("retrofit", str(dense), str(tmp_path / "out"), *words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "scored on 256 tokens" in lines[0] + lines[1] and "full" in lines[0] + lines[1]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    scored, layout = rows[: [len(row) for row in rows].index(3)], [row for row in rows if len(row) == 3]
+    assert [row[:3] for row in scored][0] == [row[1] for row in layout[:3]], "the first of the table is what was made"
+    assert [float(row[4]) for row in scored] == sorted(float(row[4]) for row in scored)
+    assert run("retrofit", str(dense), str(tmp_path / "out"), *words, "--search-by", "turn") == 0
+
+
+def test_weighted_bases_read_their_text(dense: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("static", "adapters.rank=4", "bases=weighted", "depth=2")
+    assert run("retrofit", str(dense), str(tmp_path / "out"), *words) == 2
+    assert "there is no text" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert run("retrofit", str(dense), str(tmp_path / "out"), *words, "--text", str(text)) == 0
+
+
+def test_stories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not STORIES.is_dir():
+        pytest.skip("stories260K is not there")
+    retrofit(str(STORIES), str(tmp_path / "out"), ["refiner", "adapters.rank=8", "depth=2"])
+    assert "it starts as the full model" in capsys.readouterr().out
+    assert run("generate", str(tmp_path / "out"), "Once upon a time", "--max-new-tokens", "3") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ouroborus"], "did you mean 'ouroboros'"),
+        (["static", "gate-only"], "static and gate-only are given as systems"),
+        (["static", "dept=3"], "did you mean 'depth'"),
+        (["static"], "rank 32 on k_proj; allowed: at most 16"),
+        (["gate-only", "--core", "9"], "core holds layer 9; allowed: 0 to 5"),
+        (["gate-only", "--core", "2-x"], "'2-x' is not a list of layers"),
+        (["gate-only", "--core", "4,2"], "ascending order"),
+        (["gate-only", "--prelude", "4"], "layer 3 is in the prelude and in the core"),
+        (["gate-only", "--search", "./no/file.txt"], "no/file.txt"),
+        (["refiner", "adapters.rank=4", "--search", "TEXT"], "search: the layout keeps"),
+        (["gate-only", "--search", "TEXT", "--search-by", "lost"], "by is 'lost'"),
+        (["gate-only", "--search", "TEXT", "--tokens", "1"], "1 tokens; allowed: at least 2"),
+        (["gate-only", "--device", "tpu"], "device: unknown 'tpu'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    dense: Path, text: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(text) if word == "TEXT" else word for word in words]
+    before = sorted(tmp_path.iterdir())
+    assert run("retrofit", str(dense), str(tmp_path / "out"), *words) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("loopwright: ") and printed.err.count("\n") == 1 and message in printed.err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def broken(dense: Path, folder: Path, **changes: object) -> Path:
+    """A copy of a folder with fields of its config changed."""
+    folder.mkdir()
+    for file in dense.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, **changes}))
+    return folder
+
+
+def test_sources_that_cannot_be_converted(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = {
+        "no tokenizer": (broken(dense, tmp_path / "mute"), "there is no tokenizer"),
+        "quantised": (
+            broken(dense, tmp_path / "coarse", model_type="llama", quantization_config={"quant_method": "gptq"}),
+            "the weights are quantised (gptq)",
+        ),
+        "unknown family": (broken(dense, tmp_path / "odd", model_type="gemma9"), "model_type is 'gemma9'"),
+        "no folder": (tmp_path / "nothing", "no such folder"),
+    }
+    (tmp_path / "mute" / "tokenizer.json").unlink()
+    assert run("retrofit", "huginn", str(tmp_path / "out")) == 2
+    assert "'huginn' is a preset, which has no weights" in capsys.readouterr().err
+    for name, (folder, message) in cases.items():
+        assert run("retrofit", str(folder), str(tmp_path / "out"), "gate-only") == 2
+        printed = capsys.readouterr().err
+        assert message in printed and printed.count("\n") == 1, name
+        assert not (tmp_path / "out").exists()
+
+
+def test_words_and_rows(text: Path) -> None:
+    assert spelled([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8" and spelled([]) == "none" and spelled([3]) == "3"
+    assert read_ids(str(text), word_tokenizer(), 600).shape == (2, 256)
+    assert read_ids(str(text), word_tokenizer(), 100).shape == (1, 100)
