@@ -58,7 +58,7 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
         "skipped": outcome.progress.skipped, "loss": _thinned(rows, "loss"), "jacobian": _thinned(rows, "jacobian"),
         "looks": [[row["update"], {d: v["exact"] for d, v in row["valid"].items()}] for row in log if "valid" in row],
         "near": asdict(near), "far": asdict(far), "radius": radius,
-        "origin": origin(),
+        "origin": {key: value for key, value in origin().items() if key != "command"},  # which names the machine's folders
     }  # fmt: skip
 
 
