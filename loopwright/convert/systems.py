@@ -111,8 +111,8 @@ SYSTEMS: dict[str, System] = {
         {"layout": {"kind": "relaxed"}, "start": "average", "bases": "per-step", "adapters": [{"kind": "low-rank", "rank": 64}]},
     ),
     "refiner": System(
-        "the intact model, its last layer applied again under a controller and a gate that starts closed", "full",
-        {"layout": {"kind": "refiner"}, "gate": {"kind": "grown"}, "adapters": [_CONTROLLER]},
+        "the intact model, its last layer applied again under the larger controller and a gate that starts closed", "full",
+        {"layout": {"kind": "refiner"}, "gate": {"kind": "grown"}, "adapters": [{"kind": "basis-controller", "rank": 16}]},
     ),
     "repeat": System(
         "the intact model, its middle third run several times, damped by 1/depth; nothing to train (arXiv 2605.23872)", "none",

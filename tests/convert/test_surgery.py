@@ -28,13 +28,14 @@ SMALL: dict[str, dict[str, Any]] = {
     "abba": {"rank1": 2, "rank2": 2},
     "diagonal": {"rank": 4},
     "controller": {"rank": 4, "style": 8},
+    "basis-controller": {"rank": 2, "count": 2, "state": 8, "step": 4, "width": 12, "style": 6},
 }
 
 
 def small(name: str) -> dict[str, Any]:
     """Changes that make a system fit the tiny models."""
-    sizes = {"rank": 4, "style": 8}
-    held = [{**spec, **{k: v for k, v in sizes.items() if k in spec}} for spec in SYSTEMS[name].plan.get("adapters", [])]
+    sizes = {**SMALL, "low-rank": {"rank": 4}}
+    held = [{**spec, **sizes[spec["kind"]]} for spec in SYSTEMS[name].plan.get("adapters", [])]
     return {**({"adapters": held} if held else {}), **({} if name in ("relaxed", "healed") else {"depth": 3})}
 
 
@@ -91,7 +92,7 @@ def assert_closed(family: str, rule: str, kind: str) -> None:
 
 def test_every_adapter_is_tried() -> None:
     assert set(SMALL) | {"sinusoidal"} <= set(ADAPTERS)
-    assert not set(ADAPTERS) - set(SMALL) - {"sinusoidal", "basis-controller"}, "a new kind of adapter belongs in this table"
+    assert not set(ADAPTERS) - set(SMALL) - {"sinusoidal"}, "a new kind of adapter belongs in this table"
 
 
 @pytest.mark.parametrize("system", [name for name in SYSTEMS if name not in ("plain-loop", "repeat")])
@@ -224,6 +225,8 @@ def test_a_folder_its_dtype_and_the_way_back(tmp_path: Path) -> None:
         assert torch.equal(again(IDS).logits, model(IDS).logits)
     half = convert(lw.load(tmp_path / "dense", "bfloat16"), make_plan("static", small("static"))).model
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16} and half.config.dtype == torch.bfloat16
+    coarse = lw.retrofit(lw.load(tmp_path / "dense", "bfloat16"), "ouroboros", adapters={"rank": 4, "style": 8}).adapters[0]
+    assert torch.equal(coarse.style1.weight, model.adapters[0].style1.weight.bfloat16()), "one start in every dtype"
 
 
 def test_freezing_leaves_the_parts_alone() -> None:
@@ -332,6 +335,7 @@ def test_the_faithful_system_is_the_released_code(folder: Path, tmp_path: Path) 
             r"adapters\[0\] \(controller\): rank 33 on down_proj; allowed: at most 32",
         ),
         ("healed", {"adapters": {"rank": 17}}, r"adapters\[0\] \(low-rank\): rank 17 on k_proj; allowed: at most 16"),
+        ("refiner", {"adapters": {"rank": 33}}, r"\(basis-controller\): rank 33 on down_proj; allowed: at most 32"),
         ("gate-only", {"adapters": [{"kind": "abba", "rank1": 40}]}, r"\(abba\): rank 40 on down_proj"),
         ("gate-only", {"adapters": [{"kind": "lowrank"}]}, "did you mean 'low-rank'"),
         ("gate-only", {"gate": {"kind": "groan"}}, "did you mean 'grown'"),
