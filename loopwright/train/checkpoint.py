@@ -184,7 +184,8 @@ def load_weights(folder: str | Path, model: LoopedForCausalLM) -> None:
     missing = [name for name in own if name not in stored and name not in references]
     if missing:
         raise ValueError(f"{folder}: the model's tensors do not fit; missing: {listed(missing)}")
-    check_values(str(folder), {name: (name, key) for name, (_, key) in references.items()}, {n: whole(t) for n, t in own.items()})
+    held = {name: whole(own[name]) for name in references if name in own}
+    check_values(str(folder), {name: (name, references[name][1]) for name in held}, held)
     with torch.no_grad():
         for name, value in _read(str(folder), stored, own).items():
             own[name].copy_(spread(value, own[name]))

@@ -50,6 +50,7 @@ def test_targets_are_the_labels_that_are_not_ignored_each_asked_of_the_place_bef
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_targets_further_ahead_stay_in_their_row_document_and_real_tokens(ready, side):
     batch = packed()
+    batch.labels[1, 1] = batch.input_ids[1, 1]  # two places before it lies another row
     if side == "left":
         batch.attention_mask[:] = 1
         batch.attention_mask[1, :2] = 0
