@@ -1,0 +1,122 @@
+"""The rows of the retrofit study: which system, what is changed, what it is trained for, which seeds.
+
+All rows that are trained see the same number of tokens in the same order (of their seed). Sizes are those of SmolLM2-135M:
+width 576, 30 layers, of which 15 are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+# layers 0-6, layer 15, layers 23-29; depth is drawn from 1, 2, 4, 8 and tables are repeated beyond
+KEPT = ("prelude=7", "core=15", "coda=7", "depth=4")
+STEPS = ("max_steps=8", "beyond_max_steps=repeat")
+NEXT_TOKEN = "objective={kind: final}"
+BOTH = "objective={kind: distil, teacher: {kind: load, source: %(source)s, dtype: bfloat16}, weight: 1.0}"
+LORA_RANK = 6  # 15 layers × 10,176 × 6 = 916 thousand: what the controller and its gate train, within 6 %
+STEP_RANK = 4  # 8 steps × 10,176 × 4 = 326 thousand: what the controller alone trains, 309 thousand
+CONTROLLER = "{kind: controller, rank: 32, alpha: 16.0, style: 128, pooling: %s}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row with one seed. `changes` are the retrofit's own, `overrides` the recipe's; no objective: nothing is trained."""
+
+    group: str
+    label: str
+    system: str | None
+    changes: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    objective: str | None = NEXT_TOKEN
+    leaks: bool = False
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """The row's own name."""
+        return f"{self.group}/{self.label}/{self.seed}"
+
+    @property
+    def kind(self) -> str:
+        """What decides how long it takes."""
+        return f"{self.objective} {self.leaks}"
+
+
+def looped(group: str, label: str, system: str, *changes: str, **more: object) -> Row:
+    """Returns a row of the common layout, with tables of eight steps where it holds any."""
+    bare = system in ("gate-only", "plain-loop") and not changes
+    return Row(group, label, system, (*KEPT, *(() if bare else STEPS), *changes), **more)  # type: ignore[arg-type]
+
+
+def healed(group: str, label: str, rank: int, **more: object) -> Row:
+    """Returns a row of the kept layers, each run once, with low-rank adapters on all."""
+    once = ("depth={kind: fixed, depth: 1}",)
+    return Row(group, label, "healed", (*KEPT[:3], f"adapters.rank={rank}"), once, **more)  # type: ignore[arg-type]
+
+
+def controller(pooling: str) -> str:
+    """Returns the change that gives the system this controller alone."""
+    return f"adapters=[{CONTROLLER % pooling}]"
+
+
+def references() -> Iterator[Row]:
+    """The two ends of the gap, and looping without training."""
+    yield Row("references", "full model", None, objective=None)
+    yield Row("references", "truncated", "plain-loop", KEPT, objective=None)
+    yield Row("references", "training-free looping of the full model", "repeat", ("depth=4",), objective=None)
+
+
+def main() -> Iterator[Row]:
+    """What decides the question, three seeds each."""
+    for seed in range(3):
+        yield healed("main", "healed LoRA, equal parameters", LORA_RANK, seed=seed)
+        yield looped("main", "gate only", "gate-only", seed=seed)
+        yield looped("main", "static diagonal", "static", seed=seed)
+        yield looped(
+            "main", "static, equal parameters", "gate-only", f"adapters=[{{kind: low-rank, rank: {STEP_RANK}}}]", seed=seed
+        )
+        yield looped("main", "controller, prefix", "ouroboros-identity", controller("prefix"), seed=seed)
+        yield looped(
+            "main", "controller, whole sequence (leaks)", "ouroboros-identity", controller("sequence, leak_future: true"),
+            leaks=True, seed=seed,
+        )  # fmt: skip
+        yield looped("main", "controller + coda adapters + distillation", "ouroboros-coda", objective=BOTH, seed=seed)
+
+
+def best() -> Iterator[Row]:
+    """Low-rank adapters on every kept layer, per step in the core, under the controller: at most 10 % of what is kept."""
+    stacks = ", ".join(f"{{kind: low-rank, rank: 32, stack: {stack}}}" for stack in ("prelude", "coda"))
+    for seed in range(3):
+        yield looped(
+            "best", "controller + adapters everywhere + distillation", "ouroboros-identity",
+            f"adapters=[{CONTROLLER % 'prefix'}, {stacks}]", objective=BOTH, seed=seed,
+        )  # fmt: skip
+        wide = ", ".join(f"{{kind: low-rank, rank: 32, stack: {stack}}}" for stack in ("prelude", "core", "coda"))
+        yield looped(
+            "best", "5 layers looped, adapters everywhere + distillation", "gate-only",
+            "prelude=5", "core=[8, 11, 14, 17, 20]", "coda=5", f"adapters=[{wide}]", "depth=2", "max_steps=4",
+            overrides=("depth={kind: choice, values: [1, 2, 4]}",), objective=BOTH, seed=seed,
+        )  # fmt: skip
+        yield healed("best", "not looped, adapters everywhere + distillation", 32, objective=BOTH, seed=seed)
+
+
+def others() -> Iterator[Row]:
+    """One seed each: other poolings, parts, objectives, the paper's mitigations, ranks, the refiner."""
+    yield looped("others", "plain loop, its layer trained", "plain-loop", overrides=("optim.train=[core.*]", "optim.lr=1e-4"))
+    for pooling in ("chunk", "token"):
+        yield looped("others", f"controller, {pooling}", "ouroboros-identity", controller(pooling))
+    yield looped("others", "controller as published (norm per step, gate at 0.12)", "ouroboros")
+    yield looped("others", "controller + coda adapters", "ouroboros-coda")
+    yield looped("others", "controller + distillation", "ouroboros-identity", objective=BOTH)
+    for rate in (0.1, 0.2):
+        yield looped("others", f"controller, dropout {rate}", "ouroboros-identity", controller(f"prefix, dropout: {rate}"))
+    yield looped("others", "controller, alpha 0.5", "ouroboros-identity", "adapters.alpha=0.5")
+    for rank in (8, 64):
+        yield looped("others", f"controller, rank {rank}", "ouroboros-identity", f"adapters={{rank: {rank}, alpha: {rank / 2}}}")
+    yield looped("others", "controller, labels shifted twice", "ouroboros-identity", objective="objective={kind: double-shift}")
+    yield Row("others", "refiner with its gate", "refiner", ("depth=4", *STEPS))
+    yield Row("others", "refiner without a gate", "refiner", ("depth=4", *STEPS, "gate={kind: none}"))
+
+
+GROUPS: dict[str, Callable[[], Iterator[Row]]] = {group.__name__: group for group in (references, main, best, others)}

@@ -1,0 +1,151 @@
+"""Trains and measures the rows of the retrofit study on one model and one corpus.
+
+    python -m experiments.ouroboros.run OUT.jsonl --source smollm2 --corpus corpus --groups references,main
+
+SOURCE is a dense model's folder with its tokenizer, CORPUS holds train-*.jsonl.gz and valid, test and heldout_ood.jsonl.gz.
+Every row is measured on the same passages, in-domain (test) and out-of-domain (ood), at every depth of DEPTHS, in float32.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from experiments.ouroboros.plan import GROUPS, Row
+from experiments.side_by_side import arguments, run_all
+
+DEPTHS = (1, 2, 4, 8, 16)
+TEXTS = {"test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
+# what a system trains is for the system to say; batches of 16,384 tokens
+SETTINGS = (
+    "model.dtype=bfloat16", "optim.train=null", "updates=400", "batch=32", "depth={kind: choice, values: [1, 2, 4, 8]}",
+    "save={every: 0, best: false, parts: false}", "look={every: 0}",
+)  # fmt: skip
+
+
+def carry_out(
+    row: Row, *, source: str, corpus: str, shards: str, context: int, passages: int, extra: tuple[str, ...]
+) -> dict[str, Any]:
+    """Makes one model, trains it where the row says so, measures it on both texts, and returns all numbers."""
+    import torch
+
+    from loopwright.data.tokenizer import Tokenizer
+    from loopwright.evaluate.heldout import held_out
+    from loopwright.evaluate.passages import read_passages
+    from loopwright.run import origin
+
+    began = time.perf_counter()
+    model, log = made(row, source, corpus, shards, extra)
+    trained = time.perf_counter() - began
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = model.to(device=device, dtype=torch.float32).eval()
+    tokenizer, found = Tokenizer(source), {}
+    for name, file in TEXTS.items():
+        text = read_passages(name, Path(corpus) / file, tokenizer, context, most=passages)
+        report = held_out(model, text, depths=depths_of(model), marked=row.leaks, honest=1000 if row.leaks else 0)
+        found[name] = asdict(report)
+    parameters = list(model.parameters())
+    bases = sum(p.numel() for name, p in model.named_parameters() if ".bases." in name)
+    return {
+        "name": row.name, "group": row.group, "label": row.label, "seed": row.seed, "system": row.system,
+        "changes": [*row.changes, *row.overrides], "objective": row.objective,
+        "trainable": sum(p.numel() for p in parameters if p.requires_grad) if row.objective else 0,
+        "kept": sum(p.numel() for p in model.without_adapters().parameters()), "bases": bases,
+        "tokens": sum(entry["tokens"] for entry in log), "train_seconds": trained,
+        "losses": [round(sum(e["loss"] for e in log[i : i + 10]) / len(log[i : i + 10]), 4) for i in range(0, len(log), 10)],
+        "texts": found, "origin": {key: value for key, value in origin().items() if key != "command"},
+    }  # fmt: skip
+
+
+def made(row: Row, source: str, corpus: str, shards: str, extra: tuple[str, ...]) -> tuple[Any, list[dict[str, Any]]]:
+    """Returns the row's model, trained where it is, and the log of its updates."""
+    import loopwright as lw
+    from loopwright.recipes.shelf import recipe
+    from loopwright.run import read_log
+    from loopwright.settings import parse_overrides
+    from loopwright.train.loop import train
+
+    if row.system is None:
+        return lw.load(source), []
+    if row.objective is None:
+        return lw.retrofit(source, row.system, **parse_overrides(row.changes)), []
+    teach_double_shift()
+    overrides = [
+        f"model={{kind: retrofit, source: {source}, system: {row.system}}}", *SETTINGS,
+        *[f"model.changes.{change}" for change in row.changes],
+        f"data.files={corpus}/train-*.jsonl.gz", f"data.valid_files={corpus}/valid.jsonl.gz", f"data.tokenizer={source}",
+        row.objective % {"source": source}, f"seed={row.seed}", *row.overrides, *extra,
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "run"
+        place.mkdir()
+        (place / "data").symlink_to(Path(shards).absolute())  # tokenised once for all rows
+        outcome = train(recipe("heal-smollm2", overrides), place)
+        return outcome.model, [entry for entry in read_log(outcome.run.log) if "loss" in entry]
+
+
+def depths_of(model: Any) -> list[int] | None:
+    """Returns the depths a model is measured at: those it has tables for, where it refuses to go beyond."""
+    if not model.config.is_looped:
+        return None
+    ends = model.config.max_steps if model.config.beyond_max_steps == "refuse" else None
+    return [depth for depth in DEPTHS if ends is None or depth <= ends]
+
+
+def teach_double_shift() -> None:
+    """Adds the fault of the public trainers as an objective: position i learns the token after the next one."""
+    from loopwright.data.batch import IGNORED
+    from loopwright.train.objective import OBJECTIVES, Final
+
+    class DoubleShift(Final):
+        """`final` on labels that are shifted once more."""
+
+        def __call__(self, model: Any, walk: Any) -> Any:
+            late = walk.batch.labels.roll(-1, dims=1)
+            late[:, -1] = IGNORED
+            return super().__call__(model, replace(walk, batch=replace(walk.batch, labels=late, asked=None)))
+
+    OBJECTIVES["double-shift"] = DoubleShift
+
+
+def main() -> None:
+    """Reads the command line, tokenises once, and runs what is asked for."""
+    parser = arguments(__doc__)
+    parser.add_argument("--source", required=True)
+    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--shards", default="runs/shards", help="where token shards are kept")
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--passages", type=int, default=400, help="of each held-out text")
+    options = parser.parse_args()
+    groups = options.groups.split(",") if options.groups else list(GROUPS)
+    unknown = [group for group in groups if group not in GROUPS]
+    if unknown:
+        sys.exit(f"groups: unknown {unknown[0]!r}; allowed: {', '.join(GROUPS)}")
+    rows = [row for group in groups for row in GROUPS[group]() if str(row.seed) in options.seeds.split(",")]
+    rows = [row for row in rows if any(word in row.name for word in options.only.split("|"))]
+    Path(options.shards).mkdir(parents=True, exist_ok=True)
+    tokenise(options.source, options.corpus, options.shards, tuple(options.change))
+    given = {name: getattr(options, name) for name in ("source", "corpus", "shards", "context", "passages")}
+    run_all(
+        rows, partial(carry_out, **given, extra=tuple(options.change)), options.out,
+        workers=options.workers, seconds=options.seconds,
+    )  # fmt: skip
+
+
+def tokenise(source: str, corpus: str, shards: str, extra: tuple[str, ...]) -> None:
+    """Tokenises the training text before the rows share it."""
+    from loopwright.data.build import build_data
+    from loopwright.recipes.shelf import recipe
+
+    files = (f"data.files={corpus}/train-*.jsonl.gz", f"data.valid_files={corpus}/valid.jsonl.gz", f"data.tokenizer={source}")
+    splits = build_data(recipe("heal-smollm2", [*files, *extra]).data, Path(shards))
+    print(f"training text: {splits.notes}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
