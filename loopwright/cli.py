@@ -206,15 +206,30 @@ def recipes(
 
 
 def evaluate(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder; or a model's folder, with --data.")],
-    depths: Annotated[str | None, typer.Option(help="1:64, 1,2,4 or 1:1000:log. Left out: to 16 times the median trained.")] = None,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder; or a model's folder, with --text or --data.")],
+    depths: Annotated[
+        str | None, typer.Option(help="1:64, 1,2,4 or 1:1000:log. Left out: to 16 times the median trained; of --text: its own.")
+    ] = None,
     split: Annotated[
         list[str] | None, typer.Option(help="A test split, or valid; may be given again. Left out: all tests.")
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="last, best, or the number of an update.")] = "last",
     data: Annotated[str | None, typer.Option(help="A recipe whose data to measure on. Left out: the run's own.")] = None,
-    rows: Annotated[int | None, typer.Option(help="Only the first so many rows of a split.")] = None,
-    batch: Annotated[int, typer.Option(help="Rows of a pass.")] = 500,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]FILE", help="Held-out loss of this text (.jsonl, .txt, each also .gz); may be given again."),
+    ] = None,
+    context: Annotated[int, typer.Option(help="Of --text: tokens of a passage.")] = 512,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Of --text. Left out: the run's own, or that of the model's folder.")
+    ] = None,
+    field: Annotated[str, typer.Option(help="Of --text: where the text of a JSON line stands.")] = "text",
+    teacher_forced: Annotated[
+        bool, typer.Option("--teacher-forced", help="Of --text: score a model that sees the future too, and mark it.")
+    ] = False,
+    honest: Annotated[int, typer.Option(help="Of --text: so many tokens scored from their prefixes alone, too.")] = 0,
+    rows: Annotated[int | None, typer.Option(help="Only the first so many rows of a split, or passages of a text.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Rows of a pass. Left out: 500; of --text: what fits.")] = None,
     decode: Annotated[bool, typer.Option(help="Decode greedily too, at three depths, and compare.")] = True,
     device: Device = "cpu",
     dtype: Dtype = "float32",
@@ -222,14 +237,30 @@ def evaluate(
 ) -> None:
     """A trained run at every depth from one pass: loss, exact match with intervals, overthinking; a table, a file, a figure.
 
+    With --text: the held-out loss of any model on any text, by passage, with intervals and bits per byte. Causality is checked
+    before any loss is told.
+
     Examples:
 
     loopwright evaluate runs/addition-stable --depths 1:64
 
     loopwright evaluate ./my-model --data stars-addition --depths 1:1000:log --device cuda
+
+    loopwright evaluate ./my-model --text in=valid.jsonl.gz --text out=other.txt --context 512 --depths 1,2,4
     """
     from loopwright.commands import evaluate as verb
 
+    if text:
+        if split or data:
+            raise ValueError("evaluate: --text with --split or --data; allowed: texts, or the splits of a recipe's data")
+        verb.evaluate_text(
+            run, text,
+            context=context, depths=depths, checkpoint=checkpoint, tokenizer=tokenizer, field=field, rows=rows, batch=batch,
+            teacher_forced=teacher_forced, honest=honest, device=device, dtype=dtype, out=out,
+        )  # fmt: skip
+        return
+    if teacher_forced or honest or tokenizer:
+        raise ValueError("evaluate: --teacher-forced, --honest and --tokenizer belong to --text, which is not given")
     verb.evaluate(
         run,
         depths=depths, splits=split or [], checkpoint=checkpoint, data=data, rows=rows, batch=batch, decode=decode, device=device,

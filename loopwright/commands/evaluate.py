@@ -1,24 +1,34 @@
-"""`loopwright evaluate`: a trained run at every depth, as a table, a file and a figure."""
+"""`loopwright evaluate`: a trained run at every depth, or the held-out loss of any text, as tables, files and figures."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
+
+from rich.progress import Progress, TaskID
 
 from loopwright.analysis.figures import Curve, accuracy_by_depth, length_by_depth_heatmap, loss_by_depth
 from loopwright.commands.words import console, find_device, find_dtype, progress
 from loopwright.convert.load import load
+from loopwright.convert.source import TOKENIZER_FILES, find_folder
 from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.build import build_data, check_vocab
+from loopwright.data.tokenizer import Tokenizer
+from loopwright.evaluate.heldout import HeldOut, held_out, need_likelihood
+from loopwright.evaluate.passages import read_passages
 from loopwright.evaluate.sweep import SweepReport, grid, parse_depths, sweep
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.recipes.shelf import recipe
 from loopwright.run import RunFolder, write_whole
 from loopwright.settings import build_kind, suggest
 from loopwright.train.average import load_average
-from loopwright.train.checkpoint import find_checkpoint
+from loopwright.train.checkpoint import find_checkpoint, saved_model
 from loopwright.train.depth import RULES
 from loopwright.train.recipe import Recipe, read_recipe
+
+CONTEXT = 512  # tokens of a passage, where nothing is said
+ROWS = 500  # of a pass over a task's split, where nothing is said
 
 
 def evaluate(
@@ -29,34 +39,25 @@ def evaluate(
     checkpoint: str = "last",
     data: str | None = None,
     rows: int | None = None,
-    batch: int = 500,
+    batch: int | None = None,
     decode: bool = True,
     device: str = "cpu",
     dtype: str = "float32",
     out: str | None = None,
 ) -> dict[str, SweepReport]:
     """Prints and saves a sweep over depth of each test split of a run (or of a model, on the data of a recipe); returns them."""
-    run = RunFolder(source)
-    if run.recipe.is_file():
-        chosen = read_recipe(run.recipe)
-        folder: Path = find_checkpoint(run.checkpoints, checkpoint).folder
-    elif data is None:
+    if not RunFolder(source).recipe.is_file() and data is None:
         raise ValueError(
-            f"evaluate: {source} holds no run (no recipe.yaml); a model needs --data RECIPE, to be measured on its data"
+            f"evaluate: {source} holds no run (no recipe.yaml); a model needs --data RECIPE, to be measured on its data, or --text"
         )
-    else:
-        chosen, folder = recipe(data), Path(source)
-        run = RunFolder(out or "runs/evaluate")
-    if out is not None:
-        run = RunFolder(out)
-    model = load(folder, dtype=find_dtype(dtype), device=find_device(device))
-    if (folder / "average.safetensors").is_file():
-        load_average(folder, model)
-        console().print("measured with the averaged weights, as the run's own looks were", markup=False)
+    model, run, own = find_model(source, checkpoint, dtype, device, out)
+    need_likelihood(model)
+    chosen = recipe(data) if own is None and data is not None else own
+    assert chosen is not None
     found = build_data(chosen.data if data is None else recipe(data).data, run.path / "data")
     check_vocab(found, model.config.vocab_size)
     asked = parse_depths(depths) if depths else usual_depths(chosen, model)
-    reports = {name: _sweep(model, found, name, asked, rows, batch, decode) for name in _named(found, splits)}
+    reports = {name: _sweep(model, found, name, asked, rows, batch or ROWS, decode) for name in _named(found, splits)}
     printer = console()
     for name, report in reports.items():
         report.save(run.eval / f"{name}.json")
@@ -65,6 +66,82 @@ def evaluate(
         printer.print(f"figure: {path}", markup=False)
     printer.print(f"numbers: {run.eval}", markup=False)
     return reports
+
+
+def evaluate_text(
+    source: str,
+    texts: Sequence[str],
+    *,
+    context: int = CONTEXT,
+    depths: str | None = None,
+    checkpoint: str = "last",
+    tokenizer: str | None = None,
+    field: str = "text",
+    rows: int | None = None,
+    batch: int | None = None,
+    teacher_forced: bool = False,
+    honest: int = 0,
+    device: str = "cpu",
+    dtype: str = "float32",
+    out: str | None = None,
+) -> dict[str, HeldOut]:
+    """Prints and saves the held-out loss of a run or model on each text (FILE, or NAME=FILE; patterns allowed); returns them."""
+    if honest < 0:
+        raise ValueError(f"honest: {honest}; allowed: a number of tokens from 0")
+    named = name_texts(texts)
+    model, run, own = find_model(source, checkpoint, dtype, device, out)
+    printer = console()
+    verdict = need_likelihood(model, marked=teacher_forced or honest > 0)
+    printer.print(f"causality: {'passed' if verdict.passed else 'FAILED'}; {verdict.detail}", markup=False)
+    words = Tokenizer(tokenizer or (own.data.get("tokenizer") if own is not None else None) or find_folder(source, TOKENIZER_FILES))
+    asked = parse_depths(depths) if depths else None
+    found = {name: read_passages(name, files, words, context, field=field, most=rows) for name, files in named.items()}
+    reports = {}
+    for name, passages in found.items():
+        with progress() as bar:
+            task = bar.add_task(name)
+
+            def show(done: int, total: int, bar: Progress = bar, task: TaskID = task) -> None:
+                bar.update(task, completed=done, total=total)
+
+            reports[name] = held_out(
+                model, passages, depths=asked, causality=verdict, honest=honest, batch_size=batch, progress=show
+            )
+        reports[name].save(run.eval / f"text-{name}.json")
+        printer.print(reports[name].table())
+    printer.print(f"numbers: {run.eval}", markup=False)
+    return reports
+
+
+def name_texts(texts: Sequence[str]) -> dict[str, str]:
+    """Returns files by name: NAME=FILE as said, FILE under its own name without endings; two of one name are refused."""
+    found: dict[str, str] = {}
+    for word in texts:
+        name, _, path = word.partition("=") if re.match(r"[\w.-]+=", word) else (Path(word).name.split(".")[0], "", word)
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise ValueError(f"text: {word!r} gives no name for its numbers; allowed: NAME=FILE, with letters, digits, _ and -")
+        if name in found:
+            raise ValueError(f"text: two are called {name!r}; allowed: NAME=FILE, each name once")
+        found[name] = path
+    return found
+
+
+def find_model(
+    source: str, checkpoint: str, dtype: str, device: str, out: str | None
+) -> tuple[LoopedForCausalLM, RunFolder, Recipe | None]:
+    """Returns the model of a run's checkpoint or of a folder or hub id, where its numbers go, and the run's recipe if any."""
+    run = RunFolder(source)
+    own = read_recipe(run.recipe) if run.recipe.is_file() else None
+    kind, where = find_dtype(dtype), find_device(device)
+    folder: str | Path = source if own is None else find_checkpoint(run.checkpoints, checkpoint).folder
+    if own is None:
+        model = load(folder, dtype=kind, device=where)
+    else:
+        model = saved_model(Path(folder), own.model.get("source"), dtype=kind, device=where)
+    if (Path(folder) / "average.safetensors").is_file():
+        load_average(Path(folder), model)
+        console().print("measured with the averaged weights, as the run's own looks were", markup=False)
+    return model, RunFolder(out or ("runs/evaluate" if own is None else source)), own
 
 
 def usual_depths(chosen: Recipe, model: LoopedForCausalLM) -> list[int]:

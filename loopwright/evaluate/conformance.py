@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ from loopwright.evaluate.sequence import (
 from loopwright.evaluate.steps import depth_honesty, initial_state, last_step, one_sweep, tap
 from loopwright.evaluate.verdict import NotOfferedError, Verdict
 from loopwright.evaluate.weights import gradients, label_alignment, save_and_load, state_between_calls
+from loopwright.settings import refuse_unknown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -87,8 +88,14 @@ _WORDS: dict[bool | None, tuple[str, str]] = {
 }
 
 
-def check(model: nn.Module, vocab_size: int | None = None, *, progress: Callable[[str], None] | None = None) -> CheckReport:
-    """Returns what every check finds in a model; the model comes back as it was.
+def check(
+    model: nn.Module,
+    vocab_size: int | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> CheckReport:
+    """Returns what every check, or each of those named, finds in a model; the model comes back as it was.
 
     The zeros of parameters that are mostly zero are given small values meanwhile: parts that start without effect (adapters, gates)
     would otherwise be checked in name only.
@@ -96,8 +103,10 @@ def check(model: nn.Module, vocab_size: int | None = None, *, progress: Callable
     Args:
         model: a loopwright model, or any module that takes input ids and returns logits.
         vocab_size: the number of ids, where neither the config nor the input embedding says it.
+        names: of the checks to run; left out: all.
         progress: is told the name of each check before it runs.
     """
+    refuse_unknown("check", names or (), CHECKS)
     probe = Probe(model, vocab_size)
     rows = []
     with ExitStack() as stack:
@@ -106,10 +115,10 @@ def check(model: nn.Module, vocab_size: int | None = None, *, progress: Callable
         model.eval()
         woken = stack.enter_context(_awake(model))
         _first_call(probe)
-        for name, one in CHECKS.items():
+        for name in CHECKS if names is None else names:
             if progress is not None:
                 progress(name)
-            verdict = _run(one, probe)
+            verdict = _run(CHECKS[name], probe)
             rows.append(CheckRow(name, verdict.passed, verdict.detail))
     if woken:
         note = f"; {woken} all-zero parameters (or mostly) held small values while checking"

@@ -218,18 +218,18 @@ def _report(
     loss = table["loss"].sum(1) / total
     low, high = bootstrap_interval(table["loss"], targets)
     columns: dict[str, Column] = {
-        "loss": _column(loss), "loss_low": _column(low), "loss_high": _column(high), "perplexity": _column(loss.exp()),
+        "loss": column(loss), "loss_low": column(low), "loss_high": column(high), "perplexity": column(loss.exp()),
         **dict.fromkeys(("exact", "exact_low", "exact_high", "change_mean", "change_largest"), nothing),
     }  # fmt: skip
     if "change" in table:
         # a row that is not finite makes the mean and the largest not finite, and so None
-        columns |= {"change_mean": _column(table["change"].mean(1)), "change_largest": _column(table["change"].amax(1))}
+        columns |= {"change_mean": column(table["change"].mean(1)), "change_largest": column(table["change"].amax(1))}
     extra: dict[str, Any] = {}
     if exact:
         right = table["exact"]
         counts = right.sum(1).tolist()
         ends = torch.tensor([wilson_interval(count, rows) for count in counts], dtype=torch.float64)
-        columns |= {"exact": _column(right.double().mean(1)), "exact_low": _column(ends[:, 0]), "exact_high": _column(ends[:, 1])}
+        columns |= {"exact": column(right.double().mean(1)), "exact_low": column(ends[:, 0]), "exact_high": column(ends[:, 1])}
         since = [None, own] if depths[0] < own < depths[-1] else [None]
         places, counted = settled_depths(right, depths).unique(return_counts=True)
         checks = [_compare(depth, found, right[depths.index(depth)]) for depth, found in decoded.items()]
@@ -252,9 +252,9 @@ def _compare(depth: int, decoded: Tensor, one_pass: Tensor) -> DecodeCheck:
     return DecodeCheck(depth, decoded.double().mean().item(), differ)
 
 
-def _column(values: Tensor) -> Column:
+def column(values: Tensor, *, digits: int = _DIGITS) -> Column:
     """Returns plain numbers at few digits, so that the file is small and says what the report says."""
-    return tuple(float(f"{x:.{_DIGITS}g}") if math.isfinite(x) else None for x in values.double().tolist())
+    return tuple(float(f"{x:.{digits}g}") if math.isfinite(x) else None for x in values.double().tolist())
 
 
 def _percent(share: float) -> str:

@@ -79,6 +79,14 @@ def bootstrap_interval(
     `losses` […, rows] are summed per row, `targets` [rows] counts them. Rows are drawn with replacement, the same draws for
     all leading dimensions. It is not a number (NaN) where a loss is not finite.
     """
+    return percentile_interval(resampled_means(losses, targets, resamples=resamples, seed=seed), confidence=confidence)
+
+
+def resampled_means(losses: Tensor, targets: Tensor, *, resamples: int = RESAMPLES, seed: int = 0) -> Tensor:
+    """Returns the mean loss per target of each draw of the rows with replacement […, resamples], as for `bootstrap_interval`.
+
+    One seed gives the same draws whatever the losses are: means of two models on the same rows may be subtracted draw by draw.
+    """
     rows = targets.numel()
     if not rows or losses.shape[-1] != rows:
         raise ValueError(f"bootstrap_interval: losses of shape {tuple(losses.shape)} for {rows} rows; allowed: […, rows], rows ≥ 1")
@@ -91,11 +99,23 @@ def bootstrap_interval(
         draws = [torch.randint(rows, (rows,), generator=generator) for _ in range(min(size, resamples - first))]
         counts = torch.stack([draw.bincount(minlength=rows) for draw in draws]).double()
         means.append((flat @ counts.T) / (counts @ weights))
+    found = torch.cat(means, dim=1)
+    found[broken] = math.nan
+    return found.view(*losses.shape[:-1], resamples)
+
+
+def percentile_interval(draws: Tensor, *, confidence: float = CONFIDENCE) -> tuple[Tensor, Tensor]:
+    """Returns the interval (low, high), each […], that holds the middle of draws […, resamples]."""
     tail = (1 - confidence) / 2
-    ends = torch.from_numpy(numpy.quantile(torch.cat(means, dim=1).numpy(), [tail, 1 - tail], axis=1))
-    ends[:, broken] = math.nan
-    low, high = ends.view(2, *losses.shape[:-1])
+    low, high = torch.from_numpy(numpy.quantile(draws.double().numpy(), [tail, 1 - tail], axis=-1))
     return low, high
+
+
+def by_unit(values: Tensor, units: Tensor) -> Tensor:
+    """Returns the sums of values […, rows] over the rows of each unit […, units]: documents, where rows are passages of them."""
+    _, places = units.unique(return_inverse=True)
+    found = values.new_zeros(*values.shape[:-1], int(places.max()) + 1)
+    return found.index_add_(-1, places.to(values.device), values)
 
 
 # what becomes of a row as depth grows

@@ -1,7 +1,8 @@
 """Checkpoints: all that a run needs to go on as if it had never stopped, in safetensors and JSON only.
 
 A checkpoint is a folder named after the number of updates done. It holds a model as `save_pretrained` writes it (so that
-`lw.load` reads it), tensors by group (`optimizer.safetensors`, `generators.safetensors`, `average.safetensors` …), the
+`lw.load` reads it) or, where its base is frozen and only the parts are asked for, those alone (so that `lw.load_adapters` puts
+them on the base), tensors by group (`optimizer.safetensors`, `generators.safetensors`, `average.safetensors` …), the
 progress of the run (`state.json`) and a manifest. It comes into being whole or not at all. The last one is the one of the
 highest number; which one is best so far stands in `state.json`, so that no pointer can come apart from what it points to.
 """
@@ -22,11 +23,23 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from loopwright.convert.adapters import (
+    RECORD,
+    References,
+    check_values,
+    divided,
+    find_references,
+    load_adapters,
+    read_references,
+    write_parts,
+)
+from loopwright.convert.adapters import WEIGHTS as PARTS_FILE
 from loopwright.convert.family import listed
+from loopwright.convert.load import load
 from loopwright.convert.weights import DTYPES, Stored, read_header, stored_tensors
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import clear_leftovers, read_json, remove_folder, verify, whole_folder, write_json
-from loopwright.train.optim import spread
+from loopwright.train.optim import spread, whole
 
 STATE = "state.json"
 _NAME = re.compile(r"(\d{8,})(\.replaced)?")
@@ -54,11 +67,13 @@ def save_checkpoint(
     best: int | None = None,
     keep: int | None = None,
     weights: Mapping[str, Tensor] | None = None,
+    references: References | None = None,
 ) -> Path:
     """Saves what was reached after `update` updates and returns its folder; then older ones beyond `keep` are removed.
 
     Those that any kept checkpoint names as the best stay. `tensors` go to one file a group; `state` is plain data. `weights`
-    are the model's tensors (`model_tensors`), whole, where those of the model are spread over processes.
+    are the model's tensors (`model_tensors`), whole, where those of the model are spread over processes. Tensors that
+    `references` finds in the model's base are not written.
     """
     _check_request(update, tensors, state, keep)
     folder = Path(checkpoints)
@@ -66,11 +81,15 @@ def save_checkpoint(
     _clear(folder)
     own = model_tensors(model)
     weights = {name: tensor if weights is None else weights[name] for name, tensor in own.items()}
+    weights = {name: tensor for name, tensor in weights.items() if name not in (references or {})}
     needed = sum(tensor.nbytes for group in (weights, *tensors.values()) for tensor in group.values())
     target = folder / f"{update:08d}"
     with whole_folder(target, needed=needed, kept="the checkpoints that were there are unharmed") as made:
-        with _without_bars():
-            model.save_pretrained(made, state_dict=dict(weights))
+        if references is None:
+            with _without_bars():
+                model.save_pretrained(made, state_dict=dict(weights))
+        else:
+            write_parts(made, model, weights, references)
         for name, group in tensors.items():
             save_file({key: value.detach().cpu().contiguous() for key, value in group.items()}, made / f"{name}.safetensors")
         write_json(made / STATE, {"update": update, "best": best, "state": state})
@@ -155,15 +174,44 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_weights(folder: str | Path, model: LoopedForCausalLM) -> None:
-    """Fills a model, in place and in its own dtypes, with the weights of a checkpoint: exactly its tensors, no cast."""
-    own = model_tensors(model)
-    stored = stored_tensors(Path(folder))
-    missing = [name for name in own if name not in stored]
+    """Fills a model, in place and in its own dtypes, with the weights of a checkpoint: exactly its tensors, no cast.
+
+    Of a checkpoint of parts the others must be in the model already, value for value.
+    """
+    folder, own = Path(folder), model_tensors(model)
+    references = read_references(folder) if (folder / RECORD).is_file() else {}
+    stored = read_header(folder / PARTS_FILE) if references else stored_tensors(folder)
+    missing = [name for name in own if name not in stored and name not in references]
     if missing:
         raise ValueError(f"{folder}: the model's tensors do not fit; missing: {listed(missing)}")
+    held = {name: whole(own[name]) for name in references if name in own}
+    check_values(str(folder), {name: (name, references[name][1]) for name in held}, held)
     with torch.no_grad():
         for name, value in _read(str(folder), stored, own).items():
             own[name].copy_(spread(value, own[name]))
+
+
+def saved_model(folder: Path, base: str | None, *, dtype: torch.dtype, device: str) -> LoopedForCausalLM:
+    """Returns the model of a checkpoint; one that holds parts alone is put on its `base`, a folder or hub id."""
+    if not (folder / RECORD).is_file():
+        return load(folder, dtype=dtype, device=device)
+    if base is None:
+        raise ValueError(f"{folder}: holds parts alone, and the recipe names no model they were made from")
+    return load_adapters(load(base, dtype=dtype, device=device), folder)
+
+
+def base_references(spec: Mapping[str, Any], model: LoopedForCausalLM) -> References:
+    """Returns where the frozen tensors of a run's model stand in the model that its spec loads; the parts' own are left out."""
+    if "source" not in spec:
+        raise ValueError(
+            f"save: parts is true, and a model of kind {spec.get('kind')!r} has no base; allowed: one that names a source, or false"
+        )
+    _, rest = divided(dict(model.named_parameters()), model.config)
+    frozen = {name: tensor for name, tensor in rest.items() if not tensor.requires_grad}
+    found = find_references(frozen, load(spec["source"], dtype=spec.get("dtype", "float32")))
+    if not found:
+        raise ValueError("save: parts is true, and nothing of the model's base is frozen; allowed: false, or optim: train")
+    return found
 
 
 # what the above share

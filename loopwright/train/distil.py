@@ -1,11 +1,15 @@
 """Learning from another read-out: distillation from a teacher model, and of a looped model's last step into its earlier ones.
 
+The teacher runs without gradients, in the precision of the run (bf16: under the same autocast as the student).
+
 KL_τ(p ‖ q) = τ² Σ_v p_v (log p_v − log q_v) with p, q the softmax of logits over τ: the factor keeps gradients of the same
 size at every temperature (Hinton et al., arXiv 1503.02531).
 """
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -23,11 +27,13 @@ from loopwright.train.walk import Walk
 
 
 class Distil:
-    """L = mean_i [ KL_τ(teacher_i ‖ student_i) + weight · L_i(T) + match · ‖f_i − f'_i‖²/D ].
+    """L = mean_i [ KL_τ(teacher_i ‖ student_i) + weight · L_i(T) + match · mean_k ‖f_ik − f'_ik‖² / ‖f'_ik‖² ].
 
-    The student answers after its last step. f and f' are what the two heads read; `match` above 0 needs equal widths.
-    `teacher` is a folder or hub id, or a model as in a recipe's `model` ({"kind": "load", "source": …}), run at
-    `teacher_depth` (its own default where none is given), frozen. It is loaded by `prepare`, or at the first batch.
+    The student answers after its last step. f and f' are what the two heads read (`layers` 0), or what stands after the last
+    `layers` layers of each: of the student its coda's, and before them the state that the loop ends with; of the teacher
+    whichever layers run last. `match` above 0 needs equal widths. `teacher` is a folder or hub id, or a model as in a
+    recipe's `model` ({"kind": "load", "source": …}), run at `teacher_depth` (its own default where none is given), frozen. It
+    is loaded by `prepare`, or at the first batch.
     """
 
     reads: ClassVar[str] = "last"
@@ -38,6 +44,7 @@ class Distil:
         temperature: float = 1.0,
         weight: float = 1.0,
         match: float = 0.0,
+        layers: int = 0,
         teacher_depth: int | None = None,
     ) -> None:
         spec = {"kind": "load", "source": teacher} if isinstance(teacher, str) else teacher
@@ -46,8 +53,12 @@ class Distil:
             raise ValueError(f"objective (distil): temperature is {temperature}; allowed: above 0")
         if weight < 0 or match < 0:
             raise ValueError(f"objective (distil): weight is {weight}, match is {match}; allowed: at least 0")
+        if layers < 0 or (layers and not match):
+            raise ValueError(
+                f"objective (distil): layers is {layers}, match is {match}; allowed: layers from 0, with a match above 0"
+            )
         self.spec, self.temperature, self.weight, self.match = dict(spec), temperature, weight, match
-        self.teacher_depth = teacher_depth
+        self.layers, self.teacher_depth = layers, teacher_depth
         self.teacher: LoopedForCausalLM | None = None
 
     def prepare(self, device: torch.device | str, dtype: torch.dtype | None = None) -> LoopedForCausalLM:
@@ -62,9 +73,11 @@ class Distil:
         teacher = self.teacher or self.prepare(walk.e.device)
         self._check_fit(model, teacher)
         targets = find_targets(walk.batch)
-        x = target_features(model, [walk.last], walk.p, targets)[0]
+        ours, theirs = LastLayers(self.layers), LastLayers(self.layers)
+        ours("residual", walk.last, stack="core", step=walk.last_step, layer=0)
+        x = target_features(model, [walk.last], replace(walk.p, tap=ours), targets)[0]
         with torch.no_grad():
-            y, p = self._features(teacher, walk.batch, targets)
+            y, p = self._features(teacher, walk.batch, targets, theirs)
 
         def read(x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
             with torch.no_grad():
@@ -73,7 +86,10 @@ class Distil:
             return torch.stack([F.cross_entropy(logits, ids, reduction="none"), divergence(taught, logits, self.temperature)])
 
         losses, kl = over_chunks(read, 2 * model.config.vocab_size, x, y, targets.ids)
-        apart = (x - y).pow(2).mean(-1) if self.match else torch.zeros_like(losses)
+        apart = torch.zeros_like(losses)
+        if self.match:
+            pairs = list(zip(ours.picked(targets), theirs.picked(targets), strict=True)) if self.layers else [(x, y)]
+            apart = torch.stack([distance(a, b) for a, b in pairs]).mean(0)
         loss = targets.mean(kl + self.weight * losses + self.match * apart)
         metrics = {"loss_last": losses, "kl": kl, "match": apart}
         return loss, {name: targets.mean(value).detach() for name, value in metrics.items()}
@@ -90,12 +106,42 @@ class Distil:
                 f"objective (distil): match is {self.match}, and the teacher's width is {theirs.hidden_size}; "
                 f"allowed: {ours.hidden_size}, the student's, or match 0"
             )
+        steps = theirs.check_depth(self.teacher_depth)
+        most = min(ours.coda_layers + 1, theirs.prelude_layers + theirs.core_layers * steps + theirs.coda_layers)
+        if self.layers > most:
+            raise ValueError(
+                f"objective (distil): layers is {self.layers}; allowed: up to {most}, the student's coda and the state before it, "
+                "and no more than the teacher has"
+            )
 
-    def _features(self, teacher: LoopedForCausalLM, batch: Batch, targets: Targets) -> tuple[Tensor, Pass]:
-        e, p = teacher.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
+    def _features(self, teacher: LoopedForCausalLM, batch: Batch, targets: Targets, seen: LastLayers) -> tuple[Tensor, Pass]:
+        e, p = teacher.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids, tap=seen)
         for s in teacher.unroll(e, teacher.config.check_depth(self.teacher_depth), p):  # noqa: B007  (the last one is wanted)
             pass
         return target_features(teacher, [s], p, targets)[0], p
+
+
+class LastLayers:
+    """A tap that keeps what stands after each of the last `count` layers of a pass, with its gradient."""
+
+    def __init__(self, count: int) -> None:
+        self.kept: deque[Tensor] = deque(maxlen=count)
+
+    def __call__(self, name: str, value: Tensor, *, stack: str, step: int | Tensor, layer: int) -> Tensor:
+        if name == "residual":
+            self.kept.append(value)
+        return value
+
+    def picked(self, targets: Targets) -> list[Tensor]:
+        """Returns what was kept at the targets, first layer first, [N, D] each."""
+        return [targets.pick(value) for value in self.kept]
+
+
+def distance(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Returns ‖ours − theirs‖² / ‖theirs‖² of each row of two [N, D], in at least float32: 1 where ours is zero."""
+    wide = torch.promote_types(ours.dtype, torch.float32)
+    ours, theirs = ours.to(wide), theirs.to(wide)
+    return (ours - theirs).pow(2).sum(-1) / theirs.pow(2).sum(-1).clamp(min=torch.finfo(wide).tiny)
 
 
 class Shortcut:

@@ -26,7 +26,10 @@ LARGEST_ERROR = 0.05  # of a finite difference against the exact product
 
 
 def first_look(job: Job, watch: Watch) -> None:
-    """Notes, before the first update, how good a finite difference is here and what a truncated gradient leaves out."""
+    """Notes, before the first update, whether the model sees the future, how good a finite difference is here and what a
+    truncated gradient leaves out."""
+    if job.model.leaks_future:
+        watch.note("warning: the controller's pooling sees future tokens: no loss of this run is a likelihood")
     with job.looking():
         for penalty in (weighted.penalty for weighted in job.penalties):
             if isinstance(penalty, JacobianPenalty) and penalty.mode == "fd" and job.model.config.is_looped:

@@ -27,19 +27,22 @@ Metrics = dict[str, Tensor]
 class Final:
     """The last step's cross-entropy: L = mean_i L_i(T) + z_loss · mean_i (log Z_i)².
 
-    Z is the normaliser of the softmax; the z-loss keeps logits from drifting (PaLM, arXiv 2204.02311, with 1e-4).
+    Z is the normaliser of the softmax; the z-loss keeps logits from drifting (PaLM, arXiv 2204.02311, with 1e-4). `ahead` 2
+    asks each position for the token after the next one: what the public Ouroboros code trains by shifting its labels twice.
     """
 
     reads: ClassVar[str] = "last"
 
-    def __init__(self, z_loss: float = 0.0) -> None:
+    def __init__(self, z_loss: float = 0.0, ahead: int = 1) -> None:
         if z_loss < 0:
             raise ValueError(f"objective (final): z_loss is {z_loss}; allowed: at least 0")
-        self.z_loss = z_loss
+        if ahead < 1:
+            raise ValueError(f"objective (final): ahead is {ahead}; allowed: at least 1, the next token")
+        self.z_loss, self.ahead = z_loss, ahead
 
     def __call__(self, model: LoopedForCausalLM, walk: Walk) -> tuple[Tensor, Metrics]:
         """Returns (loss, {loss_last, z})."""
-        targets = find_targets(walk.batch)
+        targets = find_targets(walk.batch, self.ahead)
         losses, log_z = cross_entropies(model, target_features(model, [walk.last], walk.p, targets), walk.p, targets)
         last, z = targets.mean(losses[0]), targets.mean(log_z[0] ** 2)
         loss = last + self.z_loss * z if self.z_loss else last

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from loopwright.model.norm import NORMS
 from loopwright.settings import check_form, refuse_unknown
+from loopwright.train.chosen import choose, counted, nearest
 
 DECAYS = ("matrices", "all")
 MUON_STACKS = ("prelude", "core", "coda", "injection")
@@ -131,7 +132,8 @@ Trained = Mapping[str, tuple[nn.Parameter, Part]]
 class AdamW:
     """AdamW. `decay` says what weight decay reaches: "matrices" (no norm, no bias) or "all" (as in STARS).
 
-    `parts` maps patterns of parameter names ("adapters.*") to an `lr` or `weight_decay` of their own (of what `decay`
+    `train` lists patterns of parameter names ("adapters.*", "coda.-1.*"): what none of them names is frozen. Left out: all that
+    the model itself leaves trainable. `parts` maps patterns to an `lr` or `weight_decay` of their own (of what `decay`
     reaches), or to `freeze: true`; where several match, the last one decides alone.
     """
 
@@ -143,6 +145,7 @@ class AdamW:
         weight_decay: float = 0.0,
         decay: str = "matrices",
         parts: dict[str, Any] | None = None,
+        train: list[str] | None = None,
     ) -> None:
         self.lr = _above_zero("lr", lr)
         self.betas = _betas(betas)
@@ -150,9 +153,13 @@ class AdamW:
         self.weight_decay = _from_zero("weight_decay", weight_decay)
         self.decay = _choice("decay", decay, DECAYS)
         self.parts = _read_parts(parts or {})
+        self.train = _read_patterns(train)
 
     def prepare(self, model: nn.Module) -> None:
-        """Freezes what `parts` freezes and gives everything trainable fp32 master weights; before the model is wrapped."""
+        """Freezes what `train` does not name and what `parts` freezes, and gives everything trainable fp32 master weights; before
+        the model is wrapped."""
+        if self.train is not None:
+            choose(model, self.train)
         freeze(model, self.parts)
         as_masters(model)
 
@@ -186,14 +193,15 @@ class Muon:
         weight_decay: float = 0.0,
         decay: str = "matrices",
         parts: dict[str, Any] | None = None,
+        train: list[str] | None = None,
     ) -> None:
         self.lr = _above_zero("lr", lr)
         self.momentum = _below_one("momentum", momentum)
         self.scale = _choice("scale", scale, ("original", "match_rms_adamw"))
-        self.rest = AdamW(_above_zero("adam_lr", adam_lr), betas, eps, weight_decay, decay, parts)
+        self.rest = AdamW(_above_zero("adam_lr", adam_lr), betas, eps, weight_decay, decay, parts, train)
 
     def prepare(self, model: nn.Module) -> None:
-        """Freezes what `parts` freezes and gives everything trainable fp32 master weights; before the model is wrapped."""
+        """Freezes, and gives everything trainable fp32 master weights, as AdamW's own does."""
         self.rest.prepare(model)
 
     def __call__(self, model: nn.Module) -> Optimiser:
@@ -264,24 +272,15 @@ def _trainable(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, tuple[n
 def _deciding(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, Part]:
     """The part that decides for each parameter that any pattern matches; every pattern must decide for one."""
     names = [name for name, _ in model.named_parameters()]
-    last = {name: [pattern for pattern in parts if fnmatchcase(name, pattern)][-1:] for name in names}
+    forms = {pattern: counted(pattern, model) for pattern in parts}
+    last = {name: [pattern for pattern, form in forms.items() if fnmatchcase(name, form)][-1:] for name in names}
     for pattern in parts:
         if [pattern] in last.values():
             continue
-        if any(fnmatchcase(name, pattern) for name in names):
+        if any(fnmatchcase(name, forms[pattern]) for name in names):
             raise ValueError(f"optim: parts: {pattern!r} decides nothing: later patterns match all that it matches")
-        raise ValueError(f"optim: parts: {pattern!r} matches no parameter; {_nearest(pattern, model, names)}")
+        raise ValueError(f"optim: parts: {pattern!r} matches no parameter; {nearest(pattern, model, names)}")
     return {name: parts[patterns[0]] for name, patterns in last.items() if patterns}
-
-
-def _nearest(pattern: str, model: nn.Module, names: Sequence[str]) -> str:
-    tied = [name for name, _ in model.named_parameters(remove_duplicate=False) if fnmatchcase(name, pattern)]
-    if tied:
-        owner = next(n for n, p in model.named_parameters() if p is model.get_parameter(tied[0]))
-        return f"{tied[0]} is tied to {owner}, which stands for both"
-    tops = sorted({name.split(".")[0] for name in names})
-    near = difflib.get_close_matches(pattern.removesuffix("*"), [*names, *tops], n=3, cutoff=0.4)
-    return (f"near: {', '.join(near)}; " if near else "") + f"parameters begin with: {', '.join(tops)}"
 
 
 def _groups(trained: Trained, lr: float, weight_decay: float, decayed: set[str]) -> list[dict[str, Any]]:
@@ -331,6 +330,14 @@ def _read_parts(parts: Mapping[str, Any]) -> dict[str, Part]:
                 _from_zero(f"parts: {pattern}: {name}", data[name])
         found[pattern] = Part(**data)
     return found
+
+
+def _read_patterns(patterns: Sequence[str] | None) -> list[str] | None:
+    if patterns is None:
+        return None
+    if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ValueError(f"optim: train is {patterns!r}; allowed: a list of patterns of parameter names")
+    return list(patterns)
 
 
 def _above_zero(name: str, value: float) -> float:

@@ -40,12 +40,21 @@ class Targets:
         return (x * self.share.to(x.dtype)).sum()
 
 
-def find_targets(batch: Batch) -> Targets:
-    """Returns the targets of a batch: each token of the labels that is not ignored, asked of the position before it."""
+def find_targets(batch: Batch, ahead: int = 1) -> Targets:
+    """Returns the targets of a batch: each token of the labels that is not ignored, asked of the position before it, or `ahead`
+    positions before it where its document reaches so far back."""
     after = batch.target_places() if batch.asked is None else batch.asked
-    real = (after > 0).double()  # the first token of a batch is never asked for
+    real = after > 0  # the first token of a batch is never asked for
+    if ahead > 1:
+        real = real & (after % batch.input_ids.shape[1] >= ahead)
+        if batch.attention_mask is not None:
+            real = real & batch.attention_mask.flatten()[(after - ahead).clamp(min=0)].bool()
+        if batch.segment_ids is not None:
+            documents = batch.segment_ids.flatten()
+            real = real & (documents[after] == documents[(after - ahead).clamp(min=0)])
     ids = batch.labels.flatten().index_select(0, after).clamp(min=0)
-    return Targets((after - 1).clamp(min=0), ids, real / real.sum().clamp(min=1))
+    share = real.double()
+    return Targets((after - ahead).clamp(min=0), ids, share / share.sum().clamp(min=1))
 
 
 def target_features(model: LoopedForCausalLM, states: Sequence[Tensor], p: Pass, targets: Targets) -> Tensor:

@@ -47,11 +47,12 @@ class Orders:
 @dataclass(frozen=True)
 class Saves:
     """When a run saves beside at its end: `every` so many updates (0: never), and at each look that is the `best` so far; the
-    newest `keep` checkpoints and the best are kept."""
+    newest `keep` checkpoints and the best are kept. With `parts` what is frozen of the model's base is left out of them."""
 
     every: int = 0
     keep: int = 2
     best: bool = True
+    parts: bool = False
 
 
 @dataclass(frozen=True)

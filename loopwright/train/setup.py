@@ -20,7 +20,14 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import Log, RunFolder, origin, write_json, write_whole
 from loopwright.settings import build_kind
 from loopwright.train.average import AVERAGES
-from loopwright.train.checkpoint import latest_good, load_tensors, load_weights, model_tensors, save_checkpoint
+from loopwright.train.checkpoint import (
+    base_references,
+    latest_good,
+    load_tensors,
+    load_weights,
+    model_tensors,
+    save_checkpoint,
+)
 from loopwright.train.depth import RULES, DepthRule
 from loopwright.train.graph import GraphedWork
 from loopwright.train.objective import OBJECTIVES
@@ -90,6 +97,7 @@ class Job:
         self.schedule = build_kind(recipe.schedule, SCHEDULES)
         optim = build_kind(recipe.optim, OPTIMISERS)
         optim.prepare(self.model)
+        self.references = base_references(recipe.model, self.model) if recipe.save.parts else None
         self.model.to(self.device).train()
         objective = build_kind(recipe.objective, OBJECTIVES)
         self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
@@ -274,7 +282,7 @@ def save_job(job: Job, run: RunFolder, progress: Progress, log: Log | None) -> P
         save_checkpoint(
             run.checkpoints, progress.update,
             model=job.model, weights=weights, tensors=tensors, state=asdict(progress),
-            best=_saved_best(run, progress), keep=job.recipe.save.keep,
+            best=_saved_best(run, progress), keep=job.recipe.save.keep, references=job.references,
         )  # fmt: skip
     job.spread.wait()
     return run.checkpoints / f"{progress.update:08d}"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
 
-from loopwright.commands.evaluate import evaluate, usual_depths
+from loopwright import cli
+from loopwright.commands.evaluate import evaluate, evaluate_text, name_texts, usual_depths
 from loopwright.commands.train import train
 from loopwright.convert.load import load
+from loopwright.evaluate.heldout import NOT_A_LIKELIHOOD, HeldOut
 from loopwright.evaluate.sweep import SweepReport
 from loopwright.recipes.shelf import recipe
+from tests.generate.tiny import save_model
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +60,65 @@ def test_the_usual_depths_go_well_beyond_training(run: Path) -> None:
     model = load(run / "checkpoints" / "00000002")
     depths = usual_depths(recipe("demo-stable"), model)
     assert depths[:8] == [1, 2, 3, 4, 5, 6, 7, 8] and depths[-1] == 64
+
+
+# texts
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    (folder / "plain.txt").write_text("the cat sat and the dog ran until the wheel turned again " * 3)
+    (folder / "lines.jsonl").write_text('{"body": "the ring turned once more"}\n{"body": "a cat and a dog"}\n')
+    return folder
+
+
+def test_the_held_out_loss_of_texts(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = save_model(tmp_path / "model")
+    reports = evaluate_text(str(model), [str(texts / "plain.txt")], context=8, depths="1,3", out=str(tmp_path / "out"))
+    report = reports["plain"]
+    assert report.depth == (1, 3) and report.context == 8 and report.likelihood and report.documents == 1
+    assert HeldOut.load(tmp_path / "out" / "eval" / "text-plain.json") == report
+    printed = capsys.readouterr().out
+    assert printed.index("causality: passed") < printed.index("bits per byte")
+    lines = evaluate_text(str(model), [f"b={texts / 'lines.jsonl'}"], field="body", rows=1, honest=3, out=str(tmp_path / "out"))
+    assert lines["b"].passages == 1 and lines["b"].depth == (model_depth(model),) and lines["b"].honest is not None
+
+
+def model_depth(folder: Path) -> int:
+    return load(folder).config.depth
+
+
+def test_a_model_that_sees_the_future_is_refused_or_marked(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = {"kind": "controller", "rank": 4, "style": 8, "pooling": "sequence", "leak_future": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = str(save_model(tmp_path / "model", "ouroboros-qwen2.5-3b-tiny", adapters=[spec]))
+        given = {"context": 8, "depths": "2", "out": str(tmp_path / "out")}
+        with pytest.raises(ValueError, match="not causal"):
+            evaluate_text(model, [str(texts / "plain.txt")], **given)
+        assert not (tmp_path / "out").exists() and "loss" not in capsys.readouterr().out
+        with pytest.raises(ValueError, match="not causal"):  # on the data of a recipe too
+            evaluate(model, data="demo-stable", depths="1")
+        report = evaluate_text(model, [str(texts / "plain.txt")], teacher_forced=True, **given)["plain"]
+    assert not report.likelihood and NOT_A_LIKELIHOOD in capsys.readouterr().out
+
+
+def test_texts_have_names_and_what_is_wrong_is_told(texts: Path, tmp_path: Path) -> None:
+    assert name_texts(["a/b.jsonl.gz", "in=c.txt", "x=y=z.txt"]) == {"b": "a/b.jsonl.gz", "in": "c.txt", "x": "y=z.txt"}
+    with pytest.raises(ValueError, match="two are called 'b'"):
+        name_texts(["a/b.txt", "b=c.txt"])
+    with pytest.raises(ValueError, match="gives no name"):
+        name_texts(["a/*.txt"])
+    model = str(save_model(tmp_path / "model"))
+    with pytest.raises(ValueError, match="no file matches"):
+        evaluate_text(model, [str(texts / "absent.txt")])
+    with pytest.raises(ValueError, match="honest: -1"):
+        evaluate_text(model, [str(texts / "plain.txt")], honest=-1)
+
+
+def test_the_words_of_texts_belong_together(run: Path) -> None:
+    with pytest.raises(ValueError, match="--text with --split or --data"):
+        cli.evaluate(str(run), text=["a.txt"], split=["test"])
+    with pytest.raises(ValueError, match="belong to --text"):
+        cli.evaluate(str(run), honest=3)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import loopwright as lw
-from loopwright.convert.adapters import fingerprint
+from loopwright.convert.adapters import digest
 from tests.cases import noisy
 
 NAMES = ["asura-tiny", "ouroboros-qwen2.5-3b-tiny", "relaxed-tiny", "huginn-tiny", "ouro-1.4b-tiny"]
@@ -59,7 +63,7 @@ def test_another_base_is_refused_with_the_reason(tmp_path: Path) -> None:
         lw.load_adapters(noisy("relaxed-tiny", seed=1), tmp_path / "parts")
     with pytest.raises(ValueError, match="belong on another base; its config differs: hidden_size is 64, not 32"):
         lw.load_adapters(lw.build("relaxed-tiny", hidden_size=64), tmp_path / "parts")
-    with pytest.raises(ValueError, match=r"it lacks: core\.1"):
+    with pytest.raises(ValueError, match="its config differs: prelude_layers is 1, not 0, core_layers is 1, not 2"):
         lw.load_adapters(lw.build("relaxed-tiny", core_layers=1, prelude_layers=1), tmp_path / "parts")
     with pytest.raises(ValueError, match="norm is "):
         lw.load_adapters(lw.build("relaxed-tiny", norm={"kind": "rms", "eps": 1e-3}), tmp_path / "parts")
@@ -78,9 +82,123 @@ def test_nothing_to_save(tmp_path: Path) -> None:
         lw.save_adapters(lw.build("stars-addition-tiny"), tmp_path / "parts")
 
 
-def test_the_fingerprint_is_of_values_not_of_their_dtype() -> None:
-    values = {"a": torch.randn(3, 4).bfloat16(), "b": torch.randn(2)}
-    assert fingerprint(values) == fingerprint({name: value.float() for name, value in values.items()})
-    assert fingerprint(values) != fingerprint({**values, "b": values["b"] + 1e-6})
-    assert fingerprint(values) != fingerprint({"a": values["a"].T.contiguous(), "b": values["b"]})
-    assert fingerprint(values) != fingerprint({"c": values["a"], "b": values["b"]})
+def test_the_digest_is_of_values_not_of_their_dtype() -> None:
+    values = torch.randn(3, 4).bfloat16()
+    assert digest(values) == digest(values.float()) != digest(values + 0.1)
+    assert digest(values) != digest(values.T.contiguous()) and digest(torch.zeros(2, 6)) != digest(torch.zeros(12))
+
+
+# onto the dense model that a retrofit was made from
+
+
+def dense(seed: int = 0, layers: int = 6, **changes: Any) -> lw.LoopedForCausalLM:
+    return noisy("ouroboros-qwen2.5-3b-tiny", seed=seed, **PLAIN, **{"prelude_layers": layers, **changes}).eval()
+
+
+PLAIN: dict[str, Any] = {
+    "core_layers": 0, "coda_layers": 0, "gate": {"kind": "none"}, "end_norm": "never", "max_steps": None, "adapters": [],
+    "beyond_max_steps": "refuse",
+}  # fmt: skip
+LAYOUT = {"prelude": [0, 1], "core": [3], "coda": [4, 5]}
+
+
+def retrofitted(source: lw.LoopedForCausalLM, layout: dict[str, list[int]] = LAYOUT) -> lw.LoopedForCausalLM:
+    """The layers of a source in three stacks, with parts that have an effect."""
+    sizes = {f"{stack}_layers": len(layers) for stack, layers in layout.items()}
+    model = noisy("ouroboros-qwen2.5-3b-tiny", seed=7, **sizes).eval()
+    for stack, layers in layout.items():
+        for block, layer in zip(getattr(model, stack), layers, strict=True):
+            block.load_state_dict(source.prelude[layer].state_dict())
+    for name in ("embed_tokens", "norm"):
+        getattr(model, name).load_state_dict(getattr(source, name).state_dict())
+    return model
+
+
+def test_parts_find_their_layers_in_the_source(tmp_path: Path) -> None:
+    source = dense()
+    model = retrofitted(source)
+    lw.save_adapters(model, tmp_path / "parts", source)
+    stored = load_file(tmp_path / "parts" / "adapters.safetensors")
+    assert {name.split(".")[0] for name in stored} == {"adapters", "gate", "end_norm"}
+    record = json.loads((tmp_path / "parts" / "adapters.json").read_text())["base"]
+    assert record["core.0.mlp.up_proj.weight"][0] == "prelude.3.mlp.up_proj.weight"
+    assert record["coda.1.mlp.up_proj.weight"][0] == "prelude.5.mlp.up_proj.weight" and record["norm.weight"][0] == "norm.weight"
+    whole = lw.load_adapters(source, tmp_path / "parts")
+    assert torch.equal(whole(IDS).logits, model(IDS).logits) and not torch.equal(whole(IDS).logits, source(IDS).logits)
+    assert whole.core[0].mlp.up_proj.weight is source.prelude[3].mlp.up_proj.weight
+    assert lw.save_adapters(whole, tmp_path / "again", source) and same_files(tmp_path / "parts", tmp_path / "again")
+
+
+def same_files(a: Path, b: Path) -> bool:
+    return all((a / file.name).read_bytes() == file.read_bytes() for file in b.glob("adapters.*"))
+
+
+def test_what_was_trained_is_stored_beside_the_parts(tmp_path: Path) -> None:
+    """A coda layer that was unfrozen, and a core that is an average, are no tensors of the source."""
+    source = dense()
+    model = retrofitted(source)
+    with torch.no_grad():
+        model.coda[1].mlp.up_proj.weight += 1
+        for parameter in model.core.parameters():
+            parameter += 1
+    lw.save_adapters(model, tmp_path / "parts", source)
+    stored = load_file(tmp_path / "parts" / "adapters.safetensors")
+    assert "coda.1.mlp.up_proj.weight" in stored and "coda.1.mlp.down_proj.weight" not in stored
+    assert {name for name, _ in model.named_parameters() if name.startswith("core.")} <= set(stored)
+    assert torch.equal(lw.load_adapters(source, tmp_path / "parts")(IDS).logits, model(IDS).logits)
+
+
+def test_a_layer_that_stands_twice_is_two_tensors(tmp_path: Path) -> None:
+    source = dense()
+    model = retrofitted(source, {"prelude": [0], "core": [2, 2], "coda": [5]})
+    lw.save_adapters(model, tmp_path / "parts", source)
+    whole = lw.load_adapters(source, tmp_path / "parts")
+    assert torch.equal(whole(IDS).logits, model(IDS).logits)
+    a, b = (layer.mlp.up_proj.weight for layer in whole.core)
+    assert torch.equal(a, b) and a.data_ptr() != b.data_ptr()
+    lw.save(whole, tmp_path / "whole")
+    assert torch.equal(lw.load(tmp_path / "whole")(IDS).logits, model(IDS).logits)
+
+
+def test_another_source_is_refused_with_the_reason(tmp_path: Path) -> None:
+    source = dense()
+    lw.save_adapters(retrofitted(source), tmp_path / "parts", source)
+    with pytest.raises(ValueError, match=r"belong on another base; .* other values: embed_tokens.weight, norm.weight, prelude.0"):
+        lw.load_adapters(dense(seed=1), tmp_path / "parts")
+    with pytest.raises(ValueError, match=r"it lacks: prelude\.4\..*"):
+        lw.load_adapters(dense(layers=4), tmp_path / "parts")
+    with pytest.raises(ValueError, match="its config differs: rope_parameters is "):
+        lw.load_adapters(dense(rope_parameters={"rope_type": "default", "rope_theta": 5e5}), tmp_path / "parts")
+    with torch.no_grad():
+        source.prelude[3].mlp.up_proj.weight[0, 0] += 1e-3
+    with pytest.raises(ValueError, match=r"other values: prelude\.3\.mlp\.up_proj\.weight$"):
+        lw.load_adapters(source, tmp_path / "parts")
+    source.prelude[2].mlp.up_proj.weight.data.zero_()
+    lw.save_adapters(retrofitted(source), tmp_path / "parts", source)
+    source.prelude[2].mlp.up_proj.weight.data.fill_(9)  # a layer that was dropped does not matter
+    lw.load_adapters(source, tmp_path / "parts")
+    with pytest.raises(ValueError, match="the model has no tensor of this base"):
+        lw.save_adapters(retrofitted(source), tmp_path / "other", dense(seed=5))
+    (tmp_path / "parts" / "adapters.json").write_text('{"base_sha256": "0"}')
+    with pytest.raises(ValueError, match="not a record of parts"):
+        lw.load_adapters(source, tmp_path / "parts")
+
+
+def test_a_fresh_process_gives_the_same_bits(tmp_path: Path) -> None:
+    source = dense()
+    model = retrofitted(source)
+    lw.save(source, tmp_path / "source")
+    lw.save_adapters(model, tmp_path / "parts", tmp_path / "source")
+    torch.save(model(IDS).logits, tmp_path / "logits.pt")
+    code = (
+        "import sys, torch, loopwright as lw\n"
+        "torch.set_num_threads(int(sys.argv[4]))\n"
+        "found = lw.load_adapters(sys.argv[1], sys.argv[2])(torch.arange(10)[None]).logits\n"
+        "assert torch.equal(found, torch.load(sys.argv[3])), 'other bits'\n"
+        "print('same bits')\n"
+    )
+    words = [str(tmp_path / name) for name in ("source", "parts", "logits.pt")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words, str(torch.get_num_threads())], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "same bits\n", done.stderr

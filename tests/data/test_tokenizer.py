@@ -26,6 +26,13 @@ def test_control_words_in_a_text_are_text(tmp_path: Path) -> None:
     assert not set(ids) & set(words.own.all_special_ids) and words.decode(ids) == "one<eos>two<|im_end|>"
 
 
+def test_tokens_end_where_their_text_ends(tmp_path: Path) -> None:
+    for name in ("plain", "trimmed", "opened"):
+        words = Tokenizer(save_words(tmp_path / name, trim=name == "trimmed", bos=name == "opened"))
+        ((ids, ends),) = words.encode_with_ends(["the a<eos>"])
+        assert [ids] == words.encode(["the a<eos>"]) and ends == [3, 5, 6, 7, 8, 9, 10]
+
+
 def test_the_fingerprint_changes_with_the_tokenizer(tmp_path: Path) -> None:
     same, again = (Tokenizer(save_words(tmp_path / name)).fingerprint for name in "ab")
     other = Tokenizer(save_words(tmp_path / "c", extra="<more>")).fingerprint

@@ -167,3 +167,10 @@ def test_progress_is_told_every_name_and_nothing_is_printed(capfd: pytest.Captur
     assert names == list(CHECKS) == [row.name for row in report.rows]
     out, err = capfd.readouterr()
     assert not out and not err and not said
+
+
+def test_checks_can_be_asked_for_by_name() -> None:
+    report = lw.check(lw.build("asura-tiny"), names=("causality", "finite logits"))
+    assert [row.name for row in report.rows] == ["causality", "finite logits"] and report.ok
+    with pytest.raises(ValueError, match=r"check: unknown.*causalty.*causality"):
+        lw.check(lw.build("asura-tiny"), names=("causalty",))

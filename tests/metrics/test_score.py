@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from loopwright.metrics.score import (
     bootstrap_interval,
+    by_unit,
     depth_rates,
     exact_rows,
     holds_from_to,
+    percentile_interval,
+    resampled_means,
     row_losses,
     settled_depths,
     wilson_interval,
@@ -114,6 +117,19 @@ def test_bootstrap_covers_as_often_as_it_says() -> None:
     losses = (torch.rand(200, 60, 5).double() * (torch.arange(5) < targets[:, None])).sum(-1)  # each target's mean is 1/2
     low, high = bootstrap_interval(losses, targets, confidence=0.8)
     assert 0.7 < ((low < 0.5) & (high > 0.5)).double().mean() < 0.9
+
+
+def test_two_models_are_drawn_alike() -> None:
+    losses, targets = torch.rand(50).double(), torch.randint(1, 5, (50,))
+    apart = resampled_means(losses + 0.5 * targets, targets) - resampled_means(losses, targets)
+    assert apart.tolist() == pytest.approx([0.5] * 1000)
+    low, high = percentile_interval(resampled_means(torch.stack([losses, losses]), targets))
+    assert low.shape == (2,) and (low[0], high[0]) == (low[1], high[1]) == bootstrap_interval(losses, targets)
+
+
+def test_rows_of_a_unit_are_summed() -> None:
+    found = by_unit(torch.tensor([[1.0, 2.0, 4.0], [1.0, 1.0, 1.0]]), torch.tensor([7, 3, 7]))
+    assert found.tolist() == [[2.0, 5.0], [1.0, 2.0]]
 
 
 def test_bootstrap_is_reproducible_in_blocks_and_marks_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:

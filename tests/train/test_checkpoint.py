@@ -23,9 +23,13 @@ from loopwright.train.checkpoint import (
     open_checkpoint,
     save_checkpoint,
     saved,
+    saved_model,
 )
+from loopwright.train.loop import train
 from loopwright.train.optim import AdamW, as_masters
+from loopwright.train.recipe import Recipe
 from tests.cases import noisy
+from tests.train.runs import Act, end_of, interrupt, rows_of, small
 
 
 @pytest.fixture(scope="module")
@@ -264,3 +268,72 @@ def test_saved_lists_the_newest_first(tmp_path: Path) -> None:
     for name in ("00000002", "00000010", "100000000", "00000010.replaced", "7", ".00000011.ab.tmp"):
         (tmp_path / name).mkdir()
     assert [path.name for path in saved(tmp_path)] == ["100000000", "00000010", "00000010.replaced", "00000002"]
+
+
+# parts alone
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base") / "model"
+    lw.save(noisy("ouroboros-qwen2.5-3b-tiny", vocab_size=15), folder)
+    return folder
+
+
+def healing(base: Path, **save: Any) -> Recipe:
+    optim = {"kind": "adamw", "lr": 1e-2, "train": ["gate.*", "adapters.*", "coda.-1.*"]}
+    return small(
+        {"model": {"kind": "load", "source": str(base)}, "optim": optim, "updates": 6, "save": {"every": 3, "parts": True, **save}}
+    )
+
+
+def test_a_checkpoint_of_parts_is_small_and_goes_onto_its_base(base: Path, tmp_path: Path) -> None:
+    found = train(healing(base), tmp_path / "run")
+    folder = found.checkpoint
+    stored = load_file(folder / "adapters.safetensors")
+    assert {name.split(".")[0] for name in stored} == {"adapters", "gate", "end_norm", "coda"}
+    assert not any(name.startswith("coda.0") for name in stored) and not (folder / "model.safetensors").exists()
+    assert {key.split("/")[0] for key in load_file(folder / "optimizer.safetensors")} <= set(stored)
+    ids = torch.arange(8)[None]
+    again = lw.load_adapters(base, folder)
+    assert torch.equal(again(ids).logits, found.model(ids).logits) and not torch.equal(again(ids).logits, lw.load(base)(ids).logits)
+    whole = saved_model(folder, str(base), dtype=torch.float32, device="cpu")
+    assert torch.equal(whole(ids).logits, again(ids).logits)
+    with pytest.raises(ValueError, match="holds parts alone, and the recipe names no model"):
+        saved_model(folder, None, dtype=torch.float32, device="cpu")
+    with pytest.raises(FileNotFoundError, match="holds adapters only; put them on their base with load_adapters"):
+        lw.load(tmp_path / "run")
+
+
+def test_parts_are_resumed_bit_for_bit_as_whole_models_are(base: Path, tmp_path: Path) -> None:
+    straight = train(healing(base), tmp_path / "a")
+    whole = train(healing(base, parts=False), tmp_path / "w")
+    train(healing(base), tmp_path / "b", watch=Act(4, interrupt))
+    resumed = train(healing(base), tmp_path / "b", resume=True)
+    assert resumed.finished and rows_of(resumed) == rows_of(straight) == rows_of(whole)
+    assert end_of(tmp_path / "a") == end_of(tmp_path / "b")
+    mixed = train(healing(base), tmp_path / "c", watch=Act(4, interrupt))
+    assert not mixed.finished
+    changed = train(healing(base, parts=False), tmp_path / "c", resume=True)  # how it is saved may change on the way
+    assert end_of(tmp_path / "c") == end_of(tmp_path / "w") and rows_of(changed) == rows_of(whole)
+
+
+def test_parts_of_another_base_are_not_resumed(base: Path, tmp_path: Path) -> None:
+    train(healing(base), tmp_path / "run", watch=Act(4, interrupt))
+    moved = lw.load(base)
+    kept = (base / "model.safetensors").read_bytes()
+    try:
+        with torch.no_grad():
+            moved.prelude[0].mlp.up_proj.weight += 1
+        lw.save(moved, base)
+        with pytest.raises(ValueError, match=r"other values: prelude\.0\.mlp\.up_proj\.weight$"):
+            train(healing(base), tmp_path / "run", resume=True)
+    finally:
+        (base / "model.safetensors").write_bytes(kept)
+
+
+def test_parts_alone_need_a_frozen_base(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a model of kind 'preset' has no base"):
+        train(small({"save": {"parts": True}}), tmp_path / "a")
+    with pytest.raises(ValueError, match="nothing of the model's base is frozen"):
+        train(small({"model": {"kind": "load", "source": str(base)}, "save": {"parts": True}}), tmp_path / "b")

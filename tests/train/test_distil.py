@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import loopwright as lw
 from loopwright.data.batch import Batch
-from loopwright.train.distil import Distil, Shortcut, divergence
+from loopwright.model.tap import Recorder
+from loopwright.train.distil import Distil, Shortcut, distance, divergence
 from loopwright.train.walk import Plan, walk
 from tests.cases import gap, noisy
 
@@ -76,8 +77,53 @@ def test_matching_compares_what_the_heads_read():
     plain, with_match = (taught(teacher, match=match)(student, path)[0] for match in (0.0, 0.7))
     a = student(data.input_ids, attention_mask=data.attention_mask, depth=3).last_hidden_state
     b = teacher(data.input_ids, attention_mask=data.attention_mask).last_hidden_state
-    apart = (a - b).pow(2).mean(-1)[:, :-1][data.labels[:, 1:] != -100].mean()
+    apart = ((a - b).pow(2).sum(-1) / b.pow(2).sum(-1))[:, :-1][data.labels[:, 1:] != -100].mean()
     assert (with_match - plain).item() == pytest.approx(0.7 * apart.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_matching_layers_compares_the_last_ones_of_both(layers):
+    """The student's coda of two layers, and before them the state its loop ends with; the last layers of a dense teacher."""
+    data, student = batch(), noisy("huginn-tiny", seed=1)
+    teacher = noisy("retrofit-llama-1b-tiny", seed=2).without_adapters()
+    path = walk(student, data, Plan(3, 3))
+    found, metrics = taught(teacher, match=0.7, layers=layers)(student, path)
+    plain = taught(teacher)(student, path)[0]
+    seen, known = Recorder(("residual", "state")), Recorder(("residual",))
+    student(data.input_ids, attention_mask=data.attention_mask, depth=3, tap=seen)
+    teacher(data.input_ids, attention_mask=data.attention_mask, tap=known)
+    ours = [seen.seen["state", "core", 2, 2], *(seen.seen["residual", "coda", 0, layer] for layer in range(2))][-layers:]
+    theirs = list(known.seen.values())[-layers:]
+    asked = data.labels[:, 1:] != -100
+    apart = [((a - b).pow(2).sum(-1) / b.pow(2).sum(-1))[:, :-1][asked].mean() for a, b in zip(ours, theirs, strict=True)]
+    wanted = sum(apart).item() / layers
+    assert metrics["match"].item() == pytest.approx(wanted, rel=1e-4)
+    assert (found - plain).item() == pytest.approx(0.7 * wanted, rel=1e-3)
+    gradients = torch.autograd.grad(found - plain, [student.core[0].mlp.up_proj.weight, student.coda[1].mlp.up_proj.weight])
+    assert all(g.abs().max() > 0 for g in gradients)
+
+
+def test_distance_is_relative_and_wide():
+    a, b = torch.tensor([[3.0, 0.0], [0.0, 0.0]]).bfloat16(), torch.tensor([[0.0, 4.0], [5.0, 0.0]]).bfloat16()
+    assert distance(a, b).tolist() == [25 / 16, 1.0] and distance(a, b).dtype == torch.float32
+    assert distance(b, b).tolist() == [0.0, 0.0]
+
+
+def test_the_teacher_runs_in_the_precision_of_the_run_and_keeps_nothing():
+    student, teacher, data = noisy("huginn-tiny"), noisy("ouro-1.4b-tiny", seed=2), batch()
+    kinds = []
+
+    def see(name, value, *, stack, step, layer):
+        kinds.append((value.dtype, value.requires_grad))
+        return value
+
+    objective = taught(teacher, match=1.0)
+    inner = teacher.embed
+    teacher.embed = lambda *a, tap, **k: inner(*a, tap=see, **k)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = objective(student, walk(student, data, Plan(2, 2)))
+    assert not any(kept for _, kept in kinds) and (torch.bfloat16, False) in kinds
+    loss.backward()
 
 
 def test_a_student_that_is_its_teacher_has_nothing_to_learn():
@@ -135,6 +181,9 @@ def test_vocabulary_width_and_depth_must_fit():
     student = lw.build("huginn-tiny")
     with pytest.raises(ValueError, match=r"match is 0.1, and the teacher's width is 64; allowed: 32"):
         wide(student, walk(student, data, Plan(1, 1)))
+    deep = Distil(PRESET, match=0.1, layers=4)
+    with pytest.raises(ValueError, match="layers is 4; allowed: up to 3, the student's coda and the state before it"):
+        deep(student, walk(student, data, Plan(1, 1)))
     with pytest.raises(ValueError, match="depth: 0"):
         Distil(PRESET, teacher_depth=0).prepare("cpu")
 
@@ -147,6 +196,8 @@ def test_vocabulary_width_and_depth_must_fit():
         ({"teacher": PRESET, "temperature": 0.0}, "temperature is 0.0; allowed: above 0"),
         ({"teacher": PRESET, "weight": -1.0}, "weight is -1.0"),
         ({"teacher": PRESET, "match": -1.0}, "match is -1.0"),
+        ({"teacher": PRESET, "match": 1.0, "layers": -1}, "layers is -1"),
+        ({"teacher": PRESET, "layers": 2}, "layers is 2, match is 0.0; allowed: layers from 0, with a match above 0"),
     ],
 )
 def test_wrong_options_are_refused(options, complaint):

@@ -138,3 +138,20 @@ def test_truncation_is_noted_with_the_contraction_that_was_measured(tmp_path: Pa
     whole = {"kind": "uniform", "least": 1, "most": 4, "grad_steps": 4}
     assert not truncates(make_job(tmp_path, {"depth": whole})) and not truncates(make_job(tmp_path))
     assert truncates(make_job(tmp_path, {"depth": {"kind": "poisson", "mean": 1.0, "grad_steps": 40}}))
+
+
+@pytest.mark.filterwarnings("ignore:controller. pooling")
+def test_a_model_that_sees_the_future_is_told_before_the_first_update(tmp_path: Path) -> None:
+    spec = {"kind": "controller", "rank": 4, "style": 8, "pooling": "sequence", "leak_future": True}
+    notes: list[str] = []
+
+    class Told(Quiet):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    changes = {"adapters": [spec], "vocab_size": 15}
+    leaking = {"model": {"kind": "preset", "name": "ouroboros-qwen2.5-3b-tiny", "changes": changes}}
+    first_look(make_job(tmp_path / "a", leaking), Told())
+    assert len(notes) == 1 and "sees future tokens" in notes[0]
+    first_look(make_job(tmp_path / "b"), Told())
+    assert len(notes) == 1

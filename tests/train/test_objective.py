@@ -15,6 +15,7 @@ import loopwright as lw
 from loopwright.data.batch import Batch
 from loopwright.model.config import LoopedConfig
 from loopwright.model.halting import ExitGate
+from loopwright.model.output import shifted_loss
 from loopwright.settings import build_kind, check_kind
 from loopwright.train.objective import OBJECTIVES, EveryStep, exit_log_probabilities
 from loopwright.train.walk import Plan, Walk, walk
@@ -105,6 +106,18 @@ def test_final_is_the_last_steps_cross_entropy_and_the_squared_log_normaliser(si
     z = mean(math.log(sum(math.exp(x) for x in logits[b, i - 1].tolist())) ** 2 for b, i in places(batch))
     check_value(objective("final", z_loss=0.3)(model, walked(model, batch, 3)), last + 0.3 * z, loss_last=last, z=z)
     check_value(objective("final", z_loss=0.0)(model, walked(model, batch, 3)), last, loss_last=last, z=z)
+
+
+def test_final_two_ahead_is_what_labels_shifted_twice_train():
+    """The public Ouroboros code: inputs chunk[:-1], labels chunk[1:], and a model that shifts once more."""
+    model, ids = noisy("huginn-tiny", vocab_size=15), ragged(lengths=(7, 7)).input_ids
+    batch = Batch(ids, ids.clone())
+    twice = shifted_loss(model(ids[:, :-1], depth=2).logits, ids[:, 1:])
+    assert objective("final", ahead=2)(model, walked(model, batch, 2))[0].item() == pytest.approx(twice.item(), rel=1e-5)
+    once = objective("final", ahead=1)(model, walked(model, batch, 2))[0]
+    assert once.item() == pytest.approx(model(ids, depth=2, labels=ids).loss.item(), rel=1e-5)
+    with pytest.raises(ValueError, match="ahead is 0; allowed: at least 1"):
+        objective("final", ahead=0)
 
 
 @pytest.mark.parametrize(

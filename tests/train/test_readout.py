@@ -46,6 +46,25 @@ def test_targets_are_the_labels_that_are_not_ignored_each_asked_of_the_place_bef
     assert gap(labels, torch.where(asked, ids, -100)) == 0  # the batch is not changed
 
 
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_targets_further_ahead_stay_in_their_row_document_and_real_tokens(ready, side):
+    batch = packed()
+    if side == "left":
+        batch.attention_mask[:] = 1
+        batch.attention_mask[1, :2] = 0
+        batch.labels[1, 3] = batch.input_ids[1, 3]
+    targets = find_targets(batch.ready() if ready else batch, ahead=2)
+    counted = [(p, i) for p, i, w in zip(targets.places.tolist(), targets.ids.tolist(), targets.share.tolist(), strict=True) if w]
+    wanted = [
+        (b * 7 + i - 2, int(batch.labels[b, i]))
+        for b in range(3)
+        for i in range(2, 7)
+        if batch.labels[b, i] != -100 and batch.attention_mask[b, i - 2] and batch.segment_ids[b, i] == batch.segment_ids[b, i - 2]
+    ]
+    assert counted == wanted and wanted and sum(targets.share) == pytest.approx(1)
+
+
 @pytest.mark.parametrize("name", TINY)
 def test_equals_the_full_read_out_one_step_at_a_time(name):
     model, batch = noisy(name).double(), packed()

@@ -1,0 +1,300 @@
+"""Held-out loss of running text at stated contexts and depths, as a likelihood or marked as none.
+
+The loss is the mean over scored tokens, Σ −log p / N: a passage weighs what its tokens weigh. Intervals come from drawing
+documents with replacement (passages, where the text has few documents): tokens of one text are not independent of each other.
+A model whose answers depend on later tokens is refused, since its one-pass loss is no likelihood; where it is scored all the
+same the report says so, and `honest` gives the loss that it has when each token is predicted from its prefix alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from loopwright.data.batch import Batch
+from loopwright.evaluate.conformance import check
+from loopwright.evaluate.passages import Passages, padded_batch
+from loopwright.evaluate.sweep import Column, Progress, column
+from loopwright.evaluate.verdict import Verdict
+from loopwright.generate.readings import check_depths, readings
+from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.run import write_whole
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+FEWEST_DOCUMENTS = 30  # below this their passages are drawn: an interval from a handful of draws says nothing
+NOT_A_LIKELIHOOD = "not a likelihood: sees the future"
+# logits of one pass, beside which the loss needs about two more of their size
+LOGITS_AT_ONCE = {"cpu": 2**27, "cuda": 2**30}
+
+
+@dataclass(frozen=True)
+class Honest:
+    """A sample of scored tokens, each predicted from its prefix alone, beside the same tokens in the one pass (`forced`).
+
+    `gain` is what the one pass owes to seeing the future: honest − forced, 0 up to rounding for a causal model.
+    """
+
+    positions: int
+    loss: Column
+    loss_low: Column
+    loss_high: Column
+    forced: Column
+    gain: Column
+    gain_low: Column
+    gain_high: Column
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """One text at every depth, a column per measure, intervals at 95 %. `losses` are summed per depth and passage, and
+    `document_of`, `targets_of` say what each passage is, so that two models can be compared passage by passage."""
+
+    text: str
+    context: int
+    unit: str
+    documents: int
+    passages: int
+    targets: int
+    bytes: int
+    fingerprint: str
+    likelihood: bool
+    causality: str
+    depth: tuple[int, ...]
+    loss: Column
+    loss_low: Column
+    loss_high: Column
+    perplexity: Column
+    bits_per_byte: Column
+    document_of: tuple[int, ...]
+    targets_of: tuple[int, ...]
+    losses: tuple[Column, ...]
+    honest: Honest | None = None
+
+    @property
+    def note(self) -> str:
+        """What must be said beside every number: nothing where it is a likelihood."""
+        return "" if self.likelihood else NOT_A_LIKELIHOOD
+
+    def at(self, depth: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns summed loss, targets and unit of each passage at a depth (the last where none is given)."""
+        if depth is not None and depth not in self.depth:
+            raise ValueError(f"{self.text}: depth {depth} was not measured; allowed: {', '.join(map(str, self.depth))}")
+        row = self.losses[-1 if depth is None else self.depth.index(depth)]
+        values = torch.tensor([math.nan if x is None else x for x in row], dtype=torch.float64)
+        targets = torch.tensor(self.targets_of)
+        return values, targets, units_of(self.unit, self.document_of)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the report as JSON and returns where."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = {"note": self.note, **asdict(self)}
+        write_whole(path, json.dumps(data, allow_nan=False, separators=(",", ":")) + "\n")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> HeldOut:
+        """Returns the report that a file holds."""
+        try:
+            data = json.loads(Path(path).read_text())
+            known = {field.name for field in fields(cls)}
+            plain = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known}
+            honest = data["honest"] and Honest(**{k: tuple(v) if isinstance(v, list) else v for k, v in data["honest"].items()})
+            return cls(**plain | {"losses": tuple(map(tuple, data["losses"])), "honest": honest})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path}: not a report of held-out loss ({error})") from None
+
+    def table(self) -> Table:
+        """Returns the numbers as a rich table, marked where they are no likelihood."""
+        from rich.table import Table
+
+        title = f"{self.text}: {self.targets:,} tokens of {self.documents:,} documents in {self.passages:,} passages of up to "
+        title += f"{self.context:,}; intervals by drawing {self.unit}s"
+        table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left")
+        mark = "" if self.likelihood else f" ({NOT_A_LIKELIHOOD})"
+        names = [
+            "depth",
+            f"loss{mark}",
+            "perplexity",
+            "bits per byte",
+            *(["loss, prefix by prefix", "gain"] if self.honest else []),
+        ]
+        for name in names:
+            table.add_column(name, justify="right")
+        for i, depth in enumerate(self.depth):
+            cells = [_interval(self.loss[i], self.loss_low[i], self.loss_high[i]), _number(self.perplexity[i])]
+            cells.append(_number(self.bits_per_byte[i]))
+            if self.honest is not None:
+                h = self.honest
+                cells.append(_interval(h.loss[i], h.loss_low[i], h.loss_high[i]))
+                cells.append(_interval(h.gain[i], h.gain_low[i], h.gain_high[i]))
+            table.add_row(str(depth), *cells)
+        lines = [] if self.likelihood else [f"{NOT_A_LIKELIHOOD}; causality: {self.causality}"]
+        if self.honest is not None:
+            lines.append(
+                f"prefix by prefix: {self.honest.positions:,} tokens; gain: the same tokens in one pass are lower by so much"
+            )
+        table.caption = "\n".join(lines)
+        table.caption_style = "none" if self.likelihood else "bold red"
+        return table
+
+
+def causality_of(model: LoopedForCausalLM) -> Verdict:
+    """Returns what the causality check finds in a model: what must be known before a loss of it is told."""
+    row = check(model, names=("causality",)).rows[0]
+    return Verdict(row.passed, row.detail)
+
+
+def need_likelihood(model: LoopedForCausalLM, *, marked: bool = False) -> Verdict:
+    """Returns the verdict on causality; refuses a model that failed it unless its losses are to be `marked`."""
+    verdict = causality_of(model)
+    if verdict.passed is not True and not marked:
+        raise ValueError(
+            f"evaluate: the model is not causal, so its loss is {NOT_A_LIKELIHOOD} ({verdict.detail}); "
+            "allowed: --text with --teacher-forced (scored and marked), or with --honest N (from prefixes alone)"
+        )
+    return verdict
+
+
+def held_out(
+    model: LoopedForCausalLM,
+    passages: Passages,
+    *,
+    depths: Iterable[int] | None = None,
+    causality: Verdict | None = None,
+    marked: bool = False,
+    honest: int = 0,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> HeldOut:
+    """Returns the report of a text at every depth, from one pass over its passages; the model's mode comes back as it was.
+
+    Args:
+        causality: what `need_likelihood` found, where it has been asked already; else it is asked here.
+        marked: score a model that is not causal too, its report marked.
+        honest: how many tokens to score from their prefixes alone as well.
+        batch_size: passages of a pass; left out: as many as the logits leave room for.
+    """
+    verdict = need_likelihood(model, marked=marked or honest > 0) if causality is None else causality
+    if passages.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"{passages.name}: its ids go up to {passages.vocab_size - 1}, the model has {model.config.vocab_size} tokens; "
+            "allowed: the model's own tokenizer"
+        )
+    wanted = check_depths(model.config, depths)
+    size = batch_size or _fitting(model, passages.context)
+    table = _scored(model, passages.batch, passages.by_length(), wanted, size, progress)
+    documents = tuple(row.document for row in passages.rows)
+    unit = "document" if len(set(documents)) >= FEWEST_DOCUMENTS else "passage"
+    targets, total_bytes = passages.targets(), sum(row.bytes for row in passages.rows)
+    loss = table.sum(1) / targets.sum()
+    low, high = percentile_interval(_means(table, targets, units_of(unit, documents)))
+    found = None
+    if honest:
+        found = _honest(model, passages, wanted, honest, size, unit)
+    return HeldOut(
+        passages.name, passages.context, unit, len(set(documents)), len(passages), int(targets.sum()), total_bytes,
+        passages.fingerprint, verdict.passed is True, verdict.detail, tuple(wanted),
+        column(loss), column(low), column(high), column(loss.exp()), column(table.sum(1) / (math.log(2) * total_bytes)),
+        documents, tuple(targets.tolist()), tuple(column(row, digits=9) for row in table), found,
+    )  # fmt: skip
+
+
+def units_of(unit: str, documents: Sequence[int]) -> Tensor:
+    """Returns what is drawn for each passage: its document, or itself."""
+    return torch.tensor(documents) if unit == "document" else torch.arange(len(documents))
+
+
+def _means(losses: Tensor, targets: Tensor, units: Tensor) -> Tensor:
+    return resampled_means(by_unit(losses, units), by_unit(targets, units))
+
+
+def _fitting(model: LoopedForCausalLM, context: int) -> int:
+    room = LOGITS_AT_ONCE.get(model.device.type, LOGITS_AT_ONCE["cpu"])
+    return max(1, room // (context * model.config.vocab_size))
+
+
+def _scored(
+    model: LoopedForCausalLM,
+    batch_of: Callable[[Sequence[int]], Batch],
+    order: Sequence[int],
+    depths: list[int],
+    size: int,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Returns the summed loss of each row at each depth [depths, rows], all depths of a batch from one pass."""
+    if size < 1:
+        raise ValueError(f"batch: {size}; allowed: at least 1 row")
+    found = torch.zeros(len(depths), len(order), dtype=torch.float64)
+    starts = range(0, len(order), size)
+    training = model.training
+    model.eval()
+    try:
+        for done, start in enumerate(starts, start=1):
+            places = list(order[start : start + size])
+            batch = batch_of(places).to(model.device)
+            found[:, places] = torch.stack([reading.loss for reading in readings(model, batch, depths)]).cpu()
+            if progress is not None:
+                progress(done, len(starts))
+    finally:
+        model.train(training)
+    return found
+
+
+def _honest(model: LoopedForCausalLM, passages: Passages, depths: list[int], count: int, size: int, unit: str) -> Honest:
+    """Scores a sample of tokens twice: from the prefix alone, and in the whole passage."""
+    spots = _sample(passages, count)
+    order = sorted(range(len(spots)), key=lambda i: -spots[i][1])
+
+    def prefixes(places: Sequence[int]) -> Batch:
+        return prefix_batch([passages.rows[spots[i][0]].ids[: spots[i][1] + 1] for i in places])
+
+    def whole(places: Sequence[int]) -> Batch:
+        return padded_batch([passages.rows[spots[i][0]].ids for i in places], [[spots[i][1]] for i in places])
+
+    alone, forced = (_scored(model, make, order, depths, size) for make in (prefixes, whole))
+    documents = [passages.rows[row].document for row, _ in spots]
+    units = torch.tensor(documents if unit == "document" else [row for row, _ in spots])
+    ones = torch.ones(len(spots), dtype=torch.long)
+    low, high = percentile_interval(_means(alone, ones, units))
+    gain_low, gain_high = percentile_interval(_means(alone - forced, ones, units))
+    columns = (alone.mean(1), low, high, forced.mean(1), (alone - forced).mean(1), gain_low, gain_high)
+    return Honest(len(spots), *(column(values) for values in columns))
+
+
+def prefix_batch(rows: Sequence[Sequence[int]]) -> Batch:
+    """Returns rows in which only the last token is predicted, and none holds it: another, masked token stands in its place."""
+    batch = padded_batch(rows, [[len(row) - 1] for row in rows])
+    mask = torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask
+    for row, ids in enumerate(rows):
+        mask[row, len(ids) - 1 :] = 0
+    return Batch(batch.input_ids * mask, batch.labels, attention_mask=mask)
+
+
+def _sample(passages: Passages, count: int) -> list[tuple[int, int]]:
+    """Returns (passage, place) of scored tokens drawn without repetition, each as likely as another; all where there are fewer."""
+    targets = passages.targets()
+    ends = targets.cumsum(0)
+    total = int(ends[-1])
+    chosen = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:count].sort().values
+    rows = torch.searchsorted(ends, chosen, right=True)
+    inside = chosen - (ends - targets)[rows]
+    return [(row, passages.rows[row].first + place) for row, place in zip(rows.tolist(), inside.tolist(), strict=True)]
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
+
+
+def _interval(value: float | None, low: float | None, high: float | None) -> str:
+    return f"{_number(value)} ({_number(low)} to {_number(high)})"
