@@ -1,6 +1,6 @@
 """`python -m benchmarks`: every benchmark this machine can run."""
 
-from benchmarks import decode, decode_gpu, jacobian, ouro_cost, remat, sweep
+from benchmarks import decode, decode_gpu, jacobian, modulation, ouro_cost, remat, sweep
 
-for benchmark in (decode, sweep, remat, jacobian, decode_gpu, ouro_cost):
+for benchmark in (decode, sweep, remat, jacobian, modulation, decode_gpu, ouro_cost):
     benchmark.main()

@@ -138,7 +138,7 @@ def retrofit(
         str, typer.Option(help="loss: of the truncated models; turn: how far dropped layers turn the state.")
     ] = "loss",
     text: Annotated[str | None, typer.Option(metavar="TEXT", help="What bases=weighted measures activations on.")] = None,
-    tokens: Annotated[int, typer.Option(help="How much of either text.")] = 4096,
+    tokens: Annotated[int, typer.Option(help="How much of either text.")] = 2048,
     seed: Annotated[int, typer.Option(help="Of what starts at random.")] = 0,
     dtype: Dtype = "float32",
     device: Device = "cpu",

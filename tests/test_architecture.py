@@ -17,6 +17,8 @@ import typer.main
 
 from loopwright.cli import make_app
 from loopwright.convert.families import FAMILIES
+from loopwright.convert.layout import LAYOUTS
+from loopwright.convert.systems import SYSTEMS, Plan
 from loopwright.model.adapter import ADAPTERS
 from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.norm import NORMS
@@ -180,6 +182,8 @@ def all_options() -> list[str]:
     lines += [f"recipe {name}" for section in (Recipe, Orders, Looks, Saves) for name in section.__dataclass_fields__]
     for table, kinds in TRAINING.items():
         lines += [f"training {table} {' '.join([kind, *options_of(part)])}" for kind, part in kinds.items()]
+    lines += [f"retrofit {name}" for name in Plan.__dataclass_fields__]
+    lines += [f"retrofit layout {' '.join([kind, *options_of(rule)])}" for kind, rule in LAYOUTS.items()]
     weighing = [name for name in options_of(Weighted) if name not in ("penalty", "name")]
     lines += [f"training penalties {' '.join(weighing)}"]
     verbs = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
@@ -206,6 +210,9 @@ def test_docs_name_every_option_and_family() -> None:
     training = set(re.findall(r"`([\w.-]+)`", "\n".join(page.read_text() for page in pages)))
     wanted = {word for line in lines if line.split()[0] in ("recipe", "training") for word in line.split()[1:]}
     assert sorted(wanted - training) == []
+    retrofits = set(re.findall(r"`([\w.-]+)`", (ROOT / "docs" / "retrofit.md").read_text()))
+    wanted = {word for line in lines if line.split()[0] == "retrofit" for word in line.split()[1:]}
+    assert sorted((wanted | set(SYSTEMS)) - retrofits) == []
     assert sorted(set(PRESETS) - models) == []
     assert sorted(set(FAMILIES) - checkpoints) == []
 

@@ -50,7 +50,7 @@ def retrofit(
     search_text: str | None = None,
     text: str | None = None,
     by: str = "loss",
-    tokens: int = 4096,
+    tokens: int = 2048,
     seed: int = 0,
     dtype: str = "float32",
     device: str = "cpu",

@@ -6,7 +6,7 @@ A rule is a kind, `{"kind": name, options}`: a small class that turns the number
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,8 +17,8 @@ from loopwright.settings import build_kind, check_kind
 class Layout:
     """The source layers that each stack is taken from, in order.
 
-    `groups` names, for each layer of the core, the source layers it stands for, in the order of steps (itself among them where
-    it is one). `depth` is how often the core runs where nobody says otherwise.
+    `groups` names, for each layer of the core, the source layers it stands for, in the order of steps. `depth` is how often the
+    core runs where nobody says otherwise.
     """
 
     prelude: tuple[int, ...]
@@ -95,10 +95,8 @@ class Ouro:
 
 
 class Relaxed:
-    """`tied` layers in the place of all, so that step t of layer i stands for layer t · tied + i (arXiv 2410.20672).
-
-    Left out: half of them, or the most that divides their number.
-    """
+    """`tied` layers, the first ones, in the place of all (arXiv 2410.20672); left out, half of them, or the most that divides
+    their number."""
 
     def __init__(self, tied: int | None = None) -> None:
         self.tied = tied
@@ -109,8 +107,7 @@ class Relaxed:
         if tied not in divisors:
             listed = ", ".join(map(str, divisors))
             raise ValueError(f"layout (relaxed): {tied} tied layers for the {layers} of the source; allowed: {listed}")
-        groups = [range(layer, layers, tied) for layer in range(tied)]
-        return _cut(layers, [], range(tied), [], depth=layers // tied, groups=groups)
+        return _cut(layers, [], range(tied), [], depth=layers // tied)
 
 
 class Refiner:
@@ -144,8 +141,7 @@ class Upcycle:
     def __call__(self, layers: int) -> Layout:
         if self.times < 1:
             raise ValueError(f"layout (upcycle): times is {self.times}; allowed: a whole number of at least 1")
-        core = [*range(layers)] * self.times
-        return _cut(layers, [], core, [], depth=4, groups=[[layer] for layer in core])
+        return _cut(layers, [], [*range(layers)] * self.times, [], depth=4)
 
 
 def find_layout(spec: str | dict[str, Any] | Layout, layers: int) -> Layout:
@@ -166,27 +162,15 @@ def stepwise(layout: Layout) -> tuple[int, ...]:
     return tuple(pool[round(i * (len(pool) - 1) / (count - 1))] for i in range(count))
 
 
-def _cut(
-    layers: int,
-    prelude: Sequence[int],
-    core: Sequence[int],
-    coda: Sequence[int],
-    *,
-    depth: int,
-    groups: Sequence[Sequence[int]] | None = None,
-) -> Layout:
-    """Returns the checked layout. Without `groups`, each layer between prelude and coda belongs to the nearest one of the core."""
-    bare = Layout(tuple(prelude), tuple(core), tuple(coda), tuple((layer,) for layer in core), depth)
-    _check(bare, layers)
-    if groups is None:
-        between = range(prelude[-1] + 1 if len(prelude) else 0, coda[0] if len(coda) else layers)
-        nearest = [min(range(len(core)), key=lambda i: abs(core[i] - layer)) for layer in between]
-        groups = [[layer for layer, place in zip(between, nearest, strict=True) if place == i] for i in range(len(core))]
-        if len(set(core)) < len(core):
-            groups = bare.groups
-    made = Layout(bare.prelude, bare.core, bare.coda, tuple(tuple(group) for group in groups), depth)
+def _cut(layers: int, prelude: Sequence[int], core: Sequence[int], coda: Sequence[int], *, depth: int) -> Layout:
+    """Returns the checked layout. The core stands for all layers between prelude and coda, taken in turn: step t of its layer i for
+    layer t · (layers of the core) + i of them; a core that holds layers twice stands for itself."""
+    made = Layout(tuple(prelude), tuple(core), tuple(coda), tuple((layer,) for layer in core), depth)
     _check(made, layers)
-    return made
+    if len(set(core)) < len(core):
+        return made
+    between = range(prelude[-1] + 1 if len(prelude) else 0, coda[0] if len(coda) else layers)
+    return replace(made, groups=tuple(tuple(between[i :: len(core)]) for i in range(len(core))))
 
 
 def _check(layout: Layout, layers: int) -> None:

@@ -1,8 +1,9 @@
 """Which layers to keep: candidate layouts scored on a text, before any training.
 
-Two scores. The *turn* is how far the state turns where layers are dropped: the mean angle, in half turns, between the state before
-and after each dropped stretch of the intact model (after arXiv 2403.17887); one pass gives it for all candidates. The *loss* is
-that of the truncated model itself; it takes a pass for each, so only the candidates with the smallest turn get one.
+Two scores. The *turn* is how far the state turns where layers are dropped: the mean angle, in half turns, between the states before
+and after a dropped stretch of the intact model (after arXiv 2403.17887), of the stretch where it is largest; one pass gives it for
+all candidates. The *loss* is that of the truncated model itself; it takes a pass for each, so only those with the smallest turn
+get one.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def search(
 ) -> list[Candidate]:
     """Returns layouts of as many layers as `layout` keeps and loops, best first, from rows of token ids [N, T].
 
-    With `by` "loss", the `most` ones with the smallest turn, and `layout` itself, are scored by loss; with "turn" none is.
+    With `by` "loss", the `most` sets of layers with the smallest turn, and that of `layout`, are scored by loss; with "turn" none.
     """
     layers = source_layers(source)
     if by not in SCORES:
@@ -61,18 +62,21 @@ def search(
         raise ValueError(f"search: most is {most}; allowed: a whole number of at least 1")
     if ids.dim() != 2 or ids.shape[0] < 1 or ids.shape[1] < 2:
         raise ValueError(f"search: token ids of shape {tuple(ids.shape)}; allowed: rows of at least two tokens")
-    found = candidates(layout, len(layers))
     angles = turns(source, ids)
-    scored = sorted((Candidate(one, turn_of(one, angles)) for one in {*found, layout}), key=lambda c: (c.turn, c.layout.kept))
+    every = {*candidates(layout, len(layers)), layout}
+    scored = sorted((Candidate(one, turn_of(one, angles)) for one in every), key=lambda c: (c.turn, c.layout.kept, c.layout.core))
     if by == "turn":
         return scored
-    chosen = [c for place, c in enumerate(scored) if place < most or c.layout == layout]
-    measured = []
-    for done, candidate in enumerate(chosen):
-        measured.append(replace(candidate, loss=loss_of(truncated(source, candidate.layout), ids)))
+    # the same layers may be divided in several ways, and are measured once
+    chosen = dict.fromkeys([*list(dict.fromkeys(c.layout.kept for c in scored))[:most], layout.kept])
+    losses = {}
+    for done, kept in enumerate(chosen):
+        one = next(c.layout for c in scored if c.layout.kept == kept)
+        losses[kept] = loss_of(truncated(source, one), ids)
         if progress is not None:
             progress(done + 1, len(chosen))
-    return sorted(measured, key=lambda c: (c.loss, c.layout.kept))
+    measured = [replace(c, loss=losses[c.layout.kept]) for c in scored if c.layout.kept in losses]
+    return sorted(measured, key=lambda c: (losses[c.layout.kept], c.turn, c.layout.kept, c.layout.core))
 
 
 def candidates(layout: Layout, layers: int) -> list[Layout]:
@@ -108,10 +112,10 @@ def turns(source: LoopedForCausalLM, ids: Tensor) -> Tensor:
 
 
 def turn_of(layout: Layout, angles: Tensor) -> float:
-    """Returns how far the state turns over what a layout drops, one dropped stretch after another."""
+    """Returns how far the state turns over what a layout drops: over the stretch where it turns most."""
     edges = [-1, *layout.kept, len(angles) - 1]
     stretches = [(a + 1, b) for a, b in pairwise(edges) if b > a + 1]
-    return sum((angles[a, b].item() for a, b in stretches), 0.0)
+    return max((angles[a, b].item() for a, b in stretches), default=0.0)
 
 
 def truncated(source: LoopedForCausalLM, layout: Layout) -> LoopedForCausalLM:

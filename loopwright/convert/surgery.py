@@ -7,6 +7,7 @@ bases from what the layers that were removed differ by (bases.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from loopwright.convert.bases import Reconstruction, input_scales, start_bases
 from loopwright.convert.layout import Layout, find_layout, stepwise
 from loopwright.convert.load import empty_model, load
 from loopwright.convert.systems import PARTS, Plan, make_plan
+from loopwright.model.adapter.basis import BasisController
 from loopwright.model.adapter.diagonal import Bases
 from loopwright.model.adapter.target import StepFactors
 from loopwright.model.config import LoopedConfig
@@ -76,14 +78,16 @@ def convert(source: LoopedForCausalLM, plan: Plan, *, seed: int = 0, input_ids: 
         layout = replace(layout, depth=plan.depth)
     model = empty_model(_config(source.config, layout, plan))
     _check_ranks(model)
-    model.to_empty(device=source.device).to(dtype=source.dtype)  # type: ignore[call-arg]  # how transformers wraps `to`
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    # on the CPU in float32, whatever the source is on and in: a seed gives one start
+    model.to_empty(device="cpu")
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         _start_parts(model, plan)
-        _fill(model, source, layers, layout, average=plan.start == "average")
+    model.to(device=source.device, dtype=source.dtype)  # type: ignore[call-arg]  # how transformers wraps `to`
+    _fill(model, source, layers, layout, average=plan.start == "average")
     made = [] if plan.bases == "none" else _start_bases(model, source, layout, plan, input_ids)
     model.config.dtype = source.dtype
-    model.generation_config = source.generation_config
+    model.generation_config = deepcopy(source.generation_config)
     return Conversion(model.eval(), layout, made)
 
 
@@ -159,11 +163,12 @@ def _check_ranks(model: LoopedForCausalLM) -> None:
 
 
 def _ranks(module: nn.Module) -> Iterator[tuple[str, int, int]]:
-    if isinstance(module, Bases | StepFactors):
+    if isinstance(module, Bases | StepFactors | BasisController):
         for name, a in module.a.items():
-            yield name, a.shape[-2], min(a.shape[-1], module.b[name].shape[-2])
+            yield name, module.rank, min(a.shape[-1], module.b[name].shape[-2])
 
 
+@torch.no_grad()
 def _start_parts(model: LoopedForCausalLM, plan: Plan) -> None:
     for name in _FRESH:
         part = getattr(model, name, None)  # the norms are there only where the config has them
@@ -187,6 +192,7 @@ def _start_bases(
     return start_bases(model, source, layout, how=plan.bases, method=plan.svd, activations=scales)
 
 
+@torch.no_grad()
 def _fill(
     model: LoopedForCausalLM, source: LoopedForCausalLM, layers: Sequence[nn.Module], layout: Layout, *, average: bool
 ) -> None:

@@ -58,12 +58,13 @@ class Plan:
 @dataclass(frozen=True)
 class System:
     """A named retrofit. Untrained it `equals` the "truncated" model (its own layers, once each, without parts), the "full" one it
-    was made from, or "none" of them: at every depth, or `at_depth` alone."""
+    was made from, or "none" of them: at every depth, or `at_depth` alone. A run of it `trains` its "parts" or "all"."""
 
     about: str
     equals: str
     plan: Mapping[str, Any]
     at_depth: int | None = None
+    trains: str = "parts"
 
 
 _CONTROLLER = {"kind": "controller", "rank": 32, "alpha": 16.0, "style": 128}
@@ -94,7 +95,9 @@ SYSTEMS: dict[str, System] = {
         {**_OUROBOROS, "bases": "mean", "adapters": [{"kind": "diagonal", "rank": 32, "alpha": 16.0}]},
     ),
     "gate-only": System("ouroboros-identity without its controller: the gate alone", "truncated", _OUROBOROS),
-    "plain-loop": System("one middle layer repeated, no parts", "truncated", {"layout": {"kind": "ouroboros"}}, at_depth=1),
+    "plain-loop": System(
+        "one middle layer repeated, no parts", "truncated", {"layout": {"kind": "ouroboros"}}, at_depth=1, trains="all",
+    ),
     "healed": System(
         "the truncated model, not looped, with low-rank adapters on every layer", "truncated",
         {
@@ -108,8 +111,8 @@ SYSTEMS: dict[str, System] = {
         {"layout": {"kind": "relaxed"}, "start": "average", "bases": "per-step", "adapters": [{"kind": "low-rank", "rank": 64}]},
     ),
     "refiner": System(
-        "the intact model, its last layer applied again under a controller and a gate that starts closed", "full",
-        {"layout": {"kind": "refiner"}, "gate": {"kind": "grown"}, "adapters": [_CONTROLLER]},
+        "the intact model, its last layer applied again under the larger controller and a gate that starts closed", "full",
+        {"layout": {"kind": "refiner"}, "gate": {"kind": "grown"}, "adapters": [{"kind": "basis-controller", "rank": 16}]},
     ),
     "repeat": System(
         "the intact model, its middle third run several times, damped by 1/depth; nothing to train (arXiv 2605.23872)", "none",
@@ -117,18 +120,19 @@ SYSTEMS: dict[str, System] = {
     ),
     "retrofit": System(
         "early prelude, late core and coda, fresh concatenating injection, state from noise (arXiv 2511.07384)", "none",
-        _RETROFIT,
+        _RETROFIT, trains="all",
     ),
     "retrofit-identity": System(
-        "retrofit with an injection that starts as the input alone", "truncated", {**_RETROFIT, "injection_start": "input"},
+        "retrofit with an injection that starts as the input alone", "truncated",
+        {**_RETROFIT, "injection_start": "input"}, trains="all",
     ),
     "ouro": System(
         "the whole stack looped, the final norm at the end of every step, an exit gate (arXiv 2510.25741)", "full",
-        {**_OURO, "layout": {"kind": "ouro"}}, at_depth=1,
+        {**_OURO, "layout": {"kind": "ouro"}}, at_depth=1, trains="all",
     ),
     "upcycle": System(
         "ouro on the list of layers twice over (how Ouro 2.6B began)", "truncated",
-        {**_OURO, "layout": {"kind": "upcycle"}}, at_depth=1,
+        {**_OURO, "layout": {"kind": "upcycle"}}, at_depth=1, trains="all",
     ),
 }  # fmt: skip
 

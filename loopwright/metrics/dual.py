@@ -138,6 +138,13 @@ def of_linear(func: Callable, x: Any, weight: Any, bias: Tensor | None = None) -
     return Dual(*_Linear.apply(x.primal, x.tangent, weight, bias))
 
 
+def of_added_product(func: Callable, y: Any, x: Any, weight: Any) -> Any:
+    """y + x W, for a caller that goes on with what is returned: y itself stays as it was."""
+    if isinstance(weight, Dual) or not isinstance(x, Dual) or not isinstance(y, Dual):
+        return NotImplemented
+    return Dual(torch.addmm(y.primal, x.primal, weight), torch.addmm(y.tangent, x.tangent, weight))
+
+
 def of_dropout(func: Callable, x: Dual, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Dropout: one mask for value and tangent, the one that the plain function would draw."""
     if not training or p == 0:
@@ -349,7 +356,7 @@ class _Attention(torch.autograd.Function):
 
 
 RULES: dict[Callable, Callable] = {
-    F.linear: of_linear, F.gelu: of_gelu, F.relu: of_relu, F.dropout: of_dropout,
+    F.linear: of_linear, Tensor.addmm_: of_added_product, F.gelu: of_gelu, F.relu: of_relu, F.dropout: of_dropout,
     F.layer_norm: of_layer_norm, F.rms_norm: of_rms_norm, F.scaled_dot_product_attention: of_attention,
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), of_sum),
     **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), of_product),

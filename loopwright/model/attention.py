@@ -96,9 +96,9 @@ class Attention(nn.Module):
         self.has_norm = config.qk_norm != "none"
 
     def forward(self, x: Tensor, p: Pass, place: Place, adapt: Adaptation | None) -> Tensor:
-        q = project(self.q_proj, "q_proj", x, place.layer, adapt)
-        k = project(self.k_proj, "k_proj", x, place.layer, adapt)
-        v = project(self.v_proj, "v_proj", x, place.layer, adapt).unflatten(-1, (-1, self.head_dim))
+        linears = {"q_proj": self.q_proj, "k_proj": self.k_proj, "v_proj": self.v_proj}
+        q, k, v = project(linears, x, place.layer, adapt)
+        v = v.unflatten(-1, (-1, self.head_dim))
         if self.has_norm and self.full_width_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))
@@ -112,4 +112,4 @@ class Attention(nn.Module):
         if p.cache is not None:
             k, v = p.cache.write(place, k, v, p.span)
         y = attend(q, k, v, mask=p.mask, causal=p.causal, dropout=self.dropout if self.training else 0.0)
-        return project(self.o_proj, "o_proj", y.flatten(2), place.layer, adapt)
+        return project({"o_proj": self.o_proj}, y.flatten(2), place.layer, adapt)[0]

@@ -32,12 +32,12 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=config.mlp_bias)
 
     def forward(self, x: Tensor, layer: int, adapt: Adaptation | None) -> Tensor:
-        up = project(self.up_proj, "up_proj", x, layer, adapt)
         if self.gated:
-            inner = self.activation(project(self.gate_proj, "gate_proj", x, layer, adapt)) * up
+            gate_and_up = project({"gate_proj": self.gate_proj, "up_proj": self.up_proj}, x, layer, adapt)
+            inner = self.activation(gate_and_up.pop(0)) * gate_and_up.pop()  # what is used up is not held
         else:
-            inner = self.activation(up)
-        return project(self.down_proj, "down_proj", inner, layer, adapt)
+            inner = self.activation(project({"up_proj": self.up_proj}, x, layer, adapt)[0])
+        return project({"down_proj": self.down_proj}, inner, layer, adapt)[0]
 
 
 class Residual(nn.Module):

@@ -163,6 +163,11 @@ class LoopedConfig(PreTrainedConfig):
         """Whether a part does something else at one step than at another."""
         return bool(self.step_tables or self._core_adapters) or GATES[self.gate["kind"]].counts_steps
 
+    @property
+    def draws(self) -> bool:
+        """Whether a pass draws random numbers while it trains: dropout, of the blocks or of an adapter."""
+        return self.dropout > 0 or any(a.get("dropout", 0) > 0 for a in self.adapters)
+
     def check_depth(self, depth: int | None) -> int:
         """Returns the depth of a pass, the default one where none is given; raises where it cannot be run."""
         if depth is None:

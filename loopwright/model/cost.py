@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from loopwright.model.adapter import build_adapters
+from loopwright.model.adapter.conditioned import Conditioned
 from loopwright.model.adapter.cost import ADAPTER_COSTS
-from loopwright.model.adapter.diagonal import Controller
 from loopwright.model.adapter.effects import BRANCHES, Adapter
 from loopwright.model.adapter.target import map_shapes
 from loopwright.model.cache import LoopCache
@@ -194,7 +194,7 @@ def cache_bytes(
 
 
 def _keeps_sums(adapter: Adapter) -> bool:
-    return isinstance(adapter, Controller) and adapter.pooling in ("prefix", "chunk")
+    return isinstance(adapter, Conditioned) and adapter.pooling in ("prefix", "chunk")
 
 
 def inference_bytes(config: LoopedConfig, *, batch: int = 1, context: int = 1, dtype: torch.dtype) -> dict[str, int]:
@@ -203,12 +203,12 @@ def inference_bytes(config: LoopedConfig, *, batch: int = 1, context: int = 1, d
     It does not depend on the depth: only one step is alive at a time. Per token, beside the weights and the cache,
         blocks = 5 D + max(m F, a H K + 2 Hk K − D)    (input, state, layer input, residual, normed; then MLP or attention)
         logits = 4 D + V                               (every token read out; generation reads out only the last)
-    with m = 3 for SwiGLU and 2 otherwise, one more where an adapter updates a linear map, and a = 4 with rotary positions, 2
-    without; 2 D less without a core; a controller holds its diagonals too. Attention is taken not to form its T × N scores, as
-    the flash and memory-efficient kernels do not.
+    with m = 3 for SwiGLU and 2 otherwise, one more where an adapter makes its own update of a linear map, and a = 4 with rotary
+    positions, 2 without; 2 D less without a core; a controller holds its diagonals too. Attention is taken not to form its T × N
+    scores, as the flash and memory-efficient kernels do not.
     """
     width, streams = config.hidden_size, 5 if config.is_looped else 3
-    inner = (3 if config.mlp == "swiglu" else 2) + int(any(kind not in _SIGNALS for kind in _kinds(config)))
+    inner = (3 if config.mlp == "swiglu" else 2) + int(any(kind not in _IN_PLACE for kind in _kinds(config)))
     heads = (4 if config.positions == "rotary" else 2) * config.num_attention_heads + 2 * config.num_key_value_heads
     diagonals = sum(a.heads.shape[0] for _, a in _adapters(config) if _predicts_per_token(a))
     blocks = streams * width + max(inner * config.intermediate_size, heads * config.head_dim - width) + diagonals
@@ -217,10 +217,11 @@ def inference_bytes(config: LoopedConfig, *, batch: int = 1, context: int = 1, d
 
 
 def _predicts_per_token(adapter: Adapter) -> bool:
-    return isinstance(adapter, Controller) and adapter.pooling != "sequence"
+    return isinstance(adapter, Conditioned) and adapter.pooling != "sequence"
 
 
-_SIGNALS = ("sinusoidal", "step-embedding")
+# adapters that make no second output of a linear map: signals, and what is added in place
+_IN_PLACE = ("sinusoidal", "step-embedding", "diagonal", "controller", "basis-controller")
 
 
 def training_bytes(config: LoopedConfig, *, depth: int | None = None, batch: int = 1, context: int = 1, dtype: torch.dtype) -> int:

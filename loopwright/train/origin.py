@@ -8,7 +8,7 @@ import torch
 
 from loopwright.convert.load import load
 from loopwright.convert.surgery import convert, freeze_base
-from loopwright.convert.systems import make_plan
+from loopwright.convert.systems import find_system, make_plan
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import preset
@@ -56,19 +56,20 @@ class FromWeights:
 class FromRetrofit:
     """A dense model made into a looped one, as `lw.retrofit` does: a `system` with `changes` to it.
 
-    Its parts alone are trained, unless the optimiser's `train` says otherwise.
+    What the system trains is trained, its parts alone or all, unless the optimiser's `train` says otherwise.
     """
 
     def __init__(
         self, source: str, system: str = "ouroboros-identity", changes: dict | None = None, dtype: str = "float32"
     ) -> None:
-        self.source, self.dtype = source, dtype
+        self.source, self.dtype, self.system = source, dtype, find_system(system)
         self.plan = make_plan(system, dict(changes or {}))
 
     def build(self, seed: int) -> LoopedForCausalLM:
         """Returns the model; the seed decides what its parts start from."""
         model = convert(load(self.source, dtype=self.dtype), self.plan, seed=seed).model
-        freeze_base(model)
+        if self.system.trains == "parts":
+            freeze_base(model)
         return model
 
 

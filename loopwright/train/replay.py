@@ -33,7 +33,7 @@ def step_parameters(model: LoopedForCausalLM) -> list[nn.Parameter]:
 
 def draws(model: LoopedForCausalLM) -> bool:
     """Returns whether a step of the model draws random numbers."""
-    return model.training and model.config.dropout > 0
+    return model.training and model.config.draws
 
 
 def forget_casts() -> None:

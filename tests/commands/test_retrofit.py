@@ -28,11 +28,13 @@ def text(tmp_path: Path) -> Path:
 
 
 def test_a_model_is_converted_written_and_described(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("retrofit", str(dense), str(tmp_path / "out"), "--prelude", "1", "adapters.rank=4", "adapters.style=8", "depth=3") == 0
+    assert (
+        run("retrofit", str(dense), str(tmp_path / "out"), "--prelude", "1", "adapters.rank=4", "adapters.style=8", "depth=3") == 0
+    )
     printed = capsys.readouterr().out
     for line in (
         "the 6 layers of the source", "dropped", "3 times", "parts, trainable", "parts, frozen bases", "adapters.0.q_proj",
-        "at every depth it starts as the truncated model", "to the truncated model: 0.0e+00 at depth 1, 0.0e+00 at depth 3", "written",
+        "at every depth it starts as the truncated model", "to the truncated model: 0.0e+00 at depth 1, 0.0e+00 at depth 3",
     ):  # fmt: skip
         assert line in printed, line
     model = lw.load(tmp_path / "out")
@@ -66,7 +68,7 @@ def test_a_search_takes_the_best_layout(dense: Path, text: Path, tmp_path: Path,
     assert "scored on 256 tokens" in lines[0] + lines[1] and "full" in lines[0] + lines[1]
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
     scored, layout = rows[: [len(row) for row in rows].index(3)], [row for row in rows if len(row) == 3]
-    assert [row[:3] for row in scored][0] == [row[1] for row in layout[:3]], "the first of the table is what was made"
+    assert scored[0][:3] == [row[1] for row in layout[:3]], "the first of the table is what was made"
     assert [float(row[4]) for row in scored] == sorted(float(row[4]) for row in scored)
     assert run("retrofit", str(dense), str(tmp_path / "out"), *words, "--search-by", "turn") == 0
 

@@ -47,8 +47,8 @@ def test_every_rule_is_tried() -> None:
 
 def test_what_the_core_stands_for() -> None:
     assert find_layout("ouroboros", 36).groups == (tuple(range(8, 28)),), "all that lies between, the layer itself among them"
-    assert find_layout("retrofit", 16).groups == ((4, 5, 6), (7,), (8,), (9,), (10,), (11,)), "the gap goes to the nearest"
-    assert find_layout({"kind": "lists", "core": [3, 6], "prelude": 2, "coda": 1}, 10).groups == ((2, 3, 4), (5, 6, 7, 8))
+    assert find_layout("retrofit", 16).groups == ((4, 10), (5, 11), (6,), (7,), (8,), (9,)), "what lies between, in turn"
+    assert find_layout({"kind": "lists", "core": [3, 6], "prelude": 2, "coda": 1}, 10).groups == ((2, 4, 6, 8), (3, 5, 7))
     assert find_layout({"kind": "relaxed", "tied": 2}, 6).groups == ((0, 2, 4), (1, 3, 5)), "one layer a step"
     assert find_layout("refiner", 4).groups == ((3,),)
     assert find_layout("upcycle", 2).groups == ((0,), (1,), (0,), (1,))

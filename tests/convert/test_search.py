@@ -30,20 +30,22 @@ def test_candidates_are_all_layouts_of_that_size() -> None:
 def test_the_turn_is_the_mean_angle_between_states() -> None:
     dense = source()
     with torch.no_grad():
-        x, p = dense.embed_at(dense.token_vectors(IDS), dense.embed(IDS)[1].span)  # through all layers
+        x, _ = dense.embed_at(dense.token_vectors(IDS), dense.embed(IDS)[1].span)  # through all layers
         states = [dense.token_vectors(IDS)]
         for layer in range(1, LAYERS + 1):
-            states.append(truncated(dense, find_layout({"kind": "lists", "core": [*range(layer)], "coda": 0}, LAYERS)).embed(IDS)[0])
+            states.append(
+                truncated(dense, find_layout({"kind": "lists", "core": [*range(layer)], "coda": 0}, LAYERS)).embed(IDS)[0]
+            )
     assert gap(states[-1], x) < 1e-6
     angles = turns(dense, IDS)
     for a, b in ((0, 3), (2, 5), (1, 6)):
         cosine = torch.nn.functional.cosine_similarity(states[a], states[b], dim=-1)
         assert angles[a, b].item() == pytest.approx((cosine.clamp(-1, 1).arccos() / math.pi).mean().item(), abs=1e-4)
     layout = find_layout({"kind": "lists", "prelude": 1, "core": [3], "coda": 1}, LAYERS)
-    assert turn_of(layout, angles) == pytest.approx((angles[1, 3] + angles[4, 5]).item())
+    assert turn_of(layout, angles) == pytest.approx(max(angles[1, 3], angles[4, 5]).item())
     assert turn_of(find_layout("ouro", LAYERS), angles) == 0.0
     assert turn_of(find_layout({"kind": "lists", "core": [1, 2], "prelude": 0, "coda": 0}, LAYERS), angles) == pytest.approx(
-        (angles[0, 1] + angles[3, 6]).item()
+        max(angles[0, 1], angles[3, 6]).item()
     )
 
 
@@ -60,7 +62,12 @@ def test_the_loss_is_that_of_the_layers_that_are_kept() -> None:
 def test_the_best_comes_first() -> None:
     told: list[tuple[int, int]] = []
     found = search(source(), IDS, START, progress=lambda done, total: told.append((done, total)))
-    assert len(found) == len(candidates(START, LAYERS)) and told[-1] == (len(found), len(found))
+    sets = {layout.kept for layout in candidates(START, LAYERS)}
+    assert len(found) == len(candidates(START, LAYERS)) and told[-1] == (len(sets), len(sets))
+    wide = find_layout({"kind": "lists", "prelude": 2, "core": [3], "coda": 1}, LAYERS)
+    told.clear()
+    assert len(search(source(), IDS, wide, progress=lambda done, total: told.append((done, total)))) == 6
+    assert told[-1] == (5, 5), "0, 1, 4, 5 with the core at 1 or at 4 are the same layers, measured once"
     assert all(a.loss <= b.loss for a, b in pairwise(found))
     assert START.kept in [one.layout.kept for one in found]
     assert found[0].loss == pytest.approx(loss_of(truncated(source(), found[0].layout), IDS))
@@ -69,6 +76,7 @@ def test_the_best_comes_first() -> None:
     assert all(a.turn <= b.turn for a, b in pairwise(by_turn)) and {one.loss for one in by_turn} == {None}
     few = search(source(), IDS, START, most=1)
     assert {one.layout.kept for one in few} == {by_turn[0].layout.kept, START.kept}, "the layout one came with is measured too"
+    assert search(source(), IDS, START) == found
 
 
 def test_a_layer_that_does_nothing_is_dropped_first() -> None:

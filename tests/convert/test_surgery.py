@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import loopwright as lw
@@ -14,7 +16,7 @@ from loopwright.convert.layout import LAYOUTS, find_layout
 from loopwright.convert.surgery import convert, freeze_base, start_gaps
 from loopwright.convert.systems import SYSTEMS, make_plan
 from loopwright.model.adapter import ADAPTERS
-from tests.cases import gap, noisy
+from tests.cases import gap, golden_folders, noisy
 from tests.convert.dense import FAMILIES, IDS, LAYERS, source, their_logits
 
 # every kind of adapter that starts without effect, with sizes for the tiny models
@@ -26,13 +28,14 @@ SMALL: dict[str, dict[str, Any]] = {
     "abba": {"rank1": 2, "rank2": 2},
     "diagonal": {"rank": 4},
     "controller": {"rank": 4, "style": 8},
+    "basis-controller": {"rank": 2, "count": 2, "state": 8, "step": 4, "width": 12, "style": 6},
 }
 
 
 def small(name: str) -> dict[str, Any]:
     """Changes that make a system fit the tiny models."""
-    sizes = {"rank": 4, "style": 8}
-    held = [{**spec, **{k: v for k, v in sizes.items() if k in spec}} for spec in SYSTEMS[name].plan.get("adapters", [])]
+    sizes = {**SMALL, "low-rank": {"rank": 4}}
+    held = [{**spec, **sizes[spec["kind"]]} for spec in SYSTEMS[name].plan.get("adapters", [])]
     return {**({"adapters": held} if held else {}), **({} if name in ("relaxed", "healed") else {"depth": 3})}
 
 
@@ -57,24 +60,39 @@ def test_each_system_starts_as_it_says(family: str, system: str) -> None:
     assert (max(measured[word.equals].values()) < 1e-5) if word.equals != "none" else True
 
 
-@pytest.mark.parametrize("rule", [*LAYOUTS])
+@pytest.mark.parametrize("rule", LAYOUTS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_layout_under_a_closed_gate(family: str, rule: str) -> None:
-    """Any layout under the grown gate and any adapter is its truncated model at every depth, and one update moves the parts alone."""
+    assert_closed(family, rule, "controller")
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_adapter_under_a_closed_gate(family: str, kind: str) -> None:
+    assert_closed(family, "ouroboros", kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("rule", LAYOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_adapter_on_each_layout(family: str, rule: str, kind: str) -> None:
+    assert_closed(family, rule, kind)
+
+
+def assert_closed(family: str, rule: str, kind: str) -> None:
+    """A layout under the grown gate is its truncated model at every depth, and one update moves the parts alone."""
     spec = {"kind": rule, "core": [2, 3], "prelude": 1, "coda": 1} if rule == "lists" else {"kind": rule}
-    layers = list(find_layout(spec, LAYERS).kept)
-    expected = their_logits(family, layers)
-    for kind, options in SMALL.items():
-        adapters = [{"kind": kind, **options}]
-        model = lw.retrofit(source(family), "gate-only", layout=spec, adapters=adapters, depth=3)
-        with torch.no_grad():
-            assert max(gap(model(IDS, depth=depth).logits, expected) for depth in (1, 3)) < 1e-5, kind
-        assert_update_moves_only_parts(model, {"gate", "adapters"})
+    expected = their_logits(family, list(find_layout(spec, LAYERS).kept))
+    model = lw.retrofit(source(family), "gate-only", layout=spec, adapters=[{"kind": kind, **SMALL[kind]}], depth=3)
+    with torch.no_grad():
+        assert max(gap(model(IDS, depth=depth).logits, expected) for depth in (1, 3)) < 1e-5
+    assert_update_moves_only_parts(model, {"gate", "adapters"})
 
 
 def test_every_adapter_is_tried() -> None:
     assert set(SMALL) | {"sinusoidal"} <= set(ADAPTERS)
-    assert not set(ADAPTERS) - set(SMALL) - {"sinusoidal", "basis-controller"}, "a new kind of adapter belongs in this table"
+    assert not set(ADAPTERS) - set(SMALL) - {"sinusoidal"}, "a new kind of adapter belongs in this table"
 
 
 @pytest.mark.parametrize("system", [name for name in SYSTEMS if name not in ("plain-loop", "repeat")])
@@ -136,9 +154,7 @@ def core_of(model: lw.LoopedForCausalLM, layer: int) -> dict[str, Tensor]:
 def test_the_core_starts_selected_averaged_or_stepwise() -> None:
     dense = source("qwen2")
     layout = {"kind": "relaxed", "tied": 3}
-    starts = {
-        start: lw.retrofit(dense, "plain-loop", layout=layout, start=start) for start in ("selected", "average", "stepwise")
-    }
+    starts = {start: lw.retrofit(dense, "plain-loop", layout=layout, start=start) for start in ("selected", "average", "stepwise")}
     assert starts["average"].config.depth == 2
     for layer, (picked, group) in enumerate(zip((0, 2, 5), ((0, 3), (1, 4), (2, 5)), strict=True)):
         for name, selected in core_of(starts["selected"], layer).items():
@@ -152,11 +168,14 @@ def test_the_core_starts_selected_averaged_or_stepwise() -> None:
 
 def test_nothing_is_shared_with_the_source_and_the_source_stays() -> None:
     dense = source("qwen2")
+    dense.generation_config.max_length = 77
     before = {name: p.detach().clone() for name, p in dense.named_parameters()}
     model = lw.retrofit(dense, "upcycle", depth=2)
     theirs = {p.data_ptr() for p in dense.parameters()}
     assert not theirs & {p.data_ptr() for p in model.parameters()}
     assert model.lm_head.weight is model.embed_tokens.weight, "what is tied stays tied"
+    assert model.generation_config.to_dict() == dense.generation_config.to_dict()
+    assert model.generation_config is not dense.generation_config
     assert model.core[0].self_attn.q_proj.weight is not model.core[LAYERS].self_attn.q_proj.weight
     with torch.no_grad():
         for parameter in model.parameters():
@@ -191,7 +210,7 @@ def test_rows_per_step_follow_the_depth() -> None:
 
 
 def test_the_public_form_with_lists() -> None:
-    model = lw.retrofit(source(), "gate-only", prelude=1, core=[2, 3], coda=1)
+    model = lw.retrofit(source(), prelude=1, core=[2, 3], coda=1, adapters={"rank": 4})
     assert (model.config.prelude_layers, model.config.core_layers, model.config.coda_layers) == (1, 2, 1)
     assert torch.equal(model.core[1].mlp.up_proj.weight, source().prelude[3].mlp.up_proj.weight)
     assert torch.equal(model.coda[0].mlp.up_proj.weight, source().prelude[5].mlp.up_proj.weight)
@@ -206,6 +225,8 @@ def test_a_folder_its_dtype_and_the_way_back(tmp_path: Path) -> None:
         assert torch.equal(again(IDS).logits, model(IDS).logits)
     half = convert(lw.load(tmp_path / "dense", "bfloat16"), make_plan("static", small("static"))).model
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16} and half.config.dtype == torch.bfloat16
+    coarse = lw.retrofit(lw.load(tmp_path / "dense", "bfloat16"), "ouroboros", adapters={"rank": 4, "style": 8}).adapters[0]
+    assert torch.equal(coarse.style1.weight, model.adapters[0].style1.weight.bfloat16()), "one start in every dtype"
 
 
 def test_freezing_leaves_the_parts_alone() -> None:
@@ -265,14 +286,56 @@ def test_bases_of_every_kind() -> None:
     assert [one.error for one in quick.reconstructions] == pytest.approx(errors["mean"], abs=1e-3)
 
 
+# the released code
+
+
+@pytest.mark.parametrize("folder", golden_folders("ouroboros-v2-step"), ids=lambda f: f.parent.parent.name)
+def test_the_faithful_system_is_the_released_code(folder: Path, tmp_path: Path) -> None:
+    """The golden Ouroboros source, converted by name: its bases, then its logits once the golden parts are in."""
+    description = json.loads((folder / "config.json").read_text())
+    options = description["ouroboros"]
+    (tmp_path / "config.json").write_text(json.dumps(description["base"]))
+    save_file(load_file(folder / "model.safetensors"), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    sizes = {"rank": options["lora_rank"], "alpha": options["lora_alpha"], "style": options["controller_style_dim"]}
+    leak = {"pooling": "sequence", "leak_future": True}
+    with pytest.warns(UserWarning, match="leaks future"):
+        model = lw.retrofit(
+            tmp_path, "ouroboros", prelude=options["n_prelude"], core=options["recurrent_layer_idx"], coda=options["n_coda"],
+            depth=3, max_steps=options["max_recurrence"], adapters={**sizes, **leak},
+        )  # fmt: skip
+    golden, trained = load_file(folder / "golden.safetensors"), load_file(folder / "sgrc.safetensors")
+    controller = model.adapters[0]
+    parts = {
+        "end_norm.weight": trained["step_norm.weights"], "gate.weight": trained["gate.gate_proj.weight"],
+        "gate.bias": trained["gate.gate_proj.bias"], "adapters.0.step_embedding": trained["controller.step_embed.weight"],
+        "adapters.0.heads": torch.cat([trained[f"controller.target_heads.{t}.weight"] for t in description["targets"]]),
+    }  # fmt: skip
+    for ours, theirs in (("state_proj", "state_proj.0"), ("style1", "style_net.0"), ("style2", "style_net.2")):
+        parts |= {f"adapters.0.{ours}.{part}": trained[f"controller.{theirs}.{part}"] for part in ("weight", "bias")}
+    with torch.no_grad():
+        for target in description["targets"]:
+            made = controller.bases.b[target][0] @ controller.bases.a[target][0]
+            assert gap(made, golden[f"svd.{target}.BA"]) < 1e-4
+        for name, value in parts.items():
+            model.get_parameter(name).copy_(value)
+        for depth in (1, 3):
+            assert gap(model(golden["input_ids"], depth=depth).logits, golden[f"logits_depth_{depth}"]) < 1e-4
+        assert gap(model.without_adapters()(golden["input_ids"]).logits, golden["logits_base_only"]) < 1e-5
+
+
 # what is refused
 
 
 @pytest.mark.parametrize(
     ("system", "changes", "message"),
     [
-        ("ouroboros-identity", {"adapters": {"rank": 33}}, r"adapters\[0\] \(controller\): rank 33 on down_proj; allowed: at most 32"),
+        (
+            "ouroboros-identity",
+            {"adapters": {"rank": 33}},
+            r"adapters\[0\] \(controller\): rank 33 on down_proj; allowed: at most 32",
+        ),
         ("healed", {"adapters": {"rank": 17}}, r"adapters\[0\] \(low-rank\): rank 17 on k_proj; allowed: at most 16"),
+        ("refiner", {"adapters": {"rank": 33}}, r"\(basis-controller\): rank 33 on down_proj; allowed: at most 32"),
         ("gate-only", {"adapters": [{"kind": "abba", "rank1": 40}]}, r"\(abba\): rank 40 on down_proj"),
         ("gate-only", {"adapters": [{"kind": "lowrank"}]}, "did you mean 'low-rank'"),
         ("gate-only", {"gate": {"kind": "groan"}}, "did you mean 'grown'"),

@@ -14,6 +14,7 @@ def test_every_system_is_sound_and_every_rule_has_one() -> None:
     plans = {name: make_plan(name, {}) for name in SYSTEMS}
     assert {plan.layout["kind"] for plan in plans.values()} | {"lists"} == set(LAYOUTS)
     assert {system.equals for system in SYSTEMS.values()} == {"truncated", "full", "none"}
+    assert {system.trains for system in SYSTEMS.values()} == {"parts", "all"}
     assert all(promised(name, plan) is SYSTEMS[name] for name, plan in plans.items())
 
 

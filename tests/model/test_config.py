@@ -139,8 +139,8 @@ def test_choices(name):
         ),
         (
             {"adapters": [{"kind": "sinusoidal"}, {"kind": "low_rank"}]},
-            "adapters[1]: unknown kind 'low_rank'; did you mean 'low-rank'? allowed: abba, controller, diagonal, hira, "
-            "level-signal, low-rank, sinusoidal, step-embedding",
+            "adapters[1]: unknown kind 'low_rank'; did you mean 'low-rank'? allowed: abba, basis-controller, controller, diagonal, "
+            "hira, level-signal, low-rank, sinusoidal, step-embedding",
         ),
         ({"end_norm": "per-step"}, "max_steps is missing; end_norm hold one row per step"),
         ({"max_steps": 4}, "max_steps is 4, but nothing here holds one row per step"),

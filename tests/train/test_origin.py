@@ -9,8 +9,13 @@ import torch
 
 import loopwright as lw
 from loopwright.settings import build_kind, check_kind
-from loopwright.train.origin import MODELS, FromPreset, FromWeights
+from loopwright.train.loop import train
+from loopwright.train.origin import MODELS, FromPreset, FromRetrofit, FromWeights
+from loopwright.train.recipe import make_recipe
+from loopwright.train.watch import Quiet
 from tests.cases import noisy
+from tests.convert.dense import source
+from tests.train.runs import PLAIN
 
 
 def test_the_seed_alone_decides_a_fresh_model() -> None:
@@ -49,3 +54,42 @@ def test_changes_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, changes
     with pytest.raises(ValueError, match=r"model \(load\): changes .* do not fit the weights") as caught:
         FromWeights(str(tmp_path), changes=changes).build(0)
     assert "\n" not in str(caught.value)
+
+
+def test_a_retrofit_is_built_with_its_parts_alone_trainable(tmp_path: Path) -> None:
+    lw.save(source("llama"), tmp_path)
+    changes = {"adapters": {"rank": 4, "style": 8}, "depth": 2}
+    spec = {"kind": "retrofit", "source": str(tmp_path), "system": "ouroboros-identity", "changes": changes}
+    check_kind("model", spec, MODELS)
+    models = [build_kind(spec, MODELS).build(seed) for seed in (3, 3, 4)]
+    made = lw.retrofit(source("llama"), "ouroboros-identity", **changes, seed=3)
+    for model in models[:2]:
+        assert all(torch.equal(x, y) for x, y in zip(model.parameters(), made.parameters(), strict=True))
+    assert not torch.equal(models[0].adapters[0].style1.weight, models[2].adapters[0].style1.weight), "the seed is the parts'"
+    free = {name.split(".")[0] for name, p in models[0].named_parameters() if p.requires_grad}
+    assert free == {"adapters", "gate"}
+    half = FromRetrofit(str(tmp_path), changes={**changes, "core": [2], "prelude": 1, "coda": 2}, dtype="bfloat16").build(0)
+    assert half.dtype == torch.bfloat16 and half.config.coda_layers == 2
+    whole = FromRetrofit(str(tmp_path), system="ouro", changes={"depth": 2}).build(0)
+    assert all(p.requires_grad for p in whole.parameters()), "a system that is trained as a whole"
+    with pytest.raises(ValueError, match="did you mean 'static'"):
+        FromRetrofit(str(tmp_path), system="statik")
+
+
+def test_a_healing_run_moves_the_parts_alone_and_resumes(tmp_path: Path) -> None:
+    lw.save(source("qwen2"), tmp_path / "dense")
+    model = {
+        "kind": "retrofit",
+        "source": str(tmp_path / "dense"),
+        "system": "static",
+        "changes": {"adapters": {"rank": 2}, "depth": 2},
+    }
+    depth = {"kind": "fixed", "depth": 2}
+    data = {"kind": "addition", "digits": 2, "train": 64, "valid": 24, "test": 8}
+    recipe = make_recipe({**PLAIN, "model": model, "data": data, "depth": depth, "updates": 2, "look": {"every": 0}})
+    outcome = train(recipe, tmp_path / "run", watch=Quiet())
+    start = build_kind(model, MODELS).build(recipe.seed)
+    moved = {name for name, p in outcome.model.named_parameters() if not torch.equal(p, start.get_parameter(name))}
+    assert moved == {"gate.weight", "gate.bias", "adapters.0.table"}
+    again = lw.load(outcome.checkpoint)
+    assert all(torch.equal(x, y) for x, y in zip(again.parameters(), outcome.model.parameters(), strict=True))

@@ -49,6 +49,8 @@ CHANGES: list[dict[str, Any]] = [
     {"state": {"kind": "input"}, "injection": {"kind": "add"}}, {"state": {"kind": "learned"}},
     {"adapters": [{"kind": "step-embedding"}, {"kind": "level-signal", "rank": 2}], "max_steps": 5},
     {"adapters": [{"kind": "low-rank", "rank": 2, "stack": "coda"}, {"kind": "controller", "rank": 2, "stack": "prelude"}]},
+    {"adapters": [{"kind": "controller", "rank": 2, "style": 4, "dropout": 0.3}], "max_steps": 5},
+    {"adapters": [{"kind": "basis-controller", "rank": 2, "state": 4, "width": 4, "dropout": 0.3}], "max_steps": 5},
     {"adapters": [{"kind": "low-rank", "rank": 2}], "max_steps": 2, "beyond_max_steps": "repeat"},
 ]  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from loopwright.model.adapter.basis import BasisController
 from loopwright.model.adapter.diagonal import Controller, StaticDiagonal
 from loopwright.model.adapter.effects import Adapter
 from loopwright.model.adapter.lowrank import ABBA, HiRA, LowRank
@@ -24,6 +25,7 @@ ADAPTERS: dict[str, type[Adapter]] = {
     "abba": ABBA,
     "diagonal": StaticDiagonal,
     "controller": Controller,
+    "basis-controller": BasisController,
 }
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from loopwright.model.adapter.diagonal import Controller, StaticDiagonal
+from loopwright.model.adapter.basis import BasisController
+from loopwright.model.adapter.diagonal import Bases, Controller, StaticDiagonal
 from loopwright.model.adapter.effects import Adapter
 from loopwright.model.adapter.lowrank import ABBA, HiRA, LowRank
 from loopwright.model.adapter.signal import LevelSignal
+
+SHARED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # the maps of a block that share an input
 
 # an adapter, rows and tokens per row → FLOPs of one run of its stack, and numbers that run keeps for the backward pass
 
@@ -44,7 +47,13 @@ def _abba_cost(adapter: ABBA, rows: int, length: int) -> tuple[int, int]:
 
 def _diagonal_cost(adapter: StaticDiagonal, rows: int, length: int) -> tuple[int, int]:
     bases = sum(p.numel() for p in adapter.bases.parameters())
-    return 2 * rows * length * bases, rows * length * adapter.table[0].numel()
+    return 2 * rows * length * bases, rows * length * adapter.table[0].numel() + _stacked(adapter.bases)
+
+
+def _stacked(bases: Bases) -> int:
+    """Returns the numbers of the factors that are laid side by side, for maps that share an input."""
+    groups = [[bases.a[name].numel() for name in group if name in bases.names] for group in SHARED]
+    return sum(sum(sizes) for sizes in groups if len(sizes) > 1)
 
 
 def _controller_cost(adapter: Controller, rows: int, length: int) -> tuple[int, int]:
@@ -54,7 +63,18 @@ def _controller_cost(adapter: Controller, rows: int, length: int) -> tuple[int, 
     style = sum(w.numel() for w in (adapter.style1.weight, adapter.style2.weight, adapter.heads))
     flops = 2 * tokens * (bases + adapter.state_proj.weight.numel()) + 2 * pooled * style
     diagonals, unit = adapter.heads.shape
-    return flops, pooled * (11 * unit + diagonals) + tokens * diagonals
+    return flops, pooled * (11 * unit + diagonals) + tokens * diagonals + _stacked(adapter.bases)
+
+
+def _basis_cost(adapter: BasisController, rows: int, length: int) -> tuple[int, int]:
+    tokens = rows * length
+    pooled = rows if adapter.pooling == "sequence" else tokens
+    bases = sum(p.numel() for table in (adapter.a, adapter.b) for p in table.values())
+    style = sum(w.numel() for w in (adapter.style1.weight, adapter.style2.weight, adapter.style3.weight, adapter.heads))
+    flops = 2 * tokens * (bases + adapter.state_proj.weight.numel()) + 2 * pooled * style
+    (coefficients, unit), (inner_width, joined) = adapter.heads.shape, adapter.style1.weight.shape
+    mixed = adapter.offset[:, :, 0, 0].numel() * adapter.rank * (2 * adapter.count + 1)
+    return flops, pooled * (adapter.state_proj.out_features + joined + 4 * inner_width + unit + coefficients) + tokens * mixed
 
 
 ADAPTER_COSTS: dict[str, Callable[..., tuple[int, int]]] = {
@@ -66,4 +86,5 @@ ADAPTER_COSTS: dict[str, Callable[..., tuple[int, int]]] = {
     "abba": _abba_cost,
     "diagonal": _diagonal_cost,
     "controller": _controller_cost,
+    "basis-controller": _basis_cost,
 }

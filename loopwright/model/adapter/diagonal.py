@@ -8,19 +8,17 @@ The bases A, B come from the SVD of what the conversion removed; they are frozen
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loopwright.model.adapter.effects import Adapter, Effects, Update
-from loopwright.model.adapter.pooling import POOLINGS
+from loopwright.model.adapter.conditioned import Conditioned
+from loopwright.model.adapter.effects import Adapter, Effects, Modulation
 from loopwright.model.adapter.target import FactorTable, Site, chosen_shapes
 from loopwright.model.context import Pass
 from loopwright.model.part import Part, StepIndex, take
-from loopwright.settings import refuse_unknown
 
 
 class Bases(Part):
@@ -34,17 +32,28 @@ class Bases(Part):
         self.a = FactorTable(shapes, (site.layers,), rank, "a").requires_grad_(False)
         self.b = FactorTable(shapes, (site.layers,), rank, "b").requires_grad_(False)
 
-    def modulated(self, diagonals: Tensor) -> Update:
-        """Returns the update for diagonals [..., L, targets, r], with leading axes that broadcast against [B, T]."""
+    def modulated(self, diagonals: Tensor) -> Modulation:
+        """Returns the modulation by diagonals [..., L, targets, r], with leading axes that broadcast against [B, T].
 
-        def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor | None:
-            if name not in self.names:
-                return None
-            d = diagonals[..., layer, self.names.index(name), :]
-            inner = F.linear(x, self.a[name][layer]) * (self.scale * d)
-            return F.linear(inner, self.b[name][layer])
+        No ΔW is formed: A x of maps that share x is one product, and B adds its own into what W has made.
+        """
+        scaled = self.scale * diagonals
 
-        return update
+        def modulate(layer: int, names: Sequence[str], x: Tensor, ys: Sequence[Tensor]) -> Sequence[Tensor]:
+            mine = [name for name in names if name in self.names]
+            if not mine:
+                return ys
+            first = self.names.index(mine[0])  # maps that share an input stand side by side
+            d = scaled[..., layer, first : first + len(mine), :].flatten(-2)
+            a = [self.a[name][layer] for name in mine]
+            inner = F.linear(x, torch.cat(a) if len(a) > 1 else a[0]) * d
+            parts = dict(zip(mine, inner.flatten(0, -2).split(self.rank, dim=-1), strict=True))
+            return [
+                y.addmm_(parts[name].to(y.dtype), self.b[name][layer].to(y.dtype).T) if name in parts else y
+                for name, y in zip(names, ys, strict=True)
+            ]
+
+        return modulate
 
 
 class StaticDiagonal(Adapter):
@@ -64,13 +73,11 @@ class StaticDiagonal(Adapter):
         diagonals = take(self.table, step)
         if diagonals.dim() == 4:  # one step per row
             diagonals = diagonals[:, None]
-        return Effects(update=self.bases.modulated(diagonals))
+        return Effects(modulate=self.bases.modulated(diagonals))
 
 
-class Controller(Adapter):
-    """Diagonals from the pooled state and the step. `pooling` is causal unless it is "sequence" (see pooling.py)."""
-
-    per_step = True
+class Controller(Conditioned):
+    """Diagonals from the pooled state and the step."""
 
     def __init__(
         self,
@@ -81,23 +88,11 @@ class Controller(Adapter):
         pooling: str = "prefix",
         chunk: int = 64,
         leak_future: bool = False,
+        pool_norm: str = "none",
+        dropout: float = 0.0,
         targets: str | Sequence[str] = "linears",
     ) -> None:
-        super().__init__()
-        refuse_unknown("controller pooling", [pooling], POOLINGS)
-        if (pooling == "sequence") != leak_future:
-            raise ValueError(
-                f"controller: pooling {pooling!r} with leak_future={leak_future}; 'sequence' lets every token see the future "
-                "and needs leak_future=True, the others must not have it"
-            )
-        if leak_future:
-            warnings.warn(
-                "controller: pooling 'sequence' leaks future tokens: losses are not likelihoods and generation is refused",
-                stacklevel=2,
-            )
-        if chunk < 1:
-            raise ValueError(f"controller: chunk {chunk}; allowed: at least 1")
-        self.pooling, self.chunk, self.leaks_future = pooling, chunk, leak_future
+        super().__init__("controller", pooling, chunk, leak_future, pool_norm, dropout)
         self.bases = Bases(site, rank, alpha, targets)
         self.shape = (site.layers, len(self.bases.names), rank)
         self.state_proj = nn.Linear(site.config.hidden_size, 2 * style)
@@ -112,12 +107,11 @@ class Controller(Adapter):
 
     def diagonals(self, step: StepIndex, s: Tensor, p: Pass) -> Tensor:
         """Returns the diagonals [B, T, L, targets, r] (T is 1 for pooling "sequence")."""
-        # the projection is linear, so pooling may come after it, at 2·style instead of D channels
-        pooled = POOLINGS[self.pooling](self.state_proj(s), self.key, step.t if self.stack == "core" else None, p, self.chunk)
-        where = take(self.step_embedding, step)
-        where = where.expand(*pooled.shape[:-1], -1) if where.dim() == 1 else where[:, None].expand(-1, pooled.shape[1], -1)
-        style = F.silu(self.style1(torch.cat([F.silu(pooled), where], dim=-1)))
-        return F.linear(F.silu(self.style2(style)), self.heads).unflatten(-1, self.shape)
+        pooled = self.pooled(self.state_proj, step, s, p)
+        z = torch.cat([F.silu(pooled), self.place(self.step_embedding, step, pooled)], dim=-1)
+        z = self.drop(F.silu(self.style1(z)))
+        z = self.drop(F.silu(self.style2(z)))
+        return F.linear(z, self.heads).unflatten(-1, self.shape)
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
-        return Effects(update=self.bases.modulated(self.diagonals(step, s, p)))
+        return Effects(modulate=self.bases.modulated(self.diagonals(step, s, p)))

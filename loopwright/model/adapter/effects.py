@@ -5,7 +5,7 @@ Adapters hand their effects to the block as arguments. Nothing is set on modules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +16,8 @@ from loopwright.model.part import Part, StepIndex
 
 # (layer, name of the linear map or branch, its input, its weight or None for a branch) → what to add, or None
 Update = Callable[[int, str, Tensor, Tensor | None], Tensor | None]
+# (layer, names of linear maps that share an input, that input [B, T, in], their outputs [B·T, out]) → those, added to in place
+Modulation = Callable[[int, Sequence[str], Tensor, Sequence[Tensor]], Sequence[Tensor]]
 
 BRANCHES = ("attention", "mlp")
 
@@ -26,6 +28,7 @@ class Effects:
 
     signal: Tensor | None = None
     update: Update | None = None
+    modulate: Modulation | None = None
     enter_mlp: Callable[[int, Tensor], Tensor] | None = None
 
 
@@ -48,6 +51,7 @@ class Adaptation:
     def __init__(self, effects: Sequence[Effects]) -> None:
         self.signals = [e.signal for e in effects if e.signal is not None]
         self.updates = [e.update for e in effects if e.update is not None]
+        self.modulations = [e.modulate for e in effects if e.modulate is not None]
         self.enters = [e.enter_mlp for e in effects if e.enter_mlp is not None]
 
     def shift(self, x: Tensor) -> Tensor:
@@ -71,9 +75,18 @@ class Adaptation:
         return x
 
 
-def project(linear: nn.Module, name: str, x: Tensor, layer: int, adapt: Adaptation | None) -> Tensor:
-    """Returns linear(x) with the adapters' updates of it."""
-    y: Tensor = linear(x)
-    if adapt is None or not adapt.updates:
-        return y
-    return adapt.add(layer, name, x, y, getattr(linear, "weight", None))
+def project(linears: Mapping[str, nn.Module], x: Tensor, layer: int, adapt: Adaptation | None) -> list[Tensor]:
+    """Returns what linear maps that share the input x [B, T, in] make of it, with the adapters' updates."""
+    if adapt is None or not (adapt.updates or adapt.modulations):
+        return [linear(x) for linear in linears.values()]
+    if adapt.modulations:
+        # of a flat input the outputs are no views: what is added to them in place costs neither memory nor a second pass
+        flat = x.flatten(0, -2)
+        found: Sequence[Tensor] = [linear(flat) for linear in linears.values()]
+        for modulate in adapt.modulations:
+            found = modulate(layer, tuple(linears), x, found)
+        ys = [y.unflatten(0, x.shape[:-1]) for y in found]
+    else:
+        ys = [linear(x) for linear in linears.values()]
+    weights = [getattr(linear, "weight", None) for linear in linears.values()]
+    return [adapt.add(layer, name, x, y, weight) for name, y, weight in zip(linears, ys, weights, strict=True)]

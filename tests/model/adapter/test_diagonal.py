@@ -8,6 +8,8 @@ from safetensors.torch import load_file
 
 import loopwright as lw
 from loopwright.convert.bases import start_bases
+from loopwright.model.adapter.effects import Adaptation, Effects
+from loopwright.model.context import Place
 from loopwright.model.looped import plain_config
 from loopwright.model.part import StepIndex
 from tests.cases import gap, golden_folders, noisy
@@ -110,9 +112,6 @@ def test_golden_ouroboros(folder, own_svd):
 @pytest.mark.parametrize("folder", golden_folders("ouroboros-v2-step"), ids=lambda f: f.parent.parent.name)
 def test_golden_parts_of_a_step(folder):
     """The layer, the norm and the gate each, so that two errors cannot cancel."""
-    from loopwright.model.adapter.effects import Adaptation
-    from loopwright.model.context import Place
-
     model, golden = ouroboros(folder, own_svd=False)
     with torch.no_grad():
         _, p = model.embed(inputs_embeds=golden["state"])
@@ -170,3 +169,56 @@ def test_leak_needs_an_explicit_word():
         model.generate(torch.zeros(1, 3, dtype=torch.long), max_new_tokens=2, use_cache=False)
     with pytest.raises(ValueError, match="cannot be cached"):
         model(torch.zeros(1, 3, dtype=torch.long), use_cache=True)
+
+
+def plainly(bases, diagonals):
+    """The equation as it is written, map by map: y + (alpha/rank) · B ((A x) ⊙ d)."""
+
+    def update(layer, name, x, weight):
+        if name not in bases.names:
+            return None
+        d = diagonals[..., layer, bases.names.index(name), :]
+        return bases.scale * ((x @ bases.a[name][layer].T) * d) @ bases.b[name][layer].T
+
+    return Effects(update=update)
+
+
+@pytest.mark.parametrize("targets", ["linears", ["q_proj", "v_proj", "down_proj"], ["up_proj"]], ids=str)
+@pytest.mark.parametrize("leading", [(2, 5), (2, 1), ()], ids=str)
+@pytest.mark.parametrize("mlp", ["swiglu", "relu"])
+def test_stacked_products_are_the_plain_equation(targets, leading, mlp):
+    """Outputs and gradients: of the weights, trainable here, of the input and of the diagonals."""
+    adapter = {"kind": "diagonal", "rank": 3, "alpha": 6.0, "targets": targets}
+    model = noisy("ouroboros-qwen2.5-3b-tiny", std=0.3, mlp=mlp, adapters=[adapter]).double()
+    bases, block, place = model.adapters[0].bases, model.core[0], Place("core", 0, 0)
+    generator = torch.Generator().manual_seed(0)
+    diagonals = torch.randn(*leading, 1, len(bases.names), 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, 5, model.config.hidden_size, generator=generator, dtype=torch.float64, requires_grad=True)
+    _, p = model.embed(inputs_embeds=x.detach())
+    learned = [x, diagonals, *block.parameters()]
+    results = []
+    for effects in (plainly(bases, diagonals), Effects(modulate=bases.modulated(diagonals))):
+        y = block(x, p, place, Adaptation([effects]))
+        results.append([y, *torch.autograd.grad(y.square().mean(), learned)])
+    assert gap(results[0][0], block(x, p, place)) > 1e-2, "the modulation must have an effect"
+    for plain, stacked in zip(*results, strict=True):
+        assert gap(plain, stacked) < 1e-12 * max(1.0, plain.abs().max().item())
+
+
+def test_a_frozen_layer_keeps_no_gradient_and_its_diagonals_do():
+    """With nothing else to train, and an input without a gradient, in-place sums still carry the diagonals'."""
+    model = noisy("ouroboros-qwen2.5-3b-tiny", std=0.3).requires_grad_(False)
+    model.adapters[0].heads.requires_grad_(True)
+    ids = torch.randint(0, 96, (2, 6))
+    model(ids, labels=ids, depth=2).loss.backward()
+    assert model.adapters[0].heads.grad.abs().sum() > 0
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["adapters.0.heads"]
+
+
+@torch.no_grad()
+def test_modulation_under_autocast():
+    model = noisy("ouroboros-qwen2.5-3b-tiny", std=0.3)
+    ids = torch.randint(0, 96, (2, 6))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = model(ids, depth=2).logits.float()
+    assert gap(low, model(ids, depth=2).logits) < 0.2

@@ -5,6 +5,8 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import loopwright as lw
 from loopwright.model.adapter import ADAPTERS
@@ -19,7 +21,8 @@ SPECS = {
     "hira": {"rank": 3},
     "abba": {"rank1": 2, "rank2": 3, "gamma": 0.5, "targets": "branches"},
     "diagonal": {"rank": 3},
-    "controller": {"rank": 3, "style": 8},
+    "controller": {"rank": 3, "style": 8, "pool_norm": "rms"},
+    "basis-controller": {"rank": 3, "alpha": 1.0, "count": 2, "state": 12, "step": 6, "width": 10, "style": 8},
 }
 SILENT = [kind for kind in ADAPTERS if kind != "sinusoidal"]
 PER_STEP = [kind for kind, adapter in ADAPTERS.items() if adapter.per_step]
@@ -176,14 +179,48 @@ def test_adaptation_sums_effects_and_skips_what_is_none():
 def test_project_shows_the_weight_to_the_update():
     linear, x, shown = nn.Linear(4, 4), torch.randn(1, 2, 4), []
     adapt = Adaptation([Effects(update=lambda layer, name, a, weight: shown.append((layer, name, a, weight)))])
-    assert torch.equal(project(linear, "v_proj", x, 3, None), linear(x))
-    assert torch.equal(project(linear, "v_proj", x, 3, adapt), linear(x))
+    assert torch.equal(project({"v_proj": linear}, x, 3, None)[0], linear(x))
+    assert torch.equal(project({"v_proj": linear}, x, 3, adapt)[0], linear(x))
     assert len(shown) == 1 and shown[0][:2] == (3, "v_proj") and shown[0][2] is x and shown[0][3] is linear.weight
 
 
 def test_the_abstract_adapter_begins_nothing():
     with pytest.raises(NotImplementedError):
         Adapter().begin(None, None, None)
+
+
+class Largest(TorchDispatchMode):
+    """Remembers how many bytes the largest tensor has that is made while it is on."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        known = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in known:
+                self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
+        return result
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_no_update_is_formed_as_a_whole_matrix(kind):
+    """A frozen model with few tokens: nothing that a step makes, forward or backward, is as large as a weight; but for HiRA."""
+    torch.manual_seed(0)
+    options = {name: value for name, value in SPECS[kind].items() if name != "targets"}
+    config = lw.LoopedConfig(
+        vocab_size=40, hidden_size=64, intermediate_size=96, core_layers=1, depth=1, max_steps=1 if kind in PER_STEP else None,
+        adapters=[{"kind": kind, **options}],
+    )  # fmt: skip
+    model = lw.LoopedForCausalLM(config).requires_grad_(False)
+    for name, parameter in model.adapters.named_parameters():
+        parameter.requires_grad_(".bases." not in name)
+    e, p = model.embed(IDS[:1, :4])
+    with Largest() as largest:
+        y = model.step(e, e, 0, p)
+        if y.requires_grad:
+            y.sum().backward()
+    assert (largest.bytes >= 64 * 64 * 4) == (kind == "hira")
 
 
 # adapters on the stacks that run once

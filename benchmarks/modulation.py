@@ -1,0 +1,147 @@
+"""P5: what modulation costs. A layer whose seven linear maps are modulated per token at rank 32, against the same layer frozen.
+
+`layer`: the diagonals are given. `controller`: a step of the loop with a controller that makes them, pooling causally. `forward`
+alone, and `training`: forward and backward with everything frozen but what makes the diagonals. The FLOP overhead is what a
+product-bound device could not go below; the target allows 1.6 times that. `plain` is the equation map by map, each with an
+update of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.pairs import compare, report
+from loopwright.model.adapter.diagonal import Bases
+from loopwright.model.adapter.effects import Adaptation, Effects
+from loopwright.model.config import LoopedConfig
+from loopwright.model.context import Pass, Place
+from loopwright.model.cost import pass_flops
+from loopwright.model.looped import LoopedForCausalLM
+
+RANK, ALLOWED = 32, 1.6
+SHAPES = {
+    768: {"intermediate_size": 2048, "num_attention_heads": 12},
+    2048: {"intermediate_size": 5632, "num_attention_heads": 32},
+}
+PLACE = Place("core", 0, 0)
+
+
+def looped(width: int, kind: str | None, device: str, dtype: torch.dtype) -> LoopedForCausalLM:
+    """Returns a random model of one looped layer, frozen but for what makes the diagonals."""
+    torch.manual_seed(0)
+    adapters = [] if kind is None else [{"kind": kind, "rank": RANK}]
+    config = LoopedConfig(
+        vocab_size=64, hidden_size=width, depth=1, adapters=adapters, max_steps=1 if adapters else None, **SHAPES[width]
+    )
+    model = LoopedForCausalLM(config).to(device=device, dtype=dtype).eval()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith("adapters.") and ".bases." not in name)
+    return model
+
+
+def overhead(width: int, kind: str, rows: int, length: int) -> float:
+    """Returns the FLOPs that an adapter adds, as a share of the frozen layer's."""
+    flops = pass_flops(looped(width, kind, "meta", torch.float32).config, batch=rows, length=length)
+    return flops[kind] / (flops["core"] + flops["attention"])
+
+
+def map_by_map(bases: Bases, diagonals: Tensor) -> Effects:
+    """Returns the modulation as one writes it first: per map two products, a scaling and a sum."""
+
+    def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor:
+        d = diagonals[..., layer, bases.names.index(name), :]
+        return F.linear(F.linear(x, bases.a[name][layer]) * (bases.scale * d), bases.b[name][layer])
+
+    return Effects(update=lambda layer, name, x, weight: update(layer, name, x, weight) if name in bases.names else None)
+
+
+def layer_runs(width: int, rows: int, length: int, device: str, dtype: torch.dtype) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Returns the layer on a state: frozen, modulated, and modulated map by map."""
+    model = looped(width, "diagonal", device, dtype)
+    bases, block = model.adapters[0].bases, model.core[0]
+    _, p = model.embed(inputs_embeds=torch.zeros(rows, length, width, device=device, dtype=dtype))
+    diagonals = (0.1 * torch.randn(rows, length, 1, len(bases.names), RANK)).to(device=device, dtype=dtype).requires_grad_()
+    return {
+        "frozen": lambda x: block(x, p, PLACE),
+        "modulated": lambda x: block(x, p, PLACE, Adaptation([Effects(modulate=bases.modulated(diagonals))])),
+        "plain": lambda x: block(x, p, PLACE, Adaptation([map_by_map(bases, diagonals)])),
+    }
+
+
+def step_runs(width: int, rows: int, length: int, device: str, dtype: torch.dtype) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Returns a step of the loop: frozen, and under a controller."""
+    made: dict[str, Callable[[Tensor], Tensor]] = {}
+
+    def run(model: LoopedForCausalLM, p: Pass) -> Callable[[Tensor], Tensor]:
+        return lambda x: model.step(x, x, 0, p)
+
+    for name, kind in (("frozen", None), ("modulated", "controller")):
+        model = looped(width, kind, device, dtype)
+        made[name] = run(model, model.embed(inputs_embeds=torch.zeros(rows, length, width, device=device, dtype=dtype))[1])
+    return made
+
+
+def forward(run: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]:
+    """Returns a forward pass without gradients."""
+
+    def call() -> None:
+        with torch.no_grad():
+            run(x)
+
+    return call
+
+
+def training(run: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]:
+    """Returns a forward and a backward pass, to the state and to whatever trains."""
+    state = x.clone().requires_grad_()
+    grad = torch.randn_like(x)
+    return lambda: run(state).backward(grad)
+
+
+def graphed(call: Callable[[], object]) -> Callable[[], object]:
+    """Returns the call as it is timed: on a GPU one replayed graph, so that what is compared is the device's work."""
+    if not torch.cuda.is_available():
+        return call
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    return graph.replay
+
+
+def rows_of(width: int, rows: int, length: int, device: str, dtype: torch.dtype, pairs: int) -> None:
+    """Prints P5 at one width."""
+    x = torch.randn(rows, length, width).to(device=device, dtype=dtype)
+    facts: dict[str, Any] = {"width": width, "rank": RANK, "tokens": rows * length, "dtype": str(dtype).removeprefix("torch.")}
+    for what, kind, runs in (("layer", "diagonal", layer_runs), ("controller", "controller", step_runs)):
+        made = runs(width, rows, length, device, dtype)
+        flops = overhead(width, kind, rows, length)
+        row = {**facts, "flop_overhead": flops, "bound": 1 + flops, "target": f"<= {1 + ALLOWED * flops:.3f}"}
+        for mode in (forward, training):
+            frozen = graphed(mode(made["frozen"], x))
+            for name in [name for name in made if name != "frozen"]:
+                ratio = compare(graphed(mode(made[name], x)), frozen, pairs=pairs)
+                report(f"P5 {name} {what} / frozen, {mode.__name__}", {**row, **ratio})
+
+
+def main() -> None:
+    """Prints P5: on a GPU in bfloat16 at two widths, replayed as graphs; else at d = 768 on one core."""
+    if torch.cuda.is_available():
+        for width in SHAPES:
+            rows_of(width, 4, 2048, "cuda", torch.bfloat16, pairs=31)
+        return
+    torch.set_num_threads(1)
+    rows_of(768, 1, 512, "cpu", torch.float32, pairs=21)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What the controllers share: they pool the state, know the step, and may be told to forget at random while they train."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from loopwright.model.adapter.effects import Adapter
+from loopwright.model.adapter.pooling import POOLINGS
+from loopwright.model.context import Pass
+from loopwright.model.part import StepIndex, take
+from loopwright.settings import refuse_unknown
+
+POOL_NORMS = ("none", "rms")
+
+
+class Conditioned(Adapter):
+    """An adapter that reads the pooled state. Abstract. `pooling` is causal unless it is "sequence" (see pooling.py).
+
+    `pool_norm` "rms" divides each token's state by its root mean square before it is pooled: in a residual stream a few tokens
+    are far larger than the others, and their share in a mean changes with the length of the text.
+    """
+
+    per_step = True
+
+    def __init__(self, kind: str, pooling: str, chunk: int, leak_future: bool, pool_norm: str, dropout: float) -> None:
+        super().__init__()
+        refuse_unknown(f"{kind} pooling", [pooling], POOLINGS)
+        refuse_unknown(f"{kind} pool_norm", [pool_norm], POOL_NORMS)
+        if (pooling == "sequence") != leak_future:
+            raise ValueError(
+                f"{kind}: pooling {pooling!r} with leak_future={leak_future}; 'sequence' lets every token see the future "
+                "and needs leak_future=True, the others must not have it"
+            )
+        if leak_future:
+            warnings.warn(
+                f"{kind}: pooling 'sequence' leaks future tokens: losses are not likelihoods and generation is refused",
+                stacklevel=3,
+            )
+        if chunk < 1:
+            raise ValueError(f"{kind}: chunk {chunk}; allowed: at least 1")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"{kind}: dropout {dropout}; allowed: at least 0, below 1")
+        self.pooling, self.chunk, self.leaks_future = pooling, chunk, leak_future
+        self.pool_norm, self.dropout = pool_norm, dropout
+
+    def pooled(self, proj: nn.Linear, step: StepIndex, s: Tensor, p: Pass) -> Tensor:
+        """Returns the projected pooled state [B, T, W] (T is 1 for pooling "sequence")."""
+        if self.pool_norm == "rms":
+            s = F.rms_norm(s, (s.shape[-1],), eps=1e-6)
+        # the projection is linear, so pooling may come after it, at its fewer channels
+        return POOLINGS[self.pooling](proj(s), self.key, step.t if self.stack == "core" else None, p, self.chunk)
+
+    def place(self, table: Tensor, step: StepIndex, like: Tensor) -> Tensor:
+        """Returns the row of a step's table [S, W] for every token of `like` [B, T, …]."""
+        row = take(table, step)
+        return row.expand(*like.shape[:-1], -1) if row.dim() == 1 else row[:, None].expand(-1, like.shape[1], -1)
+
+    def drop(self, x: Tensor) -> Tensor:
+        """Returns x with some of its channels forgotten, in training."""
+        return F.dropout(x, self.dropout, self.training)
