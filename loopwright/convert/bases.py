@@ -9,8 +9,8 @@ rank, A = Vh[:r] and B = U[:, :r] · S[:r]. Only one residual is there at a time
 - `weighted`: the residuals of `mean` for bases and of `per-step` for low-rank, with the input channels scaled by the root mean
   square of what enters them, so that the error counts where the map is used.
 
-The norm before a map scales its input; the last two fold its difference into the residual, and `low-rank` with `bias` takes the
-difference of biases too. The first one does neither, as published.
+The norm before a map scales its input by γ; the last two fold it in, W γ in the place of W and A / γ_core in that of A, and
+`low-rank` with `bias` takes the difference of biases too. The first one does neither, as published.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from loopwright.model.adapter.diagonal import Controller, StaticDiagonal
 from loopwright.model.adapter.effects import BRANCHES
 from loopwright.model.adapter.lowrank import LowRank
-from loopwright.model.block import Block
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.norm import RMSNorm
 from loopwright.settings import refuse_unknown
 
 HOWS = ("mean", "per-step", "weighted")
 OVERSAMPLE, POWERS = 8, 4
+TINY = 1e-6  # of the largest channel: below it a channel counts as shut
 
 
 class Groups(Protocol):
@@ -96,18 +96,20 @@ def start_bases(
 
 @torch.no_grad()
 def input_scales(source: LoopedForCausalLM, layout: Groups, input_ids: Tensor) -> dict[str, Tensor]:
-    """Returns, for each linear map, the root mean square of its input channels [core layers, in] over the layers that each layer of
-    the core stands for, on some text."""
-    blocks, squares, hooks = [*source.prelude, *source.coda], {}, []
+    """Returns, for each linear map, the root mean square of its input channels on some text, [source layers, in]; zero in layers
+    that the layout does not ask for."""
+    blocks, hooks = [*source.prelude, *source.coda], []
+    found: dict[str, Tensor] = {}
 
     def watch(layer: int, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            squares[layer, name] = inputs[0].float().square().flatten(0, -2).mean(0)
+            rows = inputs[0].float().flatten(0, -2)
+            found.setdefault(name, rows.new_zeros(len(blocks), rows.shape[-1]))[layer] = rows.square().mean(0).sqrt()
 
         return hook
 
-    for layer, block in enumerate(blocks):  # in a dense model each module runs once
-        for path, module in block.named_modules():
+    for layer in {member for group in layout.groups for member in group}:  # in a dense model each module runs once
+        for path, module in blocks[layer].named_modules():
             if isinstance(module, nn.Linear):
                 hooks.append(module.register_forward_pre_hook(watch(layer, path.split(".")[-1])))
     try:
@@ -115,8 +117,7 @@ def input_scales(source: LoopedForCausalLM, layout: Groups, input_ids: Tensor) -
     finally:
         for hook in hooks:
             hook.remove()
-    names = dict.fromkeys(name for _, name in squares)
-    return {name: torch.stack([_mean([squares[m, name] for m in group]) for group in layout.groups]).sqrt() for name in names}
+    return found
 
 
 @dataclass(frozen=True)
@@ -141,12 +142,12 @@ class Removal:
         return found
 
     def residual(self, layer: int, name: str, members: Sequence[int]) -> Tensor:
-        """Returns the mean over source layers of W_l − W_core, float32 [out, in]."""
+        """Returns the mean over source layers of W_l − W_core, float32 [out, in]; norms folded in, of W_l γ_l − W_core γ_core."""
         core, blocks = self.model.core[layer], [*self.source.prelude, *self.source.coda]
-        kept = _linear(core, name).weight.float()
+        kept = self._folded(core, name)
         total = torch.zeros_like(kept)
         for member in members:
-            total += self._as_seen_by(core, blocks[member], name)
+            total += self._folded(blocks[member], name)
             total -= kept
         return total.div_(len(members))
 
@@ -155,29 +156,43 @@ class Removal:
         blocks, kept = [*self.source.prelude, *self.source.coda], _linear(self.model.core[layer], name).bias
         return 0.0 if kept is None else _mean([_linear(blocks[m], name).bias.float() - kept.float() for m in members])
 
-    def factors(self, layer: int, name: str, members: Sequence[int], rank: int) -> tuple[Tensor, Tensor, float]:
-        """Returns b [out, r], a [r, in] and the relative error of b a."""
+    def factors(self, layer: int, name: str, members: Sequence[int], rank: int) -> tuple[Tensor | float, Tensor | None, float]:
+        """Returns b [out, r], a [r, in] and the relative error of b a; 0 and None where there is no residual."""
         delta = self.residual(layer, name, members)
-        scale = None if self.scales is None else self.scales[name][layer].to(delta)
+        scale = self._scale(name, members)
         if scale is not None:
-            scale = scale.clamp(min=1e-6 * float(scale.max()) or 1.0)  # a channel that never fires must not divide by zero
             delta.mul_(scale)
         size = float(delta.norm())
+        if not size:  # its singular vectors would say nothing: a stays as it started
+            return 0.0, None, 0.0
         b, a = self.decompose(delta, rank)
-        error = float(delta.addmm_(b, a, alpha=-1).norm()) / size if size else 0.0
-        return b, a if scale is None else a / scale, error
+        error = float(delta.addmm_(b, a, alpha=-1).norm()) / size
+        for divisor in (scale, self._gain(self.model.core[layer], name)):
+            a = a if divisor is None else torch.where(divisor.abs() > TINY * divisor.abs().max(), a / divisor, 0.0)
+        return b, a, error
 
-    def _as_seen_by(self, core: Block, block: Block, name: str) -> Tensor:
-        """Returns the weight of a removed layer, as it would act behind the core's own norm."""
-        weight = _linear(block, name).weight.float()
+    def _gain(self, block: nn.Module, name: str) -> Tensor | None:
+        """Returns the weight of the norm before a map, None where it is not folded in."""
         if not self.fold or name in ("o_proj", "down_proj"):
-            return weight
-        theirs, ours = ((b.attention_norms if name[0] in "qkv" else b.mlp_norms).input for b in (block, core))
-        if not isinstance(theirs, RMSNorm) or not isinstance(ours, RMSNorm):
-            return weight
-        through, least = ours.weight.float(), 1e-4 * float(ours.weight.abs().max())
-        # what the core's norm shuts out, no residual can bring back
-        return weight * torch.where(through.abs() > least, theirs.weight.float() / through, 1.0)
+            return None
+        norm = block.get_submodule(("attention_norms" if name[0] in "qkv" else "mlp_norms") + ".input")
+        return norm.weight.float() if isinstance(norm, RMSNorm) else None
+
+    def _folded(self, block: nn.Module, name: str) -> Tensor:
+        weight, gain = _linear(block, name).weight.float(), self._gain(block, name)
+        return weight if gain is None else weight * gain
+
+    def _scale(self, name: str, members: Sequence[int]) -> Tensor | None:
+        """Returns the root mean square of what the (folded) maps of these layers read."""
+        if self.scales is None:
+            return None
+        blocks = [*self.source.prelude, *self.source.coda]
+        squares = []
+        for member in members:
+            rms, gain = self.scales[name][member].float(), self._gain(blocks[member], name)
+            squares.append((rms if gain is None else rms / gain.abs().clamp(min=TINY * float(gain.abs().max()))).square())
+        scale = _mean(squares).sqrt()
+        return scale.clamp(min=TINY * float(scale.max()))
 
 
 def exact(delta: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -205,8 +220,9 @@ def _start_low_rank(where: str, adapter: LowRank, removal: Removal, how: str) ->
             for step in range(len(a)):
                 members = removal.removed(layer) if how == "mean" else stands_for(removal.layout.groups[layer], step, len(a))
                 left, right, error = removal.factors(layer, name, members, rank)
-                a[step, layer].copy_(right)
-                adapter.factors.b[name][step, layer].copy_(left / adapter.scale)
+                if right is not None:
+                    a[step, layer] = right
+                adapter.factors.b[name][step, layer] = left / adapter.scale
                 if name in adapter.biases and how != "mean":
                     adapter.biases[name][step, layer] = removal.bias(layer, name, members)
                 yield Reconstruction(f"{where}.{name}", layer, step, rank, error)
@@ -223,8 +239,9 @@ def _start_shared(where: str, adapter: StaticDiagonal | Controller, removal: Rem
             at = 0
             for members, rank in zip(parts, ranks, strict=True):
                 left, right, error = removal.factors(layer, name, members, rank)
-                a[layer, at : at + rank].copy_(right)
-                bases.b[name][layer, :, at : at + rank].copy_(left)
+                if right is not None:
+                    a[layer, at : at + rank] = right
+                bases.b[name][layer, :, at : at + rank] = left
                 at += rank
                 step = removal.layout.groups[layer].index(members[0]) if how == "per-step" else None
                 yield Reconstruction(f"{where}.{name}", layer, step, rank, error)

@@ -108,6 +108,41 @@ def test_shared_bases_divide_their_rank_by_layers():
     assert gap(bases.b["o_proj"][0][:, 3:6] @ bases.a["o_proj"][0][3:6], b @ a) < 1e-5
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["per-step", "weighted"])
+def test_a_channel_that_a_norm_all_but_shuts_does_not_take_the_rank(how):
+    """The residual counts behind the norms: with γ of the core near zero in a channel, W γ there is near zero too."""
+    source = dense(attention_bias=[])
+    with torch.no_grad():
+        source.prelude[1].attention_norms.input.weight[3] = 1e-4
+    model = cut(source, RELAXED, **per_step(4, targets=["q_proj"]))
+    scales = input_scales(source, RELAXED, IDS) if how == "weighted" else None
+    rows = start_bases(model, source, RELAXED, how=how, activations=scales)
+    row = next(row for row in rows if (row.layer, row.step) == (0, 1))
+    first, third = (source.prelude[i] for i in (1, 3))
+    gains = [block.attention_norms.input.weight for block in (first, third)]
+    delta = third.self_attn.q_proj.weight * gains[1] - first.self_attn.q_proj.weight * gains[0]
+    scale = torch.ones(16) if scales is None else scales["q_proj"][3] / gains[1].abs()
+    factors = model.adapters[0].factors
+    rest = delta - factors.b["q_proj"][1, 0] @ (factors.a["q_proj"][1, 0] * gains[0])
+    best = torch.linalg.svdvals(delta * scale)
+    assert row.error == pytest.approx(float(best[4:].norm() / best.norm()), rel=1e-3)
+    assert float((rest * scale).norm() / best.norm()) == pytest.approx(row.error, rel=1e-3)
+
+
+@torch.no_grad()
+def test_a_step_that_is_the_core_itself_keeps_its_fresh_start():
+    """Nothing to add, and factors that can still learn: A as it started, B zero."""
+    source = dense()
+    model = cut(source, RELAXED, **per_step(4))
+    fresh = {name: table[0].clone() for name, table in model.adapters[0].factors.a.items()}
+    rows = start_bases(model, source, RELAXED, how="per-step")
+    assert all(row.error == 0.0 for row in rows if row.step == 0)
+    for name, table in model.adapters[0].factors.a.items():
+        assert torch.equal(table[0], fresh[name]) and not torch.equal(table[1], fresh[name])
+        assert not model.adapters[0].factors.b[name][0].any()
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 6), st.integers(0, 5))
 def test_the_randomised_svd_is_the_exact_one(rows, columns, rank, seed):
@@ -127,16 +162,17 @@ def test_weights_move_the_error_to_where_little_enters():
     source = dense()
     model = cut(source, MIDDLE, adapters=[{"kind": "diagonal", "rank": 2, "targets": ["down_proj"]}], max_steps=4)
     scales = input_scales(source, MIDDLE, IDS)
-    assert scales["down_proj"].shape == (1, 24)
+    assert scales["down_proj"].shape == (8, 24)
+    scale = scales["down_proj"][[2, 3, 5, 6]].square().mean(0).sqrt()
     bases, errors = model.adapters[0].bases, {}
     weights = [source.prelude[i].mlp.down_proj.weight for i in range(8)]
     delta = torch.stack([weights[i] - weights[4] for i in (2, 3, 5, 6)]).mean(0)
     for how in ("mean", "weighted"):
         (row,) = start_bases(model, source, MIDDLE, how=how, activations=scales if how == "weighted" else None)
         rest = delta - bases.b["down_proj"][0] @ bases.a["down_proj"][0]
-        errors[how] = float(rest.norm()), float((rest * scales["down_proj"][0]).norm())
+        errors[how] = float(rest.norm()), float((rest * scale).norm())
     assert errors["weighted"][1] < errors["mean"][1] and errors["mean"][0] < errors["weighted"][0]
-    assert row.error == pytest.approx(errors["weighted"][1] / float((delta * scales["down_proj"][0]).norm()), abs=1e-6)
+    assert row.error == pytest.approx(errors["weighted"][1] / float((delta * scale).norm()), abs=1e-6)
 
 
 @torch.no_grad()
@@ -144,12 +180,11 @@ def test_scales_are_those_of_the_inputs():
     source = dense()
     scales = input_scales(source, RELAXED, IDS)
     _, p = source.embed(IDS)
-    x, squares = source.token_vectors(IDS), []
+    x = source.token_vectors(IDS)
     for i, block in enumerate(source.prelude):
-        if i in (1, 3, 5):
-            squares.append(block.attention_norms.input(x).square().flatten(0, 1).mean(0))
+        expected = block.attention_norms.input(x).square().flatten(0, 1).mean(0).sqrt() * (1 <= i <= 6)
+        assert gap(scales["q_proj"][i], expected) < 1e-6
         x = block(x, p, Place("prelude", 0, i))
-    assert gap(scales["q_proj"][0], torch.stack(squares).mean(0).sqrt()) < 1e-6
     assert not any(module._forward_pre_hooks for module in source.modules())
 
 
