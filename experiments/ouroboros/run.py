@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,6 @@ def made(row: Row, source: str, corpus: str, shards: str, extra: tuple[str, ...]
         return lw.load(source), []
     if row.objective is None:
         return lw.retrofit(source, row.system, **parse_overrides(row.changes)), []
-    teach_double_shift()
     overrides = [
         f"model={{kind: retrofit, source: {source}, system: {row.system}}}", *SETTINGS,
         *[f"model.changes.{change}" for change in row.changes],
@@ -95,22 +94,6 @@ def depths_of(model: Any) -> list[int] | None:
         return None
     ends = model.config.max_steps if model.config.beyond_max_steps == "refuse" else None
     return [depth for depth in DEPTHS if ends is None or depth <= ends]
-
-
-def teach_double_shift() -> None:
-    """Adds the fault of the public trainers as an objective: position i learns the token after the next one."""
-    from loopwright.data.batch import IGNORED
-    from loopwright.train.objective import OBJECTIVES, Final
-
-    class DoubleShift(Final):
-        """`final` on labels that are shifted once more."""
-
-        def __call__(self, model: Any, walk: Any) -> Any:
-            late = walk.batch.labels.roll(-1, dims=1)
-            late[:, -1] = IGNORED
-            return super().__call__(model, replace(walk, batch=replace(walk.batch, labels=late, asked=None)))
-
-    OBJECTIVES["double-shift"] = DoubleShift
 
 
 def main() -> None:
