@@ -99,7 +99,9 @@ def carry_out(arm: str, seed: int, changes: Sequence[str], rows: int) -> dict[st
 
 
 def cost(log: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Returns what updates with the penalty take against those without, each depth's median against the same depth's."""
+    """Returns what updates with the penalty take against those without, each depth's median against the same depth's.
+
+    Wall time: it says something where the machine did nothing else. `cost.py` compares pairs."""
     seconds: dict[bool, dict[int, list[float]]] = {True: {}, False: {}}
     for row in log:
         if "loss" in row:
