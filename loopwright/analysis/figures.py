@@ -202,7 +202,7 @@ def length_by_depth_heatmap(
                     # white on the dark half, black on the light half, whatever the page
                     colour = "#ffffff" if value < 55 else "#000000"
                     axes.text(j + 0.5, i + 0.5, _cell(value), ha="center", va="center", color=colour, fontsize=8)
-        kept = _spread(len(columns), 10)
+        kept = _spread(len(columns), 14)
         axes.set_xticks([place + 0.5 for place in kept], [str(columns[place]) for place in kept])
         axes.set_yticks([place + 0.5 for place in range(len(rows))], rows)
         for label in axes.get_yticklabels():

@@ -169,7 +169,8 @@ def _sweep(
     source = found.valid if name == "valid" else found.tests[name]
     if rows is not None:
         source = FirstRows(source, rows)
-    decoded = sorted({depths[0], depths[len(depths) // 2], depths[-1]}) if decode and found.exact else []
+    decodable = found.exact and not found.in_place
+    decoded = sorted({depths[0], depths[len(depths) // 2], depths[-1]}) if decode and decodable else []
     with progress() as bar:
         task = bar.add_task(name)
         return sweep(

@@ -17,6 +17,7 @@ Progress = Callable[[str, int, int | None], None]  # what is being done, how muc
 @dataclass(frozen=True)
 class Batch:
     """Rows of tokens. `labels` are the input ids where a token is to be predicted, else −100; the model shifts them, once.
+    Where answers stand in place (`Splits.in_place`) they are the answer to the token before.
 
     `attention_mask` is None where no row is padded, `segment_ids` where each row is one document. `rows` holds the place of
     each row in the global order of samples, neighbours in it, the same whatever the number of processes. `lengths` counts the
@@ -114,4 +115,5 @@ class Splits:
     eos_id: int | None = None
     pad_id: int | None = None
     exact: bool = False  # whether an answer is right or wrong as a whole: tasks and question/answer pairs, not running text
+    in_place: bool = False  # whether answers stand at the tokens they are about, so that there is nothing to decode
     notes: Mapping[str, Any] = field(default_factory=dict)  # what a report may tell of the data: counts, what was left out

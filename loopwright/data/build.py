@@ -11,6 +11,7 @@ from loopwright.data.addition import Addition
 from loopwright.data.batch import Progress, Splits
 from loopwright.data.chain import Chain
 from loopwright.data.chat import Chat
+from loopwright.data.columns import Columns
 from loopwright.data.hops import Hops
 from loopwright.data.text import Hub, Text
 from loopwright.settings import build_kind, check_kind
@@ -36,4 +37,12 @@ def check_vocab(splits: Splits, vocab_size: int) -> None:
         )
 
 
-DATA: dict[str, type] = {"addition": Addition, "hops": Hops, "chain": Chain, "text": Text, "hub": Hub, "chat": Chat}
+DATA: dict[str, type] = {
+    "addition": Addition,
+    "hops": Hops,
+    "chain": Chain,
+    "columns": Columns,
+    "text": Text,
+    "hub": Hub,
+    "chat": Chat,
+}

@@ -54,6 +54,7 @@ class Alphabet:
 class Table:
     """Rows of ids [N, T] (bytes), padded on the right; the answer of row i, EOS included, is ids[i, starts[i]:lengths[i]].
 
+    `answers` [N, T] stands for ids there where an answer is not what comes next in the row, but said at the tokens it is about.
     `needs` [N] counts the operations that an answer needs one after another: the depth of a model that does one a step.
     `padding` says how batches tell their padding: by an attention mask ("masked", right for every model), or by `lengths` alone
     ("plain": a causal model computes the same on real tokens, with the faster kernels that take no mask).
@@ -66,6 +67,7 @@ class Table:
     alphabet: Alphabet
     padding: str = "masked"
     ragged: bool = True  # whether any row is padded at all
+    answers: Tensor | None = None
 
     def __len__(self) -> int:
         return self.ids.shape[0]
@@ -77,7 +79,8 @@ class Table:
         lengths = self.lengths[chosen]
         place = torch.arange(ids.shape[1], device=ids.device)
         real = place < lengths[:, None]
-        labels = torch.where(real & (place >= self.starts[chosen][:, None]), ids, IGNORED)
+        said = ids if self.answers is None else self.answers[chosen].long()
+        labels = torch.where(real & (place >= self.starts[chosen][:, None]), said, IGNORED)
         if not self.ragged:
             return Batch(ids, labels)
         return Batch(ids, labels, attention_mask=real.long() if self.padding == "masked" else None, lengths=lengths)
@@ -88,27 +91,30 @@ class Table:
 
     def to(self, device: torch.device | str) -> Table:
         """Returns the same rows on a device."""
-        moved = {name: getattr(self, name).to(device) for name in ("ids", "starts", "lengths", "needs")}
-        return replace(self, **moved)
+        held = {name: getattr(self, name) for name in ("ids", "starts", "lengths", "needs", "answers")}
+        return replace(self, **{name: x.to(device) for name, x in held.items() if x is not None})
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows under construction: ids [N, T] with the answer at [starts, lengths), and what each needs."""
+    """Rows under construction: ids [N, T] with the answer at [starts, lengths), what each needs, and answers in place."""
 
     ids: np.ndarray
     starts: np.ndarray
     lengths: np.ndarray
     needs: np.ndarray
+    answers: np.ndarray | None = None
 
     def table(self, alphabet: Alphabet, padding: str) -> Table:
         """Returns the finished table."""
         starts, lengths, needs = (torch.from_numpy(x.astype(np.int64)) for x in (self.starts, self.lengths, self.needs))
         ragged = bool((self.lengths < self.ids.shape[1]).any())
-        return Table(torch.from_numpy(self.ids.astype(np.uint8)), starts, lengths, needs, alphabet, padding, ragged)
+        ids, answers = (None if x is None else torch.from_numpy(x.astype(np.uint8)) for x in (self.ids, self.answers))
+        assert ids is not None
+        return Table(ids, starts, lengths, needs, alphabet, padding, ragged, answers)
 
 
 def stack(parts: Sequence[Rows], order: np.ndarray) -> Rows:
     """Returns rows of several kinds as one, in the given order, so that any stretch of them is a mixture."""
-    fields = ([getattr(part, name) for part in parts] for name in ("ids", "starts", "lengths", "needs"))
-    return Rows(*(np.concatenate(field)[order] for field in fields))
+    named = [name for name in ("ids", "starts", "lengths", "needs", "answers") if getattr(parts[0], name) is not None]
+    return Rows(**{name: np.concatenate([getattr(part, name) for part in parts])[order] for name in named})

@@ -31,6 +31,7 @@ class Task(ABC):
     counts: Mapping[str, int]  # rows of test, valid and train, in this order
     seed: int
     padding: str
+    in_place: bool = False  # whether answers stand at the tokens they are about, not after them
 
     @abstractmethod
     def draw(self, group: int, bits: np.random.PCG64, count: int) -> Matrix:
@@ -69,6 +70,7 @@ class Task(ABC):
             eos_id=self.alphabet.eos_id,
             pad_id=self.alphabet.pad_id,
             exact=True,
+            in_place=self.in_place,
             notes={"example": tables["train"].show(0), "rows": {name: len(table) for name, table in tables.items()}},
         )
 

@@ -150,6 +150,8 @@ def _split_rows(batch: Rows) -> tuple[list[Tensor], list[Tensor]]:
         places = (wanted[1:] != IGNORED).nonzero()[:, 0] + 1  # nothing stands before the first token: it is never predicted
         if not len(places) or int(places[-1] - places[0]) + 1 != len(places):
             raise ValueError(f"decode_exact: row {row} has {len(places)} targets with gaps or none; allowed: one unbroken answer")
+        if bool((ids[places] != wanted[places]).any()):
+            raise ValueError(f"decode_exact: the targets of row {row} are not its tokens; allowed: an answer that follows a prompt")
         first = int(places[0])
         prompts.append(ids[:first][real[:first]])
         answers.append(wanted[places])

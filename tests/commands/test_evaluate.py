@@ -45,6 +45,12 @@ def test_a_model_on_the_data_of_a_recipe(run: Path, tmp_path: Path) -> None:
     assert evaluate(str(run), depths="2", rows=4, splits=["valid"])["valid"].loss == reports["valid"].loss
 
 
+def test_answers_in_place_are_not_decoded(tmp_path: Path) -> None:
+    train("addition-longer", [], out=str(tmp_path / "run"), toy=True)
+    reports = evaluate(str(tmp_path / "run"), depths="1:3")
+    assert "length-12" in reports and all(report.decoded == () and report.exact[0] is not None for report in reports.values())
+
+
 def test_what_is_asked_wrongly_is_said(run: Path) -> None:
     with pytest.raises(ValueError, match="split: unknown 'tset'; did you mean 'test'"):
         evaluate(str(run), splits=["tset"])

@@ -17,6 +17,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "addition": {"kind": "addition", "digits": 2, **SMALL},
     "hops": {"kind": "hops", **SMALL},
     "chain": {"kind": "chain", **SMALL},
+    "columns": {"kind": "columns", **SMALL},
 }
 TEXTS: dict[str, dict[str, Any]] = {
     "text": {"kind": "text", "files": "{folder}/set/train.jsonl"},

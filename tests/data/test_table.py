@@ -72,6 +72,16 @@ def test_stack_mixes_rows_and_keeps_what_belongs_together() -> None:
     assert mixed.lengths.tolist() == [3, 1, 2]
 
 
+def test_answers_in_place_are_labels_beside_the_ids() -> None:
+    ids, answers = np.array([[0, 1, 4], [1, 4, 3]]), np.array([[3, 2, 0], [3, 1, 3]])
+    rows = Rows(ids, np.array([1, 1]), np.array([3, 2]), np.array([1, 1]), answers)
+    table = stack([rows, rows], np.array([1, 2, 0, 3])).table(LETTERS, "masked")
+    batch = table.batch([0, 1])
+    assert batch.input_ids.tolist() == [[1, 4, 3], [0, 1, 4]] and batch.labels.tolist() == [[-100, 1, -100], [-100, 2, 0]]
+    moved = table.to("meta").answers
+    assert moved is not None and moved.device.type == "meta"
+
+
 def test_a_table_moves_whole() -> None:
     moved = small().to("meta")
     assert {x.device.type for x in (moved.ids, moved.starts, moved.lengths, moved.needs)} == {"meta"}

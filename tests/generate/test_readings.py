@@ -247,5 +247,8 @@ def test_rows_that_cannot_be_decoded_are_refused() -> None:
         decode_exact(model, Batch(ids, gap), 2, eos_id=14)
     with pytest.raises(ValueError, match="row 0 has 0 targets"):
         decode_exact(model, Batch(ids, torch.full_like(ids, -100)), 2, eos_id=14)
+    in_place = torch.where(torch.arange(6) > 2, (ids + 1) % 15, -100)
+    with pytest.raises(ValueError, match="the targets of row 0 are not its tokens"):
+        decode_exact(model, Batch(ids, in_place), 2, eos_id=14)
     with pytest.raises(ValueError, match="several documents"):
         decode_exact(model, Batch(ids, ids, segment_ids=torch.zeros_like(ids)), 2, eos_id=14)

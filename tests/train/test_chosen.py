@@ -27,7 +27,7 @@ def names(model: torch.nn.Module) -> set[str]:
 
 
 def learn_once(job: Job) -> None:
-    for batch, plan in job.draw(Progress()):
+    for batch, plan in job.draw(Progress()).pairs:
         job.learn(batch, plan, Share(), None)
 
 

@@ -1,0 +1,57 @@
+"""What the penalty costs in `addition-longer`: whole updates with it against the same updates without, pair by pair.
+
+    python -m experiments.longer.cost a.b=c …
+
+On a CPU the processor time of one thread, on a GPU the time of one replayed graph (as in benchmarks/jacobian.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+import loopwright as lw
+from benchmarks.jacobian import ready
+from benchmarks.pairs import compare, report
+from loopwright.data.build import build_data
+from loopwright.recipes.shelf import recipe
+from loopwright.settings import build_kind
+from loopwright.train.depth import RULES
+from loopwright.train.jacobian import JacobianPenalty
+from loopwright.train.objective import OBJECTIVES
+from loopwright.train.walk import Plan, walk
+
+PAIRS = 11
+
+
+def main() -> None:
+    """Prints the ratio over one update at each depth that the recipe trains at."""
+    chosen = recipe("addition-longer", sys.argv[1:])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    model = lw.build(chosen.model["name"], **chosen.model["changes"]).to(device).train()
+    batch = build_data(chosen.data).train.batch(range(chosen.batch)).ready().to(device)
+    objective = build_kind(chosen.objective, OBJECTIVES)
+    weight, least, most = chosen.penalties[0]["weight"], *build_kind(chosen.depth, RULES).span[::2]
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True, capturable=device == "cuda")
+
+    def updates(penalty: JacobianPenalty | None) -> Callable[[], None]:
+        def run() -> None:
+            for number, depth in enumerate(range(least, most + 1)):
+                path = walk(model, batch, Plan(depth, depth, number), keeps=objective.reads, rider=penalty)
+                loss = objective(model, path)[0]
+                (loss if penalty is None else loss + weight * penalty(model, path)).backward()
+                optimiser.step()
+                model.zero_grad(set_to_none=True)
+
+        return run
+
+    row = {"depths": f"{least}:{most}", "rows": chosen.batch, "width": model.config.hidden_size}
+    with_term, without = ready(updates(JacobianPenalty())), ready(updates(None))
+    report("addition-longer: update with the penalty / without", {**row, **compare(with_term, without, pairs=PAIRS, warm_up=1)})
+
+
+if __name__ == "__main__":
+    main()

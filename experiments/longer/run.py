@@ -1,0 +1,169 @@
+"""Trains seeds of `addition-longer`, with the penalty and without, and measures exact match over operand length × depth.
+
+    python -m experiments.longer.run OUT.jsonl --seeds 0,1,2 --change graph=true --change precision=tf32
+    python -m experiments.longer.run OUT.jsonl --draw FOLDER
+
+Each run is one line of OUT; what is already there is left out. A GPU is used where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from loopwright.analysis.figures import length_by_depth_heatmap
+from loopwright.data.batch import FirstRows, Source
+from loopwright.data.columns import ALPHABET, Columns
+from loopwright.data.draw import Matrix, below, stream
+from loopwright.data.table import Table
+from loopwright.evaluate.sweep import sweep
+from loopwright.recipes.shelf import recipe
+from loopwright.run import origin, read_log
+from loopwright.train.loop import train
+from loopwright.train.monitor import measure
+
+ARMS = {"penalty": (), "plain": ("penalties=[]",)}
+LENGTHS = (4, 8, 16, 24, 32, 48, 64)
+DEPTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
+ROWS = 500
+ROWS_OF_A_RADIUS = 8
+
+
+def stretches(length: int, bits: np.random.PCG64, rows: int) -> Matrix:
+    """Returns columns as the task draws them."""
+    return Columns().draw(length, bits, rows)
+
+
+def random_digits(length: int, bits: np.random.PCG64, rows: int) -> Matrix:
+    """Returns columns of two random digits each: long carries are rare."""
+    return below(bits, 10, rows, 2 * length)
+
+
+def ripples(length: int, bits: np.random.PCG64, rows: int) -> Matrix:
+    """Returns columns of which the first makes a carry and all others hand it on: a row needs as many steps as it has columns."""
+    columns = below(bits, 10, rows, length, 2)
+    columns[:, 1:, 1] = 9 - columns[:, 1:, 0]
+    columns[:, 0, 0] = 1 + below(bits, 9, rows)
+    columns[:, 0, 1] = 9 - below(bits, 9, rows) % columns[:, 0, 0]
+    return columns.reshape(rows, 2 * length)
+
+
+KINDS = {"stretches": stretches, "random": random_digits, "ripples": ripples}
+
+
+def table(kind: str, length: int, rows: int) -> Table:
+    """Returns new rows of a kind; short ones may be training rows, from 16 digits on none is."""
+    bits = stream(1, length, list(KINDS).index(kind))
+    return Columns().write(length, KINDS[kind](length, bits, rows), bits, length + 3).table(ALPHABET, "plain")
+
+
+def carry_out(arm: str, seed: int, changes: Sequence[str], rows: int) -> dict[str, Any]:
+    """Trains one run, measures it, and returns all numbers."""
+    chosen = recipe("addition-longer", [*ARMS[arm], f"seed={seed}", *changes])
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        outcome = train(chosen, Path(folder) / "run")
+        trained = time.perf_counter() - began
+        log = read_log(outcome.run.log)
+    if not outcome.finished:
+        sys.exit(f"{arm}-{seed}: stopped after {outcome.progress.update} of {chosen.updates} updates; nothing is measured")
+    torch.set_float32_matmul_precision("highest")
+    model, splits = outcome.model, outcome.splits
+    names = [f"length-{length}" for length in LENGTHS]
+    sources: dict[str, dict[str, Source]] = {
+        "test": {name: FirstRows(splits.tests[name], rows) for name in names if name in splits.tests}
+    }
+    sources |= {kind: {f"length-{n}": table(kind, n, rows) for n in LENGTHS} for kind in KINDS if kind != "stretches"}
+    found = {
+        kind: {name: asdict(sweep(model, source, depths=DEPTHS, batch_size=rows, exact=True)) for name, source in held.items()}
+        for kind, held in sources.items()
+    }
+    batch = table("stretches", LENGTHS[-1], ROWS_OF_A_RADIUS).batch(range(ROWS_OF_A_RADIUS)).to(model.device)
+    return {
+        "name": f"{arm}-{seed}", "arm": arm, "seed": seed, "recipe": chosen.data_of(), "device": str(model.device),
+        "train_seconds": trained, "solved_at": outcome.progress.solved_at, "cost": cost(log),
+        "looks": [[row["update"], {d: v["exact"] for d, v in row["valid"].items()}] for row in log if "valid" in row],
+        "found": found, "radius": measure(model, batch, 2 * LENGTHS[-1], rows=ROWS_OF_A_RADIUS), "origin": origin(),
+    }  # fmt: skip
+
+
+def cost(log: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Returns what updates with the penalty take against those without, each depth's median against the same depth's.
+
+    Wall time: it says something where the machine did nothing else. `cost.py` compares pairs."""
+    seconds: dict[bool, dict[int, list[float]]] = {True: {}, False: {}}
+    for row in log:
+        if "loss" in row:
+            seconds["jacobian" in row].setdefault(row["depth"][0], []).append(row["seconds"])
+    both = sorted(set(seconds[True]) & set(seconds[False]))
+    if not both:
+        return None
+    on, off = (sum(median(seconds[counted][depth]) for depth in both) for counted in (True, False))
+    return {"ratio": on / off, "depths": both, "updates_on": sum(map(len, seconds[True].values()))}
+
+
+def draw(runs: list[dict[str, Any]], folder: Path) -> list[Path]:
+    """Draws exact match over length × depth, the worst seed in each cell, for each arm and kind of rows; returns the files."""
+    files = []
+    for arm in sorted({run["arm"] for run in runs}):
+        of_arm = [run for run in runs if run["arm"] == arm]
+        trained = {f"length-{n}" for run in of_arm for n in run["recipe"]["data"]["lengths"]}
+        for kind in of_arm[0]["found"]:
+            names = list(of_arm[0]["found"][kind])
+            values = [
+                [min(cell) for cell in zip(*(run["found"][kind][name]["exact"] for run in of_arm), strict=True)] for name in names
+            ]
+            files.append(folder / f"{arm}-{kind}.svg")
+            length_by_depth_heatmap(
+                values, rows=[_digits(name) for name in names], columns=of_arm[0]["found"][kind][names[0]]["depth"],
+                trained_rows=[_digits(name) for name in trained], path=files[-1],
+            )  # fmt: skip
+    return files
+
+
+def _digits(name: str) -> str:
+    return f"{name.removeprefix('length-')} digits"
+
+
+def main() -> None:
+    """Reads the command line and runs what is missing, or draws what is there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out")
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--rows", type=int, default=ROWS, help="rows of a test at each length")
+    parser.add_argument("--change", action="append", default=[], help="a.b=c, laid over the recipe")
+    parser.add_argument("--draw", help="a folder for the figures; nothing is trained")
+    options = parser.parse_args()
+    path = Path(options.out)
+    runs = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    if options.draw is not None:
+        print(*draw(runs, Path(options.draw)), sep="\n")
+        return
+    unknown = [arm for arm in options.arms.split(",") if arm not in ARMS]
+    if unknown:
+        sys.exit(f"arms: unknown {unknown[0]!r}; allowed: {', '.join(ARMS)}")
+    for seed in map(int, options.seeds.split(",")):
+        for arm in options.arms.split(","):
+            if f"{arm}-{seed}" in {run["name"] for run in runs}:
+                continue
+            line = carry_out(arm, seed, [f"data.test={options.rows * 5}", *options.change], options.rows)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(f"{line['name']}: {line['train_seconds']:.0f} s, solved at {line['solved_at']}, cost {line['cost']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
