@@ -34,7 +34,9 @@ def main() -> None:
     model = lw.build(chosen.model["name"], **chosen.model["changes"]).to(device).train()
     batch = build_data(chosen.data).train.batch(range(chosen.batch)).ready().to(device)
     objective = build_kind(chosen.objective, OBJECTIVES)
-    weight, least, most = chosen.penalties[0]["weight"], *build_kind(chosen.depth, RULES).span[::2]
+    weight = float(chosen.penalties[0]["weight"])
+    span = build_kind(chosen.depth, RULES).span
+    least, most = int(span[0]), int(span[-1])
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True, capturable=device == "cuda")
 
     def updates(penalty: JacobianPenalty | None) -> Callable[[], None]:

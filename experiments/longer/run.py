@@ -94,7 +94,8 @@ def carry_out(arm: str, seed: int, changes: Sequence[str], rows: int) -> dict[st
         "name": f"{arm}-{seed}", "arm": arm, "seed": seed, "recipe": chosen.data_of(), "device": str(model.device),
         "train_seconds": trained, "solved_at": outcome.progress.solved_at, "cost": cost(log),
         "looks": [[row["update"], {d: v["exact"] for d, v in row["valid"].items()}] for row in log if "valid" in row],
-        "found": found, "radius": measure(model, batch, 2 * LENGTHS[-1], rows=ROWS_OF_A_RADIUS), "origin": origin(),
+        "found": found, "radius": measure(model, batch, 2 * LENGTHS[-1], rows=ROWS_OF_A_RADIUS),
+        "origin": {key: value for key, value in origin().items() if key != "command"},
     }  # fmt: skip
 
 

@@ -40,6 +40,8 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
         outcome = train(chosen, Path(folder) / "run")
         trained = time.perf_counter() - began
         log = read_log(outcome.run.log)
+    if not outcome.finished:
+        raise RuntimeError(f"stopped after {outcome.progress.update} of {chosen.updates} updates; nothing is measured")
     torch.set_float32_matmul_precision("highest")
     rows = [row for row in log if "loss" in row]
     model, source = outcome.model, outcome.splits.tests["test"]
