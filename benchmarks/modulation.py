@@ -123,7 +123,11 @@ def graphed(call: Callable[[], object]) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         call()
-    return graph.replay
+
+    def replay(held: Callable[[], object] = call) -> None:  # what the graph reads must live as long as it is replayed
+        graph.replay()
+
+    return replay
 
 
 def rows_of(width: int, rows: int, length: int, device: str, dtype: torch.dtype, pairs: int) -> None:
