@@ -114,6 +114,7 @@ class Job:
         self.schedule = build_kind(recipe.schedule, SCHEDULES)
         optim = build_kind(recipe.optim, OPTIMISERS)
         optim.prepare(self.model)
+        check_precision(self.model, recipe.precision)
         self.references = base_references(recipe.model, self.model) if recipe.save.parts else None
         self.model.to(self.device).train()
         objective = build_kind(recipe.objective, OBJECTIVES)
@@ -255,6 +256,15 @@ class Job:
         """Returns the model for use after the run: evaluating, its parameters whole in every process."""
         self.spread.gather()
         return self.model.eval()
+
+
+def check_precision(model: LoopedForCausalLM, precision: str) -> None:
+    """Refuses frozen parameters of another dtype than float32 where nothing casts between it and the trained ones."""
+    odd = next(
+        (f"{name} is {p.dtype}".replace("torch.", "") for name, p in model.named_parameters() if p.dtype != torch.float32), None
+    )
+    if odd is not None and precision != "bf16":
+        raise ValueError(f"precision: {precision!r}, and {odd} (frozen); allowed: bf16, or a model loaded with dtype: float32")
 
 
 def look_depths(config: LoopedConfig, rule: DepthRule, recipe: Recipe) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import loopwright as lw
 from loopwright.run import Log, RunFolder
 from loopwright.train import setup as module
 from loopwright.train.checkpoint import latest_good
@@ -134,3 +135,19 @@ def test_a_dense_model_trains_and_looks_at_its_one_depth(tmp_path: Path) -> None
     looks = [row for row in rows_of(outcome) if "valid" in row]
     assert [list(row["valid"]) for row in looks] == [["1"], ["1"]] and not any("radius" in row for row in rows_of(outcome))
     assert latest_good(outcome.run.checkpoints)[0].update == 8
+
+
+def test_a_frozen_base_in_bfloat16_needs_products_in_bfloat16(tmp_path: Path) -> None:
+    """Nothing else casts between it and what is trained in float32; torch's own word would name two matrices."""
+    lw.save(lw.build("stars-addition-tiny", adapters=[{"kind": "low-rank", "rank": 2}], max_steps=8), tmp_path / "model")
+    changes = {
+        "model": {"kind": "load", "source": str(tmp_path / "model"), "dtype": "bfloat16"},
+        "optim": {"train": ["adapters.*"]},
+        "depth": {"kind": "fixed", "depth": 2},
+    }
+    with pytest.raises(ValueError, match=r"precision: 'fp32', and embed_tokens.weight is bfloat16 \(frozen\); allowed: bf16, or"):
+        make_job(tmp_path / "a", changes)
+    job = make_job(tmp_path / "b", changes, {"precision": "bf16"})
+    for batch, plan in job.draw(Progress()).pairs:
+        job.learn(batch, plan, Share(), None)
+    assert all(p.grad is not None for p in job.optimiser.parameters.values())
