@@ -1,0 +1,72 @@
+"""The rows of the ASURA study: from scratch on one text, at two sizes, each beside a plain transformer of equal FLOPs and one of
+equal parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+STEPS = 3
+SIZES = {
+    "small": {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "layers": 4},
+    "middle": {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 6, "layers": 6},
+}
+NAIVE = {
+    "injection": "{kind: none}", "end_norm": "never", "layer_post_norm": "none", "adapters": "[]", "embedding_norm": "false",
+    "max_steps": "null",
+}  # fmt: skip
+# what each row takes from ASURA, or gives it instead
+LOOPED: dict[str, dict[str, str]] = {
+    "ASURA": {},
+    "ASURA with LoRA": {"adapters": "[{kind: low-rank, rank: 16, targets: branches}]"},
+    "naive universal": NAIVE,
+    "without the projected skip": {"injection": "{kind: none}"},
+    "one norm for all steps": {"end_norm": "every"},
+    "without norms after layers": {"layer_post_norm": "none"},
+    "without adapters": {"adapters": "[]"},
+}
+SEEDED = ("ASURA", "naive universal", "plain, equal FLOPs", "plain, equal parameters")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row with one seed: the size, what is changed in the preset, and whether it is looped."""
+
+    size: str
+    label: str
+    changes: tuple[str, ...]
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """The row's own name."""
+        return f"{self.size}/{self.label}/{self.seed}"
+
+    @property
+    def kind(self) -> str:
+        """What decides how long it takes."""
+        return self.size
+
+    @property
+    def looped(self) -> bool:
+        """Whether it has a core."""
+        return not self.label.startswith("plain")
+
+
+def rows() -> Iterator[Row]:
+    """All rows, the first seed of each before the others."""
+    for seed in range(3):
+        for size in SIZES:
+            for label, changes in all_of(size).items():
+                if seed == 0 or label in SEEDED:
+                    yield Row(size, label, tuple(f"model.changes.{name}={value}" for name, value in changes.items()), seed)
+
+
+def all_of(size: str) -> dict[str, dict[str, str]]:
+    """Returns what each row of a size changes in the preset."""
+    shape = {name: str(value) for name, value in SIZES[size].items() if name != "layers"}
+    layers = int(SIZES[size]["layers"])
+    found = {label: {**shape, "core_layers": str(layers), "depth": str(STEPS), **changes} for label, changes in LOOPED.items()}
+    for label, count in (("plain, equal FLOPs", layers * STEPS), ("plain, equal parameters", layers)):
+        found[label] = {**shape, **NAIVE, "core_layers": "0", "prelude_layers": str(count), "depth": "1"}
+    return found
