@@ -20,6 +20,7 @@ from experiments.ouroboros.plan import GROUPS, Row
 from experiments.side_by_side import arguments, run_all
 
 DEPTHS = (1, 2, 4, 8, 16)
+KIND_DEPTH, KIND_PASSAGES = 8, 64
 TEXTS = {"test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
 # what a system trains is for the system to say; batches of 16,384 tokens
 SETTINGS = (
@@ -29,7 +30,7 @@ SETTINGS = (
 
 
 def carry_out(
-    row: Row, *, source: str, corpus: str, shards: str, context: int, passages: int, extra: tuple[str, ...]
+    row: Row, *, source: str, corpus: str, shards: str, context: int, passages: int, kinds: list[str], extra: tuple[str, ...]
 ) -> dict[str, Any]:
     """Makes one model, trains it where the row says so, measures it on both texts, and returns all numbers."""
     import torch
@@ -58,7 +59,8 @@ def carry_out(
         "kept": sum(p.numel() for p in model.without_adapters().parameters()), "bases": bases,
         "tokens": sum(entry["tokens"] for entry in log), "train_seconds": trained,
         "losses": [round(sum(e["loss"] for e in log[i : i + 10]) / len(log[i : i + 10]), 4) for i in range(0, len(log), 10)],
-        "texts": found, "origin": {key: value for key, value in origin().items() if key != "command"},
+        "texts": found, "diagonals": diagonals(model, kinds, tokenizer, context),
+        "origin": {key: value for key, value in origin().items() if key != "command"},
     }  # fmt: skip
 
 
@@ -88,6 +90,22 @@ def made(row: Row, source: str, corpus: str, shards: str, extra: tuple[str, ...]
         return outcome.model, [entry for entry in read_log(outcome.run.log) if "loss" in entry]
 
 
+def diagonals(model: Any, kinds: list[str], tokenizer: Any, context: int) -> dict[str, Any] | None:
+    """Returns what the model's controller says on each kind of text (NAME:FIELD=FILE); None where there is none to ask."""
+    from experiments.ouroboros.diagonals import parted, spoken
+    from loopwright.evaluate.passages import read_passages
+    from loopwright.model.adapter.diagonal import Controller
+
+    if not kinds or not any(isinstance(adapter, Controller) for adapter in model.adapters):
+        return None
+    said = {}
+    for kind in kinds:
+        about, file = kind.split("=", 1)
+        name, field = about.split(":")
+        said[name] = spoken(model, read_passages(name, file, tokenizer, context, field=field, most=KIND_PASSAGES), KIND_DEPTH)
+    return parted(said)
+
+
 def depths_of(model: Any) -> list[int] | None:
     """Returns the depths a model is measured at: those it has tables for, where it refuses to go beyond."""
     if not model.config.is_looped:
@@ -104,6 +122,7 @@ def main() -> None:
     parser.add_argument("--shards", default="runs/shards", help="where token shards are kept")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--passages", type=int, default=400, help="of each held-out text")
+    parser.add_argument("--kinds", action="append", default=[], help="NAME:FIELD=FILE, texts to ask controllers about")
     options = parser.parse_args()
     groups = options.groups.split(",") if options.groups else list(GROUPS)
     unknown = [group for group in groups if group not in GROUPS]
@@ -113,7 +132,7 @@ def main() -> None:
     rows = [row for row in rows if any(word in row.name for word in options.only.split("|"))]
     Path(options.shards).mkdir(parents=True, exist_ok=True)
     tokenise(options.source, options.corpus, options.shards, tuple(options.change))
-    given = {name: getattr(options, name) for name in ("source", "corpus", "shards", "context", "passages")}
+    given = {name: getattr(options, name) for name in ("source", "corpus", "shards", "context", "passages", "kinds")}
     run_all(
         rows, partial(carry_out, **given, extra=tuple(options.change)), options.out,
         workers=options.workers, seconds=options.seconds,

@@ -1,0 +1,57 @@
+"""What a controller says: its diagonals by step and by kind of text, and what they vary with.
+
+The variance of the diagonals over (step, kind, passage), summed over all entries, is parted in three: between steps, between
+kinds at the same step, and between passages of a kind at a step. A controller that only knows the step has nothing in the last two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopwright.evaluate.passages import Passages
+from loopwright.model.adapter.diagonal import Controller
+from loopwright.model.looped import LoopedForCausalLM
+
+
+@torch.no_grad()
+def spoken(model: LoopedForCausalLM, passages: Passages, depth: int, rows: int = 8) -> Tensor:
+    """Returns the diagonals at each step, the mean over the tokens of each passage [passages, steps, targets, rank]."""
+    controller = next(adapter for adapter in model.adapters if isinstance(adapter, Controller))
+    found = []
+    for start in range(0, len(passages), rows):
+        batch = passages.batch(range(start, min(start + rows, len(passages)))).to(model.device)
+        e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask)
+        s, said = model.start_state(e, p), []
+        for t, after in enumerate(model.unroll(e, depth, p, state=s)):
+            d = controller.diagonals(model._step_index(t), s, p)[:, :, 0]  # the core is one layer here
+            real = batch.valid[:, -d.shape[1] :, None, None] if d.shape[1] > 1 else torch.ones_like(d[..., :1, :1])
+            said.append((d * real).sum(1) / real.sum(1))
+            s = after
+        found.append(torch.stack(said, 1).float().cpu())
+    return torch.cat(found)
+
+
+def parted(kinds: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Returns the means by kind and step, and the shares of the variance."""
+    fewest = min(len(x) for x in kinds.values())
+    x = torch.stack([x[:fewest] for x in kinds.values()])  # [kinds, passages, steps, targets, rank]
+    whole, by_step, by_kind = x.mean((0, 1, 2)), x.mean((0, 1)), x.mean(1)
+    total = (x - whole).pow(2).mean((0, 1, 2)).sum()
+    between = {
+        "steps": (by_step - whole).pow(2).mean(0).sum(),
+        "kinds": (by_kind - by_step).pow(2).mean((0, 1)).sum(),
+        "passages": (x - by_kind[:, None]).pow(2).mean((0, 1, 2)).sum(),
+    }
+    return {
+        "passages_of_a_kind": fewest,
+        "shares": {name: float(value / total) for name, value in between.items()},
+        "size": float(x.pow(2).mean().sqrt()),
+        "means": {
+            name: [[[round(v, 4) for v in row] for row in step] for step in mean.tolist()]
+            for name, mean in zip(kinds, by_kind, strict=True)
+        },
+    }
