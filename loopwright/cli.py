@@ -135,10 +135,10 @@ def retrofit(
         str | None, typer.Option(metavar="TEXT", help="Score layouts of that size on this text file and take the best.")
     ] = None,
     search_by: Annotated[
-        str, typer.Option(help="loss: of the truncated models; turn: how far dropped layers turn the state.")
-    ] = "loss",
+        str | None, typer.Option(help="loss (left out): of the truncated models; turn: how far dropped layers turn the state.")
+    ] = None,
     text: Annotated[str | None, typer.Option(metavar="TEXT", help="What bases=weighted measures activations on.")] = None,
-    tokens: Annotated[int, typer.Option(help="How much of either text.")] = 2048,
+    tokens: Annotated[int | None, typer.Option(help="How much of either text. Left out: 2048.")] = None,
     seed: Annotated[int, typer.Option(help="Of what starts at random.")] = 0,
     dtype: Dtype = "float32",
     device: Device = "cpu",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import parse_overrides
 
 DEFAULT = "ouroboros-identity"
+BY, TOKENS = "loss", 2048  # how layouts are scored, and on how much of a text, where nobody says
 CONTEXT = 256  # tokens of a row of the text that layouts are scored on
 
 
@@ -49,28 +51,33 @@ def retrofit(
     coda: str | None = None,
     search_text: str | None = None,
     text: str | None = None,
-    by: str = "loss",
-    tokens: int = 2048,
+    by: str | None = None,
+    tokens: int | None = None,
     seed: int = 0,
     dtype: str = "float32",
     device: str = "cpu",
 ) -> None:
     """Converts the dense model of a folder or hub id and writes the looped one, with its tokenizer, as a folder."""
+    if Path(out).resolve() == Path(source).resolve():
+        raise ValueError(f"retrofit: {out} is the source itself; allowed: another folder to write")
     system, overrides = _system(words)
     stacks = {"prelude": _count(prelude), "core": _layers(core), "coda": _count(coda)}
     plan = make_plan(system, parse_overrides(overrides) | {name: value for name, value in stacks.items() if value is not None})
+    _check_used(plan, search_text, text, by, tokens)
     kind, where, printer = find_dtype(dtype), find_device(device), console()
     if is_preset(source):
         raise ValueError(f"retrofit: {source!r} is a preset, which has no weights; allowed: a dense model's folder or hub id")
     find_config(source)  # what no family has is said before the tokenizer is asked
     tongue = tokenizer(source)
-    candidates, weights = (None if file is None else read_ids(file, tongue, tokens) for file in (search_text, text))
+    candidates, weights = (
+        None if file is None else read_ids(file, tongue, TOKENS if tokens is None else tokens) for file in (search_text, text)
+    )
     with whole_folder(out) as place:
         with _doing("loading"):
             dense = load(source, kind, device=where)
         with fitting_threads(dense):
             if candidates is not None:
-                plan = replace(plan, layout=_searched(dense, candidates, plan, by))
+                plan = replace(plan, layout=_searched(dense, candidates, plan, by or BY))
             with _doing("converting"):
                 made = convert(dense, plan, seed=seed, input_ids=weights)
             with _doing("comparing"):
@@ -89,6 +96,16 @@ def retrofit(
     printer.print(f"written: {out}", markup=False, soft_wrap=True)
 
 
+def _check_used(plan: Plan, search_text: str | None, text: str | None, by: str | None, tokens: int | None) -> None:
+    """Refuses options that nothing would read."""
+    if by is not None and search_text is None:
+        raise ValueError(f"--search-by: {by!r}, and nothing is searched; allowed: with --search TEXT")
+    if text is not None and plan.bases != "weighted":
+        raise ValueError(f"--text: given, and bases are {plan.bases!r}; allowed: with bases=weighted")
+    if tokens is not None and search_text is None and text is None:
+        raise ValueError(f"--tokens: {tokens}, and there is no text; allowed: with --search or --text")
+
+
 @contextmanager
 def _doing(what: str) -> Iterator[None]:
     with progress() as bar:
@@ -99,7 +116,7 @@ def _doing(what: str) -> Iterator[None]:
 def read_ids(text: str, tongue: Any, tokens: int) -> torch.Tensor:
     """Returns the first tokens of a file of text or JSON lines as rows of equal length."""
     if tokens < 2:
-        raise ValueError(f"search: {tokens} tokens; allowed: at least 2")
+        raise ValueError(f"tokens: {tokens}; allowed: at least 2")
     ids: list[int] = []
     for record in Files(text):
         ids += tongue(text_field(record, "text") or "", add_special_tokens=False, verbose=False)["input_ids"]
@@ -107,7 +124,7 @@ def read_ids(text: str, tongue: Any, tokens: int) -> torch.Tensor:
             break
     length = min(CONTEXT, tokens, len(ids))
     if length < 2:
-        raise ValueError(f"search: {text} holds {len(ids)} tokens; allowed: at least 2")
+        raise ValueError(f"{text}: holds {len(ids)} tokens; allowed: at least 2")
     rows = min(tokens, len(ids)) // length
     return torch.tensor(ids[: rows * length]).view(rows, length)
 
@@ -136,6 +153,10 @@ def _layers(word: str | None) -> list[int] | None:
         if match is None:
             raise ValueError(f"layout: {word!r} is not a list of layers; allowed: such as 10 or 10-12,15")
         first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(
+                f"layout: {piece.strip()!r} in {word!r} goes down; allowed: from the first layer to the last, such as 2-4"
+            )
         found += range(first, last + 1)
     return found
 

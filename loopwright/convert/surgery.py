@@ -147,7 +147,7 @@ def _has_step_tables(plan: Plan) -> bool:
         setattr(probe, name, getattr(probe, name) if value is None else value)
     try:
         return bool(probe.step_tables)
-    except (KeyError, TypeError):  # a kind that is none: for the config to refuse, with what is allowed
+    except (KeyError, TypeError, AttributeError):  # a kind that is none: for the config to refuse, with what is allowed
         return False
 
 

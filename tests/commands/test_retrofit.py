@@ -102,8 +102,14 @@ def test_stories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["gate-only", "--search", "./no/file.txt"], "no/file.txt"),
         (["refiner", "adapters.rank=4", "--search", "TEXT"], "search: the layout keeps"),
         (["gate-only", "--search", "TEXT", "--search-by", "lost"], "by is 'lost'"),
-        (["gate-only", "--search", "TEXT", "--tokens", "1"], "1 tokens; allowed: at least 2"),
+        (["gate-only", "--search", "TEXT", "--tokens", "1"], "tokens: 1; allowed: at least 2"),
         (["gate-only", "--device", "tpu"], "device: unknown 'tpu'"),
+        (["gate-only", "--core", "3-1,2"], "'3-1' in '3-1,2' goes down"),
+        (["gate-only", "--search-by", "turn"], "--search-by: 'turn', and nothing is searched"),
+        (["gate-only", "--tokens", "9"], "--tokens: 9, and there is no text"),
+        (["gate-only", "--text", "TEXT"], "--text: given, and bases are 'none'; allowed: with bases=weighted"),
+        (["gate-only", "adapters=[low-rank]"], "adapters"),
+        (["adapters.rank=0"], "rank 0; allowed: at least 1"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(
@@ -115,6 +121,13 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     printed = capsys.readouterr()
     assert printed.err.startswith("loopwright: ") and printed.err.count("\n") == 1 and message in printed.err
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_the_source_is_never_written_over(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {file.name: file.read_bytes() for file in dense.iterdir()}
+    assert run("retrofit", str(dense), str(dense / "."), "gate-only") == 2
+    assert "is the source itself; allowed: another folder" in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in dense.iterdir()} == before
 
 
 def broken(dense: Path, folder: Path, **changes: object) -> Path:

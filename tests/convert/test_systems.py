@@ -44,6 +44,8 @@ def test_changes_reach_the_layout_the_parts_and_each_adapter() -> None:
         ("ouroboros-identity", {"gate": {"bias": 0.5}}, False),
         ("ouroboros-identity", {"end_norm": "every"}, False),
         ("ouroboros-identity", {"adapters": [{"kind": "sinusoidal"}]}, False),
+        ("ouroboros-coda", {"bases": "per-step"}, True),
+        ("healed", {"bases": "mean"}, False),
         ("retrofit-identity", {"injection_start": "fresh"}, False),
         ("refiner", {"layout": {"last": 2}}, True),
         ("refiner", {"layout": "ouroboros"}, False),

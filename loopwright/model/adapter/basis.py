@@ -47,9 +47,10 @@ class BasisController(Conditioned):
         if count < 1:
             raise ValueError(f"basis-controller: count {count}; allowed: at least 1")
         shapes = chosen_shapes(site, targets, branches=False)
-        self.names, self.rank, self.count, self.scale = list(shapes), rank, count, alpha / rank
+        self.names, self.rank, self.count = list(shapes), rank, count
         self.a = FactorTable(shapes, (site.layers,), rank * count, "a")
         self.b = FactorTable(shapes, (site.layers,), rank * count, "b")
+        self.scale = alpha / rank
         self.state_proj = nn.Linear(site.config.hidden_size, state)
         self.step_embedding = nn.Parameter(torch.empty(site.rows, step))
         self.style1 = nn.Linear(state + step, width)

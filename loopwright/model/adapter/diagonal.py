@@ -28,9 +28,9 @@ class Bases(Part):
         super().__init__()
         shapes = chosen_shapes(site, targets, branches=False)
         self.names, self.rank = list(shapes), rank
-        self.scale = alpha / rank
         self.a = FactorTable(shapes, (site.layers,), rank, "a").requires_grad_(False)
         self.b = FactorTable(shapes, (site.layers,), rank, "b").requires_grad_(False)
+        self.scale = alpha / rank
 
     def modulated(self, diagonals: Tensor) -> Modulation:
         """Returns the modulation by diagonals [..., L, targets, r], with leading axes that broadcast against [B, T].

@@ -26,8 +26,8 @@ class LowRank(Adapter):
     ) -> None:
         super().__init__()
         self.shapes = chosen_shapes(site, targets)
-        self.scale = 1.0 if alpha is None else alpha / rank
         self.factors = StepFactors(site, self.shapes, rank)
+        self.scale = 1.0 if alpha is None else alpha / rank
         self.biases = BiasTable(site, self.shapes if bias else {})
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
@@ -48,8 +48,8 @@ class HiRA(Adapter):
     def __init__(self, site: Site, rank: int = 8, alpha: float | None = None, targets: str | Sequence[str] = "linears") -> None:
         super().__init__()
         self.shapes = chosen_shapes(site, targets, branches=False)
-        self.scale = 1.0 if alpha is None else alpha / rank
         self.factors = StepFactors(site, self.shapes, rank)
+        self.scale = 1.0 if alpha is None else alpha / rank
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
         def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor | None:
