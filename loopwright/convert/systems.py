@@ -179,7 +179,9 @@ def _ground(plan: Plan, equals: str) -> list[Any]:
     fields = ("state", "injection", "injection_start", "gate", "end_norm", "layer_post_norm", "final_norm")
     ground: list[Any] = [getattr(plan, name) for name in fields]
     ground += [[(spec["kind"], spec.get("stack")) for spec in plan.adapters or []]]
-    if any(spec["kind"] == "low-rank" and spec.get("stack", "core") == "core" for spec in plan.adapters or []):  # bases are what its update starts as
+    if any(
+        spec["kind"] == "low-rank" and spec.get("stack", "core") == "core" for spec in plan.adapters or []
+    ):  # bases are what its update starts as
         ground.append(plan.bases)
     rule = plan.layout["kind"] if isinstance(plan.layout, Mapping) else "given"
     return [*ground, rule, plan.start] if equals == "full" else ground

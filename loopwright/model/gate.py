@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loopwright.model.part import Part, StepIndex
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
+
+
+EPS = 1e-6  # of what the grown gate sees
 
 
 class Gate(Part):
@@ -47,15 +51,16 @@ class LearnedGate(Gate):
         nn.init.constant_(self.bias, self.start_bias)
 
     def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
-        g = torch.sigmoid(nn.functional.linear(torch.cat([new, old], dim=-1), self.weight, self.bias))
+        g = torch.sigmoid(F.linear(torch.cat([new, old], dim=-1), self.weight, self.bias))
         return g * new + (1 - g) * old
 
 
 class GrownGate(Gate):
-    """s′ = new at step 0, then s′ = old + g ⊙ (new − old), g = tanh(W [new; old] + b), starting at W = 0 and b = bias.
+    """s′ = new at step 0, then s′ = old + g ⊙ (new − old), g = tanh(W [n(new); n(old)] / √(2D) + b), W = 0 and b = bias at the start.
 
-    With a bias of 0 every step after the first one changes nothing at the start, so that a model is at every depth what it
-    is at depth 1; unlike a gate that is shut by a saturated σ, it has its whole gradient there.
+    n divides by the root mean square: a pretrained residual stream has channels of hundreds, and W would saturate g in one
+    update. With a bias of 0 every step after the first one changes nothing at the start, so that a model is at every depth what
+    it is at depth 1; unlike a gate that is shut by a saturated σ, it has its whole gradient there.
     """
 
     counts_steps = True
@@ -73,7 +78,9 @@ class GrownGate(Gate):
     def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
         if isinstance(step.t, int) and step.t == 0:
             return new
-        g = torch.tanh(nn.functional.linear(torch.cat([new, old], dim=-1), self.weight, self.bias))
+        width = new.shape[-1]
+        seen = torch.cat([F.rms_norm(x, (width,), None, EPS) for x in (new, old)], dim=-1) * (2 * width) ** -0.5
+        g = torch.tanh(F.linear(seen, self.weight, self.bias))
         grown = old + g * (new - old)
         if isinstance(step.t, int):
             return grown

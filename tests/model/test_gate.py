@@ -52,8 +52,11 @@ def test_equation(kind):
     gate, (old, new) = made(kind, torch.float64), states(torch.float64)
     g = {"none": 1.0, "mix": 0.3}.get(kind)
     if g is None:
-        z = torch.cat([new, old], -1) @ gate.weight.T + gate.bias
-        g = torch.tanh(z) if kind == "grown" else 1 / (1 + torch.exp(-z))
+        if kind == "grown":
+            seen = [x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() for x in (new, old)]
+            g = torch.tanh(torch.cat(seen, -1) @ gate.weight.T / (2 * new.shape[-1]) ** 0.5 + gate.bias)
+        else:
+            g = 1 / (1 + torch.exp(-(torch.cat([new, old], -1) @ gate.weight.T + gate.bias)))
     assert gap(gate(old, new, LATER), g * new + (1 - g) * old) < 1e-14
 
 
@@ -149,3 +152,16 @@ def test_config_round_trip(kind):
     config = LoopedConfig(gate={"kind": kind, **SPECS[kind]})
     again = LoopedConfig(**config.to_dict())
     assert again.gate == config.gate == {"kind": kind, **SPECS[kind]}
+
+
+def test_the_size_of_the_states_does_not_saturate_a_grown_gate():
+    """One update of AdamW moves every weight by the rate, all in the worst direction at most."""
+    old, new = states(torch.float64)
+    gate = made("grown", torch.float64)
+    with torch.no_grad():
+        gate.weight.copy_(1e-3 * torch.sign(torch.cat([new, old], -1)[0, 0]).expand_as(gate.weight))
+        gate.bias.zero_()
+    large = gate(1000 * old, 1000 * new, LATER)
+    assert gap(large, 1000 * gate(old, new, LATER)) < 1e-3
+    g = (large - 1000 * old) / (1000 * (new - old))
+    assert g.abs().max() < 1e-3 * (2 * new.shape[-1]) ** 0.5
