@@ -1,0 +1,228 @@
+"""What a trace gathers as tensors pass the taps: each collector is a small class, and keeps numbers, never whole tensors of all steps.
+
+Between steps a collector holds at most what the same layer showed one step earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from loopwright.analysis.maps import View, sum_maps
+from loopwright.analysis.places import Places
+from loopwright.model.tap import POINTS, Tap
+
+Seen = tuple[str, int, int]  # stack, step, layer
+
+
+@dataclass
+class Sheet:
+    """The numbers of a trace while they come in: per place of the pass or per step, on the device, NaN where nothing was put."""
+
+    places: Places
+    view: View
+    values: dict[str, Tensor] = field(default_factory=dict)
+
+    def put(self, name: str, at: Seen, value: Tensor) -> None:
+        """Writes the numbers of all rows [B, …] at a place."""
+        self._put(name, self.places.count, self.places.index(*at), value)
+
+    def put_step(self, name: str, step: int, value: Tensor) -> None:
+        """Writes the numbers of all rows [B, …] after a step."""
+        self._put(name, self.places.steps, step, value)
+
+    def mean(self, tokens: Tensor) -> Tensor:
+        """Returns the mean over valid tokens of numbers per token [B, T]."""
+        return tokens.masked_fill(~self.view.valid, 0).sum(1) / self.view.count
+
+    def _put(self, name: str, rows: int, index: int, value: Tensor) -> None:
+        if name not in self.values:
+            empty = float("nan") if value.is_floating_point() else -1
+            self.values[name] = value.new_full((value.shape[0], rows, *value.shape[1:]), empty)
+        self.values[name][:, index] = value
+
+
+class Collector(Protocol):
+    """Sees every tensor of a pass, and writes what it makes of it into the sheet."""
+
+    def see(self, name: str, value: Tensor, at: Seen) -> None:
+        """Takes in the tensor of one point at one place."""
+        ...
+
+
+class Watcher:
+    """A tap that shows each tensor to collectors and hands it on; where there is an `edit`, what the edit makes of it."""
+
+    def __init__(self, collectors: Sequence[Collector], edit: Tap | None = None) -> None:
+        self.collectors, self.edit = collectors, edit
+
+    def __call__(self, name: str, value: Tensor, *, stack: str, step: int | Tensor, layer: int) -> Tensor:
+        if isinstance(step, Tensor):
+            raise ValueError("trace: rows at different steps have no common place; trace them one depth at a time")
+        if self.edit is not None:
+            value = self.edit(name, value, stack=stack, step=step, layer=layer)
+        for collector in self.collectors:
+            collector.see(name, value, (stack, step, layer))
+        return value
+
+
+class AttentionStatistics:
+    """Per head: ColSum concentration, mixing score, sink scores; and the distance of a layer's maps from those one step earlier."""
+
+    def __init__(self, sheet: Sheet) -> None:
+        self.sheet = sheet
+        self.last: dict[int, tuple[Tensor, Tensor]] = {}  # of each core layer: what a later step is compared with
+        self._query: Tensor | None = None
+
+    def see(self, name: str, value: Tensor, at: Seen) -> None:
+        if name == "query":
+            self._query = value
+        if name != "key":
+            return
+        assert self._query is not None
+        stack, _, layer = at
+        pair = (self._query, value)
+        earlier = [self.last[layer]] if stack == "core" and layer in self.last else []
+        sums = sum_maps(*pair, self.sheet.view, earlier)
+        count = self.sheet.view.count
+        share = sums.columns / count[:, None, None]
+        self.sheet.put("colsum", at, colsum_concentration(share, count))
+        self.sheet.put("mixing", at, sums.entropy / count[:, None])
+        first = self.sheet.view.valid.int().argmax(1)
+        most = share.max(-1)
+        self.sheet.put("sink_first", at, share.gather(-1, first[:, None, None].expand(*share.shape[:2], 1))[..., 0])
+        self.sheet.put("sink_most", at, most.values)
+        self.sheet.put("sink_where", at, (most.indices - first[:, None]).to(torch.int32))
+        for distance in sums.distances:
+            self.sheet.put("step_attention", at, distance.mean(1))
+        if stack == "core":
+            self.last[layer] = pair
+        self._query = None
+
+
+class ResidualStatistics:
+    """Per layer, as means over tokens: the norm of the residual, its largest entry, and how far it moved since the step before."""
+
+    def __init__(self, sheet: Sheet) -> None:
+        self.sheet = sheet
+        self.last: dict[int, Tensor] = {}  # of each core layer, and under its count the state
+
+    def see(self, name: str, value: Tensor, at: Seen) -> None:
+        if name not in ("residual", "state"):
+            return
+        sheet, (stack, step, layer) = self.sheet, at
+        found = {"norm": sheet.mean(norms(value))}
+        if name == "residual":
+            found["largest"] = value.abs().masked_fill(~sheet.view.valid[..., None], 0).amax((1, 2)).float()
+        if stack == "core":
+            if layer in self.last:
+                found["step_norm"] = sheet.mean(norms(value - self.last[layer]))
+                found["step_cosine"] = sheet.mean(cosines(value, self.last[layer]))
+            self.last[layer] = value
+        for key, numbers in found.items():
+            if name == "residual":
+                sheet.put(key, at, numbers)
+            else:
+                sheet.put_step(f"state_{key}", step, numbers)
+
+
+class EntropyStatistics:
+    """Per layer: the matrix-based entropy of the residual."""
+
+    def __init__(self, sheet: Sheet) -> None:
+        self.sheet = sheet
+
+    def see(self, name: str, value: Tensor, at: Seen) -> None:
+        if name == "residual":
+            self.sheet.put("entropy", at, matrix_entropy(value, self.sheet.view.valid))
+
+
+class FixedPointStatistics:
+    """Distances of each core layer, at each step, from where the layer stood at the last step of an earlier pass; and from
+    where the layer that ended farthest from it stood (equal to the first in the degenerate case, where all layers end alike)."""
+
+    def __init__(self, sheet: Sheet, residuals: Mapping[int, Tensor], pairs: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+        self.sheet, self.pairs = sheet, pairs
+        self.ends = residuals
+        layers = sheet.places.core
+        self.far = farthest([residuals[layer] for layer in range(layers)], sheet) if layers > 1 else None
+        self._query: Tensor | None = None
+
+    def see(self, name: str, value: Tensor, at: Seen) -> None:
+        stack, step, layer = at
+        if stack != "core":
+            return
+        if name == "query":
+            self._query = value
+        elif name == "key" and layer in self.pairs:
+            assert self._query is not None
+            distance = sum_maps(self._query, value, self.sheet.view, [self.pairs[layer]]).distances[0]
+            self.sheet.put("fixed_attention", at, distance.mean(1))
+        elif name == "residual":
+            self._compare("fixed", value, self.ends[layer], at)
+            self.sheet.put("token_cosine", at, cosines(value, self.ends[layer]).half())
+            if self.far is not None:
+                rows = torch.arange(value.shape[0], device=value.device)
+                ends = torch.stack([self.ends[other] for other in self.far[:, layer].tolist()])[rows, rows]
+                self._compare("far", value, ends, at)
+        elif name == "state":
+            self.sheet.put_step("state_fixed_norm", step, self.sheet.mean(norms(value - self.ends[layer])))
+            self.sheet.put_step("state_token_cosine", step, cosines(value, self.ends[layer]).half())
+
+    def _compare(self, prefix: str, value: Tensor, end: Tensor, at: Seen) -> None:
+        self.sheet.put(f"{prefix}_norm", at, self.sheet.mean(norms(value - end)))
+        self.sheet.put(f"{prefix}_cosine", at, self.sheet.mean(cosines(value, end)))
+
+
+class Capture:
+    """Whole tensors of chosen points at chosen tokens: {"residual": [-1]} keeps the residual of each row's last valid token."""
+
+    def __init__(self, sheet: Sheet, wanted: Mapping[str, Sequence[int]]) -> None:
+        unknown = set(wanted) - set(POINTS) | {"logits"} & set(wanted)
+        if unknown:
+            raise ValueError(f"capture: unknown point {sorted(unknown)}; allowed: {', '.join(POINTS[:-1])}")
+        least = int(sheet.view.count.min())
+        wrong = [n for tokens in wanted.values() for n in tokens if not -least <= n < least]
+        if wrong:
+            raise ValueError(f"capture: token {wrong[0]}; allowed: {-least} to {least - 1}, the valid tokens of the shortest row")
+        self.sheet = sheet
+        self.wanted = {name: token_index(sheet.view, tokens) for name, tokens in wanted.items()}
+
+    def see(self, name: str, value: Tensor, at: Seen) -> None:
+        if name in self.wanted:
+            index = self.wanted[name]
+            rows = torch.arange(value.shape[0], device=value.device)[:, None]
+            kept = value[rows, index].detach()
+            if name == "state":
+                self.sheet.put_step(f"captured_{name}", at[1], kept)
+            else:
+                self.sheet.put(f"captured_{name}", at, kept)
+
+
+def token_index(view: View, tokens: Sequence[int]) -> Tensor:
+    """Returns where tokens of each row stand [B, n], counted among its valid ones, from the last where negative."""
+    order = (~view.valid).int().argsort(dim=1, stable=True)
+    asked = torch.tensor(list(tokens), device=order.device).expand(order.shape[0], -1)
+    return order.gather(1, torch.where(asked < 0, asked + view.count[:, None], asked))
+
+
+def norms(x: Tensor) -> Tensor:
+    """Returns the norm of each token [B, T], in float32."""
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def cosines(a: Tensor, b: Tensor) -> Tensor:
+    """Returns the cosine between the tokens of two residuals [B, T], in float32."""
+    kind = torch.promote_types(a.dtype, torch.float32)
+    return F.cosine_similarity(a.to(kind), b.to(kind), dim=-1)
+
+
+def farthest(ends: Sequence[Tensor], sheet: Sheet) -> Tensor:
+    """Returns, for each row and each layer's end [B, T, D], the layer whose end has the lowest mean cosine to it [B, L]."""
+    pairs = [[sheet.mean(cosines(a, b)) for b in ends] for a in ends]
+    return torch.stack([torch.stack(row, dim=1) for row in pairs], dim=1).argmin(-1)
