@@ -15,6 +15,7 @@ from torch import Tensor
 
 from loopwright.analysis.maps import View, sum_maps
 from loopwright.analysis.places import Places
+from loopwright.metrics.attention import attention_reading
 from loopwright.model.tap import POINTS, Tap
 
 Seen = tuple[str, int, int]  # stack, step, layer
@@ -88,17 +89,14 @@ class AttentionStatistics:
         stack, _, layer = at
         pair = (self._query, value)
         earlier = [self.last[layer]] if stack == "core" and layer in self.last else []
-        sums = sum_maps(*pair, self.sheet.view, earlier)
-        count = self.sheet.view.count
-        share = sums.columns / count[:, None, None]
-        self.sheet.put("colsum", at, colsum_concentration(share, count))
-        self.sheet.put("mixing", at, sums.entropy / count[:, None])
-        first = self.sheet.view.valid.int().argmax(1)
-        most = share.max(-1)
-        self.sheet.put("sink_first", at, share.gather(-1, first[:, None, None].expand(*share.shape[:2], 1))[..., 0])
-        self.sheet.put("sink_most", at, most.values)
-        self.sheet.put("sink_where", at, (most.indices - first[:, None]).to(torch.int32))
-        for distance in sums.distances:
+        sums, distances = sum_maps(*pair, self.sheet.view, earlier)
+        reading = attention_reading(sums, self.sheet.view.padding)
+        self.sheet.put("colsum", at, reading.concentration)
+        self.sheet.put("mixing", at, reading.mixing)
+        self.sheet.put("sink_first", at, reading.first_sink)
+        self.sheet.put("sink_most", at, reading.top_sink)
+        self.sheet.put("sink_where", at, reading.top_token.to(torch.int32))
+        for distance in distances:
             self.sheet.put("step_attention", at, distance.mean(1))
         if stack == "core":
             self.last[layer] = pair
@@ -161,8 +159,8 @@ class FixedPointStatistics:
             self._query = value
         elif name == "key" and layer in self.pairs:
             assert self._query is not None
-            distance = sum_maps(self._query, value, self.sheet.view, [self.pairs[layer]]).distances[0]
-            self.sheet.put("fixed_attention", at, distance.mean(1))
+            _, distances = sum_maps(self._query, value, self.sheet.view, [self.pairs[layer]])
+            self.sheet.put("fixed_attention", at, distances[0].mean(1))
         elif name == "residual":
             self._compare("fixed", value, self.ends[layer], at)
             self.sheet.put("token_cosine", at, cosines(value, self.ends[layer]).half())
@@ -226,3 +224,11 @@ def farthest(ends: Sequence[Tensor], sheet: Sheet) -> Tensor:
     """Returns, for each row and each layer's end [B, T, D], the layer whose end has the lowest mean cosine to it [B, L]."""
     pairs = [[sheet.mean(cosines(a, b)) for b in ends] for a in ends]
     return torch.stack([torch.stack(row, dim=1) for row in pairs], dim=1).argmin(-1)
+
+
+def matrix_entropy(x: Tensor, valid: Tensor) -> Tensor:
+    """Returns the entropy of the eigenvalues of X Xᵀ over their sum [B], from the smaller of the two Gram matrices."""
+    x = x.double().masked_fill(~valid[..., None], 0)
+    gram = x @ x.transpose(1, 2) if x.shape[1] <= x.shape[2] else x.transpose(1, 2) @ x
+    values = torch.linalg.eigvalsh(gram).clamp(min=0)
+    return torch.special.entr(values / values.sum(-1, keepdim=True)).sum(-1).float()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from loopwright.metrics.attention import AttentionSums, attention_sums
 from loopwright.model.span import Span
 
 CHUNK = 2**25  # entries of maps held at once
@@ -19,26 +20,34 @@ CHUNK = 2**25  # entries of maps held at once
 @dataclass(frozen=True)
 class View:
     """Who sees whom in a pass: `visible` [B or 1, 1, T, N], or None where every token sees itself and all before it; and which
-    tokens are `valid` [B, T] (the others are padding)."""
+    tokens are `valid` [B, T] (the others are padding); `whole` where all are."""
 
     visible: Tensor | None
     valid: Tensor
+    whole: bool
 
     @classmethod
     def of(cls, span: Span, window: int | None) -> View:
         """Returns what the model itself shows its attention for tokens that stand at `span`, with nothing cached."""
         visible, _ = span.mask(window)
-        shape = (span.rows, span.length)
-        return cls(visible, torch.ones(shape, dtype=torch.bool, device=span.positions.device) if span.valid is None else span.valid)
+        valid = span.valid
+        if valid is None:
+            valid = torch.ones(span.rows, span.length, dtype=torch.bool, device=span.positions.device)
+        return cls(visible, valid, bool(valid.all()))
 
     @property
     def count(self) -> Tensor:
         """The number of valid tokens of each row [B]."""
         return self.valid.sum(1)
 
+    @property
+    def padding(self) -> Tensor | None:
+        """The valid tokens [B, T], or None where all are: what the metrics take."""
+        return None if self.whole else self.valid
+
 
 def attention_rows(q: Tensor, k: Tensor, view: View, *, chunk: int = CHUNK) -> Iterator[tuple[slice, Tensor]]:
-    """Yields softmax(q kᵀ / √K) in float32, or q's dtype where that is wider, some queries at a time: their slice, and their rows [B, H, rows, N].
+    """Yields softmax(q kᵀ / √K), in float32 or wider, some queries at a time: their slice, and their rows [B, H, rows, N].
 
     q is [B, T, H, K] and k [B, N, Hk, K], after the rotation, as a tap sees them; heads share keys where Hk < H.
     """
@@ -64,34 +73,25 @@ def _bias(view: View, part: slice, keys: int, kind: torch.dtype, device: torch.d
     return torch.zeros(seen.shape, dtype=kind, device=device).masked_fill_(~seen, float("-inf"))
 
 
-@dataclass(frozen=True)
-class MapSums:
-    """What one reading of a layer's maps leaves: `columns` [B, H, N], the attention each token receives from valid ones;
-    `entropy` [B, H], the sum over valid rows of each row's entropy; `distances`, for each other pair of queries and keys the
-    Frobenius norm of the difference [B, H]."""
-
-    columns: Tensor
-    entropy: Tensor
-    distances: list[Tensor]
-
-
-def sum_maps(q: Tensor, k: Tensor, view: View, others: Sequence[tuple[Tensor, Tensor]] = (), *, chunk: int = CHUNK) -> MapSums:
-    """Returns the sums of the maps of q and k over valid tokens, and how far the maps of other pairs lie from them."""
-    columns: Tensor | None = None
-    entropy: Tensor | None = None
-    squares: list[Tensor | None] = [None] * len(others)
-    chunk = chunk // (1 + len(others))
+def sum_maps(
+    q: Tensor, k: Tensor, view: View, others: Sequence[tuple[Tensor, Tensor]] = (), *, chunk: int = CHUNK
+) -> tuple[AttentionSums, list[Tensor]]:
+    """Returns the sums of the maps of q and k over valid tokens, and for each other pair of queries and keys the Frobenius norm
+    of the difference between its maps and these, over the rows of valid tokens [B, H]."""
+    sums: AttentionSums | None = None
+    squares: list[Tensor] = []
+    chunk //= 1 + len(others)
     for parts in zip(*(attention_rows(*pair, view, chunk=chunk) for pair in ((q, k), *others)), strict=True):
         part, here = parts[0]
-        weight = view.valid[:, None, None, part].to(here.dtype)
-        columns = _plus(columns, (weight @ here)[:, :, 0])
-        entropy = _plus(entropy, (weight @ torch.special.entr(here).sum(-1, keepdim=True))[:, :, 0, 0])
-        for place, (_, there) in enumerate(parts[1:]):
-            apart = (there.sub_(here)).square_().sum(-1, keepdim=True)
-            squares[place] = _plus(squares[place], (weight @ apart)[:, :, 0, 0])
-    assert columns is not None and entropy is not None
-    return MapSums(columns, entropy, [square.sqrt() for square in squares if square is not None])
+        valid_rows = None if view.whole else view.valid[:, part]
+        more = attention_sums(here, view.padding, valid_rows=valid_rows)
+        sums = more if sums is None else sums + more
+        apart = [_squares(there.sub_(here), valid_rows) for _, there in parts[1:]]
+        squares = [a + b for a, b in zip(squares, apart, strict=True)] if squares else apart
+    assert sums is not None
+    return sums, [square.sqrt() for square in squares]
 
 
-def _plus(total: Tensor | None, more: Tensor) -> Tensor:
-    return more if total is None else total + more
+def _squares(difference: Tensor, valid_rows: Tensor | None) -> Tensor:
+    rows = difference.square_().sum(-1)
+    return (rows if valid_rows is None else rows.masked_fill(~valid_rows[:, None], 0)).sum(-1)
