@@ -19,3 +19,14 @@ def with_padding(x: Tensor, left: int, right: int, *, dims: int = 2) -> tuple[Te
     valid = torch.zeros(x.shape[0], x.shape[-1] + left + right, dtype=torch.bool)
     valid[:, left : left + x.shape[-1]] = True
     return padded, valid
+
+
+def padded_states(
+    batch: int, tokens: int, width: int, left: int, right: int, *, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns two random states [B, T, D], the same with NaN in padding, and which tokens are real [B, T]."""
+    a, b = torch.randn(2, batch, tokens, width, generator=torch.Generator().manual_seed(seed))
+    pad = (0, 0, left, right)
+    padded_a, padded_b = (torch.nn.functional.pad(x, pad, value=torch.nan) for x in (a, b))
+    valid = torch.nn.functional.pad(torch.ones(batch, tokens, dtype=torch.bool), (left, right), value=False)
+    return a, b, padded_a, padded_b, valid
