@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from loopwright.analysis.maps import View, sum_maps
 from loopwright.analysis.places import Places
 from loopwright.metrics.attention import attention_reading
+from loopwright.metrics.residual import residual_cosine, residual_distance, residual_entropy, residual_norm, token_cosines
 from loopwright.model.tap import POINTS, Tap
 
 Seen = tuple[str, int, int]  # stack, step, layer
@@ -36,10 +36,6 @@ class Sheet:
     def put_step(self, name: str, step: int, value: Tensor) -> None:
         """Writes the numbers of all rows [B, …] after a step."""
         self._put(name, self.places.steps, step, value)
-
-    def mean(self, tokens: Tensor) -> Tensor:
-        """Returns the mean over valid tokens of numbers per token [B, T]."""
-        return tokens.masked_fill(~self.view.valid, 0).sum(1) / self.view.count
 
     def _put(self, name: str, rows: int, index: int, value: Tensor) -> None:
         if name not in self.values:
@@ -113,14 +109,14 @@ class ResidualStatistics:
     def see(self, name: str, value: Tensor, at: Seen) -> None:
         if name not in ("residual", "state"):
             return
-        sheet, (stack, step, layer) = self.sheet, at
-        found = {"norm": sheet.mean(norms(value))}
+        sheet, (stack, step, layer), padding = self.sheet, at, self.sheet.view.padding
+        found = {"norm": residual_norm(value, padding)}
         if name == "residual":
             found["largest"] = value.abs().masked_fill(~sheet.view.valid[..., None], 0).amax((1, 2)).float()
         if stack == "core":
             if layer in self.last:
-                found["step_norm"] = sheet.mean(norms(value - self.last[layer]))
-                found["step_cosine"] = sheet.mean(cosines(value, self.last[layer]))
+                found["step_norm"] = residual_distance(self.last[layer], value, valid=padding)
+                found["step_cosine"] = residual_cosine(value, self.last[layer], valid=padding)
             self.last[layer] = value
         for key, numbers in found.items():
             if name == "residual":
@@ -137,7 +133,7 @@ class EntropyStatistics:
 
     def see(self, name: str, value: Tensor, at: Seen) -> None:
         if name == "residual":
-            self.sheet.put("entropy", at, matrix_entropy(value, self.sheet.view.valid))
+            self.sheet.put("entropy", at, residual_entropy(value, self.sheet.view.padding).float())
 
 
 class FixedPointStatistics:
@@ -163,18 +159,18 @@ class FixedPointStatistics:
             self.sheet.put("fixed_attention", at, distances[0].mean(1))
         elif name == "residual":
             self._compare("fixed", value, self.ends[layer], at)
-            self.sheet.put("token_cosine", at, cosines(value, self.ends[layer]).half())
+            self.sheet.put("token_cosine", at, token_cosines(value, self.ends[layer]).half())
             if self.far is not None:
                 rows = torch.arange(value.shape[0], device=value.device)
                 ends = torch.stack([self.ends[other] for other in self.far[:, layer].tolist()])[rows, rows]
                 self._compare("far", value, ends, at)
         elif name == "state":
-            self.sheet.put_step("state_fixed_norm", step, self.sheet.mean(norms(value - self.ends[layer])))
-            self.sheet.put_step("state_token_cosine", step, cosines(value, self.ends[layer]).half())
+            self.sheet.put_step("state_fixed_norm", step, residual_distance(self.ends[layer], value, valid=self.sheet.view.padding))
+            self.sheet.put_step("state_token_cosine", step, token_cosines(value, self.ends[layer]).half())
 
     def _compare(self, prefix: str, value: Tensor, end: Tensor, at: Seen) -> None:
-        self.sheet.put(f"{prefix}_norm", at, self.sheet.mean(norms(value - end)))
-        self.sheet.put(f"{prefix}_cosine", at, self.sheet.mean(cosines(value, end)))
+        self.sheet.put(f"{prefix}_norm", at, residual_distance(end, value, valid=self.sheet.view.padding))
+        self.sheet.put(f"{prefix}_cosine", at, residual_cosine(value, end, valid=self.sheet.view.padding))
 
 
 class Capture:
@@ -209,26 +205,7 @@ def token_index(view: View, tokens: Sequence[int]) -> Tensor:
     return order.gather(1, torch.where(asked < 0, asked + view.count[:, None], asked))
 
 
-def norms(x: Tensor) -> Tensor:
-    """Returns the norm of each token [B, T], in float32."""
-    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
-
-
-def cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Returns the cosine between the tokens of two residuals [B, T], in float32."""
-    kind = torch.promote_types(a.dtype, torch.float32)
-    return F.cosine_similarity(a.to(kind), b.to(kind), dim=-1)
-
-
 def farthest(ends: Sequence[Tensor], sheet: Sheet) -> Tensor:
     """Returns, for each row and each layer's end [B, T, D], the layer whose end has the lowest mean cosine to it [B, L]."""
-    pairs = [[sheet.mean(cosines(a, b)) for b in ends] for a in ends]
+    pairs = [[residual_cosine(a, b, valid=sheet.view.padding) for b in ends] for a in ends]
     return torch.stack([torch.stack(row, dim=1) for row in pairs], dim=1).argmin(-1)
-
-
-def matrix_entropy(x: Tensor, valid: Tensor) -> Tensor:
-    """Returns the entropy of the eigenvalues of X Xᵀ over their sum [B], from the smaller of the two Gram matrices."""
-    x = x.double().masked_fill(~valid[..., None], 0)
-    gram = x @ x.transpose(1, 2) if x.shape[1] <= x.shape[2] else x.transpose(1, 2) @ x
-    values = torch.linalg.eigvalsh(gram).clamp(min=0)
-    return torch.special.entr(values / values.sum(-1, keepdim=True)).sum(-1).float()

@@ -19,10 +19,6 @@ def test_tokens_are_counted_among_the_valid_ones():
     assert token_index(sheet().view, [0, -1]).tolist() == [[0, 3], [1, 2]]
 
 
-def test_means_are_over_valid_tokens():
-    assert sheet().mean(torch.arange(8.0).view(2, 4)).tolist() == [1.5, 5.5]
-
-
 def test_what_nobody_put_is_nan():
     made = sheet()
     made.put("x", ("core", 1, 0), torch.tensor([1.0, 2.0]))
