@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from loopwright.metrics.attention import AttentionSums, attention_sums
+from loopwright.metrics.attention import AttentionSums
 from loopwright.model.span import Span
 
 CHUNK = 2**25  # entries of maps held at once
+UNSEEN = -1e30
 
 
 @dataclass(frozen=True)
@@ -45,32 +46,49 @@ class View:
         """The valid tokens [B, T], or None where all are: what the metrics take."""
         return None if self.whole else self.valid
 
+    def bias(self, part: slice, keys: int, kind: torch.dtype) -> Tensor:
+        """Returns what is added to the scores of some queries: zero where a key is seen, and so little elsewhere that nothing is
+        left of it (a number, not −∞, whose product with a weight of zero would be none)."""
+        device = self.valid.device
+        if self.visible is None:
+            seen = torch.arange(keys, device=device) <= torch.arange(part.start, part.stop, device=device)[:, None]
+        else:
+            seen = self.visible[:, :, part]
+        return torch.zeros(seen.shape, dtype=kind, device=device).masked_fill_(~seen, UNSEEN)
 
-def attention_rows(q: Tensor, k: Tensor, view: View, *, chunk: int = CHUNK) -> Iterator[tuple[slice, Tensor]]:
-    """Yields softmax(q kᵀ / √K), in float32 or wider, some queries at a time: their slice, and their rows [B, H, rows, N].
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of some queries, `part`: `attention`, which sums to 1, and the `scores` it is the softmax of, less the largest of
+    each row; both [B, H, rows, N]."""
+
+    part: slice
+    scores: Tensor
+    attention: Tensor
+
+    @property
+    def entropy(self) -> Tensor:
+        """−Σ_j a_j log a_j of each row [B, H, rows], with no logarithm per entry: log a_j is s_j + log max a."""
+        return -self.attention.amax(-1).log() - (self.attention * self.scores).sum(-1)
+
+
+def attention_rows(q: Tensor, k: Tensor, view: View, *, chunk: int = CHUNK) -> Iterator[Rows]:
+    """Yields the rows of softmax(q kᵀ / √K) in float32 or wider, as many queries at a time as fit into `chunk` entries.
 
     q is [B, T, H, K] and k [B, N, Hk, K], after the rotation, as a tap sees them; heads share keys where Hk < H.
     """
     rows, length, heads, width = q.shape
     kind = torch.promote_types(q.dtype, torch.float32)
-    groups = heads // k.shape[2]
     query = q.to(kind).mul(width**-0.5).transpose(1, 2)
     key = k.to(kind).permute(0, 2, 3, 1)
-    if groups > 1:
-        key = key.repeat_interleave(groups, dim=1)
+    if heads != k.shape[2]:
+        key = key.repeat_interleave(heads // k.shape[2], dim=1)
     size = max(1, chunk // max(1, rows * heads * k.shape[1]))
     for start in range(0, length, size):
         part = slice(start, min(start + size, length))
-        scores = query[:, :, part] @ key
-        yield part, scores.add_(_bias(view, part, k.shape[1], kind, q.device)).softmax(-1)
-
-
-def _bias(view: View, part: slice, keys: int, kind: torch.dtype, device: torch.device) -> Tensor:
-    if view.visible is None:
-        seen = torch.arange(keys, device=device) <= torch.arange(part.start, part.stop, device=device)[:, None]
-    else:
-        seen = view.visible[:, :, part]
-    return torch.zeros(seen.shape, dtype=kind, device=device).masked_fill_(~seen, float("-inf"))
+        scores = (query[:, :, part] @ key).add_(view.bias(part, k.shape[1], kind))
+        scores.sub_(scores.amax(-1, keepdim=True))
+        yield Rows(part, scores, scores.softmax(-1))
 
 
 def sum_maps(
@@ -81,17 +99,12 @@ def sum_maps(
     sums: AttentionSums | None = None
     squares: list[Tensor] = []
     chunk //= 1 + len(others)
-    for parts in zip(*(attention_rows(*pair, view, chunk=chunk) for pair in ((q, k), *others)), strict=True):
-        part, here = parts[0]
-        valid_rows = None if view.whole else view.valid[:, part]
-        more = attention_sums(here, view.padding, valid_rows=valid_rows)
+    for here, *rest in zip(*(attention_rows(*pair, view, chunk=chunk) for pair in ((q, k), *others)), strict=True):
+        real = view.valid[:, None, None, here.part].to(here.attention.dtype)
+        more = AttentionSums((real @ here.attention)[:, :, 0], (real @ here.entropy[..., None])[:, :, 0, 0])
         sums = more if sums is None else sums + more
-        apart = [_squares(there.sub_(here), valid_rows) for _, there in parts[1:]]
-        squares = [a + b for a, b in zip(squares, apart, strict=True)] if squares else apart
+        apart = [torch.linalg.vector_norm(there.attention.sub_(here.attention), dim=-1).square() for there in rest]
+        found = [(real @ square[..., None])[:, :, 0, 0] for square in apart]
+        squares = [a + b for a, b in zip(squares, found, strict=True)] if squares else found
     assert sums is not None
     return sums, [square.sqrt() for square in squares]
-
-
-def _squares(difference: Tensor, valid_rows: Tensor | None) -> Tensor:
-    rows = difference.square_().sum(-1)
-    return (rows if valid_rows is None else rows.masked_fill(~valid_rows[:, None], 0)).sum(-1)

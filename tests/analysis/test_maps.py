@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from loopwright.analysis.maps import View, attention_rows, sum_maps
-from loopwright.metrics.attention import col_sum_concentration, mixing_score
+from loopwright.metrics.attention import col_sum_concentration, concentration_of, mixing_score
 from loopwright.model.span import place_tokens
 from tests.analysis.dense import dense_maps
 from tests.cases import gap, noisy
@@ -32,8 +32,9 @@ def test_rows_are_the_models_own_maps(kind: str, chunk: int):
     for place, whole in maps.items():
         q, k = recorder.seen["query", *place], recorder.seen["key", *place]
         parts = list(attention_rows(q, k, view, chunk=chunk))
-        assert [i for part, _ in parts for i in range(part.start, part.stop)] == list(range(9))
-        assert gap(torch.cat([rows for _, rows in parts], dim=2), whole) < 1e-5
+        assert [i for rows in parts for i in range(rows.part.start, rows.part.stop)] == list(range(9))
+        assert gap(torch.cat([rows.attention for rows in parts], dim=2), whole) < 1e-5
+        assert gap(torch.cat([rows.entropy for rows in parts], dim=2), torch.special.entr(whole).sum(-1)) < 1e-5
         sums, _ = sum_maps(q, k, view, chunk=chunk)
         assert gap(sums.entropy / view.count[:, None], mixing_score(whole, view.valid)) < 1e-5
 
@@ -55,6 +56,15 @@ def test_maps_held_at_once_do_not_grow_with_the_tokens():
     view = View.of(place_tokens(2, 64, torch.device("cpu")), None)
     q, k = torch.randn(2, 64, 4, 8), torch.randn(2, 64, 2, 8)
     chunk = 2 * 4 * 64 * 5
-    assert max(rows.numel() for _, rows in attention_rows(q, k, view, chunk=chunk)) <= chunk
-    whole = torch.cat([rows for _, rows in attention_rows(q, k, view, chunk=chunk)], dim=2)
-    assert col_sum_concentration(whole).shape == (2, 4)
+    assert max(rows.attention.numel() for rows in attention_rows(q, k, view, chunk=chunk)) <= chunk
+    whole = torch.cat([rows.attention for rows in attention_rows(q, k, view, chunk=chunk)], dim=2)
+    sums, _ = sum_maps(q, k, view, chunk=chunk)
+    assert gap(concentration_of(sums.columns), col_sum_concentration(whole)) < 1e-5
+
+
+def test_entropy_of_scores_in_the_hundreds():
+    view = View.of(place_tokens(1, 32, torch.device("cpu")), None)
+    q, k = (100 * torch.randn(1, 32, 2, 8, generator=torch.Generator().manual_seed(i)) for i in (0, 1))
+    sums, _ = sum_maps(q, k, view)
+    exact, _ = sum_maps(q.double(), k.double(), view)
+    assert gap(sums.entropy.double() / 32, exact.entropy / 32) < 1e-4 and exact.entropy.min() >= 0
