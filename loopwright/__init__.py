@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from loopwright import metrics
 from loopwright.convert.adapters import load_adapters, save_adapters
 from loopwright.convert.export import export
 from loopwright.convert.load import load
@@ -33,6 +34,7 @@ __all__ = [
     "export",
     "load",
     "load_adapters",
+    "metrics",
     "preset",
     "save",
     "save_adapters",
