@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from loopwright import metrics
 from loopwright.analysis.record import TraceSet, load_trace, save_trace, trace_prompts
 from loopwright.analysis.trace import Trace, trace
 from loopwright.convert.adapters import load_adapters, save_adapters
@@ -38,6 +39,7 @@ __all__ = [
     "load",
     "load_adapters",
     "load_trace",
+    "metrics",
     "preset",
     "save",
     "save_adapters",

@@ -15,6 +15,7 @@ from torch import Tensor
 from loopwright.analysis.maps import View, sum_maps
 from loopwright.analysis.places import Places
 from loopwright.metrics.attention import attention_reading
+from loopwright.metrics.fixedpoint import farthest_layers, fixed_point_gap
 from loopwright.metrics.residual import residual_cosine, residual_distance, residual_entropy, residual_norm, token_cosines
 from loopwright.model.tap import POINTS, Tap
 
@@ -142,13 +143,13 @@ class FixedPointStatistics:
 
     def __init__(self, sheet: Sheet, residuals: Mapping[int, Tensor], pairs: Mapping[int, tuple[Tensor, Tensor]]) -> None:
         self.sheet, self.pairs = sheet, pairs
-        self.ends = residuals
-        layers = sheet.places.core
-        self.far = farthest([residuals[layer] for layer in range(layers)], sheet) if layers > 1 else None
+        self.fixed = [residuals[layer] for layer in range(sheet.places.core)]
+        self.state = residuals[sheet.places.core]
+        self.farthest = farthest_layers(self.fixed, sheet.view.padding)
         self._query: Tensor | None = None
 
     def see(self, name: str, value: Tensor, at: Seen) -> None:
-        stack, step, layer = at
+        (stack, step, layer), padding = at, self.sheet.view.padding
         if stack != "core":
             return
         if name == "query":
@@ -158,19 +159,15 @@ class FixedPointStatistics:
             _, distances = sum_maps(self._query, value, self.sheet.view, [self.pairs[layer]])
             self.sheet.put("fixed_attention", at, distances[0].mean(1))
         elif name == "residual":
-            self._compare("fixed", value, self.ends[layer], at)
-            self.sheet.put("token_cosine", at, token_cosines(value, self.ends[layer]).half())
-            if self.far is not None:
-                rows = torch.arange(value.shape[0], device=value.device)
-                ends = torch.stack([self.ends[other] for other in self.far[:, layer].tolist()])[rows, rows]
-                self._compare("far", value, ends, at)
+            gap = fixed_point_gap(value, self.fixed, layer=layer, farthest=self.farthest, valid=padding)
+            self.sheet.put("fixed_norm", at, gap.distance)
+            self.sheet.put("fixed_cosine", at, gap.cosine)
+            self.sheet.put("far_norm", at, gap.far_distance)
+            self.sheet.put("far_cosine", at, gap.far_cosine)
+            self.sheet.put("token_cosine", at, token_cosines(value, self.fixed[layer]).half())
         elif name == "state":
-            self.sheet.put_step("state_fixed_norm", step, residual_distance(self.ends[layer], value, valid=self.sheet.view.padding))
-            self.sheet.put_step("state_token_cosine", step, token_cosines(value, self.ends[layer]).half())
-
-    def _compare(self, prefix: str, value: Tensor, end: Tensor, at: Seen) -> None:
-        self.sheet.put(f"{prefix}_norm", at, residual_distance(end, value, valid=self.sheet.view.padding))
-        self.sheet.put(f"{prefix}_cosine", at, residual_cosine(value, end, valid=self.sheet.view.padding))
+            self.sheet.put_step("state_fixed_norm", step, residual_distance(self.state, value, valid=padding))
+            self.sheet.put_step("state_token_cosine", step, token_cosines(value, self.state).half())
 
 
 class Capture:
@@ -203,9 +200,3 @@ def token_index(view: View, tokens: Sequence[int]) -> Tensor:
     order = (~view.valid).int().argsort(dim=1, stable=True)
     asked = torch.tensor(list(tokens), device=order.device).expand(order.shape[0], -1)
     return order.gather(1, torch.where(asked < 0, asked + view.count[:, None], asked))
-
-
-def farthest(ends: Sequence[Tensor], sheet: Sheet) -> Tensor:
-    """Returns, for each row and each layer's end [B, T, D], the layer whose end has the lowest mean cosine to it [B, L]."""
-    pairs = [[residual_cosine(a, b, valid=sheet.view.padding) for b in ends] for a in ends]
-    return torch.stack([torch.stack(row, dim=1) for row in pairs], dim=1).argmin(-1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from loopwright.analysis.collect import Seen, Sheet, token_index
+from loopwright.metrics.prediction import lens_reading
 from loopwright.model.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
 
@@ -38,14 +39,10 @@ class LensStatistics:
             self.sheet.put_step(f"answer_{key}", step, numbers)
 
     def _measure(self, logits: Tensor, key: int | str | None) -> dict[str, Tensor]:
-        said = logits.float().log_softmax(-1)
-        probability = said.exp()
-        found = {"token": said.argmax(-1), "entropy": -(probability * said).sum(-1)}
+        found = lens_reading(logits, None if key is None else self.last.get(key))
         if key is not None:
-            if key in self.last:
-                found["change"] = divergence(said, self.last[key])
-            self.last[key] = said
-        return found
+            self.last[key] = logits
+        return {"token": found.answer, "entropy": found.entropy, "change": found.divergence}
 
 
 def layer_logits(model: LoopedForCausalLM, x: Tensor, step: int) -> Tensor:
@@ -53,20 +50,3 @@ def layer_logits(model: LoopedForCausalLM, x: Tensor, step: int) -> Tensor:
     if model.config.final_norm["kind"] == "none" and model.config.end_norm == "every":
         x = model.end_norm(x)  # Ouro: the head was trained on what this norm gives
     return model.lm_head(model.norm(x))
-
-
-def divergence(p: Tensor, q: Tensor) -> Tensor:
-    """Returns KL(p ‖ q) in nats, for log-probabilities […, V]."""
-    return (p.exp() * (p - q)).sum(-1).clamp(min=0)
-
-
-def flips(tokens: Tensor) -> Tensor:
-    """Returns how often the answer changes along the last dimension: tokens [..., S] → whole numbers [...]."""
-    return (tokens[..., 1:] != tokens[..., :-1]).sum(-1)
-
-
-def settled_at(tokens: Tensor) -> Tensor:
-    """Returns the step, from 1, after which the answer [..., S] is the last one and stays it."""
-    same = tokens == tokens[..., -1:]
-    stays = same.flip(-1).int().cumprod(-1).sum(-1)
-    return tokens.shape[-1] - stays + 1

@@ -103,7 +103,7 @@ def sum_maps(
         real = view.valid[:, None, None, here.part].to(here.attention.dtype)
         more = AttentionSums((real @ here.attention)[:, :, 0], (real @ here.entropy[..., None])[:, :, 0, 0])
         sums = more if sums is None else sums + more
-        apart = [torch.linalg.vector_norm(there.attention.sub_(here.attention), dim=-1).square() for there in rest]
+        apart = [there.attention.sub_(here.attention).square_().sum(-1) for there in rest]
         found = [(real @ square[..., None])[:, :, 0, 0] for square in apart]
         squares = [a + b for a, b in zip(squares, found, strict=True)] if squares else found
     assert sums is not None

@@ -21,6 +21,20 @@ SINK = 0.3  # a head sinks into a token whose sink score is above this
 # sums over rows
 
 
+def kept_rows(rows: Tensor, valid: Tensor | None, valid_rows: Tensor | None = None) -> Tensor:
+    """Returns rows […, H, R, T] in float32 or wider, with zeros where the query or the key is no real token."""
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    if valid_rows is None:
+        valid_rows = valid
+    if valid is not None:
+        rows = rows.masked_fill(~valid.bool()[..., None, None, :], 0)
+    if valid_rows is not None:
+        if valid_rows.shape[-1] != rows.shape[-2]:
+            raise ValueError(f"attention: {valid_rows.shape[-1]} valid_rows for {rows.shape[-2]} rows; allowed: one for each")
+        rows = rows.masked_fill(~valid_rows.bool()[..., None, :, None], 0)
+    return rows
+
+
 @dataclass(frozen=True)
 class AttentionSums:
     """What maps leave behind: c_j = Σ_i A_ij, `columns` […, H, T], and Σ_i H(A_i), `entropy` […, H]. Sums of rows add up."""
@@ -37,7 +51,7 @@ def attention_sums(rows: Tensor, valid: Tensor | None = None, *, valid_rows: Ten
 
     For a whole map the queries are the keys, and `valid_rows` is not needed.
     """
-    rows = _kept(rows, valid, valid_rows)
+    rows = kept_rows(rows, valid, valid_rows)
     return AttentionSums(rows.sum(-2), torch.special.entr(rows).sum((-2, -1)))
 
 
@@ -64,12 +78,12 @@ def col_sum_concentration(attention: Tensor, valid: Tensor | None = None) -> Ten
 
     0: all tokens receive alike; 1: one token receives everything. Uniform causal rows give c_j = Σ_{i≥j} 1/i, counted from 1.
     """
-    return concentration_of(_kept(attention, valid).sum(-2), valid)
+    return concentration_of(kept_rows(attention, valid).sum(-2), valid)
 
 
 def sink_score(attention: Tensor, valid: Tensor | None = None) -> Tensor:
     """Returns (1 / T) Σ_i A_ik, the share of the attention that token k receives, per head and token […, H, T]; padding: 0."""
-    columns = _kept(attention, valid).sum(-2)
+    columns = kept_rows(attention, valid).sum(-2)
     return columns / token_count(columns, valid)[..., None]
 
 
@@ -85,7 +99,7 @@ def any_sink_rate(attention: Tensor, valid: Tensor | None = None, *, threshold: 
 
 def mixing_score(attention: Tensor, valid: Tensor | None = None) -> Tensor:
     """Returns (1 / T) Σ_i H(A_i), the mean entropy of a row in nats, per head […, H], in [0, log T]."""
-    rows = _kept(attention, valid)
+    rows = kept_rows(attention, valid)
     return torch.special.entr(rows).sum((-2, -1)) / token_count(rows[..., 0], valid)
 
 
@@ -127,20 +141,6 @@ def attention_reading(sums: AttentionSums, valid: Tensor | None = None) -> Atten
         index = valid.long().cumsum(-1)[..., None, :].expand_as(scores) - 1
         top_token = index.gather(-1, top_token[..., None])[..., 0]
     return AttentionReading(concentration_of(sums.columns, valid), sums.entropy / tokens, first_sink, top_sink, top_token)
-
-
-def _kept(rows: Tensor, valid: Tensor | None, valid_rows: Tensor | None = None) -> Tensor:
-    """Returns rows […, H, R, T] in float32 or wider, with zeros where the query or the key is no real token."""
-    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    if valid_rows is None:
-        valid_rows = valid
-    if valid is not None:
-        rows = rows.masked_fill(~valid.bool()[..., None, None, :], 0)
-    if valid_rows is not None:
-        if valid_rows.shape[-1] != rows.shape[-2]:
-            raise ValueError(f"attention: {valid_rows.shape[-1]} valid_rows for {rows.shape[-2]} rows; allowed: one for each")
-        rows = rows.masked_fill(~valid_rows.bool()[..., None, :, None], 0)
-    return rows
 
 
 def _share(heads: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from loopwright.analysis.collect import ResidualStatistics, Sheet, Watcher, farthest, token_index
+from loopwright.analysis.collect import ResidualStatistics, Sheet, Watcher, token_index
 from loopwright.analysis.maps import View
 from loopwright.analysis.places import Places
 from loopwright.model.span import place_tokens
@@ -25,11 +25,6 @@ def test_what_nobody_put_is_nan():
     made.put("n", ("core", 0, 1), torch.tensor([1, 2]))
     assert made.values["x"].isnan().tolist() == [[True, True, False, True]] * 2
     assert made.values["n"].tolist() == [[-1, 1, -1, -1], [-1, 2, -1, -1]]
-
-
-def test_the_farthest_layer_has_the_lowest_cosine():
-    x, y = torch.randn(2, 4, 8), torch.randn(2, 4, 8)
-    assert farthest([x, 2 * x + 0.01 * y, -x + 0.5 * y], sheet()).tolist() == [[2, 2, 0]] * 2
 
 
 def test_padding_does_not_enter_the_residual_numbers():

@@ -1,12 +1,10 @@
 """Lenses: the last layer's lens is the model's own answer, and the numbers of a distribution are right."""
 
-import math
-
 import pytest
 import torch
 
-from loopwright.analysis.lens import divergence, flips, settled_at
 from loopwright.analysis.trace import trace
+from loopwright.metrics.prediction import prediction_divergence
 from tests.analysis.test_maps import IDS, MASK
 from tests.cases import gap, noisy
 
@@ -23,7 +21,7 @@ def test_the_coda_lens_is_what_each_depth_answers(name: str):
         assert torch.equal(found["answer_token"][:, t], said[t].argmax(-1))
         assert gap(found["answer_entropy"][:, t], -(said[t].exp() * said[t]).sum(-1)) < 1e-5
         if t:
-            assert gap(found["answer_change"][:, t], divergence(said[t], said[t - 1])) < 1e-5
+            assert gap(found["answer_change"][:, t], prediction_divergence(said[t], said[t - 1])) < 1e-5
     assert found["answer_change"][:, 0].isnan().all()
 
 
@@ -32,15 +30,3 @@ def test_the_lens_of_the_last_layer_is_the_answer(name: str):
     found = trace(noisy(name), IDS, 3, attention_mask=MASK, collect=("lens",)).values
     assert torch.equal(found["lens_token"][:, -1], found["answer_token"][:, -1])
     assert gap(found["lens_entropy"][:, -1], found["answer_entropy"][:, -1]) < 1e-5
-
-
-def test_divergence_of_known_distributions():
-    p, q = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.75, 0.25]).log()
-    assert abs(divergence(p, q).item() - (0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(2))) < 1e-6
-    assert divergence(p, p).item() == 0
-
-
-def test_flips_and_the_step_an_answer_settles_at():
-    tokens = torch.tensor([[1, 2, 2, 1, 1], [3, 3, 3, 3, 3], [1, 2, 3, 4, 5]])
-    assert flips(tokens).tolist() == [2, 0, 4]
-    assert settled_at(tokens).tolist() == [4, 1, 5]
