@@ -75,7 +75,10 @@ def memory(model: lw.LoopedForCausalLM) -> None:
                 else:
                     model(ids, depth=2, logits_to_keep=1, use_cache=False)
             peaks.append(torch.cuda.max_memory_allocated())
-        report("P11 extra peak bytes of a trace", {"tokens": length, "plain": peaks[0], "traced": peaks[1], "extra": peaks[1] - peaks[0]})
+        report(
+            "P11 extra peak bytes of a trace",
+            {"tokens": length, "plain": peaks[0], "traced": peaks[1], "extra": peaks[1] - peaks[0]},
+        )
 
 
 def kept_bytes() -> None:
@@ -87,7 +90,9 @@ def kept_bytes() -> None:
     with tempfile.TemporaryDirectory() as folder:
         lw.trace_prompts(model, [[1] * 128], folder, depth=128, batch=1)
         size = (Path(folder) / "000000.safetensors").stat().st_size
-    report("P13 bytes kept per example", {"target": "<= 5e6", "layers": layout.core_layers, "steps": 128, "tokens": 128, "bytes": size})
+    report(
+        "P13 bytes kept per example", {"target": "<= 5e6", "layers": layout.core_layers, "steps": 128, "tokens": 128, "bytes": size}
+    )
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Edits: taps that change what passes. Each names its places; `chain` joins several; every one is a pure function of its input.
 
-    model(ids, tap=zero("mlp", at(stack="core", layer=1)))
-    lw.trace(model, ids, edit=chain(noise("state", at(step=4), size=0.1, seed=0), zero("attention", at(layer=0))))
+model(ids, tap=zero("mlp", at(stack="core", layer=1)))
+lw.trace(model, ids, edit=chain(noise("state", at(step=4), size=0.1, seed=0), zero("attention", at(layer=0))))
 """
 
 from __future__ import annotations

@@ -56,7 +56,9 @@ def load_trace(path: str | Path) -> Trace:
                 raise ValueError(f"{path}: not a trace; allowed: a file that a trace was saved in")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path}: the trace cannot be read ({str(error).splitlines()[0]}); remove it to have it made again") from None
+        raise ValueError(
+            f"{path}: the trace cannot be read ({str(error).splitlines()[0]}); remove it to have it made again"
+        ) from None
     parts: dict[str, dict[str, Tensor]] = {"values": {}, "captured": {}}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition(".")
@@ -149,7 +151,9 @@ def _claim(folder: Path, facts: dict[str, Any]) -> None:
     there = folder / SET
     if not there.is_file():
         if any(folder.glob("*.safetensors")):
-            raise ValueError(f"{folder}: holds traces, but no {SET} that says of what; allowed: an empty folder, or a set of traces")
+            raise ValueError(
+                f"{folder}: holds traces, but no {SET} that says of what; allowed: an empty folder, or a set of traces"
+            )
         write_json(there, facts)
         return
     clear_leftovers(folder)

@@ -58,7 +58,9 @@ class Trace:
         """Yields each row as a trace of its own, without its padding."""
         for row in range(self.valid.shape[0]):
             real = self.valid[row]
-            cut = {name: x[row : row + 1, ..., real] if name in TOKEN_NAMES else x[row : row + 1] for name, x in self.values.items()}
+            cut = {
+                name: x[row : row + 1, ..., real] if name in TOKEN_NAMES else x[row : row + 1] for name, x in self.values.items()
+            }
             kept = {name: x[row : row + 1] for name, x in self.captured.items()}
             yield Trace(self.places, self.input_ids[row : row + 1, real], real[real][None], cut, kept)
 

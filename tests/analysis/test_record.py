@@ -15,7 +15,9 @@ PROMPTS = [[1, 2, 3], [4, 5, 6, 7], [8], [9, 10], [11, 12, 13]]
 
 
 def run(folder, model=None, **changes):
-    return trace_prompts(model or noisy("huginn-tiny"), PROMPTS, folder, **{"depth": 3, "batch": 2, "about": {"model": "m"}} | changes)
+    return trace_prompts(
+        model or noisy("huginn-tiny"), PROMPTS, folder, **{"depth": 3, "batch": 2, "about": {"model": "m"}} | changes
+    )
 
 
 def test_saved_is_loaded(tmp_path):
@@ -67,7 +69,9 @@ def test_another_set_is_refused_and_nothing_of_it_touched(tmp_path):
     (tmp_path / "set.json").unlink()
     with pytest.raises(ValueError, match="holds traces, but no set.json"):
         run(tmp_path)
-    assert {name: data for name, data in before.items() if name != "set.json"} == {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    assert {name: data for name, data in before.items() if name != "set.json"} == {
+        p.name: p.read_bytes() for p in tmp_path.iterdir()
+    }
 
 
 def test_out_of_memory_says_the_batch_and_keeps_what_is_there(tmp_path, monkeypatch):
