@@ -56,7 +56,73 @@ def figure(draw: Callable[[Axes], None], path: str | Path | None, *, width: floa
         draw(axes)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True)
-    text = _plain_svg(buffer.getvalue())
+    return _kept(_plain_svg(buffer.getvalue()), path)
+
+
+def panels(
+    draws: Sequence[Callable[[Axes], None]], path: str | Path | None = None, *, columns: int = 2, height: float = 2.9
+) -> str:
+    """Returns the SVG text of several pairs of axes side by side, each drawn by its own function, with one legend below."""
+    from matplotlib.figure import Figure
+
+    columns = min(columns, len(draws))
+    rows = -(-len(draws) // columns)
+    with _style():
+        made = Figure(figsize=(WIDTH / 2 * columns + (columns == 1) * WIDTH / 2, height * rows), layout="constrained")
+        axes = made.subplots(rows, columns, squeeze=False).flatten()
+        for draw, each in zip(draws, axes, strict=False):
+            draw(each)
+        for each in axes[len(draws) :]:
+            each.set_visible(False)
+        labelled = {label: handle for each in axes for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
+        if labelled:
+            longest = max(map(len, labelled))
+            made.legend(
+                labelled.values(), labelled.keys(),
+                loc="outside lower center", frameon=False, ncols=1 if longest > LONGEST_OF_TWO * columns else min(len(labelled), 2 * columns),
+            )  # fmt: skip
+        buffer = io.StringIO()
+        made.savefig(buffer, format="svg", transparent=True)
+    return _kept(_plain_svg(buffer.getvalue()), path)
+
+
+def mosaic(axes: Axes, values: Sequence[Sequence[float]], colours: str, *, low: float | None = None, high: float | None = None) -> Any:
+    """Draws a matrix, its first row on top, and returns what a colour bar takes. One path per shade, and equal neighbours as one
+    piece: a path per cell would make a file of megabytes."""
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
+
+    real = [value for row in values for value in row if math.isfinite(value)] or [0.0, 1.0]
+    scale = Normalize(min(real) if low is None else low, max(real) if high is None else high)
+    table = colormaps[colours].resampled(SHADES)
+    pieces: dict[int, list[tuple[float, float]]] = {}
+    for i, row in enumerate(values):
+        shaded = [min(int(scale(value) * SHADES), SHADES - 1) if math.isfinite(value) else -1 for value in row]
+        start = 0
+        for j in range(1, len(row) + 1):
+            if j == len(row) or shaded[j] != shaded[start]:
+                if shaded[start] >= 0:
+                    pieces.setdefault(shaded[start], []).extend([(start, i), (j, i), (j, i + 1), (start, i + 1), (start, i)])
+                start = j
+    for shade, corners in sorted(pieces.items()):
+        codes = [Outline.MOVETO, Outline.LINETO, Outline.LINETO, Outline.LINETO, Outline.CLOSEPOLY] * (len(corners) // 5)
+        colour = table(shade)
+        axes.add_patch(PathPatch(Outline(corners, codes), facecolor=colour, edgecolor=colour, linewidth=0.15))
+    axes.set_xlim(0, max(map(len, values)))
+    axes.set_ylim(len(values), 0)
+    axes.grid(False)
+    return ScalarMappable(scale, table)
+
+
+def shades(first: str, last: str, count: int) -> list[str]:
+    """Returns colours that go evenly from one to another."""
+    return [blend(first, last, i / max(count - 1, 1)) for i in range(count)]
+
+
+def _kept(text: str, path: str | Path | None) -> str:
     if path is not None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
