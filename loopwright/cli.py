@@ -196,7 +196,7 @@ def analyze(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, a run folder or a hub id, looped or dense.")],
     prompts: Annotated[
         str,
-        typer.Option(help='A .jsonl or .txt file, gsm8k, hellaswag, valid (a run\'s own rows), or the text itself.'),
+        typer.Option(help="A .jsonl or .txt file, gsm8k, hellaswag, valid (a run's own rows), or the text itself."),
     ],
     depth: Annotated[int | None, typer.Option(help="Steps of a pass. Left out: 128, or as many as the model has.")] = None,
     compare: Annotated[str | None, typer.Option(help="A dense model whose stages to draw beside.")] = None,

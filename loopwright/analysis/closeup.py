@@ -34,7 +34,9 @@ KRYLOV = 32
 def pair_bytes(config: LoopedConfig, tokens: int, *, steps: int = PAIR_STEPS) -> int:
     """Returns the bytes that comparing all pairs of realised depths holds at once, for one prompt."""
     depths = Places.of(config, steps).count
-    return attention_pair_bytes(depths, config.num_attention_heads, tokens) + residual_pair_bytes(depths, config.hidden_size, tokens)
+    return attention_pair_bytes(depths, config.num_attention_heads, tokens) + residual_pair_bytes(
+        depths, config.hidden_size, tokens
+    )
 
 
 @torch.no_grad()
@@ -44,11 +46,17 @@ def compare_pairs(model: LoopedForCausalLM, input_ids: Tensor, *, steps: int = P
     order = [places.name(i) for i in range(places.count)]
     residuals = torch.stack([recorder.seen["residual", *place] for place in order])
     maps = torch.stack(_maps(model, input_ids, recorder, order))
-    return {"steps": places.steps, "attention": as_list(attention_distances(maps)), "residual": as_list(residual_cosines(residuals))}
+    return {
+        "steps": places.steps,
+        "attention": as_list(attention_distances(maps)),
+        "residual": as_list(residual_cosines(residuals)),
+    }
 
 
 @torch.no_grad()
-def floorplan(model: LoopedForCausalLM, input_ids: Tensor, *, steps: int = FLOOR_STEPS, tokens: int = FLOOR_TOKENS) -> dict[str, Any]:
+def floorplan(
+    model: LoopedForCausalLM, input_ids: Tensor, *, steps: int = FLOOR_STEPS, tokens: int = FLOOR_TOKENS
+) -> dict[str, Any]:
     """Returns the mean map over heads of every layer of a few steps, of the first tokens of one prompt."""
     ids = input_ids[:, :tokens]
     places, recorder = _record(model, ids, steps)
@@ -88,7 +96,9 @@ def spectrum(model: LoopedForCausalLM, input_ids: Tensor, depths: Sequence[int],
     """Returns the leading eigenvalues of the core's derivative at the state after each of some depths, for one prompt."""
     e, p = model.embed(input_ids)
     wanted = {depth: s for depth, s in enumerate(model.unroll(e, max(depths), p), start=1) if depth in set(depths)}
-    values = [leading_eigenvalues(_map(model, e, p, depth - 1), s.float(), krylov=KRYLOV, seed=seed)[0] for depth, s in wanted.items()]
+    values = [
+        leading_eigenvalues(_map(model, e, p, depth - 1), s.float(), krylov=KRYLOV, seed=seed)[0] for depth, s in wanted.items()
+    ]
     return {
         "depths": list(wanted),
         "radius": as_list(torch.stack([each.abs().max() for each in values])),

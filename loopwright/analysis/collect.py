@@ -1,4 +1,4 @@
-"""What a trace gathers as tensors pass the taps: each collector is a small class, and keeps numbers, never whole tensors of all steps.
+"""What a trace gathers as tensors pass the taps: each collector is a small class that keeps numbers, not the tensors of all steps.
 
 Between steps a collector holds at most what the same layer showed one step earlier.
 """

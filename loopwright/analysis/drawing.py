@@ -77,16 +77,16 @@ def panels(
         labelled = {label: handle for each in axes for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
         if labelled:
             longest = max(map(len, labelled))
-            made.legend(
-                labelled.values(), labelled.keys(),
-                loc="outside lower center", frameon=False, ncols=1 if longest > LONGEST_OF_TWO * columns else min(len(labelled), 2 * columns),
-            )  # fmt: skip
+            ncols = 1 if longest > LONGEST_OF_TWO * columns else min(len(labelled), 2 * columns)
+            made.legend(labelled.values(), labelled.keys(), loc="outside lower center", frameon=False, ncols=ncols)
         buffer = io.StringIO()
         made.savefig(buffer, format="svg", transparent=True)
     return _kept(_plain_svg(buffer.getvalue()), path)
 
 
-def mosaic(axes: Axes, values: Sequence[Sequence[float]], colours: str, *, low: float | None = None, high: float | None = None) -> Any:
+def mosaic(
+    axes: Axes, values: Sequence[Sequence[float]], colours: str, *, low: float | None = None, high: float | None = None
+) -> Any:
     """Draws a matrix, its first row on top, and returns what a colour bar takes. One path per shade, and equal neighbours as one
     piece: a path per cell would make a file of megabytes."""
     from matplotlib import colormaps

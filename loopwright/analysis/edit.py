@@ -27,13 +27,13 @@ def at(*, stack: str | None = None, step: int | Collection[int] | None = None, l
     return lambda here, t, i: stack in (None, here) and (steps is None or t in steps) and (layers is None or i in layers)
 
 
-def change(name: str, where: Where, make: Change) -> Tap:
+def change(point: str, where: Where, make: Change) -> Tap:
     """Returns a tap that puts make(value, place) in the place of the tensors of one point wherever `where` holds."""
-    if name not in POINTS:
-        raise ValueError(f"edit: unknown point {name!r}; allowed: {', '.join(POINTS)}")
+    if point not in POINTS:
+        raise ValueError(f"edit: unknown point {point!r}; allowed: {', '.join(POINTS)}")
 
-    def tap(point: str, value: Tensor, *, stack: str, step: int | Tensor, layer: int) -> Tensor:
-        if point != name:
+    def tap(name: str, value: Tensor, *, stack: str, step: int | Tensor, layer: int) -> Tensor:
+        if name != point:
             return value
         if isinstance(step, Tensor):
             raise ValueError("edit: rows at different steps have no common place; edit them one depth at a time")
@@ -59,7 +59,7 @@ def ablate_massive(config: LoopedConfig, layer: int = 1) -> Tap:
 
 
 def patch(name: str, where: Where, values: Mapping[Place, Tensor], *, tokens: Tensor | None = None) -> Tap:
-    """Returns an edit that puts the value of another pass, by (stack, step, layer); only at `tokens` [B, T] where they are given."""
+    """Returns an edit that puts the value of another pass, by (stack, step, layer); only at `tokens` [B, T] where given."""
 
     def make(value: Tensor, place: Place) -> Tensor:
         if place not in values:

@@ -20,6 +20,7 @@ LAYER_ENDS = ("#0b3c9c", "#2fbf71")
 DENSE = "#c0392b"
 MOST_LINES = 24  # steps drawn of more
 MOST_POINTS = 1200  # of a line over realised depth
+MOST_STEPS = 96  # of a line over steps
 STAGES = ("colsum", "mixing", "sink_rate", "entropy")
 LABELS = {
     "colsum": "ColSum concentration", "mixing": "mixing score (nats)", "sink_rate": "sink rate, first token",
@@ -71,7 +72,9 @@ def neurons(metrics: Metrics, *, dense: Metrics | None = None, path: str | Path 
             axes.plot(_percent(len(values)), [100 * v for v in values], color=colour, marker=mark, markersize=3.5, label=kind)
             if dense is not None and "neurons" in dense:
                 values = dense["neurons"][kind]
-                axes.plot(_percent(len(values)), [100 * v for v in values], color=colour, linestyle=(0, (4, 2)), label=f"{kind}, dense")
+                axes.plot(
+                    _percent(len(values)), [100 * v for v in values], color=colour, linestyle=(0, (4, 2)), label=f"{kind}, dense"
+                )
         axes.set_xlabel("layers (%)")
         axes.set_ylabel("neurons (%)")
 
@@ -89,7 +92,9 @@ def _realised(metrics: Metrics, name: str, steps: int, axes: Axes) -> None:
         x = range(places.prelude + layer, end, places.core)
         axes.plot(*finite(x, [values[i] for i in x]), color=colour, linewidth=1.6, label=_layer_name(layer, places.core))
     kept = spread(len(values), MOST_POINTS)
-    axes.plot(*finite(kept, [values[i] for i in kept]), color=INK, linewidth=0.9, linestyle=(0, (3, 2)), label="all layers in order")
+    axes.plot(
+        *finite(kept, [values[i] for i in kept]), color=INK, linewidth=0.9, linestyle=(0, (3, 2)), label="all layers in order"
+    )
     axes.set_xlabel("layer, in the order they run")
     axes.set_ylabel(LABELS[name])
 
@@ -99,12 +104,18 @@ def _by_step(metrics: Metrics, name: str, dense: Metrics | None, axes: Axes) -> 
     shown = spread(places.steps, MOST_LINES)
     block = places.prelude + places.core + places.coda
     if places.core:
-        for edge in ((places.prelude, block - places.coda) if places.prelude or places.coda else ()):
+        for edge in (places.prelude, block - places.coda) if places.prelude or places.coda else ():
             if 0 < edge < block:
                 axes.axvline(100 * (edge - 0.5) / (block - 1), color=INK, linewidth=0.8, linestyle=(0, (1, 2)), alpha=0.6)
         for colour, step in zip(shades(*STEP_ENDS, len(shown)), shown, strict=True):
             label = f"step {step + 1}" if step in (shown[0], shown[-1]) else "_"
-            axes.plot(*finite(_percent(block), one_step(metrics, name, step)), color=colour, linewidth=1.5, label=label)
+            axes.plot(
+                *finite(_percent(block), one_step(metrics, name, step)),
+                color=colour,
+                linewidth=1.5,
+                label=label,
+                marker="o" if block == 1 else None,
+            )
     else:
         axes.plot(*finite(_percent(block), one_step(metrics, name, 0)), color=STEP_ENDS[0], linewidth=1.8, label="this model")
     _overlay(axes, name, dense)
@@ -115,10 +126,13 @@ def _by_step(metrics: Metrics, name: str, dense: Metrics | None, axes: Axes) -> 
 def _by_layer(metrics: Metrics, name: str, log: bool, band: bool, axes: Axes) -> None:
     places = Places(**metrics["places"])
     mean, std = grid(metrics, name), grid(metrics, name, "std")
-    x = range(1, places.steps + 1)
+    kept = spread(places.steps, MOST_STEPS)
+    mean, std, x = [mean[t] for t in kept], [std[t] for t in kept], [t + 1 for t in kept]
     for layer, colour in enumerate(shades(*LAYER_ENDS, places.core)):
         values = [row[layer] for row in mean]
-        axes.plot(*finite(x, _positive(values) if log else values), color=colour, linewidth=1.5, label=_layer_name(layer, places.core))
+        axes.plot(
+            *finite(x, _positive(values) if log else values), color=colour, linewidth=1.5, label=_layer_name(layer, places.core)
+        )
         if band and not log and metrics["examples"] > 1:
             there = [(t, m, s[layer]) for t, m, s in zip(x, values, std, strict=True) if m is not None and s[layer] is not None]
             low, high = ([m + sign * s for _, m, s in there] for sign in (-1, 1))

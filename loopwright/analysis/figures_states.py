@@ -13,7 +13,7 @@ from loopwright.analysis.places import Places
 from loopwright.analysis.summary import grid
 
 Metrics = Mapping[str, Any]
-MOST_CELLS = 64  # of a matrix's side: larger ones are thinned, or the file grows with their square
+MOST_CELLS = 48  # of a matrix's side: larger ones are thinned, or the file grows with their square
 
 
 def same_and_far(metrics: Metrics, *, layer: int = 0, path: str | Path | None = None) -> str:
@@ -22,7 +22,10 @@ def same_and_far(metrics: Metrics, *, layer: int = 0, path: str | Path | None = 
 
     def draw(kind: str) -> Callable[[Axes], None]:
         def inner(axes: Axes) -> None:
-            for name, label, colour in ((f"fixed_{kind}", "its own", LAYER_ENDS[0]), (f"far_{kind}", "the farthest layer's", LAYER_ENDS[1])):
+            for name, label, colour in (
+                (f"fixed_{kind}", "its own", LAYER_ENDS[0]),
+                (f"far_{kind}", "the farthest layer's", LAYER_ENDS[1]),
+            ):
                 values = [row[layer] for row in grid(metrics, name)]
                 axes.plot(*finite(range(1, len(values) + 1), values), color=colour, linewidth=1.8, label=label)
             axes.set_xlabel("step")
@@ -35,7 +38,7 @@ def same_and_far(metrics: Metrics, *, layer: int = 0, path: str | Path | None = 
 
 def pair_matrices(metrics: Metrics, *, path: str | Path | None = None) -> str:
     """Returns every pair of realised depths: how alike the residuals are, and how far apart the attention maps."""
-    drawn = (("attention", "Frobenius distance of attention maps", "viridis_r"), ("residual", "cosine of residuals", "viridis"))
+    drawn = (("attention", "attention distance", "viridis_r"), ("residual", "residual cosine", "viridis"))
     return panels([lambda axes, each=each: _matrix(axes, metrics["pairs"][each[0]], *each[1:]) for each in drawn], path, height=3.1)
 
 
@@ -76,7 +79,9 @@ def cycles(metrics: Metrics, *, path: str | Path | None = None) -> str:
             for layer, colour in enumerate(shades(*LAYER_ENDS, layers)):
                 label = f"layer {layer}" if layer in (0, layers - 1) else "_"
                 at = [step[layer] for step in window]
-                axes.plot([p[0] for p in at], [p[1] for p in at], linestyle="none", marker="o", markersize=3, color=colour, label=label)
+                axes.plot(
+                    [p[0] for p in at], [p[1] for p in at], linestyle="none", marker="o", markersize=3, color=colour, label=label
+                )
             axes.set_title(f"steps {start + 1}–{start + len(window)}", loc="left", fontsize=9.5)
             for (low, high), scale in zip(limits, (axes.set_xlim, axes.set_ylim), strict=True):
                 margin = 0.08 * (high - low) or 1
@@ -112,17 +117,23 @@ def orbit_parts(metrics: Metrics, *, path: str | Path | None = None) -> str:
     """Returns the orbit of largest amplitude as the classifier sees it: the series and its trend, windowed, its spectrum."""
     orbit = metrics["limits"]["orbit"]
 
-    def line(*names: str, x: str, first: int = 1) -> Callable[[Axes], None]:
+    def line(*names: str, x: str, y: str) -> Callable[[Axes], None]:
         def inner(axes: Axes) -> None:
             for name, colour in zip(names, (LAYER_ENDS[0], "#D55E00"), strict=False):
                 values = orbit[name]
-                axes.plot(*finite(range(first, first + len(values)), values), color=colour, linewidth=1.4, label=name)
+                label = name if len(names) > 1 else "_"
+                axes.plot(*finite(range(1, len(values) + 1), values), color=colour, linewidth=1.4, label=label)
             axes.set_xlabel(x)
+            axes.set_ylabel(y)
 
         return inner
 
-    parts = [line("series", "trend", x="step"), line("windowed", x="step"), line("spectrum", x="cycles in the window")]
-    return panels(parts, path, columns=3, height=2.6)
+    parts = [
+        line("series", "trend", x="step", y="cosine to last step"),
+        line("windowed", x="step", y="rest, windowed"),
+        line("spectrum", x="cycles in the window", y="magnitude"),
+    ]
+    return panels(parts, path, height=2.5)
 
 
 def together(metrics: Metrics, *, path: str | Path | None = None) -> str:
@@ -135,7 +146,9 @@ def together(metrics: Metrics, *, path: str | Path | None = None) -> str:
         for i, row in enumerate(shown):
             for j, value in enumerate(row):
                 word = "–" if math.isnan(value) else f"{value:.2f}"
-                axes.text(j + 0.5, i + 0.5, word, ha="center", va="center", color="#ffffff" if value < 0.55 else "#000000", fontsize=9)
+                axes.text(
+                    j + 0.5, i + 0.5, word, ha="center", va="center", color="#ffffff" if value < 0.55 else "#000000", fontsize=9
+                )
         axes.set_xticks([i + 0.5 for i in range(len(labels))], labels)
         axes.set_yticks([i + 0.5 for i in range(len(labels))], labels)
         axes.set_xlabel("also seen")
@@ -147,11 +160,12 @@ def together(metrics: Metrics, *, path: str | Path | None = None) -> str:
 def answers(metrics: Metrics, *, path: str | Path | None = None) -> str:
     """Returns what the steps say next: the share of examples already at the last answer and that flips, entropy, and change."""
     said, by_step = metrics["answers"], metrics["by_step"]
+    flips = [None if value is None else 100 * value for value in said["flips"]]
     lines = {
-        "examples (%)": {"at the last answer": [100 * v for v in said["final"]], "flips": [None if v is None else 100 * v for v in said["flips"]]},
+        "examples (%)": {"at the last answer": [100 * value for value in said["final"]], "flips": flips},
         "entropy (nats)": {"_": by_step["answer_entropy"]["mean"]},
         "KL from last step (nats)": {"_": by_step["answer_change"]["mean"]},
-    }  # fmt: skip
+    }
 
     def draw(label: str) -> Callable[[Axes], None]:
         def inner(axes: Axes) -> None:
@@ -164,11 +178,11 @@ def answers(metrics: Metrics, *, path: str | Path | None = None) -> str:
 
         return inner
 
-    return panels([draw(label) for label in lines], path, columns=3, height=2.6)
+    return panels([draw(label) for label in lines], path, height=2.5)
 
 
 def floorplan(metrics: Metrics, *, path: str | Path | None = None) -> str:
-    """Returns the mean attention map of every layer of a few steps on one prompt, a row of maps per step, the first at the bottom."""
+    """Returns the mean attention map of every layer of a few steps on one prompt, a row per step, the first at the bottom."""
     maps = metrics["floorplan"]
     places = Places(**maps["places"])
     rows: list[list[int]] = [list(range(places.prelude))] if places.prelude else []

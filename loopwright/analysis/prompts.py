@@ -52,7 +52,9 @@ def _find(name: str, folder: str | None) -> tuple[Path, str]:
     stems, field = SETS[name]
     wanted = [f"{stem}{suffix}" for stem in stems for suffix in (".jsonl", ".jsonl.gz")]
     if folder is None:
-        raise ValueError(f"prompts: {name} lies in no known folder; give --data FOLDER (or {DATA}) with {stems[0]}.jsonl or .jsonl.gz")
+        raise ValueError(
+            f"prompts: {name} lies in no known folder; give --data FOLDER (or {DATA}) with {stems[0]}.jsonl or .jsonl.gz"
+        )
     there = next((Path(folder).expanduser() / file for file in wanted if (Path(folder).expanduser() / file).is_file()), None)
     if there is None:
         raise FileNotFoundError(f"prompts: {folder} holds no {name}; looked for: {', '.join(wanted)}")

@@ -30,7 +30,7 @@ BATCH = 8
 Progress = Callable[[int, int], None]
 
 
-class OutOfMemory(ValueError):
+class OutOfMemory(ValueError):  # noqa: N818  (it is what happened; the message says the rest)
     """The batch does not fit; the message says what was kept and which batch to take."""
 
 
@@ -116,9 +116,10 @@ def trace_prompts(
     folder.mkdir(parents=True, exist_ok=True)
     depth = trace_depth(model, depth)
     digest = hashlib.sha256(json.dumps([list(map(int, row)) for row in prompts]).encode()).hexdigest()
+    captured = {name: list(tokens) for name, tokens in (capture or {}).items()}
     facts = {
         **(about or {}), "examples": len(prompts), "prompts": digest, "depth": depth, "batch": batch, "collect": list(collect),
-        "capture": {name: list(tokens) for name, tokens in (capture or {}).items()}, "dtype": str(model.dtype).removeprefix("torch."),
+        "capture": captured, "dtype": str(model.dtype).removeprefix("torch."),
     }  # fmt: skip
     _claim(folder, facts)
     asked = depth if model.config.is_looped else None

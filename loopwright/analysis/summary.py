@@ -141,8 +141,8 @@ class Answers:
     """What the steps answer, over examples: the share that flips at each step, and that already says what the last step says."""
 
     def __init__(self, depth: int | None) -> None:
-        self.depth, self.flips, self.final, self.settled = depth, Moments(), Moments(), []
-        self.kept = 0
+        self.depth, self.flips, self.final, self.kept = depth, Moments(), Moments(), 0
+        self.settled: list[int] = []
 
     def add(self, one: Trace) -> None:
         """Takes in one example."""

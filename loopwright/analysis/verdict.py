@@ -45,10 +45,11 @@ def converges(metrics: Metrics) -> Finding:
         said = f"No: {_percent(none)} of layers do not stay near where they stand after {places.steps} steps."
         return Finding(False, said, numbers)
     if degenerate > cyclic:
-        said = f"Yes, but to one point: in {_percent(degenerate)} of cases all layers end in the same direction, so that they have nearly stopped doing anything."
+        said = f"Yes, but to one point: {_percent(degenerate)} of layers end in the same direction as all others, and do nearly nothing."
         return Finding(True, said, numbers)
-    said = f"Yes, to a cycle: {_percent(cyclic)} of layers rest at a point of their own, and the core runs through these points again and again."
-    return Finding(cyclic >= MOST, said if cyclic >= MOST else f"Mostly: {said[0].lower()}{said[1:]}", numbers)
+    points = "the same point" if places.core == 1 else "points of their own, which the core runs through again and again"
+    sure = "Yes" if cyclic >= MOST else "Mostly"
+    return Finding(cyclic >= MOST, f"{sure}: {_percent(cyclic)} of layers come to rest, at {points}.", numbers)
 
 
 def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Finding:
@@ -59,7 +60,9 @@ def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Fin
         if places.steps == 1:
             return Finding(None, "This is a feedforward model: its own stages are drawn below.")
         drift = _share(curve_distance(steps[0], steps[-1]).item(), steps)
-        said = f"No dense model was given to compare with. From the first step to the last the stage curve moves by {_percent(drift)} of its range."
+        said = (
+            f"No dense model was given. From the first step to the last the ColSum curve moves by {_percent(drift)} of its range."
+        )
         return Finding(None, said, ((_percent(drift), "of its range: how far the ColSum curve moves from first to last step"),))
     other = torch.tensor(dense["by_place"][name]["mean"], dtype=torch.float64)
     each = curve_correlation(steps, other)
@@ -73,7 +76,9 @@ def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Fin
     if best < ALIKE:
         return Finding(False, "No: no step's curve has the shape of the dense model's.", numbers)
     share = (each >= ALIKE).double().mean().item()
-    return Finding(True, f"Yes, in {_percent(share)} of steps: the curve over one block has the shape of the dense model's.", numbers)
+    return Finding(
+        True, f"Yes, in {_percent(share)} of steps: the curve over one block has the shape of the dense model's.", numbers
+    )
 
 
 def safe(metrics: Metrics, name: str = "colsum") -> Finding:
@@ -83,8 +88,10 @@ def safe(metrics: Metrics, name: str = "colsum") -> Finding:
         return Finding(None, "The model has no core: there is no depth to add.")
     said = metrics.get("answers", {})
     depth, kept = said.get("depth"), said.get("kept")
+    if depth is None or depth >= places.steps:
+        return Finding(None, f"Only {places.steps} steps were run, no more than the model's own depth: nothing is known beyond it.")
     values = torch.tensor([[x if x is not None else float("nan") for x in row] for row in grid(metrics, name)], dtype=torch.float64)
-    own = min((depth or 1), places.steps) - 1
+    own = depth - 1
     drift = _share((values[-1] - values[own]).abs().mean().item(), values)
     radius = metrics.get("spectrum", {}).get("radius", [None])[-1]
     rests = metrics["limits"]["tokens"][0] if "limits" in metrics else None
@@ -94,12 +101,18 @@ def safe(metrics: Metrics, name: str = "colsum") -> Finding:
         f"stages moved by {_percent(drift)}": drift <= DRIFT,
         f"ρ = {radius:.2f} at the last state" if radius is not None else "ρ unknown": radius is None or radius < 1,
     }
-    numbers = [(_percent(kept or 0), f"of answers at depth {places.steps} are those of depth {depth}"), (_percent(drift), "of its range: how far the ColSum curve moves beyond that depth")]
-    numbers += [] if radius is None else [(f"{radius:.2f}", "spectral radius ρ of a step at the last state (below 1: it contracts)")]
+    numbers = [
+        (_percent(kept or 0), f"of answers at depth {places.steps} are those of depth {depth}"),
+        (_percent(drift), "of its range: how far the ColSum curve moves beyond that depth"),
+    ]
+    if radius is not None:
+        numbers += [(f"{radius:.2f}", "spectral radius ρ of a step at the last state (below 1: it contracts)")]
     failed = [what for what, well in checks.items() if not well]
     if not failed:
-        return Finding(True, f"Yes, up to the {places.steps} steps that were run: states rest, answers stay, stages stand still.", tuple(numbers))
-    return Finding(False, f"Not shown: {'; '.join(failed)} (wanted: at least {_percent(MOST)} at rest and unchanged, at most {_percent(DRIFT)} moved, ρ below 1).", tuple(numbers))
+        said = f"Yes, up to the {places.steps} steps that were run: states rest, answers stay, stages stand still."
+        return Finding(True, said, tuple(numbers))
+    wanted = f"at least {_percent(MOST)} at rest and unchanged, at most {_percent(DRIFT)} moved, ρ below 1"
+    return Finding(False, f"Not shown: {'; '.join(failed)} (wanted: {wanted}).", tuple(numbers))
 
 
 def _share(gap: float, values: torch.Tensor) -> float:

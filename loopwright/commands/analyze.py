@@ -108,7 +108,9 @@ def _study(subject: Subject, folder: Path, depth: int | None, batch: int, ablate
         fits = fitting_batch(model.config, batch=rows, length=length, depth=steps, dtype=model.dtype, free=free)
         if fits < rows:
             advice = f"--batch {fits} would fit" if fits else "not even --batch 1 would fit: take shorter prompts"
-            raise ValueError(f"batch: {rows} needs about {sum(parts.values()) / 2**20:,.0f} MiB, {free / 2**20:,.0f} are free; {advice}")
+            raise ValueError(
+                f"batch: {rows} needs about {sum(parts.values()) / 2**20:,.0f} MiB, {free / 2**20:,.0f} are free; {advice}"
+            )
     edit, edited = (ablate_massive(model.config), "MLP output of the second layer zeroed") if ablate else (None, "")
     with fitting_threads(model), progress() as bar:
         task = bar.add_task(subject.name)

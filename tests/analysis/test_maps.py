@@ -1,4 +1,4 @@
-"""Rows made again from queries and keys are the model's own maps, in chunks of any size: rotary, grouped heads, padding, windows."""
+"""Rows made again from queries and keys are the model's own maps, in chunks of any size: grouped heads, padding, windows."""
 
 import pytest
 import torch

@@ -67,7 +67,7 @@ def test_another_set_is_refused_and_nothing_of_it_touched(tmp_path):
     with pytest.raises(ValueError, match="model is 'm' there and 'n' here"):
         run(tmp_path, about={"model": "n"})
     (tmp_path / "set.json").unlink()
-    with pytest.raises(ValueError, match="holds traces, but no set.json"):
+    with pytest.raises(ValueError, match=r"holds traces, but no set\.json"):
         run(tmp_path)
     assert {name: data for name, data in before.items() if name != "set.json"} == {
         p.name: p.read_bytes() for p in tmp_path.iterdir()
