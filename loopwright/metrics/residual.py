@@ -73,7 +73,6 @@ def residual_entropy(x: Tensor, valid: Tensor | None = None) -> Tensor:
         x = x.masked_fill(~valid.bool()[..., None], 0)
     finite = x.isfinite().flatten(-2).all(-1)
     x = x.where(finite[..., None, None], 0)
-    x = x / x.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     gram = x @ x.mT if x.shape[-2] <= x.shape[-1] else x.mT @ x
     values = torch.linalg.eigvalsh(gram).clamp(min=0)
     shares = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
