@@ -26,13 +26,12 @@ def kept_rows(rows: Tensor, valid: Tensor | None, valid_rows: Tensor | None = No
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     if valid_rows is None:
         valid_rows = valid
-    if valid is not None:
-        rows = rows.masked_fill(~valid.bool()[..., None, None, :], 0)
-    if valid_rows is not None:
-        if valid_rows.shape[-1] != rows.shape[-2]:
-            raise ValueError(f"attention: {valid_rows.shape[-1]} valid_rows for {rows.shape[-2]} rows; allowed: one for each")
-        rows = rows.masked_fill(~valid_rows.bool()[..., None, :, None], 0)
-    return rows
+    if valid_rows is None:
+        return rows
+    if valid_rows.shape[-1] != rows.shape[-2]:
+        raise ValueError(f"attention: {valid_rows.shape[-1]} valid_rows for {rows.shape[-2]} rows; allowed: one for each")
+    real = valid_rows.bool()[..., None, :, None]
+    return rows.masked_fill(~(real if valid is None else real & valid.bool()[..., None, None, :]), 0)
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,8 @@ def fixed_point_gap(
 
 def pick_rows(fixed: Tensor | Sequence[Tensor], layers: Tensor) -> Tensor:
     """Returns from [L, B, …] for each row that of its layer, `layers` [B]: [B, …]."""
+    if isinstance(fixed, Tensor):
+        return fixed[layers, torch.arange(len(layers), device=fixed.device)]
     return torch.stack([fixed[layer][row] for row, layer in enumerate(layers.tolist())])
 
 

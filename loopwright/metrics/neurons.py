@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-KURTOSIS = 10.0  # excess kurtosis above which a neuron counts; a normal distribution has 0
+KURTOSIS = 10.0  # above which a neuron counts, as in the figures of Gurnee et al.; a normal distribution has 3
 _NUMBERS_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
 class NeuronMoments:
-    """Excess kurtosis m₄ / m₂² − 3 and skew m₃ / m₂^1.5 of each neuron's effect on the logits, [F] each; NaN where it has none."""
+    """Kurtosis m₄ / m₂² and skew m₃ / m₂^1.5 of each neuron's effect on the logits, [F] each; NaN where it has none."""
 
     kurtosis: Tensor
     skew: Tensor
@@ -54,6 +54,6 @@ def neuron_moments(down: Tensor, unembedding: Tensor, *, gain: Tensor | None = N
         effect = effect - effect.mean(0)
         effect = effect / effect.abs().amax(0)  # the fourth power of what is small or large would leave float32
         second = effect.square().mean(0)
-        kurtosis.append(effect.pow(4).mean(0) / second.square() - 3)
+        kurtosis.append(effect.pow(4).mean(0) / second.square())
         skew.append(effect.pow(3).mean(0) / second.pow(1.5))
     return NeuronMoments(torch.cat(kurtosis), torch.cat(skew))

@@ -21,6 +21,8 @@ from loopwright.metrics.distance import (
     squared_attention_distance,
     weight_norm,
 )
+from loopwright.model.tap import Recorder
+from tests.cases import noisy
 from tests.metrics.maps import causal_maps, with_padding
 
 
@@ -125,3 +127,22 @@ def test_weight_norm_is_that_of_the_product() -> None:
 def test_the_bound_is_the_formula() -> None:
     found = attention_bound(torch.tensor([2.0, 4.0]), torch.tensor([3.0]), torch.tensor([0.1]), head_dim=16)
     assert found[0].tolist() == pytest.approx([0.5 * 2 * 3 * 2 / 4 * 0.1, 0.5 * 2 * 3 * 4 / 4 * 0.1])
+
+
+@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "huginn-tiny", "retrofit-olmo2-1b-tiny"])
+def test_the_bound_holds_in_a_looped_model(name: str) -> None:
+    """Rotary positions, biases and shared keys as they come: measured change ≤ bound, at every layer of every step."""
+    model, tap = noisy(name), Recorder(("query", "key"))
+    with torch.no_grad():
+        model(torch.arange(1, 9)[None], depth=5, tap=tap)
+    seen = {place: x.transpose(1, 2) for place, x in tap.seen.items() if place[1] == "core"}
+    places = sorted((step, layer) for point, _, step, layer in seen if point == "query" and step)
+    assert len(places) >= 8
+    ratios = []
+    for step, layer in places:
+        now, before = ([seen[point, "core", t, layer] for point in ("query", "key")] for t in (step, step - 1))
+        heads = now[0].shape[1]
+        maps = [map_of(q, k.repeat_interleave(heads // k.shape[1], 1)) for q, k in (now, before)]
+        ratios.append(attention_distance(*maps) / query_key_bound(*now, *before))
+    assert max(ratio.max() for ratio in ratios) <= 1
+    assert max(ratio.max() for ratio in ratios) > 1e-3  # and it is not empty

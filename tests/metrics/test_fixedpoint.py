@@ -36,6 +36,7 @@ def test_gaps_are_extremes_over_layers_and_rows_stand_alone(seed: int, layers: i
     each = torch.stack([residual_cosine(fixed[1], x) for x in fixed])
     assert torch.equal(each.gather(0, farthest.cosine[1:2])[0], each.amin(0))
     gap = fixed_point_gap(state, fixed, layer=1, farthest=farthest)
+    assert torch.equal(gap.far_cosine, fixed_point_gap(state, list(fixed), layer=1, farthest=farthest).far_cosine)
 
     def padded(x: Tensor) -> Tensor:
         return torch.nn.functional.pad(x, (0, 0, pad, 0), value=torch.nan)

@@ -80,6 +80,15 @@ def test_curves_are_what_the_numbers_come_from() -> None:
     assert curves.windowed[:, -1].abs().max() < 1e-15
 
 
+@pytest.mark.parametrize(("n", "p", "enough"), [(10, 0.9, 9), (100, 0.55, 55), (127, 0.9, 115), (8, 1.0, 8)])
+def test_the_share_that_must_be_near_is_reached_not_passed(n: int, p: float, enough: int) -> None:
+    series = torch.zeros(2, n)
+    series[0, -enough:], series[1, -enough + 1 :] = 1, 1
+    found = classify_limit(series, p=p)
+    assert found.near.tolist() == [enough, enough - 1]
+    assert (found.label == FIXED_POINT).tolist() == [True, False]
+
+
 def test_what_is_not_finite_is_unknown_and_bad_input_is_refused() -> None:
     series = torch.ones(2, 20)
     series[1, -1] = torch.nan

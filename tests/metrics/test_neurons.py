@@ -10,10 +10,10 @@ from loopwright.metrics.neurons import neuron_moments
 
 
 def moments_of(effect: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns excess kurtosis and skew of each column, in float64."""
+    """Returns kurtosis and skew of each column, in float64."""
     y = effect.double() - effect.double().mean(0)
     second = y.square().mean(0)
-    return y.pow(4).mean(0) / second**2 - 3, y.pow(3).mean(0) / second**1.5
+    return y.pow(4).mean(0) / second**2, y.pow(3).mean(0) / second**1.5
 
 
 def test_moments_are_those_of_the_effect_on_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:

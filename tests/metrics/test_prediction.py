@@ -44,6 +44,6 @@ def test_a_reading_compares_with_the_step_before() -> None:
 
 
 def test_flips_and_settled_steps() -> None:
-    answers = torch.tensor([[1, 1, 5], [1, 2, 5], [3, 1, 5], [3, 4, 5]])
+    answers = torch.tensor([[1, 4, 5], [1, 2, 5], [3, 1, 5], [3, 4, 5]])
     assert answer_flips(answers).sum(0).tolist() == [1, 3, 0]
-    assert settled_step(answers).tolist() == [2, 3, 0]
+    assert settled_step(answers).tolist() == [2, 3, 0]  # the second was there before, and left

@@ -52,6 +52,14 @@ def test_entropy_of_known_spectra() -> None:
     assert residual_entropy(1e30 * x).item() == pytest.approx(-(0.9 * math.log(0.9) + 0.1 * math.log(0.1)))
 
 
+@pytest.mark.parametrize("shape", [(3, 9), (9, 3)])
+def test_the_smaller_gram_matrix_is_decomposed(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, real = [], torch.linalg.eigvalsh
+    monkeypatch.setattr(torch.linalg, "eigvalsh", lambda x: (seen.append(tuple(x.shape)), real(x))[1])
+    residual_entropy(torch.randn(2, *shape))
+    assert seen == [(2, 3, 3)]
+
+
 def test_entropy_where_there_is_nothing_or_no_number() -> None:
     x = torch.stack([torch.zeros(3, 4), torch.full((3, 4), torch.nan), torch.eye(3, 4), torch.eye(3, 4)])
     found = residual_entropy(x, torch.tensor([[1, 1, 1], [1, 1, 1], [1, 1, 0], [0, 0, 0]]))
