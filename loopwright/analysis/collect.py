@@ -15,6 +15,7 @@ from torch import Tensor
 from loopwright.analysis.maps import View, sum_maps
 from loopwright.analysis.places import Places
 from loopwright.metrics.attention import attention_reading
+from loopwright.metrics.distance import query_key_bound
 from loopwright.metrics.fixedpoint import farthest_layers, fixed_point_gap
 from loopwright.metrics.residual import residual_cosine, residual_distance, residual_entropy, residual_norm, token_cosines
 from loopwright.model.tap import POINTS, Tap
@@ -93,8 +94,10 @@ class AttentionStatistics:
         self.sheet.put("sink_first", at, reading.first_sink)
         self.sheet.put("sink_most", at, reading.top_sink)
         self.sheet.put("sink_where", at, reading.top_token.to(torch.int32))
-        for distance in distances:
+        for distance, before in zip(distances, earlier, strict=True):
             self.sheet.put("step_attention", at, distance.mean(1))
+            allowed = query_key_bound(*(x.transpose(1, 2) for x in (*pair, *before)), valid=self.sheet.view.padding)
+            self.sheet.put("step_bound", at, allowed.mean(1))
         if stack == "core":
             self.last[layer] = pair
         self._query = None

@@ -20,13 +20,13 @@ LAYER_ENDS = ("#0b3c9c", "#2fbf71")
 DENSE = "#c0392b"
 MOST_LINES = 24  # steps drawn of more
 MOST_POINTS = 1200  # of a line over realised depth
-MOST_STEPS = 96  # of a line over steps
+MOST_STEPS = 1024  # of a line over steps; fewer would turn an orbit into another
 STAGES = ("colsum", "mixing", "sink_rate", "entropy")
 LABELS = {
     "colsum": "ColSum concentration", "mixing": "mixing score (nats)", "sink_rate": "sink rate, first token",
     "any_sink_rate": "sink rate, any token", "entropy": "residual entropy (nats)", "norm": "residual norm",
     "largest": "largest activation", "step_norm": "change since last step", "step_cosine": "cosine to last step",
-    "step_attention": "attention change", "fixed_norm": "distance to fixed point", "fixed_cosine": "cosine to fixed point",
+    "step_attention": "attention change", "step_bound": "bound on it", "fixed_norm": "distance to fixed point", "fixed_cosine": "cosine to fixed point",
     "fixed_attention": "attention distance", "far_norm": "distance to farthest", "far_cosine": "cosine to farthest",
     "lens_entropy": "logit lens entropy (nats)", "lens_change": "logit lens change (KL)",
 }  # fmt: skip
@@ -184,7 +184,7 @@ FIGURES: dict[str, Callable[..., str]] = {
     "stages-realised": realised,
     "stages-by-step": by_step,
     "stages-by-layer": by_layer,
-    "changes": partial(by_layer, names=("step_norm", "step_cosine", "step_attention"), band=False),
+    "changes": partial(by_layer, names=("step_norm", "step_cosine", "step_attention", "step_bound"), band=False),
     "fixed-points": partial(by_layer, names=("fixed_norm", "fixed_cosine", "fixed_attention"), band=False),
     "norms": partial(by_step, names=("norm", "largest")),
 }

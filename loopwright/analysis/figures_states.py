@@ -13,7 +13,7 @@ from loopwright.analysis.places import Places
 from loopwright.analysis.summary import grid
 
 Metrics = Mapping[str, Any]
-MOST_CELLS = 48  # of a matrix's side: larger ones are thinned, or the file grows with their square
+MOST_CELLS = 64  # of a matrix's side: larger ones are thinned, or the file grows with their square
 
 
 def same_and_far(metrics: Metrics, *, layer: int = 0, path: str | Path | None = None) -> str:
@@ -48,7 +48,7 @@ def _matrix(axes: Axes, values: Sequence[Sequence[float | None]], title: str, co
     image = mosaic(axes, shown, colours)
     axes.set_aspect("equal")
     axes.set_title(title, loc="left", fontsize=9, fontweight="normal")
-    axes.set_xlabel("layer, in the order they run" + (f", every {every}th" if every > 1 else ""))
+    axes.set_xlabel("layer as run" + (f", 1 of {every}" if every > 1 else ""))
     _bar(axes, image)
 
 

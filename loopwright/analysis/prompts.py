@@ -34,7 +34,7 @@ def read_prompts(
     if source in SETS:
         path, field = _find(source, data or environment.get(DATA))
         found = _of_file(path, (field,))
-    elif source.endswith(SUFFIXES) or Path(source).is_file():
+    elif _is_path(source):
         found = _of_file(Path(source).expanduser(), FIELDS)
     elif source.strip():
         return [source]
@@ -46,6 +46,11 @@ def read_prompts(
         return found
     chosen = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed))[:examples].sort().values
     return [found[i] for i in chosen.tolist()]
+
+
+def _is_path(source: str) -> bool:
+    # a text with spaces is one, whatever it ends with; and a long one is no name of a file
+    return not any(letter.isspace() for letter in source) and (source.endswith(SUFFIXES) or Path(source[:255]).is_file())
 
 
 def _find(name: str, folder: str | None) -> tuple[Path, str]:

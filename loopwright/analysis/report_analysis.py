@@ -19,8 +19,8 @@ BETWEEN_LAYERS = ("same-and-farthest", "layer-paths", "limits-together")  # figu
 
 # how to read each figure, by the name of its file
 READ = {
-    "stages-by-step": "Each line is one pass through the block, early steps green, late ones yellow; lines on one another are stages "
-    "that every step repeats; the dashed red line is the dense model.",
+    "stages-by-step": "Each line is one pass through the block, early steps green, late ones yellow; lines on one another are "
+    "stages that every step repeats; the dashed red line is the dense model.",
     "stages-realised": "Left to right the layers as they run; a layer whose own solid line is flat does the same at every step.",
     "stages-by-layer": "Each line is one layer over the steps, with one standard deviation over prompts; flat lines keep their "
     "stage however deep the pass.",
@@ -30,7 +30,7 @@ READ = {
     "so no step changes them.",
     "halves": "The two halves of the core laid over one another: where they agree, the block runs through its stages twice.",
     "changes": "How far each layer's residual and attention move from one step to the next; towards 0 (cosine: 1) the layer "
-    "repeats itself.",
+    "repeats itself. The bound is how far its queries and keys let attention move.",
     "fixed-points": "How far each layer is from where it stands after the last step; a line that reaches 0 (cosine: 1) early has "
     "come to rest.",
     "same-and-farthest": "The first layer against its own end and against the end of the layer farthest from it: lines apart are a "
@@ -39,10 +39,10 @@ READ = {
     "its neighbours.",
     "cycles": "The last token's state after each layer in two directions, in windows of steps; one closed figure drawn over and "
     "over is a cyclic fixed point.",
-    "layer-paths": "The same token at each layer on its own, early steps green: a line that ends in a knot rests, a ring is an orbit.",
+    "layer-paths": "The same token at each layer on its own, early steps green: a knot at the end is rest, a ring is an orbit.",
     "limits-together": "Of the tokens on which some layer does what the row says, the share on which some layer does what the "
     "column says.",
-    "orbit": "The clearest orbit as the classifier saw it: cosine to the last step with its trend, the rest windowed, its spectrum.",
+    "orbit": "The clearest orbit as the classifier saw it: cosine to the last step and its trend, the rest windowed, its spectrum.",
     "answers": "What would be said next if the pass stopped after each step; the dotted line is the model's own depth.",
     "floorplan": "Mean attention of each layer (rows look, columns are looked at), the first step at the bottom; like pictures "
     "above one another are cycles.",
@@ -139,8 +139,8 @@ def _card(metrics: Metrics, dense: Metrics | None) -> Grid:
         ]  # fmt: skip
 
     names = [
-        "parameters", "layers", "steps by default", "width", "norms", "norm after a step", "input injection", "start state", "dtype",
-        "edited",
+        "parameters", "layers", "steps by default", "width", "norms", "norm after a step", "input injection", "start state",
+        "dtype", "edited",
     ]  # fmt: skip
     columns = [rows(metrics["model"])] + ([] if dense is None else [rows(dense["model"])])
     head = ["", metrics["model"]["name"]] + ([] if dense is None else [dense["model"]["name"]])

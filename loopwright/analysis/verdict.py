@@ -45,7 +45,7 @@ def converges(metrics: Metrics) -> Finding:
         said = f"No: {_percent(none)} of layers do not stay near where they stand after {places.steps} steps."
         return Finding(False, said, numbers)
     if degenerate > cyclic:
-        said = f"Yes, but to one point: {_percent(degenerate)} of layers end in the same direction as all others, and do nearly nothing."
+        said = f"Yes, but to one point: {_percent(degenerate)} of layers end in the same direction as the others."
         return Finding(True, said, numbers)
     points = "the same point" if places.core == 1 else "points of their own, which the core runs through again and again"
     sure = "Yes" if cyclic >= MOST else "Mostly"
