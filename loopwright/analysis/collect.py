@@ -70,7 +70,7 @@ class Watcher:
         return value
 
 
-class AttentionStatistics:
+class AttentionStatistics(Collector):
     """Per head: ColSum concentration, mixing score, sink scores; and the distance of a layer's maps from those one step earlier."""
 
     def __init__(self, sheet: Sheet) -> None:
@@ -103,7 +103,7 @@ class AttentionStatistics:
         self._query = None
 
 
-class ResidualStatistics:
+class ResidualStatistics(Collector):
     """Per layer, as means over tokens: the norm of the residual, its largest entry, and how far it moved since the step before."""
 
     def __init__(self, sheet: Sheet) -> None:
@@ -129,7 +129,7 @@ class ResidualStatistics:
                 sheet.put_step(f"state_{key}", step, numbers)
 
 
-class EntropyStatistics:
+class EntropyStatistics(Collector):
     """Per layer: the matrix-based entropy of the residual."""
 
     def __init__(self, sheet: Sheet) -> None:
@@ -140,7 +140,7 @@ class EntropyStatistics:
             self.sheet.put("entropy", at, residual_entropy(value, self.sheet.view.padding).float())
 
 
-class FixedPointStatistics:
+class FixedPointStatistics(Collector):
     """Distances of each core layer, at each step, from where the layer stood at the last step of an earlier pass; and from
     where the layer that ended farthest from it stood (equal to the first in the degenerate case, where all layers end alike)."""
 
@@ -173,7 +173,7 @@ class FixedPointStatistics:
             self.sheet.put_step("state_token_cosine", step, token_cosines(value, self.state).half())
 
 
-class Capture:
+class Capture(Collector):
     """Whole tensors of chosen points at chosen tokens: {"residual": [-1]} keeps the residual of each row's last valid token."""
 
     def __init__(self, sheet: Sheet, wanted: Mapping[str, Sequence[int]]) -> None:

@@ -166,6 +166,7 @@ _REFERENCE = r"""(href="#|url\(#)([\w.]+)"""
 
 
 def look(place: int, *, marker: bool = True) -> dict[str, Any]:
+    """Returns the colour, dash and marker of the line at a place, which no neighbour shares."""
     look = {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
     return look | ({"marker": MARKERS[place % len(MARKERS)], "markersize": 4.5} if marker else {})
 
@@ -181,6 +182,7 @@ def blend(first: str, last: str, share: float) -> str:
 
 
 def lines(axes: Axes, curves: Mapping[str, Curve], *, scale: float = 1) -> None:
+    """Draws a line per curve, with its interval where it has one."""
     for place, (name, curve) in enumerate(curves.items()):
         x, y = finite(curve.x, curve.y, scale)
         # markers stand at even spaces of a logarithmic axis, not at every one of a thousand depths
@@ -200,17 +202,20 @@ def _goals(x: Sequence[float]) -> list[float]:
 
 
 def finite(x: Sequence[float], y: Numbers, scale: float = 1) -> tuple[list[float], list[float]]:
+    """Returns the points of a line that can be drawn."""
     kept = [(a, scale * b) for a, b in zip(x, y, strict=True) if b is not None and math.isfinite(b)]
     return [a for a, _ in kept], [b for _, b in kept]
 
 
 def running_mean(y: Sequence[float]) -> list[float]:
+    """Returns each value's mean over its neighbours."""
     reach = len(y) // (2 * SMOOTHED_OVER)
     windows = (y[max(0, i - reach) : i + reach + 1] for i in range(len(y)))
     return [sum(window) / len(window) for window in windows]
 
 
 def depth_axis(axes: Axes, curves: Mapping[str, Curve]) -> None:
+    """Makes the x axis one of depths: logarithmic, labelled at powers of two."""
     depths = sorted({int(depth) for curve in curves.values() for depth in curve.x})
     axes.set_xscale("log", base=2)
     ends = (depths[0], depths[-1]) if depths else (1, 2)
@@ -237,6 +242,7 @@ def log_axis(axes: Axes, curves: Mapping[str, Curve]) -> None:
 
 
 def mark_trained(axes: Axes, trained: tuple[int, int, int] | None) -> None:
+    """Marks the depths trained at, where they are known."""
     if trained is None:
         return
     least, median, most = trained
@@ -251,16 +257,19 @@ def mark_trained(axes: Axes, trained: tuple[int, int, int] | None) -> None:
 
 
 def line_at_one(line: Callable[..., object]) -> None:
+    """Draws the line at 1, below which a step contracts."""
     line(1, color=INK, linewidth=1, linestyle=(0, (2, 2)), zorder=0.9)
 
 
 def legend(axes: Axes) -> None:
+    """Writes the names of the lines below the axes."""
     longest = max(map(len, axes.get_legend_handles_labels()[1]), default=0)
     # below the axes, so that it never lies on a line
     axes.figure.legend(loc="outside lower center", frameon=False, ncols=1 if longest > LONGEST_OF_TWO else 2)
 
 
 def cell(value: float) -> str:
+    """Returns a percentage as short as it can be told; one just below 100 is not rounded up to it."""
     return "–" if math.isnan(value) else f"{math.floor(value * 10) / 10:.3g}" if 99 <= value < 100 else f"{value:.0f}"
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from loopwright.analysis.collect import Seen, Sheet, token_index
+from loopwright.analysis.collect import Collector, Seen, Sheet, token_index
 from loopwright.metrics.prediction import lens_reading
 from loopwright.model.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
 
 
-class LensStatistics:
+class LensStatistics(Collector):
     """Per place (logit lens) and per step (coda lens), of each row's last valid token: the likeliest token, the entropy, and
     the KL divergence from what the same layer said one step earlier; all in nats."""
 

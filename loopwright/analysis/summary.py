@@ -20,8 +20,8 @@ from loopwright.metrics.prediction import answer_flips, settled_step
 DIGITS = 6
 # kept by place (step and layer), a mean over heads where there are any
 BY_PLACE = (
-    "colsum", "mixing", "norm", "largest", "entropy", "step_norm", "step_cosine", "step_attention", "step_bound", "fixed_norm", "fixed_cosine",
-    "far_norm", "far_cosine", "fixed_attention", "lens_entropy", "lens_change",
+    "colsum", "mixing", "norm", "largest", "entropy", "step_norm", "step_cosine", "step_attention", "step_bound", "fixed_norm",
+    "fixed_cosine", "far_norm", "far_cosine", "fixed_attention", "lens_entropy", "lens_change",
 )  # fmt: skip
 BY_STEP = (
     "state_norm", "state_step_norm", "state_step_cosine", "state_fixed_norm", "answer_entropy", "answer_change",
