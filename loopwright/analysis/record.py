@@ -131,7 +131,9 @@ def trace_prompts(
             ids, mask = pad(rows, model.device)
             try:
                 found = trace(model, ids, asked, attention_mask=mask, collect=collect, capture=capture, edit=edit)
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not _is_full(error):
+                    raise
                 raise OutOfMemory(_full(batch, start, len(prompts))) from None
             for path, example in zip(wanted, found.examples(), strict=True):
                 save_trace(example, path)
@@ -163,6 +165,10 @@ def _claim(folder: Path, facts: dict[str, Any]) -> None:
     if differs:
         said = f"{differs[0]} is {old.get(differs[0])!r} there and {facts.get(differs[0])!r} here"
         raise ValueError(f"{folder}: holds another set of traces ({said}); allowed: the same settings, or another folder")
+
+
+def _is_full(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # a GPU's words, and a processor's
 
 
 def _full(batch: int, done: int, total: int) -> str:

@@ -74,10 +74,14 @@ def test_another_set_is_refused_and_nothing_of_it_touched(tmp_path):
     }
 
 
-def test_out_of_memory_says_the_batch_and_keeps_what_is_there(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to …")],
+)
+def test_out_of_memory_says_the_batch_and_keeps_what_is_there(tmp_path, monkeypatch, error):
     def fails(model, ids, *a, **k):
         if ids.shape[1] < 4:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+            raise error
         return trace(model, ids, *a, **k)
 
     monkeypatch.setattr(record, "trace", fails)

@@ -17,6 +17,7 @@ from loopwright.analysis.maps import View
 from loopwright.analysis.places import Places
 from loopwright.analysis.trace import DEPTH, Trace, trace
 from loopwright.metrics.attention import col_sum_concentration, mixing_score, sink_score
+from loopwright.model.presets import PRESETS
 from loopwright.model.span import place_tokens
 from tests.analysis.dense import dense_maps
 from tests.analysis.test_maps import IDS, KINDS, MASK
@@ -108,6 +109,17 @@ def test_watching_changes_no_bit():
     assert torch.equal(watched, plain)
 
 
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_preset_is_traced(name: str, dtype: torch.dtype):
+    model = noisy(f"{name}-tiny", std=0.3).to(dtype)
+    ids = IDS % model.config.vocab_size
+    found = trace(model, ids, 2, attention_mask=None if model.leaks_future else MASK)
+    for key in ("colsum", "mixing", "norm", "entropy", "lens_entropy"):
+        assert found.values[key].isfinite().all(), key
+    assert found.core("fixed_cosine").isfinite().all() and found.core("step_norm")[:, 1:].isfinite().all()
+
+
 def test_capture_is_the_tensor_itself():
     model = noisy("ouro-1.4b-tiny")
     found = trace(model, IDS, 3, attention_mask=MASK, capture={"mlp": [-1], "state": [1]})
@@ -157,3 +169,15 @@ def test_dropout_is_off_while_traced_and_the_mode_comes_back():
     model = noisy("huginn-tiny", dropout=0.5).train()
     a, b = (trace(model, IDS, 2, collect=("residual",)) for _ in range(2))
     assert torch.equal(a.values["norm"], b.values["norm"]) and model.training
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["huginn-tiny", "ouro-1.4b-tiny"])
+def test_the_gpu_gives_what_the_cpu_gives(name: str):
+    model = noisy(name, std=0.3)
+    here = trace(model, IDS, 4, attention_mask=MASK)
+    there = trace(model.to("cuda"), IDS.to("cuda"), 4, attention_mask=MASK.to("cuda"))
+    assert set(here.values) == set(there.values)
+    for key, value in here.values.items():
+        if value.is_floating_point():
+            assert same(there.values[key].double(), value.double(), 2e-3 if value.dtype == torch.half else 1e-4), key
