@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from loopwright import metrics
+from loopwright.analysis.record import TraceSet, load_trace, save_trace, trace_prompts
+from loopwright.analysis.trace import Trace, trace
 from loopwright.convert.adapters import load_adapters, save_adapters
 from loopwright.convert.export import export
 from loopwright.convert.load import load
@@ -29,14 +32,21 @@ __all__ = [
     "LoopedConfig",
     "LoopedForCausalLM",
     "LoopedOutput",
+    "Trace",
+    "TraceSet",
     "build",
     "check",
     "export",
     "load",
     "load_adapters",
+    "load_trace",
+    "metrics",
     "preset",
     "retrofit",
     "save",
     "save_adapters",
+    "save_trace",
     "tokenizer",
+    "trace",
+    "trace_prompts",
 ]

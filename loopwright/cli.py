@@ -268,6 +268,43 @@ def evaluate(
     )  # fmt: skip
 
 
+def analyze(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, a run folder or a hub id, looped or dense.")],
+    prompts: Annotated[
+        str,
+        typer.Option(help="A .jsonl or .txt file, gsm8k, hellaswag, valid (a run's own rows), or the text itself."),
+    ],
+    depth: Annotated[int | None, typer.Option(help="Steps of a pass. Left out: 128, or as many as the model has.")] = None,
+    compare: Annotated[str | None, typer.Option(help="A dense model whose stages to draw beside.")] = None,
+    data: Annotated[str | None, typer.Option(help="The folder of gsm8k and hellaswag. Left out: $LOOPWRIGHT_DATA.")] = None,
+    examples: Annotated[int, typer.Option(help="At most so many prompts, drawn by the seed.")] = 32,
+    seed: Annotated[int, typer.Option(help="Of the drawing of prompts.")] = 0,
+    batch: Annotated[int, typer.Option(help="Prompts of a pass.")] = 8,
+    ablate: Annotated[bool, typer.Option("--ablate", help="Zero the second layer's MLP output: no massive activations.")] = False,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    out: Annotated[str | None, typer.Option(help="The folder of the analysis. Left out: runs/analyze-MODEL.")] = None,
+) -> None:
+    """What goes on inside: does it converge, whose stages has it, is more depth safe? Numbers, figures and a page to read.
+
+    A killed analysis goes on where it was when it is started again.
+
+    Examples:
+
+    loopwright analyze ./my-model --prompts gsm8k --data ./eval --compare ./its-base
+
+    loopwright analyze runs/demo-stable --prompts valid --depth 64
+
+    loopwright analyze ./my-model --prompts "Hello! I hope that you are well." --device cuda --dtype bf16
+    """
+    from loopwright.commands import analyze as verb
+
+    verb.analyze(
+        model, verb.Asked(prompts, data, examples, seed),
+        depth=depth, compare=compare, batch=batch, ablate=ablate, device=device, dtype=dtype, out=out,
+    )  # fmt: skip
+
+
 def demo(
     out: Annotated[str, typer.Option(help="The folder of the demo.")] = "runs/demo",
     toy: Annotated[bool, typer.Option("--toy", help="Two updates each: does the page come out? Shows nothing, exits 1.")] = False,
@@ -295,6 +332,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "recipes": recipes,
     "train": train,
     "evaluate": evaluate,
+    "analyze": analyze,
     "demo": demo,
 }
 

@@ -29,7 +29,7 @@ RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
 
 # packages that a plain `import loopwright` must not need, and the one place that may import each, when used ("" = nowhere)
 HOMES = {
-    "matplotlib": "analysis/figures.py",
+    "matplotlib": "analysis/",
     "lm_eval": "evaluate/harness.py",
     "datasets": "data/text.py",
     "trl": "train/",

@@ -1,50 +1,41 @@
-"""Figures from plain saved numbers, as SVG text: colour-blind safe, readable at phone width, the same bytes each time.
-
-Lines of text and axes take the colour of the page around them (`currentColor`), so that a figure fits light and dark pages.
-"""
+"""Figures of training and evaluation from plain saved numbers, as SVG text."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from loopwright.run import write_whole
-
-# Okabe and Ito's palette, without black and yellow; each line also has its own marker and dash
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-MARKERS = ("o", "s", "^", "D", "v", "P")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2)))
-EARLY, LATE = "#56B4E9", "#D55E00"  # the ends of a path: seen on light and on dark
-INK = "#1b1f24"  # drawn with, then replaced by the colour of the page's text
-WIDTH, HEIGHT = 5.2, 3.5  # inches
-FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
-LONGEST_OF_TWO = 24  # letters of a name where two names stand side by side under a figure
-MOST_LABELLED_CELLS = 100
-SHADES = 20
-FEW_DECADES = 100  # up to this ratio a logarithmic axis is labelled between the powers of ten too
-MOST_POINTS = 500  # of a loss curve: more are not seen, and make a heavy file
-SMOOTHED_OVER = 25  # a loss curve's bold line is the mean of this share of it, one part in …
-
-Axes = Any  # matplotlib's own, which is imported where something is drawn
-Numbers = Sequence[float | None]  # None: not finite, left out
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A line: x and y, and where there is one the interval around y."""
-
-    x: Sequence[float]
-    y: Numbers
-    low: Numbers | None = None
-    high: Numbers | None = None
+from loopwright.analysis.drawing import (
+    COLOURS,
+    EARLY,
+    END,
+    INK,
+    LATE,
+    MOST_LABELLED_CELLS,
+    MOST_POINTS,
+    SHADES,
+    START,
+    WIDTH,
+    Axes,
+    Curve,
+    Numbers,
+    blend,
+    cell,
+    depth_axis,
+    figure,
+    finite,
+    legend,
+    line_at_one,
+    lines,
+    log_axis,
+    look,
+    mark_trained,
+    running_mean,
+    spread,
+)
 
 
 @dataclass(frozen=True)
@@ -66,14 +57,14 @@ def accuracy_by_depth(
     trained at."""
 
     def draw(axes: Axes) -> None:
-        _mark_trained(axes, trained)
-        _lines(axes, curves, scale=100)
-        _depth_axis(axes, curves)
+        mark_trained(axes, trained)
+        lines(axes, curves, scale=100)
+        depth_axis(axes, curves)
         axes.set_ylim(-3, 103)
         axes.set_ylabel("exact match (%)")
-        _legend(axes)
+        legend(axes)
 
-    return _figure(draw, path)
+    return figure(draw, path)
 
 
 def loss_curves(curves: Mapping[str, Curve], *, path: str | Path | None = None) -> str:
@@ -81,17 +72,17 @@ def loss_curves(curves: Mapping[str, Curve], *, path: str | Path | None = None) 
 
     def draw(axes: Axes) -> None:
         for place, (name, curve) in enumerate(curves.items()):
-            x, y = _finite(curve.x, curve.y)
-            kept = _spread(len(x), MOST_POINTS)
-            smooth = _running_mean(y)
+            x, y = finite(curve.x, curve.y)
+            kept = spread(len(x), MOST_POINTS)
+            smooth = running_mean(y)
             axes.plot([x[i] for i in kept], [y[i] for i in kept], color=COLOURS[place % len(COLOURS)], linewidth=0.6, alpha=0.3)
-            axes.plot([x[i] for i in kept], [smooth[i] for i in kept], label=name, linewidth=2, **_look(place, marker=False))
-        _log_axis(axes, curves)
+            axes.plot([x[i] for i in kept], [smooth[i] for i in kept], label=name, linewidth=2, **look(place, marker=False))
+        log_axis(axes, curves)
         axes.set_xlabel("update")
         axes.set_ylabel("loss")
-        _legend(axes)
+        legend(axes)
 
-    return _figure(draw, path)
+    return figure(draw, path)
 
 
 def loss_by_depth(
@@ -100,14 +91,14 @@ def loss_by_depth(
     """Returns the loss over depth, a line per split or model with its interval, on a logarithmic axis."""
 
     def draw(axes: Axes) -> None:
-        _mark_trained(axes, trained)
-        _lines(axes, curves)
-        _depth_axis(axes, curves)
-        _log_axis(axes, curves)
+        mark_trained(axes, trained)
+        lines(axes, curves)
+        depth_axis(axes, curves)
+        log_axis(axes, curves)
         axes.set_ylabel("loss")
-        _legend(axes)
+        legend(axes)
 
-    return _figure(draw, path)
+    return figure(draw, path)
 
 
 def radius_by_depth(
@@ -116,15 +107,15 @@ def radius_by_depth(
     """Returns the spectral radius over depth, with the line at 1 below which a step contracts near the state."""
 
     def draw(axes: Axes) -> None:
-        _mark_trained(axes, trained)
-        _lines(axes, curves)
-        _depth_axis(axes, curves)
-        _line_at_one(axes.axhline)
+        mark_trained(axes, trained)
+        lines(axes, curves)
+        depth_axis(axes, curves)
+        line_at_one(axes.axhline)
         axes.set_ylim(bottom=0)
         axes.set_ylabel("spectral radius ρ")
-        _legend(axes)
+        legend(axes)
 
-    return _figure(draw, path)
+    return figure(draw, path)
 
 
 def radius_bars(radii: Mapping[str, Radius], *, path: str | Path | None = None) -> str:
@@ -137,7 +128,7 @@ def radius_bars(radii: Mapping[str, Radius], *, path: str | Path | None = None) 
             axes.errorbar(radius.mean, place, xerr=reach, color=INK, capsize=4, linewidth=1.4)
             words = f"{name}: {radius.mean:.2f} ({radius.low:.2f}–{radius.high:.2f})"
             axes.text(0, place - 0.25, words, va="bottom", ha="left", color=INK)
-        _line_at_one(axes.axvline)
+        line_at_one(axes.axvline)
         axes.set_yticks([])
         axes.set_ylim(len(radii) - 0.6, -0.7)
         axes.set_xlim(0, 1.08 * max([1.0, *(radius.high for radius in radii.values())]))
@@ -145,7 +136,7 @@ def radius_bars(radii: Mapping[str, Radius], *, path: str | Path | None = None) 
         axes.spines["left"].set_visible(False)
         axes.grid(False)
 
-    return _figure(draw, path, height=0.9 + 0.75 * len(radii))
+    return figure(draw, path, height=0.9 + 0.75 * len(radii))
 
 
 def state_paths(
@@ -162,9 +153,9 @@ def state_paths(
         for points in paths:
             last = max(len(points) - 2, 1)
             for t, (here, there) in enumerate(pairwise(points)):
-                axes.plot([here[0], there[0]], [here[1], there[1]], color=_blend(EARLY, LATE, t / last), linewidth=1.4)
-            axes.plot(*points[0][:2], **_START)
-            axes.plot(*points[-1][:2], **_END)
+                axes.plot([here[0], there[0]], [here[1], there[1]], color=blend(EARLY, LATE, t / last), linewidth=1.4)
+            axes.plot(*points[0][:2], **START)
+            axes.plot(*points[-1][:2], **END)
         shares = [f" ({100 * share:.0f} % of variance)" for share in explained or []] + ["", ""]
         axes.set_xlabel(f"first direction{shares[0]}")
         axes.set_ylabel(f"second direction{shares[1]}")
@@ -172,11 +163,11 @@ def state_paths(
         axes.set_yticks([])
         axes.margins(0.08)
         axes.set_title(title, loc="left")
-        axes.plot([], [], label="start", **_START)
-        axes.plot([], [], label=f"after {len(paths[0]) - 1} steps", **_END)
-        _legend(axes)
+        axes.plot([], [], label="start", **START)
+        axes.plot([], [], label=f"after {len(paths[0]) - 1} steps", **END)
+        legend(axes)
 
-    return _figure(draw, path, width=4.4, height=4.2)
+    return figure(draw, path, width=4.4, height=4.2)
 
 
 def length_by_depth_heatmap(
@@ -201,8 +192,8 @@ def length_by_depth_heatmap(
                 for j, value in enumerate(row):
                     # white on the dark half, black on the light half, whatever the page
                     colour = "#ffffff" if value < 55 else "#000000"
-                    axes.text(j + 0.5, i + 0.5, _cell(value), ha="center", va="center", color=colour, fontsize=8)
-        kept = _spread(len(columns), 14)
+                    axes.text(j + 0.5, i + 0.5, cell(value), ha="center", va="center", color=colour, fontsize=8)
+        kept = spread(len(columns), 14)
         axes.set_xticks([place + 0.5 for place in kept], [str(columns[place]) for place in kept])
         axes.set_yticks([place + 0.5 for place in range(len(rows))], rows)
         for label in axes.get_yticklabels():
@@ -219,166 +210,4 @@ def length_by_depth_heatmap(
 
     # room for the names of rows beside cells that hold a number
     width = max(WIDTH, 1.4 + 0.075 * max(map(len, rows), default=0) + 0.36 * min(len(columns), 20))
-    return _figure(draw, path, width=width, height=1.1 + 0.3 * max(len(rows), 4))
-
-
-# what they share
-
-
-def _figure(draw: Callable[[Axes], None], path: str | Path | None, *, width: float = WIDTH, height: float = HEIGHT) -> str:
-    """Returns the SVG text of what `draw` draws on one pair of axes, and writes it where a path is given."""
-    from matplotlib.figure import Figure
-
-    with _style():
-        figure = Figure(figsize=(width, height), layout="constrained")
-        axes = figure.subplots()
-        draw(axes)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True)
-    text = _plain_svg(buffer.getvalue())
-    if path is not None:
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
-    return text
-
-
-@contextmanager
-def _style() -> Iterator[None]:
-    from matplotlib import rc_context, rcdefaults
-
-    # the reader's own settings must not change the bytes
-    with rc_context():
-        rcdefaults()
-        with rc_context({
-            "svg.fonttype": "none", "svg.hashsalt": "loopwright", "text.parse_math": False,
-            "font.family": "DejaVu Sans", "font.size": 10.5, "axes.titlesize": 11, "axes.titleweight": "bold",
-            "axes.labelsize": 10.5, "legend.fontsize": 10,
-            "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
-            "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8, "axes.grid": True, "axes.grid.axis": "y",
-            "grid.color": INK, "grid.alpha": 0.15, "grid.linewidth": 0.6, "axes.axisbelow": True,
-        }):  # fmt: skip
-            yield
-
-
-def _plain_svg(text: str) -> str:
-    """Returns the drawing alone: no prolog, no date or other metadata, the page's fonts and text colour, and names for what it
-    refers to that no other drawing on the page has."""
-    text = text[text.index("<svg") :]
-    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"\s*<defs>\s*<style.*?</style>\s*</defs>", "", text, count=1, flags=re.DOTALL)  # it would style the whole page
-    text = text.replace("<svg ", '<svg style="stroke-linejoin: round" ', 1)
-    used, own = {name for _, name in re.findall(_REFERENCE, text)}, f"f{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-    text = re.sub(r' id="([^"]+)"', lambda match: f' id="{own}-{match[1]}"' if match[1] in used else "", text)
-    text = re.sub(_REFERENCE, lambda match: f"{match[1]}{own}-{match[2]}", text)
-    text = text.replace("'DejaVu Sans'", FONTS).replace(INK, "currentColor")
-    return re.sub(r"[ \t]+\n", "\n", text)
-
-
-_REFERENCE = r"""(href="#|url\(#)([\w.]+)"""
-
-
-def _look(place: int, *, marker: bool = True) -> dict[str, Any]:
-    look = {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
-    return look | ({"marker": MARKERS[place % len(MARKERS)], "markersize": 4.5} if marker else {})
-
-
-_START = {"marker": "o", "linestyle": "none", "markerfacecolor": "none", "markeredgecolor": INK, "markersize": 6.5}
-_END = {"marker": "s", "linestyle": "none", "color": LATE, "markersize": 6}
-
-
-def _blend(first: str, last: str, share: float) -> str:
-    """Returns the colour that lies `share` of the way between two."""
-    pairs = ((int(first[i : i + 2], 16), int(last[i : i + 2], 16)) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
-
-
-def _lines(axes: Axes, curves: Mapping[str, Curve], *, scale: float = 1) -> None:
-    for place, (name, curve) in enumerate(curves.items()):
-        x, y = _finite(curve.x, curve.y, scale)
-        # markers stand at even spaces of a logarithmic axis, not at every one of a thousand depths
-        marked = sorted({min(range(len(x)), key=lambda i: abs(math.log(x[i]) - goal)) for goal in _goals(x)})
-        axes.plot(x, y, label=name, linewidth=2, markevery=marked, **_look(place))
-        if curve.low is not None and curve.high is not None:
-            band = [(a, b, c) for a, b, c in zip(curve.x, curve.low, curve.high, strict=True) if b is not None and c is not None]
-            low, high = [scale * b for _, b, _ in band], [scale * c for _, _, c in band]
-            axes.fill_between([a for a, _, _ in band], low, high, color=COLOURS[place % len(COLOURS)], alpha=0.2, linewidth=0)
-
-
-def _goals(x: Sequence[float]) -> list[float]:
-    if not x:
-        return []
-    first, last = math.log(x[0]), math.log(x[-1])
-    return [first + (last - first) * i / 8 for i in range(9)]
-
-
-def _finite(x: Sequence[float], y: Numbers, scale: float = 1) -> tuple[list[float], list[float]]:
-    kept = [(a, scale * b) for a, b in zip(x, y, strict=True) if b is not None and math.isfinite(b)]
-    return [a for a, _ in kept], [b for _, b in kept]
-
-
-def _running_mean(y: Sequence[float]) -> list[float]:
-    reach = len(y) // (2 * SMOOTHED_OVER)
-    windows = (y[max(0, i - reach) : i + reach + 1] for i in range(len(y)))
-    return [sum(window) / len(window) for window in windows]
-
-
-def _depth_axis(axes: Axes, curves: Mapping[str, Curve]) -> None:
-    depths = sorted({int(depth) for curve in curves.values() for depth in curve.x})
-    axes.set_xscale("log", base=2)
-    ends = (depths[0], depths[-1]) if depths else (1, 2)
-    powers = [2**i for i in range(32) if ends[0] <= 2**i <= ends[1]]
-    kept = powers[:: -(-len(powers) // 9)] or [ends[0]]  # nine labels fit
-    axes.set_xticks(kept, [str(depth) for depth in kept])
-    axes.minorticks_off()
-    axes.set_xlim(ends[0] / 1.08, max(ends[1], ends[0] + 1) * 1.08)
-    axes.set_xlabel("depth (steps)")
-
-
-def _log_axis(axes: Axes, curves: Mapping[str, Curve]) -> None:
-    """Makes the y axis logarithmic with plain numbers beside it, where there is anything above zero to show."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    values = [value for curve in curves.values() for value in curve.y if value is not None and 0 < value < math.inf]
-    if not values:
-        return
-    axes.set_yscale("log")
-    if max(values) / min(values) < FEW_DECADES:
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _mark_trained(axes: Axes, trained: tuple[int, int, int] | None) -> None:
-    if trained is None:
-        return
-    least, median, most = trained
-    if least < most:
-        axes.axvspan(least, most, color=INK, alpha=0.07, linewidth=0)
-    axes.axvline(median, color=INK, linewidth=1, linestyle=(0, (2, 2)))
-    word = f"trained: {median}" if least == most else f"trained: {least}–{most}, median {median}"
-    axes.annotate(
-        word, (median, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
-        fontsize=9, ha="center", va="bottom", color=INK, annotation_clip=False,
-    )  # fmt: skip
-
-
-def _line_at_one(line: Callable[..., object]) -> None:
-    line(1, color=INK, linewidth=1, linestyle=(0, (2, 2)), zorder=0.9)
-
-
-def _legend(axes: Axes) -> None:
-    longest = max(map(len, axes.get_legend_handles_labels()[1]), default=0)
-    # below the axes, so that it never lies on a line
-    axes.figure.legend(loc="outside lower center", frameon=False, ncols=1 if longest > LONGEST_OF_TWO else 2)
-
-
-def _cell(value: float) -> str:
-    return "–" if math.isnan(value) else f"{math.floor(value * 10) / 10:.3g}" if 99 <= value < 100 else f"{value:.0f}"
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Returns at most `most` places of `count`, evenly spread, the ends included."""
-    if count <= most:
-        return list(range(count))
-    return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
+    return figure(draw, path, width=width, height=1.1 + 0.3 * max(len(rows), 4))

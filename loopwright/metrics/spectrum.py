@@ -7,7 +7,7 @@ mean ‖J‖²_F / n: a map with ρ = 2 can read 0.75.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -69,6 +69,32 @@ def leading_eigenvalues(
     found = torch.zeros(s.shape[0], k, dtype=values.dtype)
     found[:, : values.shape[-1]] = values[:, :k]
     return found.to(s.device)
+
+
+def path_eigenvalues(
+    maps: Sequence[Map],
+    states: Sequence[Tensor],
+    k: int = 4,
+    *,
+    mask: Tensor | None = None,
+    krylov: int = 40,
+    restarts: int = 2,
+    seed: int = 0,
+    products: str = "dual",
+) -> Tensor:
+    """Returns the leading eigenvalues at each state of a path, complex [S, B, k]; each state comes with its map."""
+    if len(maps) != len(states):
+        raise ValueError(f"spectrum: {len(maps)} maps for {len(states)} states; allowed: one for each")
+    found = [
+        leading_eigenvalues(f, s, k, mask=mask, krylov=krylov, restarts=restarts, seed=seed, products=products)
+        for f, s in zip(maps, states, strict=True)
+    ]
+    return torch.stack(found)
+
+
+def turn_frequency(eigenvalues: Tensor) -> Tensor:
+    """Returns |arg λ| / 2π, the cycles per step at which an eigenvalue turns, in [0, ½]: an orbit's frequency where |λ| ≈ 1."""
+    return eigenvalues.angle().abs() / (2 * torch.pi)
 
 
 def causal_radius(

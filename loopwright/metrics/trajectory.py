@@ -44,3 +44,51 @@ def pca_paths(states: Tensor, k: int = 2) -> Projection:
     missing = k - found.shape[0]
     coordinates = torch.nn.functional.pad(coordinates, (0, missing))
     return Projection(coordinates.view(count, steps, k), torch.nn.functional.pad(explained, (0, missing)))
+
+
+# which states make a path
+
+
+def last_tokens(x: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Returns the state of the last real token of each row, [B, D] of [B, T, D]."""
+    if valid is None:
+        return x[:, -1]
+    real = valid.bool()
+    if not real.any(1).all():
+        raise ValueError("trajectory: a row without a real token; allowed: one or more in each")
+    place = real.shape[1] - 1 - real.flip(1).long().argmax(1)
+    return x[torch.arange(len(x), device=x.device), place]
+
+
+def cycle_path(states: Tensor, k: int = 2) -> Projection:
+    """Returns one token's path through the layers of all steps [S, L, D], in the directions of the whole: [S, L, k] (Figure 5)."""
+    path = pca_path(states.flatten(0, 1), k)
+    return Projection(path.coordinates.unflatten(0, states.shape[:2]), path.explained)
+
+
+def layer_paths(states: Tensor, k: int = 2) -> Projection:
+    """Returns the path of one token at each layer in that layer's own directions, of [S, L, D]: [L, S, k], [L, k] (Figure 15)."""
+    each = [pca_path(states[:, layer], k) for layer in range(states.shape[1])]
+    return Projection(torch.stack([x.coordinates for x in each]), torch.stack([x.explained for x in each]))
+
+
+def prompt_path(states: Tensor, valid: Tensor | None = None, *, k: int = 2) -> Projection:
+    """Returns the path of a whole prompt [S, T, D], each step flattened to the T · D numbers of its real tokens: [S, k] (STARS)."""
+    return pca_path(states if valid is None else states[:, valid.bool()], k)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The steps `first` to `last` (not included) of a path, and their coordinates."""
+
+    first: int
+    last: int
+    coordinates: Tensor
+
+
+def step_windows(coordinates: Tensor, size: int = 8) -> list[Window]:
+    """Returns a path [S, …] in windows of `size` steps, the last perhaps shorter; each shares the directions of the whole path."""
+    if size < 1:
+        raise ValueError(f"trajectory: windows of {size} steps; allowed: at least 1")
+    steps = coordinates.shape[0]
+    return [Window(i, min(i + size, steps), coordinates[i : i + size]) for i in range(0, steps, size)]

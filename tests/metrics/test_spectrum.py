@@ -1,17 +1,23 @@
 """The spectrum of maps whose eigenvalues are known: complex pairs, rotations, non-normal matrices, block triangles, models."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loopwright.metrics.limits import LIMITS, classify_limit
+from loopwright.metrics.residual import token_cosines
 from loopwright.metrics.spectrum import (
     causal_radius,
     diagonal_blocks,
     frobenius_reading,
     leading_eigenvalues,
+    path_eigenvalues,
     random_directions,
     spectral_radius,
+    turn_frequency,
 )
 from loopwright.train.monitor import state_map
 from tests.cases import noisy
@@ -150,3 +156,32 @@ def test_wrong_options_are_refused(options, words):
 def test_draws_are_counted():
     with pytest.raises(ValueError, match="draws 0"):
         frobenius_reading(linear_map(torch.eye(4)), zeros(1, 2, 2), draws=0)
+
+
+@pytest.mark.parametrize("cycles", [3, 10, 33])
+def test_a_turning_pair_is_the_orbit_that_the_states_show(cycles):
+    """ρ = 1, the frequency of the leading pair, and that of the orbit in the similarities to the last state are one number."""
+    turn = complex(math.cos(2 * math.pi * cycles / 127), math.sin(2 * math.pi * cycles / 127))
+    f = linear_map(with_eigenvalues(turn, 0.5, -0.3, skew=0))
+    states = [torch.ones(1, 1, 4, dtype=torch.float64)]
+    for _ in range(127 + 60):
+        states.append(f(states[-1]))
+    path = torch.stack(states[-128:])  # what decays has decayed
+    values = path_eigenvalues([f] * 3, path[:3], 2)
+    assert values.shape == (3, 1, 2)
+    assert torch.allclose(values.abs(), torch.ones(3, 1, 2, dtype=torch.float64))
+    assert torch.allclose(turn_frequency(values), torch.full((3, 1, 2), cycles / 127, dtype=torch.float64))
+    similarity = token_cosines(path[:-1], path[-1:])[:, 0, 0]
+    found = classify_limit(similarity)
+    assert LIMITS[found.label] == "orbit"
+    assert found.frequency.item() == pytest.approx(cycles / 127) and found.amplitude.item() == pytest.approx(1, rel=0.02)
+
+
+def test_eigenvalues_along_a_path_are_those_at_each_state():
+    """The derivative of s ↦ s³ is 3 s² on the diagonal."""
+    states = torch.tensor([[[[1.0, 2.0]]], [[[0.5, 0.1]]]], dtype=torch.float64)
+    found = path_eigenvalues([lambda s: s * s * s] * 2, states, 2)
+    assert torch.allclose(found.real, torch.tensor([[[12.0, 3.0]], [[0.75, 0.03]]], dtype=torch.float64))
+    assert turn_frequency(torch.tensor([1.0, -1.0, 1j, -1j])).tolist() == [0, 0.5, 0.25, 0.25]
+    with pytest.raises(ValueError, match="1 maps for 2 states"):
+        path_eigenvalues([lambda s: s], states, 2)

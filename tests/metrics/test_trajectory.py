@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopwright.metrics.trajectory import pca_path, pca_paths
+from loopwright.metrics.trajectory import (
+    cycle_path,
+    last_tokens,
+    layer_paths,
+    pca_path,
+    pca_paths,
+    prompt_path,
+    step_windows,
+)
 
 
 def spiral(steps: int = 20) -> torch.Tensor:
@@ -59,3 +67,45 @@ def test_malformed_states_are_refused() -> None:
         pca_path(torch.ones(5, 2), 0)
     with pytest.raises(ValueError, match="not all finite"):
         pca_path(torch.tensor([[1.0, 2.0], [float("inf"), 0.0]]))
+
+
+def test_the_last_token_is_the_last_real_one() -> None:
+    x = torch.arange(12.0).view(3, 4, 1)
+    valid = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0], [0, 1, 0, 0]])
+    assert last_tokens(x, valid)[:, 0].tolist() == [3, 6, 9]
+    assert last_tokens(x)[:, 0].tolist() == [3, 7, 11]
+    with pytest.raises(ValueError, match="a row without a real token"):
+        last_tokens(x, torch.zeros(3, 4))
+
+
+def test_a_cycle_is_drawn_whole_and_its_windows_share_the_directions() -> None:
+    states = torch.randn(10, 3, 7, generator=torch.Generator().manual_seed(0))
+    found = cycle_path(states)
+    flat = pca_path(states.view(30, 7))
+    assert found.coordinates.shape == (10, 3, 2) and torch.equal(found.coordinates.view(30, 2), flat.coordinates)
+    windows = step_windows(found.coordinates, 4)
+    assert [(w.first, w.last) for w in windows] == [(0, 4), (4, 8), (8, 10)]
+    assert torch.equal(torch.cat([w.coordinates for w in windows]), found.coordinates)
+    with pytest.raises(ValueError, match="windows of 0 steps"):
+        step_windows(found.coordinates, 0)
+
+
+def test_a_fixed_cycle_repeats_itself_in_the_picture() -> None:
+    cycle = torch.randn(1, 3, 7, generator=torch.Generator().manual_seed(0))
+    found = cycle_path(cycle.expand(5, 3, 7)).coordinates
+    assert torch.allclose(found, found[:1].expand(5, 3, 2)) and found[0].std() > 0.1
+
+
+def test_layers_have_directions_of_their_own() -> None:
+    states = torch.randn(6, 3, 7, generator=torch.Generator().manual_seed(0))
+    found = layer_paths(states)
+    assert found.coordinates.shape == (3, 6, 2) and found.explained.shape == (3, 2)
+    assert torch.equal(found.coordinates[1], pca_path(states[:, 1]).coordinates)
+
+
+def test_padding_is_no_part_of_a_prompt() -> None:
+    states = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(0))
+    padded = torch.nn.functional.pad(states, (0, 0, 2, 1), value=torch.nan)
+    found = prompt_path(padded, torch.tensor([0, 0, 1, 1, 1, 1, 0]))
+    assert torch.allclose(found.coordinates, prompt_path(states).coordinates)
+    assert torch.equal(prompt_path(states).coordinates, pca_path(states).coordinates)

@@ -1,0 +1,191 @@
+"""Figures of what the layers do, from a saved summary: over realised depth, step by step over the block, layer by layer over steps.
+
+Colours are the grouping's own: steps go from green to yellow, layers from blue to green, a dense model is dashed red.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from loopwright.analysis.drawing import INK, Axes, finite, panels, shades, spread
+from loopwright.analysis.places import Places
+from loopwright.analysis.summary import grid, one_step
+
+STEP_ENDS = ("#00664d", "#e0c000")
+LAYER_ENDS = ("#0b3c9c", "#2fbf71")
+DENSE = "#c0392b"
+MOST_LINES = 24  # steps drawn of more
+MOST_POINTS = 1200  # of a line over realised depth
+MOST_STEPS = 1024  # of a line over steps; fewer would turn an orbit into another
+STAGES = ("colsum", "mixing", "sink_rate", "entropy")
+LABELS = {
+    "colsum": "ColSum concentration", "mixing": "mixing score (nats)", "sink_rate": "sink rate, first token",
+    "any_sink_rate": "sink rate, any token", "entropy": "residual entropy (nats)", "norm": "residual norm",
+    "largest": "largest activation", "step_norm": "change since last step", "step_cosine": "cosine to last step",
+    "step_attention": "attention change", "step_bound": "bound on it", "fixed_norm": "distance to fixed point",
+    "fixed_cosine": "cosine to fixed point", "fixed_attention": "attention distance",
+    "far_norm": "distance to farthest", "far_cosine": "cosine to farthest",
+    "lens_entropy": "logit lens entropy (nats)", "lens_change": "logit lens change (KL)",
+}  # fmt: skip
+Metrics = Mapping[str, Any]
+
+
+def realised(metrics: Metrics, names: Sequence[str] = STAGES, *, steps: int = 8, path: str | Path | None = None) -> str:
+    """Returns values over the layers in the order they run, for the first `steps` steps: dashed through all of them, and a line
+    for each layer of the core across its steps."""
+    return panels([partial(_realised, metrics, name, steps) for name in _there(metrics, names)], path, columns=1, height=2.3)
+
+
+def by_step(
+    metrics: Metrics, names: Sequence[str] = STAGES, *, dense: Metrics | None = None, path: str | Path | None = None
+) -> str:
+    """Returns values over relative depth (prelude, core, coda in percent), a line per step; a dense model's beside them."""
+    return panels([partial(_by_step, metrics, name, dense) for name in _there(metrics, names)], path)
+
+
+def by_layer(
+    metrics: Metrics,
+    names: Sequence[str] = STAGES,
+    *,
+    log: bool = False,
+    band: bool = True,
+    path: str | Path | None = None,
+) -> str:
+    """Returns values over the steps, a line per layer of the core; the band is one standard deviation over examples."""
+    return panels([partial(_by_layer, metrics, name, log, band) for name in _there(metrics, names)], path)
+
+
+def halves(metrics: Metrics, names: Sequence[str] = STAGES, *, dense: Metrics | None = None, path: str | Path | None = None) -> str:
+    """Returns the first and the second half of the core laid over one another, at the last step, and a dense model's layers."""
+    return panels([partial(_halves, metrics, name, dense) for name in _there(metrics, names)], path)
+
+
+def neurons(metrics: Metrics, *, dense: Metrics | None = None, path: str | Path | None = None) -> str:
+    """Returns the shares of prediction and suppression neurons over the layers, which no step changes."""
+
+    def draw(axes: Axes) -> None:
+        for kind, colour, mark in (("predict", "#0072B2", "o"), ("suppress", "#D55E00", "s")):
+            values = metrics["neurons"][kind]
+            axes.plot(_percent(len(values)), [100 * v for v in values], color=colour, marker=mark, markersize=3.5, label=kind)
+            if dense is not None and "neurons" in dense:
+                values = dense["neurons"][kind]
+                axes.plot(
+                    _percent(len(values)), [100 * v for v in values], color=colour, linestyle=(0, (4, 2)), label=f"{kind}, dense"
+                )
+        axes.set_xlabel("layers (%)")
+        axes.set_ylabel("neurons (%)")
+
+    return panels([draw], path, columns=1)
+
+
+def _realised(metrics: Metrics, name: str, steps: int, axes: Axes) -> None:
+    places = Places(**metrics["places"])
+    shown = min(steps, places.steps)
+    end = places.prelude + shown * places.core
+    values = metrics["by_place"][name]["mean"][:end]
+    if shown == places.steps:
+        values = metrics["by_place"][name]["mean"]
+    for layer, colour in enumerate(shades(*LAYER_ENDS, places.core)):
+        x = range(places.prelude + layer, end, places.core)
+        axes.plot(*finite(x, [values[i] for i in x]), color=colour, linewidth=1.6, label=_layer_name(layer, places.core))
+    kept = spread(len(values), MOST_POINTS)
+    axes.plot(
+        *finite(kept, [values[i] for i in kept]), color=INK, linewidth=0.9, linestyle=(0, (3, 2)), label="all layers in order"
+    )
+    axes.set_xlabel("layer, in the order they run")
+    axes.set_ylabel(LABELS[name])
+
+
+def _by_step(metrics: Metrics, name: str, dense: Metrics | None, axes: Axes) -> None:
+    places = Places(**metrics["places"])
+    shown = spread(places.steps, MOST_LINES)
+    block = places.prelude + places.core + places.coda
+    if places.core:
+        for edge in (places.prelude, block - places.coda) if places.prelude or places.coda else ():
+            if 0 < edge < block:
+                axes.axvline(100 * (edge - 0.5) / (block - 1), color=INK, linewidth=0.8, linestyle=(0, (1, 2)), alpha=0.6)
+        for colour, step in zip(shades(*STEP_ENDS, len(shown)), shown, strict=True):
+            label = f"step {step + 1}" if step in (shown[0], shown[-1]) else "_"
+            axes.plot(
+                *finite(_percent(block), one_step(metrics, name, step)),
+                color=colour,
+                linewidth=1.5,
+                label=label,
+                marker="o" if block == 1 else None,
+            )
+    else:
+        axes.plot(*finite(_percent(block), one_step(metrics, name, 0)), color=STEP_ENDS[0], linewidth=1.8, label="this model")
+    _overlay(axes, name, dense)
+    axes.set_xlabel("block depth (%)")
+    axes.set_ylabel(LABELS[name])
+
+
+def _by_layer(metrics: Metrics, name: str, log: bool, band: bool, axes: Axes) -> None:
+    places = Places(**metrics["places"])
+    mean, std = grid(metrics, name), grid(metrics, name, "std")
+    kept = spread(places.steps, MOST_STEPS)
+    mean, std, x = [mean[t] for t in kept], [std[t] for t in kept], [t + 1 for t in kept]
+    for layer, colour in enumerate(shades(*LAYER_ENDS, places.core)):
+        values = [row[layer] for row in mean]
+        axes.plot(
+            *finite(x, _positive(values) if log else values), color=colour, linewidth=1.5, label=_layer_name(layer, places.core)
+        )
+        if band and not log and metrics["examples"] > 1:
+            there = [(t, m, s[layer]) for t, m, s in zip(x, values, std, strict=True) if m is not None and s[layer] is not None]
+            low, high = ([m + sign * s for _, m, s in there] for sign in (-1, 1))
+            axes.fill_between([t for t, _, _ in there], low, high, color=colour, alpha=0.12, linewidth=0)
+    if log and any(v for row in mean for v in _positive(row)):
+        axes.set_yscale("log")
+        axes.minorticks_off()
+    axes.set_xlabel("step")
+    axes.set_ylabel(LABELS[name])
+
+
+def _halves(metrics: Metrics, name: str, dense: Metrics | None, axes: Axes) -> None:
+    last = grid(metrics, name)[-1]
+    half = (len(last) + 1) // 2
+    for label, values, colour in (("first half", last[:half], LAYER_ENDS[0]), ("second half", last[-half:], LAYER_ENDS[1])):
+        axes.plot(*finite(_percent(half), values), color=colour, linewidth=1.8, label=label)
+    _overlay(axes, name, dense)
+    axes.set_xlabel("half of the block (%)")
+    axes.set_ylabel(LABELS[name])
+
+
+def _overlay(axes: Axes, name: str, dense: Metrics | None) -> None:
+    if dense is not None and name in dense["by_place"]:
+        values = dense["by_place"][name]["mean"]
+        axes.plot(*finite(_percent(len(values)), values), color=DENSE, linewidth=1.8, linestyle=(0, (4, 2)), label="dense model")
+
+
+def _there(metrics: Metrics, names: Sequence[str]) -> list[str]:
+    found = [name for name in names if name in metrics["by_place"]]
+    if not found:
+        raise ValueError(f"figure: the summary holds none of {', '.join(names)}; it has: {', '.join(metrics['by_place'])}")
+    return found
+
+
+def _layer_name(layer: int, layers: int) -> str:
+    return f"layer {layer}" if layer in (0, layers - 1) else "_"
+
+
+def _percent(count: int) -> list[float]:
+    return [100 * i / max(count - 1, 1) for i in range(count)]
+
+
+def _positive(values: Sequence[float | None]) -> list[float | None]:
+    return [value if value is not None and value > 0 and math.isfinite(value) else None for value in values]
+
+
+# every figure by the name its file has
+FIGURES: dict[str, Callable[..., str]] = {
+    "stages-realised": realised,
+    "stages-by-step": by_step,
+    "stages-by-layer": by_layer,
+    "changes": partial(by_layer, names=("step_norm", "step_cosine", "step_attention", "step_bound"), band=False),
+    "fixed-points": partial(by_layer, names=("fixed_norm", "fixed_cosine", "fixed_attention"), band=False),
+    "norms": partial(by_step, names=("norm", "largest")),
+}

@@ -1,0 +1,85 @@
+"""Prompts for an analysis: a file, a known set (gsm8k, hellaswag) out of a data folder, or the text itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from loopwright.data.records import SUFFIXES, Files, text_field
+
+# the files of a set that are looked for in the data folder, in this order, and the field that holds the prompt
+SETS: dict[str, tuple[tuple[str, ...], str]] = {
+    "gsm8k": (("gsm8k_test", "gsm8k"), "question"),
+    "hellaswag": (("hellaswag_val", "hellaswag_validation", "hellaswag"), "ctx"),
+}
+FIELDS = ("tokens", "prompt", "text", "question", "ctx")  # of a .jsonl file, the first that is there
+DATA = "LOOPWRIGHT_DATA"  # names the data folder where no option does
+
+Prompt = str | list[int]
+
+
+def read_prompts(
+    source: str, *, data: str | None = None, examples: int | None = None, seed: int = 0, environment: Mapping[str, str] = os.environ
+) -> list[Prompt]:
+    """Returns the prompts of a source: of a .jsonl file (fields as FIELDS; "tokens" are ids, which need no tokenizer), a line each
+    of a .txt file, a named set out of the `data` folder, or the source itself as the one prompt.
+
+    Of more than `examples` prompts, that many are drawn, in their order: a pure function of the seed.
+    """
+    if examples is not None and examples < 1:
+        raise ValueError(f"examples: {examples}; allowed: at least 1")
+    if source in SETS:
+        path, field = _find(source, data or environment.get(DATA))
+        found = _of_file(path, (field,))
+    elif _is_path(source):
+        found = _of_file(Path(source).expanduser(), FIELDS)
+    elif source.strip():
+        return [source]
+    else:
+        raise ValueError("prompts: an empty text; allowed: a file, a text, " + ", ".join(SETS))
+    if not found:
+        raise ValueError(f"prompts: {source} holds no prompt; allowed: at least one line that is not empty")
+    if examples is None or examples >= len(found):
+        return found
+    chosen = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed))[:examples].sort().values
+    return [found[i] for i in chosen.tolist()]
+
+
+def _is_path(source: str) -> bool:
+    # a text with spaces is one, whatever it ends with; and a long one is no name of a file
+    return not any(letter.isspace() for letter in source) and (source.endswith(SUFFIXES) or Path(source[:255]).is_file())
+
+
+def _find(name: str, folder: str | None) -> tuple[Path, str]:
+    stems, field = SETS[name]
+    wanted = [f"{stem}{suffix}" for stem in stems for suffix in (".jsonl", ".jsonl.gz")]
+    if folder is None:
+        raise ValueError(
+            f"prompts: {name} lies in no known folder; give --data FOLDER (or {DATA}) with {stems[0]}.jsonl or .jsonl.gz"
+        )
+    there = next((Path(folder).expanduser() / file for file in wanted if (Path(folder).expanduser() / file).is_file()), None)
+    if there is None:
+        raise FileNotFoundError(f"prompts: {folder} holds no {name}; looked for: {', '.join(wanted)}")
+    return there, field
+
+
+def _of_file(path: Path, fields: Sequence[str]) -> list[Prompt]:
+    if not path.is_file():
+        raise FileNotFoundError(f"prompts: {path}: there is no such file")
+    found: list[Prompt] = []
+    for record in Files(str(path), separator="\n"):
+        where, given = record
+        field = next((name for name in fields if name in given), fields[0] if len(fields) == 1 else "text")
+        if field == "tokens":
+            tokens = given["tokens"]
+            if not isinstance(tokens, list) or not tokens or not all(type(n) is int and n >= 0 for n in tokens):
+                raise ValueError(f"{where}: 'tokens' is no list of token ids; allowed: whole numbers of at least 0, one or more")
+            found.append(tokens)
+            continue
+        text = text_field(record, field)
+        if text is not None:
+            found.append(text)
+    return found

@@ -1,0 +1,178 @@
+"""Traces on the disk: one safetensors file per example, and a JSON file that says what the set is. A killed run goes on.
+
+An example's file is written whole or not at all. The set's file holds what the numbers depend on; a folder that holds another
+set is refused, not mixed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from loopwright.analysis.places import Places
+from loopwright.analysis.trace import COLLECTS, Trace, trace, trace_depth
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.tap import Tap
+from loopwright.run import clear_leftovers, read_json, write_json, write_whole
+
+SET = "set.json"
+WORDS = "loopwright-trace"  # the entry of a file's header that says which places there are
+BATCH = 8
+Progress = Callable[[int, int], None]
+
+
+class OutOfMemory(ValueError):  # noqa: N818  (it is what happened; the message says the rest)
+    """The batch does not fit; the message says what was kept and which batch to take."""
+
+
+def save_trace(found: Trace, path: str | Path) -> None:
+    """Writes a trace of one example or more as one safetensors file."""
+    tensors = {f"values.{name}": x for name, x in found.values.items()}
+    tensors |= {f"captured.{name}": x for name, x in found.captured.items()}
+    tensors |= {"input_ids": found.input_ids, "valid": found.valid}
+    # one entry: safetensors writes several in any order, and the same trace must give the same bytes
+    words = {WORDS: json.dumps(asdict(found.places))}
+    write_whole(path, save({name: x.contiguous() for name, x in tensors.items()}, words))
+
+
+def load_trace(path: str | Path) -> Trace:
+    """Returns the trace in a file, or says in one line what is wrong with the file."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such trace")
+    try:
+        with safe_open(path, framework="pt") as file:
+            words = file.metadata() or {}
+            if WORDS not in words:
+                raise ValueError(f"{path}: not a trace; allowed: a file that a trace was saved in")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{path}: the trace cannot be read ({str(error).splitlines()[0]}); remove it to have it made again"
+        ) from None
+    parts: dict[str, dict[str, Tensor]] = {"values": {}, "captured": {}}
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition(".")
+        if rest:
+            parts[kind][rest] = tensor
+    return Trace(Places(**json.loads(words[WORDS])), tensors["input_ids"], tensors["valid"], **parts)
+
+
+class TraceSet:
+    """The traces of a prompt set in a folder, in the order of the prompts; made by `trace_prompts`."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.about: dict[str, Any] = read_json(self.folder / SET)
+
+    def __len__(self) -> int:
+        return int(self.about["examples"])
+
+    def path(self, index: int) -> Path:
+        """Returns where an example's trace lies."""
+        return example_path(self.folder, index)
+
+    def __iter__(self) -> Iterator[Trace]:
+        return (load_trace(self.path(index)) for index in range(len(self)))
+
+
+def example_path(folder: Path, index: int) -> Path:
+    """Returns where the trace of an example of a set lies."""
+    return folder / f"{index:06d}.safetensors"
+
+
+def trace_prompts(
+    model: LoopedForCausalLM,
+    prompts: Sequence[Sequence[int]],
+    folder: str | Path,
+    *,
+    depth: int | None = None,
+    batch: int = BATCH,
+    about: Mapping[str, Any] | None = None,
+    collect: Sequence[str] = COLLECTS,
+    capture: Mapping[str, Sequence[int]] | None = None,
+    edit: Tap | None = None,
+    progress: Progress | None = None,
+) -> TraceSet:
+    """Traces token rows batch by batch into a folder and returns the set. What is already there is not made again.
+
+    `about` is what else the numbers depend on (the model's name, an edit's): it goes into the set's file, and a folder whose
+    file says otherwise is refused.
+    """
+    if not prompts or not all(len(row) for row in prompts):
+        raise ValueError("trace: an empty prompt, or none at all; allowed: one or more rows of at least one token")
+    if batch < 1:
+        raise ValueError(f"batch: {batch}; allowed: at least 1")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    depth = trace_depth(model, depth)
+    digest = hashlib.sha256(json.dumps([list(map(int, row)) for row in prompts]).encode()).hexdigest()
+    captured = {name: list(tokens) for name, tokens in (capture or {}).items()}
+    facts = {
+        **(about or {}), "examples": len(prompts), "prompts": digest, "depth": depth, "batch": batch, "collect": list(collect),
+        "capture": captured, "dtype": str(model.dtype).removeprefix("torch."),
+    }  # fmt: skip
+    _claim(folder, facts)
+    asked = depth if model.config.is_looped else None
+    for start in range(0, len(prompts), batch):
+        rows = prompts[start : start + batch]
+        wanted = [example_path(folder, start + i) for i in range(len(rows))]
+        # a batch is made whole again where a part of it is missing: the same rows side by side give the same bits
+        if not all(path.is_file() for path in wanted):
+            ids, mask = pad(rows, model.device)
+            try:
+                found = trace(model, ids, asked, attention_mask=mask, collect=collect, capture=capture, edit=edit)
+            except RuntimeError as error:
+                if not _is_full(error):
+                    raise
+                raise OutOfMemory(_full(batch, start, len(prompts))) from None
+            for path, example in zip(wanted, found.examples(), strict=True):
+                save_trace(example, path)
+        if progress is not None:
+            progress(start + len(rows), len(prompts))
+    return TraceSet(folder)
+
+
+def pad(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """Returns rows as one tensor, shorter ones with zeros behind them, and the mask of what is real."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device)
+    return ids, mask
+
+
+def _claim(folder: Path, facts: dict[str, Any]) -> None:
+    there = folder / SET
+    if not there.is_file():
+        if any(folder.glob("*.safetensors")):
+            raise ValueError(
+                f"{folder}: holds traces, but no {SET} that says of what; allowed: an empty folder, or a set of traces"
+            )
+        write_json(there, facts)
+        return
+    clear_leftovers(folder)
+    old = read_json(there)
+    differs = [name for name in {**old, **facts} if old.get(name) != facts.get(name)]
+    if differs:
+        said = f"{differs[0]} is {old.get(differs[0])!r} there and {facts.get(differs[0])!r} here"
+        raise ValueError(f"{folder}: holds another set of traces ({said}); allowed: the same settings, or another folder")
+
+
+def _is_full(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # a GPU's words, and a processor's
+
+
+def _full(batch: int, done: int, total: int) -> str:
+    kept = f"{done} of {total} examples are kept"
+    if batch == 1:
+        return f"trace: out of memory at one example at a time; {kept}; take shorter prompts or fewer statistics"
+    return f"trace: out of memory at batch {batch}; {kept}; batch {max(1, batch // 2)} takes about half as much"

@@ -1,0 +1,175 @@
+"""The page of an analysis, from a saved summary alone: what the model is, what it converges to, whose stages it has, is more depth
+safe; each figure with one sentence on how to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loopwright.analysis import figures_stages as stages
+from loopwright.analysis import figures_states as states
+from loopwright.analysis.report import Grid, Outcome, Picture, Section, write_report
+from loopwright.analysis.verdict import Finding, converges, safe
+from loopwright.analysis.verdict import stages as stages_finding
+from loopwright.run import write_whole
+
+Metrics = Mapping[str, Any]
+BETWEEN_LAYERS = ("same-and-farthest", "layer-paths", "limits-together")  # figures that say nothing of a core of one layer
+
+# how to read each figure, by the name of its file
+READ = {
+    "stages-by-step": "Each line is one pass through the block, early steps green, late ones yellow; lines on one another are "
+    "stages that every step repeats; the dashed red line is the dense model.",
+    "stages-realised": "Left to right the layers as they run; a layer whose own solid line is flat does the same at every step.",
+    "stages-by-layer": "Each line is one layer over the steps, with one standard deviation over prompts; flat lines keep their "
+    "stage however deep the pass.",
+    "stages": "The layers of the model from first to last.",
+    "norms": "The size of the residual and its largest entry over the block; a jump in the first layers is a massive activation.",
+    "neurons": "Shares of neurons whose effect on the vocabulary raises (predict) or lowers (suppress) few tokens; weights alone, "
+    "so no step changes them.",
+    "halves": "The two halves of the core laid over one another: where they agree, the block runs through its stages twice.",
+    "changes": "How far each layer's residual and attention move from one step to the next; towards 0 (cosine: 1) the layer "
+    "repeats itself. The bound is how far its queries and keys let attention move.",
+    "fixed-points": "How far each layer is from where it stands after the last step; a line that reaches 0 (cosine: 1) early has "
+    "come to rest.",
+    "same-and-farthest": "The first layer against its own end and against the end of the layer farthest from it: lines apart are a "
+    "cycle; lines that meet at cosine 1 mean that all layers rest at one point.",
+    "pairs": "Every layer run against every other; diagonal stripes mean that a layer resembles itself at other steps more than "
+    "its neighbours.",
+    "cycles": "The last token's state after each layer in two directions, in windows of steps; one closed figure drawn over and "
+    "over is a cyclic fixed point.",
+    "layer-paths": "The same token at each layer on its own, early steps green: a knot at the end is rest, a ring is an orbit.",
+    "limits-together": "Of the tokens on which some layer does what the row says, the share on which some layer does what the "
+    "column says.",
+    "orbit": "The clearest orbit as the classifier saw it: cosine to the last step and its trend, the rest windowed, its spectrum.",
+    "answers": "What would be said next if the pass stopped after each step; the dotted line is the model's own depth.",
+    "floorplan": "Mean attention of each layer (rows look, columns are looked at), the first step at the bottom; like pictures "
+    "above one another are cycles.",
+}
+
+
+def write_analysis(metrics: Metrics, folder: str | Path, *, dense: Metrics | None = None, footer: str = "") -> Path:
+    """Draws every figure of a summary into `folder`/figures, writes `folder`/report.html, and returns the page."""
+    folder = Path(folder)
+    pictures = draw_all(metrics, dense)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    for name, svg in pictures.items():
+        write_whole(folder / "figures" / f"{name}.svg", svg)
+    model, depth = metrics["model"], safe(metrics)
+    outcome = None if depth.good is None else Outcome(depth.good, f"“More depth is safe.” {depth.sentence}", depth.numbers)
+    lead = f"{metrics['examples']} prompts, {metrics['tokens']} tokens, {metrics['places']['steps']} steps."
+    return write_report(
+        folder / "report.html",
+        f"Inside {model['name']}",
+        sections(metrics, dense, pictures),
+        outcome=outcome,
+        lead=lead,
+        footer=footer,
+    )
+
+
+def draw_all(metrics: Metrics, dense: Metrics | None = None) -> dict[str, str]:
+    """Returns every figure that a summary holds the numbers of, as SVG text by name."""
+    places = metrics["places"]
+    found = {"stages-by-step" if places["core"] else "stages": stages.by_step(metrics, dense=dense)}
+    found["norms"] = stages.by_step(metrics, ("norm", "largest"), dense=dense)
+    found["neurons"] = stages.neurons(metrics, dense=dense)
+    if places["core"] and places["steps"] > 1:
+        found["stages-realised"] = stages.realised(metrics)
+        found["stages-by-layer"] = stages.by_layer(metrics)
+        for name in ("changes", "fixed-points"):
+            found[name] = stages.FIGURES[name](metrics)
+        if places["core"] > 3:
+            found["halves"] = stages.halves(metrics, dense=dense)
+    for name, (needed, draw) in states.FIGURES.items():
+        if needed in metrics and (places["core"] > 1 or name not in BETWEEN_LAYERS):
+            found[name] = draw(metrics)
+    if "orbit" in metrics.get("limits", {}):
+        found["orbit"] = states.orbit_parts(metrics)
+    return found
+
+
+def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str]) -> list[Section]:
+    """Returns the page's sections in the order of the questions."""
+
+    def part(heading: str, finding: Finding | None, *names: str, tables: tuple[Grid, ...] = ()) -> list[Section]:
+        shown = [name for name in names if name in pictures]
+        if not shown and not tables:
+            return []
+        first, rest = shown[:1], shown[1:]
+        made = [Section(heading, finding.sentence if finding else "", [Picture(pictures[n], READ[n]) for n in first], tables)]
+        return made + [Section("", "", [Picture(pictures[n], READ[n])]) for n in rest]
+
+    looped = bool(metrics["places"]["core"])
+    found = [Section("What this model is", "", (), [_card(metrics, dense)])]
+    if looped:
+        found += part(
+            "Does it converge, and to what?", converges(metrics),
+            "fixed-points", "same-and-farthest", "cycles", "layer-paths", "changes", "pairs", "limits-together", "orbit",
+            tables=_limits(metrics),
+        )  # fmt: skip
+    asked = "Are its stages those of a feedforward model?" if looped else "Its stages"
+    found += part(
+        asked,
+        stages_finding(metrics, dense),
+        "stages-by-step",
+        "stages",
+        "stages-realised",
+        "halves",
+        "norms",
+        "neurons",
+        "floorplan",
+    )
+    if looped:
+        found += part("Is more depth safe?", safe(metrics), "answers", "stages-by-layer", tables=_spectrum(metrics))
+    return found
+
+
+def _card(metrics: Metrics, dense: Metrics | None) -> Grid:
+    def rows(about: Metrics) -> list[str]:
+        layers = about["layers"]
+        shape = (
+            f"{layers['prelude']} + {layers['core']} looped + {layers['coda']}" if about["looped"] else str(sum(layers.values()))
+        )
+        loop = [about["injection"], about["state"]] if about["looped"] else ["–", "–"]
+        return [
+            f"{about['parameters']:,}", shape, str(about["depth"]), f"{about['width']} ({about['heads']} heads)", about["norms"],
+            about["end_norm"], *loop, about["dtype"], about["edited"] or "nothing",
+        ]  # fmt: skip
+
+    names = [
+        "parameters", "layers", "steps by default", "width", "norms", "norm after a step", "input injection", "start state",
+        "dtype", "edited",
+    ]  # fmt: skip
+    columns = [rows(metrics["model"])] + ([] if dense is None else [rows(dense["model"])])
+    head = ["", metrics["model"]["name"]] + ([] if dense is None else [dense["model"]["name"]])
+    return Grid(head, [[name, *values] for name, *values in zip(names, *columns, strict=True)])
+
+
+def _limits(metrics: Metrics) -> tuple[Grid, ...]:
+    if "limits" not in metrics:
+        return ()
+    limits = metrics["limits"]
+    rows = [
+        ["tokens", *(f"{100 * v:.4g} %" for v in limits["tokens"])],
+        ["prompts with any", *(f"{100 * v:.4g} %" for v in limits["examples"])],
+    ]
+    return (Grid(["settles into", *limits["labels"]], rows, "At the last layer of the core, by similarity to the last step."),)
+
+
+def _spectrum(metrics: Metrics) -> tuple[Grid, ...]:
+    if "spectrum" not in metrics:
+        return ()
+    found = metrics["spectrum"]
+    rows = [
+        [str(depth), "–" if radius is None else f"{radius:.3f}", "–" if turn is None else f"{turn:.3f}"]
+        for depth, radius, turn in zip(found["depths"], found["radius"], found["frequency"], strict=True)
+    ]
+    return (
+        Grid(
+            ["after steps", "spectral radius ρ", "turns per step"],
+            rows,
+            "Of one step's derivative at the state reached, first prompt.",
+        ),
+    )

@@ -1,0 +1,128 @@
+"""An analysis from end to end: prompts in, a summary as one JSON file out, from which figures and the report are drawn."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loopwright.analysis.closeup import (
+    FLOOR_LAYERS,
+    PAIR_STEPS,
+    compare_pairs,
+    floorplan,
+    neuron_shares,
+    pair_bytes,
+    spectrum,
+    token_paths,
+)
+from loopwright.analysis.record import trace_prompts
+from loopwright.analysis.summary import summarise
+from loopwright.analysis.trace import trace_depth
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.tap import Tap
+
+MOST_PAIR_BYTES = 2**30
+SAMPLED = 4096  # numbers of each weight that its fingerprint is made of
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to look into, the name to call it by, and its prompts as token rows."""
+
+    name: str
+    model: LoopedForCausalLM
+    rows: Sequence[Sequence[int]]
+
+
+def study(
+    subject: Subject,
+    folder: str | Path,
+    *,
+    depth: int | None = None,
+    batch: int = 8,
+    edit: Tap | None = None,
+    edited: str = "",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Returns the summary of a model over its prompts; traces lie in `folder`, and what is already there is not made again.
+
+    `edited` says in words what `edit` does: it is part of what the numbers depend on.
+    """
+    model, rows = subject.model, subject.rows
+    check_lengths(model, rows)
+    about = {"model": subject.name, "weights": fingerprint(model), "edited": edited}
+    tell = progress or (lambda what, done, total: None)
+    found = trace_prompts(
+        model, rows, folder,
+        depth=depth, batch=batch, about=about, edit=edit, progress=lambda done, total: tell("traces", done, total),
+    )  # fmt: skip
+    config = model.config
+    summary = {**_about(subject, edited), **summarise(found, answer_depth=config.depth if config.is_looped else None)}
+    summary["neurons"] = neuron_shares(model)
+    ids = torch.tensor([list(rows[0])], device=model.device)
+    if pair_bytes(config, ids.shape[1]) <= MOST_PAIR_BYTES:
+        tell("pairs of depths", 0, 1)
+        steps = min(PAIR_STEPS, trace_depth(model, depth))
+        summary["pairs"] = compare_pairs(model, ids, steps=steps)
+    if max(config.core_layers, config.prelude_layers) <= FLOOR_LAYERS:
+        summary["floorplan"] = floorplan(model, ids, steps=min(4, trace_depth(model, depth)))
+    if config.is_looped and trace_depth(model, depth) > 1:
+        tell("paths and spectrum", 0, 1)
+        steps = trace_depth(model, depth)
+        path = token_paths(model, ids, steps)
+        summary |= {"path": path} if path else {}
+        if model.dtype == torch.float32:
+            summary["spectrum"] = spectrum(model, ids, sorted({1, min(config.depth, steps), steps}))
+    return summary
+
+
+def check_lengths(model: LoopedForCausalLM, rows: Sequence[Sequence[int]]) -> None:
+    """Raises where a prompt has no token, one that the model does not know, or more than its context holds."""
+    if not rows:
+        raise ValueError("prompts: none; allowed: at least one")
+    limit, known = model.config.max_position_embeddings, model.config.vocab_size
+    for number, row in enumerate(rows, start=1):
+        if not len(row):
+            raise ValueError(f"prompts: number {number} has no tokens; allowed: at least one")
+        if len(row) > limit:
+            raise ValueError(f"prompts: number {number} has {len(row)} tokens; the model's context holds {limit}")
+        if max(row) >= known:
+            raise ValueError(f"prompts: number {number} holds token id {max(row)}; the model knows {known} tokens")
+
+
+def fingerprint(model: LoopedForCausalLM) -> str:
+    """Returns a hash of a sample of every weight: other weights under the same name are told apart."""
+    digest = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        flat = weight.detach().flatten()
+        sample = flat[:: max(1, flat.numel() // SAMPLED)].float().cpu()
+        digest.update(f"{name} {tuple(weight.shape)}".encode() + sample.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _about(subject: Subject, edited: str) -> dict[str, Any]:
+    config, model = subject.model.config, subject.model
+    norms = config.norm_placement if isinstance(config.norm_placement, str) else ", ".join(config.norm_placement)
+    return {
+        "model": {
+            "name": subject.name,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "looped": config.is_looped,
+            "depth": config.depth if config.is_looped else 1,
+            "layers": {"prelude": config.prelude_layers, "core": config.core_layers, "coda": config.coda_layers},
+            "width": config.hidden_size,
+            "heads": config.num_attention_heads,
+            "norms": norms,
+            "end_norm": config.end_norm,
+            "state": config.state["kind"],
+            "injection": config.injection["kind"],
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "edited": edited,
+        }
+    }

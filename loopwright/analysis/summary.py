@@ -1,0 +1,188 @@
+"""The numbers of a traced prompt set as plain data: means and spreads over examples. Figures and reports read nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopwright.analysis.places import Places
+from loopwright.analysis.trace import Trace
+from loopwright.metrics.attention import SINK
+from loopwright.metrics.fixedpoint import CONVERGENCE, convergence
+from loopwright.metrics.limits import LIMITS, ORBIT, SHORTEST, LimitCounts, classify_limit, limit_counts, limit_curves
+from loopwright.metrics.prediction import answer_flips, settled_step
+
+DIGITS = 6
+# kept by place (step and layer), a mean over heads where there are any
+BY_PLACE = (
+    "colsum", "mixing", "norm", "largest", "entropy", "step_norm", "step_cosine", "step_attention", "step_bound", "fixed_norm",
+    "fixed_cosine", "far_norm", "far_cosine", "fixed_attention", "lens_entropy", "lens_change",
+)  # fmt: skip
+BY_STEP = (
+    "state_norm", "state_step_norm", "state_step_cosine", "state_fixed_norm", "answer_entropy", "answer_change",
+)  # fmt: skip
+
+
+class Moments:
+    """The mean and the spread of numbers over examples, one example at a time; numbers that are NaN stay so."""
+
+    def __init__(self) -> None:
+        self.count, self.total, self.squares = 0, torch.zeros(()), torch.zeros(())
+
+    def add(self, values: Tensor) -> None:
+        """Takes in the numbers of one example."""
+        values = values.double()
+        self.count += 1
+        self.total = self.total + values
+        self.squares = self.squares + values.square()
+
+    def plain(self) -> dict[str, list[Any]]:
+        """Returns the mean and the standard deviation as lists."""
+        mean = self.total / self.count
+        spread = (self.squares / self.count - mean.square()).clamp(min=0).sqrt()
+        return {"mean": as_list(mean), "std": as_list(spread)}
+
+
+def summarise(traces: Iterable[Trace], *, answer_depth: int | None = None) -> dict[str, Any]:
+    """Returns the numbers of traces of one example each: by place, by step, and what each layer and token settles into.
+
+    `answer_depth` is the depth whose answers are compared with those of the last step: the model's own.
+    """
+    by_place: dict[str, Moments] = {}
+    by_step: dict[str, Moments] = {}
+    settle = Settling()
+    answers = Answers(answer_depth)
+    places: Places | None = None
+    tokens = 0
+    for one in traces:
+        if places is not None and one.places != places:
+            raise ValueError(f"summary: traces of {asdict(one.places)} and {asdict(places)}; allowed: one layout")
+        places = one.places
+        tokens += one.valid.shape[1]
+        for name, numbers in _place_numbers(one).items():
+            by_place.setdefault(name, Moments()).add(numbers)
+        for name in (name for name in BY_STEP if name in one.values):
+            by_step.setdefault(name, Moments()).add(one.values[name][0])
+        settle.add(one)
+        answers.add(one)
+    if places is None:
+        raise ValueError("summary: no trace; allowed: one or more")
+    return {
+        "places": asdict(places),
+        "examples": next(iter(by_place.values())).count,
+        "tokens": tokens,
+        "by_place": {name: moments.plain() for name, moments in by_place.items()},
+        "by_step": {name: moments.plain() for name, moments in by_step.items()},
+        **settle.plain(),
+        **answers.plain(),
+    }
+
+
+def _place_numbers(one: Trace) -> dict[str, Tensor]:
+    found = {}
+    for name in (name for name in BY_PLACE if name in one.values):
+        value = one.values[name][0]
+        found[name] = value if value.dim() == 1 else value.mean(-1)
+    if "sink_first" in one.values:
+        found["sink_rate"] = (one.values["sink_first"][0] > SINK).double().mean(-1)
+        found["any_sink_rate"] = (one.values["sink_most"][0] > SINK).double().mean(-1)
+    return found
+
+
+class Settling:
+    """What tokens and layers settle into, over examples: the labels of `metrics.limits` and of `metrics.fixedpoint`."""
+
+    def __init__(self) -> None:
+        self.counts: LimitCounts | None = None
+        self.rests: Tensor | None = None
+        self.orbit: tuple[float, Tensor] | None = None
+
+    def add(self, one: Trace) -> None:
+        """Takes in one example; too few steps say nothing."""
+        if "token_cosine" not in one.values or one.places.steps <= SHORTEST:
+            return
+        series = one.core("token_cosine")[0].double()[:-1].permute(1, 2, 0)  # layers, tokens, steps; the last step is left out
+        limits = classify_limit(series)
+        counts = limit_counts(limits.label[:, None])
+        self.counts = counts if self.counts is None else self.counts + counts
+        codes = convergence(one.core("fixed_cosine")[0][:-1].T, one.core("far_cosine")[0][:-1].T)
+        shares = (codes[:, None] == torch.arange(len(CONVERGENCE))).long()
+        self.rests = shares if self.rests is None else self.rests + shares
+        orbits = torch.where(limits.label == ORBIT, limits.amplitude, -1.0)
+        if orbits.max() > (0 if self.orbit is None else self.orbit[0]):
+            layer, token = divmod(int(orbits.argmax()), orbits.shape[1])
+            self.orbit = (float(orbits.max()), series[layer, token])
+
+    def plain(self) -> dict[str, Any]:
+        """Returns the shares as plain data; nothing where no example was deep enough."""
+        if self.counts is None or self.rests is None:
+            return {}
+        limits: dict[str, Any] = {
+            "labels": list(LIMITS),
+            "tokens": as_list(self.counts.token_rates()),
+            "examples": as_list(self.counts.example_rates()),
+            "moving_examples": self.counts.moving_examples / self.counts.all_examples,
+            "together": as_list(self.counts.co_occurrence()),
+        }
+        if self.orbit is not None:
+            curves = limit_curves(self.orbit[1])
+            names = ("trend", "windowed", "spectrum")
+            limits["orbit"] = {"series": as_list(self.orbit[1]), **{name: as_list(getattr(curves, name)) for name in names}}
+        shares = self.rests.double() / self.rests.sum(1, keepdim=True)
+        return {"limits": limits, "convergence": {"labels": list(CONVERGENCE), "layers": as_list(shares)}}
+
+
+class Answers:
+    """What the steps answer, over examples: the share that flips at each step, and that already says what the last step says."""
+
+    def __init__(self, depth: int | None) -> None:
+        self.depth, self.flips, self.final, self.kept = depth, Moments(), Moments(), 0
+        self.settled: list[int] = []
+
+    def add(self, one: Trace) -> None:
+        """Takes in one example."""
+        if "answer_token" not in one.values or one.places.steps < 2:
+            return
+        tokens = one.values["answer_token"][0]
+        self.flips.add(torch.cat([torch.tensor([math.nan]), answer_flips(tokens).float()]))
+        self.final.add((tokens == tokens[-1]).float())
+        self.settled.append(int(settled_step(tokens)) + 1)
+        if self.depth is not None:
+            self.kept += int(tokens[min(self.depth, len(tokens)) - 1] == tokens[-1])
+
+    def plain(self) -> dict[str, Any]:
+        """Returns the shares as plain data; nothing where there was one step only."""
+        if not self.settled:
+            return {}
+        found = {"flips": self.flips.plain()["mean"], "final": self.final.plain()["mean"], "settled": sorted(self.settled)}
+        kept = {} if self.depth is None else {"depth": self.depth, "kept": self.kept / len(self.settled)}
+        return {"answers": {**found, **kept}}
+
+
+def as_list(values: Tensor) -> Any:
+    """Returns a tensor as nested lists of numbers of a few digits; None where a number is not finite."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+
+    return plain(values.tolist())
+
+
+def grid(metrics: Mapping[str, Any], name: str, kind: str = "mean") -> list[list[float | None]]:
+    """Returns a number of the core's layers out of a summary: one list per step, of one value per layer."""
+    places = Places(**metrics["places"])
+    flat = metrics["by_place"][name][kind][places.looped]
+    return [flat[t * places.core : (t + 1) * places.core] for t in range(places.steps)]
+
+
+def one_step(metrics: Mapping[str, Any], name: str, step: int, kind: str = "mean") -> list[float | None]:
+    """Returns a number over prelude, core at a step and coda."""
+    values = metrics["by_place"][name][kind]
+    return [values[i] for i in Places(**metrics["places"]).one_step(step)]

@@ -1,0 +1,147 @@
+"""`lw.trace`: what goes on inside a pass, as numbers per place (step and layer, and head) gathered while it runs.
+
+No attention map outlives its layer and no residual outlives the next step, so that the memory of a trace does not grow with
+depth; only the numbers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from loopwright.analysis.collect import (
+    AttentionStatistics,
+    Capture,
+    Collector,
+    EntropyStatistics,
+    FixedPointStatistics,
+    ResidualStatistics,
+    Sheet,
+    Watcher,
+)
+from loopwright.analysis.lens import LensStatistics
+from loopwright.analysis.maps import View
+from loopwright.analysis.places import Places
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.span import place_tokens
+from loopwright.model.tap import Tap
+from loopwright.settings import suggest
+
+DEPTH = 128  # steps of a looped model, where none are asked for
+COLLECTS = ("attention", "residual", "entropy", "lens", "fixed")
+TOKEN_NAMES = ("token_cosine", "state_token_cosine")  # their last axis is the tokens of a row
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The numbers of a pass: `values` by name, [B, places, …] or [B, steps, …]; `captured` tensors likewise; `valid` [B, T].
+
+    Names of the second kind begin with "state_" or "answer_". A number that does not exist is NaN: the change since the step
+    before at the first step, say.
+    """
+
+    places: Places
+    input_ids: Tensor
+    valid: Tensor
+    values: Mapping[str, Tensor]
+    captured: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def core(self, name: str) -> Tensor:
+        """Returns a number of the core's layers by step and layer, [B, steps, layers, …]."""
+        return self.values[name][:, self.places.looped].unflatten(1, (self.places.steps, self.places.core))
+
+    def examples(self) -> Iterator[Trace]:
+        """Yields each row as a trace of its own, without its padding."""
+        for row in range(self.valid.shape[0]):
+            real = self.valid[row]
+            cut = {
+                name: x[row : row + 1, ..., real] if name in TOKEN_NAMES else x[row : row + 1] for name, x in self.values.items()
+            }
+            kept = {name: x[row : row + 1] for name, x in self.captured.items()}
+            yield Trace(self.places, self.input_ids[row : row + 1, real], real[real][None], cut, kept)
+
+
+def trace_depth(model: LoopedForCausalLM, depth: int | None) -> int:
+    """Returns the steps of a trace: those asked for where the model can run them; else DEPTH, or as many as the model has."""
+    config = model.config
+    if depth is not None or not config.is_looped:
+        return config.check_depth(depth)
+    ends = config.max_steps is not None and config.beyond_max_steps == "refuse"
+    return min(DEPTH, config.max_steps or DEPTH) if ends else DEPTH
+
+
+@torch.no_grad()
+def trace(
+    model: LoopedForCausalLM,
+    input_ids: Tensor,
+    depth: int | None = None,
+    *,
+    attention_mask: Tensor | None = None,
+    collect: Sequence[str] = COLLECTS,
+    capture: Mapping[str, Sequence[int]] | None = None,
+    edit: Tap | None = None,
+    state_seed: int | Tensor | None = None,
+) -> Trace:
+    """Returns what a pass over `input_ids` [B, T] shows at each place; padding counts nowhere.
+
+    `depth` left out: 128 steps of a looped model, the one of a dense one. `collect` names what to gather; "fixed" runs the
+    steps a second time, against where the first time ended. `capture` keeps chosen tensors of chosen tokens, as
+    {"residual": [-1]}: the last valid token. `edit` is a tap that changes what passes; the numbers are those of the edited pass.
+    """
+    unknown = [name for name in collect if name not in COLLECTS]
+    if unknown:
+        raise ValueError(f"collect: unknown {unknown[0]!r}; {suggest(unknown[0], COLLECTS)}")
+    depth = trace_depth(model, depth)
+    if attention_mask is not None and not bool(attention_mask.any(1).all()):
+        raise ValueError("trace: a row of the attention_mask holds no token; allowed: at least one in each row")
+    span = place_tokens(*input_ids.shape, input_ids.device, attention_mask=attention_mask)
+    sheet = Sheet(Places.of(model.config, depth), View.of(span, model.config.sliding_window))
+    residual, attention = ResidualStatistics(sheet), AttentionStatistics(sheet)
+    lens = LensStatistics(sheet, model) if "lens" in collect else None
+    made: dict[str, Collector] = {"attention": attention, "residual": residual, "entropy": EntropyStatistics(sheet)}
+    watched = [made[name] for name in made if name in collect]
+    watched += [] if lens is None else [lens]
+    watched += [Capture(sheet, capture)] if capture else []
+    with _quiet(model):
+        _run(model, input_ids, attention_mask, depth, Watcher(watched, edit), state_seed, lens)
+        if "fixed" in collect and model.config.is_looped:
+            if "residual" not in collect:
+                raise ValueError("collect: 'fixed' compares with what 'residual' has seen; allowed: both, or neither")
+            fixed = FixedPointStatistics(sheet, residual.last, attention.last)
+            _run(model, input_ids, attention_mask, depth, Watcher([fixed], edit), state_seed, None)
+    found = {name: value.cpu() for name, value in sheet.values.items()}
+    captured = {name.removeprefix("captured_"): x for name, x in found.items() if name.startswith("captured_")}
+    values = {name: x for name, x in found.items() if not name.startswith("captured_")}
+    return Trace(sheet.places, input_ids.cpu(), sheet.view.valid.cpu(), values, captured)
+
+
+def _run(
+    model: LoopedForCausalLM,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    depth: int,
+    tap: Tap,
+    state_seed: int | Tensor | None,
+    lens: LensStatistics | None,
+) -> None:
+    e, p = model.embed(input_ids, attention_mask=attention_mask, tap=tap)
+    state = model.start_state(e, p, state_seed)
+    for t, s in enumerate(model.unroll(e, depth, p, state=state)):
+        if lens is not None:
+            lens.read(s, p, t)
+    model.features(s, p)  # the coda, once, as the tap sees it
+
+
+@contextmanager
+def _quiet(model: LoopedForCausalLM) -> Iterator[None]:
+    """Runs without dropout for a while."""
+    before = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(before)

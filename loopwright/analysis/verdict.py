@@ -1,0 +1,127 @@
+"""What a summary means, in words with the numbers behind them: what it converges to, whose stages it has, is more depth safe?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from loopwright.analysis.places import Places
+from loopwright.analysis.summary import grid, one_step
+from loopwright.metrics.stages import curve_correlation, curve_distance
+
+Metrics = Mapping[str, Any]
+MOST = 0.95  # of tokens, layers or answers: what counts as nearly all
+ALIKE = 0.7  # correlation of stage curves from which they are called alike
+DRIFT = 0.1  # of the range of a stage curve: how far it may move and still be called the same
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An answer to one question: whether it is the good one (None: it cannot be said), the sentence, and its numbers as (value,
+    what it is)."""
+
+    good: bool | None
+    sentence: str
+    numbers: tuple[tuple[str, str], ...] = ()
+
+
+def converges(metrics: Metrics) -> Finding:
+    """Does the core converge, and to what?"""
+    places = Places(**metrics["places"])
+    if "convergence" not in metrics:
+        return Finding(None, "Too few steps were run to say what the states settle into.")
+    layers, rates = metrics["convergence"]["layers"], metrics["limits"]["tokens"]
+    none, cyclic, degenerate = (sum(row[i] for row in layers) / len(layers) for i in range(3))
+    numbers = (
+        (_percent(rates[0]), "of tokens rest at a fixed point of the last layer"),
+        (_percent(rates[1]), "orbit"),
+        (_percent(rates[2]), "slide"),
+        (_percent(rates[3]), "do something else"),
+    )
+    if none > 1 - MOST and none >= max(cyclic, degenerate):
+        said = f"No: {_percent(none)} of layers do not stay near where they stand after {places.steps} steps."
+        return Finding(False, said, numbers)
+    if degenerate > cyclic:
+        said = f"Yes, but to one point: {_percent(degenerate)} of layers end in the same direction as the others."
+        return Finding(True, said, numbers)
+    points = "the same point" if places.core == 1 else "points of their own, which the core runs through again and again"
+    sure = "Yes" if cyclic >= MOST else "Mostly"
+    return Finding(cyclic >= MOST, f"{sure}: {_percent(cyclic)} of layers come to rest, at {points}.", numbers)
+
+
+def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Finding:
+    """Are its stages those of a feedforward model?"""
+    places = Places(**metrics["places"])
+    steps = torch.tensor([one_step(metrics, name, t) for t in range(places.steps)], dtype=torch.float64)
+    if dense is None:
+        if places.steps == 1:
+            return Finding(None, "This is a feedforward model: its own stages are drawn below.")
+        drift = _share(curve_distance(steps[0], steps[-1]).item(), steps)
+        said = (
+            f"No dense model was given. From the first step to the last the ColSum curve moves by {_percent(drift)} of its range."
+        )
+        return Finding(None, said, ((_percent(drift), "of its range: how far the ColSum curve moves from first to last step"),))
+    other = torch.tensor(dense["by_place"][name]["mean"], dtype=torch.float64)
+    each = curve_correlation(steps, other)
+    gap = curve_distance(steps, other)
+    best, mean = each.nan_to_num(-1).max().item(), each.nanmean().item()
+    numbers = (
+        (f"{mean:.2f}", "mean correlation of a step's ColSum curve with the dense model's"),
+        (f"{best:.2f}", f"best, at step {int(each.nan_to_num(-1).argmax()) + 1}"),
+        (f"{gap.mean().item():.3f}", "mean distance between the curves"),
+    )
+    if best < ALIKE:
+        return Finding(False, "No: no step's curve has the shape of the dense model's.", numbers)
+    share = (each >= ALIKE).double().mean().item()
+    return Finding(
+        True, f"Yes, in {_percent(share)} of steps: the curve over one block has the shape of the dense model's.", numbers
+    )
+
+
+def safe(metrics: Metrics, name: str = "colsum") -> Finding:
+    """Is more depth safe?"""
+    places = Places(**metrics["places"])
+    if places.steps == 1:
+        return Finding(None, "The model has no core: there is no depth to add.")
+    said = metrics.get("answers", {})
+    depth, kept = said.get("depth"), said.get("kept")
+    if depth is None or depth >= places.steps:
+        return Finding(None, f"Only {places.steps} steps were run, no more than the model's own depth: nothing is known beyond it.")
+    values = torch.tensor([[x if x is not None else float("nan") for x in row] for row in grid(metrics, name)], dtype=torch.float64)
+    own = depth - 1
+    drift = _share((values[-1] - values[own]).abs().mean().item(), values)
+    radius = metrics.get("spectrum", {}).get("radius", [None])[-1]
+    rests = metrics["limits"]["tokens"][0] if "limits" in metrics else None
+    checks = {
+        f"{_percent(rests or 0)} of tokens at rest": rests is not None and rests >= MOST,
+        f"{_percent(kept or 0)} of answers as at depth {depth}": kept is not None and kept >= MOST,
+        f"stages moved by {_percent(drift)}": drift <= DRIFT,
+        f"ρ = {radius:.2f} at the last state" if radius is not None else "ρ unknown": radius is None or radius < 1,
+    }
+    numbers = [
+        (_percent(kept or 0), f"of answers at depth {places.steps} are those of depth {depth}"),
+        (_percent(drift), "of its range: how far the ColSum curve moves beyond that depth"),
+    ]
+    if radius is not None:
+        numbers += [(f"{radius:.2f}", "spectral radius ρ of a step at the last state (below 1: it contracts)")]
+    failed = [what for what, well in checks.items() if not well]
+    if not failed:
+        said = f"Yes, up to the {places.steps} steps that were run: states rest, answers stay, stages stand still."
+        return Finding(True, said, tuple(numbers))
+    wanted = f"at least {_percent(MOST)} at rest and unchanged, at most {_percent(DRIFT)} moved, ρ below 1"
+    return Finding(False, f"Not shown: {'; '.join(failed)} (wanted: {wanted}).", tuple(numbers))
+
+
+def _share(gap: float, values: torch.Tensor) -> float:
+    reach = values[~values.isnan()]
+    width = (reach.max() - reach.min()).item() if reach.numel() else 0.0
+    return gap / width if width > 0 else 0.0
+
+
+def _percent(share: float) -> str:
+    if share != share:
+        return "–"
+    return f"{100 * share:.2g} %" if 0 < share < 0.01 else f"{int(1000 * share) / 10:g} %"

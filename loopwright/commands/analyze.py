@@ -1,0 +1,134 @@
+"""`loopwright analyze`: look inside a model on some prompts; numbers, figures and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loopwright.analysis.edit import ablate_massive
+from loopwright.analysis.estimate import fitting_batch, free_bytes, trace_bytes
+from loopwright.analysis.prompts import Prompt, read_prompts
+from loopwright.analysis.report_analysis import write_analysis
+from loopwright.analysis.study import Subject, check_lengths, study
+from loopwright.analysis.trace import trace_depth
+from loopwright.analysis.verdict import Finding, converges, safe, stages
+from loopwright.commands.words import console, find_config, find_device, find_dtype, fitting_threads, is_preset, progress
+from loopwright.convert.load import load
+from loopwright.convert.source import tokenizer
+from loopwright.data.build import build_data
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.run import RunFolder, write_json
+from loopwright.train.recipe import read_recipe
+
+VALID = "valid"  # the prompts of a run folder that are its own validation rows
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the prompts are, and how many of them."""
+
+    prompts: str
+    data: str | None = None
+    examples: int | None = None
+    seed: int = 0
+
+
+def analyze(
+    source: str,
+    asked: Asked,
+    *,
+    depth: int | None = None,
+    compare: str | None = None,
+    batch: int = 8,
+    ablate: bool = False,
+    device: str = "cpu",
+    dtype: str = "float32",
+    out: str | None = None,
+) -> Path:
+    """Traces a model (and a dense one to compare with) over prompts, saves numbers and figures, and returns the page."""
+    where, kind = find_device(device), find_dtype(dtype)
+    # what can be wrong is found before weights are read
+    for name in (source, *([compare] if compare else [])):
+        if is_preset(name):
+            raise ValueError(f"analyze: {name!r} is a preset, which has no trained weights; give a model's folder")
+    find_config(source).check_depth(depth)
+    if compare is not None and find_config(compare).is_looped:
+        raise ValueError(f"compare: {compare} is looped; allowed: a dense model, whose layers run once")
+    prompts = read_own(source, asked) if asked.prompts == VALID else read_prompts(
+        asked.prompts, data=asked.data, examples=asked.examples, seed=asked.seed
+    )  # fmt: skip
+    run = RunFolder(out or f"runs/analyze-{Path(source).name}")
+    subject = subject_of(source, prompts, where, kind)
+    found = _study(subject, run.traces, depth, batch, ablate, where)
+    dense = None
+    if compare is not None:
+        dense = _study(subject_of(compare, prompts, where, kind), run.path / "traces-dense", None, batch, False, where)
+    run.metrics.mkdir(parents=True, exist_ok=True)
+    write_json(run.metrics / "analysis.json", found)
+    if dense is not None:
+        write_json(run.metrics / "analysis-dense.json", dense)
+    page = write_analysis(found, run.path, dense=dense, footer=f"Drawn from {run.metrics.name}/analysis.json.")
+    _tell(found, dense, run, page)
+    return page
+
+
+def read_own(source: str, asked: Asked) -> list[Prompt]:
+    """Returns the first validation rows of a run folder, without their padding, as token ids."""
+    run = RunFolder(source)
+    if not run.recipe.is_file():
+        raise ValueError(f"prompts: {source} holds no run (no recipe.yaml), so no validation rows; give a file, a set or a text")
+    rows = build_data(read_recipe(run.recipe).data, run.path / "data").valid
+    batch = rows.batch(range(min(asked.examples or 32, len(rows))))
+    return [ids[real].tolist() for ids, real in zip(batch.input_ids, batch.valid, strict=True)]
+
+
+def subject_of(source: str, prompts: Sequence[Prompt], device: str, dtype: torch.dtype) -> Subject:
+    """Returns a model with its prompts in its own tokens, checked before anything is run."""
+    words: Any = tokenizer(source) if any(isinstance(prompt, str) for prompt in prompts) else None
+    rows = [words(prompt)["input_ids"] if isinstance(prompt, str) else prompt for prompt in prompts]
+    model: LoopedForCausalLM = load(source, dtype=dtype, device=device)
+    check_lengths(model, rows)
+    return Subject(Path(source).name, model, rows)
+
+
+def _study(subject: Subject, folder: Path, depth: int | None, batch: int, ablate: bool, device: str) -> dict[str, Any]:
+    model = subject.model
+    steps, length = trace_depth(model, depth), max(map(len, subject.rows))
+    rows = min(batch, len(subject.rows))
+    parts = trace_bytes(model.config, batch=rows, length=length, depth=steps, dtype=model.dtype)
+    words = ", ".join(f"{name} {size / 2**20:,.0f}" for name, size in parts.items())
+    console().print(f"{subject.name}: {len(subject.rows)} prompts of up to {length} tokens, {steps} steps", markup=False)
+    console().print(f"memory at batch {rows}: about {sum(parts.values()) / 2**20:,.0f} MiB ({words})", markup=False)
+    free = free_bytes(device)
+    if free is not None:
+        fits = fitting_batch(model.config, batch=rows, length=length, depth=steps, dtype=model.dtype, free=free)
+        if fits < rows:
+            advice = f"--batch {fits} would fit" if fits else "not even --batch 1 would fit: take shorter prompts"
+            raise ValueError(
+                f"batch: {rows} needs about {sum(parts.values()) / 2**20:,.0f} MiB, {free / 2**20:,.0f} are free; {advice}"
+            )
+    edit, edited = (ablate_massive(model.config), "MLP output of the second layer zeroed") if ablate else (None, "")
+    with fitting_threads(model), progress() as bar:
+        task = bar.add_task(subject.name)
+
+        def tell(what: str, done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, description=f"{subject.name}: {what}")
+
+        asked = depth if model.config.is_looped else None
+        return study(subject, folder, depth=asked, batch=batch, edit=edit, edited=edited, progress=tell)
+
+
+def _tell(found: dict[str, Any], dense: dict[str, Any] | None, run: RunFolder, page: Path) -> None:
+    def line(question: str, finding: Finding) -> None:
+        console().print(f"{question} {finding.sentence}", markup=False)
+
+    if found["places"]["core"]:
+        line("Does it converge, and to what?", converges(found))
+    line("Are its stages those of a feedforward model?", stages(found, dense))
+    if found["places"]["core"]:
+        line("Is more depth safe?", safe(found))
+    console().print(f"numbers: {run.metrics}\nfigures: {run.figures}\nreport: {page}", markup=False)

@@ -1,0 +1,29 @@
+"""A summary of a tiny looped model and of a dense one, made once for the tests of figures, verdicts and pages."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from loopwright.analysis.study import Subject, study
+from tests.cases import noisy
+
+ROWS = [[1, 2, 3, 4, 5], [6, 7, 8], [9, 10, 11, 12, 13, 14]]
+
+
+@cache
+def looped() -> dict[str, Any]:
+    """Returns the summary of 12 steps of a model with prelude, core and coda."""
+    model = noisy("huginn-tiny", prelude_layers=1, core_layers=4, coda_layers=1, std=0.3)
+    with TemporaryDirectory() as folder:
+        return study(Subject("loop", model, ROWS), Path(folder), depth=12, batch=2)
+
+
+@cache
+def dense() -> dict[str, Any]:
+    """Returns the summary of the same layers run once."""
+    model = noisy("huginn-tiny", prelude_layers=1, core_layers=4, coda_layers=1, std=0.3).without_adapters()
+    with TemporaryDirectory() as folder:
+        return study(Subject("plain", model, ROWS), Path(folder))

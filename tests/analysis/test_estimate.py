@@ -1,0 +1,41 @@
+"""Estimates: they grow with what grows, and the batch that is said to fit does."""
+
+import torch
+
+import loopwright as lw
+from loopwright.analysis.estimate import fitting_batch, free_bytes, trace_bytes
+
+OURO = lw.preset("ouro-1.4b")
+BF16 = torch.bfloat16
+
+
+def total(**changes: int) -> int:
+    return sum(trace_bytes(OURO, **{"batch": 8, "length": 128, "depth": 128, "dtype": BF16} | changes).values())
+
+
+def test_an_estimate_grows_with_batch_length_and_depth():
+    assert total() < total(batch=16) and total() < total(length=256) and total() < total(depth=256)
+
+
+def test_depth_costs_numbers_alone():
+    few, many = (trace_bytes(OURO, batch=8, length=128, depth=depth, dtype=BF16) for depth in (1, 128))
+    assert {name for name in few if few[name] != many[name]} == {"numbers"}
+
+
+def test_maps_stop_growing():
+    a, b = (trace_bytes(OURO, batch=8, length=length, depth=1, dtype=BF16)["maps"] for length in (4096, 8192))
+    assert a == b
+
+
+def test_the_batch_that_fits():
+    sizes = {"length": 128, "depth": 128, "dtype": BF16}
+    weights = trace_bytes(OURO, batch=1, **sizes)["weights"]
+    free = total(batch=5) - weights
+    assert fitting_batch(OURO, batch=8, free=free, **sizes) == 5
+    assert fitting_batch(OURO, batch=4, free=free, **sizes) == 4
+    assert fitting_batch(OURO, batch=8, free=0, **sizes) == 0
+
+
+def test_free_memory_of_the_processor_is_known_here():
+    free = free_bytes("cpu")
+    assert free is None or free > 0

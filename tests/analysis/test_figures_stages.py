@@ -1,0 +1,42 @@
+"""Figures of stages: each is drawn from plain numbers, says what it shows, and depends on them."""
+
+import copy
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from loopwright.analysis import figures_stages as stages
+from tests.analysis.summaries import dense, looped
+
+
+@pytest.mark.parametrize("name", stages.FIGURES)
+def test_every_figure_is_svg_from_plain_numbers(name: str, tmp_path):
+    metrics = json.loads(json.dumps(looped()))
+    svg = stages.FIGURES[name](metrics, path=tmp_path / "x.svg")
+    ET.fromstring(svg)
+    assert (tmp_path / "x.svg").read_text() == svg == stages.FIGURES[name](metrics)
+    changed = copy.deepcopy(metrics)
+    for numbers in changed["by_place"].values():
+        numbers["mean"] = [None if v is None else 0.5 * v * (i % 3) for i, v in enumerate(numbers["mean"])]
+    assert stages.FIGURES[name](changed) != svg
+
+
+def test_groupings_have_their_colours_and_words():
+    assert all(colour in stages.by_step(looped()) for colour in stages.STEP_ENDS)
+    assert all(colour in stages.by_layer(looped()) for colour in stages.LAYER_ENDS)
+    assert "step 12" in stages.by_step(looped()) and "layer 3" in stages.by_layer(looped())
+    assert "ColSum concentration" in stages.realised(looped())
+
+
+def test_a_dense_model_is_laid_over_and_drawn_alone():
+    alone, over = stages.by_step(looped()), stages.by_step(looped(), dense=dense())
+    assert stages.DENSE in over and stages.DENSE not in alone and "dense model" in over
+    assert "this model" in stages.by_step(dense())
+    assert stages.DENSE in stages.halves(looped(), dense=dense())
+    assert "predict, dense" in stages.neurons(looped(), dense=dense())
+
+
+def test_numbers_that_are_not_there_are_said():
+    with pytest.raises(ValueError, match="holds none of nothing"):
+        stages.by_step(looped(), ("nothing",))

@@ -1,0 +1,123 @@
+"""Files of traces: saved = loaded, resumed = whole bit for bit, another set refused, nothing lost."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from loopwright.analysis import record
+from loopwright.analysis.record import OutOfMemory, TraceSet, load_trace, pad, save_trace, trace_prompts
+from loopwright.analysis.trace import trace
+from tests.cases import noisy
+
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7], [8], [9, 10], [11, 12, 13]]
+
+
+def run(folder, model=None, **changes):
+    return trace_prompts(
+        model or noisy("huginn-tiny"), PROMPTS, folder, **{"depth": 3, "batch": 2, "about": {"model": "m"}} | changes
+    )
+
+
+def test_saved_is_loaded(tmp_path):
+    made = trace(noisy("huginn-tiny"), torch.tensor([[1, 2, 3]]), 3, capture={"residual": [-1]})
+    save_trace(made, tmp_path / "x.safetensors")
+    back = load_trace(tmp_path / "x.safetensors")
+    assert back.places == made.places and torch.equal(back.input_ids, made.input_ids)
+    assert set(back.values) == set(made.values) and set(back.captured) == {"residual"}
+    assert all(torch.equal(back.values[k].nan_to_num(), made.values[k].nan_to_num()) for k in made.values)
+
+
+def test_a_killed_run_goes_on_and_gives_the_same_bytes(tmp_path, monkeypatch):
+    whole = run(tmp_path / "whole")
+    saved, calls = record.save_trace, []
+
+    def dies(found, path):
+        calls.append(path)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        saved(found, path)
+
+    monkeypatch.setattr(record, "save_trace", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut")
+    assert len(list((tmp_path / "cut").glob("*.safetensors"))) == 3
+    monkeypatch.setattr(record, "save_trace", saved)
+    traced = []
+    monkeypatch.setattr(record, "trace", lambda *a, **k: traced.append(len(a[1])) or trace(*a, **k))
+    resumed = run(tmp_path / "cut")
+    assert traced == [2, 1]  # the first batch was there, the second is made whole again
+    assert len(resumed) == len(whole) == 5
+    for index in range(5):
+        assert resumed.path(index).read_bytes() == whole.path(index).read_bytes()
+
+
+def test_each_example_stands_without_padding(tmp_path):
+    found = run(tmp_path)
+    assert [list(one.input_ids[0]) for one in found] == PROMPTS
+    assert [one.values["token_cosine"].shape[-1] for one in TraceSet(tmp_path)] == [3, 4, 1, 2, 3]
+
+
+def test_another_set_is_refused_and_nothing_of_it_touched(tmp_path):
+    run(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match="holds another set of traces \\(depth is 3 there and 4 here\\)"):
+        run(tmp_path, depth=4)
+    with pytest.raises(ValueError, match="model is 'm' there and 'n' here"):
+        run(tmp_path, about={"model": "n"})
+    (tmp_path / "set.json").unlink()
+    with pytest.raises(ValueError, match=r"holds traces, but no set\.json"):
+        run(tmp_path)
+    assert {name: data for name, data in before.items() if name != "set.json"} == {
+        p.name: p.read_bytes() for p in tmp_path.iterdir()
+    }
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to …")],
+)
+def test_out_of_memory_says_the_batch_and_keeps_what_is_there(tmp_path, monkeypatch, error):
+    def fails(model, ids, *a, **k):
+        if ids.shape[1] < 4:
+            raise error
+        return trace(model, ids, *a, **k)
+
+    monkeypatch.setattr(record, "trace", fails)
+    with pytest.raises(OutOfMemory, match="out of memory at batch 2; 2 of 5 examples are kept; batch 1 takes about half"):
+        run(tmp_path)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2
+    monkeypatch.setattr(record, "trace", trace)
+    assert len(list(run(tmp_path))) == 5
+
+
+def test_mistakes_are_one_line(tmp_path):
+    model = noisy("huginn-tiny")
+    for prompts in ([], [[1], []]):
+        with pytest.raises(ValueError, match="an empty prompt, or none at all"):
+            trace_prompts(model, prompts, tmp_path)
+    with pytest.raises(ValueError, match="batch: 0; allowed"):
+        trace_prompts(model, PROMPTS, tmp_path, batch=0)
+    with pytest.raises(FileNotFoundError, match="there is no such trace"):
+        load_trace(tmp_path / "none")
+    (tmp_path / "bad").write_bytes(b"12345")
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_trace(tmp_path / "bad")
+    save_file({"x": torch.zeros(1)}, tmp_path / "other")
+    with pytest.raises(ValueError, match="not a trace"):
+        load_trace(tmp_path / "other")
+
+
+def test_padding_is_behind():
+    ids, mask = pad([[1, 2], [3]])
+    assert ids.tolist() == [[1, 2], [3, 0]] and mask.tolist() == [[1, 1], [1, 0]]
+
+
+def test_an_example_of_ouros_shapes_takes_a_few_megabytes(tmp_path):
+    # the numbers kept per place and head, at 24 layers, 16 heads, 128 steps and 128 tokens; widths do not enter
+    small = noisy("ouro-1.4b-tiny", num_attention_heads=16, num_key_value_heads=16, head_dim=4, core_layers=2)
+    trace_prompts(small, [[1] * 128], tmp_path, depth=8, batch=1)
+    per_place = (tmp_path / "000000.safetensors").stat().st_size / (2 * 8)
+    assert per_place * 24 * 128 < 5e6
+    assert json.loads((tmp_path / "set.json").read_text())["examples"] == 1

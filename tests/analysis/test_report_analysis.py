@@ -1,0 +1,40 @@
+"""The page of an analysis: its questions in order, each figure with its sentence, from saved numbers alone."""
+
+import json
+
+from loopwright.analysis.report_analysis import READ, draw_all, sections, write_analysis
+from tests.analysis.summaries import dense, looped
+
+QUESTIONS = [
+    "What this model is",
+    "Does it converge, and to what?",
+    "Are its stages those of a feedforward model?",
+    "Is more depth safe?",
+]
+
+
+def test_the_page_answers_the_questions_in_order(tmp_path):
+    page = write_analysis(json.loads(json.dumps(looped())), tmp_path, dense=json.loads(json.dumps(dense())), footer="made here")
+    text = page.read_text()
+    places = [text.index(question) for question in QUESTIONS]
+    assert places == sorted(places)
+    assert "More depth is safe." in text and "made here" in text and "<script" not in text and "src=" not in text
+    drawn = {path.stem for path in (tmp_path / "figures").glob("*.svg")}
+    assert drawn == set(draw_all(looped(), dense())) and len(drawn) >= 14
+
+
+def test_every_figure_is_on_the_page_with_its_sentence():
+    pictures = draw_all(looped(), dense())
+    shown = [picture for section in sections(looped(), dense(), pictures) for picture in section.pictures]
+    assert sorted(picture.svg for picture in shown) == sorted(pictures.values())
+    assert {picture.caption for picture in shown} == {READ[name] for name in pictures}
+
+
+def test_a_dense_models_page(tmp_path):
+    text = write_analysis(dense(), tmp_path).read_text()
+    assert "Its stages" in text and "Does it converge" not in text and 'class="outcome' not in text
+
+
+def test_the_same_numbers_give_the_same_bytes(tmp_path):
+    one, two = (write_analysis(looped(), tmp_path / name) for name in ("a", "b"))
+    assert one.read_bytes() == two.read_bytes()

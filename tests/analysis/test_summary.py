@@ -1,0 +1,88 @@
+"""Summaries: means and spreads are those of the traces, labels those of the classifier, and everything is plain data."""
+
+import json
+
+import pytest
+import torch
+
+from loopwright.analysis.record import trace_prompts
+from loopwright.analysis.summary import Answers, Moments, as_list, grid, one_step, summarise
+from loopwright.analysis.trace import Trace, trace
+from loopwright.metrics.limits import classify_limit, limit_counts
+from tests.analysis.summaries import ROWS, dense, looped
+from tests.cases import noisy
+
+
+def test_moments_are_those_of_the_numbers():
+    values = torch.randn(7, 4, dtype=torch.float64)
+    moments = Moments()
+    for row in values:
+        moments.add(row)
+    found = moments.plain()
+    assert torch.allclose(torch.tensor(found["mean"]).double(), values.mean(0), atol=1e-5)
+    assert torch.allclose(torch.tensor(found["std"]).double(), values.std(0, correction=0), atol=1e-5)
+
+
+def test_a_summary_is_the_mean_over_examples(tmp_path):
+    model = noisy("huginn-tiny", std=0.3)
+    found = summarise(trace_prompts(model, ROWS, tmp_path, depth=8, batch=2), answer_depth=4)
+    alone = [trace(model, torch.tensor([row]), 8) for row in ROWS]
+    for name in ("colsum", "norm", "fixed_cosine"):
+        each = torch.stack([one.values[name][0] if one.values[name].dim() == 2 else one.values[name][0].mean(-1) for one in alone])
+        wanted = each.mean(0)
+        got = torch.tensor([float("nan") if v is None else v for v in found["by_place"][name]["mean"]])
+        assert torch.equal(got.isnan(), wanted.isnan())
+        assert (got - wanted).nan_to_num().abs().max() < 1e-4
+    rate = torch.stack([(one.values["sink_first"][0] > 0.3).double().mean(-1) for one in alone]).mean(0)
+    assert torch.allclose(torch.tensor(found["by_place"]["sink_rate"]["mean"]).double(), rate, atol=1e-5)
+    labels = [classify_limit(one.core("token_cosine")[0].double()[:-1].permute(1, 2, 0)).label for one in alone]
+    counts = sum((limit_counts(label[:, None]) for label in labels[1:]), start=limit_counts(labels[0][:, None]))
+    assert found["limits"]["tokens"] == as_list(counts.token_rates())
+    assert found["tokens"] == 14 and found["examples"] == 3
+
+
+def test_a_summary_is_plain_and_finite():
+    for one in (looped(), dense()):
+        json.dumps(one, allow_nan=False)
+    assert set(looped()) >= {
+        "places",
+        "by_place",
+        "by_step",
+        "limits",
+        "convergence",
+        "answers",
+        "pairs",
+        "path",
+        "spectrum",
+        "neurons",
+    }
+    assert not set(dense()) & {"limits", "convergence", "answers", "path", "spectrum"}
+
+
+def test_rows_of_the_core_and_of_one_step():
+    metrics = looped()
+    flat = metrics["by_place"]["colsum"]["mean"]
+    assert grid(metrics, "colsum")[2] == flat[1 + 8 : 1 + 12]
+    assert one_step(metrics, "colsum", 2) == [flat[0], *flat[9:13], flat[-1]]
+
+
+def test_answers_count_flips_and_what_stays():
+    answers = Answers(2)
+    for tokens in ([1, 2, 2, 3], [5, 4, 4, 4]):
+        one = trace(noisy("huginn-tiny"), torch.tensor([[1, 2]]), 4, collect=("lens",))
+        answers.add(Trace(one.places, one.input_ids, one.valid, {"answer_token": torch.tensor([tokens])}))
+    found = answers.plain()["answers"]
+    assert found == {"flips": [None, 1.0, 0.0, 0.5], "final": [0.0, 0.5, 0.5, 1.0], "settled": [2, 4], "depth": 2, "kept": 0.5}
+
+
+def test_what_is_not_finite_becomes_none():
+    assert as_list(torch.tensor([[1.23456789, float("nan")], [float("inf"), 0.0]])) == [[1.23457, None], [None, 0.0]]
+
+
+def test_traces_of_other_layouts_and_none_are_refused():
+    model = noisy("huginn-tiny")
+    two = [trace(model, torch.tensor([[1, 2]]), depth) for depth in (2, 3)]
+    with pytest.raises(ValueError, match="allowed: one layout"):
+        summarise(two)
+    with pytest.raises(ValueError, match="no trace"):
+        summarise([])

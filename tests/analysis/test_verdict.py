@@ -1,0 +1,63 @@
+"""Verdicts: the words follow the numbers, in each direction."""
+
+import copy
+from typing import Any
+
+from loopwright.analysis.verdict import converges, safe, stages
+from tests.analysis.summaries import dense, looped
+
+
+def made(**changes: Any) -> dict[str, Any]:
+    metrics = copy.deepcopy(looped())
+    metrics["limits"]["tokens"] = [1.0, 0.0, 0.0, 0.0]
+    metrics["convergence"]["layers"] = [[0.0, 1.0, 0.0]] * 4
+    metrics["answers"] |= {"depth": 4, "kept": 1.0}
+    metrics["spectrum"]["radius"] = [0.5, 0.5, 0.5]
+    steady = metrics["by_place"]["colsum"]["mean"]
+    for i in range(1, 49):
+        steady[i] = 0.1 * ((i - 1) % 4)
+    return metrics | changes
+
+
+def test_a_cycle_a_single_point_and_no_rest():
+    assert converges(made()).good and "points of their own" in converges(made()).sentence
+    shares = {"labels": [], "layers": [[0.0, 0.0, 1.0]] * 4}
+    assert "one point" in converges(made(convergence=shares)).sentence
+    shares = {"labels": [], "layers": [[1.0, 0.0, 0.0]] * 4}
+    assert converges(made(convergence=shares)).good is False
+    shares = {"labels": [], "layers": [[0.3, 0.7, 0.0]] * 4}
+    assert converges(made(convergence=shares)).sentence.startswith("Mostly: 70 %")
+    few = made()
+    del few["convergence"]
+    assert converges(few).good is None
+
+
+def test_depth_is_safe_only_where_everything_says_so():
+    assert safe(made()).good
+    for key, value, word in (
+        ("limits", {"tokens": [0.9, 0.1, 0, 0]}, "90 % of tokens at rest"),
+        ("answers", {"depth": 4, "kept": 0.5}, "50 % of answers"),
+        ("spectrum", {"radius": [1.2]}, "ρ = 1.20"),
+    ):
+        found = safe(made(**{key: value}))
+        assert found.good is False and word in found.sentence
+    moved = made()
+    for i in range(45, 49):
+        moved["by_place"]["colsum"]["mean"][i] += 0.2
+    assert safe(moved).good is False and "stages moved" in safe(moved).sentence
+
+
+def test_nothing_is_said_beyond_what_was_run():
+    assert safe(made(answers={"depth": 12, "kept": 1.0})).good is None
+    assert safe(dense()).good is None
+
+
+def test_stages_are_those_of_a_model_of_the_same_shape():
+    metrics = made()
+    other = copy.deepcopy(dense())
+    first = metrics["by_place"]["colsum"]["mean"]
+    other["by_place"]["colsum"]["mean"] = [first[0], *first[1:5], first[-1]]
+    assert stages(metrics, other).good and stages(metrics, other).numbers[1][0] == "1.00"
+    other["by_place"]["colsum"]["mean"] = [-v for v in other["by_place"]["colsum"]["mean"]]
+    assert stages(metrics, other).good is False
+    assert stages(metrics, None).good is None and stages(dense(), None).good is None

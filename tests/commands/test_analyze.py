@@ -1,0 +1,89 @@
+"""`loopwright analyze`: numbers, figures and a page; mistakes are one line, exit 2, and nothing is lost."""
+
+import json
+
+import pytest
+
+from loopwright.cli import main
+from tests.generate.tiny import save_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model"), "huginn-tiny", std=0.3)
+
+
+def run(capsys, *words: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as done:
+        main(["analyze", *map(str, words)])
+    printed = capsys.readouterr()
+    return int(done.value.code or 0), printed.out, printed.err
+
+
+def test_a_page_with_its_numbers_and_figures(folder, tmp_path, capsys):
+    code, out, _ = run(capsys, folder, "--prompts", "the cat sat and then", "--depth", 8, "--out", tmp_path / "o")
+    assert code == 0 and "memory at batch 1: about" in out and "Is more depth safe?" in out
+    found = json.loads((tmp_path / "o" / "metrics" / "analysis.json").read_text())
+    assert found["places"]["steps"] == 8 and found["examples"] == 1
+    assert (tmp_path / "o" / "report.html").is_file() and (tmp_path / "o" / "figures" / "cycles.svg").is_file()
+    page = (tmp_path / "o" / "report.html").read_bytes()
+    assert run(capsys, folder, "--prompts", "the cat sat and then", "--depth", 8, "--out", tmp_path / "o")[0] == 0
+    assert (tmp_path / "o" / "report.html").read_bytes() == page
+
+
+def test_beside_a_dense_model(folder, tmp_path, capsys):
+    from tests.cases import noisy
+    from tests.generate.tiny import word_tokenizer
+
+    noisy("huginn-tiny").without_adapters().save_pretrained(tmp_path / "dense")
+    word_tokenizer().save_pretrained(tmp_path / "dense")
+    words = ("--prompts", "the dog ran again", "--depth", 6, "--out", tmp_path / "o", "--compare", tmp_path / "dense", "--ablate")
+    code, _, _ = run(capsys, folder, *words)
+    assert code == 0 and (tmp_path / "o" / "metrics" / "analysis-dense.json").is_file()
+    assert "second layer zeroed" in (tmp_path / "o" / "report.html").read_text()
+    code, _, err = run(capsys, tmp_path / "dense", "--prompts", "the dog", "--depth", 128)
+    assert code == 2 and "was asked of a dense model" in err
+    code, _, err = run(capsys, folder, "--prompts", "the dog", "--compare", folder)
+    assert code == 2 and "is looped; allowed: a dense model" in err
+
+
+def test_a_runs_own_rows(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "demo-stable", "--toy", "--out", str(tmp_path / "run")])
+    code, _, err = run(capsys, tmp_path / "run", "--prompts", "valid", "--depth", 6, "--examples", 3, "--out", tmp_path / "o")
+    assert code == 0, err
+    assert json.loads((tmp_path / "o" / "metrics" / "analysis.json").read_text())["examples"] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--prompts", "the " * 200), "tokens; the model's context holds"),
+        (("--prompts", "empty.txt"), "holds no prompt"),
+        (("--prompts", "a", "--depth", 0), "depth: 0; allowed"),
+        (("--prompts", "gsm8k"), "give --data FOLDER"),
+        (("--prompts", "valid"), "holds no run"),
+        (("--prompts", "a", "--batch", 0), "batch: 0; allowed"),
+        (("--prompts", "a", "--dtype", "fp8"), "dtype: unknown"),
+    ],
+)
+def test_mistakes_are_one_line(folder, tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LOOPWRIGHT_DATA", raising=False)
+    (tmp_path / "empty.txt").write_text("\n")
+    code, _, err = run(capsys, folder, *words)
+    assert code == 2 and said in err and len(err.strip().splitlines()) == 1
+
+
+def test_too_large_a_batch_says_which_would_fit(folder, tmp_path, monkeypatch, capsys):
+    from loopwright.commands import analyze
+
+    (tmp_path / "p.txt").write_text("the cat sat\n" * 8)
+    monkeypatch.setattr(analyze, "free_bytes", lambda device: 60_000)
+    code, _, err = run(capsys, folder, "--prompts", tmp_path / "p.txt", "--depth", 4, "--out", tmp_path / "o")
+    assert code == 2 and "would fit" in err and "batch: 8 needs about" in err
+
+
+def test_a_preset_has_nothing_to_look_into(capsys):
+    code, _, err = run(capsys, "huginn-tiny", "--prompts", "a")
+    assert code == 2 and "is a preset" in err
