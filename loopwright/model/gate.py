@@ -56,7 +56,7 @@ class LearnedGate(Gate):
 
 
 class GrownGate(Gate):
-    """s′ = new at step 0, then s′ = old + g ⊙ (new − old), g = tanh(W [n(new); n(old)] / √(2D) + b), W = 0 and b = bias at the start.
+    """s′ = new at step 0, then s′ = old + g ⊙ (new − old), g = tanh(W [n(new); n(old)] / √(2D) + b), from W = 0, b = bias.
 
     n divides by the root mean square: a pretrained residual stream has channels of hundreds, and W would saturate g in one
     update. With a bias of 0 every step after the first one changes nothing at the start, so that a model is at every depth what
