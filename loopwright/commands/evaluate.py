@@ -137,7 +137,7 @@ def find_model(
     if own is None:
         model = load(folder, dtype=kind, device=where)
     else:
-        model = saved_model(Path(folder), own.model.get("source"), dtype=kind, device=where)
+        model = saved_model(Path(folder), own.model, dtype=kind, device=where)
     if (Path(folder) / "average.safetensors").is_file():
         load_average(Path(folder), model)
         console().print("measured with the averaged weights, as the run's own looks were", markup=False)
