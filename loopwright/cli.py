@@ -228,7 +228,7 @@ def evaluate(
         bool, typer.Option("--teacher-forced", help="Of --text: score a model that sees the future too, and mark it.")
     ] = False,
     honest: Annotated[int, typer.Option(help="Of --text: so many tokens scored from their prefixes alone, too.")] = 0,
-    rows: Annotated[int | None, typer.Option(help="Only the first so many rows of a split, or passages of a text.")] = None,
+    rows: Annotated[int | None, typer.Option(help="Only the first so many rows of a split; of --text: so many passages, drawn.")] = None,
     batch: Annotated[int | None, typer.Option(help="Rows of a pass. Left out: 500; of --text: what fits.")] = None,
     decode: Annotated[bool, typer.Option(help="Decode greedily too, at three depths, and compare.")] = True,
     device: Device = "cpu",

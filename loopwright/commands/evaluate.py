@@ -95,7 +95,9 @@ def evaluate_text(
     printer.print(f"causality: {'passed' if verdict.passed else 'FAILED'}; {verdict.detail}", markup=False)
     words = Tokenizer(tokenizer or (own.data.get("tokenizer") if own is not None else None) or find_folder(source, TOKENIZER_FILES))
     asked = parse_depths(depths) if depths else None
-    found = {name: read_passages(name, files, words, context, field=field, most=rows) for name, files in named.items()}
+    found = {name: read_passages(name, files, words, context, field=field) for name, files in named.items()}
+    if rows is not None:  # of all: the first ones would be those of few documents
+        found = {name: passages.drawn(rows) for name, passages in found.items()}
     reports = {}
     for name, passages in found.items():
         with progress() as bar:

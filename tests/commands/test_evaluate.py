@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 
@@ -89,6 +90,13 @@ def test_the_held_out_loss_of_texts(texts: Path, tmp_path: Path, capsys: pytest.
     assert printed.index("causality: passed") < printed.index("bits per byte")
     lines = evaluate_text(str(model), [f"b={texts / 'lines.jsonl'}"], field="body", rows=1, honest=3, out=str(tmp_path / "out"))
     assert lines["b"].passages == 1 and lines["b"].depth == (model_depth(model),) and lines["b"].honest is not None
+
+
+def test_fewer_rows_are_drawn_from_the_whole_text(tmp_path: Path) -> None:
+    model, file = save_model(tmp_path / "model"), tmp_path / "long.jsonl"
+    file.write_text("".join(json.dumps({"text": "the cat sat " * (40 if i == 0 else 1)}) + "\n" for i in range(40)))
+    report = evaluate_text(str(model), [str(file)], context=6, depths="1", rows=12, out=str(tmp_path / "out"))["long"]
+    assert report.passages == 12 and report.documents > 4  # the first 12 are all of the first document
 
 
 def model_depth(folder: Path) -> int:
