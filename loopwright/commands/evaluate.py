@@ -28,6 +28,7 @@ from loopwright.train.depth import RULES
 from loopwright.train.recipe import Recipe, read_recipe
 
 CONTEXT = 512  # tokens of a passage, where nothing is said
+FIELD = "text"  # of a JSON line, where nothing is said
 ROWS = 500  # of a pass over a task's split, where nothing is said
 
 
@@ -36,7 +37,7 @@ def evaluate(
     *,
     depths: str | None = None,
     splits: Sequence[str] = (),
-    checkpoint: str = "last",
+    checkpoint: str | None = None,
     data: str | None = None,
     rows: int | None = None,
     batch: int | None = None,
@@ -57,7 +58,7 @@ def evaluate(
     found = build_data(chosen.data if data is None else recipe(data).data, run.path / "data")
     check_vocab(found, model.config.vocab_size)
     asked = parse_depths(depths) if depths else usual_depths(chosen, model)
-    reports = {name: _sweep(model, found, name, asked, rows, batch or ROWS, decode) for name in _named(found, splits)}
+    reports = {name: _sweep(model, found, name, asked, rows, ROWS if batch is None else batch, decode) for name in _named(found, splits)}
     printer = console()
     for name, report in reports.items():
         report.save(run.eval / f"{name}.json")
@@ -74,9 +75,9 @@ def evaluate_text(
     *,
     context: int = CONTEXT,
     depths: str | None = None,
-    checkpoint: str = "last",
+    checkpoint: str | None = None,
     tokenizer: str | None = None,
-    field: str = "text",
+    field: str = FIELD,
     rows: int | None = None,
     batch: int | None = None,
     teacher_forced: bool = False,
@@ -129,13 +130,15 @@ def name_texts(texts: Sequence[str]) -> dict[str, str]:
 
 
 def find_model(
-    source: str, checkpoint: str, dtype: str, device: str, out: str | None
+    source: str, checkpoint: str | None, dtype: str, device: str, out: str | None
 ) -> tuple[LoopedForCausalLM, RunFolder, Recipe | None]:
     """Returns the model of a run's checkpoint or of a folder or hub id, where its numbers go, and the run's recipe if any."""
     run = RunFolder(source)
     own = read_recipe(run.recipe) if run.recipe.is_file() else None
+    if own is None and checkpoint is not None:
+        raise ValueError(f"evaluate: --checkpoint belongs to a run, and {source} holds none (no recipe.yaml)")
     kind, where = find_dtype(dtype), find_device(device)
-    folder: str | Path = source if own is None else find_checkpoint(run.checkpoints, checkpoint).folder
+    folder: str | Path = source if own is None else find_checkpoint(run.checkpoints, checkpoint or "last").folder
     if own is None:
         model = load(folder, dtype=kind, device=where)
     else:

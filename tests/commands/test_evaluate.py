@@ -132,7 +132,20 @@ def test_texts_have_names_and_what_is_wrong_is_told(texts: Path, tmp_path: Path)
 
 
 def test_the_words_of_texts_belong_together(run: Path) -> None:
-    with pytest.raises(ValueError, match="--text with --split or --data"):
-        cli.evaluate(str(run), text=["a.txt"], split=["test"])
-    with pytest.raises(ValueError, match="belong to --text"):
-        cli.evaluate(str(run), honest=3)
+    for given in ({"split": ["test"]}, {"data": "demo-stable"}, {"decode": False}):
+        with pytest.raises(ValueError, match="--text with --split, --data or --no-decode"):
+            cli.evaluate(str(run), text=["a.txt"], **given)
+    for given in ({"honest": 3}, {"teacher_forced": True}, {"tokenizer": "x"}, {"context": 512}, {"field": "text"}):
+        with pytest.raises(ValueError, match="--context, --field, .* belong to --text, which is not given"):
+            cli.evaluate(str(run), **given)
+
+
+def test_nothing_that_was_asked_is_dropped(run: Path, texts: Path, tmp_path: Path) -> None:
+    model, text = str(save_model(tmp_path / "model")), [str(texts / "plain.txt")]
+    for checkpoint in ("last", "7"):
+        with pytest.raises(ValueError, match=r"--checkpoint belongs to a run, and .*model holds none"):
+            evaluate_text(model, text, checkpoint=checkpoint, out=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match="batch: 0; allowed: at least 1 row"):
+        evaluate_text(model, text, batch=0, out=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match="batches of 0; allowed: at least one"):
+        evaluate(str(run), batch=0, depths="1", splits=["valid"], out=str(tmp_path / "out"))
