@@ -14,6 +14,7 @@ from loopwright.convert.load import load
 from loopwright.convert.source import TOKENIZER_FILES, find_folder
 from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.build import build_data, check_vocab
+from loopwright.data.records import Files
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.evaluate.heldout import HeldOut, held_out, need_likelihood
 from loopwright.evaluate.passages import read_passages
@@ -51,6 +52,9 @@ def evaluate(
         raise ValueError(
             f"evaluate: {source} holds no run (no recipe.yaml); a model needs --data RECIPE, to be measured on its data, or --text"
         )
+    if depths:
+        parse_depths(depths)  # what is wrong with it is told before a model is loaded
+    check_rows(rows, batch)
     model, run, own = find_model(source, checkpoint, dtype, device, out)
     need_likelihood(model)
     chosen = recipe(data) if own is None and data is not None else own
@@ -89,13 +93,17 @@ def evaluate_text(
     """Prints and saves the held-out loss of a run or model on each text (FILE, or NAME=FILE; patterns allowed); returns them."""
     if honest < 0:
         raise ValueError(f"honest: {honest}; allowed: a number of tokens from 0")
-    named = name_texts(texts)
+    if context < 2:
+        raise ValueError(f"context: {context}; allowed: at least 2 tokens")
+    check_rows(rows, batch)
+    named, asked = name_texts(texts), parse_depths(depths) if depths else None
+    for files in named.values():
+        Files(files)  # names and endings; what cannot be used is told before a model is loaded
     model, run, own = find_model(source, checkpoint, dtype, device, out)
     printer = console()
     verdict = need_likelihood(model, marked=teacher_forced or honest > 0)
     printer.print(f"causality: {'passed' if verdict.passed else 'FAILED'}; {verdict.detail}", markup=False)
     words = Tokenizer(tokenizer or (own.data.get("tokenizer") if own is not None else None) or find_folder(source, TOKENIZER_FILES))
-    asked = parse_depths(depths) if depths else None
     found = {name: read_passages(name, files, words, context, field=field) for name, files in named.items()}
     if rows is not None:  # of all: the first ones would be those of few documents
         found = {name: passages.drawn(rows) for name, passages in found.items()}
@@ -114,6 +122,13 @@ def evaluate_text(
         printer.print(reports[name].table())
     printer.print(f"numbers: {run.eval}", markup=False)
     return reports
+
+
+def check_rows(rows: int | None, batch: int | None) -> None:
+    """Raises a ValueError where rows to measure, or of a pass, are fewer than one."""
+    for name, value in {"rows": rows, "batch": batch}.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name}: {value}; allowed: at least 1")
 
 
 def name_texts(texts: Sequence[str]) -> dict[str, str]:
@@ -135,6 +150,10 @@ def find_model(
     """Returns the model of a run's checkpoint or of a folder or hub id, where its numbers go, and the run's recipe if any."""
     run = RunFolder(source)
     own = read_recipe(run.recipe) if run.recipe.is_file() else None
+    numbers = RunFolder(out or ("runs/evaluate" if own is None else source))
+    blocked = next((path for path in (numbers.eval, *numbers.eval.parents) if path.exists() and not path.is_dir()), None)
+    if blocked is not None:
+        raise ValueError(f"out: {blocked} is a file; allowed: a folder, there or not")
     if own is None and checkpoint is not None:
         raise ValueError(f"evaluate: --checkpoint belongs to a run, and {source} holds none (no recipe.yaml)")
     kind, where = find_dtype(dtype), find_device(device)
@@ -146,7 +165,7 @@ def find_model(
     if (Path(folder) / "average.safetensors").is_file():
         load_average(Path(folder), model)
         console().print("measured with the averaged weights, as the run's own looks were", markup=False)
-    return model, RunFolder(out or ("runs/evaluate" if own is None else source)), own
+    return model, numbers, own
 
 
 def usual_depths(chosen: Recipe, model: LoopedForCausalLM) -> list[int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from loopwright import cli
+from loopwright.commands import evaluate as module
 from loopwright.commands.evaluate import evaluate, evaluate_text, name_texts, usual_depths
 from loopwright.commands.train import train
 from loopwright.convert.load import load
@@ -145,7 +146,30 @@ def test_nothing_that_was_asked_is_dropped(run: Path, texts: Path, tmp_path: Pat
     for checkpoint in ("last", "7"):
         with pytest.raises(ValueError, match=r"--checkpoint belongs to a run, and .*model holds none"):
             evaluate_text(model, text, checkpoint=checkpoint, out=str(tmp_path / "out"))
-    with pytest.raises(ValueError, match="batch: 0; allowed: at least 1 row"):
+    with pytest.raises(ValueError, match="batch: 0; allowed: at least 1"):
         evaluate_text(model, text, batch=0, out=str(tmp_path / "out"))
-    with pytest.raises(ValueError, match="batches of 0; allowed: at least one"):
+    with pytest.raises(ValueError, match="batch: 0; allowed: at least 1"):
         evaluate(str(run), batch=0, depths="1", splits=["valid"], out=str(tmp_path / "out"))
+
+
+def test_what_can_be_told_before_a_model_is_loaded_is(
+    run: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text = str(save_model(tmp_path / "model")), [str(texts / "plain.txt")]
+    monkeypatch.setattr(module, "load", lambda *a, **k: pytest.fail("loaded"))
+    monkeypatch.setattr(module, "saved_model", lambda *a, **k: pytest.fail("loaded"))
+    for given, complaint in (
+        ({"rows": 0}, "rows: 0; allowed: at least 1"),
+        ({"batch": -1}, "batch: -1; allowed: at least 1"),
+        ({"depths": "0"}, "depths: '0'"),
+        ({"out": text[0]}, r"out: .*plain.txt is a file; allowed: a folder"),
+        ({"out": f"{text[0]}/below"}, r"out: .*plain.txt is a file; allowed: a folder"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            evaluate_text(model, text, **given)
+        with pytest.raises(ValueError, match=complaint):
+            evaluate(str(run), **given)
+    with pytest.raises(ValueError, match="context: 1; allowed: at least"):
+        evaluate_text(model, text, context=1)
+    with pytest.raises(ValueError, match="no file matches"):
+        evaluate_text(model, ["absent.txt"])
