@@ -225,14 +225,14 @@ def evaluate(
     tokenizer: Annotated[
         str | None, typer.Option(help="Of --text. Left out: the run's own, or that of the model's folder.")
     ] = None,
-    field: Annotated[
-        str | None, typer.Option(help="Of --text: where the text of a JSON line stands. Left out: text.")
-    ] = None,
+    field: Annotated[str | None, typer.Option(help="Of --text: where the text of a JSON line stands. Left out: text.")] = None,
     teacher_forced: Annotated[
         bool, typer.Option("--teacher-forced", help="Of --text: score a model that sees the future too, and mark it.")
     ] = False,
     honest: Annotated[int, typer.Option(help="Of --text: so many tokens scored from their prefixes alone, too.")] = 0,
-    rows: Annotated[int | None, typer.Option(help="Only the first so many rows of a split; of --text: so many passages, drawn.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="Only the first so many rows of a split; of --text: so many passages, drawn.")
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="Rows of a pass. Left out: 500; of --text: what fits.")] = None,
     decode: Annotated[bool, typer.Option(help="Decode greedily too, at three depths, and compare.")] = True,
     device: Device = "cpu",

@@ -52,8 +52,7 @@ def evaluate(
         raise ValueError(
             f"evaluate: {source} holds no run (no recipe.yaml); a model needs --data RECIPE, to be measured on its data, or --text"
         )
-    if depths:
-        parse_depths(depths)  # what is wrong with it is told before a model is loaded
+    asked = parse_depths(depths) if depths else None
     check_rows(rows, batch)
     model, run, own = find_model(source, checkpoint, dtype, device, out)
     need_likelihood(model)
@@ -61,8 +60,8 @@ def evaluate(
     assert chosen is not None
     found = build_data(chosen.data if data is None else recipe(data).data, run.path / "data")
     check_vocab(found, model.config.vocab_size)
-    asked = parse_depths(depths) if depths else usual_depths(chosen, model)
-    reports = {name: _sweep(model, found, name, asked, rows, ROWS if batch is None else batch, decode) for name in _named(found, splits)}
+    wanted, size = asked or usual_depths(chosen, model), ROWS if batch is None else batch
+    reports = {name: _sweep(model, found, name, wanted, rows, size, decode) for name in _named(found, splits)}
     printer = console()
     for name, report in reports.items():
         report.save(run.eval / f"{name}.json")

@@ -72,9 +72,7 @@ def write_parts(place: Path, model: LoopedForCausalLM, stored: Mapping[str, Tens
     (place / RECORD).write_text(json.dumps({"format": FORMAT, "base": references}, indent=1) + "\n")
 
 
-def load_adapters(
-    base: LoopedForCausalLM | str | Path, folder: str | Path, dtype: torch.dtype | None = None
-) -> LoopedForCausalLM:
+def load_adapters(base: LoopedForCausalLM | str | Path, folder: str | Path, dtype: torch.dtype | None = None) -> LoopedForCausalLM:
     """Returns the base with the saved parts on it; the tensors of a base given as a model are shared, not copied.
 
     Another base than the one the parts were saved from is refused, and the same one in another dtype, if that changed its values.
@@ -156,10 +154,11 @@ def check_values(where: str, references: References, held: Mapping[str, Tensor])
     for kind, name in _NARROW.items():
         if all(digest(held[theirs].to(kind)) == key for theirs, key in other.items()):
             raise ValueError(f"{where}: these adapters were made on this base in {name}; it is in {found}; allowed: {name}")
-    what = f"its tensors have the same shapes but other values: {listed(list(other))}"
-    if dtype in _NARROW:
-        what += f"; it is in {found}, and may be the right one rounded; allowed: the dtype it was trained in, such as float32"
-    raise ValueError(f"{where}: these adapters belong on another base; {what}")
+    rounded = f", or on this one in a wider dtype than {found}" if dtype in _NARROW else ""
+    raise ValueError(
+        f"{where}: these adapters belong on another base{rounded}; its tensors have the same shapes but other values: "
+        f"{listed(list(other))}"
+    )
 
 
 def _check_base(where: str, references: References, held: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -59,7 +59,7 @@ class Passages:
         return digest.hexdigest()
 
     def drawn(self, count: int) -> Passages:
-        """Returns so many passages of all the documents, drawn evenly and always alike, in their order; all where there are fewer."""
+        """Returns so many passages of all the documents, drawn evenly and always alike, in order; all where they are fewer."""
         if count < 1:
             raise ValueError(f"rows: {count}; allowed: at least 1 passage")
         chosen = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))[:count].sort().values

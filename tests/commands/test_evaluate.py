@@ -137,7 +137,7 @@ def test_the_words_of_texts_belong_together(run: Path) -> None:
         with pytest.raises(ValueError, match="--text with --split, --data or --no-decode"):
             cli.evaluate(str(run), text=["a.txt"], **given)
     for given in ({"honest": 3}, {"teacher_forced": True}, {"tokenizer": "x"}, {"context": 512}, {"field": "text"}):
-        with pytest.raises(ValueError, match="--context, --field, .* belong to --text, which is not given"):
+        with pytest.raises(ValueError, match=r"--context, --field, .* belong to --text, which is not given"):
             cli.evaluate(str(run), **given)
 
 
