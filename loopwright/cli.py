@@ -213,22 +213,26 @@ def evaluate(
     split: Annotated[
         list[str] | None, typer.Option(help="A test split, or valid; may be given again. Left out: all tests.")
     ] = None,
-    checkpoint: Annotated[str, typer.Option(help="last, best, or the number of an update.")] = "last",
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Of a run: last, best, or the number of an update. Left out: last.")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="A recipe whose data to measure on. Left out: the run's own.")] = None,
     text: Annotated[
         list[str] | None,
         typer.Option(metavar="[NAME=]FILE", help="Held-out loss of this text (.jsonl, .txt, each also .gz); may be given again."),
     ] = None,
-    context: Annotated[int, typer.Option(help="Of --text: tokens of a passage.")] = 512,
+    context: Annotated[int | None, typer.Option(help="Of --text: tokens of a passage. Left out: 512.")] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Of --text. Left out: the run's own, or that of the model's folder.")
     ] = None,
-    field: Annotated[str, typer.Option(help="Of --text: where the text of a JSON line stands.")] = "text",
+    field: Annotated[str | None, typer.Option(help="Of --text: where the text of a JSON line stands. Left out: text.")] = None,
     teacher_forced: Annotated[
         bool, typer.Option("--teacher-forced", help="Of --text: score a model that sees the future too, and mark it.")
     ] = False,
     honest: Annotated[int, typer.Option(help="Of --text: so many tokens scored from their prefixes alone, too.")] = 0,
-    rows: Annotated[int | None, typer.Option(help="Only the first so many rows of a split, or passages of a text.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="Only the first so many rows of a split; of --text: so many passages, drawn.")
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="Rows of a pass. Left out: 500; of --text: what fits.")] = None,
     decode: Annotated[bool, typer.Option(help="Decode greedily too, at three depths, and compare.")] = True,
     device: Device = "cpu",
@@ -251,16 +255,21 @@ def evaluate(
     from loopwright.commands import evaluate as verb
 
     if text:
-        if split or data:
-            raise ValueError("evaluate: --text with --split or --data; allowed: texts, or the splits of a recipe's data")
+        if split or data or not decode:
+            raise ValueError(
+                "evaluate: --text with --split, --data or --no-decode; allowed: texts, or the splits of a recipe's data"
+            )
         verb.evaluate_text(
             run, text,
-            context=context, depths=depths, checkpoint=checkpoint, tokenizer=tokenizer, field=field, rows=rows, batch=batch,
-            teacher_forced=teacher_forced, honest=honest, device=device, dtype=dtype, out=out,
+            context=verb.CONTEXT if context is None else context, depths=depths, checkpoint=checkpoint, tokenizer=tokenizer,
+            field=verb.FIELD if field is None else field, rows=rows, batch=batch, teacher_forced=teacher_forced, honest=honest,
+            device=device, dtype=dtype, out=out,
         )  # fmt: skip
         return
-    if teacher_forced or honest or tokenizer:
-        raise ValueError("evaluate: --teacher-forced, --honest and --tokenizer belong to --text, which is not given")
+    if teacher_forced or honest or not (context is field is tokenizer is None):
+        raise ValueError(
+            "evaluate: --context, --field, --teacher-forced, --honest and --tokenizer belong to --text, which is not given"
+        )
     verb.evaluate(
         run,
         depths=depths, splits=split or [], checkpoint=checkpoint, data=data, rows=rows, batch=batch, decode=decode, device=device,

@@ -1,5 +1,7 @@
 """The pages are true: links lead somewhere, the first example runs, commands and public names exist."""
 
+import gzip
+import json
 import re
 from pathlib import Path
 
@@ -7,7 +9,9 @@ import pytest
 import typer.main
 
 import loopwright as lw
-from loopwright.cli import make_app
+from loopwright.cli import main, make_app
+from tests.cases import noisy
+from tests.generate.tiny import WORDS, save_model
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -49,3 +53,37 @@ def test_commands_parse():
 def test_public_names_exist(page):
     for name in re.findall(r"\blw\.(\w+)", page.read_text()):
         assert name in lw.__all__, name
+
+
+def run(command: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(command.split()[1:])
+    assert end.value.code == 0, command
+
+
+def section(page: str, title: str) -> str:
+    return (ROOT / "docs" / page).read_text().split(title)[1].split("\n## ")[0]
+
+
+def test_parts_become_a_model_that_generates(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    example = blocks(section("training.md", "**Parts alone.**"), "python")[0]
+    name = "ouroboros-qwen2.5-3b-tiny"
+    save_model(tmp_path / re.search(r'source = "(.+)"', example)[1], name)
+    lw.save_adapters(noisy(name), re.search(r'"(runs/.+?)"', example)[1])
+    exec(compile(example, "training.md", "exec"), {"lw": lw})
+    run("loopwright generate healed the --max-new-tokens 2")
+
+
+def test_models_are_compared_as_the_page_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    part = section("evaluation.md", "## Two models")
+    for folder, noise in (("source", 1.0), ("cut", 5.0), ("healed", 1.0)):
+        save_model(tmp_path / folder, std=noise)
+    with gzip.open("valid.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"text": " ".join(WORDS[i % 3 :])}) + "\n" for i in range(4))
+    for command in blocks(part)[0].splitlines():
+        run(command)
+    seen: dict = {}
+    exec(compile(blocks(part, "python")[0], "evaluation.md", "exec"), seen)
+    assert seen["found"].depths == (4, 1) and seen["found"].difference < 0 and seen["share"].share == 1

@@ -14,6 +14,7 @@ from loopwright.convert.load import load
 from loopwright.convert.source import TOKENIZER_FILES, find_folder
 from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.build import build_data, check_vocab
+from loopwright.data.records import Files
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.evaluate.heldout import HeldOut, held_out, need_likelihood
 from loopwright.evaluate.passages import read_passages
@@ -28,6 +29,7 @@ from loopwright.train.depth import RULES
 from loopwright.train.recipe import Recipe, read_recipe
 
 CONTEXT = 512  # tokens of a passage, where nothing is said
+FIELD = "text"  # of a JSON line, where nothing is said
 ROWS = 500  # of a pass over a task's split, where nothing is said
 
 
@@ -36,7 +38,7 @@ def evaluate(
     *,
     depths: str | None = None,
     splits: Sequence[str] = (),
-    checkpoint: str = "last",
+    checkpoint: str | None = None,
     data: str | None = None,
     rows: int | None = None,
     batch: int | None = None,
@@ -50,14 +52,16 @@ def evaluate(
         raise ValueError(
             f"evaluate: {source} holds no run (no recipe.yaml); a model needs --data RECIPE, to be measured on its data, or --text"
         )
+    asked = parse_depths(depths) if depths else None
+    check_rows(rows, batch)
     model, run, own = find_model(source, checkpoint, dtype, device, out)
     need_likelihood(model)
     chosen = recipe(data) if own is None and data is not None else own
     assert chosen is not None
     found = build_data(chosen.data if data is None else recipe(data).data, run.path / "data")
     check_vocab(found, model.config.vocab_size)
-    asked = parse_depths(depths) if depths else usual_depths(chosen, model)
-    reports = {name: _sweep(model, found, name, asked, rows, batch or ROWS, decode) for name in _named(found, splits)}
+    wanted, size = asked or usual_depths(chosen, model), ROWS if batch is None else batch
+    reports = {name: _sweep(model, found, name, wanted, rows, size, decode) for name in _named(found, splits)}
     printer = console()
     for name, report in reports.items():
         report.save(run.eval / f"{name}.json")
@@ -74,9 +78,9 @@ def evaluate_text(
     *,
     context: int = CONTEXT,
     depths: str | None = None,
-    checkpoint: str = "last",
+    checkpoint: str | None = None,
     tokenizer: str | None = None,
-    field: str = "text",
+    field: str = FIELD,
     rows: int | None = None,
     batch: int | None = None,
     teacher_forced: bool = False,
@@ -88,14 +92,20 @@ def evaluate_text(
     """Prints and saves the held-out loss of a run or model on each text (FILE, or NAME=FILE; patterns allowed); returns them."""
     if honest < 0:
         raise ValueError(f"honest: {honest}; allowed: a number of tokens from 0")
-    named = name_texts(texts)
+    if context < 2:
+        raise ValueError(f"context: {context}; allowed: at least 2 tokens")
+    check_rows(rows, batch)
+    named, asked = name_texts(texts), parse_depths(depths) if depths else None
+    for files in named.values():
+        Files(files)  # names and endings; what cannot be used is told before a model is loaded
     model, run, own = find_model(source, checkpoint, dtype, device, out)
     printer = console()
     verdict = need_likelihood(model, marked=teacher_forced or honest > 0)
     printer.print(f"causality: {'passed' if verdict.passed else 'FAILED'}; {verdict.detail}", markup=False)
     words = Tokenizer(tokenizer or (own.data.get("tokenizer") if own is not None else None) or find_folder(source, TOKENIZER_FILES))
-    asked = parse_depths(depths) if depths else None
-    found = {name: read_passages(name, files, words, context, field=field, most=rows) for name, files in named.items()}
+    found = {name: read_passages(name, files, words, context, field=field) for name, files in named.items()}
+    if rows is not None:  # of all: the first ones would be those of few documents
+        found = {name: passages.drawn(rows) for name, passages in found.items()}
     reports = {}
     for name, passages in found.items():
         with progress() as bar:
@@ -113,6 +123,13 @@ def evaluate_text(
     return reports
 
 
+def check_rows(rows: int | None, batch: int | None) -> None:
+    """Raises a ValueError where rows to measure, or of a pass, are fewer than one."""
+    for name, value in {"rows": rows, "batch": batch}.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name}: {value}; allowed: at least 1")
+
+
 def name_texts(texts: Sequence[str]) -> dict[str, str]:
     """Returns files by name: NAME=FILE as said, FILE under its own name without endings; two of one name are refused."""
     found: dict[str, str] = {}
@@ -127,21 +144,27 @@ def name_texts(texts: Sequence[str]) -> dict[str, str]:
 
 
 def find_model(
-    source: str, checkpoint: str, dtype: str, device: str, out: str | None
+    source: str, checkpoint: str | None, dtype: str, device: str, out: str | None
 ) -> tuple[LoopedForCausalLM, RunFolder, Recipe | None]:
     """Returns the model of a run's checkpoint or of a folder or hub id, where its numbers go, and the run's recipe if any."""
     run = RunFolder(source)
     own = read_recipe(run.recipe) if run.recipe.is_file() else None
+    numbers = RunFolder(out or ("runs/evaluate" if own is None else source))
+    blocked = next((path for path in (numbers.eval, *numbers.eval.parents) if path.exists() and not path.is_dir()), None)
+    if blocked is not None:
+        raise ValueError(f"out: {blocked} is a file; allowed: a folder, there or not")
+    if own is None and checkpoint is not None:
+        raise ValueError(f"evaluate: --checkpoint belongs to a run, and {source} holds none (no recipe.yaml)")
     kind, where = find_dtype(dtype), find_device(device)
-    folder: str | Path = source if own is None else find_checkpoint(run.checkpoints, checkpoint).folder
+    folder: str | Path = source if own is None else find_checkpoint(run.checkpoints, checkpoint or "last").folder
     if own is None:
         model = load(folder, dtype=kind, device=where)
     else:
-        model = saved_model(Path(folder), own.model.get("source"), dtype=kind, device=where)
+        model = saved_model(Path(folder), own.model, dtype=kind, device=where)
     if (Path(folder) / "average.safetensors").is_file():
         load_average(Path(folder), model)
         console().print("measured with the averaged weights, as the run's own looks were", markup=False)
-    return model, RunFolder(out or ("runs/evaluate" if own is None else source)), own
+    return model, numbers, own
 
 
 def usual_depths(chosen: Recipe, model: LoopedForCausalLM) -> list[int]:

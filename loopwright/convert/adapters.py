@@ -37,6 +37,9 @@ _UNCOMPARED = SILENT | {"pad_token_id", "bos_token_id", "eos_token_id"}
 # what a retrofit decides anew of a dense model: which of its layers stand where, and which norm the head reads
 _LAYOUT_FIELDS = {"prelude_layers", "core_layers", "coda_layers", "final_norm"}
 
+# what float32 values do not all fit into: a base in one of these may have other values than the same base in another dtype
+_NARROW = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
 References = dict[str, tuple[str, str]]  # our name of a tensor → the base's name of it, and the digest of its values
 
 
@@ -69,10 +72,11 @@ def write_parts(place: Path, model: LoopedForCausalLM, stored: Mapping[str, Tens
     (place / RECORD).write_text(json.dumps({"format": FORMAT, "base": references}, indent=1) + "\n")
 
 
-def load_adapters(base: LoopedForCausalLM | str | Path, folder: str | Path) -> LoopedForCausalLM:
+def load_adapters(base: LoopedForCausalLM | str | Path, folder: str | Path, dtype: torch.dtype | None = None) -> LoopedForCausalLM:
     """Returns the base with the saved parts on it; the tensors of a base given as a model are shared, not copied.
 
-    Another base than the one the parts were saved from is refused.
+    Another base than the one the parts were saved from is refused, and the same one in another dtype, if that changed its values.
+    With a `dtype` the whole is cast to it after that; left out, the parts take the base's.
     """
     folder = Path(folder)
     config = OWN.config(read_json(folder / "config.json"), str(folder / "config.json"))
@@ -87,17 +91,19 @@ def load_adapters(base: LoopedForCausalLM | str | Path, folder: str | Path) -> L
     missing = {name: shape for name, shape in shapes.items() if name not in references}
     rules, stored = OWN.rules(config, missing), read_header(folder / WEIGHTS)
     check_fit(str(folder), OWN, rules, stored, tied_head=None)
-    fill(model, rules, stored, dtype=plain.dtype, device=plain.device)
+    chosen = plain.dtype if dtype is None else dtype
+    fill(model, rules, stored, dtype=chosen, device=plain.device)
     given: set[str] = set()
     for name, (theirs, _) in references.items():
         *path, leaf = name.split(".")
         # a layer that stands twice must not become one tensor: it may be trained apart
-        value = held[theirs] if theirs not in given else nn.Parameter(held[theirs].detach().clone())
+        shared = held[theirs].dtype == chosen and theirs not in given
+        value = held[theirs] if shared else nn.Parameter(held[theirs].detach().to(chosen, copy=True))
         given.add(theirs)
         setattr(model.get_submodule(".".join(path)), leaf, value)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.embed_tokens.weight
-    config.dtype = plain.dtype
+    config.dtype = chosen
     model.generation_config = plain.generation_config
     return model.eval()
 
@@ -140,11 +146,19 @@ def divided(parameters: Mapping[str, Tensor], config: LoopedConfig) -> tuple[dic
 
 def check_values(where: str, references: References, held: Mapping[str, Tensor]) -> None:
     """Raises a ValueError where tensors, by the base's names, do not have the values that were recorded."""
-    other = sorted({theirs for theirs, key in references.values() if digest(held[theirs]) != key})
-    if other:
-        raise ValueError(
-            f"{where}: these adapters belong on another base; its tensors have the same shapes but other values: {listed(other)}"
-        )
+    other = {theirs: key for theirs, key in sorted(references.values()) if digest(held[theirs]) != key}
+    if not other:
+        return
+    dtype = held[next(iter(other))].dtype
+    found = str(dtype).removeprefix("torch.")
+    for kind, name in _NARROW.items():
+        if all(digest(held[theirs].to(kind)) == key for theirs, key in other.items()):
+            raise ValueError(f"{where}: these adapters were made on this base in {name}; it is in {found}; allowed: {name}")
+    rounded = f", or on this one in a wider dtype than {found}" if dtype in _NARROW else ""
+    raise ValueError(
+        f"{where}: these adapters belong on another base{rounded}; its tensors have the same shapes but other values: "
+        f"{listed(list(other))}"
+    )
 
 
 def _check_base(where: str, references: References, held: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:

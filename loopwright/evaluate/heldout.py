@@ -192,7 +192,7 @@ def held_out(
             "allowed: the model's own tokenizer"
         )
     wanted = check_depths(model.config, depths)
-    size = batch_size or _fitting(model, passages.context)
+    size = _fitting(model, passages.context) if batch_size is None else batch_size
     table = _scored(model, passages.batch, passages.by_length(), wanted, size, progress)
     documents = tuple(row.document for row in passages.rows)
     unit = "document" if len(set(documents)) >= FEWEST_DOCUMENTS else "passage"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -57,6 +57,13 @@ class Passages:
         for row in self.rows:
             digest.update(f"{row.document} {row.first} {row.bytes} {row.ids}\n".encode())
         return digest.hexdigest()
+
+    def drawn(self, count: int) -> Passages:
+        """Returns so many passages of all the documents, drawn evenly and always alike, in order; all where they are fewer."""
+        if count < 1:
+            raise ValueError(f"rows: {count}; allowed: at least 1 passage")
+        chosen = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))[:count].sort().values
+        return replace(self, rows=tuple(self.rows[place] for place in chosen.tolist()))
 
     def targets(self) -> Tensor:
         """Returns how many tokens of each passage are scored [passages]."""

@@ -110,8 +110,8 @@ def check_depths(config: LoopedConfig, depths: Iterable[int] | None = None) -> l
         raise ValueError("depths: none are given; allowed: at least one whole number of at least 1")
     if not config.is_looped and asked == [1]:
         return asked
+    config.check_depth(asked[-1])  # first: of a dense model it is the one that is wrong
     config.check_depth(asked[0])
-    config.check_depth(asked[-1])
     return asked
 
 

@@ -191,13 +191,14 @@ def load_weights(folder: str | Path, model: LoopedForCausalLM) -> None:
             own[name].copy_(spread(value, own[name]))
 
 
-def saved_model(folder: Path, base: str | None, *, dtype: torch.dtype, device: str) -> LoopedForCausalLM:
-    """Returns the model of a checkpoint; one that holds parts alone is put on its `base`, a folder or hub id."""
+def saved_model(folder: Path, spec: Mapping[str, Any], *, dtype: torch.dtype, device: str) -> LoopedForCausalLM:
+    """Returns the model of a checkpoint; one that holds parts alone is put on the base that the recipe's model `spec` loads."""
     if not (folder / RECORD).is_file():
         return load(folder, dtype=dtype, device=device)
-    if base is None:
+    if "source" not in spec:
         raise ValueError(f"{folder}: holds parts alone, and the recipe names no model they were made from")
-    return load_adapters(load(base, dtype=dtype, device=device), folder)
+    base = load(spec["source"], dtype=spec.get("dtype", "float32"), device=device)  # as in training: the values are compared
+    return load_adapters(base, folder, dtype)
 
 
 def base_references(spec: Mapping[str, Any], model: LoopedForCausalLM) -> References:

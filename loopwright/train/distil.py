@@ -33,7 +33,7 @@ class Distil:
     `layers` layers of each: of the student its coda's, and before them the state that the loop ends with; of the teacher
     whichever layers run last. `match` above 0 needs equal widths. `teacher` is a folder or hub id, or a model as in a
     recipe's `model` ({"kind": "load", "source": …}), run at `teacher_depth` (its own default where none is given), frozen. It
-    is loaded by `prepare`, or at the first batch.
+    is loaded by `prepare`, which a run calls before it begins, or at the first batch.
     """
 
     reads: ClassVar[str] = "last"
@@ -61,17 +61,16 @@ class Distil:
         self.layers, self.teacher_depth = layers, teacher_depth
         self.teacher: LoopedForCausalLM | None = None
 
-    def prepare(self, device: torch.device | str, dtype: torch.dtype | None = None) -> LoopedForCausalLM:
-        """Loads the teacher onto a device, frozen, and returns it; `dtype` None leaves that of its spec."""
+    def prepare(self, model: LoopedForCausalLM, device: torch.device | str) -> LoopedForCausalLM:
+        """Loads the teacher onto a device, frozen, and returns it; one that the student cannot learn from is refused."""
         teacher = build_kind(self.spec, MODELS).build(0)
-        teacher.config.check_depth(self.teacher_depth)
-        self.teacher = teacher.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        self._check_fit(model, teacher)
+        self.teacher = teacher.to(device).eval().requires_grad_(False)
         return self.teacher
 
     def __call__(self, model: LoopedForCausalLM, walk: Walk) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns (loss, {loss_last, kl, match})."""
-        teacher = self.teacher or self.prepare(walk.e.device)
-        self._check_fit(model, teacher)
+        teacher = self.teacher or self.prepare(model, walk.e.device)
         targets = find_targets(walk.batch)
         ours, theirs = LastLayers(self.layers), LastLayers(self.layers)
         ours("residual", walk.last, stack="core", step=walk.last_step, layer=0)

@@ -29,6 +29,7 @@ from loopwright.train.checkpoint import (
     save_checkpoint,
 )
 from loopwright.train.depth import RULES, DepthRule
+from loopwright.train.distil import Distil
 from loopwright.train.graph import GraphedWork
 from loopwright.train.objective import OBJECTIVES
 from loopwright.train.optim import OPTIMISERS, Optimiser, clip, whole
@@ -118,6 +119,8 @@ class Job:
         self.references = base_references(recipe.model, self.model) if recipe.save.parts else None
         self.model.to(self.device).train()
         objective = build_kind(recipe.objective, OBJECTIVES)
+        if isinstance(objective, Distil):  # now, and not at the first batch: a teacher that does not fit must leave no run behind
+            objective.prepare(self.model, self.device)
         self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
         bare = Trainee(self.model, objective, self.penalties, remat=build_kind(recipe.remat_spec, REMATS), compiled=recipe.compile)
         self.trainee = spread.wrap(bare)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 
 import pytest
 
 from loopwright import cli
+from loopwright.commands import evaluate as module
 from loopwright.commands.evaluate import evaluate, evaluate_text, name_texts, usual_depths
 from loopwright.commands.train import train
 from loopwright.convert.load import load
@@ -91,6 +93,13 @@ def test_the_held_out_loss_of_texts(texts: Path, tmp_path: Path, capsys: pytest.
     assert lines["b"].passages == 1 and lines["b"].depth == (model_depth(model),) and lines["b"].honest is not None
 
 
+def test_fewer_rows_are_drawn_from_the_whole_text(tmp_path: Path) -> None:
+    model, file = save_model(tmp_path / "model"), tmp_path / "long.jsonl"
+    file.write_text("".join(json.dumps({"text": "the cat sat " * (40 if i == 0 else 1)}) + "\n" for i in range(40)))
+    report = evaluate_text(str(model), [str(file)], context=6, depths="1", rows=12, out=str(tmp_path / "out"))["long"]
+    assert report.passages == 12 and report.documents > 4  # the first 12 are all of the first document
+
+
 def model_depth(folder: Path) -> int:
     return load(folder).config.depth
 
@@ -124,7 +133,43 @@ def test_texts_have_names_and_what_is_wrong_is_told(texts: Path, tmp_path: Path)
 
 
 def test_the_words_of_texts_belong_together(run: Path) -> None:
-    with pytest.raises(ValueError, match="--text with --split or --data"):
-        cli.evaluate(str(run), text=["a.txt"], split=["test"])
-    with pytest.raises(ValueError, match="belong to --text"):
-        cli.evaluate(str(run), honest=3)
+    for given in ({"split": ["test"]}, {"data": "demo-stable"}, {"decode": False}):
+        with pytest.raises(ValueError, match="--text with --split, --data or --no-decode"):
+            cli.evaluate(str(run), text=["a.txt"], **given)
+    for given in ({"honest": 3}, {"teacher_forced": True}, {"tokenizer": "x"}, {"context": 512}, {"field": "text"}):
+        with pytest.raises(ValueError, match=r"--context, --field, .* belong to --text, which is not given"):
+            cli.evaluate(str(run), **given)
+
+
+def test_nothing_that_was_asked_is_dropped(run: Path, texts: Path, tmp_path: Path) -> None:
+    model, text = str(save_model(tmp_path / "model")), [str(texts / "plain.txt")]
+    for checkpoint in ("last", "7"):
+        with pytest.raises(ValueError, match=r"--checkpoint belongs to a run, and .*model holds none"):
+            evaluate_text(model, text, checkpoint=checkpoint, out=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match="batch: 0; allowed: at least 1"):
+        evaluate_text(model, text, batch=0, out=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match="batch: 0; allowed: at least 1"):
+        evaluate(str(run), batch=0, depths="1", splits=["valid"], out=str(tmp_path / "out"))
+
+
+def test_what_can_be_told_before_a_model_is_loaded_is(
+    run: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text = str(save_model(tmp_path / "model")), [str(texts / "plain.txt")]
+    monkeypatch.setattr(module, "load", lambda *a, **k: pytest.fail("loaded"))
+    monkeypatch.setattr(module, "saved_model", lambda *a, **k: pytest.fail("loaded"))
+    for given, complaint in (
+        ({"rows": 0}, "rows: 0; allowed: at least 1"),
+        ({"batch": -1}, "batch: -1; allowed: at least 1"),
+        ({"depths": "0"}, "depths: '0'"),
+        ({"out": text[0]}, r"out: .*plain.txt is a file; allowed: a folder"),
+        ({"out": f"{text[0]}/below"}, r"out: .*plain.txt is a file; allowed: a folder"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            evaluate_text(model, text, **given)
+        with pytest.raises(ValueError, match=complaint):
+            evaluate(str(run), **given)
+    with pytest.raises(ValueError, match="context: 1; allowed: at least"):
+        evaluate_text(model, text, context=1)
+    with pytest.raises(ValueError, match="no file matches"):
+        evaluate_text(model, ["absent.txt"])

@@ -184,6 +184,21 @@ def test_another_source_is_refused_with_the_reason(tmp_path: Path) -> None:
         lw.load_adapters(source, tmp_path / "parts")
 
 
+def test_the_right_base_in_another_dtype_is_told_apart_from_another_one(tmp_path: Path) -> None:
+    lw.save(dense(), tmp_path / "source")
+    wide, narrow = lw.load(tmp_path / "source"), lw.load(tmp_path / "source", dtype=torch.bfloat16)
+    lw.save_adapters(retrofitted(wide), tmp_path / "wide", wide)
+    lw.save_adapters(retrofitted(narrow), tmp_path / "narrow", narrow)
+    with pytest.raises(ValueError, match="belong on another base, or on this one in a wider dtype than bfloat16; its tensors"):
+        lw.load_adapters(narrow, tmp_path / "wide")
+    with pytest.raises(ValueError, match="were made on this base in bfloat16; it is in float32; allowed: bfloat16"):
+        lw.load_adapters(tmp_path / "source", tmp_path / "narrow")
+    cast = lw.load_adapters(narrow, tmp_path / "narrow", torch.float32)
+    assert {value.dtype for value in cast.parameters()} == {torch.float32} and cast.dtype == torch.float32
+    assert torch.equal(cast.core[0].mlp.up_proj.weight, narrow.prelude[3].mlp.up_proj.weight.float())
+    assert torch.equal(cast.gate.weight, retrofitted(narrow).gate.weight)  # the parts were not rounded on the way
+
+
 def test_a_fresh_process_gives_the_same_bits(tmp_path: Path) -> None:
     source = dense()
     model = retrofitted(source)

@@ -81,6 +81,19 @@ def test_the_fingerprint_follows_text_context_and_place(words: Tokenizer, tmp_pa
     assert len(set(prints)) == 3 and read_passages("other", path, words, 4).fingerprint == prints[0]
 
 
+def test_passages_are_drawn_from_all_documents_and_always_alike(words: Tokenizer, tmp_path: Path) -> None:
+    whole = read_passages("t", write(tmp_path, ["the a " * 40, *["the a the"] * 40]), words, 4)
+    few = whole.drawn(20)
+    place_of = {id(row): place for place, row in enumerate(whole.rows)}
+    places = [place_of[id(row)] for row in few.rows]
+    assert len(few) == 20 and places == sorted(set(places)) and few == whole.drawn(20)
+    documents = {row.document for row in few.rows}
+    assert 0 in documents and max(documents) > 30 and len(documents) > 5  # the first 20 would be of the first document alone
+    assert whole.drawn(len(whole)) == whole == whole.drawn(10**6) and few.fingerprint != whole.drawn(19).fingerprint
+    with pytest.raises(ValueError, match="rows: 0; allowed: at least 1 passage"):
+        whole.drawn(0)
+
+
 def test_plain_text_is_one_document_and_faults_are_told(words: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "plain.txt"
     path.write_text("the a the a the a")

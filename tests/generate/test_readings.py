@@ -71,6 +71,8 @@ def test_a_dense_model_has_one_depth() -> None:
             reading.loss, row_losses(model(batch.input_ids, attention_mask=batch.attention_mask).logits, batch.labels)[0]
         )
     with pytest.raises(ValueError, match="depth: 2 was asked of a dense model"):
+        check_depths(model.config, [1, 2])
+    with pytest.raises(ValueError, match="depth: 2 was asked of a dense model"):
         readings(model, batch, [2])
 
 

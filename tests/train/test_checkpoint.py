@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -297,12 +298,28 @@ def test_a_checkpoint_of_parts_is_small_and_goes_onto_its_base(base: Path, tmp_p
     ids = torch.arange(8)[None]
     again = lw.load_adapters(base, folder)
     assert torch.equal(again(ids).logits, found.model(ids).logits) and not torch.equal(again(ids).logits, lw.load(base)(ids).logits)
-    whole = saved_model(folder, str(base), dtype=torch.float32, device="cpu")
+    whole = saved_model(folder, healing(base).model, dtype=torch.float32, device="cpu")
     assert torch.equal(whole(ids).logits, again(ids).logits)
     with pytest.raises(ValueError, match="holds parts alone, and the recipe names no model"):
-        saved_model(folder, None, dtype=torch.float32, device="cpu")
+        saved_model(folder, {"kind": "preset"}, dtype=torch.float32, device="cpu")
     with pytest.raises(FileNotFoundError, match="holds adapters only; put them on their base with load_adapters"):
         lw.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("trained", ["float32", "bfloat16"])
+@pytest.mark.parametrize("asked", [torch.float32, torch.bfloat16, torch.float64])
+def test_parts_come_back_in_any_dtype_as_a_whole_model_does(base: Path, tmp_path: Path, trained: str, asked: torch.dtype) -> None:
+    runs = {}
+    for parts in (True, False):
+        recipe = healing(base, parts=parts)
+        recipe = replace(recipe, model={**recipe.model, "dtype": trained}, precision="bf16" if trained == "bfloat16" else "fp32")
+        runs[parts] = saved_model(train(recipe, tmp_path / str(parts)).checkpoint, recipe.model, dtype=asked, device="cpu")
+    frozen = lw.load(base).prelude[0].mlp.up_proj.weight
+    assert not torch.equal(frozen, frozen.bfloat16().float())  # or no dtype would matter
+    whole = runs[False].state_dict()
+    assert all(value.dtype == asked and torch.equal(value, whole[name]) for name, value in runs[True].state_dict().items())
+    ids = torch.arange(8)[None]
+    assert torch.equal(runs[True](ids).logits, runs[False](ids).logits)
 
 
 def test_parts_are_resumed_bit_for_bit_as_whole_models_are(base: Path, tmp_path: Path) -> None:

@@ -165,12 +165,7 @@ def test_the_teacher_is_loaded_once_when_first_needed(tmp_path, monkeypatch):
 def test_a_teacher_that_is_not_there_stops_no_constructor(teacher):
     objective = Distil(teacher)
     with pytest.raises(FileNotFoundError, match="no/such/folder: there is no such folder"):
-        objective.prepare("cpu")
-
-
-def test_prepare_takes_a_type():
-    assert Distil(PRESET).prepare("cpu", torch.bfloat16).dtype == torch.bfloat16
-    assert Distil(PRESET).prepare("cpu").dtype == torch.float32
+        objective.prepare(lw.build("ouro-1.4b-tiny"), "cpu")
 
 
 def test_vocabulary_width_and_depth_must_fit():
@@ -185,7 +180,7 @@ def test_vocabulary_width_and_depth_must_fit():
     with pytest.raises(ValueError, match="layers is 4; allowed: up to 3, the student's coda and the state before it"):
         deep(student, walk(student, data, Plan(1, 1)))
     with pytest.raises(ValueError, match="depth: 0"):
-        Distil(PRESET, teacher_depth=0).prepare("cpu")
+        Distil(PRESET, teacher_depth=0).prepare(student, "cpu")
 
 
 @pytest.mark.parametrize(

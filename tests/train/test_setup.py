@@ -151,3 +151,16 @@ def test_a_frozen_base_in_bfloat16_needs_products_in_bfloat16(tmp_path: Path) ->
     for batch, plan in job.draw(Progress()).pairs:
         job.learn(batch, plan, Share(), None)
     assert all(p.grad is not None for p in job.optimiser.parameters.values())
+
+
+@pytest.mark.parametrize(
+    ("teacher", "complaint"),
+    [
+        ("no/such/folder", "no/such/folder: there is no such folder"),
+        ({"kind": "preset", "name": "ouro-1.4b-tiny"}, "the teacher's vocabulary has 96 tokens; allowed: 15"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_leaves_no_run_behind(teacher: str | dict[str, str], complaint: str, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=complaint):
+        train(small({"objective": {"kind": "distil", "teacher": teacher}}), tmp_path / "run")
+    assert not RunFolder(tmp_path / "run").recipe.exists() and not RunFolder(tmp_path / "run").log.exists()
