@@ -56,7 +56,7 @@ def carry_out(
     torch.set_float32_matmul_precision("highest")
     own = Tokenizer(tokenizer)
     found = {
-        name: asdict(held_out(model, read_passages(name, Path(corpus) / file, own, context, most=passages)))
+        name: asdict(held_out(model, read_passages(name, Path(corpus) / file, own, context).drawn(passages)))
         for name, file in TEXTS.items()
     }
     losses, norms = [entry["loss"] for entry in log], [entry["grad_norm"] for entry in log]

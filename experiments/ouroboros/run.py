@@ -47,7 +47,7 @@ def carry_out(
     model = model.to(device=device, dtype=torch.float32).eval()
     tokenizer, found = Tokenizer(source), {}
     for name, file in TEXTS.items():
-        text = read_passages(name, Path(corpus) / file, tokenizer, context, most=passages)
+        text = read_passages(name, Path(corpus) / file, tokenizer, context).drawn(passages)
         report = held_out(model, text, depths=depths_of(model), marked=row.leaks, honest=1000 if row.leaks else 0)
         found[name] = asdict(report)
     parameters = list(model.parameters())
