@@ -27,7 +27,7 @@ from loopwright.commands.words import (
 from loopwright.convert.bases import Reconstruction
 from loopwright.convert.layout import Layout, find_layout
 from loopwright.convert.load import load
-from loopwright.convert.save import whole_folder
+from loopwright.convert.save import whole_folder, without_bars
 from loopwright.convert.search import Candidate, loss_of, search
 from loopwright.convert.source import tokenizer
 from loopwright.convert.surgery import Conversion, convert, freeze_base, source_layers, start_gaps
@@ -82,7 +82,7 @@ def retrofit(
                 made = convert(dense, plan, seed=seed, input_ids=weights)
             with _doing("comparing"):
                 gaps = start_gaps(made.model, dense, sorted({1, made.model.config.depth}))
-        with _doing("writing"):
+        with _doing("writing"), without_bars():
             made.model.save_pretrained(place)
             tongue.save_pretrained(place)
     printer.print(layout_table(made.layout, len(source_layers(dense))))

@@ -11,6 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from loopwright.convert.weights import read_json
 from loopwright.model.looped import LoopedForCausalLM
@@ -27,11 +28,23 @@ _REPLACED = (
 
 def save(model: LoopedForCausalLM, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
     """Writes a model, and its tokenizer if given, as `save_pretrained` does, whole or not at all; returns the folder."""
-    with whole_folder(folder) as place:
+    with whole_folder(folder) as place, without_bars():
         model.save_pretrained(place)
         if tokenizer is not None:
             tokenizer.save_pretrained(place)
     return Path(folder)
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """A save shows no bar of transformers' own: who saves says so."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 @contextmanager

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers.utils import logging
 
 from loopwright.convert.adapters import (
     RECORD,
@@ -36,6 +34,7 @@ from loopwright.convert.adapters import (
 from loopwright.convert.adapters import WEIGHTS as PARTS_FILE
 from loopwright.convert.family import listed
 from loopwright.convert.load import load
+from loopwright.convert.save import without_bars
 from loopwright.convert.weights import DTYPES, Stored, read_header, stored_tensors
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import clear_leftovers, read_json, remove_folder, verify, whole_folder, write_json
@@ -86,7 +85,7 @@ def save_checkpoint(
     target = folder / f"{update:08d}"
     with whole_folder(target, needed=needed, kept="the checkpoints that were there are unharmed") as made:
         if references is None:
-            with _without_bars():
+            with without_bars():
                 model.save_pretrained(made, state_dict=dict(weights))
         else:
             write_parts(made, model, weights, references)
@@ -287,15 +286,3 @@ def _read(where: str, stored: Mapping[str, Stored], expected: Mapping[str, Tenso
     except SafetensorError as error:
         raise ValueError(f"{where}: not readable as safetensors ({error})") from None
     return values
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """A save shows no bar of its own: the run has one."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
