@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loopwright.data.checks import check_choice, check_count, check_numbers
+from loopwright.data.checks import check_choice, check_count
 from loopwright.data.draw import Matrix, below
 from loopwright.data.table import EOS, PAD, PADDINGS, Alphabet, Rows
 from loopwright.data.task import Task
@@ -48,13 +48,9 @@ class Addition(Task):
         offset: int = 0,
         padding: str = "masked",
     ) -> None:
-        self.where = where = "data (addition)"
-        self.counts = {"test": test, "valid": valid, "train": train}
-        for name, count in {**self.counts, "digits": digits}.items():
-            check_count(where, name, count, least=1)
-        self.trained = check_numbers(where, "train_digits", (digits,) if train_digits is None else train_digits)
-        self.beyond = check_numbers(where, "longer", longer, apart_from=self.trained)
-        self.seed = check_count(where, "seed", seed)
+        check_count("data (addition)", "digits", digits, least=1)
+        trained = {"train_digits": (digits,) if train_digits is None else train_digits}
+        where = self.hold("addition", trained, {"longer": longer}, test=test, valid=valid, train=train, seed=seed)
         self.reverse = check_choice(where, "reverse", reverse, REVERSALS)
         self.width = None if width is None else check_count(where, "width", width, least=max(*self.trained, *self.beyond, 1))
         self.offset = check_count(where, "offset", offset)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from loopwright.data.checks import check_choice, check_count, check_numbers
+from loopwright.data.checks import check_choice, check_count
 from loopwright.data.draw import Matrix, below
 from loopwright.data.table import EOS, PAD, PADDINGS, Alphabet, Rows
 from loopwright.data.task import Task
@@ -44,13 +44,7 @@ class Chain(Task):
         seed: int = 0,
         padding: str = "masked",
     ) -> None:
-        self.where = where = "data (chain)"
-        self.counts = {"test": test, "valid": valid, "train": train}
-        for name, count in self.counts.items():
-            check_count(where, name, count, least=1)
-        self.trained = check_numbers(where, "lengths", lengths)
-        self.beyond = check_numbers(where, "longer", longer, apart_from=self.trained)
-        self.seed = check_count(where, "seed", seed)
+        where = self.hold("chain", {"lengths": lengths}, {"longer": longer}, test=test, valid=valid, train=train, seed=seed)
         self.modulus = check_count(where, "modulus", modulus, least=2)
         table = OPERATIONS[check_choice(where, "operations", operations, OPERATIONS)](modulus)
         if not 0 < len(table) < 200 - modulus:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loopwright.data.checks import check_choice, check_count, check_numbers
+from loopwright.data.checks import check_choice
 from loopwright.data.draw import Matrix, below
 from loopwright.data.table import EOS, PAD, PADDINGS, Alphabet, Rows
 from loopwright.data.task import Task
@@ -49,13 +49,7 @@ class Columns(Task):
         seed: int = 0,
         padding: str = "masked",
     ) -> None:
-        self.where = where = "data (columns)"
-        self.counts = {"test": test, "valid": valid, "train": train}
-        for name, count in self.counts.items():
-            check_count(where, name, count, least=1)
-        self.trained = check_numbers(where, "lengths", lengths)
-        self.beyond = check_numbers(where, "longer", longer, apart_from=self.trained)
-        self.seed = check_count(where, "seed", seed)
+        where = self.hold("columns", {"lengths": lengths}, {"longer": longer}, test=test, valid=valid, train=train, seed=seed)
         self.padding = check_choice(where, "padding", padding, PADDINGS)
 
     def draw(self, group: int, bits: np.random.PCG64, count: int) -> Matrix:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loopwright.data.checks import check_count, check_numbers
+from loopwright.data.checks import check_count
 from loopwright.data.draw import Matrix, below, stream
 from loopwright.data.table import EOS, PAD, Alphabet, Rows
 from loopwright.data.task import Task
@@ -45,13 +45,7 @@ class Hops(Task):
         test: int = 5_000,
         seed: int = 0,
     ) -> None:
-        self.where = where = "data (hops)"
-        self.counts = {"test": test, "valid": valid, "train": train}
-        for name, count in self.counts.items():
-            check_count(where, name, count, least=1)
-        self.trained = check_numbers(where, "hops", hops)
-        self.beyond = check_numbers(where, "harder", harder, apart_from=self.trained)
-        self.seed = check_count(where, "seed", seed)
+        where = self.hold("hops", {"hops": hops}, {"harder": harder}, test=test, valid=valid, train=train, seed=seed)
         self.symbols = check_count(where, "symbols", symbols, least=3)
         if symbols > len(LETTERS):
             raise ValueError(f"{where}: symbols is {symbols}; allowed: 3 to {len(LETTERS)}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from loopwright.data.batch import Progress, Splits
+from loopwright.data.checks import check_count, check_numbers
 from loopwright.data.draw import Matrix, apart, shares, shuffled, stream
 from loopwright.data.table import Alphabet, Rows, Table, stack
 
@@ -32,6 +33,21 @@ class Task(ABC):
     seed: int
     padding: str
     in_place: bool = False  # whether answers stand at the tokens they are about, not after them
+
+    def hold(
+        self, kind: str, trained: Mapping[str, Sequence[int]], beyond: Mapping[str, Sequence[int]], *,
+        test: int, valid: int, train: int, seed: int,
+    ) -> str:  # fmt: skip
+        """Checks and keeps what every task is given, the groups under the names of their options; returns how errors begin."""
+        self.where = where = f"data ({kind})"
+        self.counts = {"test": test, "valid": valid, "train": train}
+        for name, count in self.counts.items():
+            check_count(where, name, count, least=1)
+        ((name, groups),), ((other, more),) = trained.items(), beyond.items()
+        self.trained = check_numbers(where, name, groups)
+        self.beyond = check_numbers(where, other, more, apart_from=self.trained)
+        self.seed = check_count(where, "seed", seed)
+        return where
 
     @abstractmethod
     def draw(self, group: int, bits: np.random.PCG64, count: int) -> Matrix:

@@ -37,10 +37,10 @@ class ReplaceGate(Gate):
         return new
 
 
-class LearnedGate(Gate):
-    """s′ = g ⊙ new + (1 − g) ⊙ old, g = σ(W [new; old] + b), starting at W = 0 and b = bias (Ouroboros: −2, so g = 0.12)."""
+class LinearGate(Gate):
+    """A gate that is read off both states: W [D, 2D] zero and b at `bias` at the start. Abstract."""
 
-    def __init__(self, config: LoopedConfig, bias: float = -2.0) -> None:
+    def __init__(self, config: LoopedConfig, bias: float) -> None:
         super().__init__()
         self.start_bias = bias
         self.weight = nn.Parameter(torch.empty(config.hidden_size, 2 * config.hidden_size))
@@ -50,12 +50,19 @@ class LearnedGate(Gate):
         nn.init.zeros_(self.weight)
         nn.init.constant_(self.bias, self.start_bias)
 
+
+class LearnedGate(LinearGate):
+    """s′ = g ⊙ new + (1 − g) ⊙ old, g = σ(W [new; old] + b), starting at W = 0 and b = bias (Ouroboros: −2, so g = 0.12)."""
+
+    def __init__(self, config: LoopedConfig, bias: float = -2.0) -> None:
+        super().__init__(config, bias)
+
     def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
         g = torch.sigmoid(F.linear(torch.cat([new, old], dim=-1), self.weight, self.bias))
         return g * new + (1 - g) * old
 
 
-class GrownGate(Gate):
+class GrownGate(LinearGate):
     """s′ = new at step 0, then s′ = old + g ⊙ (new − old), g = tanh(W [n(new); n(old)] / √(2D) + b), from W = 0, b = bias.
 
     n divides by the root mean square: a pretrained residual stream has channels of hundreds, and W would saturate g in one
@@ -66,14 +73,7 @@ class GrownGate(Gate):
     counts_steps = True
 
     def __init__(self, config: LoopedConfig, bias: float = 0.0) -> None:
-        super().__init__()
-        self.start_bias = bias
-        self.weight = nn.Parameter(torch.empty(config.hidden_size, 2 * config.hidden_size))
-        self.bias = nn.Parameter(torch.empty(config.hidden_size))
-
-    def start(self) -> None:
-        nn.init.zeros_(self.weight)
-        nn.init.constant_(self.bias, self.start_bias)
+        super().__init__(config, bias)
 
     def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
         if isinstance(step.t, int) and step.t == 0:
