@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import loopwright as lw
-from benchmarks.pairs import compare, report
+from benchmarks.pairs import compare, replayed, report
 from loopwright.data.batch import IGNORED, Batch
 from loopwright.model.looped import LoopedForCausalLM, StepRunner
 from loopwright.model.output import shifted_loss
@@ -67,21 +67,6 @@ def update(
     return run
 
 
-def ready(run: Callable[[], None]) -> Callable[[], object]:
-    """Returns the run as it is timed: on a GPU one replayed graph, so that what is compared is the device's work."""
-    if not torch.cuda.is_available():
-        return run
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(2):  # compiles and warms up
-            run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        run()
-    return graph.replay
-
-
 def drawn_depths(count: int) -> list[int]:
     """Returns depths as the STARS study draws them: log-normal(2, 0.7), rounded, from 1 to 100."""
     noise = torch.randn(count, generator=torch.Generator().manual_seed(0))
@@ -91,7 +76,7 @@ def drawn_depths(count: int) -> list[int]:
 def fixed_depth(name: str, model: LoopedForCausalLM, batch: Batch, step: StepRunner | None, pairs: int, **more: object) -> None:
     """Prints P1 and P2, then P3."""
     for number, (mode, depth) in zip(("P1", "P2", "P3", "P3"), TARGETS, strict=True):
-        with_term, without = (ready(update(model, batch, [depth], p, step=step)) for p in (JacobianPenalty(mode), None))
+        with_term, without = (replayed(update(model, batch, [depth], p, step=step)) for p in (JacobianPenalty(mode), None))
         row = {"model": name, "depth": depth, "target": TARGETS[mode, depth], **more}
         report(f"{number} JSRR step / plain step, {mode}", {**row, **compare(with_term, without, pairs=pairs)})
 
@@ -104,7 +89,7 @@ def random_depth(
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True, capturable=torch.cuda.is_available())
     for mode, target in (("fd", "<= 1.06"), ("exact", "<= 1.20")):
         with_term, without = (
-            ready(update(model, batch, depths, p, step=step, optimiser=optimiser)) for p in (JacobianPenalty(mode), None)
+            replayed(update(model, batch, depths, p, step=step, optimiser=optimiser)) for p in (JacobianPenalty(mode), None)
         )
         row = {"model": name, "mean_depth": sum(depths) / count, "updates": count, "target": target, **more}
         report(f"P4 STARS update / random-depth update, {mode}", {**row, **compare(with_term, without, pairs=pairs, warm_up=1)})

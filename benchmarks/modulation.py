@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.pairs import compare, report
+from benchmarks.pairs import compare, replayed, report
 from loopwright.model.adapter.diagonal import Bases
 from loopwright.model.adapter.effects import Adaptation, Effects
 from loopwright.model.config import LoopedConfig
@@ -111,25 +111,6 @@ def training(run: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]
     return lambda: run(state).backward(grad)
 
 
-def graphed(call: Callable[[], object]) -> Callable[[], object]:
-    """Returns the call as it is timed: on a GPU one replayed graph, so that what is compared is the device's work."""
-    if not torch.cuda.is_available():
-        return call
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        call()
-
-    def replay(held: Callable[[], object] = call) -> None:  # what the graph reads must live as long as it is replayed
-        graph.replay()
-
-    return replay
-
-
 def rows_of(width: int, rows: int, length: int, device: str, dtype: torch.dtype, pairs: int) -> None:
     """Prints P5 at one width."""
     x = torch.randn(rows, length, width).to(device=device, dtype=dtype)
@@ -139,9 +120,9 @@ def rows_of(width: int, rows: int, length: int, device: str, dtype: torch.dtype,
         for mode in (forward, training):
             flops = overhead(width, kind, rows, length, trained=mode is training)
             row = {**facts, "flop_overhead": flops, "bound": 1 + flops, "target": f"<= {1 + ALLOWED * flops:.3f}"}
-            frozen = graphed(mode(made["frozen"], x))
+            frozen = replayed(mode(made["frozen"], x))
             for name in [name for name in made if name != "frozen"]:
-                ratio = compare(graphed(mode(made[name], x)), frozen, pairs=pairs)
+                ratio = compare(replayed(mode(made[name], x)), frozen, pairs=pairs)
                 report(f"P5 {name} {what} / frozen, {mode.__name__}", {**row, **ratio})
 
 

@@ -9,8 +9,9 @@ import argparse
 import json
 import multiprocessing
 import os
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +37,22 @@ def arguments(about: str) -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=540)
     parser.add_argument("--change", action="append", default=[], help="a.b=c, laid over every recipe")
     return parser
+
+
+def asked_for(options: argparse.Namespace, runs: Iterable[Any]) -> list[Any]:
+    """Returns the runs whose seed and name the command line asks for."""
+    words, seeds = options.only.split("|"), options.seeds.split(",")
+    return [run for run in runs if str(run.seed) in seeds and any(word in run.name for word in words)]
+
+
+def grouped(options: argparse.Namespace, groups: Mapping[str, Callable[[], Iterable[Any]]]) -> Iterator[Any]:
+    """Yields the runs of the groups that the command line asks for, of all where it names none."""
+    names = options.groups.split(",") if options.groups else list(groups)
+    unknown = [name for name in names if name not in groups]
+    if unknown:
+        sys.exit(f"groups: unknown {unknown[0]!r}; allowed: {', '.join(groups)}")
+    for name in names:
+        yield from groups[name]()
 
 
 def run_all(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.asura.plan import STEPS, Row, rows
-from experiments.side_by_side import arguments, run_all
+from experiments.side_by_side import arguments, asked_for, run_all
 
 VOCABULARY = 8192
 TEXTS = {"test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
@@ -121,13 +121,11 @@ def main() -> None:
     if not Path(options.tokenizer).is_dir():
         make_tokenizer(options.corpus, Path(options.tokenizer))
     Path(options.shards).mkdir(parents=True, exist_ok=True)
-    chosen = [row for row in rows() if str(row.seed) in options.seeds.split(",")]
-    chosen = [row for row in chosen if any(word in row.name for word in options.only.split("|"))]
     data = recipe("asura-text", [*SETTINGS, *texts(options.corpus, options.tokenizer), *options.change]).data
     print(f"training text: {build_data(data, Path(options.shards)).notes}", flush=True)
     given = {name: getattr(options, name) for name in ("corpus", "tokenizer", "shards", "context", "passages")}
     run_all(
-        chosen, partial(carry_out, **given, extra=tuple(options.change)), options.out,
+        asked_for(options, rows()), partial(carry_out, **given, extra=tuple(options.change)), options.out,
         workers=options.workers, seconds=options.seconds,
     )  # fmt: skip
 

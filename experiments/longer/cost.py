@@ -2,7 +2,7 @@
 
     python -m experiments.longer.cost a.b=c …
 
-On a CPU the processor time of one thread, on a GPU the time of one replayed graph (as in benchmarks/jacobian.py).
+On a CPU the processor time of one thread, on a GPU the time of one replayed graph (as in benchmarks/pairs.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from collections.abc import Callable
 import torch
 
 import loopwright as lw
-from benchmarks.jacobian import ready
-from benchmarks.pairs import compare, report
+from benchmarks.pairs import compare, replayed, report
 from loopwright.data.build import build_data
 from loopwright.recipes.shelf import recipe
 from loopwright.settings import build_kind
@@ -51,7 +50,7 @@ def main() -> None:
         return run
 
     row = {"depths": f"{least}:{most}", "rows": chosen.batch, "width": model.config.hidden_size}
-    with_term, without = ready(updates(JacobianPenalty())), ready(updates(None))
+    with_term, without = replayed(updates(JacobianPenalty())), replayed(updates(None))
     report("addition-longer: update with the penalty / without", {**row, **compare(with_term, without, pairs=PAIRS, warm_up=1)})
 
 

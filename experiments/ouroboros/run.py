@@ -8,7 +8,6 @@ Every row is measured on the same passages, in-domain (test) and out-of-domain (
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.ouroboros.plan import GROUPS, Row
-from experiments.side_by_side import arguments, run_all
+from experiments.side_by_side import arguments, asked_for, grouped, run_all
 
 DEPTHS = (1, 2, 4, 8, 16)
 KIND_DEPTH, KIND_PASSAGES = 8, 64
@@ -124,12 +123,7 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=400, help="of each held-out text")
     parser.add_argument("--kinds", action="append", default=[], help="NAME:FIELD=FILE, texts to ask controllers about")
     options = parser.parse_args()
-    groups = options.groups.split(",") if options.groups else list(GROUPS)
-    unknown = [group for group in groups if group not in GROUPS]
-    if unknown:
-        sys.exit(f"groups: unknown {unknown[0]!r}; allowed: {', '.join(GROUPS)}")
-    rows = [row for group in groups for row in GROUPS[group]() if str(row.seed) in options.seeds.split(",")]
-    rows = [row for row in rows if any(word in row.name for word in options.only.split("|"))]
+    rows = asked_for(options, grouped(options, GROUPS))
     Path(options.shards).mkdir(parents=True, exist_ok=True)
     tokenise(options.source, options.corpus, options.shards, tuple(options.change))
     given = {name: getattr(options, name) for name in ("source", "corpus", "shards", "context", "passages", "kinds")}

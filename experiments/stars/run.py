@@ -5,7 +5,6 @@ python -m experiments.stars.run OUT.jsonl --groups main,ablation --workers 4 --s
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.side_by_side import arguments, run_all
+from experiments.side_by_side import arguments, asked_for, grouped, run_all
 from experiments.stars.plan import GROUPS, Run
 
 NEAR, FAR = list(range(1, 101)), [100, 128, 200, 300, 500, 700, 1000]
@@ -108,14 +107,8 @@ def _thinned(rows: list[dict[str, Any]], key: str) -> list[list[float]]:
 def main() -> None:
     """Reads the command line and runs what it asks for."""
     options = arguments(__doc__).parse_args()
-    groups = options.groups.split(",") if options.groups else list(GROUPS)
-    unknown = [group for group in groups if group not in GROUPS]
-    if unknown:
-        sys.exit(f"groups: unknown {unknown[0]!r}; allowed: {', '.join(GROUPS)}")
-    chosen = [run for group in groups for run in GROUPS[group]() if str(run.seed) in options.seeds.split(",")]
-    chosen = [run for run in chosen if any(word in run.name for word in options.only.split("|"))]
     run_all(
-        chosen, partial(carry_out, extra=tuple(options.change)), options.out,
+        asked_for(options, grouped(options, GROUPS)), partial(carry_out, extra=tuple(options.change)), options.out,
         workers=options.workers, seconds=options.seconds, begin=partial(use_attention, fastest_attention()),
     )  # fmt: skip
 
