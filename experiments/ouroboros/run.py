@@ -23,8 +23,8 @@ KIND_DEPTH, KIND_PASSAGES = 8, 64
 TEXTS = {"test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
 # what a system trains is for the system to say; batches of 16,384 tokens
 SETTINGS = (
-    "model.dtype=bfloat16", "optim.train=null", "updates=400", "batch=32", "depth={kind: choice, values: [1, 2, 4, 8]}",
-    "save={every: 0, best: false, parts: false}", "look={every: 0}",
+    "model.dtype=bfloat16", "optim.train=null", "updates=240", "batch=32", "schedule.warmup=24", "optim.lr=4e-3",
+    "depth={kind: choice, values: [1, 2, 4, 8]}", "save={every: 0, best: false, parts: false}", "look={every: 0}",
 )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def carry_out(
     bases = sum(p.numel() for name, p in model.named_parameters() if ".bases." in name)
     return {
         "name": row.name, "group": row.group, "label": row.label, "seed": row.seed, "system": row.system,
-        "changes": [*row.changes, *row.overrides], "objective": row.objective,
+        "changes": [*row.changes, *row.overrides], "laid_over": list(extra), "objective": row.objective,
         "trainable": sum(p.numel() for p in parameters if p.requires_grad) if row.objective else 0,
         "kept": sum(p.numel() for p in model.without_adapters().parameters()), "bases": bases,
         "tokens": sum(entry["tokens"] for entry in log), "train_seconds": trained,

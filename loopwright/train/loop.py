@@ -27,6 +27,7 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, watch: Wa
     watch = watch if watch is not None and spread.main else Quiet()
     with ExitStack() as held:
         held.enter_context(closing(watch))
+        held.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())  # a run may ask for less
         run = held.enter_context(own_folder(folder, spread))
         job = start_job(recipe, run, spread, resume=resume, watch=watch)
         progress = resume_job(job, run, watch) if resume else Progress()

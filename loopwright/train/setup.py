@@ -196,6 +196,12 @@ class Job:
     def _learn(self, batch: Batch, plan: Plan, share: Share, weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
         with self.autocast():
             loss, metrics = self.trainee(batch, plan, share, weights)
+        if not loss.requires_grad:
+            some = ", ".join(sorted(self.optimiser.parameters)[:3])
+            raise ValueError(
+                f"depth: at {plan.depth} the loss depends on no trained parameter ({some} …); "
+                "allowed: depths at which they act (a gate of the recurrence does from 2 on)"
+            )
         (loss * self.spread.world).backward()  # wrappers average over processes, and shares are to be summed
         return loss.detach(), metrics
 

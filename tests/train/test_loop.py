@@ -66,6 +66,12 @@ def test_a_run_leaves_a_row_an_update_looks_between_and_its_last_and_best_checkp
     assert not outcome.model.training
 
 
+def test_a_run_leaves_the_precision_of_products_as_it_was(tmp_path: Path) -> None:
+    before = torch.get_float32_matmul_precision()
+    train(small({"updates": 1, "precision": "bf16"}), tmp_path / "run")
+    assert torch.get_float32_matmul_precision() == before == "highest"
+
+
 def test_a_run_learns(tmp_path: Path) -> None:
     outcome = train(small({"updates": 40, "batch": 16, "look": {"every": 0}}), tmp_path / "run")
     losses = [row["loss"] for row in rows_of(outcome)]

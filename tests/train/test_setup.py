@@ -153,6 +153,26 @@ def test_a_frozen_base_in_bfloat16_needs_products_in_bfloat16(tmp_path: Path) ->
     assert all(p.grad is not None for p in job.optimiser.parameters.values())
 
 
+def test_a_depth_at_which_nothing_trained_acts_is_refused_by_name(tmp_path: Path) -> None:
+    model = lw.build("stars-addition-tiny", gate={"kind": "grown"})
+    lw.save(model, tmp_path / "model")
+    changes = {
+        "model": {"kind": "load", "source": str(tmp_path / "model")},
+        "optim": {"train": ["gate.*"]},
+        "depth": {"kind": "fixed", "depth": 1},
+    }
+    job = make_job(tmp_path / "a", changes)
+    (batch, plan), *_ = job.draw(Progress()).pairs
+    with pytest.raises(
+        ValueError, match=r"depth: at 1 the loss depends on no trained parameter \(gate\..*allowed: depths at which"
+    ):
+        job.learn(batch, plan, Share(), None)
+    job = make_job(tmp_path / "b", changes, {"depth": {"kind": "fixed", "depth": 2}})
+    (batch, plan), *_ = job.draw(Progress()).pairs
+    job.learn(batch, plan, Share(), None)
+    assert all(p.grad is not None for p in job.optimiser.parameters.values())
+
+
 @pytest.mark.parametrize(
     ("teacher", "complaint"),
     [

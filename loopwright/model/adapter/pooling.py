@@ -1,9 +1,10 @@
 """How the controller sums up the state before it decides: one pooled vector per token, from the past alone.
 
 `prefix`: the mean over the document up to the token. `chunk`: that mean at the first token of the token's chunk.
-`token`: the token itself. `sequence`: the mean over the whole row, which lets every token see the future; it exists to
-reproduce the Ouroboros paper, only where `leak_future` is set, and never in generation. The step, None in a stack that runs
-once, says which running sum of the cache is meant.
+`token`: the token itself. `none`: nothing, so that the controller knows the step alone, which is what the others are measured
+against. `sequence`: the mean over the whole row, which lets every token see the future; it exists to reproduce the Ouroboros
+paper, only where `leak_future` is set, and never in generation. The step, None in a stack that runs once, says which running
+sum of the cache is meant.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ def pool_token(x: Tensor, name: str, step: int | Tensor | None, p: Pass, chunk: 
     return x
 
 
+def pool_none(x: Tensor, name: str, step: int | Tensor | None, p: Pass, chunk: int) -> Tensor:
+    """Returns zeros: what the controller says then is the same for every input."""
+    return torch.zeros_like(x)
+
+
 def pool_sequence(x: Tensor, name: str, step: int | Tensor | None, p: Pass, chunk: int) -> Tensor:
     """Returns the mean over all real tokens of the row, future ones included."""
     if p.cache is not None:
@@ -60,4 +66,10 @@ def _running(x: Tensor, name: str, step: int | Tensor | None, p: Pass) -> tuple[
     return running, p.cache.write_sum(name, step, running, p.span)
 
 
-POOLINGS: dict[str, Pool] = {"prefix": pool_prefix, "chunk": pool_chunk, "token": pool_token, "sequence": pool_sequence}
+POOLINGS: dict[str, Pool] = {
+    "prefix": pool_prefix,
+    "chunk": pool_chunk,
+    "token": pool_token,
+    "none": pool_none,
+    "sequence": pool_sequence,
+}

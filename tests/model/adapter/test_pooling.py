@@ -7,7 +7,7 @@ from loopwright.model.adapter.pooling import POOLINGS
 from loopwright.model.cache import LoopCache
 from tests.cases import gap, noisy
 
-CAUSAL = ["prefix", "chunk", "token"]
+CAUSAL = ["prefix", "chunk", "token", "none"]
 
 
 def controller_model(pooling: str):
@@ -23,8 +23,8 @@ def slow_pool(x: torch.Tensor, documents: list[list[int]], pooling: str) -> torc
     out = torch.zeros_like(x)
     for document in documents:
         for n, i in enumerate(document):
-            last = {"prefix": n, "chunk": n - n % 4}.get(pooling)
-            out[i] = x[i] if last is None else x[document[: last + 1]].mean(0)
+            seen = {"prefix": x[document[: n + 1]].mean(0), "chunk": x[document[: n - n % 4 + 1]].mean(0), "token": x[i]}
+            out[i] = seen.get(pooling, 0.0)
     return out
 
 
@@ -81,6 +81,19 @@ def test_future_tokens_change_nothing(pooling):
     other = ids.clone()
     other[0, 7:] = (other[0, 7:] + 5) % 96
     assert torch.equal(model(ids).logits[:, :7], model(other).logits[:, :7])
+
+
+@pytest.mark.parametrize("pooling", CAUSAL)
+@torch.no_grad()
+def test_only_a_blind_controller_says_the_same_on_every_input(pooling):
+    model = controller_model(pooling)
+    said = []
+    for seed in range(2):
+        ids = torch.randint(0, 96, (1, 6), generator=torch.Generator().manual_seed(seed))
+        e, p = model.embed(ids)
+        said.append(model.adapters[0].diagonals(model._step_index(0), model.start_state(e, p), p))
+    assert torch.equal(*said) == (pooling == "none")
+    assert gap(said[0], torch.zeros_like(said[0])) > 1e-3
 
 
 @torch.no_grad()
