@@ -61,14 +61,24 @@ def words(place: Path, *more: str) -> list[str]:
     source = place / "source"
     paths = [f"model.source={source}", f"objective.teacher={source}", f"data.tokenizer={source}"]
     paths += [f"data.files={place / 'train.jsonl'}", f"data.valid_files={place / 'valid.jsonl'}"]
-    sizes = ["model.changes.adapters.rank=4", "data.length=16", "batch=8", "look.rows=8", "precision=fp32"]
-    return [*paths, *sizes, "updates=4", "look.every=2", *more]
+    sizes = ["data.length=16", "batch=8", "look.rows=8", "precision=fp32", "updates=4", "look.every=2"]
+    return [*paths, *sizes, *more]
 
 
-@pytest.mark.parametrize("name", ["heal-stories260k-cpu", "heal-smollm2"])
+# what makes each recipe fit six layers of width 64
+FITTED = {
+    "heal-stories260k-cpu": ["data.limit=null", "model.changes.adapters.rank=4"],
+    "heal-smollm2": [
+        "model.dtype=float32", "model.changes.prelude=1", "model.changes.core=2", "model.changes.coda=2",
+        "model.changes.adapters=[{kind: controller, rank: 4, style: 8}, {kind: low-rank, rank: 4, stack: prelude}, "
+        "{kind: low-rank, rank: 4, stack: coda}]",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FITTED)
 def test_a_retrofit_is_healed_saved_as_parts_and_measured(name: str, place: Path, tmp_path: Path) -> None:
-    more = ["data.limit=null"] if name == "heal-stories260k-cpu" else []
-    found = train(recipe(name, words(place, *more)), tmp_path / "run")
+    found = train(recipe(name, words(place, *FITTED[name])), tmp_path / "run")
     assert found.finished and (found.checkpoint / RECORD).is_file() and not (found.checkpoint / "model.safetensors").exists()
     trained = {name.split(".")[0] for name, p in found.model.named_parameters() if p.requires_grad}
     assert trained == {"adapters", "gate"}
@@ -78,7 +88,7 @@ def test_a_retrofit_is_healed_saved_as_parts_and_measured(name: str, place: Path
     reports = evaluate_text(str(tmp_path / "run"), [str(place / "valid.jsonl")], context=16, depths="1,2,4", honest=5)
     assert reports["valid"].depth == (1, 2, 4) and reports["valid"].likelihood and reports["valid"].unit == "document"
     if name == "heal-smollm2":
-        resumed = recipe(name, words(place))
+        resumed = recipe(name, words(place, *FITTED[name]))
         train(resumed, tmp_path / "run", resume=True)
         assert rows_of(tmp_path / "run") == rows_of(found) and end_of(tmp_path / "run")["update"] == "00000004"
 
