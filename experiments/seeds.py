@@ -16,6 +16,7 @@ import torch
 from experiments.pages import Result
 from loopwright.evaluate.heldout import HeldOut, Honest
 from loopwright.evaluate.paired import compare, recovered
+from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
 
 RULE = (
     "Losses of a passage are averaged over the seeds two rows share (seed by seed they saw the same batches), and documents are "
@@ -94,6 +95,13 @@ def averaged(found: Sequence[HeldOut], depth: int | None = None) -> HeldOut:
         loss_low=(None,), loss_high=(None,), perplexity=(None,), bits_per_byte=(None,),
         likelihood=all(each.likelihood for each in found),
     )  # fmt: skip
+
+
+def loss_interval(found: Sequence[HeldOut], depth: int | None = None) -> tuple[float, float]:
+    """Returns the interval over documents of the mean loss over all reports, at their best depth where none is given."""
+    losses, targets, units = averaged(found, depth).at()
+    low, high = percentile_interval(resampled_means(by_unit(losses, units), by_unit(targets, units)))
+    return float(low), float(high)
 
 
 def shared(first: Sequence[Result], second: Sequence[Result]) -> list[tuple[Result, Result]]:

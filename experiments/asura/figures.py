@@ -21,15 +21,15 @@ def draw_all(sizes: Mapping[str, Labels], folder: Path) -> list[Path]:
     parts = [label for label in LOOPED if label not in ("naive universal", WHOLE)]
     made = {
         "losses.svg": (SEEDED, "losses", losses, "training loss", False),
-        "losses-parts.svg": (parts, "losses", above_whole, "training loss less ASURA's", False),
-        "gradients.svg": (SEEDED, "gradient_norms", norms, "largest gradient norm", True),
-        "gradients-parts.svg": ([WHOLE, *parts], "gradient_norms", norms, "largest gradient norm", True),
+        "losses-parts.svg": (parts, "losses", above_whole, "loss less ASURA's", False),
+        "gradients.svg": (SEEDED, "gradient_norms", norms, "gradient norm", True),
+        "gradients-parts.svg": ([WHOLE, *parts], "gradient_norms", norms, "gradient norm", True),
     }
     paths = []
     for name, (rows, key, curve, title, logarithmic) in made.items():
         draws = [panel(size, labels, rows, key, curve, title, logarithmic) for size, labels in sizes.items()]
         if draws:
-            panels(draws, folder / name, columns=len(draws), height=3.6)
+            panels(draws, folder / name, columns=1, height=2.1 + 0.15 * len(rows))
             paths.append(folder / name)
     return paths
 

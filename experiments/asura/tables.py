@@ -13,8 +13,8 @@ from pathlib import Path
 from experiments.asura.figures import draw_all
 from experiments.asura.plan import SIZES, rows
 from experiments.asura.run import BEFORE, SPIKE, TEXTS
-from experiments.pages import Result, by_label, missing_part, number, results, signed, spread, table
-from experiments.seeds import RULE, Pooled, held, pooled
+from experiments.pages import Result, by_label, missing_part, number, results, signed, spread, table, words
+from experiments.seeds import RULE, Pooled, best_depth, held, loss_interval, mean_loss, pooled, reports
 
 WHOLE = "ASURA"
 Labels = Mapping[str, Sequence[Result]]
@@ -50,17 +50,18 @@ def cost_table(labels: Labels) -> str:
 
 def loss_table(labels: Labels) -> str:
     """Returns each row's held-out losses, and how far they are from ASURA's on the same passages."""
-    head = ["row", "seeds"]
-    for text in TEXTS:
-        head += [f"{text} loss: mean (seeds' range)", f"{text}, seed 0 (95 %)", f"{text} less ASURA's (95 %), by seed"]
+    head = ["row", *[f"{text}: {what}" for text in TEXTS for what in ("loss (95 %)", "by seed", "less ASURA's (95 %); by seed")]]
     lines = []
     for label, runs in labels.items():
-        cells = [label, str(len(runs))]
+        cells = [label]
         for text in TEXTS:
-            found = held(runs[0], text)
-            interval = f"{number(found.loss_low[-1])} to {number(found.loss_high[-1])}"
-            cells += [spread([held(run, text).loss[-1] for run in runs]), interval, beside(pooled(runs, labels.get(WHOLE, []), text))]
-        lines.append([cells[0], cells[1], *cells[2:5], *cells[5:]])
+            found = reports(runs, text)
+            low, high = loss_interval(found)
+            cells += [
+                f"{number(mean_loss(found, best_depth(found)))} ({number(low)} to {number(high)})",
+                " / ".join(number(each.loss[-1]) for each in found), beside(pooled(runs, labels.get(WHOLE, []), text)),
+            ]  # fmt: skip
+        lines.append(cells)
     return table(head, lines)
 
 
@@ -86,9 +87,13 @@ def stability_table(labels: Labels) -> str:
     return table(head, lines)
 
 
-def judged(found: Mapping[str, Pooled | None]) -> str:
-    """Returns what the differences of a row to ASURA on all texts say about ASURA's loss."""
-    verdicts = {text: each.verdict for text, each in found.items() if each is not None}
+def judged(found: Mapping[str, Pooled | None], apart: Mapping[str, float]) -> str:
+    """Returns what the differences of a row to ASURA on all texts say about ASURA's loss. A difference of one seed must also be
+    larger than what seeds of one row lie `apart` on that text."""
+    verdicts = {
+        text: "not resolved" if len(each.seeds) == 1 and abs(each.difference) <= apart.get(text, 0.0) else each.verdict
+        for text, each in found.items() if each is not None
+    }  # fmt: skip
     if not verdicts:
         return "not run"
     # the row's loss is the first of the pair: where it is higher, ASURA's is lower
@@ -107,7 +112,7 @@ def claim_table(sizes: Mapping[str, Labels]) -> str:
         losses, spikes = [], []
         for labels in sizes.values():
             runs, whole = labels.get(label, []), labels.get(WHOLE, [])
-            losses.append(judged({text: pooled(runs, whole, text) for text in TEXTS}))
+            losses.append(judged({text: pooled(runs, whole, text) for text in TEXTS}, seeds_apart(labels)))
             spikes.append(f"{rate(whole)} / {rate(runs)}")
         lines.append([claim, label, *losses, *spikes])
     return table(head, lines)
@@ -118,18 +123,20 @@ def rate(runs: Sequence[Result]) -> str:
     return number(sum(run["spikes"] for run in runs) / len(runs), 1) if runs else "–"
 
 
-def seed_noise(labels: Labels) -> str:
-    """Returns a sentence on how far seeds of the same row lie apart, which differences of one seed must be read against."""
-    parts = []
+def seeds_apart(labels: Labels) -> dict[str, float]:
+    """Returns how far the losses of two seeds of one row lie apart at most, by text: what a difference of one seed is read against."""
+    found = {}
     for text in TEXTS:
-        gaps = {}
-        for label, runs in labels.items():
-            losses = [value for run in runs if (value := held(run, text).loss[-1]) is not None]
-            if len(losses) > 1:
-                gaps[label] = max(losses) - min(losses)
-        if gaps:
-            parts.append(f"{number(max(gaps.values()), 4)} on {text} ({max(gaps, key=lambda label: gaps[label])})")
-    return f"Seeds of one row lie at most {' and '.join(parts)} apart." if parts else "No row has several seeds."
+        losses = [[mean_loss([each], each.depth[-1]) for each in reports(runs, text)] for runs in labels.values() if len(runs) > 1]
+        if losses:
+            found[text] = max(max(row) - min(row) for row in losses)
+    return found
+
+
+def apart_sentence(labels: Labels) -> str:
+    """Returns what is said of the seeds below a table of losses."""
+    parts = [f"{value:.4f} on {text}" for text, value in seeds_apart(labels).items()]
+    return f"Seeds of one row lie at most {words(parts)} apart." if parts else "No row has several seeds."
 
 
 def main() -> None:
@@ -143,7 +150,7 @@ def main() -> None:
     page += ["## What each row speaks to", claim_table(sizes)]
     for size, labels in sizes.items():
         page += [
-            f"## {size}", "### Cost", cost_table(labels), "### Held-out loss", loss_table(labels), seed_noise(labels),
+            f"## {size}", "### Cost", cost_table(labels), "### Held-out loss", loss_table(labels), apart_sentence(labels),
             "### Stability", stability_table(labels),
         ]  # fmt: skip
     (folder / "table.md").write_text("\n\n".join([*page, *missing_part(found, rows())]) + "\n")
@@ -158,10 +165,11 @@ def rules(found: Sequence[Result]) -> str:
         one = held(found[0], text)
         lines.append(f"`{text}`: {one.targets:,} tokens of {one.documents:,} documents, context {one.context}.")
     lines += [
-        "Rows with one seed have an interval over documents alone: read it against the distance between seeds below the table.",
+        "A row with one seed has an interval over documents alone: its difference must also be larger than the largest distance "
+        "between two seeds of any row of that size, which stands below the table.",
         f"A spike is an update whose loss lies more than {SPIKE:g} standard deviations above the mean of the {BEFORE} before it. "
         "Gradient norms are before clipping; median and largest are of the largest norm in every 20 updates. A skipped update is "
-        "one whose gradient was not finite.",
+        "one whose loss or gradient was not finite.",
         "ASURA's loss is lower or higher than a row's where the difference is decided on both texts; the texts are named where they "
         "part.",
     ]
