@@ -21,8 +21,8 @@ from loopwright.metrics.score import by_unit, percentile_interval, resampled_mea
 RULE = (
     "Losses of a passage are averaged over the seeds two rows share (seed by seed they saw the same batches), and documents are "
     "drawn with replacement, the same for both, 1,000 times: the interval holds the middle 95 % of the differences. It is about "
-    "documents; what seeds do is told by the values of each seed beside it. A difference counts as decided where the interval leaves "
-    "0 out and every seed alone has the same sign."
+    "documents; what seeds do is told by the values of each seed beside it. A difference counts as decided where the interval "
+    "leaves 0 out and every seed alone has the same sign."
 )
 
 
@@ -118,26 +118,35 @@ def pooled(first: Sequence[Result], second: Sequence[Result], text: str, depth: 
     sides = reports([a for a, _ in both], text), reports([b for _, b in both], text)
     if depth is not None and not all(depth in each.depth for side in sides for each in side):
         return None
-    depths = tuple(best_depth(side) if depth is None else depth for side in sides)
-    whole = compare(averaged(sides[0], depths[0]), averaged(sides[1], depths[1]))
-    alone = [compare(a, b, depths=depths) for a, b in zip(*sides, strict=True)]
+    first_depth, second_depth = (best_depth(side) if depth is None else depth for side in sides)
+    whole = compare(averaged(sides[0], first_depth), averaged(sides[1], second_depth))
+    alone = list(zip(*sides, strict=True))
     return Pooled(
-        tuple(a["seed"] for a, _ in both), depths, whole.difference, whole.difference_low, whole.difference_high,
-        tuple(each.difference for each in alone), tuple(each.won for each in alone), whole.likelihood,
+        tuple(a["seed"] for a, _ in both), (first_depth, second_depth),
+        whole.difference, whole.difference_low, whole.difference_high,
+        tuple(mean_loss([a], first_depth) - mean_loss([b], second_depth) for a, b in alone),
+        tuple(won(a, b, depths=(first_depth, second_depth)) for a, b in alone), whole.likelihood,
     )  # fmt: skip
 
 
-def share_of_gap(runs: Sequence[Result], worse: Result | None, better: Result | None, text: str) -> Share | None:
-    """Returns the share of the gap from the worse run (at its first depth) to the better (at its best) that a row recovers at its
-    best depth; None where one of the two is missing or the gap is none."""
+def won(first: HeldOut, second: HeldOut, *, depths: tuple[int, int]) -> float:
+    """Returns the share of passages on which the first has the lower loss; one with equal losses counts half."""
+    a, b = first.at(depths[0])[0], second.at(depths[1])[0]
+    return float(((a < b).double() + (a == b).double() / 2).mean())
+
+
+def share_of_gap(
+    runs: Sequence[Result], worse: Result | None, better: Result | None, text: str, depth: int | None = None
+) -> Share | None:
+    """Returns the share of the gap from the worse run (at its first depth) to the better (at its best) that a row recovers, at its
+    best depth where none is given; None where one of the two is missing, there is no gap, or a loss is not finite."""
     if worse is None or better is None:
         return None
-    found, low_end, high_end = reports(runs, text), held(worse, text), averaged([held(better, text)])
-    low_end = averaged([low_end], low_end.depth[0])
-    gap = mean_loss([low_end], low_end.depth[0]) - mean_loss([high_end], high_end.depth[0])
-    depth = best_depth(found)
+    found, start, end = reports(runs, text), held(worse, text), held(better, text)
+    start, end, depth = averaged([start], start.depth[0]), averaged([end]), best_depth(found) if depth is None else depth
+    top = mean_loss([start], start.depth[0])
+    gap = top - mean_loss([end], end.depth[0])
     if not 0 < gap < math.inf or not math.isfinite(mean_loss(found, depth)):
         return None
-    whole = recovered(averaged(found, depth), worse=low_end, better=high_end)
-    start = mean_loss([low_end], low_end.depth[0])
-    return Share(whole.share, whole.low, whole.high, gap, tuple((start - mean_loss([each], depth)) / gap for each in found))
+    whole = recovered(averaged(found, depth), worse=start, better=end)
+    return Share(whole.share, whole.low, whole.high, gap, tuple((top - mean_loss([each], depth)) / gap for each in found))

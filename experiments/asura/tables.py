@@ -25,7 +25,7 @@ CLAIMS = {
     "naive universal": "a naive universal transformer is unstable and makes little of its steps",
     "without the projected skip": "the projected skip stabilises and helps the gradient",
     "one norm for all steps": "norms of their own for each step cost little and stabilise",
-    "without norms after layers": "norms after layers: little loss at a small size, fewer spikes and no exploding gradients at a large one",
+    "without norms after layers": "norms after layers: little change of loss at a small size, fewer spikes and calmer gradients",
     "without adapters": "adapters per step give each step work of its own",
     "ASURA with LoRA": "ABBA does more than LoRA of the same size",
 }
@@ -75,7 +75,7 @@ def beside(found: Pooled | None) -> str:
 
 def stability_table(labels: Labels) -> str:
     """Returns gradient norms, spikes and skipped updates of each row, seeds side by side."""
-    head = ["row", "gradient norm: median", "largest", "loss spikes, by seed", "skipped updates, by seed", "training loss, last windows"]
+    head = ["row", "gradient norm: median", "largest", "loss spikes, by seed", "skipped updates, by seed", "last training loss"]
     lines = []
     for label, runs in labels.items():
         lines.append([
@@ -124,7 +124,7 @@ def rate(runs: Sequence[Result]) -> str:
 
 
 def seeds_apart(labels: Labels) -> dict[str, float]:
-    """Returns how far the losses of two seeds of one row lie apart at most, by text: what a difference of one seed is read against."""
+    """Returns how far the losses of two seeds of one row lie apart at most, by text: one seed's difference is read against it."""
     found = {}
     for text in TEXTS:
         losses = [[mean_loss([each], each.depth[-1]) for each in reports(runs, text)] for runs in labels.values() if len(runs) > 1]
@@ -170,8 +170,8 @@ def rules(found: Sequence[Result]) -> str:
         f"A spike is an update whose loss lies more than {SPIKE:g} standard deviations above the mean of the {BEFORE} before it. "
         "Gradient norms are before clipping; median and largest are of the largest norm in every 20 updates. A skipped update is "
         "one whose loss or gradient was not finite.",
-        "ASURA's loss is lower or higher than a row's where the difference is decided on both texts; the texts are named where they "
-        "part.",
+        "ASURA's loss is lower or higher than a row's where the difference is decided on both texts; the texts are named "
+        "where they part.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 

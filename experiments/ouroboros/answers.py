@@ -82,5 +82,10 @@ def target_sentence(found: Sequence[Candidate], what: str) -> str:
     for text, goal in TARGET.items():
         share = best.shares[text]
         word = "not met" if share.share < goal else "met" if share.low >= goal else "met by the mean, not by the interval's low end"
-        parts.append(f"{percent(share.share)} ({percent(share.low)} to {percent(share.high)}) on {text}, target {percent(goal, 0)}: {word}")
-    return f"{what}: {best.label}, {percent(best.trained)} of the kept parameters trained; {'; '.join(parts)}."
+        told = f"{percent(share.share)} ({percent(share.low)} to {percent(share.high)}) on {text}"
+        parts.append(f"{told}, target {percent(goal, 0)}: {word}")
+    seeds = len(best.shares[first].of_seeds)
+    return (
+        f"{what}: {best.label} ({seeds} seed{'s' * (seeds > 1)}), {percent(best.trained)} of the kept parameters trained; "
+        f"{'; '.join(parts)}."
+    )

@@ -19,7 +19,7 @@ BY_DEPTH = (
     "gate only", "static diagonal", "static, equal parameters", "controller, prefix", "controller + coda adapters + distillation",
 )  # fmt: skip
 LEAKING, ONCE, BASELINE = "controller, whole sequence (leaks)", "healed LoRA, equal parameters", "static, equal parameters"
-AGAINST = ("controller, prefix", "static diagonal", "gate only")
+AGAINST = {"question.svg": ("controller, prefix",), "controls.svg": ("controller, prefix", "static diagonal", "gate only")}
 SPOKEN = "controller, prefix"
 
 Runs = Mapping[str, Sequence[Result]]
@@ -41,8 +41,9 @@ def draw_all(runs: Runs, shares: Shares, folder: Path) -> list[Path]:
         draw(name, chosen, partial(recovered_points, runs, chosen))
     looped = {label: runs[label] for label in BY_DEPTH if label in runs}
     draw("by-depth.svg", looped, partial(loss_by_depth, runs, looped))
-    against = [label for label in AGAINST if any(_against(runs, label, text).x for text in TEXTS)]
-    draw("question.svg", against, partial(difference_by_depth, runs, against))
+    for name, labels in AGAINST.items():
+        against = [label for label in labels if any(_against(runs, label, text).x for text in TEXTS)]
+        draw(name, against, partial(difference_by_depth, runs, against))
     said = next((run for run in runs.get(SPOKEN, []) if run.get("diagonals")), None)
     draw("diagonals.svg", said, partial(diagonal_maps, said))
     return made
@@ -51,13 +52,15 @@ def draw_all(runs: Runs, shares: Shares, folder: Path) -> list[Path]:
 def recovered_points(runs: Runs, shares: Shares, path: Path) -> str:
     """Draws the share of the gap that each row recovers on each text: the interval over documents, and a small dot per seed."""
     count = len(shares)
+    negative = any(share.low < -0.1 for found in shares.values() for share in found.values())  # then names begin at the edge
 
     def draw(axes: Axes) -> None:
         for place, (label, found) in enumerate(shares.items()):
             leaks = not all(runs[label][0]["texts"][text]["likelihood"] for text in found)
             axes.annotate(
-                label + (" †" if leaks else ""), (0, place - 0.3), xycoords=("axes fraction", "data"), fontsize=9.5, va="center"
-            )
+                label + (" †" if leaks else ""), (0, place - 0.3), xycoords=("axes fraction" if negative else "data", "data"),
+                xytext=(5, 0), textcoords="offset points", fontsize=9.5, va="center",
+            )  # fmt: skip
             for i, (text, share) in enumerate(found.items()):
                 _point(axes, place + 0.06 + 0.26 * i, share, i, text if place == 0 else None, hollow=leaks)
         for value, name in ((0, "truncated"), (1, "full model")):
@@ -159,6 +162,7 @@ def difference_by_depth(runs: Runs, labels: Sequence[str], path: Path) -> str:
                 if alone is not None and len(alone.seeds) > 1:
                     axes.plot([at] * len(alone.seeds), alone.of_seeds, marker="_", markersize=8, color=INK, linestyle="none")
         depth_axis(axes, curves)
+        axes.set_xlim(DEPTHS[0] / 1.3, DEPTHS[-1] * 1.3)
         axes.set_title(text)
         axes.set_ylabel("loss less static's")
 
@@ -200,5 +204,3 @@ def _less(first: Any, second: Any) -> Any:
     if isinstance(first, list):
         return [_less(a, b) for a, b in zip(first, second, strict=True)]
     return first - second
-
-

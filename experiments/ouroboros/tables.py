@@ -7,6 +7,7 @@ Every share of a gap is on the same passages, worse = the truncated model, bette
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,14 +16,16 @@ from experiments.ouroboros.answers import QUESTION, answer, candidates, decided,
 from experiments.ouroboros.plan import GROUPS, Row
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.pages import Result, by_label, missing_part, number, percent, results, signed, spread, table
-from experiments.seeds import RULE, Pooled, Share, best_depth, held, mean_loss, pooled, reports, share_of_gap
-from loopwright.evaluate.paired import compare
+from experiments.seeds import RULE, Pooled, Share, best_depth, held, mean_loss, pooled, reports, share_of_gap, won
+from loopwright.evaluate.heldout import HeldOut, Honest
 
 FULL, TRUNCATED, HEALED = "full model", "truncated", "full model, healed the same"
 CONTROLLER, STATIC, SHIFTED = "controller, prefix", "static, equal parameters", "controller, labels shifted twice"
 # the question comes first, then its controls
-PAIRS = ((CONTROLLER, STATIC), (CONTROLLER, "static diagonal"), (CONTROLLER, "gate only"), (STATIC, "static diagonal"))
-BEST_PAIRS = (*PAIRS, (CONTROLLER, "healed LoRA, equal parameters"), (STATIC, "healed LoRA, equal parameters"))
+PAIRS = (
+    (CONTROLLER, STATIC), (CONTROLLER, "static diagonal"), (CONTROLLER, "gate only"), (STATIC, "static diagonal"),
+    (CONTROLLER, "healed LoRA, equal parameters"), (STATIC, "healed LoRA, equal parameters"),
+)  # fmt: skip
 PAPER = "The paper's Table 5, 12 sentences: its retrofit beats the truncated model on 3, the full one on none; its share is −6.8 %."
 
 Runs = Mapping[str, Sequence[Result]]
@@ -45,13 +48,19 @@ def named(label: str, runs: Sequence[Result]) -> str:
     return label if all(found["likelihood"] for run in runs for found in run["texts"].values()) else f"{label} †"
 
 
+def shown_depth(label: str, found: Sequence[HeldOut]) -> int:
+    """Returns the depth a row is told at: its best, and for the truncated model, which is not looped, its first."""
+    return found[0].depth[0] if label == TRUNCATED else best_depth(found)
+
+
 def shares_to(runs: Runs, better: str) -> Shares:
     """Returns what each row recovers of the gap from the truncated model to a better one."""
     ends = one(runs, TRUNCATED), one(runs, better)
     found: dict[str, dict[str, Share]] = {}
     for label, of_label in runs.items():
         for text in TEXTS:
-            if (share := share_of_gap(of_label, *ends, text)) is not None:
+            depth = shown_depth(label, reports(of_label, text))
+            if (share := share_of_gap(of_label, *ends, text, depth)) is not None:
                 found.setdefault(label, {})[text] = share
     return found
 
@@ -63,7 +72,7 @@ def share_table(runs: Runs, shares: Shares, healed: Shares, text: str) -> str:
     lines = []
     for label, of_label in runs.items():
         found, first = reports(of_label, text), of_label[0]
-        depth, share, other = best_depth(found), shares.get(label, {}).get(text), healed.get(label, {}).get(text)
+        depth, share, other = shown_depth(label, found), shares.get(label, {}).get(text), healed.get(label, {}).get(text)
         lines.append([
             named(label, of_label), f"{first['trainable']:,} ({percent(first['trainable'] / first['kept'], 2)})",
             str(depth) if len(found[0].depth) > 1 else "–", spread([mean_loss([each], depth) for each in found]),
@@ -87,57 +96,46 @@ def depth_table(runs: Runs, text: str) -> str:
     return table(["row", *[f"depth {depth}" for depth in DEPTHS]], lines)
 
 
-def at_depths(runs: Runs, first: str, second: str) -> dict[int, dict[str, Pooled]]:
-    """Returns a pair at every equal depth, on every text."""
-    found: dict[int, dict[str, Pooled]] = {}
-    for depth in DEPTHS:
-        both = {text: pooled(runs.get(first, []), runs.get(second, []), text, depth) for text in TEXTS}
-        kept = {text: each for text, each in both.items() if each is not None}
-        if kept:
-            found[depth] = kept
-    return found
-
-
-def equal_depth_table(runs: Runs, gaps: Mapping[str, float]) -> str:
-    """Returns each pair at each equal depth, with what is decided on both texts together."""
-    head = ["first", "second", "depth"]
-    for text in TEXTS:
-        head += [f"{text}: difference (95 %)", "by seed", "of the gap", "passages won"]
+def answers_table(runs: Runs) -> str:
+    """Returns what is decided on both texts together for each pair: at each equal depth, and with each row at its best."""
     lines = []
     for first, second in PAIRS:
-        for depth, found in at_depths(runs, first, second).items():
-            cells = [cell for text in TEXTS for cell in pair_cells(found.get(text), gaps.get(text))]
-            lines.append([first, second, str(depth), *cells, decided(found)])
-    return table([*head, "first is better"], lines)
+        found = at_depths(runs, first, second)
+        best = on_texts(runs, first, second)
+        if best:
+            lines.append([first, second, *[decided(found[d]) if d in found else "–" for d in DEPTHS], decided(best)])
+    return table(["is it better", "than", *[f"at depth {depth}" for depth in DEPTHS], "each at its best depth"], lines)
 
 
-def best_depth_table(runs: Runs, gaps: Mapping[str, float]) -> str:
-    """Returns each pair with either row at its own best depth."""
-    head = ["first", "second"]
-    for text in TEXTS:
-        head += [f"{text}: depths", "difference (95 %)", "by seed", "of the gap", "passages won"]
-    lines = []
-    for first, second in BEST_PAIRS:
-        both = {text: pooled(runs.get(first, []), runs.get(second, []), text) for text in TEXTS}
-        found = {text: each for text, each in both.items() if each is not None}
-        if found:
-            cells = [cell for text in TEXTS for cell in (depths_of(found.get(text)), *pair_cells(found.get(text), gaps.get(text)))]
-            lines.append([first, second, *cells, decided(found)])
-    return table([*head, "first is better"], lines)
+def on_texts(runs: Runs, first: str, second: str, depth: int | None = None) -> dict[str, Pooled]:
+    """Returns a pair on every text, both at one depth or each at its best."""
+    both = {text: pooled(runs.get(first, []), runs.get(second, []), text, depth) for text in TEXTS}
+    return {text: each for text, each in both.items() if each is not None}
 
 
-def depths_of(found: Pooled | None) -> str:
-    """Returns the depths of a pair."""
-    return "–" if found is None else f"{found.depths[0]}, {found.depths[1]}"
+def at_depths(runs: Runs, first: str, second: str) -> dict[int, dict[str, Pooled]]:
+    """Returns a pair at every equal depth that both were measured at."""
+    found = {depth: on_texts(runs, first, second, depth) for depth in DEPTHS}
+    return {depth: each for depth, each in found.items() if each}
 
 
-def pair_cells(found: Pooled | None, gap: float | None) -> list[str]:
-    """Returns what is told of a pair: the difference, seed by seed, as a share of the gap, and the passages won."""
-    if found is None:
-        return ["–"] * 4
-    alone = " / ".join(f"{value:+.4f}".replace("-", "−") for value in found.of_seeds)
-    won = sum(found.won) / len(found.won)
-    return [signed(found.difference, found.low, found.high), alone, percent(found.difference / gap) if gap else "–", percent(won, 0)]
+def pair_table(runs: Runs, text: str, gap: float | None) -> str:
+    """Returns the pairs on one text: the question at each equal depth, then every pair with each row at its best."""
+    head = ["first", "second", "depths", "difference of losses (95 %)", "by seed", "of the gap", "passages won", "first's loss is"]
+    first, second = PAIRS[0]
+    found = [(first, second, "both", each[text]) for each in at_depths(runs, first, second).values() if text in each]
+    for first, second in PAIRS:
+        best = on_texts(runs, first, second).get(text)
+        found += [(first, second, "best", best)] if best else []
+    return table(head, (
+        [
+            first, second, f"both {each.depths[0]}" if how == "both" else f"best: {each.depths[0]}, {each.depths[1]}",
+            signed(each.difference, each.low, each.high),
+            " / ".join(f"{value:+.4f}".replace("-", "−") for value in each.of_seeds),
+            percent(each.difference / gap) if gap else "–", percent(sum(each.won) / len(each.won), 0), each.verdict,
+        ]
+        for first, second, how, each in found
+    ))  # fmt: skip
 
 
 def wins_table(runs: Runs, text: str) -> str:
@@ -146,7 +144,7 @@ def wins_table(runs: Runs, text: str) -> str:
     lines = []
     for label, of_label in runs.items():
         found = reports(of_label, text)
-        depth = best_depth(found)
+        depth = shown_depth(label, found)
         cells = [named(label, of_label), number(mean_loss(found, depth))]
         for other in (TRUNCATED, FULL, HEALED):
             run = one(runs, other)
@@ -154,34 +152,35 @@ def wins_table(runs: Runs, text: str) -> str:
                 cells.append("–")
                 continue
             end = held(run, text)
-            depths = depth, end.depth[0] if other == TRUNCATED else best_depth([end])
-            won = sum(compare(each, end, depths=depths).won for each in found) / len(found)
-            cells.append(f"{won * end.passages:.0f} of {end.passages} ({percent(won, 0)})")
+            share = sum(won(each, end, depths=(depth, shown_depth(other, [end]))) for each in found) / len(found)
+            cells.append(f"{share * end.passages:.0f} of {end.passages} ({percent(share, 0)})")
         lines.append(cells)
     return table(head, lines)
 
 
 def honest_table(runs: Runs, text: str) -> str:
-    """Returns the rows that see the future: in one pass and from prefixes alone on the same tokens, beside the causal controller."""
-    head = ["row", "seed", "depth", "sampled tokens, one pass", "the same, prefix by prefix", "gain from the future (95 %)"]
-    head += ["all tokens, one pass", "less the gain", f"{CONTROLLER}, the same seed"]
+    """Returns the rows that see the future: in one pass and from prefixes alone on the same tokens, beside the causal one."""
+    head = ["row", "depth", "sampled tokens, one pass", "the same, prefix by prefix", "gain from the future (95 %), by seed"]
+    head += ["all tokens, one pass", "with the gain given back", f"{CONTROLLER}, all tokens"]
     lines = []
     for label, of_label in runs.items():
-        for run in of_label:
-            found = held(run, text)
-            if found.honest is None:
-                continue
-            causal = [held(each, text) for each in runs.get(CONTROLLER, []) if each["seed"] == run["seed"]]
-            for place, depth in enumerate(found.depth):
-                h, whole = found.honest, found.loss[place]
-                gain = f"{number(h.gain[place], 4)} ({number(h.gain_low[place], 4)} to {number(h.gain_high[place], 4)})"
-                without = None if whole is None or h.gain[place] is None else whole + h.gain[place]
-                other = mean_loss(causal, depth) if causal else None
-                lines.append([
-                    label, str(run["seed"]), str(depth), number(h.forced[place]), number(h.loss[place]), gain,
-                    number(whole), number(without), number(other),
-                ])  # fmt: skip
+        found = [each for each in reports(of_label, text) if each.honest is not None]
+        for place, depth in enumerate(found[0].depth if found else ()):
+            told = [each.honest for each in found if each.honest is not None]
+            gains = [h.gain[place] for h in told]
+            mean = math.nan if None in gains else sum(gain for gain in gains if gain is not None) / len(gains)
+            causal = mean_loss(reports(runs[CONTROLLER], text), depth) if runs.get(CONTROLLER) else None
+            lines.append([
+                label, str(depth), spread([h.forced[place] for h in told]), spread([h.loss[place] for h in told]),
+                " / ".join(gain_of(h, place) for h in told),
+                number(mean_loss(found, depth)), number(mean_loss(found, depth) + mean), number(causal),
+            ])  # fmt: skip
     return table(head, lines)
+
+
+def gain_of(found: Honest, place: int) -> str:
+    """Returns what seeing the future gains at the depth of a place, with its interval."""
+    return f"{number(found.gain[place], 4)} ({number(found.gain_low[place], 4)} to {number(found.gain_high[place], 4)})"
 
 
 def shifted_table(runs: Runs, shares: Shares) -> str:
@@ -197,23 +196,26 @@ def shifted_table(runs: Runs, shares: Shares) -> str:
         cells = [label, f"{number(logged[0])} → {number(logged[-1])}" if logged else "–"]
         for text in TEXTS:
             found, share = held(run, text), shares.get(label, {}).get(text)
-            depth = 1 if label == TRUNCATED else best_depth([found])
-            won = "–" if worse is None or label == TRUNCATED else percent(compare(found, held(worse, text), depths=(depth, 1)).won, 0)
-            cells += [f"{number(mean_loss([found], depth))} at depth {depth}", percent(share.of_seeds[0]) if share else "–", won]
+            depth = shown_depth(label, [found])
+            beats = "–"
+            if worse is not None and label != TRUNCATED:
+                end = held(worse, text)
+                beats = percent(won(found, end, depths=(depth, shown_depth(TRUNCATED, [end]))), 0)
+            cells += [f"{number(mean_loss([found], depth))} at depth {depth}", percent(share.of_seeds[0]) if share else "–", beats]
         lines.append(cells)
     return table(head, lines)
 
 
 def diagonal_table(runs: Runs) -> str:
-    """Returns what the diagonals of each controller vary with."""
-    head = ["row", "seed", "size (RMS)", "of the variance: between steps", "between kinds of text", "between passages of a kind"]
-    return table(head, (
-        [
-            label, str(run["seed"]), f"{run['diagonals']['size']:.3g}",
-            *[percent(run["diagonals"]["shares"][name]) for name in ("steps", "kinds", "passages")],
-        ]
-        for label, of_label in runs.items() for run in of_label if run.get("diagonals")
-    ))  # fmt: skip
+    """Returns what the diagonals of each controller vary with, seeds side by side."""
+    head = ["row", "size (RMS)", "of the variance: between steps", "between kinds of text", "between passages of a kind"]
+    lines = []
+    for label, of_label in runs.items():
+        said = [run["diagonals"] for run in of_label if run.get("diagonals")]
+        if said:
+            shares = [" / ".join(percent(each["shares"][name]) for each in said) for name in ("steps", "kinds", "passages")]
+            lines.append([label, " / ".join(f"{each['size']:.3g}" for each in said), *shares])
+    return table(head, lines)
 
 
 def text_part(runs: Runs, shares: Shares, healed: Shares, text: str) -> list[str]:
@@ -238,10 +240,13 @@ def question_part(runs: Runs, shares: Shares) -> list[str]:
     sizes = f" They train {first['trainable']:,} and {second['trainable']:,} parameters." if first and second else ""
     able = candidates(runs, shares)
     looped = [each for each in able if runs[each.label][0]["system"] != "healed"]
+    said = answer(at_depths(runs, CONTROLLER, STATIC))
+    page = [f"## {QUESTION}", f"**{said}** The pair is `{CONTROLLER}` against `{STATIC}`.{sizes}", answers_table(runs)]
+    for text in TEXTS:
+        page += [f"### {text}, pair by pair", pair_table(runs, text, gaps.get(text))]
+    targets = [target_sentence(looped, "Best looped row"), target_sentence(able, "Best row of all")]
     return [
-        f"## {QUESTION}", f"**{answer(at_depths(runs, CONTROLLER, STATIC))}** The pair is `{CONTROLLER}` against `{STATIC}`.{sizes}",
-        "### At equal depth", equal_depth_table(runs, gaps), "### Each at its best depth", best_depth_table(runs, gaps),
-        "## The target", "\n".join(f"- {target_sentence(*each)}" for each in ((looped, "Best looped row"), (able, "Best row of all"))),
+        *page, "## The target", "\n".join(f"- {line}" for line in targets),
         "## Labels shifted twice", shifted_table(runs, shares), "## What the controllers say", diagonal_table(runs),
     ]  # fmt: skip
 
@@ -250,11 +255,12 @@ def rules() -> str:
     """Returns the sentences that say what the numbers are."""
     lines = [
         RULE,
-        "The question is answered with yes or no at a depth where the difference is decided with the same sign on both texts, else it is "
-        "not resolved there. Depth 16 was not trained.",
-        "The gap goes from the truncated model to the full one. Training on this text can pass the full model, so the last column has "
-        "the gap from the truncated model to the full one trained on the same tokens with as many parameters (one seed).",
+        "The question is answered with yes or no at a depth where the difference is decided with the same sign on both texts, "
+        "else it is not resolved there. Depth 16 was not trained.",
+        "The gap goes from the truncated model to the full one. Training on this text can pass the full model, so the last column "
+        "has the gap from the truncated model to the full one trained on the same tokens with as many parameters (one seed).",
         "The best depth is the one with the least mean loss over seeds on that text.",
+        "Of the gap: the difference as a share of the gap from the truncated to the full model.",
         "† sees the future: its one-pass loss is not a likelihood.",
     ]
     return "\n".join(f"- {line}" for line in lines)
