@@ -63,12 +63,17 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def signed(value: float, low: float, high: float) -> str:
     """Returns a difference and its interval."""
-    return f"{_minus(f'{value:+.4f}')} ({_minus(f'{low:+.4f}')} to {_minus(f'{high:+.4f}')})"
+    return f"{_minus(f'{value:+z.4f}')} ({_minus(f'{low:+z.4f}')} to {_minus(f'{high:+z.4f}')})"
+
+
+def by_seed(values: Sequence[float]) -> str:
+    """Returns differences, seed by seed."""
+    return " / ".join(_minus(f"{value:+z.4f}") for value in values)
 
 
 def percent(value: float | None, digits: int = 1) -> str:
     """Returns a share in percent."""
-    return "–" if value is None or not math.isfinite(value) else _minus(f"{100 * value:.{digits}f} %")
+    return "–" if value is None or not math.isfinite(value) else _minus(f"{100 * value:z.{digits}f} %")
 
 
 def spread(values: Sequence[float | None], digits: int = 3) -> str:

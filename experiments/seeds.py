@@ -75,8 +75,11 @@ def reports(runs: Sequence[Result], text: str) -> list[HeldOut]:
 
 def mean_loss(found: Sequence[HeldOut], depth: int) -> float:
     """Returns the loss at a depth, the mean over the reports; infinite where one has none."""
-    values = [dict(zip(each.depth, each.loss, strict=True)).get(depth) for each in found]
-    return math.inf if None in values else sum(value for value in values if value is not None) / len(values)
+    if not all(depth in each.depth for each in found):
+        return math.inf
+    sums = [each.at(depth) for each in found]
+    mean = float(torch.stack([losses.sum() / targets.sum() for losses, targets, _ in sums]).mean())
+    return mean if math.isfinite(mean) else math.inf
 
 
 def best_depth(found: Sequence[HeldOut]) -> int:

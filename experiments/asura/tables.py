@@ -13,7 +13,7 @@ from pathlib import Path
 from experiments.asura.figures import draw_all
 from experiments.asura.plan import SIZES, rows
 from experiments.asura.run import BEFORE, SPIKE, TEXTS
-from experiments.pages import Result, by_label, missing_part, number, results, signed, spread, table, words
+from experiments.pages import Result, by_label, by_seed, missing_part, number, results, signed, spread, table, words
 from experiments.seeds import RULE, Pooled, best_depth, held, loss_interval, mean_loss, pooled, reports
 
 WHOLE = "ASURA"
@@ -69,7 +69,7 @@ def beside(found: Pooled | None) -> str:
     """Returns a difference in words: all seeds together, and each alone where there are several."""
     if found is None or found.difference == found.low == found.high == 0:
         return "–"
-    alone = f"; {', '.join(f'{value:+.4f}'.replace('-', '−') for value in found.of_seeds)}" if len(found.seeds) > 1 else ""
+    alone = f"; {by_seed(found.of_seeds)}" if len(found.seeds) > 1 else ""
     return signed(found.difference, found.low, found.high) + alone
 
 

@@ -1,7 +1,7 @@
 """What the retrofit study's numbers say, by rules that are written down: the question, and the target.
 
 The question is decided at a depth where the difference is decided (see experiments/seeds.py) with the same sign on every text:
-"yes" where the first row's loss is lower, "no" where it is higher, else "not resolved".
+"yes" where the first row's loss is lower, "no" where it is higher, else "not resolved". One seed decides nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOT_TRUNCATED = ("refiner", "repeat")  # systems that keep every layer: they hav
 
 def decided(found: Mapping[str, Pooled]) -> str:
     """Returns "yes", "no" or "not resolved" for one pair on all texts."""
-    verdicts = {each.verdict for each in found.values()}
+    verdicts = {each.verdict if len(each.seeds) > 1 else "not resolved" for each in found.values()}
     return {frozenset({"lower"}): "yes", frozenset({"higher"}): "no"}.get(frozenset(verdicts), "not resolved")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.pages import Result
-from experiments.seeds import Share, best_depth, mean_loss, pooled, reports
+from experiments.seeds import Pooled, Share, best_depth, mean_loss, reports
 from loopwright.analysis.drawing import COLOURS, INK, MARKERS, Axes, Curve, depth_axis, figure, lines, look, mosaic, panels
 
 LEAST_SHOWN, MOST_SHOWN = -0.5, 1.3  # a share beyond is told at the edge: one such row must not flatten the others
@@ -24,9 +24,11 @@ SPOKEN = "controller, prefix"
 
 Runs = Mapping[str, Sequence[Result]]
 Shares = Mapping[str, Mapping[str, Share]]
+ByDepth = Mapping[int | None, Mapping[str, Pooled]]
+Pairs = Mapping[tuple[str, str], ByDepth]
 
 
-def draw_all(runs: Runs, shares: Shares, folder: Path) -> list[Path]:
+def draw_all(runs: Runs, shares: Shares, pairs: Pairs, folder: Path) -> list[Path]:
     """Draws every figure that there are rows for and returns where they are."""
     made: list[Path] = []
 
@@ -42,8 +44,8 @@ def draw_all(runs: Runs, shares: Shares, folder: Path) -> list[Path]:
     looped = {label: runs[label] for label in BY_DEPTH if label in runs}
     draw("by-depth.svg", looped, partial(loss_by_depth, runs, looped))
     for name, labels in AGAINST.items():
-        against = [label for label in labels if any(_against(runs, label, text).x for text in TEXTS)]
-        draw(name, against, partial(difference_by_depth, runs, against))
+        against = {label: pairs[label, BASELINE] for label in labels if (label, BASELINE) in pairs}
+        draw(name, against, partial(difference_by_depth, against))
     said = next((run for run in runs.get(SPOKEN, []) if run.get("diagonals")), None)
     draw("diagonals.svg", said, partial(diagonal_maps, said))
     return made
@@ -139,28 +141,22 @@ def _by_depth(runs: Sequence[Result], text: str) -> Curve:
     return Curve(depths, [sum(row) / len(row) for row in alone], *ends)
 
 
-def _against(runs: Runs, label: str, text: str) -> Curve:
-    both = {depth: pooled(runs.get(label, []), runs.get(BASELINE, []), text, depth) for depth in DEPTHS}
-    kept = {depth: each for depth, each in both.items() if each is not None}
-    found = list(kept.values())
-    return Curve(list(kept), [each.difference for each in found], [each.low for each in found], [each.high for each in found])
-
-
-def difference_by_depth(runs: Runs, labels: Sequence[str], path: Path) -> str:
+def difference_by_depth(against: Mapping[str, ByDepth], path: Path) -> str:
     """Draws rows against static modulation of equal parameters at equal depth: intervals over documents, a small mark per seed."""
 
     def draw(text: str, axes: Axes) -> None:
-        curves = {label: _against(runs, label, text) for label in labels}
+        curves = {}
         axes.axhline(0, color=INK, linewidth=1, linestyle=(0, (2, 2)))
-        for place, (label, curve) in enumerate(curves.items()):
-            shift = 1.07 ** (place - (len(labels) - 1) / 2)  # side by side on the logarithmic axis
-            x = [depth * shift for depth in curve.x]
-            axes.plot(x, curve.y, label=label, linewidth=1.4, **look(place))
-            axes.vlines(x, curve.low, curve.high, color=COLOURS[place], linewidth=2.4)
-            for at, depth in zip(x, curve.x, strict=True):
-                alone = pooled(runs[label], runs[BASELINE], text, int(depth))
-                if alone is not None and len(alone.seeds) > 1:
-                    axes.plot([at] * len(alone.seeds), alone.of_seeds, marker="_", markersize=8, color=INK, linestyle="none")
+        for place, (label, by_depth) in enumerate(against.items()):
+            found = {depth: each[text] for depth, each in by_depth.items() if depth is not None and text in each}
+            shift = 1.07 ** (place - (len(against) - 1) / 2)  # side by side on the logarithmic axis
+            x, y = [depth * shift for depth in found], [each.difference for each in found.values()]
+            curves[label] = Curve(list(found), y)
+            axes.plot(x, y, label=label, linewidth=1.4, **look(place))
+            axes.vlines(x, [e.low for e in found.values()], [e.high for e in found.values()], color=COLOURS[place], linewidth=2.4)
+            for at, each in zip(x, found.values(), strict=True):
+                if len(each.seeds) > 1:
+                    axes.plot([at] * len(each.seeds), each.of_seeds, marker="_", markersize=8, color=INK, linestyle="none")
         depth_axis(axes, curves)
         axes.set_xlim(DEPTHS[0] / 1.3, DEPTHS[-1] * 1.3)
         axes.set_title(text)

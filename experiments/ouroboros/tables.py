@@ -15,7 +15,7 @@ from pathlib import Path
 from experiments.ouroboros.answers import QUESTION, answer, candidates, decided, target_sentence
 from experiments.ouroboros.plan import GROUPS, Row
 from experiments.ouroboros.run import DEPTHS, TEXTS
-from experiments.pages import Result, by_label, missing_part, number, percent, results, signed, spread, table
+from experiments.pages import Result, by_label, by_seed, missing_part, number, percent, results, signed, spread, table
 from experiments.seeds import RULE, Pooled, Share, best_depth, held, mean_loss, pooled, reports, share_of_gap, won
 from loopwright.evaluate.heldout import HeldOut, Honest
 
@@ -23,13 +23,14 @@ FULL, TRUNCATED, HEALED = "full model", "truncated", "full model, healed the sam
 CONTROLLER, STATIC, SHIFTED = "controller, prefix", "static, equal parameters", "controller, labels shifted twice"
 # the question comes first, then its controls
 PAIRS = (
-    (CONTROLLER, STATIC), (CONTROLLER, "static diagonal"), (CONTROLLER, "gate only"), (STATIC, "static diagonal"),
-    (CONTROLLER, "healed LoRA, equal parameters"), (STATIC, "healed LoRA, equal parameters"),
+    (CONTROLLER, STATIC), (CONTROLLER, "static diagonal"), (CONTROLLER, "gate only"), ("static diagonal", STATIC),
+    ("gate only", STATIC), (CONTROLLER, "healed LoRA, equal parameters"), (STATIC, "healed LoRA, equal parameters"),
 )  # fmt: skip
 PAPER = "The paper's Table 5, 12 sentences: its retrofit beats the truncated model on 3, the full one on none; its share is −6.8 %."
 
 Runs = Mapping[str, Sequence[Result]]
 Shares = Mapping[str, Mapping[str, Share]]  # by label and text
+Pairs = dict[tuple[str, str], dict[int | None, dict[str, Pooled]]]  # by labels, depth and text
 
 
 def planned() -> Iterator[Row]:
@@ -96,46 +97,41 @@ def depth_table(runs: Runs, text: str) -> str:
     return table(["row", *[f"depth {depth}" for depth in DEPTHS]], lines)
 
 
-def answers_table(runs: Runs) -> str:
-    """Returns what is decided on both texts together for each pair: at each equal depth, and with each row at its best."""
-    lines = []
+def all_pairs(runs: Runs) -> Pairs:
+    """Returns every pair on every text: both rows at each depth that they share, and (under None) each at its best."""
+    found: Pairs = {}
     for first, second in PAIRS:
-        found = at_depths(runs, first, second)
-        best = on_texts(runs, first, second)
-        if best:
-            lines.append([first, second, *[decided(found[d]) if d in found else "–" for d in DEPTHS], decided(best)])
-    return table(["is it better", "than", *[f"at depth {depth}" for depth in DEPTHS], "each at its best depth"], lines)
+        if runs.get(first) and runs.get(second):
+            for depth in (*DEPTHS, None):
+                both = {text: pooled(runs[first], runs[second], text, depth) for text in TEXTS}
+                if kept := {text: each for text, each in both.items() if each is not None}:
+                    found.setdefault((first, second), {})[depth] = kept
+    return found
 
 
-def on_texts(runs: Runs, first: str, second: str, depth: int | None = None) -> dict[str, Pooled]:
-    """Returns a pair on every text, both at one depth or each at its best."""
-    both = {text: pooled(runs.get(first, []), runs.get(second, []), text, depth) for text in TEXTS}
-    return {text: each for text, each in both.items() if each is not None}
+def answers_table(pairs: Pairs) -> str:
+    """Returns what is decided on both texts together for each pair: at each equal depth, and with each row at its best."""
+    head = ["is it better", "than", *[f"at depth {depth}" for depth in DEPTHS], "each at its best depth"]
+    return table(head, (
+        [first, second, *[decided(found[depth]) if depth in found else "–" for depth in (*DEPTHS, None)]]
+        for (first, second), found in pairs.items()
+    ))  # fmt: skip
 
 
-def at_depths(runs: Runs, first: str, second: str) -> dict[int, dict[str, Pooled]]:
-    """Returns a pair at every equal depth that both were measured at."""
-    found = {depth: on_texts(runs, first, second, depth) for depth in DEPTHS}
-    return {depth: each for depth, each in found.items() if each}
-
-
-def pair_table(runs: Runs, text: str, gap: float | None) -> str:
+def pair_table(pairs: Pairs, text: str, gap: float | None) -> str:
     """Returns the pairs on one text: the question at each equal depth, then every pair with each row at its best."""
     head = ["first", "second", "depths", "difference of losses (95 %)", "by seed", "of the gap", "passages won", "first's loss is"]
-    first, second = PAIRS[0]
-    found = [(first, second, "both", each[text]) for each in at_depths(runs, first, second).values() if text in each]
-    for first, second in PAIRS:
-        best = on_texts(runs, first, second).get(text)
-        found += [(first, second, "best", best)] if best else []
-    return table(head, (
-        [
-            first, second, f"both {each.depths[0]}" if how == "both" else f"best: {each.depths[0]}, {each.depths[1]}",
-            signed(each.difference, each.low, each.high),
-            " / ".join(f"{value:+.4f}".replace("-", "−") for value in each.of_seeds),
-            percent(each.difference / gap) if gap else "–", percent(sum(each.won) / len(each.won), 0), each.verdict,
-        ]
-        for first, second, how, each in found
-    ))  # fmt: skip
+    lines = []
+    for names, found in pairs.items():
+        for depth, on_texts in found.items():
+            each = on_texts.get(text)
+            if each is None or (depth is not None and names != PAIRS[0]):
+                continue
+            depths = f"best: {each.depths[0]}, {each.depths[1]}" if depth is None else f"both {depth}"
+            of_gap = percent(each.difference / gap) if gap else "–"
+            told = [signed(each.difference, each.low, each.high), by_seed(each.of_seeds), of_gap]
+            lines.append([*names, depths, *told, percent(sum(each.won) / len(each.won), 0), each.verdict])
+    return table(head, lines)
 
 
 def wins_table(runs: Runs, text: str) -> str:
@@ -233,17 +229,17 @@ def text_part(runs: Runs, shares: Shares, healed: Shares, text: str) -> list[str
     ]  # fmt: skip
 
 
-def question_part(runs: Runs, shares: Shares) -> list[str]:
+def question_part(runs: Runs, shares: Shares, pairs: Pairs) -> list[str]:
     """Returns the part of the page that answers the question and the target."""
     gaps = {text: share.gap for found in shares.values() for text, share in found.items()}
     first, second = one(runs, CONTROLLER), one(runs, STATIC)
     sizes = f" They train {first['trainable']:,} and {second['trainable']:,} parameters." if first and second else ""
     able = candidates(runs, shares)
     looped = [each for each in able if runs[each.label][0]["system"] != "healed"]
-    said = answer(at_depths(runs, CONTROLLER, STATIC))
-    page = [f"## {QUESTION}", f"**{said}** The pair is `{CONTROLLER}` against `{STATIC}`.{sizes}", answers_table(runs)]
+    said = answer({depth: found for depth, found in pairs.get(PAIRS[0], {}).items() if depth is not None})
+    page = [f"## {QUESTION}", f"**{said}** The pair is `{CONTROLLER}` against `{STATIC}`.{sizes}", answers_table(pairs)]
     for text in TEXTS:
-        page += [f"### {text}, pair by pair", pair_table(runs, text, gaps.get(text))]
+        page += [f"### {text}, pair by pair", pair_table(pairs, text, gaps.get(text))]
     targets = [target_sentence(looped, "Best looped row"), target_sentence(able, "Best row of all")]
     return [
         *page, "## The target", "\n".join(f"- {line}" for line in targets),
@@ -256,7 +252,7 @@ def rules() -> str:
     lines = [
         RULE,
         "The question is answered with yes or no at a depth where the difference is decided with the same sign on both texts, "
-        "else it is not resolved there. Depth 16 was not trained.",
+        "else it is not resolved there; one seed decides nothing. Depth 16 was not trained.",
         "The gap goes from the truncated model to the full one. Training on this text can pass the full model, so the last column "
         "has the gap from the truncated model to the full one trained on the same tokens with as many parameters (one seed).",
         "The best depth is the one with the least mean loss over seeds on that text.",
@@ -274,13 +270,13 @@ def main() -> None:
     found, folder = results(sources, planned()), Path(target)
     folder.mkdir(parents=True, exist_ok=True)
     runs = by_label(found)
-    shares, healed = shares_to(runs, FULL), shares_to(runs, HEALED)
+    shares, healed, pairs = shares_to(runs, FULL), shares_to(runs, HEALED), all_pairs(runs)
     page = ["# The retrofit study", "`python -m experiments.ouroboros.tables` made this page.", "## How to read it", rules()]
-    page += question_part(runs, shares)
+    page += question_part(runs, shares, pairs)
     for text in TEXTS if runs else ():
         page += text_part(runs, shares, healed, text)
     (folder / "table.md").write_text("\n\n".join([*page, *missing_part(found, planned())]) + "\n")
-    for path in [folder / "table.md", *draw_all(runs, shares, folder)]:
+    for path in [folder / "table.md", *draw_all(runs, shares, pairs, folder)]:
         print(path)
 
 

@@ -71,7 +71,8 @@ def test_the_best_depth_is_that_of_all_seeds_together() -> None:
 
 def test_a_loss_that_is_not_finite_is_never_best() -> None:
     broken = result("a", {1: 0.5, 2: 0.1})
-    broken["texts"]["test"]["loss"] = (broken["texts"]["test"]["loss"][0], None)
+    first, second = broken["texts"]["test"]["losses"]
+    broken["texts"]["test"]["losses"] = (first, (None, *second[1:]))
     assert best_depth([held(broken, "test")]) == 1
 
 

@@ -26,6 +26,7 @@ LOWER, HIGHER, OPEN = pair(-0.1), pair(0.1), pair(0.001)
         (LOWER, OPEN, "not resolved"),
         (LOWER, HIGHER, "not resolved"),
         (LOWER, pair(-0.1, of_seeds=(-0.3, 0.1)), "not resolved"),
+        (LOWER, pair(-0.1, of_seeds=(-0.1,)), "not resolved"),
     ],
 )
 def test_both_texts_must_agree(test: Pooled, ood: Pooled, word: str) -> None:
