@@ -58,7 +58,7 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def number(value: float | None, digits: int = 3) -> str:
     """Returns a number, or a dash where there is none."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+    return "–" if value is None or not math.isfinite(value) else _minus(f"{value:z.{digits}f}")
 
 
 def signed(value: float, low: float, high: float) -> str:
