@@ -1,0 +1,89 @@
+"""The ASURA study's figures: training loss and gradient norm by update, a panel per size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from experiments.asura.plan import LOOPED, SEEDED
+from experiments.pages import Result
+from experiments.seeds import shared
+from loopwright.analysis.drawing import COLOURS, INK, Axes, Curve, finite, log_axis, look, panels
+
+WINDOW = 20  # updates that one number of a run's log stands for
+FIRST = 100  # warm-up: below it all curves fall alike, and would take the axis for themselves
+WHOLE = "ASURA"
+Labels = Mapping[str, Sequence[Result]]
+
+
+def draw_all(sizes: Mapping[str, Labels], folder: Path) -> list[Path]:
+    """Draws every figure and returns where they are."""
+    parts = [label for label in LOOPED if label not in ("naive universal", WHOLE)]
+    made = {
+        "losses.svg": (SEEDED, "losses", losses, "training loss", False),
+        "losses-parts.svg": (parts, "losses", above_whole, "loss less ASURA's", False),
+        "gradients.svg": (SEEDED, "gradient_norms", norms, "gradient norm", True),
+        "gradients-parts.svg": ([WHOLE, *parts], "gradient_norms", norms, "gradient norm", True),
+    }
+    paths = []
+    for name, (rows, key, curve, title, logarithmic) in made.items():
+        draws = [panel(size, labels, rows, key, curve, title, logarithmic) for size, labels in sizes.items()]
+        if draws:
+            panels(draws, folder / name, columns=1, height=2.1 + 0.15 * len(rows))
+            paths.append(folder / name)
+    return paths
+
+
+def panel(
+    size: str, labels: Labels, rows: Sequence[str], key: str, curve: Callable[[Labels, str, str], Curve | None], title: str,
+    logarithmic: bool,
+) -> Callable[[Axes], None]:  # fmt: skip
+    """Returns what draws one size: a line per row with the range of its seeds."""
+
+    def draw(axes: Axes) -> None:
+        shown: dict[str, Curve] = {}
+        for place, label in enumerate(rows):
+            found = curve(labels, label, key)
+            if found is None:
+                continue
+            shown[label] = found
+            x, y = finite(found.x, found.y)
+            axes.plot(x, y, label=label, linewidth=1.6, **look(place, marker=False))
+            if found.low is not None and found.high is not None:
+                axes.fill_between(found.x, found.low, found.high, color=COLOURS[place % len(COLOURS)], alpha=0.2, linewidth=0)
+        if curve is above_whole:
+            axes.axhline(0, color=INK, linewidth=1, linestyle=(0, (2, 2)))
+        if logarithmic:
+            log_axis(axes, shown)
+        axes.set_title(size)
+        axes.set_xlabel("update")
+        axes.set_ylabel(title)
+
+    return draw
+
+
+def losses(labels: Labels, label: str, key: str) -> Curve | None:
+    """Returns the mean training loss over seeds with their range, from the end of warm-up on."""
+    return _over_seeds([run[key] for run in labels.get(label, [])], FIRST)
+
+
+def norms(labels: Labels, label: str, key: str) -> Curve | None:
+    """Returns the mean over seeds of the largest gradient norm of each window, with their range, from the first update on."""
+    return _over_seeds([run[key] for run in labels.get(label, [])], 0)
+
+
+def above_whole(labels: Labels, label: str, key: str) -> Curve | None:
+    """Returns a row's training loss less ASURA's of the same seed, which saw the same batches."""
+    both = shared(labels.get(label, []), labels.get(WHOLE, []))
+    return _over_seeds([[a - b for a, b in zip(one[key], two[key], strict=False)] for one, two in both], FIRST)
+
+
+def _over_seeds(series: Sequence[Sequence[float]], first: int) -> Curve | None:
+    if not series:
+        return None
+    count = min(map(len, series))
+    kept = [i for i in range(count) if (i + 1) * WINDOW > first] or list(range(count))
+    columns = [[values[i] for values in series] for i in kept]
+    x = [(i + 0.5) * WINDOW for i in kept]
+    ends = ([min(c) for c in columns], [max(c) for c in columns]) if len(series) > 1 else (None, None)
+    return Curve(x, [sum(c) / len(c) for c in columns], *ends)

@@ -1,0 +1,95 @@
+"""What a study's page is made of: results read back in the order of its plan, what was not run, numbers and tables in Markdown."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.side_by_side import Run
+
+Result = dict[str, Any]
+
+
+def results(paths: Iterable[str], planned: Iterable[Run]) -> list[Result]:
+    """Returns the results of all files in the order of the plan; those it does not name come last."""
+    place = {run.name: number for number, run in enumerate(planned)}
+    found = [json.loads(line) for path in paths for line in Path(path).read_text().splitlines()]
+    names = [run["name"] for run in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"results: {twice[0]!r} is there {names.count(twice[0])} times; allowed: once")
+    return sorted(found, key=lambda run: place.get(run["name"], len(place)))
+
+
+def by_label(found: Iterable[Result]) -> dict[str, list[Result]]:
+    """Returns the results of each label, seeds in order."""
+    groups: dict[str, list[Result]] = {}
+    for run in found:
+        groups.setdefault(run["label"], []).append(run)
+    return {label: sorted(runs, key=lambda run: run["seed"]) for label, runs in groups.items()}
+
+
+def not_run(found: Iterable[Result], planned: Iterable[Run]) -> list[str]:
+    """Returns what the plan names and the results lack, the seeds of a row together: "main/gate only: seeds 1, 2"."""
+    done, missing = {run["name"] for run in found}, {}
+    for run in planned:
+        if run.name not in done:
+            row, seed = run.name.rsplit("/", 1)
+            missing.setdefault(row, []).append(seed)
+    return [f"{row}: seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}" for row, seeds in missing.items()]
+
+
+def missing_part(found: Iterable[Result], planned: Iterable[Run]) -> list[str]:
+    """Returns the part of a page that says what was not run."""
+    lines = [f"- {line}" for line in not_run(found, planned)]
+    return ["## Not run", "\n".join(lines) or "All rows of the plan were run."]
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Returns a Markdown table; without a line a sentence that says so."""
+    lines = list(lines)
+    if not lines:
+        return "No row of this table was run."
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines])
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Returns a number, or a dash where there is none."""
+    return "–" if value is None or not math.isfinite(value) else _minus(f"{value:z.{digits}f}")
+
+
+def signed(value: float, low: float, high: float) -> str:
+    """Returns a difference and its interval."""
+    return f"{_minus(f'{value:+z.4f}')} ({_minus(f'{low:+z.4f}')} to {_minus(f'{high:+z.4f}')})"
+
+
+def by_seed(values: Sequence[float]) -> str:
+    """Returns differences, seed by seed."""
+    return " / ".join(_minus(f"{value:+z.4f}") for value in values)
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """Returns a share in percent."""
+    return "–" if value is None or not math.isfinite(value) else _minus(f"{100 * value:z.{digits}f} %")
+
+
+def spread(values: Sequence[float | None], digits: int = 3) -> str:
+    """Returns the mean over seeds, and the least and largest where there are several."""
+    real = [value for value in values if value is not None and math.isfinite(value)]
+    if len(real) < len(values) or not real:
+        return "not finite"
+    mean = number(sum(real) / len(real), digits)
+    return mean if len(real) == 1 else f"{mean} ({number(min(real), digits)} to {number(max(real), digits)})"
+
+
+def words(items: Sequence[object]) -> str:
+    """Returns a list as it is said: "1, 2 and 4"."""
+    said = [str(item) for item in items]
+    return said[0] if len(said) == 1 else f"{', '.join(said[:-1])} and {said[-1]}"
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "−")

@@ -1,0 +1,155 @@
+"""Several seeds of a row as one, and two rows over the seeds they share.
+
+The rule: losses of a passage are averaged over the seeds, then documents are drawn with replacement (the same ones for both rows)
+for the interval of a difference. This interval is about documents, not about seeds: with three of them their range is told beside
+it. A difference is decided where its interval leaves 0 out and every seed alone has the same sign.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from experiments.pages import Result
+from loopwright.evaluate.heldout import HeldOut, Honest
+from loopwright.evaluate.paired import compare, recovered
+from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
+
+RULE = (
+    "Losses of a passage are averaged over the seeds two rows share (seed by seed they saw the same batches), and documents are "
+    "drawn with replacement, the same for both, 1,000 times: the interval holds the middle 95 % of the differences. It is about "
+    "documents; what seeds do is told by the values of each seed beside it. A difference counts as decided where the interval "
+    "leaves 0 out and every seed alone has the same sign."
+)
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """One row against another: the difference of mean losses (below 0: the first is better) with its interval over documents,
+    the same seed by seed, and the share of passages that the first wins, seed by seed."""
+
+    seeds: tuple[int, ...]
+    depths: tuple[int, int]
+    difference: float
+    low: float
+    high: float
+    of_seeds: tuple[float, ...]
+    won: tuple[float, ...]
+    likelihood: bool
+
+    @property
+    def verdict(self) -> str:
+        """What is decided about the first row's loss: "lower", "higher" or "not resolved"."""
+        if self.high < 0 and all(value < 0 for value in self.of_seeds):
+            return "lower"
+        if self.low > 0 and all(value > 0 for value in self.of_seeds):
+            return "higher"
+        return "not resolved"
+
+
+@dataclass(frozen=True)
+class Share:
+    """The share of a gap that a row recovers: all seeds together with the interval over documents, and each alone."""
+
+    share: float
+    low: float
+    high: float
+    gap: float
+    of_seeds: tuple[float, ...]
+
+
+def held(run: Result, text: str) -> HeldOut:
+    """Returns a run's report of one text."""
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in run["texts"][text].items()}
+    honest = values["honest"] and Honest(**{k: tuple(v) if isinstance(v, list) else v for k, v in values["honest"].items()})
+    return HeldOut(**{**values, "losses": tuple(map(tuple, values["losses"])), "honest": honest})
+
+
+def reports(runs: Sequence[Result], text: str) -> list[HeldOut]:
+    """Returns each run's report of one text."""
+    return [held(run, text) for run in runs]
+
+
+def mean_loss(found: Sequence[HeldOut], depth: int) -> float:
+    """Returns the loss at a depth, the mean over the reports; infinite where one has none."""
+    if not all(depth in each.depth for each in found):
+        return math.inf
+    sums = [each.at(depth) for each in found]
+    mean = float(torch.stack([losses.sum() / targets.sum() for losses, targets, _ in sums]).mean())
+    return mean if math.isfinite(mean) else math.inf
+
+
+def best_depth(found: Sequence[HeldOut]) -> int:
+    """Returns the depth with the least loss over all reports."""
+    return min(found[0].depth, key=lambda depth: mean_loss(found, depth))
+
+
+def averaged(found: Sequence[HeldOut], depth: int | None = None) -> HeldOut:
+    """Returns one report at one depth (the best where none is given) whose losses are the mean of all reports' losses."""
+    depth = best_depth(found) if depth is None else depth
+    rows = torch.stack([each.at(depth)[0] for each in found]).mean(0).tolist()
+    losses = tuple(None if math.isnan(value) else value for value in rows)
+    loss = mean_loss(found, depth)
+    return replace(
+        found[0], depth=(depth,), loss=(loss if math.isfinite(loss) else None,), losses=(losses,), honest=None,
+        loss_low=(None,), loss_high=(None,), perplexity=(None,), bits_per_byte=(None,),
+        likelihood=all(each.likelihood for each in found),
+    )  # fmt: skip
+
+
+def loss_interval(found: Sequence[HeldOut], depth: int | None = None) -> tuple[float, float]:
+    """Returns the interval over documents of the mean loss over all reports, at their best depth where none is given."""
+    losses, targets, units = averaged(found, depth).at()
+    low, high = percentile_interval(resampled_means(by_unit(losses, units), by_unit(targets, units)))
+    return float(low), float(high)
+
+
+def shared(first: Sequence[Result], second: Sequence[Result]) -> list[tuple[Result, Result]]:
+    """Returns the runs of two rows whose seeds both have, seed by seed."""
+    others = {run["seed"]: run for run in second}
+    return [(run, others[run["seed"]]) for run in first if run["seed"] in others]
+
+
+def pooled(first: Sequence[Result], second: Sequence[Result], text: str, depth: int | None = None) -> Pooled | None:
+    """Returns the first row against the second, both at one depth or each at its best; None without a shared seed or depth."""
+    both = shared(first, second)
+    if not both:
+        return None
+    sides = reports([a for a, _ in both], text), reports([b for _, b in both], text)
+    if depth is not None and not all(depth in each.depth for side in sides for each in side):
+        return None
+    first_depth, second_depth = (best_depth(side) if depth is None else depth for side in sides)
+    whole = compare(averaged(sides[0], first_depth), averaged(sides[1], second_depth))
+    alone = list(zip(*sides, strict=True))
+    return Pooled(
+        tuple(a["seed"] for a, _ in both), (first_depth, second_depth),
+        whole.difference, whole.difference_low, whole.difference_high,
+        tuple(mean_loss([a], first_depth) - mean_loss([b], second_depth) for a, b in alone),
+        tuple(won(a, b, depths=(first_depth, second_depth)) for a, b in alone), whole.likelihood,
+    )  # fmt: skip
+
+
+def won(first: HeldOut, second: HeldOut, *, depths: tuple[int, int]) -> float:
+    """Returns the share of passages on which the first has the lower loss; one with equal losses counts half."""
+    a, b = first.at(depths[0])[0], second.at(depths[1])[0]
+    return float(((a < b).double() + (a == b).double() / 2).mean())
+
+
+def share_of_gap(
+    runs: Sequence[Result], worse: Result | None, better: Result | None, text: str, depth: int | None = None
+) -> Share | None:
+    """Returns the share of the gap from the worse run (at its first depth) to the better (at its best) that a row recovers, at its
+    best depth where none is given; None where one of the two is missing, there is no gap, or a loss is not finite."""
+    if worse is None or better is None:
+        return None
+    found, start, end = reports(runs, text), held(worse, text), held(better, text)
+    start, end, depth = averaged([start], start.depth[0]), averaged([end]), best_depth(found) if depth is None else depth
+    top = mean_loss([start], start.depth[0])
+    gap = top - mean_loss([end], end.depth[0])
+    if not 0 < gap < math.inf or not math.isfinite(mean_loss(found, depth)):
+        return None
+    whole = recovered(averaged(found, depth), worse=start, better=end)
+    return Share(whole.share, whole.low, whole.high, gap, tuple((top - mean_loss([each], depth)) / gap for each in found))

@@ -1,0 +1,79 @@
+"""The retrofit study's page, from whatever rows there are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.ouroboros import tables
+from experiments.ouroboros.figures import sizes
+from experiments.ouroboros.tables import CONTROLLER, FULL, HEALED, SHIFTED, STATIC, TRUNCATED
+from tests.experiments.results import result
+
+DEPTHS = (1, 2, 4, 8, 16)
+LEAKING = "controller, whole sequence (leaks)"
+
+
+def rows() -> list[dict]:
+    """A study in which the controller's loss is 0.02 lower than static modulation's at every depth."""
+    ends = {"group": "references", "system": "plain-loop"}
+    found = [
+        result(FULL, {1: 0.0}, **ends),
+        result(TRUNCATED, {depth: 1.0 - 0.01 * depth for depth in DEPTHS}, **ends),
+        result(HEALED, {1: -0.5}, **ends),
+    ]
+    shares, means = {"steps": 0.5, "kinds": 0.2, "passages": 0.3}, {"a": [[[3.0, 4.0]]], "b": [[[0.0, 0.0]]]}
+    spoken = {"shares": shares, "size": 1.0, "means": means}
+    for seed in range(2):
+        found.append(result(STATIC, {depth: 0.4 + 0.01 * depth for depth in DEPTHS}, seed))
+        found.append(result(CONTROLLER, {depth: 0.38 + 0.01 * depth for depth in DEPTHS}, seed, diagonals=spoken))
+    leaking = result(LEAKING, dict.fromkeys(DEPTHS, 0.3))
+    ends = dict.fromkeys(("loss_low", "loss_high", "gain_low", "gain_high"), [None] * 5)
+    honest = {"positions": 9, "loss": [5.0] * 5, "forced": [4.0] * 5, "gain": [1.0] * 5, **ends}
+    for text in leaking["texts"].values():
+        text |= {"likelihood": False, "honest": honest}
+    return [*found, leaking, result(SHIFTED, dict.fromkeys(DEPTHS, 1.5), group="others")]
+
+
+def page(tmp_path: Path, found: list[dict], monkeypatch: pytest.MonkeyPatch) -> str:
+    source = tmp_path / "runs.jsonl"
+    source.write_text("".join(json.dumps(run) + "\n" for run in found))
+    monkeypatch.setattr(sys, "argv", ["tables", str(source), str(tmp_path / "out")])
+    tables.main()
+    return (tmp_path / "out" / "table.md").read_text()
+
+
+def lines(text: str, *cells: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("| " + " | ".join(cells))]
+
+
+def test_the_page_of_a_study_with_a_known_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = page(tmp_path, rows(), monkeypatch)
+    assert "**Yes, at every depth trained (1, 2, 4 and 8). Beyond them: yes at depth 16." in text
+    pair = ("both 4", "−0.0200 (−0.0200 to −0.0200)", "−0.0200 / −0.0200", "−2.0 %", "100 %", "lower")
+    assert len(lines(text, CONTROLLER, STATIC, *pair)) == 2  # on both texts
+    # truncated is told at depth 1, though it happens to be better when looped
+    assert lines(text, TRUNCATED, "5 (5.00 %)", "1", "4.0")[0].count("0.0 % (0.0 % to 0.0 %)") == 2
+    of_both = lines(text, CONTROLLER, "5 (5.00 %)", "1")[0]
+    assert "60.6 % (60.6 % to 60.6 %) | 60.6 % / 60.6 % | 40.3 %" in of_both  # 0.6 of 0.99, and of 1.49
+    assert "Best looped row: controller, prefix (2 seeds), 5.0 % of the kept" in text  # the leaking row is lower, and no candidate
+    assert lines(text, LEAKING + " †") and lines(text, LEAKING, "1", "4.000", "5.000", "1.0000 (– to –)")
+    assert lines(text, SHIFTED, "2.000 → 1.000")[0].count("−51.5 %") == 2
+    assert lines(text, CONTROLLER, "1 / 1", "50.0 % / 50.0 %", "20.0 % / 20.0 %")
+    assert "- main/gate only: seeds 0, 1, 2" in text and "- main/controller, prefix: seed 2" in text
+    made = {path.name for path in (tmp_path / "out").glob("*.svg")}
+    assert made == {"recovered.svg", "recovered-others.svg", "by-depth.svg", "question.svg", "controls.svg", "diagonals.svg"}
+
+
+@pytest.mark.parametrize("kept", [[], [FULL], [CONTROLLER], [TRUNCATED, SHIFTED], [FULL, TRUNCATED, LEAKING], [STATIC, CONTROLLER]])
+def test_any_rows_make_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: list[str]) -> None:
+    text = page(tmp_path, [run for run in rows() if run["label"] in kept], monkeypatch)
+    assert ("**Yes" in text) == (STATIC in kept) and ("**Not measured.**" in text) == (STATIC not in kept)
+    assert f"- references/{FULL}: seed 0" in text or FULL in kept
+
+
+def test_sizes_are_by_target_and_step() -> None:
+    assert sizes([[[3.0, 3.0], [0.0, 0.0]], [[1.0, 1.0], [4.0, -4.0]]]) == [[3.0, 1.0], [0.0, 4.0]]

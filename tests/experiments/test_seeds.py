@@ -1,0 +1,92 @@
+"""Several seeds as one: differences, what is decided, and shares of a gap, on losses with known answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from experiments.seeds import averaged, best_depth, held, loss_interval, mean_loss, pooled, share_of_gap
+from loopwright.evaluate.paired import compare
+from tests.experiments.results import PASSAGES, TEXTS, hard, held_out, result
+
+
+def seeds(label: str, *above: float) -> list[dict]:
+    return [result(label, {1: value}, seed) for seed, value in enumerate(above)]
+
+
+def noisy(label: str, offset: float, seed: int) -> dict:
+    noise = torch.randn(PASSAGES, generator=torch.Generator().manual_seed(seed + 9), dtype=torch.float64)
+    return result(label, {1: offset}, seed) | {"texts": {text: held_out(text, {1: hard() + offset + noise}) for text in TEXTS}}
+
+
+def test_one_seed_is_the_paired_comparison() -> None:
+    a, b = noisy("a", 0.1, 0), noisy("b", 0.0, 0) | {"texts": noisy("b", 0.0, 5)["texts"]}
+    found, alone = pooled([a], [b], "test"), compare(held(a, "test"), held(b, "test"))
+    assert found is not None and found.seeds == (0,)
+    assert (found.difference, found.low, found.high) == (alone.difference, alone.difference_low, alone.difference_high)
+    assert found.of_seeds == pytest.approx((alone.difference,)) and found.won == (alone.won,)
+
+
+def test_the_difference_is_the_mean_over_shared_seeds() -> None:
+    found = pooled(seeds("a", -0.2, -0.4, 9.0), seeds("b", 0.0, 0.0), "test")
+    assert found is not None and found.seeds == (0, 1)
+    assert found.difference == pytest.approx(-0.3) and found.of_seeds == pytest.approx((-0.2, -0.4))
+    assert found.verdict == "lower" and found.won == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("above", "verdict"),
+    [((-0.3, -0.1), "lower"), ((0.3, 0.1), "higher"), ((-0.3, 0.1), "not resolved"), ((0.3, -0.1), "not resolved")],
+)
+def test_a_seed_of_the_other_sign_leaves_it_open(above: tuple[float, float], verdict: str) -> None:
+    # no passage differs from another: the interval has no width, so seeds alone can leave it open
+    found = pooled(seeds("a", *above), seeds("b", 0.0, 0.0), "test")
+    assert found is not None and found.verdict == verdict and found.low == pytest.approx(found.high)
+
+
+def test_an_interval_over_0_leaves_it_open() -> None:
+    found = pooled([noisy("a", -0.01, 0), noisy("a", -0.01, 1)], seeds("b", 0.0, 0.0), "test")
+    assert found is not None and found.low < 0 < found.high and found.verdict == "not resolved"
+
+
+def test_noise_of_seeds_averages_out_of_the_losses() -> None:
+    one = pooled([noisy("a", -0.1, 0)], seeds("b", 0.0), "test")
+    many = pooled([noisy("a", -0.1, seed) for seed in range(8)], seeds("b", *[0.0] * 8), "test")
+    assert one is not None and many is not None and many.high - many.low < 0.6 * (one.high - one.low)
+
+
+def test_depths_are_equal_or_each_rows_best() -> None:
+    first, second = [result("a", {1: 0.3, 2: 0.0})], [result("b", {1: 0.1, 2: 0.2, 4: 0.4})]
+    best, equal = pooled(first, second, "test"), pooled(first, second, "test", 2)
+    assert best is not None and best.depths == (2, 1) and best.difference == pytest.approx(-0.1)
+    assert equal is not None and equal.depths == (2, 2) and equal.difference == pytest.approx(-0.2)
+    assert pooled(first, second, "test", 4) is None and pooled(first, [], "test") is None
+
+
+def test_the_best_depth_is_that_of_all_seeds_together() -> None:
+    found = [held(result("a", above), "test") for above in ({1: 0.0, 2: 0.1}, {1: 0.5, 2: 0.1})]
+    assert best_depth(found[:1]) == 1 and best_depth(found) == 2
+    assert averaged(found).depth == (2,) and averaged(found).loss[0] == pytest.approx(mean_loss(found, 2))
+
+
+def test_a_loss_that_is_not_finite_is_never_best() -> None:
+    broken = result("a", {1: 0.5, 2: 0.1})
+    first, second = broken["texts"]["test"]["losses"]
+    broken["texts"]["test"]["losses"] = (first, (None, *second[1:]))
+    assert best_depth([held(broken, "test")]) == 1
+
+
+def test_shares_of_a_gap_by_seed_and_together() -> None:
+    worse, better = result("w", {1: 1.0, 4: 0.9}), result("b", {1: 0.0})
+    found = share_of_gap([result("a", {1: 9.0, 2: 0.4}), result("a", {1: 9.0, 2: 0.2}, 1)], worse, better, "test")
+    assert found is not None and found.of_seeds == pytest.approx((0.6, 0.8)) and found.gap == pytest.approx(1.0)
+    assert (found.share, found.low, found.high) == pytest.approx((0.7, 0.7, 0.7))
+    past = share_of_gap([result("a", {1: -0.5})], worse, better, "test")
+    assert past is not None and past.share == pytest.approx(1.5)  # training can pass the better model
+    assert share_of_gap([worse], worse, None, "test") is None and share_of_gap([better], better, worse, "test") is None
+
+
+def test_the_interval_of_a_mean_holds_it() -> None:
+    found = [held(noisy("a", 0.0, seed), "test") for seed in range(3)]
+    low, high = loss_interval(found)
+    assert low < mean_loss(found, 1) < high and high - low > 0.1
