@@ -109,20 +109,20 @@ def best() -> Iterator[Row]:
 
 def others() -> Iterator[Row]:
     """One seed each: other poolings, parts, objectives, the paper's mitigations, ranks, the refiner."""
-    yield looped("others", "plain loop, its layer trained", "plain-loop", overrides=("optim.train=[core.*]", "optim.lr=1e-4"))
-    for pooling in ("chunk", "token"):
-        yield looped("others", f"controller, {pooling}", "ouroboros-identity", controller(pooling))
-    yield looped("others", "controller as published (norm per step, gate at 0.12)", "ouroboros")
-    yield looped("others", "controller + coda adapters", "ouroboros-coda")
-    yield looped("others", "controller + distillation", "ouroboros-identity", objective=BOTH)
-    for rate in (0.1, 0.2):
-        yield looped("others", f"controller, dropout {rate}", "ouroboros-identity", controller(f"prefix, dropout: {rate}"))
-    yield looped("others", "controller, alpha 0.5", "ouroboros-identity", "adapters.alpha=0.5")
-    for rank in (8, 64):
-        yield looped("others", f"controller, rank {rank}", "ouroboros-identity", f"adapters={{rank: {rank}, alpha: {rank / 2}}}")
     yield looped("others", "controller, labels shifted twice", "ouroboros-identity", objective="objective={kind: final, ahead: 2}")
     yield Row("others", "refiner with its gate", "refiner", ("depth=4", *STEPS))
     yield Row("others", "refiner without a gate", "refiner", ("depth=4", *STEPS, "gate={kind: none}"))
+    yield looped("others", "controller as published (norm per step, gate at 0.12)", "ouroboros")
+    for pooling in ("token", "chunk"):
+        yield looped("others", f"controller, {pooling}", "ouroboros-identity", controller(pooling))
+    yield looped("others", "controller, alpha 0.5", "ouroboros-identity", "adapters.alpha=0.5")
+    for rank in (8, 64):
+        yield looped("others", f"controller, rank {rank}", "ouroboros-identity", f"adapters={{rank: {rank}, alpha: {rank / 2}}}")
+    for rate in (0.1, 0.2):
+        yield looped("others", f"controller, dropout {rate}", "ouroboros-identity", controller(f"prefix, dropout: {rate}"))
+    yield looped("others", "controller + coda adapters", "ouroboros-coda")
+    yield looped("others", "controller + distillation", "ouroboros-identity", objective=BOTH)
+    yield looped("others", "plain loop, its layer trained", "plain-loop", overrides=("optim.train=[core.*]", "optim.lr=1e-4"))
 
 
 GROUPS: dict[str, Callable[[], Iterator[Row]]] = {group.__name__: group for group in (references, main, best, others)}
