@@ -16,10 +16,14 @@ from loopwright.analysis.drawing import COLOURS, INK, MARKERS, Axes, Curve, dept
 LEAST_SHOWN, MOST_SHOWN = -0.5, 1.3  # a share beyond is told at the edge: one such row must not flatten the others
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 BY_DEPTH = (
-    "gate only", "static diagonal", "static, equal parameters", "controller, prefix", "controller + coda adapters + distillation",
+    "gate only", "static diagonal", "static, equal parameters", "controller, blind to the input", "controller, prefix",
+    "controller + coda adapters + distillation",
 )  # fmt: skip
 LEAKING, ONCE, BASELINE = "controller, whole sequence (leaks)", "healed LoRA, equal parameters", "static, equal parameters"
-AGAINST = {"question.svg": ("controller, prefix",), "controls.svg": ("controller, prefix", "static diagonal", "gate only")}
+AGAINST = {
+    "question.svg": ("controller, prefix", "controller, blind to the input"),
+    "controls.svg": ("controller, prefix", "controller, blind to the input", "static diagonal", "gate only"),
+}
 SPOKEN = "controller, prefix"
 
 Runs = Mapping[str, Sequence[Result]]
@@ -37,7 +41,7 @@ def draw_all(runs: Runs, shares: Shares, pairs: Pairs, folder: Path) -> list[Pat
             how(folder / name)
             made.append(folder / name)
 
-    ends = ("full model", "truncated")
+    ends = ("full model", "truncated", "truncated, searched layout")
     for name, groups in {"recovered.svg": ("references", "main", "best"), "recovered-others.svg": ("others",)}.items():
         chosen = {label: found for label, found in shares.items() if runs[label][0]["group"] in groups and label not in ends}
         draw(name, chosen, partial(recovered_points, runs, chosen))

@@ -19,6 +19,10 @@ LORA_RANK = 6  # 15 layers × 10,176 × 6 = 916 thousand: what the controller an
 STEP_RANK = 4  # 8 steps × 10,176 × 4 = 326 thousand: what the controller alone trains, 309 thousand
 CONTROLLER = "{kind: controller, rank: 32, alpha: 16.0, style: 128, pooling: %s}"
 
+ENDS = ", ".join(f"{{kind: low-rank, rank: 32, stack: {stack}}}" for stack in ("prelude", "coda"))
+
+EVERYWHERE = f"adapters=[{CONTROLLER % 'prefix'}, {ENDS}]"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -90,12 +94,11 @@ def main() -> Iterator[Row]:
 
 def best() -> Iterator[Row]:
     """Adapters on every kept layer, at most 10 % of what is kept, in the layout that `retrofit --search` finds; its controls."""
-    ends = ", ".join(f"{{kind: low-rank, rank: 32, stack: {stack}}}" for stack in ("prelude", "coda"))
     yield Row("best", "truncated, searched layout", "plain-loop", SEARCHED, objective=None)
     for seed in range(3):
         yield Row(
             "best", "controller + adapters everywhere + distillation, searched layout", "ouroboros-identity",
-            (*SEARCHED, *STEPS, f"adapters=[{CONTROLLER % 'prefix'}, {ends}]"), objective=BOTH, seed=seed,
+            (*SEARCHED, *STEPS, EVERYWHERE), objective=BOTH, seed=seed,
         )  # fmt: skip
         yield Row(
             "best", "not looped, adapters everywhere + distillation, searched layout", "healed",
@@ -103,16 +106,26 @@ def best() -> Iterator[Row]:
         )  # fmt: skip
         yield Row(
             "best", "static, adapters everywhere + distillation, searched layout", "gate-only",
-            (*SEARCHED, *STEPS, f"adapters=[{{kind: low-rank, rank: {STEP_RANK}}}, {ends}]"), objective=BOTH, seed=seed,
+            (*SEARCHED, *STEPS, f"adapters=[{{kind: low-rank, rank: {STEP_RANK}}}, {ENDS}]"), objective=BOTH, seed=seed,
         )  # fmt: skip
 
 
 def others() -> Iterator[Row]:
     """One seed each: other poolings, parts, objectives, the paper's mitigations, ranks, the refiner."""
     yield looped("others", "controller, labels shifted twice", "ouroboros-identity", objective="objective={kind: final, ahead: 2}")
+    yield looped(
+        "others", "adapters everywhere, labels shifted twice", "ouroboros-identity", EVERYWHERE,
+        objective="objective={kind: final, ahead: 2}",
+    )  # fmt: skip
     yield Row("others", "refiner with its gate", "refiner", ("depth=4", *STEPS))
     yield Row("others", "refiner without a gate", "refiner", ("depth=4", *STEPS, "gate={kind: none}"))
     yield looped("others", "controller as published (norm per step, gate at 0.12)", "ouroboros")
+    yield looped("others", "controller as published + adapters everywhere", "ouroboros", EVERYWHERE)
+    for seed in range(3):
+        yield looped(
+            "others", "controller over random bases + adapters everywhere", "gate-only", EVERYWHERE,
+            overrides=("depth={kind: choice, values: [2, 4, 8]}",), seed=seed,
+        )  # fmt: skip
     for pooling in ("token", "chunk"):
         yield looped("others", f"controller, {pooling}", "ouroboros-identity", controller(pooling))
     yield looped("others", "controller, alpha 0.5", "ouroboros-identity", "adapters.alpha=0.5")

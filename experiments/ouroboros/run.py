@@ -66,7 +66,6 @@ def carry_out(
 def made(row: Row, source: str, corpus: str, shards: str, extra: tuple[str, ...]) -> tuple[Any, list[dict[str, Any]]]:
     """Returns the row's model, trained where it is, and the log of its updates."""
     import loopwright as lw
-    from loopwright.recipes.shelf import recipe
     from loopwright.run import read_log
     from loopwright.settings import parse_overrides
     from loopwright.train.loop import train
@@ -75,18 +74,33 @@ def made(row: Row, source: str, corpus: str, shards: str, extra: tuple[str, ...]
         return lw.load(source), []
     if row.objective is None:
         return lw.retrofit(source, row.system, **parse_overrides(row.changes)), []
-    overrides = [
-        f"model={{kind: retrofit, source: {source}, system: {row.system}}}", *SETTINGS,
-        *[f"model.changes.{change}" for change in row.changes],
-        f"data.files={corpus}/train-*.jsonl.gz", f"data.valid_files={corpus}/valid.jsonl.gz", f"data.tokenizer={source}",
-        row.objective % {"source": source}, f"seed={row.seed}", *row.overrides, *extra,
-    ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
         place.mkdir()
         (place / "data").symlink_to(Path(shards).absolute())  # tokenised once for all rows
-        outcome = train(recipe("heal-smollm2", overrides), place)
+        outcome = train(recipe_of(row, source, corpus, extra), place)
         return outcome.model, [entry for entry in read_log(outcome.run.log) if "loss" in entry]
+
+
+def recipe_of(row: Row, source: str, corpus: str, extra: tuple[str, ...] = ()) -> Any:
+    """Returns the recipe a row is trained by: heal-smollm2's, with a model that has nothing of that recipe's own."""
+    from loopwright.recipes.shelf import recipe
+    from loopwright.settings import parse_overrides
+    from loopwright.train.recipe import make_recipe
+
+    assert row.objective is not None
+    data = recipe("heal-smollm2").data_of()
+    data["model"] = {"kind": "retrofit", "source": source, "system": row.system}
+    overrides = [
+        *SETTINGS, *[f"model.changes.{change}" for change in row.changes], *texts(source, corpus),
+        row.objective % {"source": source}, f"seed={row.seed}", *row.overrides, *extra,
+    ]  # fmt: skip
+    return make_recipe(data, changes=parse_overrides(overrides))
+
+
+def texts(source: str, corpus: str) -> tuple[str, ...]:
+    """Returns the overrides that name the training text."""
+    return (f"data.files={corpus}/train-*.jsonl.gz", f"data.valid_files={corpus}/valid.jsonl.gz", f"data.tokenizer={source}")
 
 
 def diagonals(model: Any, kinds: list[str], tokenizer: Any, context: int) -> dict[str, Any] | None:
@@ -138,8 +152,7 @@ def tokenise(source: str, corpus: str, shards: str, extra: tuple[str, ...]) -> N
     from loopwright.data.build import build_data
     from loopwright.recipes.shelf import recipe
 
-    files = (f"data.files={corpus}/train-*.jsonl.gz", f"data.valid_files={corpus}/valid.jsonl.gz", f"data.tokenizer={source}")
-    splits = build_data(recipe("heal-smollm2", [*files, *extra]).data, Path(shards))
+    splits = build_data(recipe("heal-smollm2", [*texts(source, corpus), *extra]).data, Path(shards))
     print(f"training text: {splits.notes}", flush=True)
 
 

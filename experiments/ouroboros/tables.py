@@ -20,11 +20,15 @@ from experiments.seeds import RULE, Pooled, Share, best_depth, held, mean_loss, 
 from loopwright.evaluate.heldout import HeldOut, Honest
 
 FULL, TRUNCATED, HEALED = "full model", "truncated", "full model, healed the same"
-CONTROLLER, STATIC, SHIFTED = "controller, prefix", "static, equal parameters", "controller, labels shifted twice"
-# the question comes first, then its controls
+SEARCHED = "truncated, searched layout"
+CONTROLLER, STATIC, BLIND = "controller, prefix", "static, equal parameters", "controller, blind to the input"
+SHIFTED = ("controller, labels shifted twice", "adapters everywhere, labels shifted twice")
+# the question against low-rank tables per step, against the very same controller that reads nothing, then what bears on it
+ASKED = ((CONTROLLER, STATIC), (CONTROLLER, BLIND))
 PAIRS = (
-    (CONTROLLER, STATIC), (CONTROLLER, "static diagonal"), (CONTROLLER, "gate only"), ("static diagonal", STATIC),
-    ("gate only", STATIC), (CONTROLLER, "healed LoRA, equal parameters"), (STATIC, "healed LoRA, equal parameters"),
+    *ASKED, (BLIND, STATIC), (BLIND, "static diagonal"), (CONTROLLER, "static diagonal"), (CONTROLLER, "gate only"),
+    ("static diagonal", STATIC), ("gate only", STATIC), (CONTROLLER, "healed LoRA, equal parameters"),
+    (STATIC, "healed LoRA, equal parameters"),
 )  # fmt: skip
 PAPER = "The paper's Table 5, 12 sentences: its retrofit beats the truncated model on 3, the full one on none; its share is −6.8 %."
 
@@ -51,12 +55,12 @@ def named(label: str, runs: Sequence[Result]) -> str:
 
 def shown_depth(label: str, found: Sequence[HeldOut]) -> int:
     """Returns the depth a row is told at: its best, and for the truncated model, which is not looped, its first."""
-    return found[0].depth[0] if label == TRUNCATED else best_depth(found)
+    return found[0].depth[0] if label in (TRUNCATED, SEARCHED) else best_depth(found)
 
 
-def shares_to(runs: Runs, better: str) -> Shares:
-    """Returns what each row recovers of the gap from the truncated model to a better one."""
-    ends = one(runs, TRUNCATED), one(runs, better)
+def shares_to(runs: Runs, better: str, worse: str = TRUNCATED) -> Shares:
+    """Returns what each row recovers of the gap from a truncated model to a better one."""
+    ends = one(runs, worse), one(runs, better)
     found: dict[str, dict[str, Share]] = {}
     for label, of_label in runs.items():
         for text in TEXTS:
@@ -125,7 +129,7 @@ def pair_table(pairs: Pairs, text: str, gap: float | None) -> str:
     for names, found in pairs.items():
         for depth, on_texts in found.items():
             each = on_texts.get(text)
-            if each is None or (depth is not None and names != PAIRS[0]):
+            if each is None or (depth is not None and names not in ASKED):
                 continue
             depths = f"best: {each.depths[0]}, {each.depths[1]}" if depth is None else f"both {depth}"
             of_gap = percent(each.difference / gap) if gap else "–"
@@ -184,7 +188,7 @@ def shifted_table(runs: Runs, shares: Shares) -> str:
     head = ["row", "training loss on its own labels: first → last"]
     head += [cell for text in TEXTS for cell in (f"{text} loss", "gap recovered", "beats truncated")]
     lines, worse = [], one(runs, TRUNCATED)
-    for label in (TRUNCATED, CONTROLLER, SHIFTED):
+    for label in (TRUNCATED, CONTROLLER, *SHIFTED):
         run = one(runs, label)
         if run is None:
             continue
@@ -232,19 +236,35 @@ def text_part(runs: Runs, shares: Shares, healed: Shares, text: str) -> list[str
 def question_part(runs: Runs, shares: Shares, pairs: Pairs) -> list[str]:
     """Returns the part of the page that answers the question and the target."""
     gaps = {text: share.gap for found in shares.values() for text, share in found.items()}
-    first, second = one(runs, CONTROLLER), one(runs, STATIC)
-    sizes = f" They train {first['trainable']:,} and {second['trainable']:,} parameters." if first and second else ""
     able = candidates(runs, shares)
     looped = [each for each in able if runs[each.label][0]["system"] != "healed"]
-    said = answer({depth: found for depth, found in pairs.get(PAIRS[0], {}).items() if depth is not None})
-    page = [f"## {QUESTION}", f"**{said}** The pair is `{CONTROLLER}` against `{STATIC}`.{sizes}", answers_table(pairs)]
+    page = [f"## {QUESTION}"]
+    for first, second in ASKED:
+        both = one(runs, first), one(runs, second)
+        sizes = f" They train {both[0]['trainable']:,} and {both[1]['trainable']:,} parameters." if both[0] and both[1] else ""
+        said = answer({depth: found for depth, found in pairs.get((first, second), {}).items() if depth is not None})
+        page.append(f"`{first}` against `{second}`: **{said}**{sizes}")
+    page.append(answers_table(pairs))
     for text in TEXTS:
         page += [f"### {text}, pair by pair", pair_table(pairs, text, gaps.get(text))]
     targets = [target_sentence(looped, "Best looped row"), target_sentence(able, "Best row of all")]
+    targets += own_sentences(runs)
     return [
         *page, "## The target", "\n".join(f"- {line}" for line in targets),
         "## Labels shifted twice", shifted_table(runs, shares), "## What the controllers say", diagonal_table(runs),
     ]  # fmt: skip
+
+
+def own_sentences(runs: Runs) -> list[str]:
+    """Returns what the rows of the searched layout recover of the gap that this layout itself leaves, which is smaller."""
+    told = []
+    for label, found in shares_to(runs, FULL, SEARCHED).items():
+        if label.endswith("searched layout") and label != SEARCHED:
+            parts = [
+                f"{percent(each.share)} ({percent(each.low)} to {percent(each.high)}) on {text}" for text, each in found.items()
+            ]
+            told.append(f"Of the gap of its own layout, {label}: {'; '.join(parts)}.")
+    return told
 
 
 def rules() -> str:
