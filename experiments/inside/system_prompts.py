@@ -73,7 +73,11 @@ def tables(found: list[Mapping[str, Any]]) -> str:
             shares = (row[f"moving_{key}"], *row[key][1:])
             lines.append((row["model"], row["system_prompt"], str(row["opening"]), *(f"{100 * share:.2f} %" for share in shares)))
         counted = sorted({f"{row[f'all_{key}']:,} {key}, {row['depth']} steps" for row in found})
-        parts += [f"## {title}", "Counted: " + "; ".join(counted) + ".", "\n".join("| " + " | ".join(line) + " |" for line in lines)]
+        parts += [
+            f"## {title}",
+            "Counted: " + "; ".join(counted) + ".",
+            "\n".join("| " + " | ".join(line) + " |" for line in lines),
+        ]
     return "\n\n".join(parts)
 
 

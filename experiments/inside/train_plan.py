@@ -1,7 +1,7 @@
 """The rows of the training study: (2, k⊗4, 2) and (0, k⊗4, 0), each with and without input injection, and a dense control.
 
-As in "A Mechanistic Analysis of Looped Language Models", Section 5.1 and Appendices B and E.6: pre-norm alone, a constant depth of 4,
-the loss of the last state alone, a control of 12 layers; the injected ones concatenate the input and start from noise. Smaller
+As in "A Mechanistic Analysis of Looped Language Models", Section 5.1 and Appendices B and E.6: pre-norm alone, a constant depth of
+4, the loss of the last state alone, a control of 12 layers; the injected ones concatenate the input and start from noise. Smaller
 here: width 256 instead of 512, heads of 64, a few million tokens instead of 3.7 billion, AdamW instead of Muon, tied embeddings.
 """
 

@@ -21,8 +21,10 @@ from experiments.side_by_side import arguments, asked_for, run_all
 
 DEPTHS = (1, 2, 4, 8, 16, 32)
 DEEP = 128
-STAGES = ("colsum", "mixing", "sink_rate", "any_sink_rate", "entropy", "norm")
-RESTS = ("step_norm", "step_cosine", "step_attention", "fixed_cosine", "fixed_norm", "fixed_attention", "far_cosine")
+# what claims and figures read of a trace
+READ = (
+    "colsum", "mixing", "sink_rate", "any_sink_rate", "entropy", "norm", "step_norm", "fixed_norm", "fixed_cosine", "far_cosine",
+)  # fmt: skip
 KEPT = "sandwich-4-injected,sandwich-4,control"
 
 
@@ -86,8 +88,7 @@ def look_inside(model: Any, ids: Any, depth: int | None = None, *, stages: tuple
     own = model.config.depth if model.config.is_looped else None
     traced = trace(model, ids, depth or own, collect=stages)
     found = summarise(traced.examples(), answer_depth=own)
-    by_place = {name: found["by_place"][name] for name in STAGES if name in found["by_place"]}
-    by_place |= {name: {"mean": found["by_place"][name]["mean"]} for name in RESTS if name in found["by_place"]}
+    by_place = {name: found["by_place"][name] for name in READ if name in found["by_place"]}
     found.get("limits", {}).pop("orbit", None)
     return {**found, "by_place": by_place}
 
