@@ -42,12 +42,17 @@ class Reading:
 
     def alike(self, when: str = "near") -> Tensor:
         """Returns the correlation of each step's stage curve with the trained control's [S]."""
-        return curve_correlation(self.curves(when), _tensor(self.control["near"]["by_place"]["colsum"]["mean"]))
+        return curve_correlation(self.curves(when), self.dense)
+
+    @property
+    def dense(self) -> Tensor:
+        """The trained control's stage curve [layers]."""
+        return _tensor(self.control["near"]["by_place"]["colsum"]["mean"])
 
     @cached_property
     def gaps(self) -> Tensor:
         """The distance of each step's stage curve from the control's [S]."""
-        return curve_distance(self.curves(), _tensor(self.control["near"]["by_place"]["colsum"]["mean"]))
+        return curve_distance(self.curves(), self.dense)
 
     @cached_property
     def repeats(self) -> Tensor:
@@ -70,8 +75,16 @@ class Reading:
         if "deep" not in self.run or self.run["deep"]["places"]["steps"] <= STEPS:
             return None
         values = _tensor(grid(self.run["deep"], "colsum"))
-        reach = (values.max() - values.min()).item()
+        reach = _range(values)
         return ((values[-1] - values[STEPS - 1]).abs().mean() / reach).item() if reach else 0.0
+
+    @cached_property
+    def growth(self) -> float | None:
+        """By which factor the norm of the core's residuals grows from the trained depth to the last step; None: unknown."""
+        if self.drift is None:
+            return None
+        norms = _tensor(grid(self.run["deep"], "norm"))
+        return (norms[-1].mean() / norms[STEPS - 1].mean()).item()
 
     def loss(self, depth: int) -> float:
         """Returns the held-out loss at a depth; infinite where it is not a number."""
@@ -122,7 +135,10 @@ def stages(found: Sequence[Reading]) -> Iterator[Case]:
     """Every step has the control's stages, in models with prelude and coda and no injection."""
     for one in _of(found, "sandwich", injected=False):
         each, before = one.alike(), one.alike("start")
-        number = f"least {each.min().item():.2f}, mean {each.mean().item():.2f} (before training: mean {before.mean().item():.2f})"
+        number = (
+            f"least {each.min().item():.2f}, mean {each.mean().item():.2f} (before training: mean {before.mean().item():.2f}); "
+        )
+        number += f"range of the curves {_range(one.curves()):.3g}, of the control's {_range(one.dense):.3g}"
         yield Case(one.label, number, bool((each >= ALIKE).all()))
 
 
@@ -196,7 +212,12 @@ def _of(found: Sequence[Reading], family: str, *, injected: bool) -> list[Readin
 def _shares(one: Reading) -> str:
     if one.rests is None:
         return "not deep enough"
-    return "none {:.0f} %, own points {:.0f} %, one point {:.0f} %".format(*(100 * share for share in one.rests))
+    said = "none {:.0f} %, own points {:.0f} %, one point {:.0f} %".format(*(100 * share for share in one.rests))
+    return said if one.growth is None else f"{said}; norm {one.growth:.3g} times that at step {STEPS}"
+
+
+def _range(values: Tensor) -> float:
+    return (values.max() - values.min()).item()
 
 
 def _tensor(values: Any) -> Tensor:
@@ -231,7 +252,7 @@ CLAIMS = (
     ),
     Claim(
         "Without injection pre-norm comes to rest at one point for all layers", "6",
-        f"at least {100 * MOST:.0f} % of layers and prompts rest at where the farthest layer rests too", one_point,
+        f"at least {100 * MOST:.0f} % of layers and prompts rest, in direction (their norm may grow), at where the farthest rests too", one_point,
     ),
     Claim(
         "Models that rest keep their stages beyond the trained depth; models that do not lose them", "11, 12, 47–53",
