@@ -252,7 +252,8 @@ CLAIMS = (
     ),
     Claim(
         "Without injection pre-norm comes to rest at one point for all layers", "6",
-        f"at least {100 * MOST:.0f} % of layers and prompts rest, in direction (their norm may grow), at where the farthest rests too", one_point,
+        f"at least {100 * MOST:.0f} % of layers and prompts rest, in direction (their norm may grow), "
+        "at where the farthest layer does", one_point,
     ),
     Claim(
         "Models that rest keep their stages beyond the trained depth; models that do not lose them", "11, 12, 47–53",
