@@ -1,10 +1,11 @@
 """P11 and P13 at scale: many prompts of real lengths through a model of Ouro's shape, plain and traced; and P12.
 
-    python -m benchmarks.trace_scale --tokens prompts.jsonl --examples 256 --depth 128 --batch 64
+    python -m benchmarks.trace_scale --tokens prompts.jsonl --examples 256 --depth 128 --batch 128
 
 FILE has a prompt per line, as {"tokens": [ids]}. Each batch is run plainly and traced with all attention metrics, one after the
-other; the first --full batches also with residual numbers and the second pass of fixed-point distances, and written to the disk.
-No batch begins that would, by the longest so far, not end within --seconds.
+other, the longest prompts first; the last --full batches also with residual numbers and the second pass of fixed-point distances,
+and written to the disk. Small batches of short prompts say how fast kernels are launched, not how long they run. No batch begins
+that would, by the longest so far, not end within --seconds.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ ATTENTION, ONE_PASS, TWO_PASSES = ("attention",), ("attention", "residual"), ("a
 
 
 class Tally:
-    """Seconds and peak bytes of one kind of work, batch by batch."""
+    """Seconds of one kind of work by the place of its batch, and the peak bytes."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
+        self.seconds: dict[int, float] = {}
         self.peak = 0
 
-    def run(self, work: Callable[[], Any]) -> Any:
-        """Does the work, and counts what it took beside what was there before."""
+    def run(self, place: int, work: Callable[[], Any]) -> Any:
+        """Does the work of a batch, and counts what it took."""
         on_gpu = torch.cuda.is_available()
         if on_gpu:
             torch.cuda.synchronize()
@@ -46,13 +47,17 @@ class Tally:
         if on_gpu:
             torch.cuda.synchronize()
             self.peak = max(self.peak, torch.cuda.max_memory_allocated())
-        self.seconds.append(time.perf_counter() - began)
+        self.seconds[place] = time.perf_counter() - began
         return found
 
     @property
     def total(self) -> float:
         """All seconds."""
-        return sum(self.seconds)
+        return sum(self.seconds.values())
+
+    def beside(self, other: Tally) -> float:
+        """Returns the seconds that another kind of work took on the same batches."""
+        return sum(other.seconds[place] for place in self.seconds)
 
 
 def batches(rows: Sequence[Sequence[int]], size: int) -> list[Sequence[Sequence[int]]]:
@@ -73,7 +78,7 @@ def read_rows(path: str, examples: int, vocabulary: int) -> list[list[int]]:
 def scale(
     model: lw.LoopedForCausalLM, rows: Sequence[Sequence[int]], *, depth: int, batch: int, full: int, seconds: float
 ) -> dict[str, Tally]:
-    """Returns the times of the plain pass, of the trace, and on the first `full` batches of both kinds of longer trace."""
+    """Returns the times of the plain pass, of the trace, and on the last `full` batches of both kinds of longer trace."""
     deadline = time.perf_counter() + seconds
     tallies = {name: Tally() for name in ("plain", "attention", "attention and residual", "two passes", "writing")}
     plain, traced, once, twice, writing = tallies.values()
@@ -89,22 +94,22 @@ def scale(
     ids, mask = pad(groups[0], model.device)
     forward(ids, mask, 2), look(ids, mask, 2, TWO_PASSES)  # warm-up
     for place, group in enumerate(groups):
-        longest = 1.2 * max((a + b for a, b in zip(plain.seconds, traced.seconds, strict=True)), default=0.0)
+        longest = 1.2 * max((plain.seconds[i] + traced.seconds[i] for i in plain.seconds), default=0.0)
         if time.perf_counter() + longest > deadline:
             print(f"stopped before batch {place + 1} of {len(groups)}: no time", flush=True)
             break
         ids, mask = pad(group, model.device)
-        plain.run(lambda ids=ids, mask=mask: forward(ids, mask, depth))
-        traced.run(lambda ids=ids, mask=mask: look(ids, mask, depth, ATTENTION))
-    for group in groups[:full]:
-        if time.perf_counter() + 4 * max(traced.seconds, default=0.0) > deadline:
-            print("stopped before the second pass: no time", flush=True)
-            break
-        ids, mask = pad(group, model.device)
-        once.run(lambda ids=ids, mask=mask: look(ids, mask, depth, ONE_PASS))
-        found = twice.run(lambda ids=ids, mask=mask: look(ids, mask, depth, TWO_PASSES))
+        plain.run(place, lambda ids=ids, mask=mask: forward(ids, mask, depth))
+        traced.run(place, lambda ids=ids, mask=mask: look(ids, mask, depth, ATTENTION))
+    for place in sorted(plain.seconds)[-full:] if full else []:
+        if time.perf_counter() + 4 * traced.seconds[place] > deadline:
+            print(f"no longer traces of batch {place + 1}: no time", flush=True)
+            continue
+        ids, mask = pad(groups[place], model.device)
+        once.run(place, lambda ids=ids, mask=mask: look(ids, mask, depth, ONE_PASS))
+        found = twice.run(place, lambda ids=ids, mask=mask: look(ids, mask, depth, TWO_PASSES))
         with tempfile.TemporaryDirectory() as folder:
-            writing.run(lambda found=found, folder=folder: write(found, Path(folder)))
+            writing.run(place, lambda found=found, folder=folder: write(found, Path(folder)))
             sizes = [path.stat().st_size for path in Path(folder).iterdir()]
         report("P13 bytes kept per example", {
             "target": "<= 5e6", "examples": len(sizes), "tokens": ids.shape[1], "steps": depth,
@@ -123,20 +128,21 @@ def say(tallies: dict[str, Tally], rows: Sequence[Sequence[int]], shape: dict[st
     """Prints a row per kind of work, each beside the plain pass of the same batches."""
     plain = tallies["plain"]
     for name, tally in tallies.items():
-        done = len(tally.seconds)
-        if not done:
+        if not tally.seconds:
             continue
-        same = sum(plain.seconds[:done])
-        counted = sum(len(group) for group in batches(rows, batch)[:done])
+        groups = [batches(rows, batch)[place] for place in tally.seconds]
         target = {"target": f"<= {ALLOWED}"} if name == "attention" else {}
         report(f"P11 at scale: {name}", {
-            **shape, "batch": batch, "examples": counted, "seconds": tally.total, "of_plain": tally.total / same, **target,
+            **shape, "batch": batch, "examples": sum(map(len, groups)),
+            "tokens": sum(len(row) for group in groups for row in group), "longest": max(len(group[0]) for group in groups), "seconds": tally.total,
+            "of_plain": tally.total / tally.beside(plain), **target,
             "peak_bytes": tally.peak, "extra_bytes": max(0, tally.peak - plain.peak),
         })  # fmt: skip
     once, twice = tallies["attention and residual"], tallies["two passes"]
     if twice.seconds:
-        same, second = sum(plain.seconds[: len(twice.seconds)]), twice.total - once.total
-        report("P11 at scale: second pass alone, fixed-point distances", {**shape, "seconds": second, "of_plain": second / same})
+        second = twice.total - once.total
+        row = {**shape, "seconds": second, "of_plain": second / twice.beside(plain)}
+        report("P11 at scale: second pass alone, fixed-point distances", row)
 
 
 def main() -> None:
@@ -145,7 +151,7 @@ def main() -> None:
     parser.add_argument("--tokens", required=True, help="a .jsonl file of token rows")
     parser.add_argument("--examples", type=int, default=256)
     parser.add_argument("--depth", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--full", type=int, default=1, help="batches on which the longer traces run too")
     parser.add_argument("--seconds", type=float, default=110)
     parser.add_argument("--model", default="ouro-1.4b", help="a preset, with random weights")
@@ -155,9 +161,7 @@ def main() -> None:
     with torch.device(device):
         model = lw.build(options.model).to(kind)
     rows = read_rows(options.tokens, options.examples, model.config.vocab_size)
-    lengths = [len(row) for row in rows]
-    shape = {"model": f"{options.model}, random, {str(kind).removeprefix('torch.')}", "depth": options.depth,
-             "tokens": sum(lengths), "longest": max(lengths)}  # fmt: skip
+    shape = {"model": f"{options.model}, random, {str(kind).removeprefix('torch.')}", "depth": options.depth}
     tallies = scale(model, rows, depth=options.depth, batch=options.batch, full=options.full, seconds=options.seconds)
     say(tallies, rows, shape, options.batch)
     gram_sides()
