@@ -30,11 +30,11 @@ ATTENTION, ONE_PASS, TWO_PASSES = ("attention",), ("attention", "residual"), ("a
 
 
 class Tally:
-    """Seconds of one kind of work by the place of its batch, and the peak bytes."""
+    """Seconds and peak bytes of one kind of work, by the place of its batch."""
 
     def __init__(self) -> None:
         self.seconds: dict[int, float] = {}
-        self.peak = 0
+        self.peaks: dict[int, int] = {}
 
     def run(self, place: int, work: Callable[[], Any]) -> Any:
         """Does the work of a batch, and counts what it took."""
@@ -46,7 +46,7 @@ class Tally:
         found = work()
         if on_gpu:
             torch.cuda.synchronize()
-            self.peak = max(self.peak, torch.cuda.max_memory_allocated())
+        self.peaks[place] = torch.cuda.max_memory_allocated() if on_gpu else 0
         self.seconds[place] = time.perf_counter() - began
         return found
 
@@ -133,10 +133,10 @@ def say(tallies: dict[str, Tally], rows: Sequence[Sequence[int]], shape: dict[st
         groups = [batches(rows, batch)[place] for place in tally.seconds]
         target = {"target": f"<= {ALLOWED}"} if name == "attention" else {}
         report(f"P11 at scale: {name}", {
-            **shape, "batch": batch, "examples": sum(map(len, groups)),
-            "tokens": sum(len(row) for group in groups for row in group), "longest": max(len(group[0]) for group in groups), "seconds": tally.total,
-            "of_plain": tally.total / tally.beside(plain), **target,
-            "peak_bytes": tally.peak, "extra_bytes": max(0, tally.peak - plain.peak),
+            **shape, "batch": batch, "examples": sum(map(len, groups)), "longest": max(len(group[0]) for group in groups),
+            "tokens": sum(len(row) for group in groups for row in group),
+            "seconds": tally.total, "of_plain": tally.total / tally.beside(plain), **target,
+            "peak_bytes": max(tally.peaks.values()), "extra_bytes": max(peak - plain.peaks[i] for i, peak in tally.peaks.items()),
         })  # fmt: skip
     once, twice = tallies["attention and residual"], tallies["two passes"]
     if twice.seconds:
