@@ -1,9 +1,11 @@
-"""P11 and P13: a trace beside the plain pass of the same work, its extra memory by length, and the bytes kept per example."""
+"""P11 to P13: a trace beside the plain pass of the same work, its extra memory by length, entropy through the smaller side of
+a residual, and the bytes kept per example."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,6 +13,7 @@ import torch
 import loopwright as lw
 from benchmarks.pairs import compare, report
 from loopwright.analysis.trace import trace
+from loopwright.metrics.residual import residual_entropy
 from loopwright.model.config import LoopedConfig
 
 ALLOWED = 1.3
@@ -103,10 +106,31 @@ def kept_bytes() -> None:
     report("P13 bytes kept per example", {"target": "<= 5e6", **shape, "bytes": size})
 
 
+def gram_sides() -> None:
+    """Prints how much longer the entropy of a residual takes through the larger of its two Gram matrices, in both shapes."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for tokens, width in ((128, 1024), (1024, 128)):
+        x = torch.randn(1, tokens, width, device=device)
+        own, other = residual_entropy(x), larger_side(x)
+        if not torch.allclose(own, other, rtol=1e-6):
+            raise ValueError(f"entropy: {own.item()} and {other.item()} through the two sides; allowed: one number")
+        row = compare(partial(larger_side, x), partial(residual_entropy, x), pairs=5, warm_up=1)
+        report("P12 entropy, larger Gram side / smaller", {"target": "always the smaller", "tokens": tokens, "width": width, **row})
+
+
+def larger_side(x: torch.Tensor) -> torch.Tensor:
+    """Returns the matrix-based entropy of residuals [..., T, D] the long way: through the larger of the two Gram matrices."""
+    x = x.double()
+    gram = x.mT @ x if x.shape[-2] < x.shape[-1] else x @ x.mT
+    values = torch.linalg.eigvalsh(gram).clamp(min=0)
+    return torch.special.entr(values / values.sum(-1, keepdim=True)).sum(-1)
+
+
 def main() -> None:
     """Prints every row."""
     torch.set_num_threads(1)  # small passes: waiting for other threads would cost more than they bring
     kept_bytes()
+    gram_sides()
     name, model, rows, length, steps = model_here()
     times(name, model, rows, length, steps)
     memory(model)

@@ -8,17 +8,15 @@ byte-pair tokenizer of 8,192 tokens is trained on the first training file and pu
 
 from __future__ import annotations
 
-import tempfile
-import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.asura.plan import STEPS, Row, rows
+from experiments.corpus import VOCABULARY, prepare, texts, train_once
 from experiments.side_by_side import arguments, asked_for, run_all
 
-VOCABULARY = 8192
 TEXTS = {"test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
 SETTINGS = (
     f"model.changes.vocab_size={VOCABULARY}", "model.changes.tie_word_embeddings=true", "model.changes.head_bias=false",
@@ -39,35 +37,27 @@ def carry_out(
     from loopwright.evaluate.passages import read_passages
     from loopwright.model.cost import pass_flops
     from loopwright.recipes.shelf import recipe
-    from loopwright.run import origin, read_log
-    from loopwright.train.loop import train
+    from loopwright.run import origin
 
     depth = f"depth={{kind: fixed, depth: {STEPS if row.looped else 1}}}"
     chosen = recipe("asura-text", [*SETTINGS, *texts(corpus, tokenizer), *row.changes, depth, f"seed={row.seed}", *extra])
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "run"
-        place.mkdir()
-        (place / "data").symlink_to(Path(shards).absolute())  # tokenised once for all rows
-        began = time.perf_counter()
-        outcome = train(chosen, place)
-        seconds = time.perf_counter() - began
-        log = [entry for entry in read_log(outcome.run.log) if "loss" in entry]
-    model = outcome.model
+    trained = train_once(chosen, shards)
+    model = trained.outcome.model
     torch.set_float32_matmul_precision("highest")
     own = Tokenizer(tokenizer)
     found = {
         name: asdict(held_out(model, read_passages(name, Path(corpus) / file, own, context).drawn(passages)))
         for name, file in TEXTS.items()
     }
-    losses, norms = [entry["loss"] for entry in log], [entry["grad_norm"] for entry in log]
+    norms = [entry["grad_norm"] for entry in trained.log]
     return {
         "name": row.name, "size": row.size, "label": row.label, "seed": row.seed, "changes": list(row.changes),
         "parameters": sum(p.numel() for p in model.parameters()),
         "flops": sum(pass_flops(model.config, batch=1, length=context).values()) / context,
-        "tokens": sum(entry["tokens"] for entry in log), "train_seconds": seconds,
-        "losses": [round(sum(losses[i : i + 20]) / len(losses[i : i + 20]), 4) for i in range(0, len(losses), 20)],
+        "tokens": sum(entry["tokens"] for entry in trained.log), "train_seconds": trained.seconds,
+        "losses": trained.losses(),
         "gradient_norms": [round(max(norms[i : i + 20]), 4) for i in range(0, len(norms), 20)],
-        "spikes": spikes(losses), "skipped": outcome.progress.skipped, "texts": found,
+        "spikes": spikes([entry["loss"] for entry in trained.log]), "skipped": trained.outcome.progress.skipped, "texts": found,
         "origin": {key: value for key, value in origin().items() if key != "command"},
     }  # fmt: skip
 
@@ -83,32 +73,8 @@ def spikes(losses: list[float]) -> int:
     return count
 
 
-def texts(corpus: str, tokenizer: str) -> tuple[str, ...]:
-    """Returns the overrides that name the training text."""
-    return (f"data.files={corpus}/train-*.jsonl.gz", f"data.valid_files={corpus}/valid.jsonl.gz", f"data.tokenizer={tokenizer}")
-
-
-def make_tokenizer(corpus: str, folder: Path) -> None:
-    """Trains a byte-pair tokenizer on the first training file."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    from loopwright.data.records import Files
-
-    first = sorted(Path(corpus).glob("train-*.jsonl.gz"))[0]
-    own = Tokenizer(models.BPE())
-    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    own.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=["<end>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    own.train_from_iterator((record["text"] for _, record in Files(str(first), field="text")), trainer)
-    PreTrainedTokenizerFast(tokenizer_object=own, eos_token="<end>").save_pretrained(folder)
-
-
 def main() -> None:
     """Reads the command line, tokenises once, and runs what is asked for."""
-    from loopwright.data.build import build_data
     from loopwright.recipes.shelf import recipe
 
     parser = arguments(__doc__)
@@ -118,11 +84,8 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--passages", type=int, default=600, help="of each held-out text")
     options = parser.parse_args()
-    if not Path(options.tokenizer).is_dir():
-        make_tokenizer(options.corpus, Path(options.tokenizer))
-    Path(options.shards).mkdir(parents=True, exist_ok=True)
-    data = recipe("asura-text", [*SETTINGS, *texts(options.corpus, options.tokenizer), *options.change]).data
-    print(f"training text: {build_data(data, Path(options.shards)).notes}", flush=True)
+    chosen = recipe("asura-text", [*SETTINGS, *texts(options.corpus, options.tokenizer), *options.change])
+    prepare(chosen.data, options.corpus, options.tokenizer, options.shards)
     given = {name: getattr(options, name) for name in ("corpus", "tokenizer", "shards", "context", "passages")}
     run_all(
         asked_for(options, rows()), partial(carry_out, **given, extra=tuple(options.change)), options.out,

@@ -77,6 +77,12 @@ def attention_rows(q: Tensor, k: Tensor, view: View, *, chunk: int = CHUNK) -> I
 
     q is [B, T, H, K] and k [B, N, Hk, K], after the rotation, as a tap sees them; heads share keys where Hk < H.
     """
+    for part, scores in _scores(q, k, view, chunk):
+        scores.sub_(scores.amax(-1, keepdim=True))
+        yield Rows(part, scores, scores.softmax(-1))
+
+
+def _scores(q: Tensor, k: Tensor, view: View, chunk: int) -> Iterator[tuple[slice, Tensor]]:
     rows, length, heads, width = q.shape
     kind = torch.promote_types(q.dtype, torch.float32)
     query = q.to(kind).mul(width**-0.5).transpose(1, 2)
@@ -86,9 +92,7 @@ def attention_rows(q: Tensor, k: Tensor, view: View, *, chunk: int = CHUNK) -> I
     size = max(1, chunk // max(1, rows * heads * k.shape[1]))
     for start in range(0, length, size):
         part = slice(start, min(start + size, length))
-        scores = (query[:, :, part] @ key).add_(view.bias(part, k.shape[1], kind))
-        scores.sub_(scores.amax(-1, keepdim=True))
-        yield Rows(part, scores, scores.softmax(-1))
+        yield part, (query[:, :, part] @ key).add_(view.bias(part, k.shape[1], kind))
 
 
 def sum_maps(
@@ -99,11 +103,12 @@ def sum_maps(
     sums: AttentionSums | None = None
     squares: list[Tensor] = []
     chunk //= 1 + len(others)
-    for here, *rest in zip(*(attention_rows(*pair, view, chunk=chunk) for pair in ((q, k), *others)), strict=True):
+    compared = [_scores(*pair, view, chunk) for pair in others]
+    for here, *rest in zip(attention_rows(q, k, view, chunk=chunk), *compared, strict=True):
         real = view.valid[:, None, None, here.part].to(here.attention.dtype)
         more = AttentionSums((real @ here.attention)[:, :, 0], (real @ here.entropy[..., None])[:, :, 0, 0])
         sums = more if sums is None else sums + more
-        apart = [there.attention.sub_(here.attention).square_().sum(-1) for there in rest]
+        apart = [torch.linalg.vector_norm(there.softmax(-1).sub_(here.attention), dim=-1).square() for _, there in rest]
         found = [(real @ square[..., None])[:, :, 0, 0] for square in apart]
         squares = [a + b for a, b in zip(squares, found, strict=True)] if squares else found
     assert sums is not None

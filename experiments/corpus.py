@@ -1,0 +1,77 @@
+"""Training from scratch on one text: its own tokenizer, token shards that all runs share, and a run of which only numbers stay."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loopwright.train.recipe import Recipe
+    from loopwright.train.setup import Outcome
+
+VOCABULARY = 8192
+
+
+def texts(corpus: str, tokenizer: str) -> tuple[str, ...]:
+    """Returns the overrides that name the training text."""
+    return (f"data.files={corpus}/train-*.jsonl.gz", f"data.valid_files={corpus}/valid.jsonl.gz", f"data.tokenizer={tokenizer}")
+
+
+def make_tokenizer(corpus: str, folder: Path) -> None:
+    """Trains a byte-pair tokenizer on the first training file."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    from loopwright.data.records import Files
+
+    first = sorted(Path(corpus).glob("train-*.jsonl.gz"))[0]
+    own = Tokenizer(models.BPE())
+    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=["<end>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    own.train_from_iterator((record["text"] for _, record in Files(str(first), field="text")), trainer)
+    PreTrainedTokenizerFast(tokenizer_object=own, eos_token="<end>").save_pretrained(folder)
+
+
+def prepare(data: dict[str, Any], corpus: str, tokenizer: str, shards: str) -> None:
+    """Makes the tokenizer and the token shards of a recipe's data before runs share them; what is there is not made again."""
+    from loopwright.data.build import build_data
+
+    if not Path(tokenizer).is_dir():
+        make_tokenizer(corpus, Path(tokenizer))
+    Path(shards).mkdir(parents=True, exist_ok=True)
+    print(f"training text: {build_data(data, Path(shards)).notes}", flush=True)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that has ended: how, its log of updates, and how long it took."""
+
+    outcome: Outcome
+    log: list[dict[str, Any]]
+    seconds: float
+
+    def losses(self, size: int = 20) -> list[float]:
+        """Returns the training loss as means of `size` updates each."""
+        found = [entry["loss"] for entry in self.log]
+        return [round(sum(found[i : i + size]) / len(found[i : i + size]), 4) for i in range(0, len(found), size)]
+
+
+def train_once(chosen: Recipe, shards: str) -> Trained:
+    """Trains a recipe on shared token shards; its folder is gone afterwards."""
+    from loopwright.run import read_log
+    from loopwright.train.loop import train
+
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "run"
+        place.mkdir()
+        (place / "data").symlink_to(Path(shards).absolute())  # tokenised once for all rows
+        began = time.perf_counter()
+        outcome = train(chosen, place)
+        seconds = time.perf_counter() - began
+        return Trained(outcome, [entry for entry in read_log(outcome.run.log) if "loss" in entry], seconds)

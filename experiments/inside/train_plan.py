@@ -1,0 +1,94 @@
+"""The rows of the training study: (2, k⊗4, 2) and (0, k⊗4, 0), each with and without input injection, and a dense control.
+
+As in "A Mechanistic Analysis of Looped Language Models", Section 5.1 and Appendices B and E.6: pre-norm alone, a constant depth of
+4, the loss of the last state alone, a control of 12 layers; the injected ones concatenate the input and start from noise. Smaller
+here: width 256 instead of 512, heads of 64, a few million tokens instead of 3.7 billion, AdamW instead of Muon, tied embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.corpus import VOCABULARY
+
+STEPS = 4
+CONTROL = "control"
+CONTROL_LAYERS = 12
+CORES = (12, 8, 4)  # the longest first, so that they run side by side with the others
+AROUND = {"sandwich": 2, "bare": 0}  # layers of prelude and of coda
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 256, "intermediate_size": 640, "num_attention_heads": 4,
+    "max_position_embeddings": 1024, "norm_placement": ["input"], "tie_word_embeddings": True,
+}  # fmt: skip
+INJECTED: dict[str, Any] = {"injection": {"kind": "concat"}, "state": {"kind": "noise"}}
+TRAINING: dict[str, Any] = {
+    "about": "the training study of docs/analysis.md", "updates": 800, "batch": 32, "objective": {"kind": "final"},
+    "optim": {"kind": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1},
+    "schedule": {"kind": "cosine", "warmup": 80, "floor": 0.1}, "precision": "bf16",
+    "save": {"every": 0, "best": False}, "look": {"every": 0},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model with one seed; `core` and `injected` say nothing of the control."""
+
+    family: str
+    core: int = 0
+    injected: bool = False
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        """Which model it is, in letters that a file's name may have."""
+        return CONTROL if self.family == CONTROL else f"{self.family}-{self.core}{'-injected' if self.injected else ''}"
+
+    @property
+    def name(self) -> str:
+        """The row's own name."""
+        return f"{self.label}/{self.seed}"
+
+    @property
+    def kind(self) -> str:
+        """What decides how long it takes."""
+        return str(self.core)
+
+    @property
+    def layers(self) -> dict[str, Any]:
+        """How many layers each stack has, and how often the core runs."""
+        if self.family == CONTROL:
+            return {"prelude_layers": CONTROL_LAYERS, "core_layers": 0, "coda_layers": 0, "depth": 1}
+        around = AROUND[self.family]
+        return {"prelude_layers": around, "core_layers": self.core, "coda_layers": around, "depth": STEPS}
+
+    def recipe(self, corpus: str, tokenizer: str, context: int) -> dict[str, Any]:
+        """Returns how it is trained, as plain data."""
+        layers = self.layers
+        return {
+            **TRAINING, "seed": self.seed, "depth": {"kind": "fixed", "depth": layers["depth"]},
+            "model": {"kind": "preset", "changes": {**SHAPE, **layers, **(INJECTED if self.injected else {})}},
+            "data": {
+                "kind": "text", "files": f"{corpus}/train-*.jsonl.gz", "valid_files": f"{corpus}/valid.jsonl.gz",
+                "tokenizer": tokenizer, "length": context,
+            },
+        }  # fmt: skip
+
+
+def written(label: str) -> str:
+    """Returns a label as the paper writes it: (2, 8⊗4, 2), with an I where the input is injected."""
+    if label == CONTROL:
+        return f"control, {CONTROL_LAYERS} layers"
+    family, core, *rest = label.split("-")
+    around = AROUND[family]
+    return f"({around}, {core}⊗{STEPS}, {around}){' I' if rest else ''}"
+
+
+def rows() -> Iterator[Row]:
+    """All rows: what the paper draws first, and the first seed of each before the others."""
+    for seed in range(3):
+        yield Row(CONTROL, seed=seed)
+        for family, injected in (("sandwich", False), ("sandwich", True), ("bare", False), ("bare", True)):
+            for core in CORES:
+                yield Row(family, core, injected, seed)

@@ -1,0 +1,125 @@
+"""Trains the models of the training study and looks inside each: stage curves at the trained depth and far beyond it.
+
+    python -m experiments.inside.train_run OUT.jsonl --corpus corpus --tokenizer runs/bpe --seeds 0 --keep runs/inside
+
+CORPUS holds train-*.jsonl.gz and valid and test.jsonl.gz. TOKENIZER is a folder; where it is not there yet, a byte-pair tokenizer
+of 8,192 tokens is trained on the first training file and put there. Each model is measured where it was trained, in float32: its
+loss on held-out passages by depth, and traces of held-out prompts before training, after it, and at depth DEEP. The models of
+--kept are saved in bfloat16 under --keep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from experiments.corpus import prepare, train_once
+from experiments.inside.train_plan import Row, rows
+from experiments.side_by_side import arguments, asked_for, run_all
+
+DEPTHS = (1, 2, 4, 8, 16, 32)
+DEEP = 128
+# what claims and figures read of a trace
+READ = (
+    "colsum", "mixing", "sink_rate", "any_sink_rate", "entropy", "norm", "step_norm", "fixed_norm", "fixed_cosine", "far_cosine",
+)  # fmt: skip
+KEPT = "sandwich-4-injected,sandwich-4,control"
+
+
+def carry_out(
+    row: Row, *, corpus: str, tokenizer: str, shards: str, context: int, passages: int, prompts: int, length: int, deep: int,
+    keep: str | None, kept: str, extra: tuple[str, ...],
+) -> dict[str, Any]:  # fmt: skip
+    """Trains one model, measures it, saves it where asked to, and returns all numbers."""
+    import torch
+
+    from loopwright.data.tokenizer import Tokenizer
+    from loopwright.evaluate.heldout import held_out
+    from loopwright.evaluate.passages import read_passages
+    from loopwright.run import origin
+    from loopwright.settings import build_kind, parse_overrides
+    from loopwright.train.origin import MODELS
+    from loopwright.train.recipe import make_recipe
+
+    chosen = make_recipe(row.recipe(corpus, tokenizer, context), changes=parse_overrides(extra))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    own, text = Tokenizer(tokenizer), Path(corpus) / "test.jsonl.gz"
+    ids = whole_rows(read_passages("test", text, own, length), prompts, length).to(device)
+    start = look_inside(build_kind(chosen.model, MODELS).build(chosen.seed).to(device), ids, stages=("attention",))
+    trained = train_once(chosen, shards)
+    model = trained.outcome.model.float().eval()
+    torch.set_float32_matmul_precision("highest")
+    looped = model.config.is_looped
+    held = held_out(model, read_passages("test", text, own, context).drawn(passages), depths=DEPTHS if looped else None)
+    found = {
+        "name": row.name, "label": row.label, "seed": row.seed, "layers": row.layers, "injected": row.injected,
+        "parameters": sum(p.numel() for p in model.parameters()), "width": model.config.hidden_size,
+        "updates": chosen.updates, "tokens": sum(entry["tokens"] for entry in trained.log), "train_seconds": trained.seconds,
+        "losses": trained.losses(), "skipped": trained.outcome.progress.skipped, "held_out": asdict(held),
+        "prompts": len(ids), "prompt_tokens": length,
+        "start": start, "near": look_inside(model, ids, stages=("attention", "residual", "entropy")),
+        "origin": {key: value for key, value in origin().items() if key != "command"},
+    }  # fmt: skip
+    if looped:
+        found["deep"] = look_inside(model, ids, deep, stages=("attention", "residual", "lens", "fixed"))
+    if keep is not None and row.seed == 0 and row.label in kept.split(","):
+        import loopwright as lw
+
+        lw.save(model.to(torch.bfloat16), Path(keep) / row.label, own.own)
+    return found
+
+
+def whole_rows(passages: Any, count: int, length: int) -> Any:
+    """Returns the tokens of so many passages that fill the length [count, length], drawn evenly and always alike."""
+    import torch
+
+    full = [place for place, row in enumerate(passages.rows) if len(row.ids) == length]
+    chosen = torch.randperm(len(full), generator=torch.Generator().manual_seed(0))[:count].sort().values
+    return torch.tensor([passages.rows[full[place]].ids for place in chosen.tolist()])
+
+
+def look_inside(model: Any, ids: Any, depth: int | None = None, *, stages: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the summary of a trace, at the model's own depth where none is given; of what no claim or figure reads nothing."""
+    from loopwright.analysis.summary import summarise
+    from loopwright.analysis.trace import trace
+
+    own = model.config.depth if model.config.is_looped else None
+    traced = trace(model, ids, depth or own, collect=stages)
+    found = summarise(traced.examples(), answer_depth=own)
+    by_place = {name: found["by_place"][name] for name in READ if name in found["by_place"]}
+    found.get("limits", {}).pop("orbit", None)
+    return {**found, "by_place": by_place}
+
+
+def main() -> None:
+    """Reads the command line, tokenises once, and runs what is asked for."""
+    from loopwright.settings import parse_overrides
+    from loopwright.train.recipe import make_recipe
+
+    parser = arguments(__doc__)
+    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--tokenizer", default="runs/bpe")
+    parser.add_argument("--shards", default="runs/inside-shards", help="where token shards are kept")
+    parser.add_argument("--context", type=int, default=256, help="tokens of a training row and of a held-out passage")
+    parser.add_argument("--passages", type=int, default=300, help="held-out passages whose loss is measured")
+    parser.add_argument("--prompts", type=int, default=32, help="held-out rows that are traced")
+    parser.add_argument("--length", type=int, default=128, help="tokens of each")
+    parser.add_argument("--deep", type=int, default=DEEP, help="steps of the deep trace")
+    parser.add_argument("--keep", help="a folder to save models in; left out: none is saved")
+    parser.add_argument("--kept", default=KEPT, help="which, by label")
+    options = parser.parse_args()
+    asked = asked_for(options, rows())
+    first = make_recipe(
+        next(rows()).recipe(options.corpus, options.tokenizer, options.context), changes=parse_overrides(options.change)
+    )
+    prepare(first.data, options.corpus, options.tokenizer, options.shards)
+    names = ("corpus", "tokenizer", "shards", "context", "passages", "prompts", "length", "deep", "keep", "kept")
+    given = {name: getattr(options, name) for name in names}
+    run_all(asked, partial(carry_out, **given, extra=tuple(options.change)), options.out,
+            workers=options.workers, seconds=options.seconds)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
