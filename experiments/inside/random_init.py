@@ -1,0 +1,106 @@
+"""What random initialisation already decides: 128 steps of random models, with three kinds of norms, with injection and without.
+
+    python -m experiments.inside.random_init OUT
+
+Writes OUT/random-init.jsonl (a line per model), OUT/*.svg and OUT/random-init.html, and judges the paper's four claims. Exit code 1
+and a line for each claim that fails; 2 where a model is missing. Models that are in the file already are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiments.inside.claims import Cell, Claim, cells, judge
+from experiments.inside.page import write_page
+from experiments.inside.plan import MAIN_START, STEPS, Row, build, prompts, rows
+from experiments.side_by_side import run_all
+
+FILE = "random-init.jsonl"
+CURVES = ("fixed_cosine", "far_cosine", "fixed_norm", "far_norm")
+MISSING, FAILED = 2, 1
+
+
+def measure(row: Row, steps: int = STEPS) -> dict[str, Any]:
+    """Runs one model and returns its numbers: the first layer's curves over steps, mean over prompts, and where it ends."""
+    import torch
+
+    import loopwright as lw
+    from loopwright.analysis.summary import as_list
+    from loopwright.metrics.fixedpoint import CONVERGENCE, convergence
+    from loopwright.run import origin
+
+    began = time.process_time()  # of the processor: other programs may run beside
+    found = lw.trace(build(row), prompts(row), steps, collect=("residual", "fixed"))
+    own, far = (found.core(name)[:, :-1].transpose(1, 2) for name in CURVES[:2])  # [prompts, layers, steps before the last]
+    codes = convergence(own, far)
+    first = {name: found.core(name)[:, :, 0] for name in (*CURVES, "norm", "step_norm")}
+    return {
+        "name": row.name, **asdict(row), "steps": steps, "prompts": own.shape[0], "tokens": found.valid.shape[1],
+        "curves": {name: as_list(first[name].mean(0)) for name in CURVES},
+        "settles": {label: (codes == code).double().mean().item() for code, label in enumerate(CONVERGENCE)},
+        "last_norm": as_list(first["norm"][:, -1].mean()),
+        "last_change": as_list((first["step_norm"] / first["norm"])[:, -1].mean()),
+        "seconds": round(time.process_time() - began, 2), "threads": torch.get_num_threads(),
+        "origin": {key: value for key, value in origin().items() if key != "command"},  # which names the machine's folders
+    }  # fmt: skip
+
+
+def said(claim: Claim) -> str:
+    """Returns a claim as a line of text, with what speaks against it."""
+    against = "".join(f"\n    against: {described(cell)}" for cell in claim.against)
+    return f"{'holds' if claim.holds else 'FAILS'}: {claim.text}{against}" + ("" if claim.cells else "\n    no model of it was run")
+
+
+def described(cell: Cell) -> str:
+    """Returns a cell in words."""
+    return (
+        f"{cell.norm}, {cell.injection}, {cell.layers} layers: {cell.verdict} ({cell.seeds} of {cell.models} seeds alone); "
+        f"cosine over the second half {cell.own:.3f} to its own, {cell.far:.3f} to the farthest"
+    )
+
+
+def read(path: Path, wanted: Sequence[Row]) -> list[dict[str, Any]]:
+    """Returns the results of the rows that are in the file, in the order of the plan."""
+    found = {line["name"]: line for line in map(json.loads, path.read_text().splitlines())} if path.is_file() else {}
+    return [found[row.name] for row in wanted if row.name in found]
+
+
+def study(
+    out: Path, wanted: Sequence[Row], *, work: Callable[[Row], Mapping[str, Any]] = measure, workers: int = 2, seconds: float = 900
+) -> int:
+    """Runs what is not there yet, writes figures and page, says of each claim whether it holds, and returns the exit code."""
+    from loopwright.run import write_whole
+
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / FILE
+    run_all(wanted, work, str(path), workers=workers, seconds=seconds)
+    results = read(path, wanted)
+    missing = [row.name for row in wanted if row.name not in {result["name"] for result in results}]
+    if missing:
+        print(f"missing: {len(missing)} of {len(wanted)} models, {missing[0]} first; run the command again for the rest")
+        return MISSING
+    write_whole(path, "".join(json.dumps(result) + "\n" for result in results))  # workers end in no fixed order
+    claims = judge(cells(results, MAIN_START))
+    print(*map(said, claims), f"page: {write_page(out, results, claims)}", sep="\n")
+    return 0 if all(claim.holds for claim in claims) else FAILED
+
+
+def main() -> int:
+    """Reads the command line and runs the sweep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=900, help="no model begins that would not end in this time")
+    options = parser.parse_args()
+    return study(options.out, list(rows()), workers=options.workers, seconds=options.seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
