@@ -121,13 +121,14 @@ def write_page(out: Path, results: Results, claims: Sequence[Claim]) -> Path:
          for cell in cells(results, MAIN_START) if cell.layers == MAIN_LAYERS],
     )  # fmt: skip
     sections = [
-        Section("The claims", "Judged on mean curves over prompts and seeds, at each number of layers.", tables=[_claims(claims)]),
+        Section("The claims", "Judged on mean curves over prompts and seeds, at each number of layers.",
+                tables=[_claims(claims, cells(results, MAIN_START))]),
         Section("Does the first layer come to rest?", pictures=[pictures["figure-6"]]),
         Section("At a point of its own?", pictures=[pictures["figure-30"], pictures["figure-29"]]),
         Section("Does the number of layers matter?", pictures=[pictures["figure-31"], pictures["figure-31-farthest"]],
                 tables=[_cells(cells(results, MAIN_START), MAIN_START)]),
         Section("Does the way that weights start matter?", "The paper does not say how its models start. From other starts the "
-                "claims were judged too, at 12 layers, and are not asserted.", pictures=[pictures["starts"]],
+                "claims were judged too, at 12 layers with one seed, and are not asserted.", pictures=[pictures["starts"]],
                 tables=[_starts(results), *[_cells(cells(results, start), start) for start in STARTS if start != MAIN_START]]),
         Section("What was run", tables=[_settings(first)]),
     ]  # fmt: skip
@@ -136,7 +137,7 @@ def write_page(out: Path, results: Results, claims: Sequence[Claim]) -> Path:
         out / "random-init.html", "What random initialisation already decides", sections, outcome=outcome,
         lead="Looped models with random weights, 128 steps: do layers come to rest, and where, by norms and injection.",
         footer=f"loopwright {made['loopwright']}, torch {made['torch']}, {len(results)} models, "
-        f"{sum(result['seconds'] for result in results):.0f} s of one core in all. Bands are the least and the largest of the seeds.",
+        f"{sum(result['seconds'] for result in results):.0f} s of one core. Bands are the least and the largest of the seeds.",
     )  # fmt: skip
 
 
@@ -144,10 +145,19 @@ def _named(cell: Cell) -> str:
     return f"{WORDS[cell.norm]}, {AFTER[cell.injection]}"
 
 
-def _claims(claims: Sequence[Claim]) -> Grid:
-    rows = [[claim.text, "holds" if claim.holds else "fails", f"{claim.cells - len(claim.against)} of {claim.cells}",
-             "; ".join(f"{_named(cell)}, {cell.layers} layers" for cell in claim.against) or "–"] for claim in claims]  # fmt: skip
-    return Grid(["claim", "here", "kinds of model for it", "against it"], rows)
+def _claims(claims: Sequence[Claim], found: Sequence[Cell]) -> Grid:
+    sizes = sorted({cell.layers for cell in found})
+    judged = [judge([cell for cell in found if cell.layers == layers]) for layers in sizes]
+    rows = [
+        [claim.text, *(_word(each[i]) for each in judged), _word(claim),
+         "; ".join(f"{_named(cell)}, {cell.layers} layers: {cell.verdict}" for cell in claim.against) or "–"]
+        for i, claim in enumerate(claims)
+    ]  # fmt: skip
+    return Grid(["claim", *(f"{layers} layers" for layers in sizes), "all", "against it"], rows)
+
+
+def _word(claim: Claim) -> str:
+    return "holds" if claim.holds else "fails"
 
 
 def _cells(found: Sequence[Cell], start: str) -> Grid:
@@ -156,15 +166,15 @@ def _cells(found: Sequence[Cell], start: str) -> Grid:
              f"{cell.own:.3f}", f"{cell.lowest:.3f}", f"{cell.far:.3f}"] for cell in order]  # fmt: skip
     return Grid(
         ["model", "layers", "settles into", "seeds that do so alone", "cosine to its own", "lowest of it", "to the farthest"], rows,
-        f"{STARTS[start].about}. Means over the second half of the steps; none: it moves; cyclic: at rest, each layer elsewhere; degenerate: at "
-        "rest, all layers at one point.",
+        f"{STARTS[start].about}. Means over the second half of the steps. None: it moves; "
+        "cyclic: at rest, each layer elsewhere; degenerate: at rest, all layers at one point.",
     )  # fmt: skip
 
 
 def _starts(results: Results) -> Grid:
     judged = {start: judge([cell for cell in cells(results, start) if cell.layers == MAIN_LAYERS]) for start in STARTS}
     texts = [claim.text for claim in next(iter(judged.values()))]
-    rows = [[text, *("holds" if judged[start][i].holds else "fails" for start in STARTS)] for i, text in enumerate(texts)]
+    rows = [[text, *(_word(judged[start][i]) for start in STARTS)] for i, text in enumerate(texts)]
     return Grid(["claim, at 12 layers", *STARTS], rows)
 
 

@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -72,17 +72,13 @@ def read(path: Path, wanted: Sequence[Row]) -> list[dict[str, Any]]:
     return [found[row.name] for row in wanted if row.name in found]
 
 
-def study(
-    out: Path, wanted: Sequence[Row], *, work: Callable[[Row], Mapping[str, Any]] = measure, workers: int = 2, seconds: float = 900
-) -> int:
-    """Runs what is not there yet, writes figures and page, says of each claim whether it holds, and returns the exit code."""
+def conclude(out: Path, wanted: Sequence[Row]) -> int:
+    """Reads the results, writes figures and page, says of each claim whether it holds, and returns the exit code."""
     from loopwright.run import write_whole
 
-    out.mkdir(parents=True, exist_ok=True)
     path = out / FILE
-    run_all(wanted, work, str(path), workers=workers, seconds=seconds)
     results = read(path, wanted)
-    missing = [row.name for row in wanted if row.name not in {result["name"] for result in results}]
+    missing = sorted({row.name for row in wanted} - {result["name"] for result in results})
     if missing:
         print(f"missing: {len(missing)} of {len(wanted)} models, {missing[0]} first; run the command again for the rest")
         return MISSING
@@ -99,7 +95,10 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=900, help="no model begins that would not end in this time")
     options = parser.parse_args()
-    return study(options.out, list(rows()), workers=options.workers, seconds=options.seconds)
+    options.out.mkdir(parents=True, exist_ok=True)
+    wanted = list(rows())
+    run_all(wanted, measure, str(options.out / FILE), workers=options.workers, seconds=options.seconds)
+    return conclude(options.out, wanted)
 
 
 if __name__ == "__main__":

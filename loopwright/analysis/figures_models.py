@@ -84,10 +84,8 @@ def _line(axes: Axes, name: str, curve: Curve, style: Mapping[str, Any], log: bo
     if curve.low is not None and curve.high is not None:
         band = [(curve.x[i], _shown(curve.low[i], log), _shown(curve.high[i], log)) for i in kept]
         there = [(x, low, high) for x, low, high in band if low is not None and high is not None]
-        colour = style.get("color", COLOURS[0])
-        axes.fill_between(
-            [x for x, _, _ in there], *zip(*[ends for _, *ends in there], strict=True), color=colour, alpha=0.18, lw=0
-        )
+        x, low, high = ([each[i] for each in there] for i in range(3))
+        axes.fill_between(x, low, high, color=style.get("color", COLOURS[0]), alpha=0.18, linewidth=0)
 
 
 def _frame(axes: Axes, title: str, limits: tuple[float, float], log: bool) -> None:
