@@ -15,12 +15,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.inside.claims import Cell, Claim, cells, judge
 from experiments.inside.page import write_page
 from experiments.inside.plan import MAIN_START, STEPS, Row, build, prompts, rows
 from experiments.side_by_side import run_all
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FILE = "random-init.jsonl"
 CURVES = ("fixed_cosine", "far_cosine", "fixed_norm", "far_norm")
@@ -37,19 +40,44 @@ def measure(row: Row, steps: int = STEPS) -> dict[str, Any]:
     from loopwright.run import origin
 
     began = time.process_time()  # of the processor: other programs may run beside
-    found = lw.trace(build(row), prompts(row), steps, collect=("residual", "fixed"))
-    own, far = (found.core(name)[:, :-1].transpose(1, 2) for name in CURVES[:2])  # [prompts, layers, steps before the last]
-    codes = convergence(own, far)
-    first = {name: found.core(name)[:, :, 0] for name in (*CURVES, "norm", "step_norm")}
+    ids = prompts(row)
+    # few short prompts: all residuals fit, and one pass does where `fixed` would run the steps twice
+    seen = lw.trace(build(row), ids, steps, collect=(), capture={"residual": range(ids.shape[1])})
+    residuals = seen.captured["residual"].unflatten(1, (steps, row.layers)).transpose(1, 2)  # [B, L, S, T, D]
+    gaps = fixed_gaps(residuals)
+    codes = convergence(gaps["fixed_cosine"][..., :-1], gaps["far_cosine"][..., :-1])
+    last = residuals[:, 0, -1]
     return {
-        "name": row.name, **asdict(row), "steps": steps, "prompts": own.shape[0], "tokens": found.valid.shape[1],
-        "curves": {name: as_list(first[name].mean(0)) for name in CURVES},
+        "name": row.name, **asdict(row), "steps": steps, "prompts": ids.shape[0], "tokens": ids.shape[1],
+        "curves": {name: as_list(gaps[name][:, 0].mean(0)) for name in CURVES},
         "settles": {label: (codes == code).double().mean().item() for code, label in enumerate(CONVERGENCE)},
-        "last_norm": as_list(first["norm"][:, -1].mean()),
-        "last_change": as_list((first["step_norm"] / first["norm"])[:, -1].mean()),
+        "last_norm": as_list(lw.metrics.residual_norm(last).mean()),
+        "last_change": as_list(lw.metrics.relative_step(residuals[:, 0, -2], last).mean()),
         "seconds": round(time.process_time() - began, 2), "threads": torch.get_num_threads(),
         "origin": {key: value for key, value in origin().items() if key != "command"},  # which names the machine's folders
     }  # fmt: skip
+
+
+def fixed_gaps(residuals: Tensor) -> dict[str, Tensor]:
+    """Returns the numbers of `collect="fixed"`, each [B, L, S], of residuals [B, L, S, T, D]: to the last step, and to that of the
+    layer which ends farthest."""
+    import torch
+
+    from loopwright.metrics.fixedpoint import farthest_layers, pick_rows
+    from loopwright.metrics.residual import residual_cosine, residual_distance
+
+    ends = residuals[:, :, -1].transpose(0, 1)  # [L, B, T, D]
+    far = farthest_layers(ends)
+    found: dict[str, list[Tensor]] = {name: [] for name in CURVES}
+    for layer, path in enumerate(residuals.unbind(1)):
+        own, by_distance, by_cosine = (
+            x[:, None] for x in (ends[layer], pick_rows(ends, far.distance[layer]), pick_rows(ends, far.cosine[layer]))
+        )
+        found["fixed_cosine"].append(residual_cosine(path, own))
+        found["fixed_norm"].append(residual_distance(own, path))
+        found["far_cosine"].append(residual_cosine(path, by_cosine))
+        found["far_norm"].append(residual_distance(by_distance, path))
+    return {name: torch.stack(values, 1) for name, values in found.items()}
 
 
 def said(claim: Claim) -> str:

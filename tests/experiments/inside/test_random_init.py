@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import loopwright as lw
 from experiments.inside import plan
 from experiments.inside.claims import CLAIMS, cells, judge
 from experiments.inside.page import FIGURES
@@ -90,6 +91,15 @@ def test_two_models_in_miniature():
     found = {cell.norm: cell.verdict for cell in cells([pre, ouro], "torch")}
     assert found == {"pre": "cyclic", "ouro": "none"}
     assert "command" not in pre["origin"] and pre["curves"] == measure(Row("torch", "pre", "injection", 4, 0), steps=16)["curves"]
+
+
+def test_one_pass_gives_what_a_trace_of_fixed_points_gives():
+    row = Row("torch", "huginn", "none", 4, 1)
+    found = lw.trace(plan.build(row), plan.prompts(row), 9, collect=("residual", "fixed"))
+    curves = measure(row, steps=9)["curves"]
+    for name, values in curves.items():
+        assert values == pytest.approx(found.core(name)[:, :, 0].mean(0).tolist(), abs=2e-5)
+    assert curves["far_norm"][-1] > 1 > curves["far_cosine"][-1]
 
 
 def test_the_papers_numbers_hold_and_each_claim_can_fail():
