@@ -16,6 +16,7 @@ from loopwright.analysis.report import Grid, Outcome, Picture, Section, write_re
 
 Results = Sequence[Mapping[str, Any]]
 WORDS = {"pre": "pre-norm", "huginn": "Huginn's norms", "ouro": "Ouro's norms"}
+SHORT = {"pre": "pre-norm", "huginn": "Huginn", "ouro": "Ouro"}
 AFTER = {"injection": "injection", "none": "no injection"}
 OWN, FAR = "its own fixed point", "the farthest layer's"
 COSINE, DISTANCE = "cosine", "distance"
@@ -60,7 +61,7 @@ def norms_and_injection(results: Results, path: Path) -> str:
             for injection in INJECTIONS:
                 found = curve(results, name, norm=norm, injection=injection, layers=MAIN_LAYERS, start=MAIN_START)
                 if found is not None:
-                    label = f"{WORDS[norm]}, {AFTER[injection]}"
+                    label = f"{SHORT[norm]}, {AFTER[injection]}"
                     group[label] = found
                     looks[label] = {"color": colour, "linestyle": DASHES[0] if INJECTIONS[injection] else DASHES[2]}
     return side_by_side(groups, y_label="cosine", looks=looks, columns=2, path=path)
@@ -101,9 +102,9 @@ FIGURES = {
     ),
     "figure-30": ("Figure 30, 12 layers: the same by cosine; lines on one another are layers that share one direction.",
                   partial(own_and_farthest, kind=COSINE)),
-    "figure-31": ("Figure 31, cosine to its own fixed point: the number of layers changes little.",
+    "figure-31": ("Figure 31, cosine to its own fixed point: where lines lie on one another, the number of layers changes nothing.",
                   partial(by_layers, name="fixed_cosine")),
-    "figure-31-farthest": ("Figure 31, cosine to the farthest layer's fixed point: the more layers, the farther apart they lie.",
+    "figure-31-farthest": ("Figure 31, cosine to the farthest layer's fixed point: the lower, the farther apart layers rest.",
                            partial(by_layers, name="far_cosine")),
     "starts": ("Cosine to its own fixed point, 12 layers, a line per way in which weights start.", by_start),
 }  # fmt: skip
@@ -124,8 +125,10 @@ def write_page(out: Path, results: Results, claims: Sequence[Claim]) -> Path:
         Section("The claims", "Judged on mean curves over prompts and seeds, at each number of layers.",
                 tables=[_claims(claims, cells(results, MAIN_START))]),
         Section("Does the first layer come to rest?", pictures=[pictures["figure-6"]]),
-        Section("At a point of its own?", pictures=[pictures["figure-30"], pictures["figure-29"]]),
-        Section("Does the number of layers matter?", pictures=[pictures["figure-31"], pictures["figure-31-farthest"]],
+        Section("At a point of its own?", pictures=[pictures["figure-30"]]),
+        Section("", pictures=[pictures["figure-29"]]),
+        Section("Does the number of layers matter?", pictures=[pictures["figure-31"]]),
+        Section("", pictures=[pictures["figure-31-farthest"]],
                 tables=[_cells(cells(results, MAIN_START), MAIN_START)]),
         Section("Does the way that weights start matter?", "The paper does not say how its models start. From other starts the "
                 "claims were judged too, at 12 layers with one seed, and are not asserted.", pictures=[pictures["starts"]],
@@ -180,11 +183,11 @@ def _starts(results: Results) -> Grid:
 
 def _settings(first: Mapping[str, Any]) -> Grid:
     rows = [
-        ["width, MLP, heads", f"{SHARED['hidden_size']}, {SHARED['intermediate_size']} (SwiGLU), {SHARED['num_attention_heads']}"],
-        ["stacks", "no prelude, no coda; rotary positions, no biases"],
-        ["injection", "concat: W [state; input], the first state noise; without: the first state is the input"],
-        ["prompts", f"{first['prompts']} of {first['tokens']} random tokens of {SHARED['vocab_size']}, other ones for each seed"],
-        ["steps", f"{first['steps']}; the approximate fixed point is the residual of the last"],
-        *[[f"start: {name}", start.about] for name, start in STARTS.items()],
+        f"width {SHARED['hidden_size']}, {SHARED['num_attention_heads']} heads, SwiGLU of {SHARED['intermediate_size']}, rotary "
+        "positions, no biases, no prelude, no coda, float32",
+        "injection: W [state; input] at each step, the first state noise; without it the first state is the input",
+        f"{first['prompts']} prompts of {first['tokens']} random tokens out of {SHARED['vocab_size']}, other ones for each seed",
+        f"{first['steps']} steps; the approximate fixed point of a layer is its residual at the last",
+        *[f"start {name!r}: {start.about}" for name, start in STARTS.items()],
     ]
-    return Grid(["", "setting"], rows)
+    return Grid(["settings"], [[row] for row in rows])

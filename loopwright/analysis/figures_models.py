@@ -14,6 +14,7 @@ from loopwright.analysis.summary import one_step
 
 Metrics = Mapping[str, Any]
 MOST_STEPS = 64  # of a line: with a line and a band per model in each of many panels the file grows with every point
+LETTERS, KEY = 36, 6  # of a legend that fit below one panel, and what the line before a name takes of them
 MARGIN = 0.05  # of the reach of the values, above and below
 
 
@@ -47,7 +48,9 @@ def side_by_side(
 
         return inner
 
-    return panels([draw(*item) for item in groups.items()], path, columns=columns, height=2.5)
+    longest = max(len(name) for group in groups.values() for name in group)
+    fitting = max(1, LETTERS * min(columns, len(groups)) // (longest + KEY))
+    return panels([draw(*item) for item in groups.items()], path, columns=columns, height=2.5, legend_columns=fitting)
 
 
 def stages_of_models(
@@ -91,8 +94,11 @@ def _line(axes: Axes, name: str, curve: Curve, style: Mapping[str, Any], log: bo
 def _frame(axes: Axes, title: str, limits: tuple[float, float], log: bool) -> None:
     axes.set_title(title, loc="left", fontsize=9.5)
     if log:
+        from matplotlib.ticker import FuncFormatter
+
         axes.set_yscale("log")
         axes.minorticks_off()
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_ylim(*limits)
 
 
