@@ -60,9 +60,15 @@ def figure(draw: Callable[[Axes], None], path: str | Path | None, *, width: floa
 
 
 def panels(
-    draws: Sequence[Callable[[Axes], None]], path: str | Path | None = None, *, columns: int = 2, height: float = 2.9
+    draws: Sequence[Callable[[Axes], None]],
+    path: str | Path | None = None,
+    *,
+    columns: int = 2,
+    height: float = 2.9,
+    legend_columns: int | None = None,
 ) -> str:
-    """Returns the SVG text of several pairs of axes side by side, each drawn by its own function, with one legend below."""
+    """Returns the SVG text of several pairs of axes side by side, each drawn by its own function, with one legend below (in as
+    many columns as short names fill, unless it is said)."""
     from matplotlib.figure import Figure
 
     columns = min(columns, len(draws))
@@ -77,7 +83,7 @@ def panels(
         labelled = {label: handle for each in axes for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
         if labelled:
             longest = max(map(len, labelled))
-            ncols = 1 if longest > LONGEST_OF_TWO * columns else min(len(labelled), 2 * columns)
+            ncols = legend_columns or (1 if longest > LONGEST_OF_TWO * columns else min(len(labelled), 2 * columns))
             made.legend(labelled.values(), labelled.keys(), loc="outside lower center", frameon=False, ncols=ncols)
         buffer = io.StringIO()
         made.savefig(buffer, format="svg", transparent=True)

@@ -44,7 +44,7 @@ def by_step(
     metrics: Metrics, names: Sequence[str] = STAGES, *, dense: Metrics | None = None, path: str | Path | None = None
 ) -> str:
     """Returns values over relative depth (prelude, core, coda in percent), a line per step; a dense model's beside them."""
-    return panels([partial(_by_step, metrics, name, dense) for name in _there(metrics, names)], path)
+    return panels([partial(draw_steps, metrics, name, dense) for name in _there(metrics, names)], path)
 
 
 def by_layer(
@@ -100,7 +100,8 @@ def _realised(metrics: Metrics, name: str, steps: int, axes: Axes) -> None:
     axes.set_ylabel(LABELS[name])
 
 
-def _by_step(metrics: Metrics, name: str, dense: Metrics | None, axes: Axes) -> None:
+def draw_steps(metrics: Metrics, name: str, dense: Metrics | None, axes: Axes) -> None:
+    """Draws a value over relative depth on a pair of axes: a line per step, and a dense model's beside them."""
     places = Places(**metrics["places"])
     shown = spread(places.steps, MOST_LINES)
     block = places.prelude + places.core + places.coda

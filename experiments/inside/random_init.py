@@ -1,0 +1,133 @@
+"""What random initialisation already decides: 128 steps of random models, with three kinds of norms, with injection and without.
+
+    python -m experiments.inside.random_init OUT
+
+Writes OUT/random-init.jsonl (a line per model), OUT/*.svg and OUT/random-init.html, and judges the paper's four claims. Exit code 1
+and a line for each claim that fails; 2 where a model is missing. Models that are in the file already are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.inside.claims import Cell, Claim, cells, judge
+from experiments.inside.page import write_page
+from experiments.inside.plan import MAIN_START, STEPS, Row, build, prompts, rows
+from experiments.side_by_side import run_all
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FILE = "random-init.jsonl"
+CURVES = ("fixed_cosine", "far_cosine", "fixed_norm", "far_norm")
+MISSING, FAILED = 2, 1
+
+
+def measure(row: Row, steps: int = STEPS) -> dict[str, Any]:
+    """Runs one model and returns its numbers: the first layer's curves over steps, mean over prompts, and where it ends."""
+    import torch
+
+    import loopwright as lw
+    from loopwright.analysis.summary import as_list
+    from loopwright.metrics.fixedpoint import CONVERGENCE, convergence
+    from loopwright.run import origin
+
+    began = time.process_time()  # of the processor: other programs may run beside
+    ids = prompts(row)
+    # few short prompts: all residuals fit, and one pass does where `fixed` would run the steps twice
+    seen = lw.trace(build(row), ids, steps, collect=(), capture={"residual": range(ids.shape[1])})
+    residuals = seen.captured["residual"].unflatten(1, (steps, row.layers)).transpose(1, 2)  # [B, L, S, T, D]
+    gaps = fixed_gaps(residuals)
+    codes = convergence(gaps["fixed_cosine"][..., :-1], gaps["far_cosine"][..., :-1])
+    last = residuals[:, 0, -1]
+    return {
+        "name": row.name, **asdict(row), "steps": steps, "prompts": ids.shape[0], "tokens": ids.shape[1],
+        "curves": {name: as_list(gaps[name][:, 0].mean(0)) for name in CURVES},
+        "settles": {label: (codes == code).double().mean().item() for code, label in enumerate(CONVERGENCE)},
+        "last_norm": as_list(lw.metrics.residual_norm(last).mean()),
+        "last_change": as_list(lw.metrics.relative_step(residuals[:, 0, -2], last).mean()),
+        "seconds": round(time.process_time() - began, 2), "threads": torch.get_num_threads(),
+        "origin": {key: value for key, value in origin().items() if key != "command"},  # which names the machine's folders
+    }  # fmt: skip
+
+
+def fixed_gaps(residuals: Tensor) -> dict[str, Tensor]:
+    """Returns the numbers of `collect="fixed"`, each [B, L, S], of residuals [B, L, S, T, D]: to the last step, and to that of the
+    layer which ends farthest."""
+    import torch
+
+    from loopwright.metrics.fixedpoint import farthest_layers, pick_rows
+    from loopwright.metrics.residual import residual_cosine, residual_distance
+
+    ends = residuals[:, :, -1].transpose(0, 1)  # [L, B, T, D]
+    far = farthest_layers(ends)
+    found: dict[str, list[Tensor]] = {name: [] for name in CURVES}
+    for layer, path in enumerate(residuals.unbind(1)):
+        own, by_distance, by_cosine = (
+            x[:, None] for x in (ends[layer], pick_rows(ends, far.distance[layer]), pick_rows(ends, far.cosine[layer]))
+        )
+        found["fixed_cosine"].append(residual_cosine(path, own))
+        found["fixed_norm"].append(residual_distance(own, path))
+        found["far_cosine"].append(residual_cosine(path, by_cosine))
+        found["far_norm"].append(residual_distance(by_distance, path))
+    return {name: torch.stack(values, 1) for name, values in found.items()}
+
+
+def said(claim: Claim) -> str:
+    """Returns a claim as a line of text, with what speaks against it."""
+    against = "".join(f"\n    against: {described(cell)}" for cell in claim.against)
+    return f"{'holds' if claim.holds else 'FAILS'}: {claim.text}{against}" + ("" if claim.cells else "\n    no model of it was run")
+
+
+def described(cell: Cell) -> str:
+    """Returns a cell in words."""
+    return (
+        f"{cell.norm}, {cell.injection}, {cell.layers} layers: {cell.verdict} ({cell.seeds} of {cell.models} seeds alone); "
+        f"cosine over the second half {cell.own:.3f} to its own, {cell.far:.3f} to the farthest"
+    )
+
+
+def read(path: Path, wanted: Sequence[Row]) -> list[dict[str, Any]]:
+    """Returns the results of the rows that are in the file, in the order of the plan."""
+    found = {line["name"]: line for line in map(json.loads, path.read_text().splitlines())} if path.is_file() else {}
+    return [found[row.name] for row in wanted if row.name in found]
+
+
+def conclude(out: Path, wanted: Sequence[Row]) -> int:
+    """Reads the results, writes figures and page, says of each claim whether it holds, and returns the exit code."""
+    from loopwright.run import write_whole
+
+    path = out / FILE
+    results = read(path, wanted)
+    missing = sorted({row.name for row in wanted} - {result["name"] for result in results})
+    if missing:
+        print(f"missing: {len(missing)} of {len(wanted)} models, {missing[0]} first; run the command again for the rest")
+        return MISSING
+    write_whole(path, "".join(json.dumps(result) + "\n" for result in results))  # workers end in no fixed order
+    claims = judge(cells(results, MAIN_START))
+    print(*map(said, claims), f"page: {write_page(out, results, claims)}", sep="\n")
+    return 0 if all(claim.holds for claim in claims) else FAILED
+
+
+def main() -> int:
+    """Reads the command line and runs the sweep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=900, help="no model begins that would not end in this time")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    wanted = list(rows())
+    run_all(wanted, measure, str(options.out / FILE), workers=options.workers, seconds=options.seconds)
+    return conclude(options.out, wanted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
