@@ -28,24 +28,33 @@ READ = {
     "norms": "The size of the residual and its largest entry over the block; a jump in the first layers is a massive activation.",
     "neurons": "Shares of neurons whose effect on the vocabulary raises (predict) or lowers (suppress) few tokens; weights alone, "
     "so no step changes them.",
-    "halves": "The two halves of the core laid over one another: where they agree, the block runs through its stages twice.",
+    "halves": "The first half of the core (solid) and the second (dashed) laid over one another: where they agree, the block runs "
+    "through its stages twice.",
     "changes": "How far each layer's residual and attention move from one step to the next; towards 0 (cosine: 1) the layer "
     "repeats itself. The bound is how far its queries and keys let attention move.",
     "fixed-points": "How far each layer is from where it stands after the last step; a line that reaches 0 (cosine: 1) early has "
-    "come to rest.",
+    "come to rest. Last, the cosine to where the layer farthest from it ends.",
     "same-and-farthest": "The first layer against its own end and against the end of the layer farthest from it: lines apart are a "
     "cycle; lines that meet at cosine 1 mean that all layers rest at one point.",
     "pairs": "Every layer run against every other; diagonal stripes mean that a layer resembles itself at other steps more than "
     "its neighbours.",
     "cycles": "The last token's state after each layer in two directions, in windows of steps; one closed figure drawn over and "
     "over is a cyclic fixed point.",
-    "layer-paths": "The same token at each layer on its own, early steps green: a knot at the end is rest, a ring is an orbit.",
+    "layer-paths": "The same token at each layer on its own, early steps green: a path that ends in one point is rest, a ring an "
+    "orbit.",
     "limits-together": "Of the tokens on which some layer does what the row says, the share on which some layer does what the "
     "column says.",
     "orbit": "The clearest orbit as the classifier saw it: cosine to the last step and its trend, the rest windowed, its spectrum.",
+    "orbit-realised": "The stages of the prompt with that orbit over all layers in the order they run: an orbit that reaches "
+    "attention shows as a wave in the solid lines.",
+    "orbit-by-step": "The same prompt at the later half of the steps: lines on one another are stages that the orbit leaves alone.",
+    "prompt-path": "The state of the whole first prompt, all its tokens at once, step by step from the start: blue at first, red "
+    "at last; a path that stops has come to rest.",
+    "spectrum": "Left, the leading eigenvalues of one step at the state reached: inside the dotted circle a small push dies out. "
+    "Right, each step's change by that of the step before, for as long as rounding lets it be seen: below 1 the path contracts.",
     "answers": "What would be said next if the pass stopped after each step; the dotted line is the model's own depth.",
-    "floorplan": "Mean attention of each layer (rows look, columns are looked at), the first step at the bottom; like pictures "
-    "above one another are cycles.",
+    "floorplan": "Mean attention of each layer on the first tokens of the first prompt (rows look, columns are looked at), later "
+    "layers to the right and above; prelude framed blue, coda red; the same picture in every step is a cycle.",
 }
 
 
@@ -87,6 +96,7 @@ def draw_all(metrics: Metrics, dense: Metrics | None = None) -> dict[str, str]:
             found[name] = draw(metrics)
     if "orbit" in metrics.get("limits", {}):
         found["orbit"] = states.orbit_parts(metrics)
+        found["orbit-realised"], found["orbit-by-step"] = stages.orbit_realised(metrics), stages.orbit_by_step(metrics)
     return found
 
 
@@ -106,8 +116,8 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
     if looped:
         found += part(
             "Does it converge, and to what?", converges(metrics),
-            "fixed-points", "same-and-farthest", "cycles", "layer-paths", "changes", "pairs", "limits-together", "orbit",
-            tables=_limits(metrics),
+            "fixed-points", "same-and-farthest", "cycles", "layer-paths", "prompt-path", "changes", "pairs", "limits-together",
+            "orbit", "orbit-realised", "orbit-by-step", tables=_limits(metrics),
         )  # fmt: skip
     asked = "Are its stages those of a feedforward model?" if looped else "Its stages"
     found += part(
@@ -120,9 +130,10 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
         "norms",
         "neurons",
         "floorplan",
+        *([] if looped else ["pairs"]),
     )
     if looped:
-        found += part("Is more depth safe?", safe(metrics), "answers", "stages-by-layer", tables=_spectrum(metrics))
+        found += part("Is more depth safe?", safe(metrics), "answers", "stages-by-layer", "spectrum", tables=_spectrum(metrics))
     return found
 
 
