@@ -225,11 +225,11 @@ def floorplan(metrics: Metrics, *, path: str | Path | None = None) -> str:
                 top, left = bottom - (n // columns + 1) * cell, n % columns * cell
                 for i, row in enumerate(maps[place]):
                     sheet[top + i][left : left + side] = [v if j <= i else math.nan for j, v in enumerate(row)]
-                if frame:
+                if frame and places.core:
                     axes.add_patch(Rectangle((left - 1, top - 1), side + 2, side + 2, fill=False, edgecolor=frame, linewidth=1))
             axes.text(-gap / 2, bottom - height / 2, name, ha="right", va="center", color=INK, fontsize=9)
             bottom -= height + gap
-        image = mosaic(axes, sheet, "viridis", low=0)
+        image = mosaic(axes, sheet, "viridis", low=0, power=0.5)
         axes.set_aspect("equal")
         axes.set_axis_off()
         _bar(axes, image)

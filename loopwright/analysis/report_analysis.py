@@ -4,12 +4,13 @@ safe; each figure with one sentence on how to read it."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from loopwright.analysis import figures_stages as stages
 from loopwright.analysis import figures_states as states
-from loopwright.analysis.report import Grid, Outcome, Picture, Section, write_report
+from loopwright.analysis.report import Grid, Outcome, Picture, Section, count, write_report
 from loopwright.analysis.verdict import Finding, converges, safe
 from loopwright.analysis.verdict import stages as stages_finding
 from loopwright.run import write_whole
@@ -57,6 +58,15 @@ READ = {
     "layers to the right and above; prelude framed blue, coda red; the same picture in every step is a cycle.",
 }
 
+# and where a model has no core
+READ_DENSE = {
+    "floorplan": "Mean attention of each layer on the first tokens of the first prompt (rows look, columns are looked at), later "
+    "layers to the right and above; a bright first column is a sink.",
+    "pairs": "Every layer against every other; bright blocks are runs of layers that do alike.",
+    "neurons": "Shares of neurons whose effect on the vocabulary raises (predict) or lowers (suppress) few tokens; weights alone, "
+    "no prompt changes them.",
+}
+
 
 def write_analysis(metrics: Metrics, folder: str | Path, *, dense: Metrics | None = None, footer: str = "") -> Path:
     """Draws every figure of a summary into `folder`/figures, writes `folder`/report.html, and returns the page."""
@@ -67,7 +77,8 @@ def write_analysis(metrics: Metrics, folder: str | Path, *, dense: Metrics | Non
         write_whole(folder / "figures" / f"{name}.svg", svg)
     model, depth = metrics["model"], safe(metrics)
     outcome = None if depth.good is None else Outcome(depth.good, f"“More depth is safe.” {depth.sentence}", depth.numbers)
-    lead = f"{metrics['examples']} prompts, {metrics['tokens']} tokens, {metrics['places']['steps']} steps."
+    steps = count(metrics["places"]["steps"], "step") if metrics["places"]["core"] else "each layer once"
+    lead = f"{count(metrics['examples'], 'prompt')}, {count(metrics['tokens'], 'token')}, {steps}."
     return write_report(
         folder / "report.html",
         f"Inside {model['name']}",
@@ -103,15 +114,15 @@ def draw_all(metrics: Metrics, dense: Metrics | None = None) -> dict[str, str]:
 def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str]) -> list[Section]:
     """Returns the page's sections in the order of the questions."""
 
-    def part(heading: str, finding: Finding | None, *names: str, tables: tuple[Grid, ...] = ()) -> list[Section]:
-        shown = [name for name in names if name in pictures]
+    looped = bool(metrics["places"]["core"])
+    read = READ if looped else READ | READ_DENSE
+
+    def part(heading: str, finding: Finding, *names: str, tables: tuple[Grid, ...] = ()) -> list[Section]:
+        shown = [Picture(pictures[name], read[name]) for name in names if name in pictures]
         if not shown and not tables:
             return []
-        first, rest = shown[:1], shown[1:]
-        made = [Section(heading, finding.sentence if finding else "", [Picture(pictures[n], READ[n]) for n in first], tables)]
-        return made + [Section("", "", [Picture(pictures[n], READ[n])]) for n in rest]
+        return [Section(heading, finding.sentence, shown[:1], tables, finding.numbers), *(Section("", "", [p]) for p in shown[1:])]
 
-    looped = bool(metrics["places"]["core"])
     found = [Section("What this model is", "", (), [_card(metrics, dense)])]
     if looped:
         found += part(
@@ -133,29 +144,35 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
         *([] if looped else ["pairs"]),
     )
     if looped:
-        found += part("Is more depth safe?", safe(metrics), "answers", "stages-by-layer", "spectrum", tables=_spectrum(metrics))
+        depth = replace(safe(metrics), numbers=())  # they stand at the head of the page
+        found += part("Is more depth safe?", depth, "answers", "stages-by-layer", "spectrum", tables=_spectrum(metrics))
     return found
 
 
 def _card(metrics: Metrics, dense: Metrics | None) -> Grid:
-    def rows(about: Metrics) -> list[str]:
+    def facts(about: Metrics) -> dict[str, str]:
         layers = about["layers"]
-        shape = (
-            f"{layers['prelude']} + {layers['core']} looped + {layers['coda']}" if about["looped"] else str(sum(layers.values()))
-        )
-        loop = [about["injection"], about["state"]] if about["looped"] else ["–", "–"]
-        return [
-            f"{about['parameters']:,}", shape, str(about["depth"]), f"{about['width']} ({about['heads']} heads)", about["norms"],
-            about["end_norm"], *loop, about["dtype"], about["edited"] or "nothing",
-        ]  # fmt: skip
+        looped = f"{layers['prelude']} + {layers['core']} looped + {layers['coda']}"
+        once = {
+            "parameters": f"{about['parameters']:,}",
+            "layers": looped if about["looped"] else str(sum(layers.values())),
+            "width": f"{about['width']} ({count(about['heads'], 'head')})",
+            "norms": about["norms"],
+            "dtype": about["dtype"],
+            "edited": about["edited"] or "nothing",
+        }
+        loop = {
+            "steps by default": str(about["depth"]),
+            "norm after a step": about["end_norm"],
+            "input injection": about["injection"],
+            "start state": about["state"],
+        }
+        return once | loop if about["looped"] else once
 
-    names = [
-        "parameters", "layers", "steps by default", "width", "norms", "norm after a step", "input injection", "start state",
-        "dtype", "edited",
-    ]  # fmt: skip
-    columns = [rows(metrics["model"])] + ([] if dense is None else [rows(dense["model"])])
+    columns = [facts(each["model"]) for each in (metrics, *([] if dense is None else [dense]))]
+    names = list(columns[0])  # a dense model beside it has no loop to tell of
     head = ["", metrics["model"]["name"]] + ([] if dense is None else [dense["model"]["name"]])
-    return Grid(head, [[name, *values] for name, *values in zip(names, *columns, strict=True)])
+    return Grid(head, [[name, *(each.get(name, "–") for each in columns)] for name in names])
 
 
 def _limits(metrics: Metrics) -> tuple[Grid, ...]:

@@ -13,6 +13,7 @@ from loopwright.analysis.closeup import PAIR_PROMPTS, PAIR_STEPS, pair_bytes, pa
 from loopwright.analysis.edit import ablate_massive
 from loopwright.analysis.estimate import fitting_batch, free_bytes, trace_bytes
 from loopwright.analysis.prompts import Prompt, read_prompts
+from loopwright.analysis.report import count
 from loopwright.analysis.report_analysis import write_analysis
 from loopwright.analysis.study import Subject, check_lengths, study
 from loopwright.analysis.trace import trace_depth
@@ -129,7 +130,8 @@ def _check_memory(subject: Subject, plan: Plan, steps: int) -> None:
     config, rows = model.config, min(plan.batch, len(subject.rows))
     parts = trace_bytes(config, batch=rows, length=length, depth=steps, dtype=model.dtype)
     words = ", ".join(f"{name} {_mebi(size)}" for name, size in parts.items())
-    console().print(f"{subject.name}: {len(subject.rows)} prompts of up to {length} tokens, {steps} steps", markup=False)
+    what = f"{subject.name}: {count(len(subject.rows), 'prompt')} of up to {count(length, 'token')}, {count(steps, 'step')}"
+    console().print(what, markup=False)
     console().print(f"memory at batch {rows}: about {_mebi(sum(parts.values()))} MiB ({words})", markup=False)
     longest = max(map(len, subject.rows[:PAIR_PROMPTS]))
     shown = min(plan.pairs, steps)
@@ -138,8 +140,10 @@ def _check_memory(subject: Subject, plan: Plan, steps: int) -> None:
         return pair_bytes(config, longest, steps=n, dtype=model.dtype) if n else 0
 
     path = path_bytes(config, len(subject.rows[0]), steps)
-    close = f"then, of a prompt at a time: all pairs of depths of {shown} steps {_mebi(pairs(shown))} MiB"
-    console().print(close + (f", its path {_mebi(path)} MiB" if path else ""), markup=False)
+    close = {f"all pairs of layers over {count(shown, 'step')}": pairs(shown), "its path": path}
+    said = ", ".join(f"{name} {_mebi(size)} MiB" for name, size in close.items() if size)
+    if said:
+        console().print(f"then, of one prompt at a time: {said}", markup=False)
     free = free_bytes(plan.device)
     if free is None:
         return
@@ -164,7 +168,7 @@ def _tell(found: dict[str, Any], dense: dict[str, Any] | None, run: RunFolder, p
 
     if found["places"]["core"]:
         line("Does it converge, and to what?", converges(found))
-    line("Are its stages those of a feedforward model?", stages(found, dense))
+    line("Are its stages those of a feedforward model?" if found["places"]["core"] else "Its stages:", stages(found, dense))
     if found["places"]["core"]:
         line("Is more depth safe?", safe(found))
     console().print(f"numbers: {run.metrics}\nfigures: {run.figures}\nreport: {page}", markup=False)

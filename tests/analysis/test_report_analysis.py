@@ -2,7 +2,7 @@
 
 import json
 
-from loopwright.analysis.report_analysis import READ, draw_all, sections, write_analysis
+from loopwright.analysis.report_analysis import READ, READ_DENSE, draw_all, sections, write_analysis
 from tests.analysis.summaries import dense, looped
 
 QUESTIONS = [
@@ -33,6 +33,11 @@ def test_every_figure_is_on_the_page_with_its_sentence():
 def test_a_dense_models_page(tmp_path):
     text = write_analysis(dense(), tmp_path).read_text()
     assert "Its stages" in text and "Does it converge" not in text and 'class="outcome' not in text
+    assert "each layer once" in text and "input injection" not in text and "Its layers run once." in text
+    drawn = draw_all(dense())
+    shown = [picture for section in sections(dense(), None, drawn) for picture in section.pictures]
+    assert sorted(picture.svg for picture in shown) == sorted(drawn.values())
+    assert {picture.caption for picture in shown} == {(READ | READ_DENSE)[name] for name in drawn}
 
 
 def test_the_same_numbers_give_the_same_bytes(tmp_path):
