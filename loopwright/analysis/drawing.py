@@ -27,6 +27,7 @@ INK = "#1b1f24"  # drawn with, then replaced by the colour of the page's text
 WIDTH, HEIGHT = 5.2, 3.5  # inches
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 LONGEST_OF_TWO = 24  # letters of a name where two names stand side by side under a figure
+LETTERS = 56  # of names, with what stands beside them, in one line under panels
 MOST_LABELLED_CELLS = 100
 SHADES = 20
 CELLS = 800  # pixels of a matrix's longer side, or a few less
@@ -81,8 +82,8 @@ def panels(
             each.set_visible(False)
         labelled = {label: handle for each in axes for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
         if labelled:
-            longest = max(map(len, labelled))
-            ncols = 1 if longest > LONGEST_OF_TWO * columns else min(len(labelled), 2 * columns)
+            across = LETTERS // (max(map(len, labelled)) + 5)  # beside each name stands its line
+            ncols = max(1, min(len(labelled), across))
             made.legend(labelled.values(), labelled.keys(), loc="outside lower center", frameon=False, ncols=ncols)
         buffer = io.StringIO()
         made.savefig(buffer, format="svg", transparent=True)

@@ -69,8 +69,8 @@ def _matrix(axes: Axes, values: Sequence[Sequence[float | None]], title: str, co
     _bar(axes, image)
 
 
-def _bar(axes: Axes, image: Any) -> None:
-    bar = axes.figure.colorbar(image, ax=axes, pad=0.02, aspect=25, shrink=0.8)
+def _bar(axes: Axes, image: Any, *, ticks: Sequence[float] | None = None) -> None:
+    bar = axes.figure.colorbar(image, ax=axes, pad=0.02, aspect=25, shrink=0.8, ticks=ticks)
     bar.outline.set_visible(False)
 
 
@@ -226,13 +226,16 @@ def floorplan(metrics: Metrics, *, path: str | Path | None = None) -> str:
                 for i, row in enumerate(maps[place]):
                     sheet[top + i][left : left + side] = [v if j <= i else math.nan for j, v in enumerate(row)]
                 if frame and places.core:
-                    axes.add_patch(Rectangle((left - 1, top - 1), side + 2, side + 2, fill=False, edgecolor=frame, linewidth=1))
+                    box = Rectangle(
+                        (left - 1, top - 1), side + 2, side + 2, fill=False, edgecolor=frame, linewidth=1, clip_on=False
+                    )
+                    axes.add_patch(box)
             axes.text(-gap / 2, bottom - height / 2, name, ha="right", va="center", color=INK, fontsize=9)
             bottom -= height + gap
         image = mosaic(axes, sheet, "viridis", low=0, power=0.5)
         axes.set_aspect("equal")
         axes.set_axis_off()
-        _bar(axes, image)
+        _bar(axes, image, ticks=(0, 0.1, 0.5, 1))
 
     high = max(1.6, 0.86 * WIDTH * len(sheet) / len(sheet[0]))
     return panels([draw], path, columns=1, height=min(high, 9.0))
@@ -270,7 +273,7 @@ def spectrum(metrics: Metrics, *, path: str | Path | None = None) -> str:
         line_at_one(axes.axhline)
         axes.set_ylim(bottom=0)
         step_axis(axes, metrics["places"]["steps"])
-        axes.set_ylabel("change / change before")
+        axes.set_ylabel("ratio of changes")
 
     return panels([plane, shrink], path)
 

@@ -25,7 +25,8 @@ READ = {
     "stages-realised": "Left to right the layers as they run; a layer whose own solid line is flat does the same at every step.",
     "stages-by-layer": "Each line is one layer over the steps, with one standard deviation over prompts; flat lines keep their "
     "stage however deep the pass.",
-    "stages": "The layers of the model from first to last.",
+    "stages": "The layers from first to last: how much attention gathers on few tokens (ColSum, sink rates), how widely it is "
+    "spread (mixing), how many directions the residual fills (entropy), how sure the next token is (logit lens).",
     "norms": "The size of the residual and its largest entry over the block; a jump in the first layers is a massive activation.",
     "neurons": "Shares of neurons whose effect on the vocabulary raises (predict) or lowers (suppress) few tokens; weights alone, "
     "so no step changes them.",
@@ -158,8 +159,6 @@ def _card(metrics: Metrics, dense: Metrics | None) -> Grid:
             "layers": looped if about["looped"] else str(sum(layers.values())),
             "width": f"{about['width']} ({count(about['heads'], 'head')})",
             "norms": about["norms"],
-            "dtype": about["dtype"],
-            "edited": about["edited"] or "nothing",
         }
         loop = {
             "steps by default": str(about["depth"]),
@@ -167,7 +166,8 @@ def _card(metrics: Metrics, dense: Metrics | None) -> Grid:
             "input injection": about["injection"],
             "start state": about["state"],
         }
-        return once | loop if about["looped"] else once
+        last = {"dtype": about["dtype"], "edited": about["edited"] or "nothing"}
+        return once | (loop if about["looped"] else {}) | last
 
     columns = [facts(each["model"]) for each in (metrics, *([] if dense is None else [dense]))]
     names = list(columns[0])  # a dense model beside it has no loop to tell of

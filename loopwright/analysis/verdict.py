@@ -90,7 +90,9 @@ def _feedforward(metrics: Metrics) -> Finding:
     def end(name: str, pick: Any) -> tuple[float, str]:
         values = [x if x is not None else float("nan") for x in by_place[name]["mean"]]
         chosen = pick((x for x in values if x == x), default=float("nan"))
-        return chosen, f"{100 * values.index(chosen) / max(layers - 1, 1):.0f} % of its depth" if chosen == chosen else "no depth"
+        place = values.index(chosen) if chosen == chosen else -1
+        words = {-1: "no layer", 0: "its first layer", layers - 1: "its last layer"}
+        return chosen, words.get(place) or f"{100 * place / (layers - 1):.0f} % of its depth"
 
     (colsum, gathers), (entropy, narrow), (largest, massive) = end("colsum", max), end("entropy", min), end("largest", max)
     said = (

@@ -104,7 +104,7 @@ def read_own(source: str, asked: Asked) -> list[Prompt]:
 def subject_of(source: str, prompts: Sequence[Prompt], device: str, dtype: torch.dtype) -> Subject:
     """Returns a model with its prompts in its own tokens, checked before anything is run."""
     words: Any = tokenizer(source) if any(isinstance(prompt, str) for prompt in prompts) else None
-    rows = [words(prompt)["input_ids"] if isinstance(prompt, str) else prompt for prompt in prompts]
+    rows = [words(prompt, verbose=False)["input_ids"] if isinstance(prompt, str) else prompt for prompt in prompts]
     model: LoopedForCausalLM = load(source, dtype=dtype, device=device)
     check_lengths(model, rows)
     return Subject(Path(source).name, model, rows)
@@ -154,7 +154,8 @@ def _check_memory(subject: Subject, plan: Plan, steps: int) -> None:
     if pairs(shown) > free:
         most = next(n for n in range(shown, -1, -1) if pairs(n) <= free)
         raise ValueError(
-            f"pairs: {shown} steps need about {_mebi(pairs(shown))} MiB, {_mebi(free)} are free; --pairs {most} would fit"
+            f"pairs: {count(shown, 'step')} would need about {_mebi(pairs(shown))} MiB, {_mebi(free)} are free; "
+            f"--pairs {most} would fit"
         )
 
 

@@ -23,6 +23,16 @@ def test_panels_are_drawn_in_order_with_one_legend():
     assert svg.count(">line<") == 1
 
 
+def test_names_too_long_for_one_line_stand_in_more():
+    def tops(names):
+        svg = panels([lambda axes: [axes.plot([0, 1], label=name) for name in names] and None])
+        return {re.search(rf'y="([\d.]+)"[^>]*>{name}<', svg)[1] for name in names}
+
+    assert len(tops(["a1", "b2", "c3", "d4"])) == 1
+    assert len(tops([letter * 20 for letter in "abcd"])) == 2
+    assert len(tops([letter * 40 for letter in "abcd"])) == 4
+
+
 def test_a_matrix_is_one_bitmap_of_whole_cells():
     values = [[(i * j) % 7 / 7 for j in range(40)] for i in range(40)]
     values[3][5] = float("nan")

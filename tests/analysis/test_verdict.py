@@ -77,3 +77,7 @@ def test_a_feedforward_models_stages_are_told_in_words():
     found = stages(metrics, None)
     assert "on few tokens at 40 % of its depth" in found.sentence and "most compressed at 60 %" in found.sentence
     assert [value for value, _ in found.numbers] == ["0.90", "0.50", "23,504"]
+    metrics["by_place"]["colsum"]["mean"], metrics["by_place"]["entropy"]["mean"] = [0.1] * 5 + [0.2], [0.5] + [None] * 5
+    metrics["by_place"]["largest"]["mean"] = [None] * 6
+    words = stages(metrics, None).sentence
+    assert "at its last layer" in words and "most compressed at its first layer" in words and "stands at no layer" in words
