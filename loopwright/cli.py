@@ -289,6 +289,7 @@ def analyze(
     examples: Annotated[int, typer.Option(help="At most so many prompts, drawn by the seed.")] = 32,
     seed: Annotated[int, typer.Option(help="Of the drawing of prompts.")] = 0,
     batch: Annotated[int, typer.Option(help="Prompts of a pass.")] = 8,
+    pairs: Annotated[int, typer.Option(help="Steps of which all pairs of layers as run are compared (8 or 32); 0: none.")] = 8,
     ablate: Annotated[bool, typer.Option("--ablate", help="Zero the second layer's MLP output: no massive activations.")] = False,
     device: Device = "cpu",
     dtype: Dtype = "float32",
@@ -310,7 +311,7 @@ def analyze(
 
     verb.analyze(
         model, verb.Asked(prompts, data, examples, seed),
-        depth=depth, compare=compare, batch=batch, ablate=ablate, device=device, dtype=dtype, out=out,
+        depth=depth, compare=compare, batch=batch, pairs=pairs, ablate=ablate, device=device, dtype=dtype, out=out,
     )  # fmt: skip
 
 

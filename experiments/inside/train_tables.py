@@ -19,7 +19,7 @@ from experiments.inside.train_claims import CLAIMS, Case, Claim, Reading, readin
 from experiments.inside.train_plan import AROUND, CONTROL, STEPS, written
 from loopwright.analysis.drawing import Curve
 from loopwright.analysis.figures import loss_by_depth
-from loopwright.analysis.figures_stages import STAGES, by_layer, by_step
+from loopwright.analysis.figures_stages import STAGES, by_layer, by_step, fading
 from loopwright.analysis.verdict import safe
 
 Run = Mapping[str, Any]
@@ -107,7 +107,7 @@ def draw(runs: Sequence[Run], folder: Path, words: Sequence[str] = ("",)) -> lis
         if "deep" in run:
             by_step(run["deep"], BEYOND, dense=dense, path=keep(f"beyond-by-step-{label}"))
             by_layer(run["deep"], BEYOND, path=keep(f"beyond-by-layer-{label}"))
-            by_layer(run["deep"], RESTS, band=False, path=keep(f"rest-{label}"))
+            fading(run["deep"], RESTS, path=keep(f"rest-{label}"))
     for family in AROUND:
         curves = {written(label): _losses(run) for label, run in first.items() if label.startswith(family)}
         if curves:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loopwright.analysis.collect import Seen
+from loopwright.analysis.edit import chain
 from loopwright.analysis.maps import View, attention_rows
 from loopwright.analysis.places import Places
 from loopwright.analysis.summary import as_list
@@ -17,84 +19,128 @@ from loopwright.metrics.distance import attention_distances, attention_pair_byte
 from loopwright.metrics.neurons import KURTOSIS, neuron_moments
 from loopwright.metrics.residual import residual_cosines
 from loopwright.metrics.spectrum import leading_eigenvalues, turn_frequency
-from loopwright.metrics.trajectory import cycle_path, layer_paths
+from loopwright.metrics.trajectory import cycle_path, layer_paths, prompt_path
 from loopwright.model.config import LoopedConfig
 from loopwright.model.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.span import place_tokens
-from loopwright.model.tap import Recorder
+from loopwright.model.tap import Recorder, Tap
 
 PAIR_STEPS = 8
+PAIR_PROMPTS = 8  # whose matrices are averaged, one prompt at a time
+FLOOR_MAPS = 96  # of a floorplan: fewer steps of a larger core, and of a yet larger model none
 FLOOR_STEPS = 4
 FLOOR_TOKENS = 24
-FLOOR_LAYERS = 6  # of the core: a model with more gives no floorplan that can be read
 KRYLOV = 32
+COPIES = 2  # of what is compared: as it was seen, and side by side in float32
 
 
-def pair_bytes(config: LoopedConfig, tokens: int, *, steps: int = PAIR_STEPS) -> int:
-    """Returns the bytes that comparing all pairs of realised depths holds at once, for one prompt."""
+def pair_bytes(config: LoopedConfig, tokens: int, *, steps: int = PAIR_STEPS, dtype: torch.dtype = torch.float32) -> int:
+    """Returns the bytes that comparing all pairs of realised depths holds at once: residuals, queries and keys of one prompt, and
+    the maps of one head."""
     depths = Places.of(config, steps).count
-    return attention_pair_bytes(depths, config.num_attention_heads, tokens) + residual_pair_bytes(
-        depths, config.hidden_size, tokens
-    )
+    keyed = (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
+    seen = depths * tokens * (config.hidden_size + keyed) * dtype.itemsize
+    maps = attention_pair_bytes(depths, 1, tokens)
+    return seen + COPIES * (maps + residual_pair_bytes(depths, config.hidden_size, tokens))
+
+
+def path_bytes(config: LoopedConfig, tokens: int, depth: int) -> int:
+    """Returns the bytes that the path of a whole prompt holds at once: all its states, which are decomposed in float64."""
+    return 4 * residual_pair_bytes(depth, config.hidden_size, tokens, number_bytes=8) if config.is_looped else 0
 
 
 @torch.no_grad()
-def compare_pairs(model: LoopedForCausalLM, input_ids: Tensor, *, steps: int = PAIR_STEPS) -> dict[str, Any]:
-    """Returns the matrices over all pairs of realised depths of one prompt [1, T]: attention distance and residual cosine."""
-    places, recorder = _record(model, input_ids, steps)
-    order = [places.name(i) for i in range(places.count)]
-    residuals = torch.stack([recorder.seen["residual", *place] for place in order])
-    maps = torch.stack(_maps(model, input_ids, recorder, order))
+def compare_pairs(
+    model: LoopedForCausalLM, prompts: Sequence[Sequence[int]], *, steps: int = PAIR_STEPS, edit: Tap | None = None
+) -> dict[str, Any]:
+    """Returns the matrices over all pairs of realised depths, attention distance and residual cosine, as means over prompts."""
+    attention, residual = [], []
+    for row in prompts:
+        ids = torch.tensor([list(row)], device=model.device)
+        places, recorder = _record(model, ids, steps, edit)
+        order = [places.name(i) for i in range(places.count)]
+        residual.append(residual_cosines(torch.stack([recorder.seen["residual", *place] for place in order])))
+        attention.append(_head_distances(model, ids, recorder, order))
     return {
         "steps": places.steps,
-        "attention": as_list(attention_distances(maps)),
-        "residual": as_list(residual_cosines(residuals)),
+        "prompts": len(prompts),
+        "attention": as_list(torch.stack(attention).mean(0), digits=4),
+        "residual": as_list(torch.stack(residual).mean(0), digits=4),
     }
+
+
+def _head_distances(model: LoopedForCausalLM, input_ids: Tensor, recorder: Recorder, order: Sequence[Seen]) -> Tensor:
+    """Returns the mean over heads of the distances between all maps; one head's maps at a time, for memory's sake."""
+    heads, view = model.config.num_attention_heads, _view(model, input_ids)
+    shared = heads // model.config.num_key_value_heads
+    each = []
+    for head in range(heads):
+        pairs = [(recorder.seen["query", *at][:, :, [head]], recorder.seen["key", *at][:, :, [head // shared]]) for at in order]
+        each.append(attention_distances(torch.stack([_whole(*pair, view) for pair in pairs])))
+    return torch.stack(each).mean(0)
 
 
 @torch.no_grad()
 def floorplan(
-    model: LoopedForCausalLM, input_ids: Tensor, *, steps: int = FLOOR_STEPS, tokens: int = FLOOR_TOKENS
+    model: LoopedForCausalLM, input_ids: Tensor, *, steps: int = FLOOR_STEPS, tokens: int = FLOOR_TOKENS, edit: Tap | None = None
 ) -> dict[str, Any]:
     """Returns the mean map over heads of every layer of a few steps, of the first tokens of one prompt."""
     ids = input_ids[:, :tokens]
-    places, recorder = _record(model, ids, steps)
-    found = _maps(model, ids, recorder, [places.name(i) for i in range(places.count)])
-    return {"places": asdict(places), "maps": [[[round(x, 4) for x in row] for row in each[0].mean(0).tolist()] for each in found]}
+    places, recorder = _record(model, ids, steps, edit)
+    view = _view(model, ids)
+    found = [_whole(recorder.seen["query", *at], recorder.seen["key", *at], view) for at in map(places.name, range(places.count))]
+    return {"places": asdict(places), "maps": [as_list(each[0].mean(0), digits=3) for each in found]}
 
 
-def _record(model: LoopedForCausalLM, input_ids: Tensor, steps: int) -> tuple[Places, Recorder]:
+def floor_steps(config: LoopedConfig, depth: int) -> int:
+    """Returns how many steps of a model a floorplan shows: so many that its maps can still be told apart, 0 where none can."""
+    steps = range(1, min(FLOOR_STEPS, depth) + 1)
+    return max((n for n in steps if Places.of(config, n).count <= FLOOR_MAPS), default=0)
+
+
+def _record(model: LoopedForCausalLM, input_ids: Tensor, steps: int, edit: Tap | None) -> tuple[Places, Recorder]:
     recorder = Recorder(("query", "key", "residual"))
-    trace(model, input_ids, steps if model.config.is_looped else None, collect=(), edit=recorder)
+    tap = recorder if edit is None else chain(edit, recorder)
+    trace(model, input_ids, steps if model.config.is_looped else None, collect=(), edit=tap)
     return Places.of(model.config, steps), recorder
 
 
-def _maps(model: LoopedForCausalLM, input_ids: Tensor, recorder: Recorder, order: Sequence[tuple[str, int, int]]) -> list[Tensor]:
-    view = View.of(place_tokens(*input_ids.shape, input_ids.device), model.config.sliding_window)
-    seen = recorder.seen
-    return [_whole(seen["query", *place], seen["key", *place], view) for place in order]
+def _view(model: LoopedForCausalLM, input_ids: Tensor) -> View:
+    return View.of(place_tokens(*input_ids.shape, input_ids.device), model.config.sliding_window)
 
 
 def _whole(q: Tensor, k: Tensor, view: View) -> Tensor:
     return torch.cat([rows.attention for rows in attention_rows(q, k, view)], dim=2)
 
 
-def token_paths(model: LoopedForCausalLM, input_ids: Tensor, depth: int) -> dict[str, Any]:
-    """Returns the path of the last token of one prompt through the core's layers, in two directions: of all layers together, and
-    of each layer on its own."""
-    found = trace(model, input_ids, depth, collect=(), capture={"residual": [-1]})
+@torch.no_grad()
+def state_paths(model: LoopedForCausalLM, input_ids: Tensor, depth: int, *, edit: Tap | None = None) -> dict[str, Any]:
+    """Returns paths of one prompt in two directions: of its last token through the core's layers, all layers together and each on
+    its own, and of the state of the whole prompt from its start on. Nothing where a state is not finite."""
+    found = trace(model, input_ids, depth, collect=(), capture={"residual": [-1]}, edit=edit)
     states = found.captured["residual"][0, found.places.looped, 0].unflatten(0, (found.places.steps, found.places.core))
-    if not states.isfinite().all():
+    e, p = model.embed(input_ids, tap=edit)
+    start = model.start_state(e, p)
+    flat = torch.stack([s[0].cpu() for s in (start, *model.unroll(e, depth, p, state=start))])
+    if not states.isfinite().all() or not flat.isfinite().all():
         return {}
-    whole, each = cycle_path(states), layer_paths(states)
-    return {"points": as_list(whole.coordinates), "explained": as_list(whole.explained), "layers": as_list(each.coordinates)}
+    whole, each, prompt = cycle_path(states), layer_paths(states), prompt_path(flat)
+    return {
+        "points": as_list(whole.coordinates),
+        "explained": as_list(whole.explained),
+        "layers": as_list(each.coordinates),
+        "prompt": as_list(prompt.coordinates),
+        "prompt_explained": as_list(prompt.explained),
+    }
 
 
 @torch.no_grad()
-def spectrum(model: LoopedForCausalLM, input_ids: Tensor, depths: Sequence[int], *, seed: int = 0) -> dict[str, Any]:
+def spectrum(
+    model: LoopedForCausalLM, input_ids: Tensor, depths: Sequence[int], *, seed: int = 0, edit: Tap | None = None
+) -> dict[str, Any]:
     """Returns the leading eigenvalues of the core's derivative at the state after each of some depths, for one prompt."""
-    e, p = model.embed(input_ids)
+    e, p = model.embed(input_ids, tap=edit)
     wanted = {depth: s for depth, s in enumerate(model.unroll(e, max(depths), p), start=1) if depth in set(depths)}
     values = [
         leading_eigenvalues(_map(model, e, p, depth - 1), s.float(), krylov=KRYLOV, seed=seed)[0] for depth, s in wanted.items()

@@ -5,6 +5,7 @@ Lines of text and axes take the colour of the page around them (`currentColor`),
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import math
@@ -26,8 +27,13 @@ INK = "#1b1f24"  # drawn with, then replaced by the colour of the page's text
 WIDTH, HEIGHT = 5.2, 3.5  # inches
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 LONGEST_OF_TWO = 24  # letters of a name where two names stand side by side under a figure
+LETTERS = 56  # of names, with what stands beside them, in one line under panels
 MOST_LABELLED_CELLS = 100
 SHADES = 20
+CELLS = 800  # pixels of a matrix's longer side, or a few less
+SEEN = 0.05  # points: a line that leaves out less than this looks the same
+LONGEST_RUN = 64  # points that one piece of line stands for, at most
+LINEAR_STEPS = 32
 FEW_DECADES = 100  # up to this ratio a logarithmic axis is labelled between the powers of ten too
 MOST_POINTS = 500  # of a loss curve: more are not seen, and make a heavy file
 SMOOTHED_OVER = 25  # a loss curve's bold line is the mean of this share of it, one part in …
@@ -82,8 +88,8 @@ def panels(
             each.set_visible(False)
         labelled = {label: handle for each in axes for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
         if labelled:
-            longest = max(map(len, labelled))
-            ncols = legend_columns or (1 if longest > LONGEST_OF_TWO * columns else min(len(labelled), 2 * columns))
+            across = LETTERS // (max(map(len, labelled)) + 5)  # beside each name stands its line
+            ncols = legend_columns or max(1, min(len(labelled), across))
             made.legend(labelled.values(), labelled.keys(), loc="outside lower center", frameon=False, ncols=ncols)
         buffer = io.StringIO()
         made.savefig(buffer, format="svg", transparent=True)
@@ -91,36 +97,29 @@ def panels(
 
 
 def mosaic(
-    axes: Axes, values: Sequence[Sequence[float]], colours: str, *, low: float | None = None, high: float | None = None
+    axes: Axes,
+    values: Sequence[Sequence[float]],
+    colours: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    power: float = 1,
 ) -> Any:
-    """Draws a matrix, its first row on top, and returns what a colour bar takes. One path per shade, and equal neighbours as one
-    piece: a path per cell would make a file of megabytes."""
+    """Draws a matrix, its first row on top, and returns what a colour bar takes. It is a bitmap, some pixels to a cell: sharp when
+    made larger, even when made smaller; a path per cell would make a file of megabytes. What is not a number is left clear.
+    A `power` below 1 tells small values apart."""
+    import numpy as np
     from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path as Outline
+    from matplotlib.colors import PowerNorm
 
     real = [value for row in values for value in row if math.isfinite(value)] or [0.0, 1.0]
-    scale = Normalize(min(real) if low is None else low, max(real) if high is None else high)
-    table = colormaps[colours].resampled(SHADES)
-    pieces: dict[int, list[tuple[float, float]]] = {}
-    for i, row in enumerate(values):
-        shaded = [min(int(scale(value) * SHADES), SHADES - 1) if math.isfinite(value) else -1 for value in row]
-        start = 0
-        for j in range(1, len(row) + 1):
-            if j == len(row) or shaded[j] != shaded[start]:
-                if shaded[start] >= 0:
-                    pieces.setdefault(shaded[start], []).extend([(start, i), (j, i), (j, i + 1), (start, i + 1), (start, i)])
-                start = j
-    for shade, corners in sorted(pieces.items()):
-        codes = [Outline.MOVETO, Outline.LINETO, Outline.LINETO, Outline.LINETO, Outline.CLOSEPOLY] * (len(corners) // 5)
-        colour = table(shade)
-        axes.add_patch(PathPatch(Outline(corners, codes), facecolor=colour, edgecolor=colour, linewidth=0.15))
-    axes.set_xlim(0, max(map(len, values)))
-    axes.set_ylim(len(values), 0)
+    scale = PowerNorm(power, min(real) if low is None else low, max(real) if high is None else high)
+    extent = (0, len(values[0]), len(values), 0)
+    shaded = colormaps[colours].resampled(SHADES)
+    pixels = max(1, CELLS // max(len(values), len(values[0])))
+    grown = np.asarray(values, dtype=float).repeat(pixels, axis=0).repeat(pixels, axis=1)
     axes.grid(False)
-    return ScalarMappable(scale, table)
+    return axes.imshow(grown, cmap=shaded, norm=scale, extent=extent, interpolation="none", aspect="auto")
 
 
 def shades(first: str, last: str, count: int) -> list[str]:
@@ -164,10 +163,66 @@ def _plain_svg(text: str) -> str:
     used, own = {name for _, name in re.findall(_REFERENCE, text)}, f"f{hashlib.sha256(text.encode()).hexdigest()[:6]}"
     text = re.sub(r' id="([^"]+)"', lambda match: f' id="{own}-{match[1]}"' if match[1] in used else "", text)
     text = re.sub(_REFERENCE, lambda match: f"{match[1]}{own}-{match[2]}", text)
+    text = re.sub(r' d="([^"]+)"', lambda match: f' d="{_straight(match[1])}"', text)
+    text = re.sub(r' (?:d|x|y)="[^"]+"', lambda match: re.sub(r"-?\d+\.\d{3,}", _short, match[0]), text)
+    text = re.sub(_BITMAP, lambda match: match[1] + _palette(match[2]), text)
+    text = re.sub(r"image-rendering:[^;\"]+;?", "", text)  # matplotlib asks for hard pixels, which are uneven when made smaller
     text = text.replace("'DejaVu Sans'", FONTS).replace(INK, "currentColor")
-    return re.sub(r"[ \t]+\n", "\n", text)
+    return re.sub(r"\s*\n\s*", "\n", text)
 
 
+def _palette(coded: str) -> str:
+    """Returns a bitmap (PNG, base64) of few colours with a table of them: the same pixels in a fraction of the bytes."""
+    import numpy as np
+    from PIL import Image
+
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(coded))).convert("RGBA"))
+    colours, index = np.unique(pixels.reshape(-1, 4), axis=0, return_inverse=True)
+    if len(colours) > 256:
+        return coded
+    made = Image.fromarray(index.reshape(pixels.shape[:2]).astype(np.uint8), "P")
+    made.putpalette(colours[:, :3].tobytes())
+    buffer = io.BytesIO()
+    made.save(buffer, format="png", optimize=True, transparency=colours[:, 3].tobytes())
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _straight(outline: str) -> str:
+    """Returns the lines of an outline without the points that nobody would miss; an outline with curves as it is."""
+    pieces = re.findall(r"M ([^Mz]+)(z?)", outline)
+    if "C" in outline or "Q" in outline or not pieces:
+        return outline
+    made = []
+    for body, end in pieces:
+        points = [complex(*map(float, pair.split())) for pair in body.split("L")]
+        kept = " L ".join(f"{point.real:.6f} {point.imag:.6f}" for point in _needed(points))
+        made.append(f"M {kept} {end}".rstrip())
+    return " ".join(made)
+
+
+def _needed(points: Sequence[complex]) -> list[complex]:
+    kept, start = [points[0]], 0
+    for end in range(2, len(points)):
+        far = end - start > LONGEST_RUN  # or a long straight line would take the square of its points
+        if far or any(_apart(points[i], points[start], points[end]) > SEEN for i in range(start + 1, end)):
+            start = end - 1
+            kept.append(points[start])
+    return [*kept, points[-1]] if len(points) > 1 else kept
+
+
+def _apart(point: complex, a: complex, b: complex) -> float:
+    """Returns how far a point is from the piece of line between two others."""
+    along = b - a
+    share = ((point - a) * along.conjugate()).real / abs(along) ** 2 if along else 0.0
+    return abs(point - a - min(max(share, 0.0), 1.0) * along)
+
+
+def _short(match: re.Match[str]) -> str:
+    # a hundredth of a point is not seen, and digits are most of a drawing's bytes
+    return f"{float(match[0]):.2f}".rstrip("0").rstrip(".")
+
+
+_BITMAP = r'(xlink:href="data:image/png;base64,\s*)([^"]+)'
 _REFERENCE = r"""(href="#|url\(#)([\w.]+)"""
 
 
@@ -245,6 +300,26 @@ def log_axis(axes: Axes, curves: Mapping[str, Curve]) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def step_axis(axes: Axes, steps: int) -> None:
+    """Makes the x axis one of steps from 1 on; of many it is logarithmic, since what happens at first is over soon."""
+    axes.set_xlabel("step")
+    if steps > LINEAR_STEPS:
+        axes.set_xscale("log", base=2)
+        kept = [4**i for i in range(16) if 4**i <= steps]
+        axes.set_xticks(kept, [str(step) for step in kept])
+        axes.minorticks_off()
+
+
+def far_enough(points: Sequence[Sequence[float]]) -> list[int]:
+    """Returns which points of a path to draw: those that lie apart from the one drawn before, and the last."""
+    reach = max((max(p[i] for p in points) - min(p[i] for p in points) for i in (0, 1)), default=0.0)
+    kept = [0]
+    for i, point in enumerate(points):
+        if math.dist(point[:2], points[kept[-1]][:2]) > reach / 400:
+            kept.append(i)
+    return kept if kept[-1] == len(points) - 1 else [*kept, len(points) - 1]
 
 
 def mark_trained(axes: Axes, trained: tuple[int, int, int] | None) -> None:

@@ -25,6 +25,7 @@ from loopwright.analysis.drawing import (
     blend,
     cell,
     depth_axis,
+    far_enough,
     figure,
     finite,
     legend,
@@ -152,7 +153,7 @@ def state_paths(
     def draw(axes: Axes) -> None:
         for points in paths:
             last = max(len(points) - 2, 1)
-            for t, (here, there) in enumerate(pairwise(points)):
+            for t, (here, there) in ((i, (points[i], points[j])) for i, j in pairwise(far_enough(points))):
                 axes.plot([here[0], there[0]], [here[1], there[1]], color=blend(EARLY, LATE, t / last), linewidth=1.4)
             axes.plot(*points[0][:2], **START)
             axes.plot(*points[-1][:2], **END)

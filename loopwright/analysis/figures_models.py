@@ -71,7 +71,7 @@ def stages_of_models(
 
     def draw(title: str, metrics: Metrics) -> Callable[[Axes], None]:
         def inner(axes: Axes) -> None:
-            draw_steps(metrics, name, dense, axes)
+            draw_steps(metrics, name, dense, 0, axes)
             _frame(axes, title, limits, log=False)
             axes.set_ylabel(LABELS[name])
 

@@ -5,23 +5,23 @@ Colours are the grouping's own: steps go from green to yellow, layers from blue 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loopwright.analysis.drawing import INK, Axes, finite, panels, shades, spread
+from loopwright.analysis.drawing import INK, Axes, finite, panels, shades, spread, step_axis
 from loopwright.analysis.places import Places
-from loopwright.analysis.summary import grid, one_step
+from loopwright.analysis.summary import STAGES, grid, one_step
 
 STEP_ENDS = ("#00664d", "#e0c000")
 LAYER_ENDS = ("#0b3c9c", "#2fbf71")
 DENSE = "#c0392b"
 MOST_LINES = 24  # steps drawn of more
+MOST_HALVES = 8  # steps drawn of more, where each is two lines
 MOST_POINTS = 1200  # of a line over realised depth
 MOST_STEPS = 1024  # of a line over steps; fewer would turn an orbit into another
-STAGES = ("colsum", "mixing", "sink_rate", "entropy")
+MORE_STAGES = (*STAGES, "any_sink_rate", "lens_entropy")
 LABELS = {
     "colsum": "ColSum concentration", "mixing": "mixing score (nats)", "sink_rate": "sink rate, first token",
     "any_sink_rate": "sink rate, any token", "entropy": "residual entropy (nats)", "norm": "residual norm",
@@ -41,26 +41,31 @@ def realised(metrics: Metrics, names: Sequence[str] = STAGES, *, steps: int = 8,
 
 
 def by_step(
-    metrics: Metrics, names: Sequence[str] = STAGES, *, dense: Metrics | None = None, path: str | Path | None = None
-) -> str:
-    """Returns values over relative depth (prelude, core, coda in percent), a line per step; a dense model's beside them."""
-    return panels([partial(draw_steps, metrics, name, dense) for name in _there(metrics, names)], path)
-
-
-def by_layer(
     metrics: Metrics,
-    names: Sequence[str] = STAGES,
+    names: Sequence[str] = MORE_STAGES,
     *,
-    log: bool = False,
-    band: bool = True,
+    dense: Metrics | None = None,
+    first: int = 0,
     path: str | Path | None = None,
 ) -> str:
+    """Returns values over relative depth (prelude, core, coda in percent), a line per step from the `first` on; a dense model's
+    beside them."""
+    return panels([partial(draw_steps, metrics, name, dense, first) for name in _there(metrics, names)], path)
+
+
+def by_layer(metrics: Metrics, names: Sequence[str] = STAGES, *, path: str | Path | None = None) -> str:
     """Returns values over the steps, a line per layer of the core; the band is one standard deviation over examples."""
-    return panels([partial(_by_layer, metrics, name, log, band) for name in _there(metrics, names)], path)
+    return panels([partial(_by_layer, metrics, name, True) for name in _there(metrics, names)], path)
+
+
+def fading(metrics: Metrics, names: Sequence[str], *, path: str | Path | None = None) -> str:
+    """Returns values that soon die away over the steps, a line per layer of the core, on an axis with room for the first steps."""
+    return panels([partial(_by_layer, metrics, name, False) for name in _there(metrics, names)], path)
 
 
 def halves(metrics: Metrics, names: Sequence[str] = STAGES, *, dense: Metrics | None = None, path: str | Path | None = None) -> str:
-    """Returns the first and the second half of the core laid over one another, at the last step, and a dense model's layers."""
+    """Returns the first half of the core (solid) and the second (dashed) laid over one another, step by step, and a dense model's
+    layers."""
     return panels([partial(_halves, metrics, name, dense) for name in _there(metrics, names)], path)
 
 
@@ -100,10 +105,10 @@ def _realised(metrics: Metrics, name: str, steps: int, axes: Axes) -> None:
     axes.set_ylabel(LABELS[name])
 
 
-def draw_steps(metrics: Metrics, name: str, dense: Metrics | None, axes: Axes) -> None:
-    """Draws a value over relative depth on a pair of axes: a line per step, and a dense model's beside them."""
+def draw_steps(metrics: Metrics, name: str, dense: Metrics | None, first: int, axes: Axes) -> None:
+    """Draws a value over relative depth on a pair of axes: a line per step from the `first` on, and a dense model's beside them."""
     places = Places(**metrics["places"])
-    shown = spread(places.steps, MOST_LINES)
+    shown = [first + step for step in spread(places.steps - first, MOST_LINES)]
     block = places.prelude + places.core + places.coda
     if places.core:
         for edge in (places.prelude, block - places.coda) if places.prelude or places.coda else ():
@@ -125,32 +130,33 @@ def draw_steps(metrics: Metrics, name: str, dense: Metrics | None, axes: Axes) -
     axes.set_ylabel(LABELS[name])
 
 
-def _by_layer(metrics: Metrics, name: str, log: bool, band: bool, axes: Axes) -> None:
+def _by_layer(metrics: Metrics, name: str, band: bool, axes: Axes) -> None:
     places = Places(**metrics["places"])
     mean, std = grid(metrics, name), grid(metrics, name, "std")
     kept = spread(places.steps, MOST_STEPS)
     mean, std, x = [mean[t] for t in kept], [std[t] for t in kept], [t + 1 for t in kept]
+    axes.set_xlabel("step")
+    if not band:
+        step_axis(axes, places.steps)
     for layer, colour in enumerate(shades(*LAYER_ENDS, places.core)):
         values = [row[layer] for row in mean]
-        axes.plot(
-            *finite(x, _positive(values) if log else values), color=colour, linewidth=1.5, label=_layer_name(layer, places.core)
-        )
-        if band and not log and metrics["examples"] > 1:
+        axes.plot(*finite(x, values), color=colour, linewidth=1.5, label=_layer_name(layer, places.core))
+        if band and metrics["examples"] > 1:
             there = [(t, m, s[layer]) for t, m, s in zip(x, values, std, strict=True) if m is not None and s[layer] is not None]
             low, high = ([m + sign * s for _, m, s in there] for sign in (-1, 1))
             axes.fill_between([t for t, _, _ in there], low, high, color=colour, alpha=0.12, linewidth=0)
-    if log and any(v for row in mean for v in _positive(row)):
-        axes.set_yscale("log")
-        axes.minorticks_off()
-    axes.set_xlabel("step")
     axes.set_ylabel(LABELS[name])
 
 
 def _halves(metrics: Metrics, name: str, dense: Metrics | None, axes: Axes) -> None:
-    last = grid(metrics, name)[-1]
-    half = (len(last) + 1) // 2
-    for label, values, colour in (("first half", last[:half], LAYER_ENDS[0]), ("second half", last[-half:], LAYER_ENDS[1])):
-        axes.plot(*finite(_percent(half), values), color=colour, linewidth=1.8, label=label)
+    values = grid(metrics, name)
+    half = (len(values[0]) + 1) // 2
+    shown = spread(len(values), MOST_HALVES)
+    for colour, step in zip(shades(*STEP_ENDS, len(shown)), shown, strict=True):
+        named = step in (shown[0], shown[-1])
+        for label, part, dash in (("first", values[step][:half], "-"), ("second", values[step][-half:], (0, (2, 1.2)))):
+            words = f"{label} half, step {step + 1}" if named else "_"
+            axes.plot(*finite(_percent(half), part), color=colour, linewidth=1.4, linestyle=dash, label=words)
     _overlay(axes, name, dense)
     axes.set_xlabel("half of the block (%)")
     axes.set_ylabel(LABELS[name])
@@ -177,8 +183,18 @@ def _percent(count: int) -> list[float]:
     return [100 * i / max(count - 1, 1) for i in range(count)]
 
 
-def _positive(values: Sequence[float | None]) -> list[float | None]:
-    return [value if value is not None and value > 0 and math.isfinite(value) else None for value in values]
+def orbit_realised(metrics: Metrics, *, path: str | Path | None = None) -> str:
+    """Returns the stages of the prompt with the largest orbit, over all layers in the order they run."""
+    return realised(_of_orbit(metrics), steps=metrics["places"]["steps"], path=path)
+
+
+def orbit_by_step(metrics: Metrics, *, path: str | Path | None = None) -> str:
+    """Returns the stages of the prompt with the largest orbit over the block, at the later half of the steps."""
+    return by_step(_of_orbit(metrics), STAGES, first=metrics["places"]["steps"] // 2, path=path)
+
+
+def _of_orbit(metrics: Metrics) -> Metrics:
+    return {**metrics, "by_place": metrics["limits"]["orbit"]["by_place"], "examples": 1}
 
 
 # every figure by the name its file has
@@ -186,7 +202,7 @@ FIGURES: dict[str, Callable[..., str]] = {
     "stages-realised": realised,
     "stages-by-step": by_step,
     "stages-by-layer": by_layer,
-    "changes": partial(by_layer, names=("step_norm", "step_cosine", "step_attention", "step_bound"), band=False),
-    "fixed-points": partial(by_layer, names=("fixed_norm", "fixed_cosine", "fixed_attention"), band=False),
+    "changes": partial(fading, names=("step_norm", "step_cosine", "step_attention", "step_bound")),
+    "fixed-points": partial(fading, names=("fixed_norm", "fixed_cosine", "fixed_attention", "far_cosine")),
     "norms": partial(by_step, names=("norm", "largest")),
 }

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from loopwright.analysis.drawing import INK, Axes, finite, mosaic, panels, shades
+from loopwright.analysis.drawing import (
+    END,
+    INK,
+    START,
+    WIDTH,
+    Axes,
+    far_enough,
+    finite,
+    line_at_one,
+    mosaic,
+    panels,
+    shades,
+    step_axis,
+)
+from loopwright.analysis.figures import state_paths
 from loopwright.analysis.figures_stages import LABELS, LAYER_ENDS, STEP_ENDS
 from loopwright.analysis.places import Places
 from loopwright.analysis.summary import grid
 
 Metrics = Mapping[str, Any]
-MOST_CELLS = 64  # of a matrix's side: larger ones are thinned, or the file grows with their square
+FLOOR_COLUMNS = 6  # maps side by side in a floorplan
+ROUNDING = 1e-5  # of a state's size: smaller changes are what float32 leaves of them
+PRELUDE, CODA = "#0072B2", "#D55E00"  # around the maps of a stack that runs once
 
 
 def same_and_far(metrics: Metrics, *, layer: int = 0, path: str | Path | None = None) -> str:
@@ -28,7 +45,7 @@ def same_and_far(metrics: Metrics, *, layer: int = 0, path: str | Path | None = 
             ):
                 values = [row[layer] for row in grid(metrics, name)]
                 axes.plot(*finite(range(1, len(values) + 1), values), color=colour, linewidth=1.8, label=label)
-            axes.set_xlabel("step")
+            step_axis(axes, metrics["places"]["steps"])
             axes.set_ylabel(LABELS[f"fixed_{kind}"])
 
         return inner
@@ -37,23 +54,23 @@ def same_and_far(metrics: Metrics, *, layer: int = 0, path: str | Path | None = 
 
 
 def pair_matrices(metrics: Metrics, *, path: str | Path | None = None) -> str:
-    """Returns every pair of realised depths: how alike the residuals are, and how far apart the attention maps."""
+    """Returns every pair of realised depths: how far apart the attention maps are, and how alike the residuals."""
     drawn = (("attention", "attention distance", "viridis_r"), ("residual", "residual cosine", "viridis"))
-    return panels([lambda axes, each=each: _matrix(axes, metrics["pairs"][each[0]], *each[1:]) for each in drawn], path, height=3.1)
+    return panels(
+        [lambda axes, each=each: _matrix(axes, metrics["pairs"][each[0]], *each[1:]) for each in drawn], path, columns=1, height=4.4
+    )
 
 
 def _matrix(axes: Axes, values: Sequence[Sequence[float | None]], title: str, colours: str) -> None:
-    every = -(-len(values) // MOST_CELLS)
-    shown = [[math.nan if v is None else v for v in row[::every]] for row in values[::every]]
-    image = mosaic(axes, shown, colours)
+    image = mosaic(axes, [[math.nan if v is None else v for v in row] for row in values], colours)
     axes.set_aspect("equal")
-    axes.set_title(title, loc="left", fontsize=9, fontweight="normal")
-    axes.set_xlabel("layer as run" + (f", 1 of {every}" if every > 1 else ""))
+    axes.set_title(title, loc="left", fontsize=9.5, fontweight="normal")
+    axes.set_xlabel("layer, as run")
     _bar(axes, image)
 
 
-def _bar(axes: Axes, image: Any) -> None:
-    bar = axes.figure.colorbar(image, ax=axes, pad=0.02, aspect=25, shrink=0.8)
+def _bar(axes: Axes, image: Any, *, ticks: Sequence[float] | None = None) -> None:
+    bar = axes.figure.colorbar(image, ax=axes, pad=0.02, aspect=25, shrink=0.8, ticks=ticks)
     bar.outline.set_visible(False)
 
 
@@ -101,16 +118,18 @@ def layer_paths(metrics: Metrics, *, path: str | Path | None = None) -> str:
 
     def draw(layer: int) -> Callable[[Axes], None]:
         def inner(axes: Axes) -> None:
-            points = paths[layer]
-            for colour, a, b in zip(shades(*STEP_ENDS, len(points) - 1), points, points[1:], strict=False):
-                axes.plot([a[0], b[0]], [a[1], b[1]], color=colour, linewidth=1.2)
+            points, colours = paths[layer], shades(*STEP_ENDS, len(paths[layer]))
+            for i, j in pairwise(far_enough(points)):
+                axes.plot([points[i][0], points[j][0]], [points[i][1], points[j][1]], color=colours[i], linewidth=1.2)
+            axes.plot(*points[0], **START | {"markersize": 4.5}, label="first step")
+            axes.plot(*points[-1], **END | {"markersize": 4}, label="last step")
             axes.set_title(f"layer {layer}", loc="left", fontsize=9.5)
             axes.set_xticks([])
             axes.set_yticks([])
 
         return inner
 
-    return panels([draw(layer) for layer in chosen], path, columns=4, height=1.9)
+    return panels([draw(layer) for layer in chosen], path, height=2.1)
 
 
 def orbit_parts(metrics: Metrics, *, path: str | Path | None = None) -> str:
@@ -165,6 +184,7 @@ def answers(metrics: Metrics, *, path: str | Path | None = None) -> str:
         "examples (%)": {"at the last answer": [100 * value for value in said["final"]], "flips": flips},
         "entropy (nats)": {"_": by_step["answer_entropy"]["mean"]},
         "KL from last step (nats)": {"_": by_step["answer_change"]["mean"]},
+        "change of the state": {"_": by_step["state_step_norm"]["mean"]},
     }
 
     def draw(label: str) -> Callable[[Axes], None]:
@@ -173,7 +193,7 @@ def answers(metrics: Metrics, *, path: str | Path | None = None) -> str:
                 axes.plot(*finite(range(1, len(values) + 1), values), color=colour, linewidth=1.6, label=name)
             if said.get("depth"):
                 axes.axvline(said["depth"], color=INK, linewidth=0.9, linestyle=(0, (2, 2)))
-            axes.set_xlabel("step")
+            step_axis(axes, metrics["places"]["steps"])
             axes.set_ylabel(label)
 
         return inner
@@ -182,30 +202,80 @@ def answers(metrics: Metrics, *, path: str | Path | None = None) -> str:
 
 
 def floorplan(metrics: Metrics, *, path: str | Path | None = None) -> str:
-    """Returns the mean attention map of every layer of a few steps on one prompt, a row per step, the first at the bottom."""
-    maps = metrics["floorplan"]
-    places = Places(**maps["places"])
-    rows: list[list[int]] = [list(range(places.prelude))] if places.prelude else []
-    rows += [[places.index("core", t, i) for i in range(places.core)] for t in range(places.steps)]
-    rows += [[places.index("coda", 0, i) for i in range(places.coda)]] if places.coda else []
-    columns = max(map(len, rows))
-    order = [row[i] if i < len(row) else None for row in reversed(rows) for i in range(columns)]
+    """Returns the mean attention map of every layer of a few steps on one prompt: depth goes up, a space stands between steps,
+    prelude and coda have a frame."""
+    places, maps = Places(**metrics["floorplan"]["places"]), metrics["floorplan"]["maps"]
+    stacks: list[tuple[str, str | None, list[int]]] = [("prelude", PRELUDE, list(range(places.prelude)))]
+    for t in range(places.steps):
+        stacks.append((f"step {t + 1}", None, [places.index("core", t, i) for i in range(places.core)]))
+    stacks.append(("coda", CODA, [places.index("coda", 0, i) for i in range(places.coda)]))
+    stacks = [("layers" if not places.core else name, frame, each) for name, frame, each in stacks if each]
+    side = len(maps[0])
+    cell, gap = side + max(1, side // 8), max(2, side // 3)
+    columns = min(FLOOR_COLUMNS, max(len(each) for _, _, each in stacks))
+    heights = [-(-len(each) // columns) * cell for _, _, each in stacks]
+    sheet = [[math.nan] * (columns * cell) for _ in range(sum(heights) + gap * (len(stacks) - 1))]
 
-    def draw(place: int | None) -> Callable[[Axes], None]:
-        def inner(axes: Axes) -> None:
-            if place is None:
-                axes.set_axis_off()
-                return
-            mosaic(axes, maps["maps"][place], "viridis", low=0)
-            axes.set_aspect("equal")
-            stack, step, layer = places.name(place)
-            axes.set_title(f"step {step + 1}, {layer}" if stack == "core" else f"{stack} {layer}", fontsize=6, fontweight="normal")
-            axes.set_xticks([])
-            axes.set_yticks([])
+    def draw(axes: Axes) -> None:
+        from matplotlib.patches import Rectangle
 
-        return inner
+        bottom = len(sheet)
+        for (name, frame, each), height in zip(stacks, heights, strict=True):
+            for n, place in enumerate(each):
+                top, left = bottom - (n // columns + 1) * cell, n % columns * cell
+                for i, row in enumerate(maps[place]):
+                    sheet[top + i][left : left + side] = [v if j <= i else math.nan for j, v in enumerate(row)]
+                if frame and places.core:
+                    box = Rectangle(
+                        (left - 1, top - 1), side + 2, side + 2, fill=False, edgecolor=frame, linewidth=1, clip_on=False
+                    )
+                    axes.add_patch(box)
+            axes.text(-gap / 2, bottom - height / 2, name, ha="right", va="center", color=INK, fontsize=9)
+            bottom -= height + gap
+        image = mosaic(axes, sheet, "viridis", low=0, power=0.5)
+        axes.set_aspect("equal")
+        axes.set_axis_off()
+        _bar(axes, image, ticks=(0, 0.1, 0.5, 1))
 
-    return panels([draw(place) for place in order], path, columns=columns, height=1.05)
+    high = max(1.6, 0.86 * WIDTH * len(sheet) / len(sheet[0]))
+    return panels([draw], path, columns=1, height=min(high, 9.0))
+
+
+def prompt_path(metrics: Metrics, *, path: str | Path | None = None) -> str:
+    """Returns the path of the whole prompt's state, every token at once, over the steps in the two directions it spreads most."""
+    return state_paths([metrics["path"]["prompt"]], explained=metrics["path"]["prompt_explained"], path=path)
+
+
+def spectrum(metrics: Metrics, *, path: str | Path | None = None) -> str:
+    """Returns the leading eigenvalues of a step in the complex plane at each depth looked at, and how changes shrink by step."""
+    found, changes = metrics["spectrum"], metrics["by_step"]["state_step_norm"]["mean"]
+    sizes = metrics["by_step"]["state_norm"]["mean"]
+
+    def plane(axes: Axes) -> None:
+        from matplotlib.patches import Circle
+
+        axes.add_patch(Circle((0, 0), 1, fill=False, edgecolor=INK, linewidth=0.9, linestyle=(0, (2, 2))))
+        for depth, values, look in zip(found["depths"], found["eigenvalues"], ("o", "s", "^"), strict=False):
+            real = [z for z in values if all(map(math.isfinite, z))]
+            axes.plot(
+                [z[0] for z in real], [z[1] for z in real],
+                linestyle="none", marker=look, markersize=4.5, alpha=0.8, label=f"after {depth} steps",
+                color=shades(*STEP_ENDS, len(found["depths"]))[found["depths"].index(depth)],
+            )  # fmt: skip
+        axes.set_aspect("equal", adjustable="datalim")
+        axes.set_xlabel("real part")
+        axes.set_ylabel("imaginary part")
+
+    def shrink(axes: Axes) -> None:
+        real = [None if None in (a, n) or a < ROUNDING * n else a for a, n in zip(changes, sizes, strict=True)]
+        factors = [None if None in (a, b) else b / a for a, b in pairwise(real)]
+        axes.plot(*finite(range(2, len(changes) + 1), factors), color=LAYER_ENDS[0], linewidth=1.4)
+        line_at_one(axes.axhline)
+        axes.set_ylim(bottom=0)
+        step_axis(axes, metrics["places"]["steps"])
+        axes.set_ylabel("ratio of changes")
+
+    return panels([plane, shrink], path)
 
 
 FIGURES: dict[str, tuple[str, Callable[..., str]]] = {
@@ -214,7 +284,9 @@ FIGURES: dict[str, tuple[str, Callable[..., str]]] = {
     "pairs": ("pairs", pair_matrices),
     "cycles": ("path", cycles),
     "layer-paths": ("path", layer_paths),
+    "prompt-path": ("path", prompt_path),
     "limits-together": ("limits", together),
+    "spectrum": ("spectrum", spectrum),
     "answers": ("answers", answers),
     "floorplan": ("floorplan", floorplan),
 }

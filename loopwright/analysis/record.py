@@ -1,7 +1,7 @@
 """Traces on the disk: one safetensors file per example, and a JSON file that says what the set is. A killed run goes on.
 
 An example's file is written whole or not at all. The set's file holds what the numbers depend on; a folder that holds another
-set is refused, not mixed.
+set is refused, not mixed. The batch is no part of it: a row's numbers are the same in any batch, up to rounding.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from loopwright.run import clear_leftovers, read_json, write_json, write_whole
 SET = "set.json"
 WORDS = "loopwright-trace"  # the entry of a file's header that says which places there are
 BATCH = 8
+SAMPLED = 4096  # numbers of each weight that its fingerprint is made of
 Progress = Callable[[int, int], None]
 
 
@@ -106,7 +107,7 @@ def trace_prompts(
     """Traces token rows batch by batch into a folder and returns the set. What is already there is not made again.
 
     `about` is what else the numbers depend on (the model's name, an edit's): it goes into the set's file, and a folder whose
-    file says otherwise is refused.
+    file says otherwise is refused. The batch may change: what is there is kept, and the rest is made with the new one.
     """
     if not prompts or not all(len(row) for row in prompts):
         raise ValueError("trace: an empty prompt, or none at all; allowed: one or more rows of at least one token")
@@ -118,15 +119,15 @@ def trace_prompts(
     digest = hashlib.sha256(json.dumps([list(map(int, row)) for row in prompts]).encode()).hexdigest()
     captured = {name: list(tokens) for name, tokens in (capture or {}).items()}
     facts = {
-        **(about or {}), "examples": len(prompts), "prompts": digest, "depth": depth, "batch": batch, "collect": list(collect),
-        "capture": captured, "dtype": str(model.dtype).removeprefix("torch."),
+        **(about or {}), "weights": fingerprint(model), "examples": len(prompts), "prompts": digest, "depth": depth,
+        "collect": list(collect), "capture": captured, "dtype": str(model.dtype).removeprefix("torch."),
     }  # fmt: skip
     _claim(folder, facts)
     asked = depth if model.config.is_looped else None
     for start in range(0, len(prompts), batch):
         rows = prompts[start : start + batch]
         wanted = [example_path(folder, start + i) for i in range(len(rows))]
-        # a batch is made whole again where a part of it is missing: the same rows side by side give the same bits
+        # a batch is run whole where a part of it is missing: the same rows side by side give the same bits
         if not all(path.is_file() for path in wanted):
             ids, mask = pad(rows, model.device)
             try:
@@ -134,12 +135,24 @@ def trace_prompts(
             except RuntimeError as error:
                 if not _is_full(error):
                     raise
-                raise OutOfMemory(_full(batch, start, len(prompts))) from None
+                kept = sum(example_path(folder, i).is_file() for i in range(len(prompts)))
+                raise OutOfMemory(_full(batch, kept, len(prompts))) from None
             for path, example in zip(wanted, found.examples(), strict=True):
-                save_trace(example, path)
+                if not path.is_file():  # one that is there may be of another batch, and stays
+                    save_trace(example, path)
         if progress is not None:
             progress(start + len(rows), len(prompts))
     return TraceSet(folder)
+
+
+def fingerprint(model: LoopedForCausalLM) -> str:
+    """Returns a hash of a sample of every weight: other weights under the same name are told apart."""
+    digest = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        flat = weight.detach().flatten()
+        sample = flat[:: max(1, flat.numel() // SAMPLED)].float().cpu()
+        digest.update(f"{name} {tuple(weight.shape)}".encode() + sample.numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def pad(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:

@@ -31,12 +31,13 @@ class Grid:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, one sentence that says how to read what follows, then pictures side by side and tables."""
+    """A heading, one sentence that says how to read what follows, its numbers as (value, what it is), then pictures and tables."""
 
     heading: str
     prose: str = ""
     pictures: Sequence[Picture] = ()
     tables: Sequence[Grid] = ()
+    numbers: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,11 @@ def render_report(
     environment.filters["drawing"] = lambda svg: Markup(svg[svg.index("<svg") :])  # without an XML prolog, which HTML refuses
     template = environment.from_string(files("loopwright.analysis").joinpath(TEMPLATE).read_text(encoding="utf-8"))
     return template.render(title=title, sections=sections, outcome=outcome, lead=lead, footer=footer) + "\n"
+
+
+def count(number: int, what: str) -> str:
+    """Returns a number with what it counts, as "1 step" or "8 steps"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _check(section: Section) -> None:

@@ -4,12 +4,13 @@ safe; each figure with one sentence on how to read it."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from loopwright.analysis import figures_stages as stages
 from loopwright.analysis import figures_states as states
-from loopwright.analysis.report import Grid, Outcome, Picture, Section, write_report
+from loopwright.analysis.report import Grid, Outcome, Picture, Section, count, write_report
 from loopwright.analysis.verdict import Finding, converges, safe
 from loopwright.analysis.verdict import stages as stages_finding
 from loopwright.run import write_whole
@@ -24,28 +25,47 @@ READ = {
     "stages-realised": "Left to right the layers as they run; a layer whose own solid line is flat does the same at every step.",
     "stages-by-layer": "Each line is one layer over the steps, with one standard deviation over prompts; flat lines keep their "
     "stage however deep the pass.",
-    "stages": "The layers of the model from first to last.",
+    "stages": "The layers from first to last: how much attention gathers on few tokens (ColSum, sink rates), how widely it is "
+    "spread (mixing), how many directions the residual fills (entropy), how sure the next token is (logit lens).",
     "norms": "The size of the residual and its largest entry over the block; a jump in the first layers is a massive activation.",
     "neurons": "Shares of neurons whose effect on the vocabulary raises (predict) or lowers (suppress) few tokens; weights alone, "
     "so no step changes them.",
-    "halves": "The two halves of the core laid over one another: where they agree, the block runs through its stages twice.",
+    "halves": "The first half of the core (solid) and the second (dashed) laid over one another: where they agree, the block runs "
+    "through its stages twice.",
     "changes": "How far each layer's residual and attention move from one step to the next; towards 0 (cosine: 1) the layer "
     "repeats itself. The bound is how far its queries and keys let attention move.",
     "fixed-points": "How far each layer is from where it stands after the last step; a line that reaches 0 (cosine: 1) early has "
-    "come to rest.",
+    "come to rest. Last, the cosine to where the layer farthest from it ends.",
     "same-and-farthest": "The first layer against its own end and against the end of the layer farthest from it: lines apart are a "
     "cycle; lines that meet at cosine 1 mean that all layers rest at one point.",
     "pairs": "Every layer run against every other; diagonal stripes mean that a layer resembles itself at other steps more than "
     "its neighbours.",
     "cycles": "The last token's state after each layer in two directions, in windows of steps; one closed figure drawn over and "
     "over is a cyclic fixed point.",
-    "layer-paths": "The same token at each layer on its own, early steps green: a knot at the end is rest, a ring is an orbit.",
+    "layer-paths": "The same token at each layer on its own, early steps green: a path that ends in one point is rest, a ring an "
+    "orbit.",
     "limits-together": "Of the tokens on which some layer does what the row says, the share on which some layer does what the "
     "column says.",
     "orbit": "The clearest orbit as the classifier saw it: cosine to the last step and its trend, the rest windowed, its spectrum.",
+    "orbit-realised": "The stages of the prompt with that orbit over all layers in the order they run: an orbit that reaches "
+    "attention shows as a wave in the solid lines.",
+    "orbit-by-step": "The same prompt at the later half of the steps: lines on one another are stages that the orbit leaves alone.",
+    "prompt-path": "The state of the whole first prompt, all its tokens at once, step by step from the start: blue at first, red "
+    "at last; a path that stops has come to rest.",
+    "spectrum": "Left, the leading eigenvalues of one step at the state reached: inside the dotted circle a small push dies out. "
+    "Right, each step's change by that of the step before, for as long as rounding lets it be seen: below 1 the path contracts.",
     "answers": "What would be said next if the pass stopped after each step; the dotted line is the model's own depth.",
-    "floorplan": "Mean attention of each layer (rows look, columns are looked at), the first step at the bottom; like pictures "
-    "above one another are cycles.",
+    "floorplan": "Mean attention of each layer on the first tokens of the first prompt (rows look, columns are looked at), later "
+    "layers to the right and above; prelude framed blue, coda red; the same picture in every step is a cycle.",
+}
+
+# and where a model has no core
+READ_DENSE = {
+    "floorplan": "Mean attention of each layer on the first tokens of the first prompt (rows look, columns are looked at), later "
+    "layers to the right and above; a bright first column is a sink.",
+    "pairs": "Every layer against every other; bright blocks are runs of layers that do alike.",
+    "neurons": "Shares of neurons whose effect on the vocabulary raises (predict) or lowers (suppress) few tokens; weights alone, "
+    "no prompt changes them.",
 }
 
 
@@ -58,7 +78,8 @@ def write_analysis(metrics: Metrics, folder: str | Path, *, dense: Metrics | Non
         write_whole(folder / "figures" / f"{name}.svg", svg)
     model, depth = metrics["model"], safe(metrics)
     outcome = None if depth.good is None else Outcome(depth.good, f"“More depth is safe.” {depth.sentence}", depth.numbers)
-    lead = f"{metrics['examples']} prompts, {metrics['tokens']} tokens, {metrics['places']['steps']} steps."
+    steps = count(metrics["places"]["steps"], "step") if metrics["places"]["core"] else "each layer once"
+    lead = f"{count(metrics['examples'], 'prompt')}, {count(metrics['tokens'], 'token')}, {steps}."
     return write_report(
         folder / "report.html",
         f"Inside {model['name']}",
@@ -87,27 +108,28 @@ def draw_all(metrics: Metrics, dense: Metrics | None = None) -> dict[str, str]:
             found[name] = draw(metrics)
     if "orbit" in metrics.get("limits", {}):
         found["orbit"] = states.orbit_parts(metrics)
+        found["orbit-realised"], found["orbit-by-step"] = stages.orbit_realised(metrics), stages.orbit_by_step(metrics)
     return found
 
 
 def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str]) -> list[Section]:
     """Returns the page's sections in the order of the questions."""
 
-    def part(heading: str, finding: Finding | None, *names: str, tables: tuple[Grid, ...] = ()) -> list[Section]:
-        shown = [name for name in names if name in pictures]
+    looped = bool(metrics["places"]["core"])
+    read = READ if looped else READ | READ_DENSE
+
+    def part(heading: str, finding: Finding, *names: str, tables: tuple[Grid, ...] = ()) -> list[Section]:
+        shown = [Picture(pictures[name], read[name]) for name in names if name in pictures]
         if not shown and not tables:
             return []
-        first, rest = shown[:1], shown[1:]
-        made = [Section(heading, finding.sentence if finding else "", [Picture(pictures[n], READ[n]) for n in first], tables)]
-        return made + [Section("", "", [Picture(pictures[n], READ[n])]) for n in rest]
+        return [Section(heading, finding.sentence, shown[:1], tables, finding.numbers), *(Section("", "", [p]) for p in shown[1:])]
 
-    looped = bool(metrics["places"]["core"])
     found = [Section("What this model is", "", (), [_card(metrics, dense)])]
     if looped:
         found += part(
             "Does it converge, and to what?", converges(metrics),
-            "fixed-points", "same-and-farthest", "cycles", "layer-paths", "changes", "pairs", "limits-together", "orbit",
-            tables=_limits(metrics),
+            "fixed-points", "same-and-farthest", "cycles", "layer-paths", "prompt-path", "changes", "pairs", "limits-together",
+            "orbit", "orbit-realised", "orbit-by-step", tables=_limits(metrics),
         )  # fmt: skip
     asked = "Are its stages those of a feedforward model?" if looped else "Its stages"
     found += part(
@@ -120,31 +142,37 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
         "norms",
         "neurons",
         "floorplan",
+        *([] if looped else ["pairs"]),
     )
     if looped:
-        found += part("Is more depth safe?", safe(metrics), "answers", "stages-by-layer", tables=_spectrum(metrics))
+        depth = replace(safe(metrics), numbers=())  # they stand at the head of the page
+        found += part("Is more depth safe?", depth, "answers", "stages-by-layer", "spectrum", tables=_spectrum(metrics))
     return found
 
 
 def _card(metrics: Metrics, dense: Metrics | None) -> Grid:
-    def rows(about: Metrics) -> list[str]:
+    def facts(about: Metrics) -> dict[str, str]:
         layers = about["layers"]
-        shape = (
-            f"{layers['prelude']} + {layers['core']} looped + {layers['coda']}" if about["looped"] else str(sum(layers.values()))
-        )
-        loop = [about["injection"], about["state"]] if about["looped"] else ["–", "–"]
-        return [
-            f"{about['parameters']:,}", shape, str(about["depth"]), f"{about['width']} ({about['heads']} heads)", about["norms"],
-            about["end_norm"], *loop, about["dtype"], about["edited"] or "nothing",
-        ]  # fmt: skip
+        looped = f"{layers['prelude']} + {layers['core']} looped + {layers['coda']}"
+        once = {
+            "parameters": f"{about['parameters']:,}",
+            "layers": looped if about["looped"] else str(sum(layers.values())),
+            "width": f"{about['width']} ({count(about['heads'], 'head')})",
+            "norms": about["norms"],
+        }
+        loop = {
+            "steps by default": str(about["depth"]),
+            "norm after a step": about["end_norm"],
+            "input injection": about["injection"],
+            "start state": about["state"],
+        }
+        last = {"dtype": about["dtype"], "edited": about["edited"] or "nothing"}
+        return once | (loop if about["looped"] else {}) | last
 
-    names = [
-        "parameters", "layers", "steps by default", "width", "norms", "norm after a step", "input injection", "start state",
-        "dtype", "edited",
-    ]  # fmt: skip
-    columns = [rows(metrics["model"])] + ([] if dense is None else [rows(dense["model"])])
+    columns = [facts(each["model"]) for each in (metrics, *([] if dense is None else [dense]))]
+    names = list(columns[0])  # a dense model beside it has no loop to tell of
     head = ["", metrics["model"]["name"]] + ([] if dense is None else [dense["model"]["name"]])
-    return Grid(head, [[name, *values] for name, *values in zip(names, *columns, strict=True)])
+    return Grid(head, [[name, *(each.get(name, "–") for each in columns)] for name in names])
 
 
 def _limits(metrics: Metrics) -> tuple[Grid, ...]:

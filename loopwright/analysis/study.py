@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import Any
 import torch
 
 from loopwright.analysis.closeup import (
-    FLOOR_LAYERS,
+    PAIR_PROMPTS,
     PAIR_STEPS,
     compare_pairs,
+    floor_steps,
     floorplan,
     neuron_shares,
-    pair_bytes,
     spectrum,
-    token_paths,
+    state_paths,
 )
 from loopwright.analysis.record import trace_prompts
 from loopwright.analysis.summary import summarise
@@ -26,8 +25,6 @@ from loopwright.analysis.trace import trace_depth
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.tap import Tap
 
-MOST_PAIR_BYTES = 2**30
-SAMPLED = 4096  # numbers of each weight that its fingerprint is made of
 Progress = Callable[[str, int, int], None]
 
 
@@ -46,17 +43,19 @@ def study(
     *,
     depth: int | None = None,
     batch: int = 8,
+    pairs: int = PAIR_STEPS,
     edit: Tap | None = None,
     edited: str = "",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Returns the summary of a model over its prompts; traces lie in `folder`, and what is already there is not made again.
 
-    `edited` says in words what `edit` does: it is part of what the numbers depend on.
+    `pairs` are the steps of which all pairs of depths are compared, 0 for none. `edited` says in words what `edit` does: it is
+    part of what the numbers depend on.
     """
     model, rows = subject.model, subject.rows
     check_lengths(model, rows)
-    about = {"model": subject.name, "weights": fingerprint(model), "edited": edited}
+    about = {"model": subject.name, "edited": edited}
     tell = progress or (lambda what, done, total: None)
     found = trace_prompts(
         model, rows, folder,
@@ -65,21 +64,28 @@ def study(
     config = model.config
     summary = {**_about(subject, edited), **summarise(found, answer_depth=config.depth if config.is_looped else None)}
     summary["neurons"] = neuron_shares(model)
+    return summary | _closeups(model, rows, trace_depth(model, depth), pairs=pairs, edit=edit, tell=tell)
+
+
+def _closeups(
+    model: LoopedForCausalLM, rows: Sequence[Sequence[int]], depth: int, *, pairs: int, edit: Tap | None, tell: Progress
+) -> dict[str, Any]:
+    """Returns what is seen of the first prompt alone, and of the first few the pairs of depths."""
+    config, found = model.config, dict[str, Any]()
     ids = torch.tensor([list(rows[0])], device=model.device)
-    if pair_bytes(config, ids.shape[1]) <= MOST_PAIR_BYTES:
+    if pairs:
         tell("pairs of depths", 0, 1)
-        steps = min(PAIR_STEPS, trace_depth(model, depth))
-        summary["pairs"] = compare_pairs(model, ids, steps=steps)
-    if max(config.core_layers, config.prelude_layers) <= FLOOR_LAYERS:
-        summary["floorplan"] = floorplan(model, ids, steps=min(4, trace_depth(model, depth)))
-    if config.is_looped and trace_depth(model, depth) > 1:
+        found["pairs"] = compare_pairs(model, rows[:PAIR_PROMPTS], steps=min(pairs, depth), edit=edit)
+    shown = floor_steps(config, depth)
+    if shown:
+        found["floorplan"] = floorplan(model, ids, steps=shown, edit=edit)
+    if config.is_looped and depth > 1:
         tell("paths and spectrum", 0, 1)
-        steps = trace_depth(model, depth)
-        path = token_paths(model, ids, steps)
-        summary |= {"path": path} if path else {}
+        path = state_paths(model, ids, depth, edit=edit)
+        found |= {"path": path} if path else {}
         if model.dtype == torch.float32:
-            summary["spectrum"] = spectrum(model, ids, sorted({1, min(config.depth, steps), steps}))
-    return summary
+            found["spectrum"] = spectrum(model, ids, sorted({1, min(config.depth, depth), depth}), edit=edit)
+    return found
 
 
 def check_lengths(model: LoopedForCausalLM, rows: Sequence[Sequence[int]]) -> None:
@@ -94,16 +100,6 @@ def check_lengths(model: LoopedForCausalLM, rows: Sequence[Sequence[int]]) -> No
             raise ValueError(f"prompts: number {number} has {len(row)} tokens; the model's context holds {limit}")
         if max(row) >= known:
             raise ValueError(f"prompts: number {number} holds token id {max(row)}; the model knows {known} tokens")
-
-
-def fingerprint(model: LoopedForCausalLM) -> str:
-    """Returns a hash of a sample of every weight: other weights under the same name are told apart."""
-    digest = hashlib.sha256()
-    for name, weight in model.state_dict().items():
-        flat = weight.detach().flatten()
-        sample = flat[:: max(1, flat.numel() // SAMPLED)].float().cpu()
-        digest.update(f"{name} {tuple(weight.shape)}".encode() + sample.numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _about(subject: Subject, edited: str) -> dict[str, Any]:

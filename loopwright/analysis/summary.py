@@ -23,6 +23,7 @@ BY_PLACE = (
     "colsum", "mixing", "norm", "largest", "entropy", "step_norm", "step_cosine", "step_attention", "step_bound", "fixed_norm",
     "fixed_cosine", "far_norm", "far_cosine", "fixed_attention", "lens_entropy", "lens_change",
 )  # fmt: skip
+STAGES = ("colsum", "mixing", "sink_rate", "entropy")  # what the stages of inference are read from
 BY_STEP = (
     "state_norm", "state_step_norm", "state_step_cosine", "state_fixed_norm", "answer_entropy", "answer_change",
 )  # fmt: skip
@@ -64,11 +65,12 @@ def summarise(traces: Iterable[Trace], *, answer_depth: int | None = None) -> di
             raise ValueError(f"summary: traces of {asdict(one.places)} and {asdict(places)}; allowed: one layout")
         places = one.places
         tokens += one.valid.shape[1]
-        for name, numbers in _place_numbers(one).items():
-            by_place.setdefault(name, Moments()).add(numbers)
+        numbers = _place_numbers(one)
+        for name, each in numbers.items():
+            by_place.setdefault(name, Moments()).add(each)
         for name in (name for name in BY_STEP if name in one.values):
             by_step.setdefault(name, Moments()).add(one.values[name][0])
-        settle.add(one)
+        settle.add(one, numbers)
         answers.add(one)
     if places is None:
         raise ValueError("summary: no trace; allowed: one or more")
@@ -100,10 +102,12 @@ class Settling:
     def __init__(self) -> None:
         self.counts: LimitCounts | None = None
         self.rests: Tensor | None = None
-        self.orbit: tuple[float, Tensor] | None = None
+        self.largest, self.orbit = 0.0, dict[str, Any]()
+        self.seen = 0
 
-    def add(self, one: Trace) -> None:
-        """Takes in one example; too few steps say nothing."""
+    def add(self, one: Trace, numbers: Mapping[str, Tensor]) -> None:
+        """Takes in one example and its numbers by place; too few steps say nothing."""
+        self.seen += 1
         if "token_cosine" not in one.values or one.places.steps <= SHORTEST:
             return
         series = one.core("token_cosine")[0].double()[:-1].permute(1, 2, 0)  # layers, tokens, steps; the last step is left out
@@ -114,9 +118,10 @@ class Settling:
         shares = (codes[:, None] == torch.arange(len(CONVERGENCE))).long()
         self.rests = shares if self.rests is None else self.rests + shares
         orbits = torch.where(limits.label == ORBIT, limits.amplitude, -1.0)
-        if orbits.max() > (0 if self.orbit is None else self.orbit[0]):
+        if orbits.max() > self.largest:
             layer, token = divmod(int(orbits.argmax()), orbits.shape[1])
-            self.orbit = (float(orbits.max()), series[layer, token])
+            self.largest, self.orbit = float(orbits.max()), _orbit(series[layer, token], numbers)
+            self.orbit |= {"example": self.seen, "token": token + 1, "layer": layer}
 
     def plain(self) -> dict[str, Any]:
         """Returns the shares as plain data; nothing where no example was deep enough."""
@@ -129,12 +134,18 @@ class Settling:
             "moving_examples": self.counts.moving_examples / self.counts.all_examples,
             "together": as_list(self.counts.co_occurrence()),
         }
-        if self.orbit is not None:
-            curves = limit_curves(self.orbit[1])
-            names = ("trend", "windowed", "spectrum")
-            limits["orbit"] = {"series": as_list(self.orbit[1]), **{name: as_list(getattr(curves, name)) for name in names}}
+        if self.orbit:
+            limits["orbit"] = self.orbit
         shares = self.rests.double() / self.rests.sum(1, keepdim=True)
         return {"limits": limits, "convergence": {"labels": list(CONVERGENCE), "layers": as_list(shares)}}
+
+
+def _orbit(series: Tensor, numbers: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Returns an orbit as the classifier sees it, and the stages of the prompt that holds it."""
+    curves = limit_curves(series)
+    parts = {name: as_list(getattr(curves, name)) for name in ("trend", "windowed", "spectrum")}
+    stages = {name: {"mean": as_list(each)} for name, each in numbers.items() if name in STAGES}
+    return {"series": as_list(series), **parts, "by_place": stages}
 
 
 class Answers:
@@ -164,13 +175,13 @@ class Answers:
         return {"answers": {**found, **kept}}
 
 
-def as_list(values: Tensor) -> Any:
+def as_list(values: Tensor, *, digits: int = DIGITS) -> Any:
     """Returns a tensor as nested lists of numbers of a few digits; None where a number is not finite."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, list):
             return [plain(item) for item in value]
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
     return plain(values.tolist())
 

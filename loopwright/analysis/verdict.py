@@ -44,12 +44,14 @@ def converges(metrics: Metrics) -> Finding:
     if none > 1 - MOST and none >= max(cyclic, degenerate):
         said = f"No: {_percent(none)} of layers do not stay near where they stand after {places.steps} steps."
         return Finding(False, said, numbers)
+    rest = cyclic + degenerate
+    sure = "Yes" if rest >= MOST else "Mostly"
     if degenerate > cyclic:
-        said = f"Yes, but to one point: {_percent(degenerate)} of layers end in the same direction as the others."
-        return Finding(True, said, numbers)
+        said = f"{sure}, but to one point: {_percent(degenerate)} of layers end in the same direction as the others."
+        return Finding(rest >= MOST, said, numbers)
     points = "the same point" if places.core == 1 else "points of their own, which the core runs through again and again"
-    sure = "Yes" if cyclic >= MOST else "Mostly"
-    return Finding(cyclic >= MOST, f"{sure}: {_percent(cyclic)} of layers come to rest, at {points}.", numbers)
+    some = f" ({_percent(degenerate)} where the others rest too)" if degenerate > 1 - MOST else ""
+    return Finding(rest >= MOST, f"{sure}: {_percent(rest)} of layers come to rest, at {points}{some}.", numbers)
 
 
 def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Finding:
@@ -58,7 +60,7 @@ def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Fin
     steps = torch.tensor([one_step(metrics, name, t) for t in range(places.steps)], dtype=torch.float64)
     if dense is None:
         if places.steps == 1:
-            return Finding(None, "This is a feedforward model: its own stages are drawn below.")
+            return _feedforward(metrics)
         drift = _share(curve_distance(steps[0], steps[-1]).item(), steps)
         said = (
             f"No dense model was given. From the first step to the last the ColSum curve moves by {_percent(drift)} of its range."
@@ -79,6 +81,30 @@ def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Fin
     return Finding(
         True, f"Yes, in {_percent(share)} of steps: the curve over one block has the shape of the dense model's.", numbers
     )
+
+
+def _feedforward(metrics: Metrics) -> Finding:
+    """Says where in a feedforward model attention gathers, the residual is compressed and activations are large."""
+    by_place, layers = metrics["by_place"], Places(**metrics["places"]).count
+
+    def end(name: str, pick: Any) -> tuple[float, str]:
+        values = [x if x is not None else float("nan") for x in by_place[name]["mean"]]
+        chosen = pick((x for x in values if x == x), default=float("nan"))
+        place = values.index(chosen) if chosen == chosen else -1
+        words = {-1: "no layer", 0: "its first layer", layers - 1: "its last layer"}
+        return chosen, words.get(place) or f"{100 * place / (layers - 1):.0f} % of its depth"
+
+    (colsum, gathers), (entropy, narrow), (largest, massive) = end("colsum", max), end("entropy", min), end("largest", max)
+    said = (
+        f"Its layers run once. Attention gathers most on few tokens at {gathers}, the residual is most compressed at {narrow}, and "
+        f"its largest entry stands at {massive}."
+    )
+    numbers = (
+        (f"{colsum:.2f}", f"ColSum concentration, at its largest at {gathers} (1: all attention on one token)"),
+        (f"{entropy:.2f}", f"residual entropy in nats, at its least at {narrow}"),
+        (f"{largest:,.4g}" if largest < 1e4 else f"{largest:,.0f}", f"largest activation, at {massive}"),
+    )
+    return Finding(None, said, numbers)
 
 
 def safe(metrics: Metrics, name: str = "colsum") -> Finding:

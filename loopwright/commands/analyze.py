@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from loopwright.analysis.closeup import PAIR_PROMPTS, PAIR_STEPS, pair_bytes, path_bytes
 from loopwright.analysis.edit import ablate_massive
 from loopwright.analysis.estimate import fitting_batch, free_bytes, trace_bytes
 from loopwright.analysis.prompts import Prompt, read_prompts
+from loopwright.analysis.report import count
 from loopwright.analysis.report_analysis import write_analysis
 from loopwright.analysis.study import Subject, check_lengths, study
 from loopwright.analysis.trace import trace_depth
@@ -37,6 +39,15 @@ class Asked:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How much is done at once, and where: prompts of a pass, steps whose pairs are compared, the device."""
+
+    batch: int
+    pairs: int
+    device: str
+
+
 def analyze(
     source: str,
     asked: Asked,
@@ -44,6 +55,7 @@ def analyze(
     depth: int | None = None,
     compare: str | None = None,
     batch: int = 8,
+    pairs: int = PAIR_STEPS,
     ablate: bool = False,
     device: str = "cpu",
     dtype: str = "float32",
@@ -51,6 +63,8 @@ def analyze(
 ) -> Path:
     """Traces a model (and a dense one to compare with) over prompts, saves numbers and figures, and returns the page."""
     where, kind = find_device(device), find_dtype(dtype)
+    if pairs < 0:
+        raise ValueError(f"pairs: {pairs}; allowed: at least 1 step, or 0 for no comparison of pairs")
     # what can be wrong is found before weights are read
     for name in (source, *([compare] if compare else [])):
         if is_preset(name):
@@ -63,10 +77,11 @@ def analyze(
     )  # fmt: skip
     run = RunFolder(out or f"runs/analyze-{Path(source).name}")
     subject = subject_of(source, prompts, where, kind)
-    found = _study(subject, run.traces, depth, batch, ablate, where)
+    plan = Plan(batch, pairs, where)
+    found = _study(subject, run.traces, plan, depth, ablate)
     dense = None
     if compare is not None:
-        dense = _study(subject_of(compare, prompts, where, kind), run.path / "traces-dense", None, batch, False, where)
+        dense = _study(subject_of(compare, prompts, where, kind), run.path / "traces-dense", plan, None, False)
     run.metrics.mkdir(parents=True, exist_ok=True)
     write_json(run.metrics / "analysis.json", found)
     if dense is not None:
@@ -89,28 +104,15 @@ def read_own(source: str, asked: Asked) -> list[Prompt]:
 def subject_of(source: str, prompts: Sequence[Prompt], device: str, dtype: torch.dtype) -> Subject:
     """Returns a model with its prompts in its own tokens, checked before anything is run."""
     words: Any = tokenizer(source) if any(isinstance(prompt, str) for prompt in prompts) else None
-    rows = [words(prompt)["input_ids"] if isinstance(prompt, str) else prompt for prompt in prompts]
+    rows = [words(prompt, verbose=False)["input_ids"] if isinstance(prompt, str) else prompt for prompt in prompts]
     model: LoopedForCausalLM = load(source, dtype=dtype, device=device)
     check_lengths(model, rows)
     return Subject(Path(source).name, model, rows)
 
 
-def _study(subject: Subject, folder: Path, depth: int | None, batch: int, ablate: bool, device: str) -> dict[str, Any]:
+def _study(subject: Subject, folder: Path, plan: Plan, depth: int | None, ablate: bool) -> dict[str, Any]:
     model = subject.model
-    steps, length = trace_depth(model, depth), max(map(len, subject.rows))
-    rows = min(batch, len(subject.rows))
-    parts = trace_bytes(model.config, batch=rows, length=length, depth=steps, dtype=model.dtype)
-    words = ", ".join(f"{name} {size / 2**20:,.0f}" for name, size in parts.items())
-    console().print(f"{subject.name}: {len(subject.rows)} prompts of up to {length} tokens, {steps} steps", markup=False)
-    console().print(f"memory at batch {rows}: about {sum(parts.values()) / 2**20:,.0f} MiB ({words})", markup=False)
-    free = free_bytes(device)
-    if free is not None:
-        fits = fitting_batch(model.config, batch=rows, length=length, depth=steps, dtype=model.dtype, free=free)
-        if fits < rows:
-            advice = f"--batch {fits} would fit" if fits else "not even --batch 1 would fit: take shorter prompts"
-            raise ValueError(
-                f"batch: {rows} needs about {sum(parts.values()) / 2**20:,.0f} MiB, {free / 2**20:,.0f} are free; {advice}"
-            )
+    _check_memory(subject, plan, trace_depth(model, depth))
     edit, edited = (ablate_massive(model.config), "MLP output of the second layer zeroed") if ablate else (None, "")
     with fitting_threads(model), progress() as bar:
         task = bar.add_task(subject.name)
@@ -119,7 +121,46 @@ def _study(subject: Subject, folder: Path, depth: int | None, batch: int, ablate
             bar.update(task, completed=done, total=total, description=f"{subject.name}: {what}")
 
         asked = depth if model.config.is_looped else None
-        return study(subject, folder, depth=asked, batch=batch, edit=edit, edited=edited, progress=tell)
+        return study(subject, folder, depth=asked, batch=plan.batch, pairs=plan.pairs, edit=edit, edited=edited, progress=tell)
+
+
+def _check_memory(subject: Subject, plan: Plan, steps: int) -> None:
+    """Says what the analysis will hold, and refuses what does not fit, with what would."""
+    model, length = subject.model, max(map(len, subject.rows))
+    config, rows = model.config, min(plan.batch, len(subject.rows))
+    parts = trace_bytes(config, batch=rows, length=length, depth=steps, dtype=model.dtype)
+    words = ", ".join(f"{name} {_mebi(size)}" for name, size in parts.items())
+    what = f"{subject.name}: {count(len(subject.rows), 'prompt')} of up to {count(length, 'token')}, {count(steps, 'step')}"
+    console().print(what, markup=False)
+    console().print(f"memory at batch {rows}: about {_mebi(sum(parts.values()))} MiB ({words})", markup=False)
+    longest = max(map(len, subject.rows[:PAIR_PROMPTS]))
+    shown = min(plan.pairs, steps)
+
+    def pairs(n: int) -> int:
+        return pair_bytes(config, longest, steps=n, dtype=model.dtype) if n else 0
+
+    path = path_bytes(config, len(subject.rows[0]), steps)
+    close = {f"all pairs of layers over {count(shown, 'step')}": pairs(shown), "its path": path}
+    said = ", ".join(f"{name} {_mebi(size)} MiB" for name, size in close.items() if size)
+    if said:
+        console().print(f"then, of one prompt at a time: {said}", markup=False)
+    free = free_bytes(plan.device)
+    if free is None:
+        return
+    fits = fitting_batch(config, batch=rows, length=length, depth=steps, dtype=model.dtype, free=free)
+    if fits < rows:
+        advice = f"--batch {fits} would fit" if fits else "not even --batch 1 would fit: take shorter prompts"
+        raise ValueError(f"batch: {rows} needs about {_mebi(sum(parts.values()))} MiB, {_mebi(free)} are free; {advice}")
+    if pairs(shown) > free:
+        most = next(n for n in range(shown, -1, -1) if pairs(n) <= free)
+        raise ValueError(
+            f"pairs: {count(shown, 'step')} would need about {_mebi(pairs(shown))} MiB, {_mebi(free)} are free; "
+            f"--pairs {most} would fit"
+        )
+
+
+def _mebi(size: int) -> str:
+    return f"{size / 2**20:,.0f}"
 
 
 def _tell(found: dict[str, Any], dense: dict[str, Any] | None, run: RunFolder, page: Path) -> None:
@@ -128,7 +169,7 @@ def _tell(found: dict[str, Any], dense: dict[str, Any] | None, run: RunFolder, p
 
     if found["places"]["core"]:
         line("Does it converge, and to what?", converges(found))
-    line("Are its stages those of a feedforward model?", stages(found, dense))
+    line("Are its stages those of a feedforward model?" if found["places"]["core"] else "Its stages:", stages(found, dense))
     if found["places"]["core"]:
         line("Is more depth safe?", safe(found))
     console().print(f"numbers: {run.metrics}\nfigures: {run.figures}\nreport: {page}", markup=False)

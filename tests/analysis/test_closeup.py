@@ -1,26 +1,77 @@
 """Close looks at one prompt: matrices, maps, paths and spectra are those of whole tensors."""
 
+import pytest
 import torch
 
-from loopwright.analysis.closeup import compare_pairs, floorplan, neuron_shares, pair_bytes, spectrum, token_paths
+from loopwright.analysis.closeup import (
+    FLOOR_MAPS,
+    compare_pairs,
+    floor_steps,
+    floorplan,
+    neuron_shares,
+    pair_bytes,
+    path_bytes,
+    spectrum,
+    state_paths,
+)
+from loopwright.analysis.edit import ablate_massive
 from loopwright.metrics.spectrum import causal_radius
+from loopwright.metrics.trajectory import prompt_path
 from tests.analysis.dense import dense_maps
 from tests.cases import gap, noisy
 
-IDS = torch.tensor([[3, 1, 4, 1, 5]])
+ROW = [3, 1, 4, 1, 5]
+IDS = torch.tensor([ROW])
 
 
-def test_pairs_are_distances_of_whole_maps_and_cosines_of_whole_residuals():
-    model = noisy("huginn-tiny")
+@pytest.mark.parametrize("name", ["huginn-tiny", "retrofit-llama-1b-tiny"])  # heads of their own, and heads that share keys
+def test_pairs_are_distances_of_whole_maps_and_cosines_of_whole_residuals(name: str):
+    model = noisy(name)
     maps, recorder = dense_maps(model, IDS, 3)
-    found = compare_pairs(model, IDS, steps=3)
+    found = compare_pairs(model, [ROW], steps=3)
     order = list(maps)
     a, b = maps[order[1]], maps[order[4]]
-    assert abs(found["attention"][1][4] - (a - b).square().sum((-2, -1)).sqrt().mean().item()) < 1e-4
+    assert abs(found["attention"][1][4] - (a - b).square().sum((-2, -1)).sqrt().mean().item()) < 1e-3
     x, y = (recorder.seen["residual", *order[i]] for i in (2, 5))
-    assert abs(found["residual"][2][5] - torch.cosine_similarity(x, y, -1).mean().item()) < 1e-4
+    assert abs(found["residual"][2][5] - torch.cosine_similarity(x, y, -1).mean().item()) < 1e-3
     assert len(found["attention"]) == len(order) == len(found["residual"])
-    assert pair_bytes(model.config, 5, steps=3) == len(order) * (4 * 25 + 5 * 32) * 4
+
+
+def test_pairs_of_several_prompts_are_their_mean():
+    model = noisy("huginn-tiny")
+    each = [compare_pairs(model, [row], steps=2) for row in (ROW, [7, 8])]
+    both = compare_pairs(model, [ROW, [7, 8]], steps=2)
+    assert both["prompts"] == 2
+    for name in ("attention", "residual"):
+        assert gap(torch.tensor(both[name]), (torch.tensor(each[0][name]) + torch.tensor(each[1][name])) / 2) < 1e-3
+
+
+def test_the_bytes_of_pairs_and_paths_are_those_of_the_tensors():
+    config = noisy("huginn-tiny").config
+    depths = config.prelude_layers + 3 * config.core_layers + config.coda_layers
+    width, keyed = config.hidden_size, (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
+    assert pair_bytes(config, 5, steps=3) == depths * 4 * (5 * (width + keyed) + 2 * (25 + 5 * width))
+    assert path_bytes(config, 5, 7) == 4 * 7 * 5 * width * 8
+    assert path_bytes(noisy("huginn-tiny").without_adapters().config, 5, 7) == 0
+
+
+def test_close_looks_are_those_of_the_edited_pass():
+    model = noisy("huginn-tiny", std=0.3)
+    edit = ablate_massive(model.config)
+    for look in (
+        lambda edit: compare_pairs(model, [ROW], steps=2, edit=edit)["residual"],
+        lambda edit: floorplan(model, IDS, steps=2, edit=edit)["maps"],
+        lambda edit: state_paths(model, IDS, 4, edit=edit)["points"],
+        lambda edit: state_paths(model, IDS, 4, edit=edit)["prompt"],
+        lambda edit: spectrum(model, IDS, [2], edit=edit)["radius"],
+    ):
+        assert look(None) != look(edit)
+
+
+def test_a_floorplan_shows_no_more_than_can_be_told_apart():
+    assert floor_steps(noisy("huginn-tiny").config, 128) == 4 and floor_steps(noisy("huginn-tiny").config, 2) == 2
+    assert floor_steps(noisy("huginn-tiny", core_layers=FLOOR_MAPS // 2).config, 128) == 1
+    assert floor_steps(noisy("huginn-tiny", core_layers=FLOOR_MAPS).config, 128) == 0
 
 
 def test_the_floorplan_is_the_mean_over_heads():
@@ -28,12 +79,19 @@ def test_the_floorplan_is_the_mean_over_heads():
     maps, _ = dense_maps(model, IDS, 2)
     found = floorplan(model, IDS, steps=2)
     whole = torch.stack([each[0].mean(0) for each in maps.values()])
-    assert gap(torch.tensor(found["maps"]), whole) < 1e-4
+    assert gap(torch.tensor(found["maps"]), whole) < 6e-4  # three digits are kept
 
 
-def test_paths_have_a_point_per_step_and_layer():
-    found = token_paths(noisy("huginn-tiny"), IDS, 6)
+@torch.no_grad()
+def test_paths_have_a_point_per_step_and_layer_and_the_prompts_begins_at_its_start():
+    model = noisy("huginn-tiny")
+    found = state_paths(model, IDS, 6)
     assert torch.tensor(found["points"]).shape == (6, 2, 2) and torch.tensor(found["layers"]).shape == (2, 6, 2)
+    e, p = model.embed(IDS)
+    start = model.start_state(e, p)
+    whole = prompt_path(torch.cat([start, *model.unroll(e, 6, p, state=start)]))
+    assert gap(torch.tensor(found["prompt"], dtype=torch.float64), whole.coordinates) < 1e-4
+    assert gap(torch.tensor(found["prompt_explained"], dtype=torch.float64), whole.explained) < 1e-4
 
 
 @torch.no_grad()

@@ -97,12 +97,13 @@ def test_axes_and_lines_are_named(drawn: dict[str, str]) -> None:
 
 
 def test_the_numbers_are_where_they_belong() -> None:
-    svg = accuracy_by_depth({"a": Curve([1, 2, 4], [0.0, 0.5, 1.0])})
+    svg = accuracy_by_depth({"a": Curve([1, 2, 4], [0.0, 0.8, 1.0])})
     line = next(
         path for path in re.findall(r'<path d="([^"]+)"[^>]*style="fill: none; stroke: #0072b2', svg) if path.count("L") == 2
     )
     (x1, y1), (x2, y2), (x3, y3) = [tuple(map(float, pair)) for pair in re.findall(r"[ML] ([\d.]+) ([\d.]+)", line)]
-    assert x2 - x1 == pytest.approx(x3 - x2, abs=1e-3) and y1 - y2 == pytest.approx(y2 - y3, abs=1e-3) and y1 > y2 > y3
+    # two decimals are kept
+    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.03) and y1 - y2 == pytest.approx(4 * (y2 - y3), abs=0.06) and y1 > y2 > y3
 
 
 def test_only_safe_colours_are_used(drawn: dict[str, str]) -> None:

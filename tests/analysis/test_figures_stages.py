@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from loopwright.analysis import figures_stages as stages
+from loopwright.analysis.summary import STAGES
 from tests.analysis.summaries import dense, looped
 
 
@@ -40,3 +41,18 @@ def test_a_dense_model_is_laid_over_and_drawn_alone():
 def test_numbers_that_are_not_there_are_said():
     with pytest.raises(ValueError, match="holds none of nothing"):
         stages.by_step(looped(), ("nothing",))
+
+
+def test_the_prompt_of_the_largest_orbit_is_drawn_from_its_own_numbers():
+    metrics = copy.deepcopy(looped())
+    flat = {name: {"mean": list(metrics["by_place"][name]["mean"])} for name in STAGES}
+    metrics["limits"]["orbit"] = {"by_place": flat}
+    late, whole = stages.orbit_by_step(metrics), stages.orbit_realised(metrics)
+    assert ">step 7<" in late and ">step 12<" in late and ">step 1<" not in late
+    flat["colsum"]["mean"][1] = 5.0  # the first step of the core: not among the later half
+    assert stages.orbit_by_step(metrics) == late and stages.orbit_realised(metrics) != whole
+
+
+def test_halves_are_drawn_for_every_step():
+    svg = stages.halves(looped())
+    assert ">first half, step 1<" in svg and ">second half, step 12<" in svg

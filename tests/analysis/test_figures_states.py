@@ -29,11 +29,26 @@ def test_the_orbit_and_its_parts():
     assert "cycles in the window" in svg and ">trend<" in svg
 
 
-def test_a_floorplan_of_a_dense_model_is_one_row():
-    assert "prelude 5" in states.floorplan(dense())
-    assert "step 4, 3" in states.floorplan(looped())
+def test_a_floorplan_has_a_row_of_maps_per_step_and_frames_around_what_runs_once():
+    svg = states.floorplan(looped())
+    assert [f">step {n}<" in svg for n in (1, 4, 5)] == [True, True, False] and ">prelude<" in svg and ">coda<" in svg
+    assert svg.count(states.PRELUDE.lower()) == looped()["places"]["prelude"] and svg.count(states.CODA.lower()) == 1
+    assert ">layers<" in states.floorplan(dense())
 
 
-def test_pairs_of_many_depths_are_thinned_and_say_so():
+def test_pairs_of_many_depths_are_all_drawn():
     metrics = {"pairs": {"attention": [[0.1] * 200] * 200, "residual": [[0.5] * 200] * 200}}
-    assert "1 of 4" in states.pair_matrices(metrics)
+    svg = states.pair_matrices(metrics)
+    assert svg.count("<image") == 2 and len(svg) < 40_000
+
+
+def test_factors_end_where_rounding_begins():
+    metrics = json.loads(json.dumps(looped()))
+    shrunk = [None] + [10.0 ** (-t) for t in range(1, 12)]
+    metrics["by_step"] |= {"state_step_norm": {"mean": shrunk}, "state_norm": {"mean": [1.0] * 12}}
+    flat = states.spectrum(metrics)
+    for t in range(6, 12):  # below ROUNDING: what stands there changes nothing
+        shrunk[t] = 3e-7 * t
+    assert states.spectrum(metrics) == flat
+    shrunk[3] *= 2
+    assert states.spectrum(metrics) != flat

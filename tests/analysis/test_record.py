@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from loopwright.analysis import record
-from loopwright.analysis.record import OutOfMemory, TraceSet, load_trace, pad, save_trace, trace_prompts
+from loopwright.analysis.record import OutOfMemory, TraceSet, fingerprint, load_trace, pad, save_trace, trace_prompts
 from loopwright.analysis.trace import trace
 from tests.cases import noisy
 
@@ -74,6 +74,25 @@ def test_another_set_is_refused_and_nothing_of_it_touched(tmp_path):
     }
 
 
+def test_other_weights_are_another_set(tmp_path):
+    model = noisy("huginn-tiny")
+    run(tmp_path, model)
+    with torch.no_grad():
+        model.core[0].mlp.up_proj.weight.add_(0.01)
+    with pytest.raises(ValueError, match="holds another set of traces \\(weights is"):
+        run(tmp_path, model)
+
+
+def test_a_fingerprint_sees_every_tensor():
+    model = noisy("huginn-tiny")
+    seen = {fingerprint(model)}
+    for parameter in model.parameters():
+        with torch.no_grad():
+            parameter.mul_(1.5).add_(0.1)
+        seen.add(fingerprint(model))
+    assert len(seen) == 1 + len(list(model.parameters()))
+
+
 @pytest.mark.parametrize(
     "error",
     [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to …")],
@@ -90,6 +109,27 @@ def test_out_of_memory_says_the_batch_and_keeps_what_is_there(tmp_path, monkeypa
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
     monkeypatch.setattr(record, "trace", trace)
     assert len(list(run(tmp_path))) == 5
+
+
+def test_after_out_of_memory_a_smaller_batch_goes_on_in_the_same_folder(tmp_path, monkeypatch):
+    def fails(model, ids, *a, **k):
+        if 9 in ids:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return trace(model, ids, *a, **k)
+
+    whole = run(tmp_path / "whole", batch=1)
+    monkeypatch.setattr(record, "trace", fails)
+    with pytest.raises(OutOfMemory, match="out of memory at batch 3; 3 of 5 examples are kept; batch 1 takes about half"):
+        run(tmp_path / "cut", batch=3)
+    before = {path: path.stat() for path in (tmp_path / "cut").glob("*.safetensors")}
+    seen = []
+    monkeypatch.setattr(record, "trace", lambda *a, **k: seen.append(a[1].shape[0]) or trace(*a, **k))
+    resumed = run(tmp_path / "cut", batch=2)
+    assert seen == [2, 1]  # examples 2 and 3, of which the first is there and stays as it is, and example 4
+    assert {path: path.stat() for path in before} == before
+    for one, alone in zip(resumed, whole, strict=True):
+        for name, value in alone.values.items():
+            assert torch.allclose(one.values[name].double(), value.double(), atol=2e-3, equal_nan=True), name
 
 
 def test_mistakes_are_one_line(tmp_path):

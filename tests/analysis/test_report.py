@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.analysis.report import Grid, Outcome, Picture, Section, render_report, write_report
+from loopwright.analysis.report import Grid, Outcome, Picture, Section, count, render_report, write_report
 
 SVG = '<?xml version="1.0"?>\n<svg viewBox="0 0 1 1" xmlns="http://www.w3.org/2000/svg"><path d="M 0 0"/></svg>'
 SECTIONS = [
@@ -109,3 +109,12 @@ def test_pictures_and_tables_are_checked() -> None:
         render_report("Demo", [Section("A", pictures=[Picture("<svg><SCRIPT></SCRIPT></svg>")])])
     with pytest.raises(ValueError, match="a row of 'A' has 1 cells; allowed: 2, one per column"):
         render_report("Demo", [Section("A", tables=[Grid(["x", "y"], [["1"]])])])
+
+
+def test_a_section_shows_its_numbers():
+    page = render_report("t", [Section("a", "b", numbers=[("97 %", "of <tokens>")])])
+    assert "<dt>of &lt;tokens&gt;</dt><dd>97 %</dd>" in page
+
+
+def test_counts_have_their_ending():
+    assert [count(1, "step"), count(2, "step"), count(1234, "token")] == ["1 step", "2 steps", "1,234 tokens"]

@@ -1,8 +1,10 @@
 """The page of an analysis: its questions in order, each figure with its sentence, from saved numbers alone."""
 
 import json
+import re
+from pathlib import Path
 
-from loopwright.analysis.report_analysis import READ, draw_all, sections, write_analysis
+from loopwright.analysis.report_analysis import READ, READ_DENSE, draw_all, sections, write_analysis
 from tests.analysis.summaries import dense, looped
 
 QUESTIONS = [
@@ -33,8 +35,25 @@ def test_every_figure_is_on_the_page_with_its_sentence():
 def test_a_dense_models_page(tmp_path):
     text = write_analysis(dense(), tmp_path).read_text()
     assert "Its stages" in text and "Does it converge" not in text and 'class="outcome' not in text
+    assert "each layer once" in text and "input injection" not in text and "Its layers run once." in text
+    drawn = draw_all(dense())
+    shown = [picture for section in sections(dense(), None, drawn) for picture in section.pictures]
+    assert sorted(picture.svg for picture in shown) == sorted(drawn.values())
+    assert {picture.caption for picture in shown} == {(READ | READ_DENSE)[name] for name in drawn}
 
 
 def test_the_same_numbers_give_the_same_bytes(tmp_path):
     one, two = (write_analysis(looped(), tmp_path / name) for name in ("a", "b"))
     assert one.read_bytes() == two.read_bytes()
+
+
+def test_the_example_pages_are_small_whole_and_linked():
+    folder = Path(__file__).parents[2] / "docs"
+    pages = sorted(folder.glob("examples/*/report.html"))
+    assert len(pages) == 3 and sum(page.stat().st_size for page in pages) < 3e6
+    told = (folder / "analysis.md").read_text()
+    for page in pages:
+        text = page.read_text()
+        assert f"(examples/{page.parent.name}/report.html)" in told
+        assert "<script" not in text and not re.search(r"(?:src|href)=\"(?!#|data:)", text)
+        assert not re.search(r"/(?:home|root|tmp|work|Users)/", text)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loopwright.analysis.record import trace_prompts
-from loopwright.analysis.summary import Answers, Moments, as_list, grid, one_step, summarise
+from loopwright.analysis.summary import Answers, Moments, Settling, as_list, grid, one_step, summarise
 from loopwright.analysis.trace import Trace, trace
 from loopwright.metrics.limits import classify_limit, limit_counts
 from tests.analysis.summaries import ROWS, dense, looped
@@ -73,6 +73,20 @@ def test_answers_count_flips_and_what_stays():
         answers.add(Trace(one.places, one.input_ids, one.valid, {"answer_token": torch.tensor([tokens])}))
     found = answers.plain()["answers"]
     assert found == {"flips": [None, 1.0, 0.0, 0.5], "final": [0.0, 0.5, 0.5, 1.0], "settled": [2, 4], "depth": 2, "kept": 0.5}
+
+
+def test_the_orbit_kept_is_the_largest_with_the_stages_of_its_prompt():
+    steps = torch.arange(40)
+    settle = Settling()
+    for number, size in enumerate((0.1, 0.3, 0.2)):
+        one = trace(noisy("huginn-tiny"), torch.tensor([[1, 2, 3]]), 41)
+        one.values["token_cosine"].fill_(1.0)
+        one.core("token_cosine")[0, :40, 1, 2] = (0.6 + size * torch.cos(steps * 2 * torch.pi / 8)).half()
+        settle.add(one, {"colsum": torch.full((one.places.count,), float(number)), "norm": torch.ones(1)})
+    orbit = settle.plain()["limits"]["orbit"]
+    assert (orbit["example"], orbit["token"], orbit["layer"]) == (2, 3, 1)
+    assert set(orbit["by_place"]) == {"colsum"} and set(orbit["by_place"]["colsum"]["mean"]) == {1.0}
+    assert abs(max(orbit["series"]) - 0.9) < 1e-2 and len(orbit["series"]) == 40
 
 
 def test_what_is_not_finite_becomes_none():

@@ -27,6 +27,12 @@ def test_a_cycle_a_single_point_and_no_rest():
     assert converges(made(convergence=shares)).good is False
     shares = {"labels": [], "layers": [[0.3, 0.7, 0.0]] * 4}
     assert converges(made(convergence=shares)).sentence.startswith("Mostly: 70 %")
+    shares = {"labels": [], "layers": [[0.45, 0.0, 0.55]] * 4}
+    assert converges(made(convergence=shares)).sentence.startswith("Mostly, but to one point: 55 %")
+    assert converges(made(convergence=shares)).good is False
+    shares = {"labels": [], "layers": [[0.0, 0.6, 0.4]] * 4}
+    found = converges(made(convergence=shares))
+    assert found.good and found.sentence.startswith("Yes: 100 %") and "(40 % where the others rest too)" in found.sentence
     few = made()
     del few["convergence"]
     assert converges(few).good is None
@@ -61,3 +67,17 @@ def test_stages_are_those_of_a_model_of_the_same_shape():
     other["by_place"]["colsum"]["mean"] = [-v for v in other["by_place"]["colsum"]["mean"]]
     assert stages(metrics, other).good is False
     assert stages(metrics, None).good is None and stages(dense(), None).good is None
+
+
+def test_a_feedforward_models_stages_are_told_in_words():
+    metrics = copy.deepcopy(dense())
+    metrics["by_place"]["colsum"]["mean"] = [0.1, 0.2, 0.9, 0.3, 0.2, 0.1]
+    metrics["by_place"]["entropy"]["mean"] = [2.0, None, 1.0, 0.5, 1.5, 1.0]
+    metrics["by_place"]["largest"]["mean"] = [1.0, 23504.1, 3.0, 4.0, 5.0, 6.0]
+    found = stages(metrics, None)
+    assert "on few tokens at 40 % of its depth" in found.sentence and "most compressed at 60 %" in found.sentence
+    assert [value for value, _ in found.numbers] == ["0.90", "0.50", "23,504"]
+    metrics["by_place"]["colsum"]["mean"], metrics["by_place"]["entropy"]["mean"] = [0.1] * 5 + [0.2], [0.5] + [None] * 5
+    metrics["by_place"]["largest"]["mean"] = [None] * 6
+    words = stages(metrics, None).sentence
+    assert "at its last layer" in words and "most compressed at its first layer" in words and "stands at no layer" in words

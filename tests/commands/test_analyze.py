@@ -84,6 +84,41 @@ def test_too_large_a_batch_says_which_would_fit(folder, tmp_path, monkeypatch, c
     assert code == 2 and "would fit" in err and "batch: 8 needs about" in err
 
 
+def test_too_many_pairs_say_how_many_would_fit_and_are_stated_first(folder, tmp_path, monkeypatch, capsys):
+    from loopwright.commands import analyze
+
+    monkeypatch.setattr(analyze, "free_bytes", lambda device: 10**9)
+    monkeypatch.setattr(analyze, "pair_bytes", lambda config, tokens, *, steps, dtype: steps * 180 * 10**6)
+    words = ("--prompts", "the cat sat", "--depth", 9, "--pairs", 32, "--out", tmp_path / "o")
+    code, out, err = run(capsys, folder, *words)
+    assert code == 2 and "all pairs of layers over 9 steps 1,545 MiB" in out
+    assert err.strip().endswith("pairs: 9 steps would need about 1,545 MiB, 954 are free; --pairs 5 would fit")
+    assert not (tmp_path / "o").exists()
+
+
+def test_no_pairs_and_more_of_them(folder, tmp_path, capsys):
+    for pairs, steps in ((0, None), (6, 6)):
+        code, _, err = run(
+            capsys, folder, "--prompts", "the cat sat", "--depth", 8, "--pairs", pairs, "--out", tmp_path / str(pairs)
+        )
+        found = json.loads((tmp_path / str(pairs) / "metrics" / "analysis.json").read_text())
+        assert code == 0, err
+        assert found.get("pairs", {}).get("steps") == steps
+        assert (tmp_path / str(pairs) / "figures" / "pairs.svg").is_file() == bool(steps)
+    assert run(capsys, folder, "--prompts", "a", "--pairs", -1)[2].startswith("loopwright: pairs: -1; allowed")
+
+
+def test_a_tokenizer_with_a_limit_of_its_own_adds_no_line(folder, tmp_path, caplog, capsys):
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "m")
+    settings = json.loads((tmp_path / "m" / "tokenizer_config.json").read_text())
+    (tmp_path / "m" / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": 8}))
+    code, _, err = run(capsys, tmp_path / "m", "--prompts", "the " * 200)
+    assert code == 2 and len(err.strip().splitlines()) == 1
+    assert not [line for line in caplog.messages if "sequence length" in line]
+
+
 def test_a_preset_has_nothing_to_look_into(capsys):
     code, _, err = run(capsys, "huginn-tiny", "--prompts", "a")
     assert code == 2 and "is a preset" in err
