@@ -36,11 +36,13 @@ class Text:
         field: str = "text",
         separator: str | None = None,
         length: int = 1024,
+        apart: bool = True,
         limit: int | None = None,
         valid: int = 100,
     ) -> None:
         where = "data (text)"
         self.length, self.tokenizer, self.field = check_count(where, "length", length, least=2), tokenizer, field
+        self.apart = apart
 
         def read(patterns: str | Sequence[str]) -> Files:
             return Files(patterns, field=field, separator=separator)
@@ -52,7 +54,7 @@ class Text:
 
     def splits(self, folder: Path, progress: Progress | None = None) -> Splits:
         """Returns the windows; token shards are kept in `folder`."""
-        return text_splits(self.parts, self.tokenizer, self.field, self.length, folder, progress)
+        return text_splits(self.parts, self.tokenizer, self.field, self.length, folder, progress, apart=self.apart)
 
 
 class Hub:
@@ -74,11 +76,13 @@ class Hub:
         revision: str | None = None,
         field: str = "text",
         length: int = 1024,
+        apart: bool = True,
         limit: int | None = None,
         valid: int = 1_000,
     ) -> None:
         where = "data (hub)"
         self.length, self.tokenizer, self.field = check_count(where, "length", length, least=2), tokenizer, field
+        self.apart = apart
         subset = "sample-10BT" if subset is None and dataset == FINEWEB else subset
         rows = {name: HubRows(dataset, subset, name, revision) for name in (split, valid_split, test_split) if name is not None}
         tests = {} if test_split is None else {"test": rows[test_split]}
@@ -86,7 +90,7 @@ class Hub:
 
     def splits(self, folder: Path, progress: Progress | None = None) -> Splits:
         """Returns the windows; token shards are kept in `folder`."""
-        return text_splits(self.parts, self.tokenizer, self.field, self.length, folder, progress)
+        return text_splits(self.parts, self.tokenizer, self.field, self.length, folder, progress, apart=self.apart)
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,9 @@ def split_parts(
     return parts | {name: Part(records) for name, records in tests.items()}
 
 
-def text_splits(parts: Mapping[str, Part], source: str, field: str, length: int, folder: Path, progress: Progress | None) -> Splits:
+def text_splits(
+    parts: Mapping[str, Part], source: str, field: str, length: int, folder: Path, progress: Progress | None, *, apart: bool = True
+) -> Splits:
     """Returns the windows of parts, tokenised where that has not been done."""
     tokenizer = Tokenizer(source)
     windows, notes = {}, {}
@@ -153,7 +159,7 @@ def text_splits(parts: Mapping[str, Part], source: str, field: str, length: int,
             return _documents(name, part, field, tokenizer, counts, progress)
 
         shards = kept_shards(folder, name, about, documents, vocab_size=tokenizer.vocab_size, notes=counts)
-        windows[name] = Windows(shards, length, tokenizer.decode)
+        windows[name] = Windows(shards, length, tokenizer.decode, apart=apart)
         notes[name] = {"documents": shards.documents, "tokens": shards.tokens, "windows": len(windows[name]), **shards.notes}
     train, valid = windows.pop("train"), windows.pop("valid")
     return Splits(

@@ -88,13 +88,14 @@ class Windows:
     """The documents of shards, end to end, cut into windows of `length` tokens; the last, shorter one is dropped.
 
     Every other token is in one window. Documents inside a window have `segment_ids` of their own, and the first token of a
-    document is never a label: nothing before it says what it is.
+    document is never a label: nothing before it says what it is. Unless they are kept `apart`, a window is one text: each
+    document sees those before it, and its first token follows their end.
     """
 
-    def __init__(self, shards: Shards, length: int, decode: Callable[[Any], str]) -> None:
+    def __init__(self, shards: Shards, length: int, decode: Callable[[Any], str], *, apart: bool = True) -> None:
         if shards.tokens < length:
             raise ValueError(f"{shards.folder}: {shards.tokens:,} tokens; allowed: at least one window of {length:,}")
-        self.shards, self.length, self._decode = shards, length, decode
+        self.shards, self.length, self._decode, self.apart = shards, length, decode, apart
 
     def __len__(self) -> int:
         return self.shards.tokens // self.length
@@ -106,11 +107,14 @@ class Windows:
         for row, index in enumerate(indices):
             first = self._checked(int(index)) * self.length
             ids[row] = self.shards.read(first, first + self.length)
+            if not self.apart:
+                continue
             inner = starts[np.searchsorted(starts, first, "right") : np.searchsorted(starts, first + self.length)]
             begins[row, inner - first] = 1
         labels = np.where(begins, IGNORED, ids)
         labels[:, 0] = IGNORED
-        return Batch(torch.from_numpy(ids), torch.from_numpy(labels), segment_ids=torch.from_numpy(begins.cumsum(1)))
+        segments = torch.from_numpy(begins.cumsum(1)) if self.apart else None
+        return Batch(torch.from_numpy(ids), torch.from_numpy(labels), segment_ids=segments)
 
     def show(self, row: int) -> str:
         """Returns the text of a window."""

@@ -183,7 +183,7 @@ class Job:
         if batch.attention_mask is not None or batch.segment_ids is not None:
             raise ValueError(
                 "graph: batches come with a mask or document ids, whose values decide what is run; allowed: rows without them "
-                "(tasks: data.padding=plain), or graph: false"
+                "(tasks: data.padding=plain, text: data.apart=false), or graph: false"
             )
 
         def number(x: float | None) -> Tensor | None:

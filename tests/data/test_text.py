@@ -37,6 +37,10 @@ def test_documents_are_joined_with_eos(tmp_path: Path) -> None:
     assert isinstance(train_windows, Windows) and train_windows.shards.tokens == 3 + 1 + 3 + len("<eos>") + 1
     assert joined(splits.valid) == "five" and list(splits.tests) == ["ood"]
     assert not splits.exact and splits.notes["train"] == {"documents": 2, "tokens": 13, "windows": 6, "empty": 2}
+    for apart in (True, False):
+        options: dict[str, Any] = {"valid_files": [valid], "tokenizer": words, "length": 3, "apart": apart}
+        rows = Text(files=train, **options).splits(tmp_path / "kept").train.batch([0, 1])
+        assert (rows.segment_ids is not None) == apart and rows.targets == (3 if apart else 4)  # "one" and "<eos>tw"
     assert splits.vocab_size == 264 and splits.eos_id == train_windows.shards.read(3, 4)[0]
 
 

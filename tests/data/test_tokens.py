@@ -53,6 +53,9 @@ def test_every_token_is_in_one_window_and_borders_are_kept(documents: list[list[
             for place in range(length):
                 inside = place > 0 and owners[place] == owners[place - 1]  # predicted from its own document, or not at all
                 assert int(batch.labels[row, place]) == (joined[row * length + place] if inside else -100)
+        whole = Windows(shards, length, str, apart=False).batch(range(count))
+        assert whole.segment_ids is None and torch.equal(whole.input_ids, batch.input_ids)
+        assert torch.equal(whole.labels[:, 1:], whole.input_ids[:, 1:]) and bool((whole.labels[:, 0] == -100).all())
 
 
 def test_windows_in_any_order_with_any_index() -> None:

@@ -11,6 +11,7 @@ from loopwright.recipes.shelf import recipe
 from loopwright.run import read_log
 from loopwright.train.graph import GraphedWork
 from loopwright.train.loop import train
+from tests.data.words import save_words
 
 BASE = ("updates=16", "batch=8", "look.every=0", "look.radius=0", "save.best=false", "depth={kind: uniform, least: 1, most: 3}")
 SMALL = ("data.train=64", "data.valid=16", "data.test=16")
@@ -36,6 +37,28 @@ def test_replayed_is_plain(penalty: str, tmp_path: Path) -> None:
     changes = (f"penalties={penalty}", "data.padding=plain")
     plain, replayed = losses(tmp_path / "plain", *changes), losses(tmp_path / "replayed", *changes, "graph=true")
     assert replayed == pytest.approx(plain, abs=1e-5)
+
+
+@pytest.mark.gpu
+def test_replayed_is_plain_on_text_whose_documents_are_not_kept_apart(tmp_path: Path) -> None:
+    words = save_words(tmp_path / "words")
+    (tmp_path / "text.txt").write_text("one two three four five six seven " * 40)
+    data = f"data={{kind: text, files: {tmp_path}/text.txt, valid_files: {tmp_path}/text.txt, tokenizer: {words}, length: 16, apart: false}}"
+    sizes = [
+        "batch=4",
+        "updates=12",
+        "precision=bf16",
+        "look.every=0",
+        "save.every=0",
+        "model.changes.vocab_size=264",
+        "remat=none",
+    ]
+    found = []
+    for name in ("plain", "replayed"):
+        changes = [data, *sizes, f"graph={str(name == 'replayed').lower()}", "objective={kind: final}", "average=null"]
+        train(recipe("asura-text", changes, toy=True), tmp_path / name)
+        found.append([row["loss"] for row in read_log(tmp_path / name / "log.jsonl")])
+    assert found[1] == pytest.approx(found[0], abs=2e-2) and found[0][-1] < found[0][0]
 
 
 @pytest.mark.gpu
