@@ -43,7 +43,8 @@ def test_replayed_is_plain(penalty: str, tmp_path: Path) -> None:
 def test_replayed_is_plain_on_text_whose_documents_are_not_kept_apart(tmp_path: Path) -> None:
     words = save_words(tmp_path / "words")
     (tmp_path / "text.txt").write_text("one two three four five six seven " * 40)
-    data = f"data={{kind: text, files: {tmp_path}/text.txt, valid_files: {tmp_path}/text.txt, tokenizer: {words}, length: 16, apart: false}}"
+    text = tmp_path / "text.txt"
+    data = f"data={{kind: text, files: {text}, valid_files: {text}, tokenizer: {words}, length: 16, apart: false}}"
     sizes = [
         "batch=4",
         "updates=12",
