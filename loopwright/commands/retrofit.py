@@ -62,7 +62,11 @@ def retrofit(
         raise ValueError(f"retrofit: {out} is the source itself; allowed: another folder to write")
     system, overrides = _system(words)
     stacks = {"prelude": _count(prelude), "core": _layers(core), "coda": _count(coda)}
-    plan = make_plan(system, parse_overrides(overrides) | {name: value for name, value in stacks.items() if value is not None})
+    changes, given = parse_overrides(overrides), {name: value for name, value in stacks.items() if value is not None}
+    for name in given:
+        if name in changes:
+            raise ValueError(f"retrofit: --{name} and {name}= are both given; allowed: one of the two")
+    plan = make_plan(system, changes | given)
     _check_used(plan, search_text, text, by, tokens)
     kind, where, printer = find_dtype(dtype), find_device(device), console()
     if is_preset(source):

@@ -117,6 +117,8 @@ class Refiner:
         self.last = last
 
     def __call__(self, layers: int) -> Layout:
+        if not 1 <= self.last <= layers:
+            raise ValueError(f"layout (refiner): the last {self.last} layers of {layers}; allowed: 1 to {layers}")
         return _cut(layers, range(layers - self.last), _last(self.last, layers), [], depth=4)
 
 

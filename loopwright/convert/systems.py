@@ -53,6 +53,8 @@ class Plan:
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"retrofit: {name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
+        if self.svd != "exact" and self.bases == "none":
+            raise ValueError(f"retrofit: svd is {self.svd!r}, and bases are 'none'; allowed: with bases that an SVD gives")
 
 
 @dataclass(frozen=True)
@@ -157,10 +159,15 @@ def make_plan(system: str, changes: Mapping[str, Any]) -> Plan:
     if isinstance(changes.get("layout"), str):
         changes["layout"] = {"kind": changes["layout"]}
     if isinstance(changes.get("adapters"), Mapping):
-        changes["adapters"] = [merge(spec, changes["adapters"]) for spec in base.get("adapters") or []]
+        if not base.get("adapters"):
+            listed = ", ".join(map(str, changes["adapters"]))
+            raise ValueError(f"retrofit: adapters.{listed} given, and {system} has no adapter; allowed: a list, which brings its own")
+        changes["adapters"] = [merge(spec, changes["adapters"]) for spec in base["adapters"]]
     if stacks and isinstance(changes.get("layout"), Layout):
         raise ValueError(f"retrofit: {', '.join(stacks)} given beside a ready layout; allowed: one of the two")
     if isinstance(stacks.get("core"), Sequence):
+        if changes.get("layout", {"kind": "lists"}) != {"kind": "lists"}:
+            raise ValueError(f"retrofit: core lists layers beside layout {changes['layout']!r}; allowed: one of the two")
         changes["layout"] = {"kind": "lists", **stacks}
     elif stacks:
         changes["layout"] = merge(changes.get("layout", {}), stacks)

@@ -110,6 +110,8 @@ def test_stories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["gate-only", "--text", "TEXT"], "--text: given, and bases are 'none'; allowed: with bases=weighted"),
         (["gate-only", "adapters=[low-rank]"], "adapters"),
         (["adapters.rank=0"], "rank 0; allowed: at least 1"),
+        (["gate-only", "--core", "2", "core=3"], "--core and core= are both given"),
+        (["gate-only", "adapters.rank=4"], "gate-only has no adapter"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(

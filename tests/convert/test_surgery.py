@@ -343,6 +343,7 @@ def test_the_faithful_system_is_the_released_code(folder: Path, tmp_path: Path) 
         ("gate-only", {"injection_start": "input"}, "injection_start: 'input' with an injection of kind 'none'"),
         ("gate-only", {"final_norm": {"kind": "none"}}, "final_norm: none, with end_norm 'never'"),
         ("gate-only", {"max_steps": 3}, "nothing here holds one row per step"),
+        ("gate-only", {"beyond_max_steps": "repeat"}, "beyond_max_steps is 'repeat', and nothing here holds one row per step"),
         ("static", {"depth": 4, "max_steps": 3, "adapters": {"rank": 2}}, r"depth \(4\) is beyond max_steps \(3\)"),
         ("static", {"bases": "weighted", "adapters": {"rank": 2}}, "there is no text"),
     ],

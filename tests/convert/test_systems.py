@@ -68,6 +68,9 @@ def test_a_word_holds_as_long_as_its_ground_is_there(system: str, changes: dict[
         ("static", {"depth": "many"}, "depth is 'many'; allowed: a whole number"),
         ("static", {"gate": "mix"}, "gate is 'mix'; allowed: a mapping"),
         ("static", {"prelude": 2, "layout": find_layout("ouroboros", 6)}, "prelude given beside a ready layout"),
+        ("static", {"core": [2], "layout": "retrofit"}, "core lists layers beside layout {'kind': 'retrofit'}"),
+        ("gate-only", {"adapters": {"rank": 4, "alpha": 2.0}}, "adapters.rank, alpha given, and gate-only has no adapter"),
+        ("gate-only", {"svd": "randomised"}, "svd is 'randomised', and bases are 'none'"),
     ],
 )
 def test_mistakes_are_one_line(system: str, changes: dict[str, Any], message: str) -> None:
