@@ -44,6 +44,7 @@ VARIANTS = {
     **{name: lw.preset(name) for name in TINY},
     **{f"adapter {kind}": _adapted(kind) for kind in ADAPTERS},
     "chunk pooling": _adapted("controller", pooling="chunk", style=8, rank=4),
+    "blind controller": _adapted("controller", pooling="none", style=8, rank=4),
     "diagonal injection": lw.preset("huginn-tiny", injection={"kind": "diagonal"}),
     "learned gate": lw.preset("huginn-tiny", gate={"kind": "learned"}),
     "grown gate": lw.preset("huginn-tiny", gate={"kind": "grown"}),

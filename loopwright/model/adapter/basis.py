@@ -51,9 +51,9 @@ class BasisController(Conditioned):
         self.a = FactorTable(shapes, (site.layers,), rank * count, "a")
         self.b = FactorTable(shapes, (site.layers,), rank * count, "b")
         self.scale = alpha / rank
-        self.state_proj = nn.Linear(site.config.hidden_size, state)
+        self.state_proj = self.reader(site, state)
         self.step_embedding = nn.Parameter(torch.empty(site.rows, step))
-        self.style1 = nn.Linear(state + step, width)
+        self.style1 = nn.Linear(step if self.state_proj is None else state + step, width)
         self.style2 = nn.Linear(width, width)
         self.style3 = nn.Linear(width, style)
         self.offset = nn.Parameter(torch.empty(site.layers, len(shapes), 2, count))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from loopwright.model.adapter.effects import Adapter
 from loopwright.model.adapter.pooling import POOLINGS
+from loopwright.model.adapter.target import Site
 from loopwright.model.context import Pass
 from loopwright.model.part import StepIndex, take
 from loopwright.settings import refuse_unknown
@@ -46,12 +47,17 @@ class Conditioned(Adapter):
         self.pooling, self.chunk, self.leaks_future = pooling, chunk, leak_future
         self.pool_norm, self.dropout = pool_norm, dropout
 
-    def pooled(self, proj: nn.Linear, step: StepIndex, s: Tensor, p: Pass) -> Tensor:
-        """Returns the projected pooled state [B, T, W] (T is 1 for pooling "sequence")."""
+    def reader(self, site: Site, width: int) -> nn.Linear | None:
+        """Returns the projection of the state; none for pooling "none", so that no parameter is there which nothing reads."""
+        return None if self.pooling == "none" else nn.Linear(site.config.hidden_size, width)
+
+    def pooled(self, proj: nn.Linear | None, step: StepIndex, s: Tensor, p: Pass) -> Tensor:
+        """Returns the projected pooled state [B, T, W] (T is 1 for pooling "sequence", W is 0 for "none")."""
         if self.pool_norm == "rms":
             s = F.rms_norm(s, (s.shape[-1],), eps=1e-6)
         # the projection is linear, so pooling may come after it, at its fewer channels
-        return POOLINGS[self.pooling](proj(s), self.key, step.t if self.stack == "core" else None, p, self.chunk)
+        x = s[..., :0] if proj is None else proj(s)
+        return POOLINGS[self.pooling](x, self.key, step.t if self.stack == "core" else None, p, self.chunk)
 
     def place(self, table: Tensor, step: StepIndex, like: Tensor) -> Tensor:
         """Returns the row of a step's table [S, W] for every token of `like` [B, T, …]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from loopwright.model.adapter.basis import BasisController
+from loopwright.model.adapter.conditioned import Conditioned
 from loopwright.model.adapter.diagonal import Bases, Controller, StaticDiagonal
 from loopwright.model.adapter.effects import Adapter
 from loopwright.model.adapter.lowrank import ABBA, HiRA, LowRank
@@ -56,14 +57,20 @@ def _stacked(bases: Bases) -> int:
     return sum(sum(sizes) for sizes in groups if len(sizes) > 1)
 
 
+def _read(adapter: Conditioned) -> int:
+    """Returns the weights that read the state."""
+    return 0 if adapter.state_proj is None else adapter.state_proj.weight.numel()
+
+
 def _controller_cost(adapter: Controller, rows: int, length: int) -> tuple[int, int]:
     tokens = rows * length
     pooled = rows if adapter.pooling == "sequence" else tokens
     bases = sum(p.numel() for p in adapter.bases.parameters())
     style = sum(w.numel() for w in (adapter.style1.weight, adapter.style2.weight, adapter.heads))
-    flops = 2 * tokens * (bases + adapter.state_proj.weight.numel()) + 2 * pooled * style
+    flops = 2 * tokens * (bases + _read(adapter)) + 2 * pooled * style
     diagonals, unit = adapter.heads.shape
-    return flops, pooled * (11 * unit + diagonals) + tokens * diagonals + _stacked(adapter.bases)
+    units = 11 if adapter.state_proj is not None else 7
+    return flops, pooled * (units * unit + diagonals) + tokens * diagonals + _stacked(adapter.bases)
 
 
 def _basis_cost(adapter: BasisController, rows: int, length: int) -> tuple[int, int]:
@@ -71,10 +78,11 @@ def _basis_cost(adapter: BasisController, rows: int, length: int) -> tuple[int, 
     pooled = rows if adapter.pooling == "sequence" else tokens
     bases = sum(p.numel() for table in (adapter.a, adapter.b) for p in table.values())
     style = sum(w.numel() for w in (adapter.style1.weight, adapter.style2.weight, adapter.style3.weight, adapter.heads))
-    flops = 2 * tokens * (bases + adapter.state_proj.weight.numel()) + 2 * pooled * style
+    flops = 2 * tokens * (bases + _read(adapter)) + 2 * pooled * style
     (coefficients, unit), (inner_width, joined) = adapter.heads.shape, adapter.style1.weight.shape
     mixed = adapter.offset[:, :, 0, 0].numel() * adapter.rank * (2 * adapter.count + 1)
-    return flops, pooled * (adapter.state_proj.out_features + joined + 4 * inner_width + unit + coefficients) + tokens * mixed
+    state = 0 if adapter.state_proj is None else adapter.state_proj.out_features
+    return flops, pooled * (state + joined + 4 * inner_width + unit + coefficients) + tokens * mixed
 
 
 ADAPTER_COSTS: dict[str, Callable[..., tuple[int, int]]] = {

@@ -95,9 +95,9 @@ class Controller(Conditioned):
         super().__init__("controller", pooling, chunk, leak_future, pool_norm, dropout)
         self.bases = Bases(site, rank, alpha, targets)
         self.shape = (site.layers, len(self.bases.names), rank)
-        self.state_proj = nn.Linear(site.config.hidden_size, 2 * style)
+        self.state_proj = self.reader(site, 2 * style)
         self.step_embedding = nn.Parameter(torch.empty(site.rows, style))
-        self.style1 = nn.Linear(3 * style, 2 * style)
+        self.style1 = nn.Linear(style if self.state_proj is None else 3 * style, 2 * style)
         self.style2 = nn.Linear(2 * style, style)
         self.heads = nn.Parameter(torch.empty(math.prod(self.shape), style))
 

@@ -76,3 +76,13 @@ def test_a_normed_pool_is_not_ruled_by_one_large_token(kind, pooling):
 def test_refusals(kind, options, message):
     with pytest.raises(ValueError, match=f"^{kind}.*{message}"):
         tiny(kind, **options)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_blind_controller_holds_nothing_that_nothing_reads(kind):
+    """So that a count of what it trains is of what can learn."""
+    model = tiny(kind, pooling="none")
+    report = lw.check(model)
+    assert report.ok, [row for row in report.rows if row.passed is False]
+    names = {name for name, _ in model.adapters[0].named_parameters()}
+    assert "step_embedding" in names and not any(name.startswith("state_proj") for name in names)
