@@ -56,9 +56,13 @@ class Trained:
     log: list[dict[str, Any]]
     seconds: float
 
+    def taken(self, name: str) -> list[float]:
+        """Returns a number of each update but those that were skipped, whose loss or gradient was not finite."""
+        return [entry[name] for entry in self.log if not entry.get("skipped")]
+
     def losses(self, size: int = 20) -> list[float]:
         """Returns the training loss as means of `size` updates each."""
-        found = [entry["loss"] for entry in self.log]
+        found = self.taken("loss")
         return [round(sum(found[i : i + size]) / len(found[i : i + size]), 4) for i in range(0, len(found), size)]
 
 

@@ -49,7 +49,7 @@ def carry_out(
         name: asdict(held_out(model, read_passages(name, Path(corpus) / file, own, context).drawn(passages)))
         for name, file in TEXTS.items()
     }
-    norms = [entry["grad_norm"] for entry in trained.log]
+    norms = trained.taken("grad_norm")
     return {
         "name": row.name, "size": row.size, "label": row.label, "seed": row.seed, "changes": list(row.changes),
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -57,7 +57,7 @@ def carry_out(
         "tokens": sum(entry["tokens"] for entry in trained.log), "train_seconds": trained.seconds,
         "losses": trained.losses(),
         "gradient_norms": [round(max(norms[i : i + 20]), 4) for i in range(0, len(norms), 20)],
-        "spikes": spikes([entry["loss"] for entry in trained.log]), "skipped": trained.outcome.progress.skipped, "texts": found,
+        "spikes": spikes(trained.taken("loss")), "skipped": trained.outcome.progress.skipped, "texts": found,
         "origin": {key: value for key, value in origin().items() if key != "command"},
     }  # fmt: skip
 

@@ -8,13 +8,13 @@ Every row is measured on the same passages, in-domain (test) and out-of-domain (
 
 from __future__ import annotations
 
-import tempfile
 import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.corpus import Trained, texts, train_once
 from experiments.ouroboros.plan import GROUPS, Row
 from experiments.side_by_side import arguments, asked_for, grouped, run_all
 
@@ -24,7 +24,7 @@ TEXTS = {"test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
 # what a system trains is for the system to say; batches of 16,384 tokens
 SETTINGS = (
     "model.dtype=bfloat16", "optim.train=null", "updates=240", "batch=32", "schedule.warmup=24", "optim.lr=4e-3",
-    "depth={kind: choice, values: [1, 2, 4, 8]}", "save={every: 0, best: false, parts: false}", "look={every: 0}",
+    "depth={kind: choice, values: [1, 2, 4, 8]}", "save={every: 0, best: false, parts: false}", "look={every: 0, depths: []}",
 )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def carry_out(
     from loopwright.run import origin
 
     began = time.perf_counter()
-    model, log = made(row, source, corpus, shards, extra)
+    model, run = made(row, source, corpus, shards, extra)
     trained = time.perf_counter() - began
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = model.to(device=device, dtype=torch.float32).eval()
@@ -56,30 +56,24 @@ def carry_out(
         "changes": [*row.changes, *row.overrides], "laid_over": list(extra), "objective": row.objective,
         "trainable": sum(p.numel() for p in parameters if p.requires_grad) if row.objective else 0,
         "kept": sum(p.numel() for p in model.without_adapters().parameters()), "bases": bases,
-        "tokens": sum(entry["tokens"] for entry in log), "train_seconds": trained,
-        "losses": [round(sum(e["loss"] for e in log[i : i + 10]) / len(log[i : i + 10]), 4) for i in range(0, len(log), 10)],
+        "tokens": sum(entry["tokens"] for entry in run.log) if run else 0, "train_seconds": trained,
+        "losses": run.losses(10) if run else [], "skipped": run.outcome.progress.skipped if run else 0,
         "texts": found, "diagonals": diagonals(model, kinds, tokenizer, context),
         "origin": {key: value for key, value in origin().items() if key != "command"},
     }  # fmt: skip
 
 
-def made(row: Row, source: str, corpus: str, shards: str, extra: tuple[str, ...]) -> tuple[Any, list[dict[str, Any]]]:
-    """Returns the row's model, trained where it is, and the log of its updates."""
+def made(row: Row, source: str, corpus: str, shards: str, extra: tuple[str, ...]) -> tuple[Any, Trained | None]:
+    """Returns the row's model, and how it was trained where it was."""
     import loopwright as lw
-    from loopwright.run import read_log
     from loopwright.settings import parse_overrides
-    from loopwright.train.loop import train
 
     if row.system is None:
-        return lw.load(source), []
+        return lw.load(source), None
     if row.objective is None:
-        return lw.retrofit(source, row.system, **parse_overrides(row.changes)), []
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "run"
-        place.mkdir()
-        (place / "data").symlink_to(Path(shards).absolute())  # tokenised once for all rows
-        outcome = train(recipe_of(row, source, corpus, extra), place)
-        return outcome.model, [entry for entry in read_log(outcome.run.log) if "loss" in entry]
+        return lw.retrofit(source, row.system, **parse_overrides(row.changes)), None
+    run = train_once(recipe_of(row, source, corpus, extra), shards)
+    return run.outcome.model, run
 
 
 def recipe_of(row: Row, source: str, corpus: str, extra: tuple[str, ...] = ()) -> Any:
@@ -92,15 +86,10 @@ def recipe_of(row: Row, source: str, corpus: str, extra: tuple[str, ...] = ()) -
     data = recipe("heal-smollm2").data_of()
     data["model"] = {"kind": "retrofit", "source": source, "system": row.system}
     overrides = [
-        *SETTINGS, *[f"model.changes.{change}" for change in row.changes], *texts(source, corpus),
+        *SETTINGS, *[f"model.changes.{change}" for change in row.changes], *texts(corpus, source),
         row.objective % {"source": source}, f"seed={row.seed}", *row.overrides, *extra,
     ]  # fmt: skip
     return make_recipe(data, changes=parse_overrides(overrides))
-
-
-def texts(source: str, corpus: str) -> tuple[str, ...]:
-    """Returns the overrides that name the training text."""
-    return (f"data.files={corpus}/train-*.jsonl.gz", f"data.valid_files={corpus}/valid.jsonl.gz", f"data.tokenizer={source}")
 
 
 def diagonals(model: Any, kinds: list[str], tokenizer: Any, context: int) -> dict[str, Any] | None:
@@ -152,7 +141,7 @@ def tokenise(source: str, corpus: str, shards: str, extra: tuple[str, ...]) -> N
     from loopwright.data.build import build_data
     from loopwright.recipes.shelf import recipe
 
-    splits = build_data(recipe("heal-smollm2", [*texts(source, corpus), *extra]).data, Path(shards))
+    splits = build_data(recipe("heal-smollm2", [*texts(corpus, source), *extra]).data, Path(shards))
     print(f"training text: {splits.notes}", flush=True)
 
 

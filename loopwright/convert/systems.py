@@ -161,7 +161,7 @@ def make_plan(system: str, changes: Mapping[str, Any]) -> Plan:
     if isinstance(changes.get("adapters"), Mapping):
         if not base.get("adapters"):
             listed = ", ".join(map(str, changes["adapters"]))
-            raise ValueError(f"retrofit: adapters.{listed} given, and {system} has no adapter; allowed: a list, which brings its own")
+            raise ValueError(f"retrofit: adapters.{listed} given, and {system} has no adapter; allowed: a list of them")
         changes["adapters"] = [merge(spec, changes["adapters"]) for spec in base["adapters"]]
     if stacks and isinstance(changes.get("layout"), Layout):
         raise ValueError(f"retrofit: {', '.join(stacks)} given beside a ready layout; allowed: one of the two")

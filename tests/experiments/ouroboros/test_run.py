@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+import loopwright as lw
 from experiments.ouroboros.plan import GROUPS, Row
-from experiments.ouroboros.run import recipe_of
-from loopwright.settings import parse_overrides
+from experiments.ouroboros.run import depths_of, recipe_of
+from loopwright.settings import build_kind, parse_overrides
+from loopwright.train.depth import RULES
+from loopwright.train.setup import look_depths
 
 TRAINED = [row for group in GROUPS.values() for row in group() if row.objective is not None and row.seed == 0]
 
@@ -17,6 +20,24 @@ def test_a_row_has_its_own_changes_alone(row: Row) -> None:
     assert made.model.get("changes", {}) == parse_overrides(row.changes)
     assert made.model["system"] == row.system and made.updates == 7 and made.seed == row.seed
     assert made.data["tokenizer"] == "base"
+
+
+@pytest.fixture(scope="module")
+def dense() -> lw.LoopedForCausalLM:
+    """As many layers as SmolLM2 has, and room for every rank."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 1, "vocab_size": 16}
+    parts = {"prelude_layers": 30, "core_layers": 0, "coda_layers": 0, "depth": 1}
+    return lw.LoopedForCausalLM(lw.LoopedConfig(**sizes, **parts))
+
+
+@pytest.mark.parametrize("row", TRAINED, ids=lambda row: row.label)
+def test_a_rows_model_has_the_steps_it_is_trained_and_measured_at(row: Row, dense: lw.LoopedForCausalLM) -> None:
+    made = recipe_of(row, "base", "corpus")
+    config = lw.retrofit(dense, row.system or "", **parse_overrides(row.changes)).config
+    rule = build_kind(made.depth, RULES)
+    assert look_depths(config, rule, made) == [rule.median], "a run that never looks asks for no other depth"
+    measured = depths_of(lw.LoopedForCausalLM(config)) or []
+    assert measured == ([1] if row.system == "healed" else [1, 2, 4, 8, 16])
 
 
 def test_rows_have_names_of_their_own() -> None:

@@ -1,0 +1,22 @@
+"""What stays of a run: numbers of the updates that were taken, also where some were skipped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.asura.run import BEFORE, spikes
+from experiments.corpus import Trained
+
+
+def trained(log: list[dict[str, Any]]) -> Trained:
+    return Trained(outcome=None, log=log, seconds=1.0)  # type: ignore[arg-type]
+
+
+def test_skipped_updates_have_no_numbers() -> None:
+    """A log says null for what is not finite."""
+    calm = [{"loss": 1.0 + 0.1 * (-1) ** i, "grad_norm": 2.0} for i in range(BEFORE)]
+    lost = [{"loss": None, "grad_norm": None, "skipped": True}, {"loss": 1.0, "grad_norm": None, "skipped": True}]
+    run = trained([*calm[:10], *lost, *calm[10:], {"loss": 9.0, "grad_norm": 3.0}])
+    assert run.taken("grad_norm") == [2.0] * BEFORE + [3.0]
+    assert run.losses(25) == [1.004, 0.996, 9.0]
+    assert spikes(run.taken("loss")) == 1, "a spike is seen after updates that were skipped"
