@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from experiments.pages import Result
-from loopwright.evaluate.heldout import HeldOut, Honest
+from loopwright.evaluate.heldout import HeldOut
 from loopwright.evaluate.paired import compare, recovered
 from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
 
@@ -63,9 +63,7 @@ class Share:
 
 def held(run: Result, text: str) -> HeldOut:
     """Returns a run's report of one text."""
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in run["texts"][text].items()}
-    honest = values["honest"] and Honest(**{k: tuple(v) if isinstance(v, list) else v for k, v in values["honest"].items()})
-    return HeldOut(**{**values, "losses": tuple(map(tuple, values["losses"])), "honest": honest})
+    return HeldOut.of(run["texts"][text])
 
 
 def reports(runs: Sequence[Result], text: str) -> list[HeldOut]:

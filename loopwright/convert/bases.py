@@ -22,9 +22,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from loopwright.model.adapter.diagonal import Controller, StaticDiagonal
+from loopwright.model.adapter.basis import BasisController
+from loopwright.model.adapter.diagonal import Bases, Controller, StaticDiagonal
 from loopwright.model.adapter.effects import BRANCHES
 from loopwright.model.adapter.lowrank import LowRank
+from loopwright.model.adapter.target import StepFactors
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.norm import RMSNorm
 from loopwright.settings import refuse_unknown
@@ -81,7 +83,8 @@ def start_bases(
     if not adapters:
         raise ValueError("bases: no adapter of the core holds any; allowed: low-rank, diagonal, controller")
     for _, adapter in adapters:
-        _check_ranks(adapter)
+        _check_maps(adapter)
+        check_ranks("bases", adapter)
     removal = Removal(model, source, layout, fold=how != "mean", scales=activations, decompose=METHODS[method])
     if how == "mean" or not all(isinstance(adapter, LowRank) for _, adapter in adapters):
         for layer in range(len(layout.core)):
@@ -255,14 +258,20 @@ def stands_for(group: Sequence[int], step: int, steps: int) -> list[int]:
     return list(group[step * len(group) // steps : (step + 1) * len(group) // steps])
 
 
-def _check_ranks(adapter: LowRank | StaticDiagonal | Controller) -> None:
-    holder, names = (adapter.factors, adapter.shapes) if isinstance(adapter, LowRank) else (adapter.bases, adapter.bases.names)
-    for name in names:
+def check_ranks(where: str, adapter: nn.Module) -> None:
+    """Raises a ValueError where factors of an adapter have a rank above the smaller side of the weight they stand for."""
+    for module in adapter.modules():
+        if isinstance(module, Bases | StepFactors | BasisController):
+            for name, a in module.a.items():
+                least = min(a.shape[-1], module.b[name].shape[-2])
+                if module.rank > least:
+                    raise ValueError(f"{where}: rank {module.rank} on {name}; allowed: at most {least}, its smaller side")
+
+
+def _check_maps(adapter: LowRank | StaticDiagonal | Controller) -> None:
+    for name in adapter.shapes if isinstance(adapter, LowRank) else adapter.bases.names:
         if name in BRANCHES:
             raise ValueError(f"bases: target {name!r} is a whole branch, which has no weight; allowed: linear maps")
-        least = min(holder.a[name].shape[-1], holder.b[name].shape[-2])
-        if holder.rank > least:
-            raise ValueError(f"bases: rank {holder.rank} on {name}; allowed: at most {least}, the smaller side of its weight")
 
 
 def _linear(block: nn.Module, name: str) -> nn.Linear:

@@ -6,7 +6,7 @@ bases from what the layers that were removed differ by (bases.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,13 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.convert.adapters import divided
-from loopwright.convert.bases import Reconstruction, input_scales, start_bases
+from loopwright.convert.bases import Reconstruction, check_ranks, input_scales, start_bases
 from loopwright.convert.layout import Layout, find_layout, stepwise
 from loopwright.convert.load import empty_model, load
 from loopwright.convert.systems import PARTS, Plan, make_plan
-from loopwright.model.adapter.basis import BasisController
-from loopwright.model.adapter.diagonal import Bases
-from loopwright.model.adapter.target import StepFactors
 from loopwright.model.config import LoopedConfig
 from loopwright.model.injection import ConcatInjection
 from loopwright.model.looped import LoopedForCausalLM
@@ -77,7 +74,8 @@ def convert(source: LoopedForCausalLM, plan: Plan, *, seed: int = 0, input_ids: 
     if plan.depth is not None:
         layout = replace(layout, depth=plan.depth)
     model = empty_model(_config(source.config, layout, plan))
-    _check_ranks(model)
+    for index, adapter in enumerate(model.adapters):
+        check_ranks(f"adapters[{index}] ({model.config.adapters[index]['kind']})", adapter)
     # on the CPU in float32, whatever the source is on and in: a seed gives one start
     model.to_empty(device="cpu")
     with torch.random.fork_rng(devices=[]):
@@ -152,23 +150,6 @@ def _has_step_tables(plan: Plan) -> bool:
         return bool(probe.step_tables)
     except (KeyError, TypeError, AttributeError):  # a kind that is none: for the config to refuse, with what is allowed
         return False
-
-
-def _check_ranks(model: LoopedForCausalLM) -> None:
-    for index, adapter in enumerate(model.adapters):
-        for pair in adapter.modules():
-            for name, rank, least in _ranks(pair):
-                if rank > least:
-                    kind = model.config.adapters[index]["kind"]
-                    raise ValueError(
-                        f"adapters[{index}] ({kind}): rank {rank} on {name}; allowed: at most {least}, its smaller side"
-                    )
-
-
-def _ranks(module: nn.Module) -> Iterator[tuple[str, int, int]]:
-    if isinstance(module, Bases | StepFactors | BasisController):
-        for name, a in module.a.items():
-            yield name, module.rank, min(a.shape[-1], module.b[name].shape[-2])
 
 
 @torch.no_grad()

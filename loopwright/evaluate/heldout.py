@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from loopwright.data.batch import Batch
 from loopwright.evaluate.conformance import check
 from loopwright.evaluate.passages import Passages, padded_batch
-from loopwright.evaluate.sweep import Column, Progress, column
+from loopwright.evaluate.sweep import Column, Progress, column, columns_of, read_report
 from loopwright.evaluate.verdict import Verdict
 from loopwright.generate.readings import check_depths, readings
 from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
@@ -105,14 +105,13 @@ class HeldOut:
     @classmethod
     def load(cls, path: str | Path) -> HeldOut:
         """Returns the report that a file holds."""
-        try:
-            data = json.loads(Path(path).read_text())
-            known = {field.name for field in fields(cls)}
-            plain = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known}
-            honest = data["honest"] and Honest(**{k: tuple(v) if isinstance(v, list) else v for k, v in data["honest"].items()})
-            return cls(**plain | {"losses": tuple(map(tuple, data["losses"])), "honest": honest})
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path}: not a report of held-out loss ({error})") from None
+        return read_report(path, "a report of held-out loss", cls.of)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> HeldOut:
+        """Returns the report that plain data describes."""
+        honest = data["honest"] and Honest(**columns_of(Honest, data["honest"]))
+        return cls(**columns_of(cls, data) | {"honest": honest})
 
     def table(self) -> Table:
         """Returns the numbers as a rich table, marked where they are no likelihood."""

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ PER_OCTAVE = 4  # depths of a "log" range between d and 2d
 SHOWN_DEPTHS = 16
 _DIGITS = 6
 
+Report = TypeVar("Report")
 Column = tuple[float | None, ...]  # a number per depth; None where it is not finite or does not apply
 Progress = Callable[[int, int], object]  # called with batches done and batches in all
 
@@ -88,15 +89,14 @@ class SweepReport:
     @classmethod
     def load(cls, path: str | Path) -> SweepReport:
         """Returns the report that a file holds."""
-        try:
-            data = json.loads(Path(path).read_text())
-            known = {field.name for field in fields(cls)}
-            plain = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known}
-            rates = tuple(DepthRates(**rate) for rate in data["rates"])
-            decoded = tuple(DecodeCheck(**check) for check in data["decoded"])
-            return cls(**plain | {"rates": rates, "decoded": decoded, "settled": tuple(map(tuple, data["settled"]))})
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path}: not a sweep report ({error})") from None
+        return read_report(path, "a sweep report", cls.of)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> SweepReport:
+        """Returns the report that plain data describes."""
+        rates = tuple(DepthRates(**rate) for rate in data["rates"])
+        decoded = tuple(DecodeCheck(**check) for check in data["decoded"])
+        return cls(**columns_of(cls, data) | {"rates": rates, "decoded": decoded})
 
     def table(self, most: int = SHOWN_DEPTHS) -> Table:
         """Returns the main numbers at up to `most` depths as a rich table; every depth is in the file."""
@@ -255,6 +255,24 @@ def _compare(depth: int, decoded: Tensor, one_pass: Tensor) -> DecodeCheck:
 def column(values: Tensor, *, digits: int = _DIGITS) -> Column:
     """Returns plain numbers at few digits, so that the file is small and says what the report says."""
     return tuple(float(f"{x:.{digits}g}") if math.isfinite(x) else None for x in values.double().tolist())
+
+
+def columns_of(report: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a report in plain data, lists as tuples, and those of lists too."""
+
+    def tuples(value: Any) -> Any:
+        return tuple(map(tuples, value)) if isinstance(value, list | tuple) else value
+
+    known = {field.name for field in fields(report)}
+    return {name: tuples(value) for name, value in data.items() if name in known}
+
+
+def read_report(path: str | Path, what: str, make: Callable[[Mapping[str, Any]], Report]) -> Report:
+    """Returns what is made of the data of a JSON file; says in one line where that is not possible."""
+    try:
+        return make(json.loads(Path(path).read_text()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path}: not {what} ({error})") from None
 
 
 def _percent(share: float) -> str:

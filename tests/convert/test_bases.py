@@ -235,7 +235,7 @@ def test_what_a_step_stands_for(group, steps, expected):
 @pytest.mark.parametrize(
     ("parts", "layout", "options", "message"),
     [
-        (per_step(17), RELAXED, {"how": "per-step"}, r"bases: rank 17 on q_proj; allowed: at most 16, the smaller side"),
+        (per_step(17), RELAXED, {"how": "per-step"}, r"bases: rank 17 on down_proj; allowed: at most 16, its smaller side"),
         (per_step(2, targets="branches"), RELAXED, {"how": "per-step"}, "target 'attention' is a whole branch"),
         (per_step(2), RELAXED, {"how": "perstep"}, "unknown 'perstep'; did you mean 'per-step'"),
         (per_step(2), RELAXED, {"method": "random"}, "did you mean 'randomised'"),

@@ -30,6 +30,7 @@ def dense() -> lw.LoopedForCausalLM:
     return lw.LoopedForCausalLM(lw.LoopedConfig(**sizes, **parts))
 
 
+@pytest.mark.filterwarnings("ignore:controller. pooling 'sequence' leaks")
 @pytest.mark.parametrize("row", TRAINED, ids=lambda row: row.label)
 def test_a_rows_model_has_the_steps_it_is_trained_and_measured_at(row: Row, dense: lw.LoopedForCausalLM) -> None:
     made = recipe_of(row, "base", "corpus")
