@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -28,20 +31,30 @@ def test_one_seed_is_the_paired_comparison() -> None:
 
 
 def test_the_difference_is_the_mean_over_shared_seeds() -> None:
-    found = pooled(seeds("a", -0.2, -0.4, 9.0), seeds("b", 0.0, 0.0), "test")
+    found = pooled(seeds("a", -0.29, -0.31, 9.0), seeds("b", 0.0, 0.0), "test")
     assert found is not None and found.seeds == (0, 1)
-    assert found.difference == pytest.approx(-0.3) and found.of_seeds == pytest.approx((-0.2, -0.4))
+    assert found.difference == pytest.approx(-0.3) and found.of_seeds == pytest.approx((-0.29, -0.31))
     assert found.verdict == "lower" and found.won == (1.0, 1.0)
 
 
 @pytest.mark.parametrize(
     ("above", "verdict"),
-    [((-0.3, -0.1), "lower"), ((0.3, 0.1), "higher"), ((-0.3, 0.1), "not resolved"), ((0.3, -0.1), "not resolved")],
-)
-def test_a_seed_of_the_other_sign_leaves_it_open(above: tuple[float, float], verdict: str) -> None:
-    # no passage differs from another: the interval has no width, so seeds alone can leave it open
-    found = pooled(seeds("a", *above), seeds("b", 0.0, 0.0), "test")
-    assert found is not None and found.verdict == verdict and found.low == pytest.approx(found.high)
+    [
+        ((-0.3, -0.2, -0.25), "lower"), ((0.3, 0.2, 0.25), "higher"), ((-0.3, 0.1), "not resolved"), ((0.3, -0.1), "not resolved"),
+        ((-0.3, -0.02, -0.05), "not resolved"), ((0.3, 0.1), "not resolved"), ((-0.3,), "lower"), ((math.inf, 0.1), "not resolved"),
+    ],
+)  # fmt: skip
+def test_seeds_that_lie_far_apart_leave_it_open(above: tuple[float, ...], verdict: str) -> None:
+    # no passage differs from another: the interval over documents has no width, so seeds alone can leave it open
+    found = pooled(seeds("a", *above), seeds("b", *[0.0] * len(above)), "test")
+    assert found is not None and found.verdict == verdict
+    assert found.low == pytest.approx(found.high, nan_ok=True)
+
+
+def test_the_interval_over_seeds_is_students() -> None:
+    """Mean 2 and deviation 1 of three: 2 ± 4.303 / √3."""
+    found = replace(pooled(seeds("a", 0.0), seeds("b", 0.0), "test"), of_seeds=(1.0, 2.0, 3.0))  # type: ignore[type-var]
+    assert found is not None and found.over_seeds == pytest.approx((-0.4843, 4.4843), abs=1e-4)
 
 
 def test_an_interval_over_0_leaves_it_open() -> None:

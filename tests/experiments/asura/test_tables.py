@@ -30,7 +30,7 @@ def said(found: dict[str, list[dict]], label: str) -> str:
 
 
 def test_asuras_loss_is_judged_against_a_row() -> None:
-    found = labels(ASURA=(0.0, 0.1), worse=(0.3, 0.3), better=(-0.3, -0.3), mixed=(-0.1, 0.4), far=(0.2,), near=(0.05,))
+    found = labels(ASURA=(0.0, 0.1), worse=(0.3, 0.39), better=(-0.4, -0.31), mixed=(-0.1, 0.4), far=(0.2,), near=(0.05,))
     assert {text: round(value, 6) for text, value in seeds_apart(found).items()} == {"test": 0.5, "ood": 0.5}
     del found["mixed"]
     assert (said(found, "worse"), said(found, "better")) == ("lower", "higher")
