@@ -68,6 +68,9 @@ def test_the_recovered_share_of_a_gap() -> None:
     assert below.share == pytest.approx(-0.068)
     noisy = recovered(report((hard() + 0.3 + 0.1 * (hard(9) - 3))[None]), worse=worse, better=better)
     assert noisy.low < 0.7 < noisy.high and noisy.high - noisy.low < 0.1
+    rows = torch.stack([hard() + 1, hard() + 0.5, hard() + 9])  # at depths 1, 2 and 3
+    at_depths = recovered(report(rows), worse=report(rows), better=better, depth=2, worse_depth=1)
+    assert (at_depths.share, at_depths.gap) == pytest.approx((0.5, 1.0))
     with pytest.raises(ValueError, match="no gap"):
         recovered(worse, worse=better, better=worse)
 

@@ -50,6 +50,15 @@ def lines(text: str, *cells: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("| " + " | ".join(cells))]
 
 
+def test_what_the_future_gives_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The honest loss of all tokens is that of one pass, and on top of it the gain that was measured on some of them."""
+    found = rows()
+    leaking = next(run for run in found if run["label"] == LEAKING)
+    loss = leaking["texts"]["test"]["loss"][2]
+    line = lines(page(tmp_path, found, monkeypatch), LEAKING, "4", "4.000", "5.000", "1.0000")[0]
+    assert f"| {loss:.3f} | {loss + 1:.3f} |" in line
+
+
 def test_the_page_of_a_study_with_a_known_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = page(tmp_path, rows(), monkeypatch)
     assert "**Yes, at every depth trained (1, 2, 4 and 8). Beyond them: yes at depth 16." in text
