@@ -26,7 +26,10 @@ EVERYWHERE = f"adapters=[{CONTROLLER % 'prefix'}, {ENDS}]"
 
 @dataclass(frozen=True)
 class Row:
-    """One row with one seed. `changes` are the retrofit's own, `overrides` the recipe's; no objective: nothing is trained."""
+    """One row with one seed. `changes` are the retrofit's own, `overrides` the recipe's; no objective: nothing is trained.
+
+    `text` is what the training files are called: "train", a mixture, or "textbooks", one kind of it alone.
+    """
 
     group: str
     label: str
@@ -35,6 +38,7 @@ class Row:
     overrides: tuple[str, ...] = ()
     objective: str | None = NEXT_TOKEN
     leaks: bool = False
+    text: str = "train"
     seed: int = 0
 
     @property
@@ -133,6 +137,7 @@ def others() -> Iterator[Row]:
         yield looped("others", f"controller, rank {rank}", "ouroboros-identity", f"adapters={{rank: {rank}, alpha: {rank / 2}}}")
     for rate in (0.1, 0.2):
         yield looped("others", f"controller, dropout {rate}", "ouroboros-identity", controller(f"prefix, dropout: {rate}"))
+    yield looped("others", "controller, textbooks alone instead of mixed text", "ouroboros-identity", text="textbooks")
     yield looped("others", "controller + coda adapters", "ouroboros-coda")
     yield looped("others", "controller + distillation", "ouroboros-identity", objective=BOTH)
     yield looped("others", "plain loop, its layer trained", "plain-loop", overrides=("optim.train=[core.*]", "optim.lr=1e-4"))
