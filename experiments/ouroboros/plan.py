@@ -19,6 +19,7 @@ LORA_RANK = 6  # 15 layers × 10,176 × 6 = 916 thousand: what the controller an
 STEP_RANK = 4  # 8 steps × 10,176 × 4 = 326 thousand: what the controller alone trains, 309 thousand
 CONTROLLER = "{kind: controller, rank: 32, alpha: 16.0, style: 128, pooling: %s}"
 
+NORMED = "controller, prefix of normed states"  # raw states are ruled by the first token, six times as large as the others
 ENDS = ", ".join(f"{{kind: low-rank, rank: 32, stack: {stack}}}" for stack in ("prelude", "coda"))
 
 EVERYWHERE = f"adapters=[{CONTROLLER % 'prefix'}, {ENDS}]"
@@ -88,6 +89,7 @@ def main() -> Iterator[Row]:
             "main", "static, equal parameters", "gate-only", f"adapters=[{{kind: low-rank, rank: {STEP_RANK}}}]", seed=seed
         )
         yield looped("main", "controller, prefix", "ouroboros-identity", controller("prefix"), seed=seed)
+        yield looped("main", NORMED, "ouroboros-identity", controller("prefix, pool_norm: rms"), seed=seed)
         yield looped("main", "controller, blind to the input", "ouroboros-identity", controller("none"), seed=seed)
         yield looped(
             "main", "controller, whole sequence (leaks)", "ouroboros-identity", controller("sequence, leak_future: true"),
@@ -132,6 +134,7 @@ def others() -> Iterator[Row]:
         )  # fmt: skip
     for pooling in ("token", "chunk"):
         yield looped("others", f"controller, {pooling}", "ouroboros-identity", controller(pooling))
+    yield looped("others", "controller, token, normed states", "ouroboros-identity", controller("token, pool_norm: rms"))
     yield looped("others", "controller, alpha 0.5", "ouroboros-identity", "adapters.alpha=0.5")
     for rank in (8, 64):
         yield looped("others", f"controller, rank {rank}", "ouroboros-identity", f"adapters={{rank: {rank}, alpha: {rank / 2}}}")
