@@ -27,7 +27,7 @@ SHIFTED = ("controller, labels shifted twice", "adapters everywhere, labels shif
 ASKED = ((CONTROLLER, STATIC), (CONTROLLER, BLIND), (NORMED, STATIC), (NORMED, BLIND))
 PAIRS = (
     *ASKED, (NORMED, CONTROLLER), (BLIND, STATIC), (BLIND, "static diagonal"), (CONTROLLER, "static diagonal"),
-    (CONTROLLER, "gate only"),     ("static diagonal", STATIC), ("gate only", STATIC), (CONTROLLER, "healed LoRA, equal parameters"),
+    (CONTROLLER, "gate only"), ("static diagonal", STATIC), ("gate only", STATIC), (CONTROLLER, "healed LoRA, equal parameters"),
     (STATIC, "healed LoRA, equal parameters"),
 )  # fmt: skip
 PAPER = "The paper's Table 5, 12 sentences: its retrofit beats the truncated model on 3, the full one on none; its share is −6.8 %."
