@@ -12,7 +12,7 @@ SIZES = {
     "middle": {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 6, "layers": 6},
 }
 NAIVE = {
-    "injection": "{kind: none}", "end_norm": "never", "layer_post_norm": "none", "adapters": "[]", "embedding_norm": "false",
+    "injection": "{kind: none}", "end_norm": "never", "layer_post_norm": "none", "adapters": "[]",
     "max_steps": "null",
 }  # fmt: skip
 # what each row takes from ASURA, or gives it instead

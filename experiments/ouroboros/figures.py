@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.ouroboros.plan import NORMED
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.pages import Result
 from experiments.seeds import Pooled, Share, best_depth, mean_loss, reports
@@ -16,13 +17,13 @@ from loopwright.analysis.drawing import COLOURS, INK, MARKERS, Axes, Curve, dept
 LEAST_SHOWN, MOST_SHOWN = -0.5, 1.3  # a share beyond is told at the edge: one such row must not flatten the others
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 BY_DEPTH = (
-    "gate only", "static diagonal", "static, equal parameters", "controller, blind to the input", "controller, prefix",
+    "gate only", "static diagonal", "static, equal parameters", "controller, blind to the input", "controller, prefix", NORMED,
     "controller + coda adapters + distillation",
 )  # fmt: skip
 LEAKING, ONCE, BASELINE = "controller, whole sequence (leaks)", "healed LoRA, equal parameters", "static, equal parameters"
 AGAINST = {
-    "question.svg": ("controller, prefix", "controller, blind to the input"),
-    "controls.svg": ("controller, prefix", "controller, blind to the input", "static diagonal", "gate only"),
+    "question.svg": ("controller, prefix", NORMED, "controller, blind to the input"),
+    "controls.svg": ("controller, prefix", NORMED, "controller, blind to the input", "static diagonal", "gate only"),
 }
 SPOKEN = "controller, prefix"
 

@@ -19,6 +19,7 @@ LORA_RANK = 6  # 15 layers × 10,176 × 6 = 916 thousand: what the controller an
 STEP_RANK = 4  # 8 steps × 10,176 × 4 = 326 thousand: what the controller alone trains, 309 thousand
 CONTROLLER = "{kind: controller, rank: 32, alpha: 16.0, style: 128, pooling: %s}"
 
+NORMED = "controller, prefix of normed states"  # raw states are ruled by the first token, six times as large as the others
 ENDS = ", ".join(f"{{kind: low-rank, rank: 32, stack: {stack}}}" for stack in ("prelude", "coda"))
 
 EVERYWHERE = f"adapters=[{CONTROLLER % 'prefix'}, {ENDS}]"
@@ -26,7 +27,10 @@ EVERYWHERE = f"adapters=[{CONTROLLER % 'prefix'}, {ENDS}]"
 
 @dataclass(frozen=True)
 class Row:
-    """One row with one seed. `changes` are the retrofit's own, `overrides` the recipe's; no objective: nothing is trained."""
+    """One row with one seed. `changes` are the retrofit's own, `overrides` the recipe's; no objective: nothing is trained.
+
+    `text` is what the training files are called: "train", a mixture, or "textbooks", one kind of it alone.
+    """
 
     group: str
     label: str
@@ -35,6 +39,7 @@ class Row:
     overrides: tuple[str, ...] = ()
     objective: str | None = NEXT_TOKEN
     leaks: bool = False
+    text: str = "train"
     seed: int = 0
 
     @property
@@ -84,6 +89,7 @@ def main() -> Iterator[Row]:
             "main", "static, equal parameters", "gate-only", f"adapters=[{{kind: low-rank, rank: {STEP_RANK}}}]", seed=seed
         )
         yield looped("main", "controller, prefix", "ouroboros-identity", controller("prefix"), seed=seed)
+        yield looped("main", NORMED, "ouroboros-identity", controller("prefix, pool_norm: rms"), seed=seed)
         yield looped("main", "controller, blind to the input", "ouroboros-identity", controller("none"), seed=seed)
         yield looped(
             "main", "controller, whole sequence (leaks)", "ouroboros-identity", controller("sequence, leak_future: true"),
@@ -128,11 +134,13 @@ def others() -> Iterator[Row]:
         )  # fmt: skip
     for pooling in ("token", "chunk"):
         yield looped("others", f"controller, {pooling}", "ouroboros-identity", controller(pooling))
+    yield looped("others", "controller, token, normed states", "ouroboros-identity", controller("token, pool_norm: rms"))
     yield looped("others", "controller, alpha 0.5", "ouroboros-identity", "adapters.alpha=0.5")
     for rank in (8, 64):
         yield looped("others", f"controller, rank {rank}", "ouroboros-identity", f"adapters={{rank: {rank}, alpha: {rank / 2}}}")
     for rate in (0.1, 0.2):
         yield looped("others", f"controller, dropout {rate}", "ouroboros-identity", controller(f"prefix, dropout: {rate}"))
+    yield looped("others", "controller, textbooks alone instead of mixed text", "ouroboros-identity", text="textbooks")
     yield looped("others", "controller + coda adapters", "ouroboros-coda")
     yield looped("others", "controller + distillation", "ouroboros-identity", objective=BOTH)
     yield looped("others", "plain loop, its layer trained", "plain-loop", overrides=("optim.train=[core.*]", "optim.lr=1e-4"))

@@ -8,18 +8,21 @@ Every row is measured on the same passages, in-domain (test) and out-of-domain (
 
 from __future__ import annotations
 
+import gzip
+import json
 import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.corpus import Trained, texts, train_once
+from experiments.corpus import Trained, prepare, train_once
 from experiments.ouroboros.plan import GROUPS, Row
 from experiments.side_by_side import arguments, asked_for, grouped, run_all
 
 DEPTHS = (1, 2, 4, 8, 16)
 KIND_DEPTH, KIND_PASSAGES = 8, 64
+TEXTBOOKS = "openstax/"
 TEXTS = {"test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
 # what a system trains is for the system to say; batches of 16,384 tokens
 SETTINGS = (
@@ -72,8 +75,8 @@ def made(row: Row, source: str, corpus: str, shards: str, extra: tuple[str, ...]
         return lw.load(source), None
     if row.objective is None:
         return lw.retrofit(source, row.system, **parse_overrides(row.changes)), None
-    run = train_once(recipe_of(row, source, corpus, extra), shards)
-    return run.outcome.model, run
+    trained = train_once(recipe_of(row, source, corpus, extra), f"{shards}/{row.text}")
+    return trained.outcome.model, trained
 
 
 def recipe_of(row: Row, source: str, corpus: str, extra: tuple[str, ...] = ()) -> Any:
@@ -86,10 +89,15 @@ def recipe_of(row: Row, source: str, corpus: str, extra: tuple[str, ...] = ()) -
     data = recipe("heal-smollm2").data_of()
     data["model"] = {"kind": "retrofit", "source": source, "system": row.system}
     overrides = [
-        *SETTINGS, *[f"model.changes.{change}" for change in row.changes], *texts(corpus, source),
+        *SETTINGS, *[f"model.changes.{change}" for change in row.changes], *texts(source, corpus, row.text),
         row.objective % {"source": source}, f"seed={row.seed}", *row.overrides, *extra,
     ]  # fmt: skip
     return make_recipe(data, changes=parse_overrides(overrides))
+
+
+def texts(source: str, corpus: str, text: str) -> tuple[str, ...]:
+    """Returns the overrides that name a training text."""
+    return (f"data.files={corpus}/{text}-*.jsonl.gz", f"data.valid_files={corpus}/valid.jsonl.gz", f"data.tokenizer={source}")
 
 
 def diagonals(model: Any, kinds: list[str], tokenizer: Any, context: int) -> dict[str, Any] | None:
@@ -127,8 +135,8 @@ def main() -> None:
     parser.add_argument("--kinds", action="append", default=[], help="NAME:FIELD=FILE, texts to ask controllers about")
     options = parser.parse_args()
     rows = asked_for(options, grouped(options, GROUPS))
-    Path(options.shards).mkdir(parents=True, exist_ok=True)
-    tokenise(options.source, options.corpus, options.shards, tuple(options.change))
+    for text in sorted({row.text for row in rows if row.objective is not None}):
+        tokenise(text, options.source, options.corpus, options.shards, tuple(options.change))
     given = {name: getattr(options, name) for name in ("source", "corpus", "shards", "context", "passages", "kinds")}
     run_all(
         rows, partial(carry_out, **given, extra=tuple(options.change)), options.out,
@@ -136,13 +144,24 @@ def main() -> None:
     )  # fmt: skip
 
 
-def tokenise(source: str, corpus: str, shards: str, extra: tuple[str, ...]) -> None:
-    """Tokenises the training text before the rows share it."""
-    from loopwright.data.build import build_data
+def tokenise(text: str, source: str, corpus: str, shards: str, extra: tuple[str, ...]) -> None:
+    """Tokenises a training text before the rows share it; the textbooks are first taken out of the mixture."""
     from loopwright.recipes.shelf import recipe
 
-    splits = build_data(recipe("heal-smollm2", [*texts(corpus, source), *extra]).data, Path(shards))
-    print(f"training text: {splits.notes}", flush=True)
+    own = Path(corpus) / f"{text}-00.jsonl.gz"
+    if text == "textbooks" and not own.exists():
+        take_textbooks(Path(corpus), own)
+    prepare(recipe("heal-smollm2", [*texts(source, corpus, text), *extra]).data, corpus, source, f"{shards}/{text}")
+
+
+def take_textbooks(corpus: Path, target: Path) -> None:
+    """Writes the textbooks of the training files to a file of their own, whole or not at all."""
+    part = target.with_suffix(".part")
+    with gzip.open(part, "wt", compresslevel=3) as out:
+        for path in sorted(corpus.glob("train-*.jsonl.gz")):
+            with gzip.open(path, "rt") as lines:
+                out.writelines(line for line in lines if json.loads(line)["source"].startswith(TEXTBOOKS))
+    part.rename(target)
 
 
 if __name__ == "__main__":

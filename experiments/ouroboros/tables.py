@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from experiments.ouroboros.answers import QUESTION, answer, candidates, decided, target_sentence
-from experiments.ouroboros.plan import GROUPS, Row
+from experiments.ouroboros.plan import GROUPS, NORMED, Row
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.pages import Result, by_label, by_seed, missing_part, number, percent, results, signed, spread, table
 from experiments.seeds import RULE, Pooled, Share, best_depth, held, mean_loss, pooled, reports, share_of_gap, won
@@ -24,10 +24,10 @@ SEARCHED = "truncated, searched layout"
 CONTROLLER, STATIC, BLIND = "controller, prefix", "static, equal parameters", "controller, blind to the input"
 SHIFTED = ("controller, labels shifted twice", "adapters everywhere, labels shifted twice")
 # the question against low-rank tables per step, against the very same controller that reads nothing, then what bears on it
-ASKED = ((CONTROLLER, STATIC), (CONTROLLER, BLIND))
+ASKED = ((CONTROLLER, STATIC), (CONTROLLER, BLIND), (NORMED, STATIC), (NORMED, BLIND))
 PAIRS = (
-    *ASKED, (BLIND, STATIC), (BLIND, "static diagonal"), (CONTROLLER, "static diagonal"), (CONTROLLER, "gate only"),
-    ("static diagonal", STATIC), ("gate only", STATIC), (CONTROLLER, "healed LoRA, equal parameters"),
+    *ASKED, (NORMED, CONTROLLER), (BLIND, STATIC), (BLIND, "static diagonal"), (CONTROLLER, "static diagonal"),
+    (CONTROLLER, "gate only"), ("static diagonal", STATIC), ("gate only", STATIC), (CONTROLLER, "healed LoRA, equal parameters"),
     (STATIC, "healed LoRA, equal parameters"),
 )  # fmt: skip
 PAPER = "The paper's Table 5, 12 sentences: its retrofit beats the truncated model on 3, the full one on none; its share is −6.8 %."

@@ -114,7 +114,11 @@ SYSTEMS: dict[str, System] = {
     ),
     "refiner": System(
         "the intact model, its last layer applied again under the larger controller and a gate that starts closed", "full",
-        {"layout": {"kind": "refiner"}, "gate": {"kind": "grown"}, "adapters": [{"kind": "basis-controller", "rank": 16}]},
+        {
+            "layout": {"kind": "refiner"}, "gate": {"kind": "grown"},
+            # states after the last layer are far larger than any before: read as they are, they drive the controller to infinity
+            "adapters": [{"kind": "basis-controller", "rank": 16, "pool_norm": "rms"}],
+        },
     ),
     "repeat": System(
         "the intact model, its middle third run several times, damped by 1/depth; nothing to train (arXiv 2605.23872)", "none",

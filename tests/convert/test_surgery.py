@@ -147,6 +147,17 @@ def test_the_conformance_suite_passes_on_all(family: str, system: str) -> None:
 # how the core starts
 
 
+def test_the_refiner_is_sound_where_the_last_states_are_huge() -> None:
+    """As in real models: the norm of the first token's state after the last layers is in the thousands."""
+    dense = source()
+    with torch.no_grad():
+        dense.embed_tokens.weight.mul_(3e4)
+    for norm, sound in (("rms", True), ("none", False)):
+        report = lw.check(lw.retrofit(dense, "refiner", **small("refiner") | {"adapters": {"rank": 4, "pool_norm": norm}}))
+        assert report.ok == sound, norm
+    assert make_plan("refiner", {}).adapters[0]["pool_norm"] == "rms"
+
+
 def core_of(model: lw.LoopedForCausalLM, layer: int) -> dict[str, Tensor]:
     return dict(model.core[layer].named_parameters())
 
