@@ -139,7 +139,8 @@ def state_paths(model: LoopedForCausalLM, input_ids: Tensor, depth: int, *, edit
 def spectrum(
     model: LoopedForCausalLM, input_ids: Tensor, depths: Sequence[int], *, seed: int = 0, edit: Tap | None = None
 ) -> dict[str, Any]:
-    """Returns the leading eigenvalues of the core's derivative at the state after each of some depths, for one prompt."""
+    """Returns the leading eigenvalues of the core's derivative at the state after each of some depths, for one prompt; None where
+    they are not finite."""
     e, p = model.embed(input_ids, tap=edit)
     wanted = {depth: s for depth, s in enumerate(model.unroll(e, max(depths), p), start=1) if depth in set(depths)}
     values = [
@@ -149,7 +150,7 @@ def spectrum(
         "depths": list(wanted),
         "radius": as_list(torch.stack([each.abs().max() for each in values])),
         "frequency": as_list(torch.stack([turn_frequency(each)[0] for each in values])),
-        "eigenvalues": [[[z.real, z.imag] for z in each.tolist()] for each in values],
+        "eigenvalues": [as_list(torch.view_as_real(each)) for each in values],
     }
 
 

@@ -14,6 +14,7 @@ from loopwright.analysis.drawing import (
     START,
     WIDTH,
     Axes,
+    Numbers,
     far_enough,
     finite,
     line_at_one,
@@ -25,6 +26,7 @@ from loopwright.analysis.drawing import (
 from loopwright.analysis.figures import state_paths
 from loopwright.analysis.figures_stages import LABELS, LAYER_ENDS, STEP_ENDS
 from loopwright.analysis.places import Places
+from loopwright.analysis.report import count
 from loopwright.analysis.summary import grid
 
 Metrics = Mapping[str, Any]
@@ -61,8 +63,8 @@ def pair_matrices(metrics: Metrics, *, path: str | Path | None = None) -> str:
     )
 
 
-def _matrix(axes: Axes, values: Sequence[Sequence[float | None]], title: str, colours: str) -> None:
-    image = mosaic(axes, [[math.nan if v is None else v for v in row] for row in values], colours)
+def _matrix(axes: Axes, values: Sequence[Numbers], title: str, colours: str) -> None:
+    image = mosaic(axes, values, colours)
     axes.set_aspect("equal")
     axes.set_title(title, loc="left", fontsize=9.5, fontweight="normal")
     axes.set_xlabel("layer, as run")
@@ -256,10 +258,10 @@ def spectrum(metrics: Metrics, *, path: str | Path | None = None) -> str:
 
         axes.add_patch(Circle((0, 0), 1, fill=False, edgecolor=INK, linewidth=0.9, linestyle=(0, (2, 2))))
         for depth, values, look in zip(found["depths"], found["eigenvalues"], ("o", "s", "^"), strict=False):
-            real = [z for z in values if all(map(math.isfinite, z))]
+            real = [z for z in values if None not in z]
             axes.plot(
                 [z[0] for z in real], [z[1] for z in real],
-                linestyle="none", marker=look, markersize=4.5, alpha=0.8, label=f"after {depth} steps",
+                linestyle="none", marker=look, markersize=4.5, alpha=0.8, label=f"after {count(depth, 'step')}",
                 color=shades(*STEP_ENDS, len(found["depths"]))[found["depths"].index(depth)],
             )  # fmt: skip
         axes.set_aspect("equal", adjustable="datalim")

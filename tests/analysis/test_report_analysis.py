@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from loopwright.analysis.report_analysis import READ, READ_DENSE, draw_all, sections, write_analysis
-from tests.analysis.summaries import dense, looped
+from tests.analysis.summaries import dense, looped, overflowing
 
 QUESTIONS = [
     "What this model is",
@@ -57,3 +57,11 @@ def test_the_example_pages_are_small_whole_and_linked():
         assert f"(examples/{page.parent.name}/report.html)" in told
         assert "<script" not in text and not re.search(r"(?:src|href)=\"(?!#|data:)", text)
         assert not re.search(r"/(?:home|root|tmp|work|Users)/", text)
+
+
+def test_a_model_that_overflows_has_a_page_that_says_so(tmp_path):
+    metrics = json.loads(json.dumps(overflowing(), allow_nan=False))
+    for beside in (dense(), None):
+        text = write_analysis(metrics, tmp_path, dense=beside).read_text()
+        assert "No: 100 % of layers do not stay" in text and "Not shown: 0 % of tokens at rest" in text
+        assert not re.search(r"\bnan\b", text)
