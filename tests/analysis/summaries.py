@@ -42,3 +42,11 @@ def overflowing() -> dict[str, Any]:
             weight.mul_(1e10)
     with TemporaryDirectory() as folder:
         return study(Subject("grows", model, ROWS), Path(folder), depth=12, batch=2)
+
+
+@cache
+def bare() -> dict[str, Any]:
+    """Returns the summary of a model that is a core of one layer."""
+    model = noisy("huginn-tiny", prelude_layers=0, core_layers=1, coda_layers=0, std=0.3)
+    with TemporaryDirectory() as folder:
+        return study(Subject("bare", model, ROWS), Path(folder), depth=6, batch=2)
