@@ -22,6 +22,7 @@ from loopwright.analysis.closeup import (
 from loopwright.analysis.record import trace_prompts
 from loopwright.analysis.summary import summarise
 from loopwright.analysis.trace import trace_depth
+from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.tap import Tap
 
@@ -54,7 +55,7 @@ def study(
     part of what the numbers depend on.
     """
     model, rows = subject.model, subject.rows
-    check_lengths(model, rows)
+    check_lengths(model.config, rows)
     about = {"model": subject.name, "edited": edited}
     tell = progress or (lambda what, done, total: None)
     found = trace_prompts(
@@ -88,11 +89,11 @@ def _closeups(
     return found
 
 
-def check_lengths(model: LoopedForCausalLM, rows: Sequence[Sequence[int]]) -> None:
+def check_lengths(config: LoopedConfig, rows: Sequence[Sequence[int]]) -> None:
     """Raises where a prompt has no token, one that the model does not know, or more than its context holds."""
     if not rows:
         raise ValueError("prompts: none; allowed: at least one")
-    limit, known = model.config.max_position_embeddings, model.config.vocab_size
+    limit, known = config.max_position_embeddings, config.vocab_size
     for number, row in enumerate(rows, start=1):
         if not len(row):
             raise ValueError(f"prompts: number {number} has no tokens; allowed: at least one")

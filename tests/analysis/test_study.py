@@ -44,7 +44,7 @@ def test_prompts_are_checked_before_anything_runs():
         ([[96]], "token id 96; the model knows 96 tokens"),
     ):
         with pytest.raises(ValueError, match=words):
-            check_lengths(model, rows)
+            check_lengths(model.config, rows)
 
 
 def test_progress_is_told(tmp_path):
