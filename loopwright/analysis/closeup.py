@@ -31,6 +31,9 @@ PAIR_PROMPTS = 8  # whose matrices are averaged, one prompt at a time
 FLOOR_MAPS = 96  # of a floorplan: fewer steps of a larger core, and of a yet larger model none
 FLOOR_STEPS = 4
 FLOOR_TOKENS = 24
+HEAD_MAPS = 192  # of a floorplan of single heads, likewise
+HEADS = 8
+HEAD_TOKENS = 16
 KRYLOV = 32
 COPIES = 2  # of what is compared: as it was seen, and side by side in float32
 
@@ -85,12 +88,23 @@ def _head_distances(model: LoopedForCausalLM, input_ids: Tensor, recorder: Recor
 def floorplan(
     model: LoopedForCausalLM, input_ids: Tensor, *, steps: int = FLOOR_STEPS, tokens: int = FLOOR_TOKENS, edit: Tap | None = None
 ) -> dict[str, Any]:
-    """Returns the mean map over heads of every layer of a few steps, of the first tokens of one prompt."""
+    """Returns the mean map over heads of every layer of a few steps, of the first tokens of one prompt; and of fewer steps and
+    tokens the maps of single heads."""
     ids = input_ids[:, :tokens]
     places, recorder = _record(model, ids, steps, edit)
     view = _view(model, ids)
     found = [_whole(recorder.seen["query", *at], recorder.seen["key", *at], view) for at in map(places.name, range(places.count))]
-    return {"places": asdict(places), "maps": [as_list(each[0].mean(0), digits=3) for each in found]}
+    few = max((n for n in range(1, places.steps + 1) if Places.of(model.config, n).count * HEADS <= HEAD_MAPS), default=1)
+    shown = Places.of(model.config, few)
+    count = min(model.config.num_attention_heads, HEADS, HEAD_MAPS // shown.count)
+    heads = [h * model.config.num_attention_heads // count for h in range(count)]
+    # the first tokens of a causal map are a causal map of their own
+    single = [found[places.index(*shown.name(i))][0, heads, :HEAD_TOKENS, :HEAD_TOKENS] for i in range(shown.count)]
+    return {
+        "places": asdict(places),
+        "maps": [as_list(each[0].mean(0), digits=3) for each in found],
+        "single": {"places": asdict(shown), "heads": heads, "maps": [as_list(each, digits=2) for each in single]},
+    }
 
 
 def floor_steps(config: LoopedConfig, depth: int) -> int:

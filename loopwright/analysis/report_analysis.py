@@ -57,6 +57,8 @@ READ = {
     "answers": "What would be said next if the pass stopped after each step; the dotted line is the model's own depth.",
     "floorplan": "Mean attention of each layer on the first tokens of the first prompt (rows look, columns are looked at), later "
     "layers to the right and above; the same picture in every step is a cycle.",
+    "floorplan-heads": "Single heads on the same tokens, a row per layer from the bottom up, a column per head: a head that looks "
+    "elsewhere at each step breaks the cycle that the mean shows.",
 }
 
 # what is said besides where a picture shows it: a word of its legend or labels, and the sentence
@@ -64,12 +66,14 @@ MORE: dict[str, tuple[tuple[str, ...], str]] = {
     "stages-by-step": ((">dense model<",), "The dashed red line is the dense model."),
     "fixed-points": ((">cosine to farthest<",), "Last, the cosine to where the layer farthest from it ends."),
     "floorplan": ((">prelude<", ">coda<"), "Layers that run once are framed, prelude blue and coda red."),
+    "floorplan-heads": ((">prelude<", ">coda<"), "Prelude is framed blue, coda red."),
 }
 
 # and where a model has no core
 READ_DENSE = {
     "floorplan": "Mean attention of each layer on the first tokens of the first prompt (rows look, columns are looked at), later "
     "layers to the right and above; a bright first column is a sink.",
+    "floorplan-heads": "Single heads on the same tokens, a row per layer from the bottom up, a column per head.",
     "pairs": "Every layer against every other; bright blocks are runs of layers that do alike.",
     "neurons": "Shares of neurons whose effect on the vocabulary raises (predict) or lowers (suppress) few tokens; weights alone, "
     "no prompt changes them.",
@@ -155,6 +159,7 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
         "norms",
         "neurons",
         "floorplan",
+        "floorplan-heads",
         *([] if looped else ["pairs"]),
     )
     if looped:

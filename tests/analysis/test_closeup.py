@@ -5,6 +5,8 @@ import torch
 
 from loopwright.analysis.closeup import (
     FLOOR_MAPS,
+    HEAD_MAPS,
+    HEADS,
     compare_pairs,
     floor_steps,
     floorplan,
@@ -15,6 +17,7 @@ from loopwright.analysis.closeup import (
     state_paths,
 )
 from loopwright.analysis.edit import ablate_massive
+from loopwright.analysis.places import Places
 from loopwright.metrics.spectrum import causal_radius
 from loopwright.metrics.trajectory import prompt_path
 from tests.analysis.dense import dense_maps
@@ -80,6 +83,20 @@ def test_the_floorplan_is_the_mean_over_heads():
     found = floorplan(model, IDS, steps=2)
     whole = torch.stack([each[0].mean(0) for each in maps.values()])
     assert gap(torch.tensor(found["maps"]), whole) < 6e-4  # three digits are kept
+
+
+def test_single_heads_of_a_floorplan_are_the_maps_themselves_and_few_enough():
+    model = noisy("huginn-tiny", core_layers=8)
+    maps, _ = dense_maps(model, IDS, 4)
+    found = floorplan(model, IDS, steps=4)["single"]
+    whole = {place: each[0] for place, each in maps.items()}
+    places = Places(**found["places"])
+    assert places.steps == 2 and places.count * HEADS <= HEAD_MAPS < Places.of(model.config, 3).count * HEADS
+    assert found["heads"] == list(range(model.config.num_attention_heads))
+    for index, each in enumerate(found["maps"]):
+        assert gap(torch.tensor(each), whole[places.name(index)]) < 6e-3  # two digits are kept
+    large = floorplan(noisy("huginn-tiny", core_layers=60), IDS, steps=1)["single"]
+    assert len(large["heads"]) == HEAD_MAPS // len(large["maps"])
 
 
 @torch.no_grad()
