@@ -217,9 +217,7 @@ def floorplan_heads(metrics: Metrics, *, path: str | Path | None = None) -> str:
     return _plan(Places(**found["places"]), lambda place: found["maps"][place], len(found["heads"]), path)
 
 
-def _plan(
-    places: Places, maps_at: Callable[[int], Sequence[Sequence[Numbers]]], columns: int, path: str | Path | None
-) -> str:
+def _plan(places: Places, maps_at: Callable[[int], Sequence[Sequence[Numbers]]], columns: int, path: str | Path | None) -> str:
     """Returns maps in rows of so many columns from the bottom up, the stacks and steps apart from one another."""
     stacks: list[tuple[str, str | None, list[int]]] = [("prelude", PRELUDE, list(range(places.prelude)))]
     for t in range(places.steps):

@@ -19,7 +19,7 @@ from loopwright.analysis.closeup import (
     spectrum,
     state_paths,
 )
-from loopwright.analysis.record import trace_prompts
+from loopwright.analysis.record import OutOfMemory, is_full, trace_prompts
 from loopwright.analysis.summary import summarise
 from loopwright.analysis.trace import trace_depth
 from loopwright.model.config import LoopedConfig
@@ -65,7 +65,15 @@ def study(
     config = model.config
     summary = {**_about(subject, edited), **summarise(found, answer_depth=config.depth if config.is_looped else None)}
     summary["neurons"] = neuron_shares(model)
-    return summary | _closeups(model, rows, trace_depth(model, depth), pairs=pairs, edit=edit, tell=tell)
+    try:
+        return summary | _closeups(model, rows, trace_depth(model, depth), pairs=pairs, edit=edit, tell=tell)
+    except RuntimeError as error:
+        if not is_full(error):
+            raise
+        raise OutOfMemory(
+            f"analysis: out of memory at all pairs over {pairs} steps or at a path, of one prompt; "
+            f"all {len(rows)} traces are kept; take fewer pairs (0: none), a shorter first prompt or less depth"
+        ) from None
 
 
 def _closeups(
