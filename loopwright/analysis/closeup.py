@@ -31,9 +31,7 @@ PAIR_PROMPTS = 8  # whose matrices are averaged, one prompt at a time
 FLOOR_MAPS = 96  # of a floorplan: fewer steps of a larger core, and of a yet larger model none
 FLOOR_STEPS = 4
 FLOOR_TOKENS = 24
-HEAD_MAPS = 192  # of a floorplan of single heads, likewise
-HEADS = 8
-HEAD_TOKENS = 16
+HEAD_ROWS, HEADS, HEAD_TOKENS = 20, 8, 16  # of a floorplan of single heads, likewise
 KRYLOV = 32
 COPIES = 2  # of what is compared: as it was seen, and side by side in float32
 
@@ -88,23 +86,26 @@ def _head_distances(model: LoopedForCausalLM, input_ids: Tensor, recorder: Recor
 def floorplan(
     model: LoopedForCausalLM, input_ids: Tensor, *, steps: int = FLOOR_STEPS, tokens: int = FLOOR_TOKENS, edit: Tap | None = None
 ) -> dict[str, Any]:
-    """Returns the mean map over heads of every layer of a few steps, of the first tokens of one prompt; and of fewer steps and
-    tokens the maps of single heads."""
+    """Returns the mean map over heads of every layer of a few steps, of the first tokens of one prompt."""
     ids = input_ids[:, :tokens]
     places, recorder = _record(model, ids, steps, edit)
     view = _view(model, ids)
     found = [_whole(recorder.seen["query", *at], recorder.seen["key", *at], view) for at in map(places.name, range(places.count))]
-    few = max((n for n in range(1, places.steps + 1) if Places.of(model.config, n).count * HEADS <= HEAD_MAPS), default=1)
-    shown = Places.of(model.config, few)
-    count = min(model.config.num_attention_heads, HEADS, HEAD_MAPS // shown.count)
-    heads = [h * model.config.num_attention_heads // count for h in range(count)]
-    # the first tokens of a causal map are a causal map of their own
-    single = [found[places.index(*shown.name(i))][0, heads, :HEAD_TOKENS, :HEAD_TOKENS] for i in range(shown.count)]
-    return {
-        "places": asdict(places),
-        "maps": [as_list(each[0].mean(0), digits=3) for each in found],
-        "single": {"places": asdict(shown), "heads": heads, "maps": [as_list(each, digits=2) for each in single]},
-    }
+    return {"places": asdict(places), "maps": [as_list(each[0].mean(0), digits=3) for each in found]}
+
+
+@torch.no_grad()
+def floorplan_heads(model: LoopedForCausalLM, input_ids: Tensor, depth: int, *, edit: Tap | None = None) -> dict[str, Any]:
+    """Returns the maps of some heads of every layer, of as many steps and tokens as can be told apart; nothing where none can."""
+    config, ids = model.config, input_ids[:, :HEAD_TOKENS]
+    steps = max((n for n in range(1, min(FLOOR_STEPS, depth) + 1) if Places.of(config, n).count <= HEAD_ROWS), default=0)
+    if not steps:
+        return {}
+    places, recorder = _record(model, ids, steps, edit)
+    count = min(config.num_attention_heads, HEADS)
+    heads, view = [h * config.num_attention_heads // count for h in range(count)], _view(model, ids)
+    found = [_whole(recorder.seen["query", *at], recorder.seen["key", *at], view) for at in map(places.name, range(places.count))]
+    return {"places": asdict(places), "heads": heads, "maps": [as_list(each[0, heads], digits=2) for each in found]}
 
 
 def floor_steps(config: LoopedConfig, depth: int) -> int:

@@ -213,7 +213,7 @@ def floorplan(metrics: Metrics, *, path: str | Path | None = None) -> str:
 
 def floorplan_heads(metrics: Metrics, *, path: str | Path | None = None) -> str:
     """Returns the attention maps of single heads on one prompt, a row per layer as run and a column per head: depth goes up."""
-    found = metrics["floorplan"]["single"]
+    found = metrics["floorplan_heads"]
     return _plan(Places(**found["places"]), lambda place: found["maps"][place], len(found["heads"]), path)
 
 
@@ -306,5 +306,5 @@ FIGURES: dict[str, tuple[str, Callable[..., str]]] = {
     "spectrum": ("spectrum", spectrum),
     "answers": ("answers", answers),
     "floorplan": ("floorplan", floorplan),
-    "floorplan-heads": ("floorplan", floorplan_heads),
+    "floorplan-heads": ("floorplan_heads", floorplan_heads),
 }

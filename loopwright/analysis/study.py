@@ -15,6 +15,7 @@ from loopwright.analysis.closeup import (
     compare_pairs,
     floor_steps,
     floorplan,
+    floorplan_heads,
     neuron_shares,
     spectrum,
     state_paths,
@@ -88,6 +89,8 @@ def _closeups(
     shown = floor_steps(config, depth)
     if shown:
         found["floorplan"] = floorplan(model, ids, steps=shown, edit=edit)
+    heads = floorplan_heads(model, ids, depth, edit=edit)
+    found |= {"floorplan_heads": heads} if heads else {}
     if config.is_looped and depth > 1:
         tell("paths and spectrum", 0, 1)
         path = state_paths(model, ids, depth, edit=edit)

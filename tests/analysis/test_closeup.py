@@ -5,11 +5,11 @@ import torch
 
 from loopwright.analysis.closeup import (
     FLOOR_MAPS,
-    HEAD_MAPS,
-    HEADS,
+    HEAD_ROWS,
     compare_pairs,
     floor_steps,
     floorplan,
+    floorplan_heads,
     neuron_shares,
     pair_bytes,
     path_bytes,
@@ -64,6 +64,7 @@ def test_close_looks_are_those_of_the_edited_pass():
     for look in (
         lambda edit: compare_pairs(model, [ROW], steps=2, edit=edit)["residual"],
         lambda edit: floorplan(model, IDS, steps=2, edit=edit)["maps"],
+        lambda edit: floorplan_heads(model, IDS, 2, edit=edit)["maps"],
         lambda edit: state_paths(model, IDS, 4, edit=edit)["points"],
         lambda edit: state_paths(model, IDS, 4, edit=edit)["prompt"],
         lambda edit: spectrum(model, IDS, [2], edit=edit)["radius"],
@@ -87,16 +88,14 @@ def test_the_floorplan_is_the_mean_over_heads():
 
 def test_single_heads_of_a_floorplan_are_the_maps_themselves_and_few_enough():
     model = noisy("huginn-tiny", core_layers=8)
-    maps, _ = dense_maps(model, IDS, 4)
-    found = floorplan(model, IDS, steps=4)["single"]
-    whole = {place: each[0] for place, each in maps.items()}
+    found = floorplan_heads(model, IDS, 4)
     places = Places(**found["places"])
-    assert places.steps == 2 and places.count * HEADS <= HEAD_MAPS < Places.of(model.config, 3).count * HEADS
+    assert places.steps == 2 and places.count <= HEAD_ROWS < Places.of(model.config, 3).count
+    maps, _ = dense_maps(model, IDS, 2)
     assert found["heads"] == list(range(model.config.num_attention_heads))
     for index, each in enumerate(found["maps"]):
-        assert gap(torch.tensor(each), whole[places.name(index)]) < 6e-3  # two digits are kept
-    large = floorplan(noisy("huginn-tiny", core_layers=60), IDS, steps=1)["single"]
-    assert len(large["heads"]) == HEAD_MAPS // len(large["maps"])
+        assert gap(torch.tensor(each), maps[places.name(index)][0]) < 6e-3  # two digits are kept
+    assert floorplan_heads(noisy("huginn-tiny", core_layers=HEAD_ROWS), IDS, 4) == {}
 
 
 @torch.no_grad()

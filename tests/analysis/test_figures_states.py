@@ -40,9 +40,9 @@ def test_a_floorplan_of_heads_changes_with_any_head():
     metrics = json.loads(json.dumps(looped()))
     svg = states.floorplan_heads(metrics)
     assert ">step 1<" in svg and ">prelude<" in svg
-    heads = len(metrics["floorplan"]["single"]["heads"])
+    heads = len(metrics["floorplan_heads"]["heads"])
     assert svg.count(states.PRELUDE.lower()) == heads * metrics["places"]["prelude"]
-    metrics["floorplan"]["single"]["maps"][2][-1][1][0] += 0.3
+    metrics["floorplan_heads"]["maps"][2][-1][1][0] += 0.3
     assert states.floorplan_heads(metrics) != svg and states.floorplan(metrics) == states.floorplan(looped())
 
 
