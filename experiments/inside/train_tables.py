@@ -2,8 +2,8 @@
 
     python -m experiments.inside.train_tables experiments/results/inside/training.jsonl --out experiments/results/inside/training
 
-Writes claims.md and figures/*.svg, those of the models whose label holds a word of --draw. It takes whatever runs there are: what a
-claim or a figure needs and is not there is left out.
+Writes claims.md and figures/*.svg: colsum-*.svg and loss-*.svg of all models side by side, the others of the models whose label
+holds a word of --draw. It takes whatever runs there are: what a claim or a figure needs and is not there is left out.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from experiments.inside.train_claims import CLAIMS, Case, Claim, Reading, readin
 from experiments.inside.train_plan import AROUND, CONTROL, STEPS, written
 from loopwright.analysis.drawing import Curve
 from loopwright.analysis.figures import loss_by_depth
+from loopwright.analysis.figures_models import stages_of_models
 from loopwright.analysis.figures_stages import STAGES, by_layer, by_step, fading
 from loopwright.analysis.verdict import safe
 
@@ -108,6 +110,12 @@ def draw(runs: Sequence[Run], folder: Path, words: Sequence[str] = ("",)) -> lis
             by_step(run["deep"], BEYOND, dense=dense, path=keep(f"beyond-by-step-{label}"))
             by_layer(run["deep"], BEYOND, path=keep(f"beyond-by-layer-{label}"))
             fading(run["deep"], RESTS, path=keep(f"rest-{label}"))
+    for family, injected in product(AROUND, (False, True)):  # of a sandwich without injection it is Figure 10
+        group = [run for run in first.values() if run["label"].startswith(family) and run["injected"] == injected]
+        group.sort(key=lambda run: run["layers"]["core_layers"])
+        if group:
+            models = {written(run["label"]): run["near"] for run in group}
+            stages_of_models(models, dense=dense, path=keep(f"colsum-{family}{'-injected' if injected else ''}"))
     for family in AROUND:
         curves = {written(label): _losses(run) for label, run in first.items() if label.startswith(family)}
         if curves:

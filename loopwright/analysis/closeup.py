@@ -31,6 +31,7 @@ PAIR_PROMPTS = 8  # whose matrices are averaged, one prompt at a time
 FLOOR_MAPS = 96  # of a floorplan: fewer steps of a larger core, and of a yet larger model none
 FLOOR_STEPS = 4
 FLOOR_TOKENS = 24
+HEAD_ROWS, HEADS, HEAD_TOKENS = 20, 8, 16  # of a floorplan of single heads, likewise
 KRYLOV = 32
 COPIES = 2  # of what is compared: as it was seen, and side by side in float32
 
@@ -93,6 +94,20 @@ def floorplan(
     return {"places": asdict(places), "maps": [as_list(each[0].mean(0), digits=3) for each in found]}
 
 
+@torch.no_grad()
+def floorplan_heads(model: LoopedForCausalLM, input_ids: Tensor, depth: int, *, edit: Tap | None = None) -> dict[str, Any]:
+    """Returns the maps of some heads of every layer, of as many steps and tokens as can be told apart; nothing where none can."""
+    config, ids = model.config, input_ids[:, :HEAD_TOKENS]
+    steps = max((n for n in range(1, min(FLOOR_STEPS, depth) + 1) if Places.of(config, n).count <= HEAD_ROWS), default=0)
+    if not steps:
+        return {}
+    places, recorder = _record(model, ids, steps, edit)
+    count = min(config.num_attention_heads, HEADS)
+    heads, view = [h * config.num_attention_heads // count for h in range(count)], _view(model, ids)
+    found = [_whole(recorder.seen["query", *at], recorder.seen["key", *at], view) for at in map(places.name, range(places.count))]
+    return {"places": asdict(places), "heads": heads, "maps": [as_list(each[0, heads], digits=2) for each in found]}
+
+
 def floor_steps(config: LoopedConfig, depth: int) -> int:
     """Returns how many steps of a model a floorplan shows: so many that its maps can still be told apart, 0 where none can."""
     steps = range(1, min(FLOOR_STEPS, depth) + 1)
@@ -139,7 +154,8 @@ def state_paths(model: LoopedForCausalLM, input_ids: Tensor, depth: int, *, edit
 def spectrum(
     model: LoopedForCausalLM, input_ids: Tensor, depths: Sequence[int], *, seed: int = 0, edit: Tap | None = None
 ) -> dict[str, Any]:
-    """Returns the leading eigenvalues of the core's derivative at the state after each of some depths, for one prompt."""
+    """Returns the leading eigenvalues of the core's derivative at the state after each of some depths, for one prompt; None where
+    they are not finite."""
     e, p = model.embed(input_ids, tap=edit)
     wanted = {depth: s for depth, s in enumerate(model.unroll(e, max(depths), p), start=1) if depth in set(depths)}
     values = [
@@ -149,7 +165,7 @@ def spectrum(
         "depths": list(wanted),
         "radius": as_list(torch.stack([each.abs().max() for each in values])),
         "frequency": as_list(torch.stack([turn_frequency(each)[0] for each in values])),
-        "eigenvalues": [[[z.real, z.imag] for z in each.tolist()] for each in values],
+        "eigenvalues": [as_list(torch.view_as_real(each)) for each in values],
     }
 
 

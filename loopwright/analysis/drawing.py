@@ -98,7 +98,7 @@ def panels(
 
 def mosaic(
     axes: Axes,
-    values: Sequence[Sequence[float]],
+    values: Sequence[Numbers],
     colours: str,
     *,
     low: float | None = None,
@@ -112,12 +112,13 @@ def mosaic(
     from matplotlib import colormaps
     from matplotlib.colors import PowerNorm
 
-    real = [value for row in values for value in row if math.isfinite(value)] or [0.0, 1.0]
+    shown = np.array([[math.nan if value is None else value for value in row] for row in values], dtype=float)
+    real = shown[np.isfinite(shown)].tolist() or [0.0, 1.0]
     scale = PowerNorm(power, min(real) if low is None else low, max(real) if high is None else high)
     extent = (0, len(values[0]), len(values), 0)
     shaded = colormaps[colours].resampled(SHADES)
     pixels = max(1, CELLS // max(len(values), len(values[0])))
-    grown = np.asarray(values, dtype=float).repeat(pixels, axis=0).repeat(pixels, axis=1)
+    grown = shown.repeat(pixels, axis=0).repeat(pixels, axis=1)
     axes.grid(False)
     return axes.imshow(grown, cmap=shaded, norm=scale, extent=extent, interpolation="none", aspect="auto")
 

@@ -14,6 +14,7 @@ from loopwright.analysis.drawing import (
     START,
     WIDTH,
     Axes,
+    Numbers,
     far_enough,
     finite,
     line_at_one,
@@ -25,6 +26,7 @@ from loopwright.analysis.drawing import (
 from loopwright.analysis.figures import state_paths
 from loopwright.analysis.figures_stages import LABELS, LAYER_ENDS, STEP_ENDS
 from loopwright.analysis.places import Places
+from loopwright.analysis.report import count
 from loopwright.analysis.summary import grid
 
 Metrics = Mapping[str, Any]
@@ -61,8 +63,8 @@ def pair_matrices(metrics: Metrics, *, path: str | Path | None = None) -> str:
     )
 
 
-def _matrix(axes: Axes, values: Sequence[Sequence[float | None]], title: str, colours: str) -> None:
-    image = mosaic(axes, [[math.nan if v is None else v for v in row] for row in values], colours)
+def _matrix(axes: Axes, values: Sequence[Numbers], title: str, colours: str) -> None:
+    image = mosaic(axes, values, colours)
     axes.set_aspect("equal")
     axes.set_title(title, loc="left", fontsize=9.5, fontweight="normal")
     axes.set_xlabel("layer, as run")
@@ -205,26 +207,41 @@ def floorplan(metrics: Metrics, *, path: str | Path | None = None) -> str:
     """Returns the mean attention map of every layer of a few steps on one prompt: depth goes up, a space stands between steps,
     prelude and coda have a frame."""
     places, maps = Places(**metrics["floorplan"]["places"]), metrics["floorplan"]["maps"]
+    columns = min(FLOOR_COLUMNS, max(places.prelude, places.core, places.coda))
+    return _plan(places, lambda place: [maps[place]], columns, path)
+
+
+def floorplan_heads(metrics: Metrics, *, path: str | Path | None = None) -> str:
+    """Returns the attention maps of single heads on one prompt, a row per layer as run and a column per head: depth goes up."""
+    found = metrics["floorplan_heads"]
+    return _plan(Places(**found["places"]), lambda place: found["maps"][place], len(found["heads"]), path)
+
+
+def _plan(places: Places, maps_at: Callable[[int], Sequence[Sequence[Numbers]]], columns: int, path: str | Path | None) -> str:
+    """Returns maps in rows of so many columns from the bottom up, the stacks and steps apart from one another."""
     stacks: list[tuple[str, str | None, list[int]]] = [("prelude", PRELUDE, list(range(places.prelude)))]
     for t in range(places.steps):
         stacks.append((f"step {t + 1}", None, [places.index("core", t, i) for i in range(places.core)]))
     stacks.append(("coda", CODA, [places.index("coda", 0, i) for i in range(places.coda)]))
-    stacks = [("layers" if not places.core else name, frame, each) for name, frame, each in stacks if each]
-    side = len(maps[0])
+    drawn = [
+        ("layers" if not places.core else name, frame, [one for place in each for one in maps_at(place)])
+        for name, frame, each in stacks
+        if each
+    ]
+    side = len(drawn[0][2][0])
     cell, gap = side + max(1, side // 8), max(2, side // 3)
-    columns = min(FLOOR_COLUMNS, max(len(each) for _, _, each in stacks))
-    heights = [-(-len(each) // columns) * cell for _, _, each in stacks]
-    sheet = [[math.nan] * (columns * cell) for _ in range(sum(heights) + gap * (len(stacks) - 1))]
+    heights = [-(-len(each) // columns) * cell for _, _, each in drawn]
+    sheet: list[list[float | None]] = [[None] * (columns * cell) for _ in range(sum(heights) + gap * (len(drawn) - 1))]
 
     def draw(axes: Axes) -> None:
         from matplotlib.patches import Rectangle
 
         bottom = len(sheet)
-        for (name, frame, each), height in zip(stacks, heights, strict=True):
-            for n, place in enumerate(each):
+        for (name, frame, each), height in zip(drawn, heights, strict=True):
+            for n, one in enumerate(each):
                 top, left = bottom - (n // columns + 1) * cell, n % columns * cell
-                for i, row in enumerate(maps[place]):
-                    sheet[top + i][left : left + side] = [v if j <= i else math.nan for j, v in enumerate(row)]
+                for i, row in enumerate(one):
+                    sheet[top + i][left : left + i + 1] = row[: i + 1]
                 if frame and places.core:
                     box = Rectangle(
                         (left - 1, top - 1), side + 2, side + 2, fill=False, edgecolor=frame, linewidth=1, clip_on=False
@@ -256,10 +273,10 @@ def spectrum(metrics: Metrics, *, path: str | Path | None = None) -> str:
 
         axes.add_patch(Circle((0, 0), 1, fill=False, edgecolor=INK, linewidth=0.9, linestyle=(0, (2, 2))))
         for depth, values, look in zip(found["depths"], found["eigenvalues"], ("o", "s", "^"), strict=False):
-            real = [z for z in values if all(map(math.isfinite, z))]
+            real = [z for z in values if None not in z]
             axes.plot(
                 [z[0] for z in real], [z[1] for z in real],
-                linestyle="none", marker=look, markersize=4.5, alpha=0.8, label=f"after {depth} steps",
+                linestyle="none", marker=look, markersize=4.5, alpha=0.8, label=f"after {count(depth, 'step')}",
                 color=shades(*STEP_ENDS, len(found["depths"]))[found["depths"].index(depth)],
             )  # fmt: skip
         axes.set_aspect("equal", adjustable="datalim")
@@ -289,4 +306,5 @@ FIGURES: dict[str, tuple[str, Callable[..., str]]] = {
     "spectrum": ("spectrum", spectrum),
     "answers": ("answers", answers),
     "floorplan": ("floorplan", floorplan),
+    "floorplan-heads": ("floorplan_heads", floorplan_heads),
 }

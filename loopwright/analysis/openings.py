@@ -35,9 +35,9 @@ def limits_behind(
     steps = trace_depth(model, depth)
     if steps <= SHORTEST:
         raise ValueError(f"depth: {steps}; allowed: at least {SHORTEST + 1}, for a series of steps to be told apart")
-    check_lengths(model, questions)
+    check_lengths(model.config, questions)
     rows = [[*opening, *question] for question in questions]
-    check_lengths(model, rows)
+    check_lengths(model.config, rows)
     counts: LimitCounts | None = None
     for start in range(0, len(rows), batch):
         ids, mask = pad(rows[start : start + batch], model.device)

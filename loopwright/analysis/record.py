@@ -133,7 +133,7 @@ def trace_prompts(
             try:
                 found = trace(model, ids, asked, attention_mask=mask, collect=collect, capture=capture, edit=edit)
             except RuntimeError as error:
-                if not _is_full(error):
+                if not is_full(error):
                     raise
                 kept = sum(example_path(folder, i).is_file() for i in range(len(prompts)))
                 raise OutOfMemory(_full(batch, kept, len(prompts))) from None
@@ -180,7 +180,8 @@ def _claim(folder: Path, facts: dict[str, Any]) -> None:
         raise ValueError(f"{folder}: holds another set of traces ({said}); allowed: the same settings, or another folder")
 
 
-def _is_full(error: RuntimeError) -> bool:
+def is_full(error: RuntimeError) -> bool:
+    """Returns whether an error says that memory ran out."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # a GPU's words, and a processor's
 
 

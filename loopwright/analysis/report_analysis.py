@@ -21,7 +21,7 @@ BETWEEN_LAYERS = ("same-and-farthest", "layer-paths", "limits-together")  # figu
 # how to read each figure, by the name of its file
 READ = {
     "stages-by-step": "Each line is one pass through the block, early steps green, late ones yellow; lines on one another are "
-    "stages that every step repeats; the dashed red line is the dense model.",
+    "stages that every step repeats.",
     "stages-realised": "Left to right the layers as they run; a layer whose own solid line is flat does the same at every step.",
     "stages-by-layer": "Each line is one layer over the steps, with one standard deviation over prompts; flat lines keep their "
     "stage however deep the pass.",
@@ -35,7 +35,7 @@ READ = {
     "changes": "How far each layer's residual and attention move from one step to the next; towards 0 (cosine: 1) the layer "
     "repeats itself. The bound is how far its queries and keys let attention move.",
     "fixed-points": "How far each layer is from where it stands after the last step; a line that reaches 0 (cosine: 1) early has "
-    "come to rest. Last, the cosine to where the layer farthest from it ends.",
+    "come to rest.",
     "same-and-farthest": "The first layer against its own end and against the end of the layer farthest from it: lines apart are a "
     "cycle; lines that meet at cosine 1 mean that all layers rest at one point.",
     "pairs": "Every layer run against every other; diagonal stripes mean that a layer resembles itself at other steps more than "
@@ -56,13 +56,24 @@ READ = {
     "Right, each step's change by that of the step before, for as long as rounding lets it be seen: below 1 the path contracts.",
     "answers": "What would be said next if the pass stopped after each step; the dotted line is the model's own depth.",
     "floorplan": "Mean attention of each layer on the first tokens of the first prompt (rows look, columns are looked at), later "
-    "layers to the right and above; prelude framed blue, coda red; the same picture in every step is a cycle.",
+    "layers to the right and above; the same picture in every step is a cycle.",
+    "floorplan-heads": "Single heads on the same tokens, a row per layer from the bottom up, a column per head: a head that looks "
+    "elsewhere at each step breaks the cycle that the mean shows.",
+}
+
+# what is said besides where a picture shows it: a word of its legend or labels, and the sentence
+MORE: dict[str, tuple[tuple[str, ...], str]] = {
+    "stages-by-step": ((">dense model<",), "The dashed red line is the dense model."),
+    "fixed-points": ((">cosine to farthest<",), "Last, the cosine to where the layer farthest from it ends."),
+    "floorplan": ((">prelude<", ">coda<"), "Layers that run once are framed, prelude blue and coda red."),
+    "floorplan-heads": ((">prelude<", ">coda<"), "Prelude is framed blue, coda red."),
 }
 
 # and where a model has no core
 READ_DENSE = {
     "floorplan": "Mean attention of each layer on the first tokens of the first prompt (rows look, columns are looked at), later "
     "layers to the right and above; a bright first column is a sink.",
+    "floorplan-heads": "Single heads on the same tokens, a row per layer from the bottom up, a column per head.",
     "pairs": "Every layer against every other; bright blocks are runs of layers that do alike.",
     "neurons": "Shares of neurons whose effect on the vocabulary raises (predict) or lowers (suppress) few tokens; weights alone, "
     "no prompt changes them.",
@@ -112,14 +123,20 @@ def draw_all(metrics: Metrics, dense: Metrics | None = None) -> dict[str, str]:
     return found
 
 
+def caption(name: str, svg: str, looped: bool) -> str:
+    """Returns how to read a figure, and no word of what it does not show."""
+    said = (READ if looped else READ | READ_DENSE)[name]
+    signs, more = MORE.get(name, ((), ""))
+    return f"{said} {more}" if looped and any(sign in svg for sign in signs) else said
+
+
 def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str]) -> list[Section]:
     """Returns the page's sections in the order of the questions."""
 
     looped = bool(metrics["places"]["core"])
-    read = READ if looped else READ | READ_DENSE
 
     def part(heading: str, finding: Finding, *names: str, tables: tuple[Grid, ...] = ()) -> list[Section]:
-        shown = [Picture(pictures[name], read[name]) for name in names if name in pictures]
+        shown = [Picture(pictures[name], caption(name, pictures[name], looped)) for name in names if name in pictures]
         if not shown and not tables:
             return []
         return [Section(heading, finding.sentence, shown[:1], tables, finding.numbers), *(Section("", "", [p]) for p in shown[1:])]
@@ -142,6 +159,7 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
         "norms",
         "neurons",
         "floorplan",
+        "floorplan-heads",
         *([] if looped else ["pairs"]),
     )
     if looped:

@@ -15,13 +15,15 @@ from loopwright.analysis.closeup import (
     compare_pairs,
     floor_steps,
     floorplan,
+    floorplan_heads,
     neuron_shares,
     spectrum,
     state_paths,
 )
-from loopwright.analysis.record import trace_prompts
+from loopwright.analysis.record import OutOfMemory, is_full, trace_prompts
 from loopwright.analysis.summary import summarise
 from loopwright.analysis.trace import trace_depth
+from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.tap import Tap
 
@@ -54,7 +56,7 @@ def study(
     part of what the numbers depend on.
     """
     model, rows = subject.model, subject.rows
-    check_lengths(model, rows)
+    check_lengths(model.config, rows)
     about = {"model": subject.name, "edited": edited}
     tell = progress or (lambda what, done, total: None)
     found = trace_prompts(
@@ -64,7 +66,15 @@ def study(
     config = model.config
     summary = {**_about(subject, edited), **summarise(found, answer_depth=config.depth if config.is_looped else None)}
     summary["neurons"] = neuron_shares(model)
-    return summary | _closeups(model, rows, trace_depth(model, depth), pairs=pairs, edit=edit, tell=tell)
+    try:
+        return summary | _closeups(model, rows, trace_depth(model, depth), pairs=pairs, edit=edit, tell=tell)
+    except RuntimeError as error:
+        if not is_full(error):
+            raise
+        raise OutOfMemory(
+            f"analysis: out of memory at all pairs over {pairs} steps or at a path, of one prompt; "
+            f"all {len(rows)} traces are kept; take fewer pairs (0: none), a shorter first prompt or less depth"
+        ) from None
 
 
 def _closeups(
@@ -79,6 +89,8 @@ def _closeups(
     shown = floor_steps(config, depth)
     if shown:
         found["floorplan"] = floorplan(model, ids, steps=shown, edit=edit)
+    heads = floorplan_heads(model, ids, depth, edit=edit)
+    found |= {"floorplan_heads": heads} if heads else {}
     if config.is_looped and depth > 1:
         tell("paths and spectrum", 0, 1)
         path = state_paths(model, ids, depth, edit=edit)
@@ -88,11 +100,11 @@ def _closeups(
     return found
 
 
-def check_lengths(model: LoopedForCausalLM, rows: Sequence[Sequence[int]]) -> None:
+def check_lengths(config: LoopedConfig, rows: Sequence[Sequence[int]]) -> None:
     """Raises where a prompt has no token, one that the model does not know, or more than its context holds."""
     if not rows:
         raise ValueError("prompts: none; allowed: at least one")
-    limit, known = model.config.max_position_embeddings, model.config.vocab_size
+    limit, known = config.max_position_embeddings, config.vocab_size
     for number, row in enumerate(rows, start=1):
         if not len(row):
             raise ValueError(f"prompts: number {number} has no tokens; allowed: at least one")

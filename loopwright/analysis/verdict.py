@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,23 +58,27 @@ def converges(metrics: Metrics) -> Finding:
 def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Finding:
     """Are its stages those of a feedforward model?"""
     places = Places(**metrics["places"])
-    steps = torch.tensor([one_step(metrics, name, t) for t in range(places.steps)], dtype=torch.float64)
+    steps = _tensor([one_step(metrics, name, t) for t in range(places.steps)])
     if dense is None:
         if places.steps == 1:
             return _feedforward(metrics)
         drift = _share(curve_distance(steps[0], steps[-1]).item(), steps)
+        if math.isnan(drift):
+            return Finding(None, "No dense model was given, and at the first step or the last a layer has no number.")
         said = (
             f"No dense model was given. From the first step to the last the ColSum curve moves by {_percent(drift)} of its range."
         )
         return Finding(None, said, ((_percent(drift), "of its range: how far the ColSum curve moves from first to last step"),))
-    other = torch.tensor(dense["by_place"][name]["mean"], dtype=torch.float64)
+    other = _tensor([dense["by_place"][name]["mean"]])[0]
     each = curve_correlation(steps, other)
     gap = curve_distance(steps, other)
+    if each.isnan().all():
+        return Finding(None, "It cannot be said: in every step a curve has a layer without a number, or is flat.")
     best, mean = each.nan_to_num(-1).max().item(), each.nanmean().item()
     numbers = (
         (f"{mean:.2f}", "mean correlation of a step's ColSum curve with the dense model's"),
         (f"{best:.2f}", f"best, at step {int(each.nan_to_num(-1).argmax()) + 1}"),
-        (f"{gap.mean().item():.3f}", "mean distance between the curves"),
+        (f"{gap.nanmean().item():.3f}", "mean distance between the curves"),
     )
     if best < ALIKE:
         return Finding(False, "No: no step's curve has the shape of the dense model's.", numbers)
@@ -116,13 +121,13 @@ def safe(metrics: Metrics, name: str = "colsum") -> Finding:
     depth, kept = said.get("depth"), said.get("kept")
     if depth is None or depth >= places.steps:
         return Finding(None, f"Only {places.steps} steps were run, no more than the model's own depth: nothing is known beyond it.")
-    values = torch.tensor([[x if x is not None else float("nan") for x in row] for row in grid(metrics, name)], dtype=torch.float64)
+    values = _tensor(grid(metrics, name))
     own = depth - 1
     drift = _share((values[-1] - values[own]).abs().mean().item(), values)
     radius = metrics.get("spectrum", {}).get("radius", [None])[-1]
     rests = metrics["limits"]["tokens"][0] if "limits" in metrics else None
     checks = {
-        f"{_percent(rests or 0)} of tokens at rest": rests is not None and rests >= MOST,
+        f"{_percent(rests)} of tokens at rest" if rests is not None else "too few steps to see tokens rest": (rests or 0) >= MOST,
         f"{_percent(kept or 0)} of answers as at depth {depth}": kept is not None and kept >= MOST,
         f"stages moved by {_percent(drift)}": drift <= DRIFT,
         f"ρ = {radius:.2f} at the last state" if radius is not None else "ρ unknown": radius is None or radius < 1,
@@ -139,6 +144,10 @@ def safe(metrics: Metrics, name: str = "colsum") -> Finding:
         return Finding(True, said, tuple(numbers))
     wanted = f"at least {_percent(MOST)} at rest and unchanged, at most {_percent(DRIFT)} moved, ρ below 1"
     return Finding(False, f"Not shown: {'; '.join(failed)} (wanted: {wanted}).", tuple(numbers))
+
+
+def _tensor(rows: Sequence[Sequence[float | None]]) -> torch.Tensor:
+    return torch.tensor([[float("nan") if x is None else x for x in row] for row in rows], dtype=torch.float64)
 
 
 def _share(gap: float, values: torch.Tensor) -> float:

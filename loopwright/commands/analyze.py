@@ -22,7 +22,6 @@ from loopwright.commands.words import console, find_config, find_device, find_dt
 from loopwright.convert.load import load
 from loopwright.convert.source import tokenizer
 from loopwright.data.build import build_data
-from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import RunFolder, write_json
 from loopwright.train.recipe import read_recipe
 
@@ -63,6 +62,8 @@ def analyze(
 ) -> Path:
     """Traces a model (and a dense one to compare with) over prompts, saves numbers and figures, and returns the page."""
     where, kind = find_device(device), find_dtype(dtype)
+    if batch < 1:
+        raise ValueError(f"batch: {batch}; allowed: at least 1")
     if pairs < 0:
         raise ValueError(f"pairs: {pairs}; allowed: at least 1 step, or 0 for no comparison of pairs")
     # what can be wrong is found before weights are read
@@ -76,6 +77,8 @@ def analyze(
         asked.prompts, data=asked.data, examples=asked.examples, seed=asked.seed
     )  # fmt: skip
     run = RunFolder(out or f"runs/analyze-{Path(source).name}")
+    if compare is not None:
+        rows_of(compare, prompts)  # hours before its turn
     subject = subject_of(source, prompts, where, kind)
     plan = Plan(batch, pairs, where)
     found = _study(subject, run.traces, plan, depth, ablate)
@@ -101,13 +104,21 @@ def read_own(source: str, asked: Asked) -> list[Prompt]:
     return [ids[real].tolist() for ids, real in zip(batch.input_ids, batch.valid, strict=True)]
 
 
-def subject_of(source: str, prompts: Sequence[Prompt], device: str, dtype: torch.dtype) -> Subject:
-    """Returns a model with its prompts in its own tokens, checked before anything is run."""
-    words: Any = tokenizer(source) if any(isinstance(prompt, str) for prompt in prompts) else None
+def rows_of(source: str, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Returns prompts in a model's own tokens; a run's are those its recipe names. What the model cannot take is refused."""
+    words: Any = None
+    if any(isinstance(prompt, str) for prompt in prompts):
+        recipe = RunFolder(source).recipe
+        words = tokenizer((read_recipe(recipe).data.get("tokenizer") if recipe.is_file() else None) or source)
     rows = [words(prompt, verbose=False)["input_ids"] if isinstance(prompt, str) else prompt for prompt in prompts]
-    model: LoopedForCausalLM = load(source, dtype=dtype, device=device)
-    check_lengths(model, rows)
-    return Subject(Path(source).name, model, rows)
+    check_lengths(find_config(source), rows)
+    return rows
+
+
+def subject_of(source: str, prompts: Sequence[Prompt], device: str, dtype: torch.dtype) -> Subject:
+    """Returns a model with its prompts in its own tokens, checked before its weights are read."""
+    rows = rows_of(source, prompts)
+    return Subject(Path(source).name, load(source, dtype=dtype, device=device), rows)
 
 
 def _study(subject: Subject, folder: Path, plan: Plan, depth: int | None, ablate: bool) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def leading_eigenvalues(
     Each round builds an orthonormal basis of v, Jv, J²v … with `krylov` products and reads the eigenvalues of J inside it; the
     next starts from the leading eigenvectors found. Exact where `krylov` reaches tokens × channels; before that an
     eigenvalue is as good as its residual, and a strongly non-normal J (long sequences that only pass things on) wants a
-    larger `krylov`. `products`: see `PRODUCTS`.
+    larger `krylov`. `products`: see `PRODUCTS`. NaN for a row where J is not finite.
     """
     if not 1 <= k <= krylov:
         raise ValueError(f"spectrum: k is {k} with krylov {krylov}; allowed: 1 to krylov")
@@ -56,9 +56,12 @@ def leading_eigenvalues(
         times = product_of(f, s, mask, products)
         v = random_directions(s, mask, seed)
         size = min(krylov, s[0].numel())
+        finite = torch.ones(s.shape[0], dtype=torch.bool)
         for _ in range(restarts + 1):
             basis, h = _arnoldi(times, v, size)
-            values, vectors = torch.linalg.eig(h.cpu())  # small, and not every build has it on a GPU
+            h = h.cpu()  # small, and not every build has `eig` on a GPU
+            finite = finite & h.isfinite().flatten(1).all(1)  # the solver refuses what is not
+            values, vectors = torch.linalg.eig(h.where(finite[:, None, None], 0))
             order = values.abs().argsort(dim=-1, descending=True)
             values = values.gather(-1, order)
             # several, lest an eigenvalue that this round underrated is lost
@@ -68,6 +71,7 @@ def leading_eigenvalues(
             v = _unit(torch.einsum("bm,bmtd->btd", mixed.to(s), basis))
     found = torch.zeros(s.shape[0], k, dtype=values.dtype)
     found[:, : values.shape[-1]] = values[:, :k]
+    found[~finite] = torch.nan
     return found.to(s.device)
 
 

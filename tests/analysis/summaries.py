@@ -7,6 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from loopwright.analysis.study import Subject, study
 from tests.cases import noisy
 
@@ -27,3 +29,24 @@ def dense() -> dict[str, Any]:
     model = noisy("huginn-tiny", prelude_layers=1, core_layers=4, coda_layers=1, std=0.3).without_adapters()
     with TemporaryDirectory() as folder:
         return study(Subject("plain", model, ROWS), Path(folder))
+
+
+@cache
+def overflowing() -> dict[str, Any]:
+    """Returns the summary of a model whose residual grows beyond what float32 holds at the third of 12 steps."""
+    model = noisy("retrofit-llama-1b-tiny", std=0.3)
+    with torch.no_grad():
+        for block in model.core:
+            block.mlp.down_proj.weight.mul_(1e18)
+        for weight in model.injection.parameters():
+            weight.mul_(1e10)
+    with TemporaryDirectory() as folder:
+        return study(Subject("grows", model, ROWS), Path(folder), depth=12, batch=2)
+
+
+@cache
+def bare() -> dict[str, Any]:
+    """Returns the summary of a model that is a core of one layer."""
+    model = noisy("huginn-tiny", prelude_layers=0, core_layers=1, coda_layers=0, std=0.3)
+    with TemporaryDirectory() as folder:
+        return study(Subject("bare", model, ROWS), Path(folder), depth=6, batch=2)

@@ -5,9 +5,11 @@ import torch
 
 from loopwright.analysis.closeup import (
     FLOOR_MAPS,
+    HEAD_ROWS,
     compare_pairs,
     floor_steps,
     floorplan,
+    floorplan_heads,
     neuron_shares,
     pair_bytes,
     path_bytes,
@@ -15,6 +17,7 @@ from loopwright.analysis.closeup import (
     state_paths,
 )
 from loopwright.analysis.edit import ablate_massive
+from loopwright.analysis.places import Places
 from loopwright.metrics.spectrum import causal_radius
 from loopwright.metrics.trajectory import prompt_path
 from tests.analysis.dense import dense_maps
@@ -61,6 +64,7 @@ def test_close_looks_are_those_of_the_edited_pass():
     for look in (
         lambda edit: compare_pairs(model, [ROW], steps=2, edit=edit)["residual"],
         lambda edit: floorplan(model, IDS, steps=2, edit=edit)["maps"],
+        lambda edit: floorplan_heads(model, IDS, 2, edit=edit)["maps"],
         lambda edit: state_paths(model, IDS, 4, edit=edit)["points"],
         lambda edit: state_paths(model, IDS, 4, edit=edit)["prompt"],
         lambda edit: spectrum(model, IDS, [2], edit=edit)["radius"],
@@ -80,6 +84,18 @@ def test_the_floorplan_is_the_mean_over_heads():
     found = floorplan(model, IDS, steps=2)
     whole = torch.stack([each[0].mean(0) for each in maps.values()])
     assert gap(torch.tensor(found["maps"]), whole) < 6e-4  # three digits are kept
+
+
+def test_single_heads_of_a_floorplan_are_the_maps_themselves_and_few_enough():
+    model = noisy("huginn-tiny", core_layers=8)
+    found = floorplan_heads(model, IDS, 4)
+    places = Places(**found["places"])
+    assert places.steps == 2 and places.count <= HEAD_ROWS < Places.of(model.config, 3).count
+    maps, _ = dense_maps(model, IDS, 2)
+    assert found["heads"] == list(range(model.config.num_attention_heads))
+    for index, each in enumerate(found["maps"]):
+        assert gap(torch.tensor(each), maps[places.name(index)][0]) < 6e-3  # two digits are kept
+    assert floorplan_heads(noisy("huginn-tiny", core_layers=HEAD_ROWS), IDS, 4) == {}
 
 
 @torch.no_grad()

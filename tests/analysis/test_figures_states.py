@@ -36,6 +36,16 @@ def test_a_floorplan_has_a_row_of_maps_per_step_and_frames_around_what_runs_once
     assert ">layers<" in states.floorplan(dense())
 
 
+def test_a_floorplan_of_heads_changes_with_any_head():
+    metrics = json.loads(json.dumps(looped()))
+    svg = states.floorplan_heads(metrics)
+    assert ">step 1<" in svg and ">prelude<" in svg
+    heads = len(metrics["floorplan_heads"]["heads"])
+    assert svg.count(states.PRELUDE.lower()) == heads * metrics["places"]["prelude"]
+    metrics["floorplan_heads"]["maps"][2][-1][1][0] += 0.3
+    assert states.floorplan_heads(metrics) != svg and states.floorplan(metrics) == states.floorplan(looped())
+
+
 def test_pairs_of_many_depths_are_all_drawn():
     metrics = {"pairs": {"attention": [[0.1] * 200] * 200, "residual": [[0.5] * 200] * 200}}
     svg = states.pair_matrices(metrics)

@@ -4,8 +4,8 @@ import json
 import re
 from pathlib import Path
 
-from loopwright.analysis.report_analysis import READ, READ_DENSE, draw_all, sections, write_analysis
-from tests.analysis.summaries import dense, looped
+from loopwright.analysis.report_analysis import MORE, READ, READ_DENSE, draw_all, sections, write_analysis
+from tests.analysis.summaries import bare, dense, looped, overflowing
 
 QUESTIONS = [
     "What this model is",
@@ -29,7 +29,20 @@ def test_every_figure_is_on_the_page_with_its_sentence():
     pictures = draw_all(looped(), dense())
     shown = [picture for section in sections(looped(), dense(), pictures) for picture in section.pictures]
     assert sorted(picture.svg for picture in shown) == sorted(pictures.values())
-    assert {picture.caption for picture in shown} == {READ[name] for name in pictures}
+    whole = {name: f"{said} {MORE[name][1]}" if name in MORE else said for name, said in READ.items()}
+    assert {picture.caption for picture in shown} == {whole[name] for name in pictures}
+
+
+def captions(metrics) -> str:
+    found = sections(metrics, None, draw_all(metrics))
+    return " ".join(picture.caption for section in found for picture in section.pictures)
+
+
+def test_captions_say_nothing_of_what_is_not_drawn():
+    whole, lonely = captions(looped()), bare()
+    assert "dashed red" not in whole and "framed" in whole and "farthest from it ends" in whole
+    assert "framed" not in captions(lonely) and "farthest from it ends" not in captions(lonely)
+    assert "cosine to farthest" not in draw_all(lonely)["fixed-points"]
 
 
 def test_a_dense_models_page(tmp_path):
@@ -57,3 +70,11 @@ def test_the_example_pages_are_small_whole_and_linked():
         assert f"(examples/{page.parent.name}/report.html)" in told
         assert "<script" not in text and not re.search(r"(?:src|href)=\"(?!#|data:)", text)
         assert not re.search(r"/(?:home|root|tmp|work|Users)/", text)
+
+
+def test_a_model_that_overflows_has_a_page_that_says_so(tmp_path):
+    metrics = json.loads(json.dumps(overflowing(), allow_nan=False))
+    for beside in (dense(), None):
+        text = write_analysis(metrics, tmp_path, dense=beside).read_text()
+        assert "No: 100 % of layers do not stay" in text and "Not shown: 0 % of tokens at rest" in text
+        assert not re.search(r"\bnan\b", text)

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from loopwright.analysis import study as analysis_study
 from loopwright.analysis.edit import ablate_massive
+from loopwright.analysis.record import OutOfMemory
 from loopwright.analysis.study import Subject, check_lengths, study
 from tests.analysis.summaries import ROWS, dense, looped
 from tests.cases import noisy
@@ -44,10 +46,24 @@ def test_prompts_are_checked_before_anything_runs():
         ([[96]], "token id 96; the model knows 96 tokens"),
     ):
         with pytest.raises(ValueError, match=words):
-            check_lengths(model, rows)
+            check_lengths(model.config, rows)
 
 
 def test_progress_is_told(tmp_path):
     told = []
     study(Subject("m", noisy("huginn-tiny"), ROWS), tmp_path, depth=5, batch=2, progress=lambda *words: told.append(words))
     assert ("traces", 2, 3) in told and ("traces", 3, 3) in told
+
+
+def test_memory_that_ends_in_a_close_look_is_one_line_and_keeps_the_traces(tmp_path, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines.")
+
+    subject = Subject("m", noisy("huginn-tiny"), [[1, 2, 3], [4, 5]])
+    monkeypatch.setattr(analysis_study, "compare_pairs", full)
+    with pytest.raises(OutOfMemory, match="all 2 traces are kept; take fewer pairs") as found:
+        study(subject, tmp_path, depth=3)
+    assert "\n" not in str(found.value)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")}
+    assert study(subject, tmp_path, depth=3, pairs=0)["examples"] == 2
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")} and len(before) == 2

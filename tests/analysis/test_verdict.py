@@ -53,6 +53,12 @@ def test_depth_is_safe_only_where_everything_says_so():
     assert safe(moved).good is False and "stages moved" in safe(moved).sentence
 
 
+def test_too_few_steps_are_not_called_motion():
+    few = made()
+    del few["limits"]
+    assert safe(few).good is False and "too few steps to see tokens rest" in safe(few).sentence
+
+
 def test_nothing_is_said_beyond_what_was_run():
     assert safe(made(answers={"depth": 12, "kept": 1.0})).good is None
     assert safe(dense()).good is None

@@ -55,6 +55,35 @@ def test_a_runs_own_rows(tmp_path, capsys):
     assert json.loads((tmp_path / "o" / "metrics" / "analysis.json").read_text())["examples"] == 3
 
 
+def test_a_run_of_text_is_read_with_the_tokenizer_its_recipe_names(tmp_path, capsys):
+    from tests.generate.tiny import word_tokenizer
+
+    word_tokenizer().save_pretrained(tmp_path / "words")
+    (tmp_path / "text.txt").write_text("the cat sat and then the dog ran again\n\n" * 20)
+    recipe = {
+        "about": "words", "model": {"kind": "preset", "name": "huginn-tiny"}, "updates": 1, "batch": 2,
+        "depth": {"kind": "fixed", "depth": 2},
+        "data": {"kind": "text", "files": str(tmp_path / "text.txt"), "valid_files": str(tmp_path / "text.txt"),
+                 "tokenizer": str(tmp_path / "words"), "length": 4},
+    }  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    with pytest.raises(SystemExit):
+        main(["train", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "run")])
+    code, _, err = run(capsys, tmp_path / "run", "--prompts", "the cat sat", "--depth", 4, "--out", tmp_path / "o")
+    assert code == 0, err
+
+
+def test_prompts_that_the_dense_model_cannot_take_are_refused_before_anything_is_run(folder, tmp_path, capsys):
+    from tests.cases import noisy
+    from tests.generate.tiny import word_tokenizer
+
+    noisy("huginn-tiny", max_position_embeddings=2).without_adapters().save_pretrained(tmp_path / "dense")
+    word_tokenizer().save_pretrained(tmp_path / "dense")
+    words = ("--prompts", "the dog ran again", "--depth", 4, "--out", tmp_path / "o", "--compare", tmp_path / "dense")
+    code, out, err = run(capsys, folder, *words)
+    assert code == 2 and "the model's context holds 2" in err and "memory" not in out and not (tmp_path / "o").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

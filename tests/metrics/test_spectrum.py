@@ -185,3 +185,11 @@ def test_eigenvalues_along_a_path_are_those_at_each_state():
     assert turn_frequency(torch.tensor([1.0, -1.0, 1j, -1j])).tolist() == [0, 0.5, 0.25, 0.25]
     with pytest.raises(ValueError, match="1 maps for 2 states"):
         path_eigenvalues([lambda s: s], states, 2)
+
+
+def test_a_row_whose_derivative_is_not_finite_has_no_eigenvalues_and_the_others_keep_theirs():
+    scale = torch.tensor([0.5, torch.inf, torch.nan, 0.25])[:, None, None]
+    states = torch.ones(4, 2, 3)
+    found = leading_eigenvalues(lambda s: s * scale, states, 1)[:, 0]
+    assert found[1:3].isnan().all()
+    assert torch.allclose(found[[0, 3]].real, torch.tensor([0.5, 0.25]))
