@@ -18,12 +18,10 @@ from loopwright.analysis.report_analysis import write_analysis
 from loopwright.analysis.study import Subject, check_lengths, study
 from loopwright.analysis.trace import trace_depth
 from loopwright.analysis.verdict import Finding, converges, safe, stages
+from loopwright.commands.models import open_model, open_tokenizer, own_recipe
 from loopwright.commands.words import console, find_config, find_device, find_dtype, fitting_threads, is_preset, progress
-from loopwright.convert.load import load
-from loopwright.convert.source import tokenizer
 from loopwright.data.build import build_data
 from loopwright.run import RunFolder, write_json
-from loopwright.train.recipe import read_recipe
 
 VALID = "valid"  # the prompts of a run folder that are its own validation rows
 
@@ -96,20 +94,17 @@ def analyze(
 
 def read_own(source: str, asked: Asked) -> list[Prompt]:
     """Returns the first validation rows of a run folder, without their padding, as token ids."""
-    run = RunFolder(source)
-    if not run.recipe.is_file():
+    own = own_recipe(source)
+    if own is None:
         raise ValueError(f"prompts: {source} holds no run (no recipe.yaml), so no validation rows; give a file, a set or a text")
-    rows = build_data(read_recipe(run.recipe).data, run.path / "data").valid
+    rows = build_data(own.data, RunFolder(source).path / "data").valid
     batch = rows.batch(range(min(asked.examples or 32, len(rows))))
     return [ids[real].tolist() for ids, real in zip(batch.input_ids, batch.valid, strict=True)]
 
 
 def rows_of(source: str, prompts: Sequence[Prompt]) -> list[list[int]]:
     """Returns prompts in a model's own tokens; a run's are those its recipe names. What the model cannot take is refused."""
-    words: Any = None
-    if any(isinstance(prompt, str) for prompt in prompts):
-        recipe = RunFolder(source).recipe
-        words = tokenizer((read_recipe(recipe).data.get("tokenizer") if recipe.is_file() else None) or source)
+    words: Any = open_tokenizer(source) if any(isinstance(prompt, str) for prompt in prompts) else None
     rows = [words(prompt, verbose=False)["input_ids"] if isinstance(prompt, str) else prompt for prompt in prompts]
     check_lengths(find_config(source), rows)
     return rows
@@ -118,7 +113,7 @@ def rows_of(source: str, prompts: Sequence[Prompt]) -> list[list[int]]:
 def subject_of(source: str, prompts: Sequence[Prompt], device: str, dtype: torch.dtype) -> Subject:
     """Returns a model with its prompts in its own tokens, checked before its weights are read."""
     rows = rows_of(source, prompts)
-    return Subject(Path(source).name, load(source, dtype=dtype, device=device), rows)
+    return Subject(Path(source).name, open_model(source, dtype, device), rows)
 
 
 def _study(subject: Subject, folder: Path, plan: Plan, depth: int | None, ablate: bool) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from rich.markup import escape
 
+from loopwright.commands.models import open_model
 from loopwright.commands.words import console, find_device, find_dtype, fitting_threads, is_preset, progress, table
-from loopwright.convert.load import load
 from loopwright.evaluate import conformance
 from loopwright.model.presets import PRESETS, build
 
@@ -26,7 +26,7 @@ def check(source: str, *, dtype: str = "float32", device: str = "cpu", seed: int
         torch.manual_seed(seed)
         model = build(name).to(device=where, dtype=kind)  # type: ignore[call-arg]  # how transformers wraps `to`
     else:
-        model = load(source, dtype=kind, device=where)
+        model = open_model(source, kind, where)
     with fitting_threads(model), progress() as bar:
         task = bar.add_task("check", total=len(conformance.CHECKS))
         report = conformance.check(model, progress=lambda one: bar.update(task, advance=1, description=one))

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.progress import Progress, TaskID
 
 from loopwright.analysis.figures import Curve, accuracy_by_depth, length_by_depth_heatmap, loss_by_depth
+from loopwright.commands.models import model_folder, open_model, own_recipe
 from loopwright.commands.words import console, find_device, find_dtype, progress
-from loopwright.convert.load import load
 from loopwright.convert.source import TOKENIZER_FILES, find_folder
 from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.build import build_data, check_vocab
@@ -24,9 +24,8 @@ from loopwright.recipes.shelf import recipe
 from loopwright.run import RunFolder, write_whole
 from loopwright.settings import build_kind, suggest
 from loopwright.train.average import load_average
-from loopwright.train.checkpoint import find_checkpoint, saved_model
 from loopwright.train.depth import RULES
-from loopwright.train.recipe import Recipe, read_recipe
+from loopwright.train.recipe import Recipe
 
 CONTEXT = 512  # tokens of a passage, where nothing is said
 FIELD = "text"  # of a JSON line, where nothing is said
@@ -147,8 +146,7 @@ def find_model(
     source: str, checkpoint: str | None, dtype: str, device: str, out: str | None
 ) -> tuple[LoopedForCausalLM, RunFolder, Recipe | None]:
     """Returns the model of a run's checkpoint or of a folder or hub id, where its numbers go, and the run's recipe if any."""
-    run = RunFolder(source)
-    own = read_recipe(run.recipe) if run.recipe.is_file() else None
+    own = own_recipe(source)
     numbers = RunFolder(out or ("runs/evaluate" if own is None else source))
     blocked = next((path for path in (numbers.eval, *numbers.eval.parents) if path.exists() and not path.is_dir()), None)
     if blocked is not None:
@@ -156,13 +154,10 @@ def find_model(
     if own is None and checkpoint is not None:
         raise ValueError(f"evaluate: --checkpoint belongs to a run, and {source} holds none (no recipe.yaml)")
     kind, where = find_dtype(dtype), find_device(device)
-    folder: str | Path = source if own is None else find_checkpoint(run.checkpoints, checkpoint or "last").folder
-    if own is None:
-        model = load(folder, dtype=kind, device=where)
-    else:
-        model = saved_model(Path(folder), own.model, dtype=kind, device=where)
-    if (Path(folder) / "average.safetensors").is_file():
-        load_average(Path(folder), model)
+    model = open_model(source, kind, where, checkpoint or "last")
+    folder = Path(model_folder(source, checkpoint or "last"))
+    if (folder / "average.safetensors").is_file():
+        load_average(folder, model)
         console().print("measured with the averaged weights, as the run's own looks were", markup=False)
     return model, numbers, own
 

@@ -8,9 +8,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from loopwright.commands.models import open_model, open_tokenizer
 from loopwright.commands.words import console, find_config, find_device, find_dtype, fitting_threads, is_preset
-from loopwright.convert.load import load
-from loopwright.convert.source import tokenizer
 from loopwright.generate.depths import StepGuess, next_token_by_depth
 from loopwright.generate.stream import Sampling, checked_seed, encode, encode_chat, stream
 
@@ -41,8 +40,8 @@ def generate(
     find_config(source).check_depth(depth)
     if seed is not None and not (sampling or Sampling()).options()["do_sample"]:
         raise ValueError(f"seed: {seed} would change nothing; nothing is drawn without a temperature, top_p, top_k or min_p")
-    words = tokenizer(source)
-    model = load(source, dtype=kind, device=where)
+    words = open_tokenizer(source)
+    model = open_model(source, kind, where)
     if state_seed is not None:
         checked_seed(model, state_seed)
     ids = (encode_chat if chat else encode)(words, prompt, model.config.vocab_size).to(model.device)

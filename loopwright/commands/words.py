@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
+from loopwright.convert.adapters import RECORD
 from loopwright.convert.families import family_of
 from loopwright.convert.source import find_folder
 from loopwright.convert.weights import read_json, stored_tensors
@@ -40,7 +41,9 @@ def find_config(source: str, overrides: Iterable[str] = ()) -> LoopedConfig:
     folder = find_folder(source)
     where = str(folder / "config.json")
     settings = read_json(folder / "config.json")
-    config = family_of(settings, stored_tensors(folder), where).config(settings, where)  # the weights stay on the disk
+    # the weights stay on the disk; parts that were saved alone are always of our own kind
+    tensors = {} if (folder / RECORD).is_file() else stored_tensors(folder)
+    config = family_of(settings, tensors, where).config(settings, where)
     return LoopedConfig(**merge(config.to_dict(), changes)) if changes else config
 
 

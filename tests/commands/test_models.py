@@ -1,0 +1,61 @@
+"""What a word on the command line opens: a folder, a run, a run that saved its parts alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import loopwright as lw
+from loopwright.commands.generate import generate
+from loopwright.commands.models import model_folder, open_model, open_tokenizer, own_recipe
+from loopwright.commands.words import find_config
+from loopwright.convert.adapters import RECORD
+from loopwright.recipes.shelf import recipe
+from loopwright.train.loop import train
+from loopwright.train.setup import Outcome
+from tests.generate.tiny import WORDS, save_model
+
+DENSE = {
+    "core_layers": 0, "coda_layers": 0, "prelude_layers": 4, "gate": {"kind": "none"}, "end_norm": "never", "max_steps": None,
+    "adapters": [], "beyond_max_steps": "refuse",
+}  # fmt: skip
+IDS = torch.arange(7)[None]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["parts alone", "whole"])
+def healed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    place = tmp_path_factory.mktemp("healed")
+    source = save_model(place / "source", "ouroboros-qwen2.5-3b-tiny", **DENSE)
+    (place / "text.jsonl").write_text("".join(f'{{"text": "{" ".join(WORDS[:12])}"}}\n' for _ in range(30)))
+    data = f"data={{kind: text, files: {place}/text.jsonl, tokenizer: {source}, length: 8, valid: 5}}"
+    changes = ["adapters={rank: 4, style: 8}", "depth=2", "max_steps=4"]
+    chosen = recipe("ouroboros-fixed", [
+        data, f"model.source={source}", *[f"model.changes.{change}" for change in changes], "depth={kind: fixed, depth: 2}",
+        "updates=2", "batch=4", "accumulate=1", "precision=fp32", "look.every=0", "schedule.warmup=0",
+        f"save={{every: 0, parts: {str(request.param).lower()}}}",
+    ])  # fmt: skip
+    found = train(chosen, place / "run")
+    assert (found.checkpoint / RECORD).is_file() == request.param
+    return found
+
+
+def test_a_run_is_opened_with_its_base_and_its_tokenizer(healed: Outcome) -> None:
+    source = str(healed.run.path)
+    model = open_model(source, torch.float32, "cpu")
+    with torch.no_grad():
+        assert torch.equal(model(IDS, depth=3).logits, healed.model(IDS, depth=3).logits)
+    config = find_config(source)
+    assert config.adapters == healed.model.config.adapters and config.depth == 2 and model_folder(source) == healed.checkpoint
+    own = own_recipe(source)
+    assert own is not None and open_tokenizer(source).get_vocab() == lw.tokenizer(own.data["tokenizer"]).get_vocab()
+
+
+def test_a_run_speaks(healed: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
+    generate(str(healed.run.path), WORDS[0], depth=2, max_new_tokens=3)
+    assert "depth 2" in capsys.readouterr().err
+
+
+def test_a_folder_is_itself(healed: Outcome) -> None:
+    source = str(own.model["source"]) if (own := own_recipe(str(healed.run.path))) else ""
+    assert own_recipe(source) is None and model_folder(source) == source
+    assert not open_model(source, torch.float32, "cpu").config.is_looped
