@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 from loopwright.analysis.report_analysis import MORE, READ, READ_DENSE, draw_all, sections, write_analysis
@@ -15,6 +16,12 @@ QUESTIONS = [
 ]
 
 
+@cache
+def drawn_of(kind: str, beside: bool = False) -> dict[str, str]:
+    """The figures of a summary, drawn once for all tests."""
+    return draw_all({"looped": looped, "bare": bare, "dense": dense}[kind](), dense() if beside else None)
+
+
 def test_the_page_answers_the_questions_in_order(tmp_path):
     page = write_analysis(json.loads(json.dumps(looped())), tmp_path, dense=json.loads(json.dumps(dense())), footer="made here")
     text = page.read_text()
@@ -22,42 +29,43 @@ def test_the_page_answers_the_questions_in_order(tmp_path):
     assert places == sorted(places)
     assert "More depth is safe." in text and "made here" in text and "<script" not in text and "src=" not in text
     drawn = {path.stem for path in (tmp_path / "figures").glob("*.svg")}
-    assert drawn == set(draw_all(looped(), dense())) and len(drawn) >= 14
+    assert drawn == set(drawn_of("looped", True)) and len(drawn) >= 14
 
 
 def test_every_figure_is_on_the_page_with_its_sentence():
-    pictures = draw_all(looped(), dense())
+    pictures = drawn_of("looped", True)
     shown = [picture for section in sections(looped(), dense(), pictures) for picture in section.pictures]
     assert sorted(picture.svg for picture in shown) == sorted(pictures.values())
     whole = {name: f"{said} {MORE[name][1]}" if name in MORE else said for name, said in READ.items()}
     assert {picture.caption for picture in shown} == {whole[name] for name in pictures}
 
 
-def captions(metrics) -> str:
-    found = sections(metrics, None, draw_all(metrics))
+def captions(metrics, kind: str) -> str:
+    found = sections(metrics, None, drawn_of(kind))
     return " ".join(picture.caption for section in found for picture in section.pictures)
 
 
 def test_captions_say_nothing_of_what_is_not_drawn():
-    whole, lonely = captions(looped()), bare()
+    whole, lonely = captions(looped(), "looped"), captions(bare(), "bare")
     assert "dashed red" not in whole and "framed" in whole and "farthest from it ends" in whole
-    assert "framed" not in captions(lonely) and "farthest from it ends" not in captions(lonely)
-    assert "cosine to farthest" not in draw_all(lonely)["fixed-points"]
+    assert "framed" not in lonely and "farthest from it ends" not in lonely
+    assert "cosine to farthest" not in drawn_of("bare")["fixed-points"]
 
 
 def test_a_dense_models_page(tmp_path):
     text = write_analysis(dense(), tmp_path).read_text()
     assert "Its stages" in text and "Does it converge" not in text and 'class="outcome' not in text
     assert "each layer once" in text and "input injection" not in text and "Its layers run once." in text
-    drawn = draw_all(dense())
+    drawn = drawn_of("dense")
     shown = [picture for section in sections(dense(), None, drawn) for picture in section.pictures]
     assert sorted(picture.svg for picture in shown) == sorted(drawn.values())
     assert {picture.caption for picture in shown} == {(READ | READ_DENSE)[name] for name in drawn}
 
 
 def test_the_same_numbers_give_the_same_bytes(tmp_path):
-    one, two = (write_analysis(looped(), tmp_path / name) for name in ("a", "b"))
-    assert one.read_bytes() == two.read_bytes()
+    made = write_analysis(looped(), tmp_path)
+    drawn = {path.stem: path.read_text() for path in (tmp_path / "figures").glob("*.svg")}
+    assert drawn == drawn_of("looped") and all(svg in made.read_text() for svg in drawn.values())
 
 
 def test_the_example_pages_are_small_whole_and_linked():
