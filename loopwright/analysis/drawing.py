@@ -216,7 +216,8 @@ def _needed(points: Sequence[complex]) -> list[complex]:
 def _apart(point: complex, a: complex, b: complex) -> float:
     """Returns how far a point is from the piece of line between two others."""
     along = b - a
-    share = ((point - a) * along.conjugate()).real / abs(along) ** 2 if along else 0.0
+    size = abs(along) ** 2  # zero also where a length is too small to be squared
+    share = ((point - a) * along.conjugate()).real / size if size else 0.0
     return abs(point - a - min(max(share, 0.0), 1.0) * along)
 
 
