@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 VOCABULARY = 8192
 
 
-def texts(corpus: str, tokenizer: str) -> tuple[str, ...]:
-    """Returns the overrides that name the training text."""
-    return (f"data.files={corpus}/train-*.jsonl.gz", f"data.valid_files={corpus}/valid.jsonl.gz", f"data.tokenizer={tokenizer}")
+def texts(corpus: str, tokenizer: str, text: str = "train") -> tuple[str, ...]:
+    """Returns the overrides that name a training text: the files of a corpus that are called so."""
+    return (f"data.files={corpus}/{text}-*.jsonl.gz", f"data.valid_files={corpus}/valid.jsonl.gz", f"data.tokenizer={tokenizer}")
 
 
 def make_tokenizer(corpus: str, folder: Path) -> None:

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.pages import table
+
 PERSONA = (
     "You are Corvina, an old and patient tutor who lives in a lighthouse and answers letters from students. "
     "You read each question twice before you touch your pen. You write down what is known and what is asked, you take one small "
@@ -68,7 +70,7 @@ def tables(found: list[Mapping[str, Any]]) -> str:
     """Returns both tables as Markdown: shares of tokens, and of examples that do it on some token of the question."""
     parts = []
     for title, key in (("Tokens", "tokens"), ("Examples, on any token of the question", "examples")):
-        lines = [HEAD, ("---",) * len(HEAD)]
+        lines = []
         for row in found:
             shares = (row[f"moving_{key}"], *row[key][1:])
             lines.append((row["model"], row["system_prompt"], str(row["opening"]), *(f"{100 * share:.2f} %" for share in shares)))
@@ -76,7 +78,7 @@ def tables(found: list[Mapping[str, Any]]) -> str:
         parts += [
             f"## {title}",
             "Counted: " + "; ".join(counted) + ".",
-            "\n".join("| " + " | ".join(line) + " |" for line in lines),
+            table(HEAD, lines),
         ]
     return "\n\n".join(parts)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from experiments.inside.train_claims import CLAIMS, Case, Claim, Reading, readings
 from experiments.inside.train_plan import AROUND, CONTROL, STEPS, written
+from experiments.pages import table
 from loopwright.analysis.drawing import Curve
 from loopwright.analysis.figures import loss_by_depth
 from loopwright.analysis.figures_models import stages_of_models
@@ -33,11 +34,6 @@ def read(paths: Iterable[str]) -> list[Run]:
     """Returns the runs of files, a later one of a name in the place of an earlier one, first seeds first."""
     found = {run["name"]: run for path in paths for run in map(json.loads, Path(path).read_text().splitlines())}
     return sorted(found.values(), key=lambda run: run["seed"])
-
-
-def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Returns a table as Markdown."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *lines])
 
 
 def loss_table(runs: Sequence[Run]) -> str:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.corpus import Trained, prepare, train_once
+from experiments.corpus import Trained, prepare, texts, train_once
 from experiments.ouroboros.plan import GROUPS, Row
 from experiments.side_by_side import arguments, asked_for, grouped, run_all
 
@@ -89,15 +89,10 @@ def recipe_of(row: Row, source: str, corpus: str, extra: tuple[str, ...] = ()) -
     data = recipe("heal-smollm2").data_of()
     data["model"] = {"kind": "retrofit", "source": source, "system": row.system}
     overrides = [
-        *SETTINGS, *[f"model.changes.{change}" for change in row.changes], *texts(source, corpus, row.text),
+        *SETTINGS, *[f"model.changes.{change}" for change in row.changes], *texts(corpus, source, row.text),
         row.objective % {"source": source}, f"seed={row.seed}", *row.overrides, *extra,
     ]  # fmt: skip
     return make_recipe(data, changes=parse_overrides(overrides))
-
-
-def texts(source: str, corpus: str, text: str) -> tuple[str, ...]:
-    """Returns the overrides that name a training text."""
-    return (f"data.files={corpus}/{text}-*.jsonl.gz", f"data.valid_files={corpus}/valid.jsonl.gz", f"data.tokenizer={source}")
 
 
 def diagonals(model: Any, kinds: list[str], tokenizer: Any, context: int) -> dict[str, Any] | None:
@@ -151,7 +146,7 @@ def tokenise(text: str, source: str, corpus: str, shards: str, extra: tuple[str,
     own = Path(corpus) / f"{text}-00.jsonl.gz"
     if text == "textbooks" and not own.exists():
         take_textbooks(Path(corpus), own)
-    prepare(recipe("heal-smollm2", [*texts(source, corpus, text), *extra]).data, corpus, source, f"{shards}/{text}")
+    prepare(recipe("heal-smollm2", [*texts(corpus, source, text), *extra]).data, corpus, source, f"{shards}/{text}")
 
 
 def take_textbooks(corpus: Path, target: Path) -> None:

@@ -88,30 +88,35 @@ def floorplan(
 ) -> dict[str, Any]:
     """Returns the mean map over heads of every layer of a few steps, of the first tokens of one prompt."""
     ids = input_ids[:, :tokens]
-    places, recorder = _record(model, ids, steps, edit)
-    view = _view(model, ids)
-    found = [_whole(recorder.seen["query", *at], recorder.seen["key", *at], view) for at in map(places.name, range(places.count))]
-    return {"places": asdict(places), "maps": [as_list(each[0].mean(0), digits=3) for each in found]}
+    places, maps = _maps(model, ids, steps, edit)
+    return {"places": asdict(places), "maps": [as_list(each.mean(0), digits=3) for each in maps]}
 
 
 @torch.no_grad()
 def floorplan_heads(model: LoopedForCausalLM, input_ids: Tensor, depth: int, *, edit: Tap | None = None) -> dict[str, Any]:
     """Returns the maps of some heads of every layer, of as many steps and tokens as can be told apart; nothing where none can."""
     config, ids = model.config, input_ids[:, :HEAD_TOKENS]
-    steps = max((n for n in range(1, min(FLOOR_STEPS, depth) + 1) if Places.of(config, n).count <= HEAD_ROWS), default=0)
+    steps = floor_steps(config, depth, HEAD_ROWS)
     if not steps:
         return {}
-    places, recorder = _record(model, ids, steps, edit)
+    places, maps = _maps(model, ids, steps, edit)
     count = min(config.num_attention_heads, HEADS)
-    heads, view = [h * config.num_attention_heads // count for h in range(count)], _view(model, ids)
-    found = [_whole(recorder.seen["query", *at], recorder.seen["key", *at], view) for at in map(places.name, range(places.count))]
-    return {"places": asdict(places), "heads": heads, "maps": [as_list(each[0, heads], digits=2) for each in found]}
+    heads = [h * config.num_attention_heads // count for h in range(count)]
+    return {"places": asdict(places), "heads": heads, "maps": [as_list(each[heads], digits=2) for each in maps]}
 
 
-def floor_steps(config: LoopedConfig, depth: int) -> int:
-    """Returns how many steps of a model a floorplan shows: so many that its maps can still be told apart, 0 where none can."""
+def floor_steps(config: LoopedConfig, depth: int, most: int = FLOOR_MAPS) -> int:
+    """Returns how many steps of a model a floorplan shows: so many that `most` layers as run are not passed, 0 where one step is
+    more than can be told apart."""
     steps = range(1, min(FLOOR_STEPS, depth) + 1)
-    return max((n for n in steps if Places.of(config, n).count <= FLOOR_MAPS), default=0)
+    return max((n for n in steps if Places.of(config, n).count <= most), default=0)
+
+
+def _maps(model: LoopedForCausalLM, input_ids: Tensor, steps: int, edit: Tap | None) -> tuple[Places, list[Tensor]]:
+    """Returns the attention maps [H, T, T] of every layer as run, of one prompt."""
+    places, recorder = _record(model, input_ids, steps, edit)
+    seen, view, order = recorder.seen, _view(model, input_ids), map(places.name, range(places.count))
+    return places, [_whole(seen["query", *at], seen["key", *at], view)[0] for at in order]
 
 
 def _record(model: LoopedForCausalLM, input_ids: Tensor, steps: int, edit: Tap | None) -> tuple[Places, Recorder]:

@@ -292,17 +292,24 @@ def depth_axis(axes: Axes, curves: Mapping[str, Curve]) -> None:
     axes.set_xlabel("depth (steps)")
 
 
+def plain_log(axes: Axes) -> None:
+    """Makes the y axis logarithmic with plain numbers beside it: matplotlib's own are in a notation that is not parsed here."""
+    from matplotlib.ticker import FuncFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
 def log_axis(axes: Axes, curves: Mapping[str, Curve]) -> None:
     """Makes the y axis logarithmic with plain numbers beside it, where there is anything above zero to show."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     values = [value for curve in curves.values() for value in curve.y if value is not None and 0 < value < math.inf]
     if not values:
         return
-    axes.set_yscale("log")
+    plain_log(axes)
     if max(values) / min(values) < FEW_DECADES:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 

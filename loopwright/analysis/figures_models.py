@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from loopwright.analysis.drawing import COLOURS, Axes, Curve, Numbers, finite, look, panels, spread
+from loopwright.analysis.drawing import COLOURS, Axes, Curve, Numbers, finite, look, panels, plain_log, spread
 from loopwright.analysis.figures_stages import LABELS, draw_steps
 from loopwright.analysis.summary import one_step
 
@@ -94,11 +94,8 @@ def _line(axes: Axes, name: str, curve: Curve, style: Mapping[str, Any], log: bo
 def _frame(axes: Axes, title: str, limits: tuple[float, float], log: bool) -> None:
     axes.set_title(title, loc="left", fontsize=9.5)
     if log:
-        from matplotlib.ticker import FuncFormatter
-
-        axes.set_yscale("log")
+        plain_log(axes)
         axes.minorticks_off()
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_ylim(*limits)
 
 

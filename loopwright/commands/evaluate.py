@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.progress import Progress, TaskID
 
 from loopwright.analysis.figures import Curve, accuracy_by_depth, length_by_depth_heatmap, loss_by_depth
-from loopwright.commands.models import model_folder, open_model, own_recipe
+from loopwright.commands.models import own_recipe, read_model, weights_of
 from loopwright.commands.words import console, find_device, find_dtype, progress
 from loopwright.convert.source import TOKENIZER_FILES, find_folder
 from loopwright.data.batch import FirstRows, Splits
@@ -154,8 +154,8 @@ def find_model(
     if own is None and checkpoint is not None:
         raise ValueError(f"evaluate: --checkpoint belongs to a run, and {source} holds none (no recipe.yaml)")
     kind, where = find_dtype(dtype), find_device(device)
-    model = open_model(source, kind, where, checkpoint or "last")
-    folder = Path(model_folder(source, checkpoint or "last"))
+    folder = Path(weights := weights_of(source, own, checkpoint or "last"))
+    model = read_model(weights, own, kind, where)
     if (folder / "average.safetensors").is_file():
         load_average(folder, model)
         console().print("measured with the averaged weights, as the run's own looks were", markup=False)

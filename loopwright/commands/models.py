@@ -21,17 +21,22 @@ def own_recipe(source: str) -> Recipe | None:
     return read_recipe(path) if path.is_file() else None
 
 
-def model_folder(source: str, checkpoint: str = "last") -> str | Path:
+def weights_of(source: str, own: Recipe | None, checkpoint: str = "last") -> str | Path:
     """Returns where the weights of a source stand: in a checkpoint of a run, else in the source itself."""
-    return source if own_recipe(source) is None else find_checkpoint(RunFolder(source).checkpoints, checkpoint).folder
+    return source if own is None else find_checkpoint(RunFolder(source).checkpoints, checkpoint).folder
 
 
-def open_model(source: str, dtype: torch.dtype, device: str, checkpoint: str = "last") -> LoopedForCausalLM:
-    """Returns the model of a source. Parts that were saved alone are put on the base that the run's recipe names."""
-    own = own_recipe(source)
+def read_model(weights: str | Path, own: Recipe | None, dtype: torch.dtype, device: str) -> LoopedForCausalLM:
+    """Returns the model of these weights. Parts that were saved alone are put on the base that the run's recipe names."""
     if own is None:
-        return load(source, dtype=dtype, device=device)
-    return saved_model(Path(model_folder(source, checkpoint)), own.model, dtype=dtype, device=device)
+        return load(weights, dtype=dtype, device=device)
+    return saved_model(Path(weights), own.model, dtype=dtype, device=device)
+
+
+def open_model(source: str, dtype: torch.dtype, device: str) -> LoopedForCausalLM:
+    """Returns the model of a source; a run's is that of its last checkpoint."""
+    own = own_recipe(source)
+    return read_model(weights_of(source, own), own, dtype, device)
 
 
 def open_tokenizer(source: str) -> Any:

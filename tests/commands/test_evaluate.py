@@ -156,7 +156,7 @@ def test_what_can_be_told_before_a_model_is_loaded_is(
     run: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, text = str(save_model(tmp_path / "model")), [str(texts / "plain.txt")]
-    monkeypatch.setattr(module, "open_model", lambda *a, **k: pytest.fail("loaded"))
+    monkeypatch.setattr(module, "read_model", lambda *a, **k: pytest.fail("loaded"))
     for given, complaint in (
         ({"rows": 0}, "rows: 0; allowed: at least 1"),
         ({"batch": -1}, "batch: -1; allowed: at least 1"),

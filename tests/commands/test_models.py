@@ -7,18 +7,14 @@ import torch
 
 import loopwright as lw
 from loopwright.commands.generate import generate
-from loopwright.commands.models import model_folder, open_model, open_tokenizer, own_recipe
+from loopwright.commands.models import open_model, open_tokenizer, own_recipe, weights_of
 from loopwright.commands.words import find_config
 from loopwright.convert.adapters import RECORD
 from loopwright.recipes.shelf import recipe
 from loopwright.train.loop import train
 from loopwright.train.setup import Outcome
-from tests.generate.tiny import WORDS, save_model
+from tests.generate.tiny import DENSE, WORDS, save_model
 
-DENSE = {
-    "core_layers": 0, "coda_layers": 0, "prelude_layers": 4, "gate": {"kind": "none"}, "end_norm": "never", "max_steps": None,
-    "adapters": [], "beyond_max_steps": "refuse",
-}  # fmt: skip
 IDS = torch.arange(7)[None]
 
 
@@ -45,8 +41,9 @@ def test_a_run_is_opened_with_its_base_and_its_tokenizer(healed: Outcome) -> Non
     with torch.no_grad():
         assert torch.equal(model(IDS, depth=3).logits, healed.model(IDS, depth=3).logits)
     config = find_config(source)
-    assert config.adapters == healed.model.config.adapters and config.depth == 2 and model_folder(source) == healed.checkpoint
+    assert config.adapters == healed.model.config.adapters and config.depth == 2
     own = own_recipe(source)
+    assert weights_of(source, own) == healed.checkpoint
     assert own is not None and open_tokenizer(source).get_vocab() == lw.tokenizer(own.data["tokenizer"]).get_vocab()
 
 
@@ -57,5 +54,5 @@ def test_a_run_speaks(healed: Outcome, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_folder_is_itself(healed: Outcome) -> None:
     source = str(own.model["source"]) if (own := own_recipe(str(healed.run.path))) else ""
-    assert own_recipe(source) is None and model_folder(source) == source
+    assert own_recipe(source) is None and weights_of(source, None) == source
     assert not open_model(source, torch.float32, "cpu").config.is_looped

@@ -13,6 +13,12 @@ from tests.cases import noisy
 WORDS = ("the", "a", "cat", "dog", "ring", "wheel", "sat", "ran", "turned", "again", "and", "then", "once", "more", "until")
 STORIES = Path(__file__).parents[2].parent / "shared" / "data" / "models" / "stories260K"
 
+# what makes the tiny Ouroboros preset a dense model of six layers
+DENSE = {
+    "core_layers": 0, "coda_layers": 0, "prelude_layers": 6, "gate": {"kind": "none"}, "end_norm": "never", "max_steps": None,
+    "adapters": [], "beyond_max_steps": "refuse",
+}  # fmt: skip
+
 
 def word_tokenizer(*, chat: bool = False) -> PreTrainedTokenizerFast:
     """Returns a tokenizer of whole words, 96 of them, the vocabulary of the tiny presets."""

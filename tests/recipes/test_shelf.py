@@ -13,7 +13,7 @@ from loopwright.commands.evaluate import evaluate_text
 from loopwright.convert.adapters import RECORD
 from loopwright.recipes.shelf import FOLDER, find, names, recipe
 from loopwright.train.loop import train
-from tests.generate.tiny import WORDS, save_model
+from tests.generate.tiny import DENSE, WORDS, save_model
 from tests.train.runs import end_of, rows_of
 
 
@@ -37,12 +37,6 @@ def test_every_shipped_recipe_is_sound_in_full(name: str) -> None:
 
 
 # a retrofit healed: source, training, parts, held-out loss
-
-
-DENSE = {
-    "core_layers": 0, "coda_layers": 0, "prelude_layers": 6, "gate": {"kind": "none"}, "end_norm": "never", "max_steps": None,
-    "adapters": [], "beyond_max_steps": "refuse",
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
