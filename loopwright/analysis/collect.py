@@ -15,7 +15,6 @@ from torch import Tensor
 from loopwright.analysis.maps import View, sum_maps
 from loopwright.analysis.places import Places
 from loopwright.metrics.attention import attention_reading
-from loopwright.metrics.distance import query_key_bound
 from loopwright.metrics.fixedpoint import farthest_layers, fixed_point_gap
 from loopwright.metrics.residual import residual_cosine, residual_distance, residual_entropy, residual_norm, token_cosines
 from loopwright.model.tap import POINTS, Tap
@@ -86,18 +85,16 @@ class AttentionStatistics(Collector):
         assert self._query is not None
         stack, _, layer = at
         pair = (self._query, value)
-        earlier = [self.last[layer]] if stack == "core" and layer in self.last else []
-        sums, distances = sum_maps(*pair, self.sheet.view, earlier)
+        sums, change = sum_maps(*pair, self.sheet.view, self.last.get(layer) if stack == "core" else None)
         reading = attention_reading(sums, self.sheet.view.padding)
         self.sheet.put("colsum", at, reading.concentration)
         self.sheet.put("mixing", at, reading.mixing)
         self.sheet.put("sink_first", at, reading.first_sink)
         self.sheet.put("sink_most", at, reading.top_sink)
         self.sheet.put("sink_where", at, reading.top_token.to(torch.int32))
-        for distance, before in zip(distances, earlier, strict=True):
-            self.sheet.put("step_attention", at, distance.mean(1))
-            allowed = query_key_bound(*(x.transpose(1, 2) for x in (*pair, *before)), valid=self.sheet.view.padding)
-            self.sheet.put("step_bound", at, allowed.mean(1))
+        if change is not None:
+            self.sheet.put("step_attention", at, change.distance.mean(1))
+            self.sheet.put("step_bound", at, change.bound.mean(1))
         if stack == "core":
             self.last[layer] = pair
         self._query = None
@@ -159,8 +156,9 @@ class FixedPointStatistics(Collector):
             self._query = value
         elif name == "key" and layer in self.pairs:
             assert self._query is not None
-            _, distances = sum_maps(self._query, value, self.sheet.view, [self.pairs[layer]])
-            self.sheet.put("fixed_attention", at, distances[0].mean(1))
+            _, change = sum_maps(self._query, value, self.sheet.view, self.pairs[layer])
+            assert change is not None
+            self.sheet.put("fixed_attention", at, change.distance.mean(1))
         elif name == "residual":
             gap = fixed_point_gap(value, self.fixed, layer=layer, farthest=self.farthest, valid=padding)
             self.sheet.put("fixed_norm", at, gap.distance)

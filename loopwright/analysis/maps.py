@@ -5,13 +5,16 @@ A map has T×T entries per head; what is held at once is bounded by CHUNK, whate
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
 from loopwright.metrics.attention import AttentionSums
+from loopwright.metrics.distance import bound_of_sizes, query_key_bound
 from loopwright.model.span import Span
 
 CHUNK = 2**25  # entries of maps held at once
@@ -95,21 +98,55 @@ def _scores(q: Tensor, k: Tensor, view: View, chunk: int) -> Iterator[tuple[slic
         yield part, (query[:, :, part] @ key).add_(view.bias(part, k.shape[1], kind))
 
 
+@dataclass(frozen=True)
+class MapChange:
+    """How far maps are from those of an earlier pair of queries and keys, ‖A − A'‖_F over the rows of valid tokens, and how far
+    queries and keys allow (`query_key_bound`); both [B, H]."""
+
+    distance: Tensor
+    bound: Tensor
+
+
 def sum_maps(
-    q: Tensor, k: Tensor, view: View, others: Sequence[tuple[Tensor, Tensor]] = (), *, chunk: int = CHUNK
-) -> tuple[AttentionSums, list[Tensor]]:
-    """Returns the sums of the maps of q and k over valid tokens, and for each other pair of queries and keys the Frobenius norm
-    of the difference between its maps and these, over the rows of valid tokens [B, H]."""
+    q: Tensor, k: Tensor, view: View, before: tuple[Tensor, Tensor] | None = None, *, chunk: int = CHUNK
+) -> tuple[AttentionSums, MapChange | None]:
+    """Returns the sums of the maps of q and k over valid tokens, and the change since the pair `before` where there is one.
+
+    On a GPU one kernel makes and sums the tiles of all maps; elsewhere, and for float64, `sum_rows` does.
+    """
+    return _by_kernel(q, k, view, before) if _has_kernel(q) else sum_rows(q, k, view, before, chunk=chunk)
+
+
+def _has_kernel(q: Tensor) -> bool:
+    return q.is_cuda and q.dtype != torch.float64 and find_spec("triton") is not None
+
+
+def _by_kernel(q: Tensor, k: Tensor, view: View, before: tuple[Tensor, Tensor] | None) -> tuple[AttentionSums, MapChange | None]:
+    from loopwright.analysis.map_kernel import map_sums  # Triton comes with torch, where there is a GPU
+
+    columns, entropy, distance, sizes = map_sums(q, k, view.visible, view.valid, before)
+    change = None if distance is None else MapChange(distance, bound_of_sizes(*sizes, head_dim=q.shape[-1]))
+    return AttentionSums(columns, entropy), change
+
+
+def sum_rows(
+    q: Tensor, k: Tensor, view: View, before: tuple[Tensor, Tensor] | None = None, *, chunk: int = CHUNK
+) -> tuple[AttentionSums, MapChange | None]:
+    """Returns what `sum_maps` does, from some rows of the maps at a time."""
     sums: AttentionSums | None = None
-    squares: list[Tensor] = []
-    chunk //= 1 + len(others)
-    compared = [_scores(*pair, view, chunk) for pair in others]
-    for here, *rest in zip(attention_rows(q, k, view, chunk=chunk), *compared, strict=True):
+    squares: Tensor | None = None
+    chunk //= 1 if before is None else 2
+    earlier = repeat(None) if before is None else _scores(*before, view, chunk)
+    for here, there in zip(attention_rows(q, k, view, chunk=chunk), earlier):  # noqa: B905 (repeat has no end)
         real = view.valid[:, None, None, here.part].to(here.attention.dtype)
         more = AttentionSums((real @ here.attention)[:, :, 0], (real @ here.entropy[..., None])[:, :, 0, 0])
         sums = more if sums is None else sums + more
-        apart = [torch.linalg.vector_norm(there.softmax(-1).sub_(here.attention), dim=-1).square() for _, there in rest]
-        found = [(real @ square[..., None])[:, :, 0, 0] for square in apart]
-        squares = [a + b for a, b in zip(squares, found, strict=True)] if squares else found
+        if there is not None:
+            apart = torch.linalg.vector_norm(there[1].softmax(-1).sub_(here.attention), dim=-1).square()
+            found = (real @ apart[..., None])[:, :, 0, 0]
+            squares = found if squares is None else squares + found
     assert sums is not None
-    return sums, [square.sqrt() for square in squares]
+    if before is None or squares is None:
+        return sums, None
+    bound = query_key_bound(*(x.transpose(1, 2) for x in (q, k, *before)), valid=view.padding)
+    return sums, MapChange(squares.sqrt(), bound)

@@ -93,10 +93,15 @@ def query_key_bound(query: Tensor, key: Tensor, query_before: Tensor, key_before
     Queries are […, H, T, d], keys […, G, T, d]. It holds with rotary positions, biases and norms, and whether they are seen
     before or after they are rotated is the same.
     """
-    heads, scale = query.shape[-3], SOFTMAX_LIPSCHITZ / math.sqrt(query.shape[-1])
+    heads = query.shape[-3]
     key, key_before = _each_head(key, heads), _each_head(key_before, heads)
-    turned = _size(query, valid, query_before) * _size(key, valid)
-    return scale * (turned + _size(query_before, valid) * _size(key, valid, key_before))
+    moved = _size(query, valid, query_before), _size(key, valid, key_before)
+    return bound_of_sizes(moved[0], _size(query_before, valid), _size(key, valid), moved[1], head_dim=query.shape[-1])
+
+
+def bound_of_sizes(query_moved: Tensor, query_before: Tensor, key: Tensor, key_moved: Tensor, *, head_dim: int) -> Tensor:
+    """Returns the bound of `query_key_bound` from ‖Q_t − Q_{t−1}‖_F, ‖Q_{t−1}‖_F, ‖K_t‖_F and ‖K_t − K_{t−1}‖_F, each […, H]."""
+    return SOFTMAX_LIPSCHITZ / math.sqrt(head_dim) * (query_moved * key + query_before * key_moved)
 
 
 def _each_head(x: Tensor, heads: int) -> Tensor:
