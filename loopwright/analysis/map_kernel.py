@@ -2,7 +2,8 @@
 threads. The numbers are those of `maps.sum_maps`, to rounding.
 
 Products are formed in the numbers' own type and added in float32. The first pass finds the largest score and the mass of each row;
-the second walks down the columns, where every tile's share is known at once.
+the second walks down the columns, where every tile's share is known at once. No token sees a later one, so tiles above the diagonal
+are left out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 TILE = 64
+LENGTHS = ["rows", "tokens", "mask_rows"]  # differ from batch to batch: one kernel serves all
 UNSEEN = tl.constexpr(-1e30)
 
 
@@ -50,7 +52,7 @@ def _more(top, mass, scores, inside):
     return new, mass * tl.exp(top - new) + tl.sum(tl.where(inside, tl.exp(scores - new[:, None]), 0.0), 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def _rows_pass(
     q, k, q_before, k_before, visible, valid, tops, masses, sizes, scale, rows, tokens, heads, key_heads, mask_rows,
     width: tl.constexpr, padded: tl.constexpr, length: tl.constexpr, masked: tl.constexpr, compared: tl.constexpr,
@@ -68,8 +70,7 @@ def _rows_pass(
     mass = tl.zeros([length], tl.float32)
     top_before = tl.full([length], UNSEEN, tl.float32)
     mass_before = tl.zeros([length], tl.float32)
-    end = tokens if masked else tl.minimum(tokens, (block + 1) * length)
-    for first in range(0, end, length):
+    for first in range(0, tl.minimum(tokens, (block + 1) * length), length):
         j = first + tl.arange(0, length)
         inside = (j < tokens)[None, :]
         seen = _seen(visible, mask_row, i, j, tokens, masked) & inside
@@ -93,7 +94,7 @@ def _rows_pass(
         tl.store(sizes + pairs * tl.num_programs(1) + share, tl.sum(b * b))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def _columns_pass(
     q, k, q_before, k_before, visible, valid, tops, masses, columns, sums, sizes, scale, rows, tokens, heads, key_heads, mask_rows,
     width: tl.constexpr, padded: tl.constexpr, length: tl.constexpr, masked: tl.constexpr, compared: tl.constexpr,
@@ -111,8 +112,7 @@ def _columns_pass(
     column = tl.zeros([length], tl.float32)
     entropy = tl.zeros([length], tl.float32)
     apart = tl.zeros([length], tl.float32)
-    begin = 0 if masked else block * length
-    for first in range(begin, tokens, length):
+    for first in range(block * length, tokens, length):
         i = first + tl.arange(0, length)
         at = pair * tokens + i
         seen = _seen(visible, mask_row, i, j, tokens, masked)
