@@ -17,6 +17,14 @@ TRAINED = (1, 2, 4, 8)  # depths that training draws from; the answer is about t
 TARGET = {"test": 0.70, "ood": 0.50}
 MOST_TRAINED = 0.10  # of the kept parameters
 NOT_TRUNCATED = ("refiner", "repeat")  # systems that keep every layer: they have no gap to recover
+DIVERGED = 1.0  # nats: how far above its least a training loss has to end; drawn depths move it by half of that
+
+
+def named(label: str, runs: Sequence[Result]) -> str:
+    """Returns a row's name with its marks: † where its losses are no likelihood, ‡ where a run of it diverged."""
+    leaks = not all(held["likelihood"] for run in runs for held in run["texts"].values())
+    diverged = any(run["losses"] and run["losses"][-1] > min(run["losses"]) + DIVERGED for run in runs)
+    return label + " †" * leaks + " ‡" * diverged
 
 
 def decided(found: Mapping[str, Pooled]) -> str:

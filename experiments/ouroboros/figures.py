@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.ouroboros.answers import named
 from experiments.ouroboros.plan import NORMED
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.pages import Result
@@ -16,8 +17,8 @@ from loopwright.analysis.drawing import COLOURS, INK, MARKERS, Axes, Curve, dept
 
 LEAST_SHOWN, MOST_SHOWN = -0.5, 1.3  # a share beyond is told at the edge: one such row must not flatten the others
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
-BY_DEPTH = (
-    "gate only", "static diagonal", "static, equal parameters", "controller, blind to the input", "controller, prefix", NORMED,
+BY_DEPTH = (  # no more than there are colours; normed states would lie on raw ones: question.svg has both
+    "gate only", "static diagonal", "static, equal parameters", "controller, blind to the input", "controller, prefix",
     "controller + coda adapters + distillation",
 )  # fmt: skip
 LEAKING, ONCE, BASELINE = "controller, whole sequence (leaks)", "healed LoRA, equal parameters", "static, equal parameters"
@@ -65,13 +66,14 @@ def recovered_points(runs: Runs, shares: Shares, path: Path) -> str:
         for place, (label, found) in enumerate(shares.items()):
             leaks = not all(runs[label][0]["texts"][text]["likelihood"] for text in found)
             axes.annotate(
-                label + (" †" if leaks else ""), (0, place - 0.3), xycoords=("axes fraction" if negative else "data", "data"),
+                named(label, runs[label]), (0, place - 0.3), xycoords=("axes fraction" if negative else "data", "data"),
                 xytext=(5, 0), textcoords="offset points", fontsize=9.5, va="center",
             )  # fmt: skip
             for i, (text, share) in enumerate(found.items()):
                 _point(axes, place + 0.06 + 0.26 * i, share, i, text if place == 0 else None, hollow=leaks)
         for value, name in ((0, "truncated"), (1, "full model")):
-            axes.axvline(value, color=INK, linewidth=1, linestyle=(0, (2, 2)))
+            for place in range(count):  # not through the names
+                axes.vlines(value, place - 0.1, place + 0.5, color=INK, linewidth=1, linestyle=(0, (2, 2)))
             axes.annotate(
                 name, (value, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points", ha="center",
                 fontsize=9,
@@ -120,16 +122,17 @@ def loss_by_depth(runs: Runs, looped: Runs, path: Path) -> str:
         lines(axes, curves)
         if LEAKING in runs:
             curve = _by_depth(runs[LEAKING], text)
-            axes.plot(curve.x, curve.y, color=INK, linestyle=(0, (1, 2)), marker="o", markerfacecolor="none", label=f"{LEAKING} †")
-        references = (("truncated", 1, (0, (2, 2))), (ONCE, None, (0, (6, 2))), ("full model", None, (0, (2, 2))))
-        for label, depth, dash in references:
+            behind = {"linestyle": (0, (1, 2)), "marker": "o", "markersize": 8, "markerfacecolor": "none", "zorder": 1}
+            axes.plot(curve.x, curve.y, color=INK, label=f"{LEAKING} †", **behind)
+        references = (("truncated", 1, (0, (2, 2)), 2), (ONCE, None, (0, (6, 2)), -10), ("full model", None, (0, (2, 2)), 2))
+        for label, depth, dash, above in references:
             if label in runs:
                 found = reports(runs[label], text)
                 loss = mean_loss(found, depth or best_depth(found))
                 axes.axhline(loss, color=INK, linewidth=1, linestyle=dash, alpha=0.7)
                 axes.annotate(
-                    label.split(",")[0], (1, loss), xycoords=("axes fraction", "data"), xytext=(0, 2), textcoords="offset points",
-                    fontsize=8.5, ha="right",
+                    label.split(",")[0], (1, loss), xycoords=("axes fraction", "data"), xytext=(0, above),
+                    textcoords="offset points", fontsize=8.5, ha="right",
                 )  # fmt: skip
         depth_axis(axes, curves)
         axes.set_title(text)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from experiments.ouroboros.answers import QUESTION, answer, candidates, decided, target_sentence
+from experiments.ouroboros.answers import DIVERGED, QUESTION, answer, candidates, decided, named, target_sentence
 from experiments.ouroboros.plan import GROUPS, NORMED, Row
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.pages import Result, by_label, by_seed, missing_part, number, percent, results, signed, spread, table
@@ -25,10 +25,15 @@ CONTROLLER, STATIC, BLIND = "controller, prefix", "static, equal parameters", "c
 SHIFTED = ("controller, labels shifted twice", "adapters everywhere, labels shifted twice")
 # the question against low-rank tables per step, against the very same controller that reads nothing, then what bears on it
 ASKED = ((CONTROLLER, STATIC), (CONTROLLER, BLIND), (NORMED, STATIC), (NORMED, BLIND))
+BY_DEPTH = (*ASKED, (NORMED, CONTROLLER))  # told at each depth
+BEST, BEST_STATIC, BEST_ONCE = (
+    f"{what} adapters everywhere + distillation, searched layout" for what in ("controller +", "static,", "not looped,")
+)
 PAIRS = (
-    *ASKED, (NORMED, CONTROLLER), (BLIND, STATIC), (BLIND, "static diagonal"), (CONTROLLER, "static diagonal"),
-    (CONTROLLER, "gate only"), ("static diagonal", STATIC), ("gate only", STATIC), (CONTROLLER, "healed LoRA, equal parameters"),
-    (STATIC, "healed LoRA, equal parameters"),
+    *BY_DEPTH, (BLIND, STATIC), (BLIND, "static diagonal"), (CONTROLLER, "static diagonal"), (CONTROLLER, "gate only"),
+    ("static diagonal", "gate only"), ("static diagonal", STATIC), ("gate only", STATIC),
+    (CONTROLLER, "healed LoRA, equal parameters"), (STATIC, "healed LoRA, equal parameters"),
+    (BEST, BEST_ONCE), (BEST, BEST_STATIC),
 )  # fmt: skip
 PAPER = "The paper's Table 5, 12 sentences: its retrofit beats the truncated model on 3, the full one on none; its share is −6.8 %."
 
@@ -46,11 +51,6 @@ def planned() -> Iterator[Row]:
 def one(runs: Runs, label: str) -> Result | None:
     """Returns the first run of a row, None where it was not run."""
     return runs[label][0] if runs.get(label) else None
-
-
-def named(label: str, runs: Sequence[Result]) -> str:
-    """Returns a row's name, with a dagger where its losses are no likelihood."""
-    return label if all(found["likelihood"] for run in runs for found in run["texts"].values()) else f"{label} †"
 
 
 def shown_depth(label: str, found: Sequence[HeldOut]) -> int:
@@ -123,13 +123,13 @@ def answers_table(pairs: Pairs) -> str:
 
 
 def pair_table(pairs: Pairs, text: str, gap: float | None) -> str:
-    """Returns the pairs on one text: the question at each equal depth, then every pair with each row at its best."""
+    """Returns the pairs on one text: those told at each equal depth, then every pair with each row at its best."""
     head = ["first", "second", "depths", "difference of losses (95 %)", "by seed", "of the gap", "passages won", "first's loss is"]
     lines = []
     for names, found in pairs.items():
         for depth, on_texts in found.items():
             each = on_texts.get(text)
-            if each is None or (depth is not None and names not in ASKED):
+            if each is None or (depth is not None and names not in BY_DEPTH):
                 continue
             depths = f"best: {each.depths[0]}, {each.depths[1]}" if depth is None else f"both {depth}"
             of_gap = percent(each.difference / gap) if gap else "–"
@@ -278,6 +278,7 @@ def rules() -> str:
         "The best depth is the one with the least mean loss over seeds on that text.",
         "Of the gap: the difference as a share of the gap from the truncated to the full model.",
         "† sees the future: its one-pass loss is not a likelihood.",
+        f"‡ diverged: its training loss (means of 10 updates) ended more than {DIVERGED:g} nat above its least.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.ouroboros.answers import Candidate, answer, candidates, decided, target_sentence
+from experiments.ouroboros.answers import Candidate, answer, candidates, decided, named, target_sentence
 from experiments.seeds import Pooled, Share
 from tests.experiments.results import result
 
@@ -73,3 +73,12 @@ def test_who_the_target_is_asked_of() -> None:
     }  # fmt: skip
     shares = {label: both for label in runs if label != "no share"}
     assert [each.label for each in candidates(runs, shares)] == ["fine"]
+
+
+def test_a_name_is_marked_where_the_future_is_seen_and_where_a_run_diverged() -> None:
+    sound, rough = result("a", {1: 0.0}, losses=[7.0, 5.0, 5.9]), result("a", {1: 0.0}, losses=[])
+    assert named("a", [sound, rough]) == "a"
+    diverged, leaking = result("a", {1: 0.0}, losses=[7.0, 5.0, 6.1]), result("a", {1: 0.0})
+    assert named("a", [sound, diverged]) == "a ‡"
+    leaking["texts"]["ood"]["likelihood"] = False
+    assert named("a", [leaking, sound]) == "a †" and named("a", [leaking, diverged]) == "a † ‡"

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from experiments.ouroboros import tables
-from experiments.ouroboros.figures import sizes
+from experiments.ouroboros.figures import BY_DEPTH, sizes
 from experiments.ouroboros.tables import CONTROLLER, FULL, HEALED, SHIFTED, STATIC, TRUNCATED
+from loopwright.analysis.drawing import COLOURS
 from tests.experiments.results import result
 
 DEPTHS = (1, 2, 4, 8, 16)
@@ -88,3 +89,13 @@ def test_any_rows_make_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, k
 
 def test_sizes_are_by_target_and_step() -> None:
     assert sizes([[[3.0, 3.0], [0.0, 0.0]], [[1.0, 1.0], [4.0, -4.0]]]) == [[3.0, 1.0], [0.0, 4.0]]
+
+
+def test_pairs_are_of_rows_that_are_planned() -> None:
+    """A name that no row has would leave its pair out of the page without a word."""
+    labels = {row.label for row in tables.planned()}
+    assert {label for pair in tables.PAIRS for label in pair} <= labels and set(BY_DEPTH) <= labels
+
+
+def test_no_two_lines_over_depth_look_alike() -> None:
+    assert len(BY_DEPTH) <= len(COLOURS)
