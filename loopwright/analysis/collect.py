@@ -15,7 +15,7 @@ from torch import Tensor
 from loopwright.analysis.maps import View, sum_maps
 from loopwright.analysis.places import Places
 from loopwright.metrics.attention import attention_reading
-from loopwright.metrics.fixedpoint import farthest_layers, fixed_point_gap
+from loopwright.metrics.fixedpoint import Farthest, farthest_layers, fixed_point_gap
 from loopwright.metrics.residual import residual_cosine, residual_distance, residual_entropy, residual_norm, token_cosines
 from loopwright.model.tap import POINTS, Tap
 
@@ -145,7 +145,8 @@ class FixedPointStatistics(Collector):
         self.sheet, self.pairs = sheet, pairs
         self.fixed = [residuals[layer] for layer in range(sheet.places.core)]
         self.state = residuals[sheet.places.core]
-        self.farthest = farthest_layers(self.fixed, sheet.view.padding)
+        farthest = farthest_layers(self.fixed, sheet.view.padding)
+        self.farthest = Farthest(farthest.distance.cpu(), farthest.cosine.cpu())  # read at every place: once from the device
         self._query: Tensor | None = None
 
     def see(self, name: str, value: Tensor, at: Seen) -> None:
@@ -165,7 +166,7 @@ class FixedPointStatistics(Collector):
             self.sheet.put("fixed_cosine", at, gap.cosine)
             self.sheet.put("far_norm", at, gap.far_distance)
             self.sheet.put("far_cosine", at, gap.far_cosine)
-            self.sheet.put("token_cosine", at, token_cosines(value, self.fixed[layer]).half())
+            self.sheet.put("token_cosine", at, gap.token_cosine.half())
         elif name == "state":
             self.sheet.put_step("state_fixed_norm", step, residual_distance(self.state, value, valid=padding))
             self.sheet.put_step("state_token_cosine", step, token_cosines(value, self.state).half())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from loopwright.metrics.distance import attention_distance
-from loopwright.metrics.residual import residual_cosine, residual_distance
+from loopwright.metrics.residual import residual_cosine, residual_distance, token_cosines, token_mean
 
 CONVERGENCE = ("none", "cyclic", "degenerate")  # what the codes 0, 1, 2 of `convergence` stand for
 
@@ -49,13 +49,14 @@ def farthest_maps(fixed: Tensor | Sequence[Tensor], valid: Tensor | None = None)
 class FixedPointGap:
     """How far a state is from its layer's fixed point and from the farthest layer's: mean over tokens, each [B].
 
-    The far ones are NaN in a core of one layer, which has no other.
+    The far ones are NaN in a core of one layer, which has no other. `token_cosine` [B, T] is the cosine before the mean.
     """
 
     distance: Tensor
     cosine: Tensor
     far_distance: Tensor
     far_cosine: Tensor
+    token_cosine: Tensor
 
 
 def fixed_point_gap(
@@ -63,19 +64,25 @@ def fixed_point_gap(
 ) -> FixedPointGap:
     """Returns the gap of one layer's residual [B, T, D] at some step to the fixed points [L, B, T, D]."""
     distance = residual_distance(state, fixed[layer], valid=valid)
-    cosine = residual_cosine(state, fixed[layer], valid=valid)
+    each = token_cosines(state, fixed[layer])
+    cosine = token_mean(each, valid)
     if len(fixed) == 1:
-        return FixedPointGap(distance, cosine, torch.full_like(distance, torch.nan), torch.full_like(cosine, torch.nan))
+        return FixedPointGap(distance, cosine, torch.full_like(distance, torch.nan), torch.full_like(cosine, torch.nan), each)
     far_distance = residual_distance(state, pick_rows(fixed, farthest.distance[layer]), valid=valid)
     far_cosine = residual_cosine(state, pick_rows(fixed, farthest.cosine[layer]), valid=valid)
-    return FixedPointGap(distance, cosine, far_distance, far_cosine)
+    return FixedPointGap(distance, cosine, far_distance, far_cosine, each)
 
 
 def pick_rows(fixed: Tensor | Sequence[Tensor], layers: Tensor) -> Tensor:
     """Returns from [L, B, …] for each row that of its layer, `layers` [B]: [B, …]."""
     if isinstance(fixed, Tensor):
         return fixed[layers, torch.arange(len(layers), device=fixed.device)]
-    return torch.stack([fixed[layer][row] for row, layer in enumerate(layers.tolist())])
+    first, *others = sorted(set(layers.tolist()))
+    picked = fixed[first]
+    for layer in others:  # few: a whole copy for each is less work than a copy for each row
+        mine = (layers == layer).to(picked.device).view(-1, *[1] * (picked.ndim - 1))
+        picked = torch.where(mine, fixed[layer], picked)
+    return picked
 
 
 def convergence(same: Tensor, far: Tensor, tau: float = 0.05) -> Tensor:
