@@ -125,6 +125,10 @@ def others() -> Iterator[Row]:
     )  # fmt: skip
     yield Row("others", "refiner with its gate", "refiner", ("depth=4", *STEPS))
     yield Row("others", "refiner without a gate", "refiner", ("depth=4", *STEPS, "gate={kind: none}"))
+    # the common rate breaks the one and holds back the other
+    slower, faster = ("optim.lr=4e-4",), ("optim.lr=4e-2",)
+    yield Row("others", "refiner without a gate, rate 4e-4", "refiner", ("depth=4", *STEPS, "gate={kind: none}"), slower)
+    yield looped("others", "static diagonal, rate 4e-2", "static", overrides=faster)
     yield looped("others", "controller as published (norm per step, gate at 0.12)", "ouroboros")
     yield looped("others", "controller as published + adapters everywhere", "ouroboros", EVERYWHERE)
     for seed in range(3):
