@@ -20,7 +20,7 @@ from typing import Any
 from experiments.pages import number, percent, table
 
 EDGES = (1, 4, 16, 64, None)  # of positions in the question, the first token being 0
-HEAD = ("model", "questions", "tokens", "no fixed point", "turns per step")
+HEAD = ("model", "questions", "tokens", "no fixed point", "the first token itself", "turns per step")
 
 
 def ways(word: Callable[[str], int]) -> dict[str, Callable[[Sequence[int]], list[int]]]:
@@ -48,7 +48,7 @@ def counted(labels: Sequence[Any], orbits: Sequence[Any], single: Sequence[bool]
     turns = torch.cat(list(orbits))
     return {
         "questions": len(labels), "tokens": sum(len(each) - 1 for each in labels), "moving": share(each[1:] for each in labels),
-        "turns": turns.median().item() if len(turns) else None,
+        "first": share(each[:1] for each in labels), "turns": turns.median().item() if len(turns) else None,
         "by_position": [[a, b, share(each[a:b] for each in labels)] for a, b in pairwise(EDGES)],
         "letter_first": [sum(single), share(each[1:] for each, so in zip(labels, single, strict=True) if so)],
         "other_first": [len(single) - sum(single), share(each[1:] for each, so in zip(labels, single, strict=True) if not so)],
@@ -84,7 +84,10 @@ def measured(source: str, *, data: str, examples: int, depth: int | None, batch:
 
 def tables(found: Sequence[Mapping[str, Any]]) -> str:
     """Returns how often tokens come to no rest in each way, and where in the questions as they are, as Markdown."""
-    whole = [(row["model"], row["way"], f"{row['tokens']:,}", percent(row["moving"], 2), number(row["turns"])) for row in found]
+    whole = [
+        (row["model"], row["way"], f"{row['tokens']:,}", percent(row["moving"], 2), percent(row["first"]), number(row["turns"]))
+        for row in found
+    ]
     parts = ["## Which token stands first", table(HEAD, whole)]
     for row in (row for row in found if row["way"] == "as they are"):
         lines = [(f"{a} to {'the end' if b is None else b - 1}", percent(share)) for a, b, share in row["by_position"]]
