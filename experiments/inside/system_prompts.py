@@ -69,7 +69,10 @@ def measured(
 def tables(found: list[Mapping[str, Any]]) -> str:
     """Returns both tables as Markdown: shares of tokens, and of examples that do it on some token of the question."""
     parts = []
-    for title, key in (("Tokens", "tokens"), ("Examples, on any token of the question", "examples")):
+    for title, key in (
+        ("System prompts: tokens", "tokens"),
+        ("System prompts: examples, on any token of the question", "examples"),
+    ):
         lines = []
         for row in found:
             shares = (row[f"moving_{key}"], *row[key][1:])

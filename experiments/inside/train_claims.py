@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.inside.train_plan import CONTROL, STEPS
+from experiments.inside.train_plan import CONTROL, STEPS, written
+from experiments.pages import number
 from loopwright.analysis.summary import grid, one_step
 from loopwright.analysis.verdict import ALIKE, DRIFT, MOST
 from loopwright.metrics.stages import curve_correlation, curve_distance
@@ -135,17 +136,18 @@ def stages(found: Sequence[Reading]) -> Iterator[Case]:
     """Every step has the control's stages, in models with prelude and coda and no injection."""
     for one in _of(found, "sandwich", injected=False):
         each, before = one.alike(), one.alike("start")
-        number = (
-            f"least {each.min().item():.2f}, mean {each.mean().item():.2f} (before training: mean {before.mean().item():.2f}); "
+        said = (
+            f"least {number(each.min().item(), 2)}, mean {number(each.mean().item(), 2)} "
+            f"(before training: mean {number(before.mean().item(), 2)}); "
         )
-        number += f"range of the curves {_range(one.curves()):.3g}, of the control's {_range(one.dense):.3g}"
-        yield Case(one.label, number, bool((each >= ALIKE).all()))
+        said += f"range of the curves {_range(one.curves()):.3g}, of the control's {_range(one.dense):.3g}"
+        yield Case(one.label, said, bool((each >= ALIKE).all()))
 
 
 def repeated(found: Sequence[Reading]) -> Iterator[Case]:
     """Every step from the second on repeats the last one's stages."""
     for one in found:
-        yield Case(one.label, f"least {one.repeats.min().item():.2f}", bool((one.repeats >= ALIKE).all()))
+        yield Case(one.label, f"least {number(one.repeats.min().item(), 2)}", bool((one.repeats >= ALIKE).all()))
 
 
 def nearest(found: Sequence[Reading]) -> Iterator[Case]:
@@ -154,10 +156,10 @@ def nearest(found: Sequence[Reading]) -> Iterator[Case]:
     for core, seed in cores:
         same = [one for one in found if (one.run["layers"]["core_layers"], one.run["seed"]) == (core, seed)]
         gaps = {one.label: one.gaps.mean().item() for one in same}
-        number = ", ".join(f"{label} {gap:.3g}" for label, gap in sorted(gaps.items(), key=lambda item: item[1]))
+        said = ", ".join(f"{written(label)} {gap:.3g}" for label, gap in sorted(gaps.items(), key=lambda item: item[1]))
         mine = f"sandwich-{core}"
         known = mine in gaps and len(gaps) > 1
-        yield Case(f"core of {core}", number, min(gaps, key=gaps.__getitem__) == mine if known else None)
+        yield Case(f"core of {core}", said, min(gaps, key=gaps.__getitem__) == mine if known else None)
 
 
 def last_step(found: Sequence[Reading]) -> Iterator[Case]:
@@ -166,12 +168,12 @@ def last_step(found: Sequence[Reading]) -> Iterator[Case]:
     for one in _of(found, "sandwich", injected=True):
         last, early = one.gaps[-1].item(), one.gaps[:-1].mean().item()
         without = plain.get((one.label.removesuffix("-injected"), one.run["seed"]))
-        number = f"last {last:.3g}, earlier {early:.3g}"
+        said = f"last {last:.3g}, earlier {early:.3g}"
         if without is None:
-            yield Case(one.label, number, None)
+            yield Case(one.label, said, None)
             continue
         other = without.gaps[:-1].mean().item()
-        yield Case(one.label, f"{number}; without injection earlier {other:.3g}", last < early and early > other)
+        yield Case(one.label, f"{said}; without injection earlier {other:.3g}", last < early and early > other)
 
 
 def own_points(found: Sequence[Reading]) -> Iterator[Case]:

@@ -1,9 +1,12 @@
 """The training study's page and figures, from its results alone.
 
-    python -m experiments.inside.train_tables experiments/results/inside/training.jsonl --out experiments/results/inside/training
+    IN=experiments/results/inside
+    python -m experiments.inside.train_tables $IN/training.jsonl --out $IN/training --system $IN/system.jsonl \\
+        --first $IN/first-token.jsonl --draw=-4
 
-Writes claims.md and figures/*.svg: colsum-*.svg and loss-*.svg of all models side by side, the others of the models whose label
-holds a word of --draw. It takes whatever runs there are: what a claim or a figure needs and is not there is left out.
+Writes claims.md and figures/*.svg: colsum-*.svg and loss-*.svg of all models side by side, stages-*.svg of each model, and what
+happens beyond the trained depth of the models whose label holds a word of --draw. It takes whatever runs there are: what a claim or
+a figure needs and is not there is left out, and rows of the plan that were not run are named.
 """
 
 from __future__ import annotations
@@ -16,14 +19,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from experiments.inside import first_token, system_prompts
 from experiments.inside.train_claims import CLAIMS, Case, Claim, Reading, readings
-from experiments.inside.train_plan import AROUND, CONTROL, STEPS, written
-from experiments.pages import table
+from experiments.inside.train_plan import AROUND, CONTROL, STEPS, rows, written
+from experiments.pages import missing_part, signed, table
+from experiments.pages import percent as share
 from loopwright.analysis.drawing import Curve
 from loopwright.analysis.figures import loss_by_depth
 from loopwright.analysis.figures_models import stages_of_models
 from loopwright.analysis.figures_stages import STAGES, by_layer, by_step, fading
-from loopwright.analysis.verdict import safe
+from loopwright.analysis.verdict import percent, safe
+from loopwright.evaluate.heldout import HeldOut
+from loopwright.evaluate.paired import compare
 
 Run = Mapping[str, Any]
 BEYOND = ("colsum", "mixing", "sink_rate", "norm")  # of the deep trace; no entropy is taken there
@@ -31,9 +38,14 @@ RESTS = ("fixed_cosine", "far_cosine", "fixed_norm", "step_norm")
 
 
 def read(paths: Iterable[str]) -> list[Run]:
-    """Returns the runs of files, a later one of a name in the place of an earlier one, first seeds first."""
+    """Returns the runs of files, a later one of a name in the place of an earlier one: by seed, the control first, models of one
+    kind together, small cores first."""
     found = {run["name"]: run for path in paths for run in map(json.loads, Path(path).read_text().splitlines())}
-    return sorted(found.values(), key=lambda run: run["seed"])
+    kinds = [CONTROL, *AROUND]
+    return sorted(
+        found.values(),
+        key=lambda run: (run["seed"], kinds.index(run["label"].split("-")[0]), run["injected"], run["layers"]["core_layers"]),
+    )
 
 
 def loss_table(runs: Sequence[Run]) -> str:
@@ -45,6 +57,19 @@ def loss_table(runs: Sequence[Run]) -> str:
         cells = [f"{held[depth]:.3f}" if held.get(depth) is not None else "–" for depth in depths]
         lines.append([written(run["label"]), str(run["seed"]), f"{run['parameters'] / 1e6:.1f} M", *cells])
     return table(["model", "seed", "parameters", *(f"depth {depth}" for depth in depths)], lines)
+
+
+def paired_table(runs: Sequence[Run]) -> str:
+    """Returns the loss of models with injection at the trained depth beside that of the same without, on the same passages."""
+    named = {run["name"]: run for run in runs if "losses" in run["held_out"]}
+    lines = []
+    for run in named.values():
+        other = named.get(run["name"].replace("-injected", ""))
+        if run["injected"] and other is not None:
+            found = compare(HeldOut.of(run["held_out"]), HeldOut.of(other["held_out"]), depths=(STEPS, STEPS))
+            difference = signed(found.difference, found.difference_low, found.difference_high)
+            lines.append([written(run["label"]), str(run["seed"]), difference, share(found.won)])
+    return table(["model", "seed", f"loss at depth {STEPS}, less that without injection", "passages better with it"], lines)
 
 
 def claim_table(found: Sequence[Reading]) -> str:
@@ -79,14 +104,15 @@ def beyond_table(found: Sequence[Reading]) -> str:
     for one in (one for one in found if "deep" in one.run):
         deep = one.run["deep"]
         rates = deep.get("limits", {}).get("tokens", [None] * 4)
-        cells = ["–" if rate is None else f"{100 * rate:.1f} %" for rate in rates]
+        cells = ["–" if rate is None else percent(rate) for rate in rates]
         lines.append([written(one.label), str(one.run["seed"]), str(deep["places"]["steps"]), *cells, safe(deep).sentence])
     head = ["model", "seed", "steps", "tokens at a fixed point", "orbit", "slider", "unknown", "is more depth safe?"]
     return table(head, lines)
 
 
 def draw(runs: Sequence[Run], folder: Path, words: Sequence[str] = ("",)) -> list[Path]:
-    """Draws what the first seed of each model shows whose label holds one of the words, and returns the files."""
+    """Draws what the first seed of each model shows, beyond the trained depth of those whose label holds one of the words, and
+    returns the files."""
     first: dict[str, Run] = {}
     for run in runs:
         first.setdefault(run["label"], run)
@@ -99,21 +125,23 @@ def draw(runs: Sequence[Run], folder: Path, words: Sequence[str] = ("",)) -> lis
         return made[-1]
 
     for label, run in first.items():
-        if label == CONTROL or not any(word in label for word in words):
+        if label == CONTROL:
             continue
         by_step(run["near"], STAGES, dense=dense, path=keep(f"stages-{label}"))
-        if "deep" in run:
+        if "deep" in run and any(word in label for word in words):
             by_step(run["deep"], BEYOND, dense=dense, path=keep(f"beyond-by-step-{label}"))
             by_layer(run["deep"], BEYOND, path=keep(f"beyond-by-layer-{label}"))
             fading(run["deep"], RESTS, path=keep(f"rest-{label}"))
     for family, injected in product(AROUND, (False, True)):  # of a sandwich without injection it is Figure 10
         group = [run for run in first.values() if run["label"].startswith(family) and run["injected"] == injected]
-        group.sort(key=lambda run: run["layers"]["core_layers"])
         if group:
             models = {written(run["label"]): run["near"] for run in group}
             stages_of_models(models, dense=dense, path=keep(f"colsum-{family}{'-injected' if injected else ''}"))
     for family in AROUND:
         curves = {written(label): _losses(run) for label, run in first.items() if label.startswith(family)}
+        if curves and control is not None:  # it has one depth: a level line
+            depths = next(iter(curves.values())).x
+            curves[written(CONTROL)] = Curve(depths, control["held_out"]["loss"] * len(depths))
         if curves:
             loss_by_depth(curves, trained=(STEPS, STEPS, STEPS), path=keep(f"loss-{family}"))
     return made
@@ -128,8 +156,8 @@ def _named(label: str) -> str:
     return written(label) if label.split("-")[0] in AROUND else label
 
 
-def page(runs: Sequence[Run]) -> str:
-    """Returns all tables as one page of Markdown."""
+def page(runs: Sequence[Run], more: Sequence[str] = ()) -> str:
+    """Returns all tables as one page of Markdown, with more parts at its end."""
     found = readings(runs)
     first = runs[0]
     parts = [
@@ -138,14 +166,23 @@ def page(runs: Sequence[Run]) -> str:
         f"Width {first['width']}, {first['updates']:,} updates, {first['tokens']:,} tokens each; traced on {first['prompts']} "
         f"held-out prompts of {first['prompt_tokens']} tokens.",
         "## Held-out loss", loss_table(runs),
+        "Differences with their 95 % intervals over documents drawn again; one seed says nothing of other seeds.",
+        paired_table(runs),
     ]  # fmt: skip
     if not found:
-        return "\n\n".join([*parts, "No claim can be held to these runs: a looped model and a control are needed."]) + "\n"
+        return "\n\n".join([*parts, "No claim can be held to these runs: a looped model and a control are needed.", *more]) + "\n"
     parts += ["## Claims", claim_table(found)]
     for claim in CLAIMS:
         parts += [f"### {claim.said}", f"Figures {claim.figures}; rule: {claim.rule}.".replace("Figures Section", "Section"),
                   cases_table(claim, found)]  # fmt: skip
-    return "\n\n".join([*parts, "## Beyond the trained depth", beyond_table(found)]) + "\n"
+    parts += ["## Beyond the trained depth", beyond_table(found), *more, *missing_part(runs, rows())]
+    return "\n\n".join(parts) + "\n"
+
+
+def prompt_parts(system: str | None, first: str | None) -> list[str]:
+    """Returns the parts of the page on what stands before a question, of the files there are."""
+    parts = [] if system is None else [system_prompts.tables(first_token.read(Path(system)))]
+    return parts if first is None else [*parts, first_token.tables(first_token.read(Path(first)))]
 
 
 def main() -> None:
@@ -153,14 +190,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", help="JSON lines of train_run")
     parser.add_argument("--out", required=True, help="a folder")
-    parser.add_argument("--draw", default="", help="words, parted by |: left out, figures of all models")
+    parser.add_argument("--system", help="JSON lines of system_prompts; left out: no part on them")
+    parser.add_argument("--first", help="JSON lines of first_token; left out: no part on them")
+    parser.add_argument("--draw", default="", help="words, parted by |: left out, depths beyond the trained one of all models")
     options = parser.parse_args()
     runs, folder = read(options.results), Path(options.out)
     if not runs:
         sys.exit("train_tables: no run in these files; allowed: at least one line")
     made = draw(runs, folder / "figures", options.draw.split("|"))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "claims.md").write_text(page(runs))
+    (folder / "claims.md").write_text(page(runs, prompt_parts(options.system, options.first)))
     print(f"{folder / 'claims.md'} and {len(made)} figures, {sum(path.stat().st_size for path in made):,} bytes")
 
 

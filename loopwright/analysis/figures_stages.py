@@ -22,6 +22,7 @@ MOST_HALVES = 8  # steps drawn of more, where each is two lines
 MOST_POINTS = 1200  # of a line over realised depth
 MOST_STEPS = 1024  # of a line over steps; fewer would turn an orbit into another
 MORE_STAGES = (*STAGES, "any_sink_rate", "lens_entropy")
+SHARES = ("sink_rate", "any_sink_rate")
 LABELS = {
     "colsum": "ColSum concentration", "mixing": "mixing score (nats)", "sink_rate": "sink rate, first token",
     "any_sink_rate": "sink rate, any token", "entropy": "residual entropy (nats)", "norm": "residual norm",
@@ -102,7 +103,7 @@ def _realised(metrics: Metrics, name: str, steps: int, axes: Axes) -> None:
         *finite(kept, [values[i] for i in kept]), color=INK, linewidth=0.9, linestyle=(0, (3, 2)), label="all layers in order"
     )
     axes.set_xlabel("layer, in the order they run")
-    axes.set_ylabel(LABELS[name])
+    _name_values(axes, name)
 
 
 def draw_steps(metrics: Metrics, name: str, dense: Metrics | None, first: int, axes: Axes) -> None:
@@ -127,7 +128,7 @@ def draw_steps(metrics: Metrics, name: str, dense: Metrics | None, first: int, a
         axes.plot(*finite(_percent(block), one_step(metrics, name, 0)), color=STEP_ENDS[0], linewidth=1.8, label="this model")
     _overlay(axes, name, dense)
     axes.set_xlabel("block depth (%)")
-    axes.set_ylabel(LABELS[name])
+    _name_values(axes, name)
 
 
 def _by_layer(metrics: Metrics, name: str, band: bool, axes: Axes) -> None:
@@ -145,7 +146,7 @@ def _by_layer(metrics: Metrics, name: str, band: bool, axes: Axes) -> None:
             there = [(t, m, s[layer]) for t, m, s in zip(x, values, std, strict=True) if m is not None and s[layer] is not None]
             low, high = ([m + sign * s for _, m, s in there] for sign in (-1, 1))
             axes.fill_between([t for t, _, _ in there], low, high, color=colour, alpha=0.12, linewidth=0)
-    axes.set_ylabel(LABELS[name])
+    _name_values(axes, name)
 
 
 def _halves(metrics: Metrics, name: str, dense: Metrics | None, axes: Axes) -> None:
@@ -159,7 +160,13 @@ def _halves(metrics: Metrics, name: str, dense: Metrics | None, axes: Axes) -> N
             axes.plot(*finite(_percent(half), part), color=colour, linewidth=1.4, linestyle=dash, label=words)
     _overlay(axes, name, dense)
     axes.set_xlabel("half of the block (%)")
+    _name_values(axes, name)
+
+
+def _name_values(axes: Axes, name: str) -> None:
     axes.set_ylabel(LABELS[name])
+    if name in SHARES and not axes.dataLim.y1:  # none anywhere: not a line in the middle of shares below zero
+        axes.set_ylim(-0.03, 1.03)
 
 
 def _overlay(axes: Axes, name: str, dense: Metrics | None) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from loopwright.analysis.record import pad
 from loopwright.analysis.study import check_lengths
 from loopwright.analysis.summary import as_list
 from loopwright.analysis.trace import trace, trace_depth
-from loopwright.metrics.limits import FIXED_POINT, LIMITS, SHORTEST, LimitCounts, classify_limit, limit_counts
+from loopwright.metrics.limits import FIXED_POINT, LIMITS, SHORTEST, LimitCounts, Limits, classify_limit, limit_counts
 from loopwright.model.looped import LoopedForCausalLM
 
 
@@ -28,6 +29,24 @@ def limits_behind(
 
     The opening is read and attended to like any other tokens, whatever they are: pad tokens too.
     """
+    check_lengths(model.config, questions)
+    rows = [[*opening, *question] for question in questions]
+    counts: LimitCounts | None = None
+    done = 0
+    for limits, valid in settled(model, rows, depth=depth, batch=batch):
+        more = limit_counts(limits.label, valid & (torch.arange(valid.shape[1]) >= len(opening)))
+        counts = more if counts is None else counts + more
+        done += len(valid)
+        if progress is not None:
+            progress(done, len(rows))
+    assert counts is not None
+    return counts
+
+
+def settled(
+    model: LoopedForCausalLM, rows: Sequence[Sequence[int]], *, depth: int | None = None, batch: int = 8
+) -> Iterator[tuple[Limits, Tensor]]:
+    """Yields, batch by batch, what each layer of the core settles into at every token [L, B, T], and which are real [B, T]."""
     if not model.config.is_looped:
         raise ValueError("openings: the model is dense, so that nothing settles; allowed: a looped one")
     if batch < 1:
@@ -35,21 +54,12 @@ def limits_behind(
     steps = trace_depth(model, depth)
     if steps <= SHORTEST:
         raise ValueError(f"depth: {steps}; allowed: at least {SHORTEST + 1}, for a series of steps to be told apart")
-    check_lengths(model.config, questions)
-    rows = [[*opening, *question] for question in questions]
     check_lengths(model.config, rows)
-    counts: LimitCounts | None = None
     for start in range(0, len(rows), batch):
         ids, mask = pad(rows[start : start + batch], model.device)
         found = trace(model, ids, steps, attention_mask=mask, collect=("residual", "fixed"))
         series = found.core("token_cosine").double()[:, :-1].permute(2, 0, 3, 1)  # layers, rows, tokens, steps but the last
-        counted = found.valid & (torch.arange(ids.shape[1]) >= len(opening))
-        more = limit_counts(classify_limit(series).label, counted)
-        counts = more if counts is None else counts + more
-        if progress is not None:
-            progress(min(start + batch, len(rows)), len(rows))
-    assert counts is not None
-    return counts
+        yield classify_limit(series), found.valid
 
 
 def plain_counts(counts: LimitCounts) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from loopwright.analysis import figures_stages as stages
 from loopwright.analysis import figures_states as states
 from loopwright.analysis.report import Grid, Outcome, Picture, Section, count, write_report
-from loopwright.analysis.verdict import Finding, converges, safe
+from loopwright.analysis.verdict import Finding, converges, percent, safe
 from loopwright.analysis.verdict import stages as stages_finding
 from loopwright.run import write_whole
 
@@ -42,8 +42,8 @@ READ = {
     "its neighbours.",
     "cycles": "The last token's state after each layer in two directions, in windows of steps; one closed figure drawn over and "
     "over is a cyclic fixed point.",
-    "layer-paths": "The same token at each layer on its own, early steps green: a path that ends in one point is rest, a ring an "
-    "orbit.",
+    "layer-paths": "The same token at each layer on its own, early steps green: a path that ends in one point is rest, one "
+    "that goes round or back and forth an orbit.",
     "limits-together": "Of the tokens on which some layer does what the row says, the share on which some layer does what the "
     "column says.",
     "orbit": "The clearest orbit as the classifier saw it: cosine to the last step and its trend, the rest windowed, its spectrum.",
@@ -198,8 +198,8 @@ def _limits(metrics: Metrics) -> tuple[Grid, ...]:
         return ()
     limits = metrics["limits"]
     rows = [
-        ["tokens", *(f"{100 * v:.4g} %" for v in limits["tokens"])],
-        ["prompts with any", *(f"{100 * v:.4g} %" for v in limits["examples"])],
+        ["tokens", *map(percent, limits["tokens"])],
+        ["prompts with any", *map(percent, limits["examples"])],
     ]
     return (Grid(["settles into", *limits["labels"]], rows, "At the last layer of the core, by similarity to the last step."),)
 

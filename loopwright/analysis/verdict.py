@@ -37,22 +37,22 @@ def converges(metrics: Metrics) -> Finding:
     layers, rates = metrics["convergence"]["layers"], metrics["limits"]["tokens"]
     none, cyclic, degenerate = (sum(row[i] for row in layers) / len(layers) for i in range(3))
     numbers = (
-        (_percent(rates[0]), "of tokens rest at a fixed point of the last layer"),
-        (_percent(rates[1]), "orbit"),
-        (_percent(rates[2]), "slide"),
-        (_percent(rates[3]), "do something else"),
+        (percent(rates[0]), "of tokens rest at a fixed point of the last layer"),
+        (percent(rates[1]), "orbit"),
+        (percent(rates[2]), "slide"),
+        (percent(rates[3]), "do something else"),
     )
     if none > 1 - MOST and none >= max(cyclic, degenerate):
-        said = f"No: {_percent(none)} of layers do not stay near where they stand after {places.steps} steps."
+        said = f"No: {percent(none)} of layers do not stay near where they stand after {places.steps} steps."
         return Finding(False, said, numbers)
     rest = cyclic + degenerate
     sure = "Yes" if rest >= MOST else "Mostly"
     if degenerate > cyclic:
-        said = f"{sure}, but to one point: {_percent(degenerate)} of layers end in the same direction as the others."
+        said = f"{sure}, but to one point: {percent(degenerate)} of layers end in the same direction as the others."
         return Finding(rest >= MOST, said, numbers)
     points = "the same point" if places.core == 1 else "points of their own, which the core runs through again and again"
-    some = f" ({_percent(degenerate)} where the others rest too)" if degenerate > 1 - MOST else ""
-    return Finding(rest >= MOST, f"{sure}: {_percent(rest)} of layers come to rest, at {points}{some}.", numbers)
+    some = f" ({percent(degenerate)} where the others rest too)" if degenerate > 1 - MOST else ""
+    return Finding(rest >= MOST, f"{sure}: {percent(rest)} of layers come to rest, at {points}{some}.", numbers)
 
 
 def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Finding:
@@ -65,10 +65,8 @@ def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Fin
         drift = _share(curve_distance(steps[0], steps[-1]).item(), steps)
         if math.isnan(drift):
             return Finding(None, "No dense model was given, and at the first step or the last a layer has no number.")
-        said = (
-            f"No dense model was given. From the first step to the last the ColSum curve moves by {_percent(drift)} of its range."
-        )
-        return Finding(None, said, ((_percent(drift), "of its range: how far the ColSum curve moves from first to last step"),))
+        said = f"No dense model was given. From the first step to the last the ColSum curve moves by {percent(drift)} of its range."
+        return Finding(None, said, ((percent(drift), "of its range: how far the ColSum curve moves from first to last step"),))
     other = _tensor([dense["by_place"][name]["mean"]])[0]
     each = curve_correlation(steps, other)
     gap = curve_distance(steps, other)
@@ -76,15 +74,15 @@ def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Fin
         return Finding(None, "It cannot be said: in every step a curve has a layer without a number, or is flat.")
     best, mean = each.nan_to_num(-1).max().item(), each.nanmean().item()
     numbers = (
-        (f"{mean:.2f}", "mean correlation of a step's ColSum curve with the dense model's"),
-        (f"{best:.2f}", f"best, at step {int(each.nan_to_num(-1).argmax()) + 1}"),
+        (f"{mean:.2f}".replace("-", "−"), "mean correlation of a step's ColSum curve with the dense model's"),
+        (f"{best:.2f}".replace("-", "−"), f"best, at step {int(each.nan_to_num(-1).argmax()) + 1}"),
         (f"{gap.nanmean().item():.3f}", "mean distance between the curves"),
     )
     if best < ALIKE:
         return Finding(False, "No: no step's curve has the shape of the dense model's.", numbers)
     share = (each >= ALIKE).double().mean().item()
     return Finding(
-        True, f"Yes, in {_percent(share)} of steps: the curve over one block has the shape of the dense model's.", numbers
+        True, f"Yes, in {percent(share)} of steps: the curve over one block has the shape of the dense model's.", numbers
     )
 
 
@@ -127,14 +125,14 @@ def safe(metrics: Metrics, name: str = "colsum") -> Finding:
     radius = metrics.get("spectrum", {}).get("radius", [None])[-1]
     rests = metrics["limits"]["tokens"][0] if "limits" in metrics else None
     checks = {
-        f"{_percent(rests)} of tokens at rest" if rests is not None else "too few steps to see tokens rest": (rests or 0) >= MOST,
-        f"{_percent(kept or 0)} of answers as at depth {depth}": kept is not None and kept >= MOST,
-        f"stages moved by {_percent(drift)}": drift <= DRIFT,
+        f"{percent(rests)} of tokens at rest" if rests is not None else "too few steps to see tokens rest": (rests or 0) >= MOST,
+        f"{percent(kept or 0)} of answers as at depth {depth}": kept is not None and kept >= MOST,
+        f"stages moved by {percent(drift)}": drift <= DRIFT,
         f"ρ = {radius:.2f} at the last state" if radius is not None else "ρ unknown": radius is None or radius < 1,
     }
     numbers = [
-        (_percent(kept or 0), f"of answers at depth {places.steps} are those of depth {depth}"),
-        (_percent(drift), "of its range: how far the ColSum curve moves beyond that depth"),
+        (percent(kept or 0), f"of answers at depth {places.steps} are those of depth {depth}"),
+        (percent(drift), "of its range: how far the ColSum curve moves beyond that depth"),
     ]
     if radius is not None:
         numbers += [(f"{radius:.2f}", "spectral radius ρ of a step at the last state (below 1: it contracts)")]
@@ -142,7 +140,7 @@ def safe(metrics: Metrics, name: str = "colsum") -> Finding:
     if not failed:
         said = f"Yes, up to the {places.steps} steps that were run: states rest, answers stay, stages stand still."
         return Finding(True, said, tuple(numbers))
-    wanted = f"at least {_percent(MOST)} at rest and unchanged, at most {_percent(DRIFT)} moved, ρ below 1"
+    wanted = f"at least {percent(MOST)} at rest and unchanged, at most {percent(DRIFT)} moved, ρ below 1"
     return Finding(False, f"Not shown: {'; '.join(failed)} (wanted: {wanted}).", tuple(numbers))
 
 
@@ -156,7 +154,8 @@ def _share(gap: float, values: torch.Tensor) -> float:
     return gap / width if width > 0 else 0.0
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """Returns a share in words; from one percent on cut, not rounded, so that nothing reads as a bound it does not reach."""
     if share != share:
         return "–"
     return f"{100 * share:.2g} %" if 0 < share < 0.01 else f"{int(1000 * share) / 10:g} %"

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -56,3 +57,14 @@ def test_the_prompt_of_the_largest_orbit_is_drawn_from_its_own_numbers():
 def test_halves_are_drawn_for_every_step():
     svg = stages.halves(looped())
     assert ">first half, step 1<" in svg and ">second half, step 12<" in svg
+
+
+def test_shares_that_are_zero_everywhere_lie_at_the_foot_of_their_axis():
+    metrics = copy.deepcopy(looped())
+    numbers = metrics["by_place"]["sink_rate"]
+    numbers["mean"] = [0.0 for _ in numbers["mean"]]
+    for draw in (stages.by_step, stages.realised, stages.halves):
+        svg = draw(metrics, ("sink_rate",))
+        assert ">1.0<" in svg and not re.search(r">[-−]0\.0", svg)
+    numbers["mean"][0] = 0.01
+    assert ">1.0<" not in stages.by_step(metrics, ("sink_rate",))

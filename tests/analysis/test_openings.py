@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.analysis.openings import limits_behind, plain_counts
+from loopwright.analysis.openings import limits_behind, plain_counts, settled
 from loopwright.analysis.record import trace_prompts
 from loopwright.analysis.summary import as_list, summarise
 from loopwright.analysis.trace import trace
@@ -96,3 +96,12 @@ def test_bad_input(questions, given, words):
 def test_a_dense_model_is_refused():
     with pytest.raises(ValueError, match="the model is dense"):
         limits_behind(looped().without_adapters(), [1], QUESTIONS)
+
+
+def test_every_token_has_a_label_and_padding_is_told_apart():
+    model = looped()
+    (limits, valid), (last, real) = settled(model, QUESTIONS, depth=DEPTH, batch=2)
+    assert valid.sum(1).tolist() == [5, 2] and real.sum(1).tolist() == [6]
+    assert limits.label.shape == (model.config.core_layers, 2, 5) and last.label.shape == (model.config.core_layers, 1, 6)
+    ((whole, all_real),) = settled(model, QUESTIONS, depth=DEPTH, batch=3)
+    assert torch.equal(whole.label[:, 1][:, all_real[1]], limits.label[:, 1][:, valid[1]])

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+from experiments.inside.train_claims import CLAIMS, readings
 from experiments.inside.train_plan import CONTROL, Row
-from experiments.inside.train_tables import draw, page, read
+from experiments.inside.train_tables import draw, in_words, page, paired_table, prompt_parts, read
 from tests.analysis.summaries import dense, looped, overflowing
+from tests.experiments.results import hard, held_out
+
+ROOT = Path(__file__).parents[3]
 
 
 def run(row: Row, near: dict[str, Any]) -> dict[str, Any]:
@@ -32,7 +37,9 @@ def runs(tmp_path: Path, near: dict[str, Any]) -> list[Any]:
 def test_models_of_one_kind_stand_side_by_side_the_smallest_core_first(tmp_path: Path) -> None:
     made = draw(runs(tmp_path, looped()), tmp_path, ["no such model"])
     together = {"colsum-sandwich", "colsum-sandwich-injected", "colsum-bare", "loss-sandwich", "loss-bare"}
-    assert {path.stem for path in made} == together
+    each = {f"stages-{label}" for label in ("sandwich-4", "sandwich-8", "sandwich-4-injected", "bare-4")}
+    assert {path.stem for path in made} == together | each
+    assert ">control, 12 layers<" in (tmp_path / "loss-bare.svg").read_text()
     svg = (tmp_path / "colsum-sandwich.svg").read_text()
     assert 0 < svg.index(">(2, 4⊗4, 2)<") < svg.index(">(2, 8⊗4, 2)<") and ">dense model<" in svg and "I<" not in svg
 
@@ -41,7 +48,7 @@ def test_figures_of_a_model_and_the_page(tmp_path: Path) -> None:
     found = runs(tmp_path, looped())
     made = {path.stem for path in draw(found, tmp_path, ["bare"])}
     assert {"stages-bare-4", "beyond-by-step-bare-4", "beyond-by-layer-bare-4", "rest-bare-4"} <= made
-    assert "stages-sandwich-4" not in made
+    assert "stages-sandwich-4" in made and "rest-sandwich-4" not in made
     text = page(found)
     assert "(2, 8⊗4, 2)" in text and "## Claims" in text and "## Beyond the trained depth" in text
 
@@ -49,3 +56,31 @@ def test_figures_of_a_model_and_the_page(tmp_path: Path) -> None:
 def test_a_run_that_overflowed_is_told_and_drawn(tmp_path: Path) -> None:
     found = runs(tmp_path, overflowing())
     assert draw(found, tmp_path) and "Not shown: 0 % of tokens at rest" in page(found)
+
+
+def test_runs_stand_in_the_order_of_the_paper_whatever_order_they_ended_in(tmp_path: Path) -> None:
+    found = runs(tmp_path, looped())
+    labels = [CONTROL, "sandwich-4", "sandwich-8", "sandwich-4-injected", "bare-4"]
+    assert [one["label"] for one in found] == labels
+    (tmp_path / "other.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reversed(found)))
+    assert read([str(tmp_path / "other.jsonl")]) == found
+    assert "- sandwich-12: seeds 0, 1, 2" in page(found) and "- bare-4: seeds 1, 2" in page(found)
+
+
+def test_injection_is_held_to_the_same_passages() -> None:
+    rows = {Row("sandwich", 4): 0.0, Row("sandwich", 4, True): -0.1, Row("bare", 4, True): 0.0}
+    found = [run(row, looped()) | {"held_out": held_out("test", {1: hard(), 4: hard() + above})} for row, above in rows.items()]
+    said = paired_table(found)
+    assert "| (2, 4⊗4, 2) I | 0 | −0.1000 (−0.1000 to −0.1000) | 100.0 % |" in said and "(0, 4⊗4, 0) I" not in said
+
+
+def test_the_page_and_the_docs_say_what_the_results_say() -> None:
+    kept, docs = ROOT / "experiments/results/inside", (ROOT / "docs/inside-training.md").read_text()
+    found = read([str(kept / "training.jsonl")])
+    more = prompt_parts(str(kept / "system.jsonl"), str(kept / "first-token.jsonl"))
+    assert (kept / "training/claims.md").read_text() == page(found, more)
+    for number, claim in enumerate(CLAIMS, 1):  # the docs number the claims and give each its verdict
+        line = next(line for line in docs.splitlines() if line.startswith(f"| {number} |"))
+        assert f"| {in_words(list(claim.cases(readings(found))))} |" in line
+    shown = re.findall(r"\(\.\./(experiments/results/inside/training/[^)]+)\)", docs)
+    assert shown and all((ROOT / path).is_file() for path in shown)
