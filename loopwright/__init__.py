@@ -1,28 +1,18 @@
-"""loopwright: build, convert, train, measure and serve looped language models."""
+"""loopwright: build, convert, train, measure and serve looped language models.
 
+The public names stand in `loopwright.public`, which is imported when one of them is asked for: help must not wait for torch.
+"""
+
+# ruff: noqa: F403, F405 (the star is for type checkers alone)
 from __future__ import annotations
 
-from transformers import AutoConfig, AutoModelForCausalLM
+from typing import TYPE_CHECKING, Any
 
-from loopwright import metrics
-from loopwright.analysis.record import TraceSet, load_trace, save_trace, trace_prompts
-from loopwright.analysis.trace import Trace, trace
-from loopwright.convert.adapters import load_adapters, save_adapters
-from loopwright.convert.export import export
-from loopwright.convert.load import load
-from loopwright.convert.save import save
-from loopwright.convert.source import tokenizer
-from loopwright.convert.surgery import retrofit
-from loopwright.evaluate.conformance import CheckReport, CheckRow, check
-from loopwright.model.cache import LoopCache
-from loopwright.model.config import LoopedConfig
-from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.output import LoopedOutput
-from loopwright.model.presets import build, preset
+from loopwright.announce import announce
 from loopwright.version import VERSION
 
-AutoConfig.register("loopwright", LoopedConfig)
-AutoModelForCausalLM.register(LoopedConfig, LoopedForCausalLM)
+if TYPE_CHECKING:
+    from loopwright.public import *
 
 __version__ = VERSION
 __all__ = [
@@ -50,3 +40,20 @@ __all__ = [
     "trace",
     "trace_prompts",
 ]
+
+
+if not TYPE_CHECKING:  # or every name would seem to be there
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module 'loopwright' has no attribute {name!r}")
+        from loopwright import public
+
+        globals().update({one: getattr(public, one) for one in __all__})
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
+
+announce()

@@ -100,8 +100,8 @@ def _closeups(
     return found
 
 
-def check_lengths(config: LoopedConfig, rows: Sequence[Sequence[int]]) -> None:
-    """Raises where a prompt has no token, one that the model does not know, or more than its context holds."""
+def check_lengths(config: LoopedConfig, rows: Sequence[Sequence[int]], whose: str = "the model") -> None:
+    """Raises where a prompt has no token, one that the model does not know, or more than its context holds; names the model so."""
     if not rows:
         raise ValueError("prompts: none; allowed: at least one")
     limit, known = config.max_position_embeddings, config.vocab_size
@@ -109,9 +109,9 @@ def check_lengths(config: LoopedConfig, rows: Sequence[Sequence[int]]) -> None:
         if not len(row):
             raise ValueError(f"prompts: number {number} has no tokens; allowed: at least one")
         if len(row) > limit:
-            raise ValueError(f"prompts: number {number} has {len(row)} tokens; the model's context holds {limit}")
+            raise ValueError(f"prompts: number {number} has {len(row)} tokens; {whose}'s context holds {limit}")
         if max(row) >= known:
-            raise ValueError(f"prompts: number {number} holds token id {max(row)}; the model knows {known} tokens")
+            raise ValueError(f"prompts: number {number} holds token id {max(row)}; {whose} knows {known} tokens")
 
 
 def _about(subject: Subject, edited: str) -> dict[str, Any]:

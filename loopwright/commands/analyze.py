@@ -19,7 +19,7 @@ from loopwright.analysis.study import Subject, check_lengths, study
 from loopwright.analysis.trace import trace_depth
 from loopwright.analysis.verdict import Finding, converges, safe, stages
 from loopwright.commands.models import open_model, open_tokenizer, own_recipe
-from loopwright.commands.words import console, find_config, find_device, find_dtype, fitting_threads, is_preset, progress
+from loopwright.commands.words import console, find_config, find_device, find_dtype, fitting_threads, need_weights, progress
 from loopwright.data.build import build_data
 from loopwright.run import RunFolder, write_json
 
@@ -65,9 +65,9 @@ def analyze(
     if pairs < 0:
         raise ValueError(f"pairs: {pairs}; allowed: at least 1 step, or 0 for no comparison of pairs")
     # what can be wrong is found before weights are read
-    for name in (source, *([compare] if compare else [])):
-        if is_preset(name):
-            raise ValueError(f"analyze: {name!r} is a preset, which has no trained weights; give a model's folder")
+    need_weights("analyze", source)
+    if compare is not None:
+        need_weights("compare", compare)
     find_config(source).check_depth(depth)
     if compare is not None and find_config(compare).is_looped:
         raise ValueError(f"compare: {compare} is looped; allowed: a dense model, whose layers run once")
@@ -76,7 +76,7 @@ def analyze(
     )  # fmt: skip
     run = RunFolder(out or f"runs/analyze-{Path(source).name}")
     if compare is not None:
-        rows_of(compare, prompts)  # hours before its turn
+        rows_of(compare, prompts, "the compared model")  # hours before its turn
     subject = subject_of(source, prompts, where, kind)
     plan = Plan(batch, pairs, where)
     found = _study(subject, run.traces, plan, depth, ablate)
@@ -102,11 +102,11 @@ def read_own(source: str, asked: Asked) -> list[Prompt]:
     return [ids[real].tolist() for ids, real in zip(batch.input_ids, batch.valid, strict=True)]
 
 
-def rows_of(source: str, prompts: Sequence[Prompt]) -> list[list[int]]:
+def rows_of(source: str, prompts: Sequence[Prompt], whose: str = "the model") -> list[list[int]]:
     """Returns prompts in a model's own tokens; a run's are those its recipe names. What the model cannot take is refused."""
     words: Any = open_tokenizer(source) if any(isinstance(prompt, str) for prompt in prompts) else None
     rows = [words(prompt, verbose=False)["input_ids"] if isinstance(prompt, str) else prompt for prompt in prompts]
-    check_lengths(find_config(source), rows)
+    check_lengths(find_config(source), rows, whose)
     return rows
 
 

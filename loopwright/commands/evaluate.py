@@ -10,7 +10,7 @@ from rich.progress import Progress, TaskID
 
 from loopwright.analysis.figures import Curve, accuracy_by_depth, length_by_depth_heatmap, loss_by_depth
 from loopwright.commands.models import own_recipe, read_model, weights_of
-from loopwright.commands.words import console, find_device, find_dtype, progress
+from loopwright.commands.words import console, find_device, find_dtype, need_weights, progress
 from loopwright.convert.source import TOKENIZER_FILES, find_folder
 from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.build import build_data, check_vocab
@@ -147,6 +147,8 @@ def find_model(
 ) -> tuple[LoopedForCausalLM, RunFolder, Recipe | None]:
     """Returns the model of a run's checkpoint or of a folder or hub id, where its numbers go, and the run's recipe if any."""
     own = own_recipe(source)
+    if own is None:
+        need_weights("evaluate", source)
     numbers = RunFolder(out or ("runs/evaluate" if own is None else source))
     blocked = next((path for path in (numbers.eval, *numbers.eval.parents) if path.exists() and not path.is_dir()), None)
     if blocked is not None:

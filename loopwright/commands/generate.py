@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loopwright.commands.models import open_model, open_tokenizer
-from loopwright.commands.words import console, find_config, find_device, find_dtype, fitting_threads, is_preset
+from loopwright.commands.words import console, find_config, find_device, find_dtype, fitting_threads, need_weights
 from loopwright.generate.depths import StepGuess, next_token_by_depth
 from loopwright.generate.stream import Sampling, checked_seed, encode, encode_chat, stream
 
@@ -30,10 +30,7 @@ def generate(
 ) -> None:
     """Streams what a model says after a prompt, then prints one line of statistics on stderr."""
     where, kind = find_device(device), find_dtype(dtype)
-    if is_preset(source):
-        raise ValueError(
-            f"generate: {source!r} is a preset, which has neither trained weights nor a tokenizer; give a model's folder"
-        )
+    need_weights("generate", source)
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens: {max_new_tokens}; allowed: at least 0 (0 with --show-depth prints the table alone)")
     # what can be wrong is found before the weights are read

@@ -20,7 +20,7 @@ from loopwright.commands.words import (
     find_device,
     find_dtype,
     fitting_threads,
-    is_preset,
+    need_weights,
     progress,
     table,
 )
@@ -69,8 +69,7 @@ def retrofit(
     plan = make_plan(system, changes | given)
     _check_used(plan, search_text, text, by, tokens)
     kind, where, printer = find_dtype(dtype), find_device(device), console()
-    if is_preset(source):
-        raise ValueError(f"retrofit: {source!r} is a preset, which has no weights; allowed: a dense model's folder or hub id")
+    need_weights("retrofit", source)
     find_config(source)  # what no family has is said before the tokenizer is asked
     tongue = tokenizer(source)
     candidates, weights = (

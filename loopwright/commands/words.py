@@ -53,10 +53,23 @@ def is_preset(source: str) -> bool:
         return False
     if source.removesuffix("-tiny") in PRESETS:
         return True
-    if "/" not in source and "\\" not in source:
+    if _is_word(source):
         known = suggest(source.removesuffix("-tiny"), PRESETS)
         raise ValueError(f"model: {source!r} is neither a folder nor a preset; {known} (each also as NAME-tiny)")
     return False
+
+
+def need_weights(verb: str, source: str) -> None:
+    """Raises a ValueError where a word can name no weights: presets have none, and what is no folder needs an owner on the hub."""
+    if _is_word(source) and not Path(source).exists():
+        known = source.removesuffix("-tiny") in PRESETS
+        wrong = "is a preset, which has no trained weights" if known else "is no folder"
+        raise ValueError(f"{verb}: {source!r} {wrong}; allowed: the folder of a model or a run, or a hub id (owner/name)")
+
+
+def _is_word(source: str) -> bool:
+    """Whether a source is neither a path of several parts nor a hub id."""
+    return "/" not in source and "\\" not in source
 
 
 def find_dtype(name: str) -> torch.dtype:

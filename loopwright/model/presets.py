@@ -99,7 +99,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-_TINY_RANKS = {"rank": 4, "rank1": 2, "rank2": 3, "style": 8, "chunk": 4}
+_TINY_RANKS = {"rank": 4, "rank1": 2, "rank2": 3, "style": 8}
 
 
 def preset(name: str, **changes: Any) -> LoopedConfig:

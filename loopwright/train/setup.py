@@ -35,6 +35,7 @@ from loopwright.train.objective import OBJECTIVES
 from loopwright.train.optim import OPTIMISERS, Optimiser, clip, whole
 from loopwright.train.origin import MODELS
 from loopwright.train.penalty import PENALTIES, Weighted
+from loopwright.train.reach import check_reach, depth_generator, drawn_plans, out_of_reach
 from loopwright.train.recipe import Recipe, first_difference, read_recipe, written
 from loopwright.train.remat import REMATS
 from loopwright.train.schedule import SCHEDULES
@@ -123,6 +124,8 @@ class Job:
             objective.prepare(self.model, self.device)
         self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
         bare = Trainee(self.model, objective, self.penalties, remat=build_kind(recipe.remat_spec, REMATS), compiled=recipe.compile)
+        with self.autocast():  # before the wrapper takes the model: it counts passes
+            check_reach(self.model, objective, drawn_plans(self.rule, recipe))
         self.trainee = spread.wrap(bare)
         if not self.splits.exact and any(penalty.start_accuracy is not None for penalty in self.penalties):
             raise ValueError(
@@ -135,7 +138,7 @@ class Job:
         self.replayed = GraphedWork(self._learn_given, self.device) if recipe.graph else None
         size = recipe.batch // recipe.accumulate
         self.order = Order(len(self.splits.train), recipe.seed, recipe.order.shuffled, repeat=recipe.order.repeat, batch=size)
-        self.depth_generator = torch.Generator().manual_seed(recipe.seed)
+        self.depth_generator = depth_generator(recipe)
         self._ahead: Ahead | None = None
 
     @property
@@ -197,11 +200,7 @@ class Job:
         with self.autocast():
             loss, metrics = self.trainee(batch, plan, share, weights)
         if not loss.requires_grad:
-            some = ", ".join(sorted(self.optimiser.parameters)[:3])
-            raise ValueError(
-                f"depth: at {plan.depth} the loss depends on no trained parameter ({some} …); "
-                "allowed: depths at which they act (a gate of the recurrence does from 2 on)"
-            )
+            raise out_of_reach(plan.depth, self.optimiser.parameters)
         (loss * self.spread.world).backward()  # wrappers average over processes, and shares are to be summed
         return loss.detach(), metrics
 

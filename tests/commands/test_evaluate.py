@@ -172,3 +172,5 @@ def test_what_can_be_told_before_a_model_is_loaded_is(
         evaluate_text(model, text, context=1)
     with pytest.raises(ValueError, match="no file matches"):
         evaluate_text(model, ["absent.txt"])
+    with pytest.raises(ValueError, match="evaluate: 'asura' is a preset, which has no trained weights"):
+        evaluate_text("asura", text)

@@ -154,7 +154,7 @@ def test_sources_that_cannot_be_converted(dense: Path, tmp_path: Path, capsys: p
     }
     (tmp_path / "mute" / "tokenizer.json").unlink()
     assert run("retrofit", "huginn", str(tmp_path / "out")) == 2
-    assert "'huginn' is a preset, which has no weights" in capsys.readouterr().err
+    assert "'huginn' is a preset, which has no trained weights" in capsys.readouterr().err
     for name, (folder, message) in cases.items():
         assert run("retrofit", str(folder), str(tmp_path / "out"), "gate-only") == 2
         printed = capsys.readouterr().err

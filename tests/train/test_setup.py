@@ -16,6 +16,7 @@ from loopwright.train.loop import train
 from loopwright.train.setup import Job, Progress, resume_job, save_job
 from loopwright.train.spread import join
 from loopwright.train.trainee import Share
+from loopwright.train.walk import Plan
 from loopwright.train.watch import Quiet
 from tests.train.runs import Act, end_of, interrupt, rows_of, small
 
@@ -159,16 +160,15 @@ def test_a_depth_at_which_nothing_trained_acts_is_refused_by_name(tmp_path: Path
     changes = {
         "model": {"kind": "load", "source": str(tmp_path / "model")},
         "optim": {"train": ["gate.*"]},
-        "depth": {"kind": "fixed", "depth": 1},
+        "depth": {"kind": "fixed", "depth": 2},
     }
-    job = make_job(tmp_path / "a", changes)
+    message = r"depth: at 1 the loss depends on no trained parameter \(gate\..*allowed: depths at which"
+    with pytest.raises(ValueError, match=message):
+        make_job(tmp_path / "a", changes, {"depth": {"kind": "fixed", "depth": 1}})
+    job = make_job(tmp_path / "b", changes)
     (batch, plan), *_ = job.draw(Progress()).pairs
-    with pytest.raises(
-        ValueError, match=r"depth: at 1 the loss depends on no trained parameter \(gate\..*allowed: depths at which"
-    ):
-        job.learn(batch, plan, Share(), None)
-    job = make_job(tmp_path / "b", changes, {"depth": {"kind": "fixed", "depth": 2}})
-    (batch, plan), *_ = job.draw(Progress()).pairs
+    with pytest.raises(ValueError, match=message):
+        job.learn(batch, Plan(1, 1), Share(), None)
     job.learn(batch, plan, Share(), None)
     assert all(p.grad is not None for p in job.optimiser.parameters.values())
 

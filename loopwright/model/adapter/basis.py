@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loopwright.model.adapter.conditioned import Conditioned
+from loopwright.model.adapter.conditioned import CHUNK, Conditioned
 from loopwright.model.adapter.effects import Effects
 from loopwright.model.adapter.target import FactorTable, Site, chosen_shapes
 from loopwright.model.context import Pass
@@ -37,7 +37,7 @@ class BasisController(Conditioned):
         width: int = 1024,
         style: int = 64,
         pooling: str = "prefix",
-        chunk: int = 64,
+        chunk: int = CHUNK,
         leak_future: bool = False,
         pool_norm: str = "none",
         dropout: float = 0.0,

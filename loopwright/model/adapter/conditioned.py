@@ -15,6 +15,7 @@ from loopwright.model.part import StepIndex, take
 from loopwright.settings import refuse_unknown
 
 POOL_NORMS = ("none", "rms")
+CHUNK = 64  # tokens of a chunk, where nothing is said
 
 
 class Conditioned(Adapter):
@@ -42,6 +43,8 @@ class Conditioned(Adapter):
             )
         if chunk < 1:
             raise ValueError(f"{kind}: chunk {chunk}; allowed: at least 1")
+        if chunk != CHUNK and pooling != "chunk":  # files may spell the default out
+            raise ValueError(f"{kind}: chunk {chunk}, and pooling is {pooling!r}; allowed: with pooling 'chunk'")
         if not 0 <= dropout < 1:
             raise ValueError(f"{kind}: dropout {dropout}; allowed: at least 0, below 1")
         self.pooling, self.chunk, self.leaks_future = pooling, chunk, leak_future

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loopwright.model.adapter.conditioned import Conditioned
+from loopwright.model.adapter.conditioned import CHUNK, Conditioned
 from loopwright.model.adapter.effects import Adapter, Effects, Modulation
 from loopwright.model.adapter.target import FactorTable, Site, chosen_shapes
 from loopwright.model.context import Pass
@@ -86,7 +86,7 @@ class Controller(Conditioned):
         alpha: float = 16.0,
         style: int = 128,
         pooling: str = "prefix",
-        chunk: int = 64,
+        chunk: int = CHUNK,
         leak_future: bool = False,
         pool_norm: str = "none",
         dropout: float = 0.0,

@@ -62,9 +62,9 @@ def test_the_public_start_has_no_gradient_at_all():
     assert set(gradients(model).values()) == {0.0}
 
 
-@pytest.mark.parametrize("pooling", ["prefix", "chunk", "token"])
+@pytest.mark.parametrize("pooling", [{"pooling": "prefix"}, {"pooling": "chunk", "chunk": 3}, {"pooling": "token"}])
 def test_it_is_sound(pooling):
-    model = noisy(PRESET, std=0.3, adapters=[{**SPEC, "pooling": pooling, "chunk": 3}])
+    model = noisy(PRESET, std=0.3, adapters=[{**SPEC, **pooling}])
     report = lw.check(model)
     assert report.ok, [row for row in report.rows if row.passed is False]
 

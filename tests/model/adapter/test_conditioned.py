@@ -69,6 +69,8 @@ def test_a_normed_pool_is_not_ruled_by_one_large_token(kind, pooling):
         ({"dropout": -0.1}, r"dropout -0.1; allowed: at least 0, below 1"),
         ({"pool_norm": "rsm"}, "pool_norm: unknown 'rsm'; did you mean 'rms'"),
         ({"chunk": 0}, "chunk 0; allowed: at least 1"),
+        ({"chunk": 8}, "chunk 8, and pooling is 'prefix'; allowed: with pooling 'chunk'"),
+        ({"chunk": 8, "pooling": "none"}, "chunk 8, and pooling is 'none'; allowed: with pooling 'chunk'"),
         ({"pooling": "sequence"}, "needs leak_future=True"),
         ({"pooling": "prefx"}, "did you mean 'prefix'"),
     ],
@@ -76,6 +78,16 @@ def test_a_normed_pool_is_not_ruled_by_one_large_token(kind, pooling):
 def test_refusals(kind, options, message):
     with pytest.raises(ValueError, match=f"^{kind}.*{message}"):
         tiny(kind, **options)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_config_that_spells_the_default_chunk_out_still_loads(kind, tmp_path):
+    """Whatever the pooling: files hold what they were given, and the default is what would have been there unsaid."""
+    for options in ({"chunk": 64}, {"chunk": 64, "pooling": "token"}, {"chunk": 8, "pooling": "chunk"}):
+        model = tiny(kind, **options)
+        lw.save(model, tmp_path)
+        assert lw.load(tmp_path).config.adapters == model.config.adapters
+        assert model.adapters[0].chunk == options["chunk"]
 
 
 @pytest.mark.parametrize("kind", SPECS)

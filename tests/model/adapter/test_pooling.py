@@ -11,7 +11,8 @@ CAUSAL = ["prefix", "chunk", "token", "none"]
 
 
 def controller_model(pooling: str):
-    spec = {"kind": "controller", "rank": 4, "style": 8, "pooling": pooling, "chunk": 4, "leak_future": pooling == "sequence"}
+    spec = {"kind": "controller", "rank": 4, "style": 8, "pooling": pooling, "leak_future": pooling == "sequence"}
+    spec |= {"chunk": 4} if pooling == "chunk" else {}
     model = noisy("ouroboros-qwen2.5-3b-tiny", adapters=[spec])
     with torch.no_grad():
         model.adapters[0].heads.mul_(20)  # make the controller matter

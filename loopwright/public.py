@@ -1,0 +1,20 @@
+"""The public names in their places. `import loopwright` looks here when the first of them is asked for."""
+
+# ruff: noqa: F401 (imported to be found here)
+from __future__ import annotations
+
+import loopwright.metrics as metrics  # `from loopwright` would ask this file for it
+from loopwright.analysis.record import TraceSet, load_trace, save_trace, trace_prompts
+from loopwright.analysis.trace import Trace, trace
+from loopwright.convert.adapters import load_adapters, save_adapters
+from loopwright.convert.export import export
+from loopwright.convert.load import load
+from loopwright.convert.save import save
+from loopwright.convert.source import tokenizer
+from loopwright.convert.surgery import retrofit
+from loopwright.evaluate.conformance import CheckReport, CheckRow, check
+from loopwright.model.cache import LoopCache
+from loopwright.model.config import LoopedConfig
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.output import LoopedOutput
+from loopwright.model.presets import build, preset

@@ -1,0 +1,51 @@
+"""The public names: all there, seen by `dir` and `import *`, and loaded only when one of them is asked for."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import loopwright as lw
+from loopwright import public
+
+ROOT = Path(__file__).parent.parent
+HEAVY = "print(sorted({'torch', 'transformers', 'numpy', 'accelerate'} & set(sys.modules)))"
+
+
+def fresh(code: str) -> str:
+    """Runs code in a process that has imported nothing of ours, and returns what it prints."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_every_public_name_is_there_and_no_other() -> None:
+    imports = [node for node in ast.parse(Path(public.__file__).read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.asname or alias.name for node in imports for alias in node.names} - {"annotations"}
+    assert sorted(names) == sorted(lw.__all__)
+    for name in lw.__all__:
+        assert getattr(lw, name) is getattr(public, name)
+    assert set(lw.__all__) | {"__version__"} <= set(dir(lw))
+
+
+def test_an_unknown_name_is_refused_as_everywhere() -> None:
+    with pytest.raises(AttributeError, match="module 'loopwright' has no attribute 'laod'"):
+        lw.laod  # noqa: B018
+
+
+def test_importing_loopwright_loads_nothing_heavy_until_a_name_is_asked_for() -> None:
+    assert fresh(f"import sys, loopwright; dir(loopwright); loopwright.__version__; {HEAVY}") == "[]"
+    code = f"import sys; from loopwright import *; print(load.__module__, metrics.__name__); {HEAVY}"
+    names, heavy = fresh(code).splitlines()
+    assert names == "loopwright.convert.load loopwright.metrics" and "torch" in heavy and "transformers" in heavy
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["presets", "--help"], ["evaluate", "--help"], ["--version"], ["inspekt", "huginn"], []]
+)
+def test_help_and_mistyped_verbs_load_nothing_heavy(words: list[str]) -> None:
+    code = f"import sys\nfrom loopwright.cli import main\ntry:\n    main({words})\nexcept SystemExit:\n    {HEAVY}"
+    assert fresh(code).splitlines()[-1] == "[]"
