@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -89,9 +90,9 @@ def stability_table(labels: Labels) -> str:
 
 def judged(found: Mapping[str, Pooled | None], apart: Mapping[str, float]) -> str:
     """Returns what the differences of a row to ASURA on all texts say about ASURA's loss. A difference of one seed must also be
-    larger than what seeds of one row lie `apart` on that text."""
+    larger than what seeds of one row lie `apart` on that text: where no row has several, nothing is resolved."""
     verdicts = {
-        text: "not resolved" if len(each.seeds) == 1 and abs(each.difference) <= apart.get(text, 0.0) else each.verdict
+        text: "not resolved" if len(each.seeds) == 1 and abs(each.difference) <= apart.get(text, math.inf) else each.verdict
         for text, each in found.items() if each is not None
     }  # fmt: skip
     if not verdicts:

@@ -19,7 +19,7 @@ LORA_RANK = 6  # 15 layers × 10,176 × 6 = 916 thousand: what the controller an
 STEP_RANK = 4  # 8 steps × 10,176 × 4 = 326 thousand: what the controller alone trains, 309 thousand
 CONTROLLER = "{kind: controller, rank: 32, alpha: 16.0, style: 128, pooling: %s}"
 
-NORMED = "controller, prefix of normed states"  # raw states are ruled by the first token, six times as large as the others
+NORMED = "controller, prefix of normed states"  # raw states are ruled by the first token, about eight times as large as the others
 ENDS = ", ".join(f"{{kind: low-rank, rank: 32, stack: {stack}}}" for stack in ("prelude", "coda"))
 
 EVERYWHERE = f"adapters=[{CONTROLLER % 'prefix'}, {ENDS}]"

@@ -43,3 +43,7 @@ def test_texts_that_part_are_named() -> None:
     other = [result("row", {1: -0.1}, seed) for seed in range(2)]
     both = {"test": pooled(found["row"], found[WHOLE], "test"), "ood": pooled(other, found[WHOLE], "ood")}
     assert judged(both, {}) == "lower (test), higher (ood)"
+
+
+def test_one_seed_resolves_nothing_where_no_row_has_several() -> None:
+    assert said(labels(ASURA=(0.0,), row=(0.9,)), "row") == "not resolved, one seed"
