@@ -5,9 +5,9 @@ python -m experiments.asura.tables experiments/results/asura/runs.jsonl experime
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
