@@ -28,8 +28,8 @@ class Announcer(MetaPathFinder):
         """Returns the spec of transformers, with an import of our model behind it; of anything else None."""
         if fullname != LIBRARY:
             return None
-        finders = list(sys.meta_path)
-        later = finders[finders.index(self) + 1 :] if self in finders else []  # all others would ask back: a reload leaves two of us
+        finders = list(sys.meta_path)  # of which the earlier ones were asked, and may be another of us: a reload leaves two
+        later = finders[finders.index(self) + 1 :] if self in finders else []
         found = (finder.find_spec(fullname, path, target) for finder in later)
         spec = next((one for one in found if one is not None), None)
         if spec is None or spec.loader is None:
