@@ -28,8 +28,10 @@ class Announcer(MetaPathFinder):
         """Returns the spec of transformers, with an import of our model behind it; of anything else None."""
         if fullname != LIBRARY:
             return None
-        others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((found for found in others if found is not None), None)
+        finders = list(sys.meta_path)  # of which the earlier ones were asked, and may be another of us: a reload leaves two
+        later = finders[finders.index(self) + 1 :] if self in finders else []
+        found = (finder.find_spec(fullname, path, target) for finder in later)
+        spec = next((one for one in found if one is not None), None)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module

@@ -18,6 +18,7 @@ ORDERS = {
     # who asks whether it is installed, as many packages do, has not imported it
     "loopwright first": f"import importlib.util, loopwright\nassert importlib.util.find_spec('transformers')\n{AUTO}",
     "our model first": f"from loopwright.model.config import LoopedConfig\n{AUTO}",
+    "loopwright twice": f"import importlib, loopwright\nimportlib.reload(loopwright)\n{AUTO}",
     "our tokenizer first": f"import loopwright.data.tokenizer\n{AUTO}",
 }
 

@@ -170,7 +170,8 @@ def page(runs: Sequence[Run], more: Sequence[str] = ()) -> str:
         paired_table(runs),
     ]  # fmt: skip
     if not found:
-        return "\n\n".join([*parts, "No claim can be held to these runs: a looped model and a control are needed.", *more]) + "\n"
+        parts.append("No claim can be held to these runs: a looped model and a control are needed.")
+        return "\n\n".join([*parts, *more, *missing_part(runs, rows())]) + "\n"
     parts += ["## Claims", claim_table(found)]
     for claim in CLAIMS:
         parts += [f"### {claim.said}", f"Figures {claim.figures}; rule: {claim.rule}.".replace("Figures Section", "Section"),

@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TYPES = (torch.bfloat16, torch.float16, torch.float32)
-TILE = 64
+TILES = {2: 64, 4: 32}  # tokens of a tile, by the bytes of a number: products of float32 are unrolled, and more of them spill
+TILE_BYTES = 2**14  # and two tiles of queries and two of keys, two stages of them in flight, fit every card from Ampere on (99 KiB)
+STAGES = 2
 LENGTHS = ["rows", "tokens", "mask_rows"]  # differ from batch to batch: one kernel serves all
 UNSEEN = tl.constexpr(-1e30)
 
@@ -124,7 +125,7 @@ def _columns_pass(
         less = _scores(some, keys, seen, scale) - top[:, None]
         a = tl.where(counted, tl.exp(less) / mass[:, None], 0.0)
         column += tl.sum(a, 0)
-        entropy += tl.sum(tl.where(a > 0, a * (tl.log(mass)[:, None] - less), 0.0), 0)
+        entropy += tl.sum(tl.where(a == 0, 0.0, a * (tl.log(mass)[:, None] - less)), 0)  # what is no number stays none
         if compared:
             some = _tile(q_before, heads, tokens, row, head, first, length, width, padded)
             top = tl.load(tops + pairs * tokens + at, mask=i < tokens, other=0.0)
@@ -149,14 +150,16 @@ def map_sums(
     """Returns column sums [B, H, T] and entropies [B, H] over the rows of valid tokens; and beside an earlier pair of queries and
     keys ‖A − A'‖_F [B, H] and the norms ‖q − q'‖, ‖q'‖, ‖k‖, ‖k − k'‖ [4, B, H].
 
-    q is [B, T, H, K], k [B, T, Hk, K], visible [B or 1, 1, T, T] or None (causal), valid [B, T]; of any type in TYPES.
+    q is [B, T, H, K], k [B, T, Hk, K], visible [B or 1, 1, T, T] or None (causal), valid [B, T]; all of one type, of 16 or 32 bits.
     """
     rows, tokens, heads, width = q.shape
     q, k, *earlier = (x.contiguous() for x in (q, k, *(before or ())))
-    blocks, compared = triton.cdiv(tokens, TILE), before is not None
+    padded = max(16, triton.next_power_of_2(width))
+    length = max(16, min(TILES[q.itemsize], TILE_BYTES // (padded * q.itemsize)))
+    blocks, compared = triton.cdiv(tokens, length), before is not None
 
     def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, device=q.device)
+        return torch.empty(shape, dtype=torch.float32, device=q.device)
 
     tops, masses = empty(2, rows, heads, tokens), empty(2, rows, heads, tokens)
     columns, sums, sizes = empty(rows, heads, tokens), empty(2, rows, heads, blocks), empty(4, rows, heads, blocks)
@@ -164,11 +167,12 @@ def map_sums(
     pairs: tuple[Any, ...] = (q, k, *(earlier or (q, k)), seen.view(torch.uint8), valid.contiguous().view(torch.uint8))
     shape = (width**-0.5, rows, tokens, heads, k.shape[2], seen.shape[0])
     fixed = {
-        "width": width, "padded": max(16, triton.next_power_of_2(width)), "length": TILE, "masked": visible is not None,
-        "compared": compared,
+        "width": width, "padded": padded, "length": length, "masked": visible is not None, "compared": compared,
+        "num_stages": STAGES,
     }  # fmt: skip
     grid = (rows * heads, blocks)  # the second axis ends at 65,535
-    _rows_pass[grid](*pairs, tops, masses, sizes, *shape, **fixed)
-    _columns_pass[grid](*pairs, tops, masses, columns, sums, sizes, *shape, **fixed)
+    with torch.cuda.device_of(q):  # Triton launches on the current card, not on the one that holds the numbers
+        _rows_pass[grid](*pairs, tops, masses, sizes, *shape, **fixed)
+        _columns_pass[grid](*pairs, tops, masses, columns, sums, sizes, *shape, **fixed)
     entropy, apart = sums.sum(-1)
     return columns, entropy, apart.sqrt() if compared else None, sizes.sum(-1).sqrt() if compared else None

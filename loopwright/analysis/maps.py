@@ -19,6 +19,7 @@ from loopwright.model.span import Span
 
 CHUNK = 2**25  # entries of maps held at once
 UNSEEN = -1e30
+OLDEST = (8, 0)  # compute capability: an older card has neither bfloat16 nor the memory for the kernel's tiles
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,15 @@ def sum_maps(
 ) -> tuple[AttentionSums, MapChange | None]:
     """Returns the sums of the maps of q and k over valid tokens, and the change since the pair `before` where there is one.
 
-    On a GPU one kernel makes and sums the tiles of all maps; elsewhere, and for float64, `sum_rows` does.
+    On a GPU (from OLDEST on) one kernel makes and sums the tiles of all maps; elsewhere, and for float64, `sum_rows` does.
     """
     return _by_kernel(q, k, view, before) if _has_kernel(q) else sum_rows(q, k, view, before, chunk=chunk)
 
 
 def _has_kernel(q: Tensor) -> bool:
-    return q.is_cuda and q.dtype != torch.float64 and find_spec("triton") is not None
+    if not q.is_cuda or q.dtype == torch.float64:
+        return False
+    return torch.cuda.get_device_capability(q.device) >= OLDEST and find_spec("triton") is not None
 
 
 def _by_kernel(q: Tensor, k: Tensor, view: View, before: tuple[Tensor, Tensor] | None) -> tuple[AttentionSums, MapChange | None]:

@@ -19,6 +19,8 @@ SHAPES = {
     "bfloat16": (2, 200, 4, 2, 128, False, None, torch.bfloat16),
     "bfloat16, padded": (3, 200, 4, 2, 128, True, None, torch.bfloat16),
     "float16": (2, 130, 2, 1, 64, False, None, torch.float16),
+    "float32, wide": (3, 70, 2, 1, 128, True, None, torch.float32),  # tiles grow with the width, and what a card holds does not
+    "bfloat16, widest": (3, 70, 2, 1, 256, True, None, torch.bfloat16),
 }
 
 
@@ -56,7 +58,19 @@ def test_the_kernel_sums_what_rows_sum(shape: str):
 def test_scores_in_the_hundreds():
     generator = torch.Generator().manual_seed(0)
     view = View.of(place_tokens(1, 130, torch.device("cuda")), None)
-    q, k = (100 * torch.randn(1, 130, 2, 8, generator=generator).cuda() for _ in range(2))
+    q, k = (10 * torch.randn(1, 130, 2, 8, generator=generator).cuda() for _ in range(2))
     sums, _ = sum_maps(q, k, view)
     exact, _ = sum_rows(q.double(), k.double(), view)
-    assert gap(sums.entropy / 130, exact.entropy / 130) < 1e-4
+    assert gap(sums.entropy / 130, exact.entropy / 130) < 1e-4 and exact.entropy.min() > 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_overflowed_is_no_number_in_every_sum(value: float):
+    generator = torch.Generator().manual_seed(0)
+    view = View.of(place_tokens(1, 9, torch.device("cuda")), None)
+    q, k = (torch.randn(1, 9, 1, 8, generator=generator).cuda() for _ in range(2))
+    q[0, 5] = value
+    for sums, change in (sum_maps(q, k, view, (q, k)), sum_rows(q, k, view, (q, k))):
+        assert change is not None and change.distance.isnan().all() and change.bound.isnan().all()
+        assert sums.columns[..., :6].isnan().all() and sums.entropy.isnan().all()

@@ -1,8 +1,11 @@
 """Rows made again from queries and keys are the model's own maps, in chunks of any size: grouped heads, padding, windows."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from loopwright.analysis import maps as module
 from loopwright.analysis.maps import View, attention_rows, sum_maps
 from loopwright.metrics.attention import col_sum_concentration, concentration_of, mixing_score
 from loopwright.model.span import place_tokens
@@ -68,3 +71,14 @@ def test_entropy_of_scores_in_the_hundreds():
     sums, _ = sum_maps(q, k, view)
     exact, _ = sum_maps(q.double(), k.double(), view)
     assert gap(sums.entropy.double() / 32, exact.entropy / 32) < 1e-4 and exact.entropy.min() >= 0
+
+
+def test_who_has_the_kernel(monkeypatch):
+    """Not on a CPU or in float64, not on a card too old for it, not without Triton."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: {0: (7, 5), 1: (8, 0)}[device])
+    for there in (True, False):
+        monkeypatch.setattr(module, "find_spec", lambda name, there=there: "spec" if there and name == "triton" else None)
+        assert module._has_kernel(SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=1)) == there
+        assert not module._has_kernel(SimpleNamespace(is_cuda=True, dtype=torch.float64, device=1))
+        assert not module._has_kernel(SimpleNamespace(is_cuda=True, dtype=torch.float16, device=0))
+        assert not module._has_kernel(torch.zeros(1))

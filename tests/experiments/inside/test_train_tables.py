@@ -65,6 +65,8 @@ def test_runs_stand_in_the_order_of_the_paper_whatever_order_they_ended_in(tmp_p
     (tmp_path / "other.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reversed(found)))
     assert read([str(tmp_path / "other.jsonl")]) == found
     assert "- sandwich-12: seeds 0, 1, 2" in page(found) and "- bare-4: seeds 1, 2" in page(found)
+    alone = page(found[-1:])
+    assert "No claim can be held" in alone and "- bare-4: seeds 1, 2" in alone and "- control: seeds 0, 1, 2" in alone
 
 
 def test_injection_is_held_to_the_same_passages() -> None:
