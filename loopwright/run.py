@@ -119,11 +119,20 @@ def whole_folder(target: str | Path, *, needed: int, kept: str) -> Iterator[Path
         made.mkdir(parents=True)
         try:
             yield made
+            share(made)
             write_manifest(made)
             _sync_tree(made)
             _put(made, target)
         finally:
             shutil.rmtree(made, ignore_errors=True)
+
+
+def share(folder: Path) -> None:
+    """Lets whoever may read the folder read its files: safetensors writes them for their owner alone."""
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
 
 
 def _put(made: Path, target: Path) -> None:

@@ -76,7 +76,9 @@ def test_a_full_disk_is_named_in_one_line(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_folder_appears_whole_with_its_manifest(tmp_path: Path) -> None:
     with whole_folder(tmp_path / "f", needed=3, kept="nothing") as made:
         (made / "a").write_text("one")
+        (made / "a").chmod(0o600)
         assert not (tmp_path / "f").exists()
+    assert len({path.stat().st_mode for path in (tmp_path / "f").iterdir()}) == 1  # who reads the manifest reads the rest
     assert sorted(tree(tmp_path)) == ["f/a", f"f/{MANIFEST}"] and verify(tmp_path / "f") == []
     with whole_folder(tmp_path / "f", needed=3, kept="nothing") as made:
         (made / "b").write_text("two")

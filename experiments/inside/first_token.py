@@ -67,6 +67,8 @@ def measured(source: str, *, data: str, examples: int, depth: int | None, batch:
     tokenizer = Tokenizer(source)
     model = lw.load(source, dtype="float32", device=device)
     questions = tokenizer.encode([str(prompt) for prompt in read_prompts("gsm8k", data=data, examples=examples)])
+    if tokenizer.opening:
+        raise ValueError(f"{source}: its tokenizer begins every text with token {tokenizer.opening[0]}; allowed: one that does not")
     questions.sort(key=len)
     for name, changed in ways(lambda word: tokenizer.encode([word])[0][0]).items():
         rows = [changed(question) for question in questions]
@@ -76,7 +78,7 @@ def measured(source: str, *, data: str, examples: int, depth: int | None, batch:
                 before = int(real.sum()) - len(questions[len(labels)])  # tokens that stand before the question
                 kept, turns = each[real][before:], turns[real][before:]
                 labels.append(kept)
-                orbits.append(turns[kept == LIMITS.index("orbit")])
+                orbits.append(turns[1:][kept[1:] == LIMITS.index("orbit")])
         firsts = [tokenizer.decode(row[:1]) for row in rows]
         about = {"name": f"{Path(source).name}/{name}", "model": Path(source).name, "way": name, "depth": trace_depth(model, depth)}
         yield about | counted(labels, orbits, [len(first) == 1 and first.isupper() for first in firsts])

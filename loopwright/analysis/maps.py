@@ -5,10 +5,13 @@ A map has T×T entries per head; what is held at once is bounded by CHUNK, whate
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from itertools import repeat
+from shutil import which
 
 import torch
 from torch import Tensor
@@ -113,7 +116,8 @@ def sum_maps(
 ) -> tuple[AttentionSums, MapChange | None]:
     """Returns the sums of the maps of q and k over valid tokens, and the change since the pair `before` where there is one.
 
-    On a GPU (from OLDEST on) one kernel makes and sums the tiles of all maps; elsewhere, and for float64, `sum_rows` does.
+    On a GPU (from OLDEST on, where kernels can be compiled) one kernel makes and sums the tiles of all maps; elsewhere, and for
+    float64, `sum_rows` does: the same numbers to rounding, more slowly.
     """
     return _by_kernel(q, k, view, before) if _has_kernel(q) else sum_rows(q, k, view, before, chunk=chunk)
 
@@ -121,7 +125,13 @@ def sum_maps(
 def _has_kernel(q: Tensor) -> bool:
     if not q.is_cuda or q.dtype == torch.float64:
         return False
-    return torch.cuda.get_device_capability(q.device) >= OLDEST and find_spec("triton") is not None
+    return torch.cuda.get_device_capability(q.device) >= OLDEST and can_compile()
+
+
+@cache
+def can_compile() -> bool:
+    """Says whether Triton is there, and the C compiler without which it starts nothing."""
+    return find_spec("triton") is not None and any(which(name) for name in (os.environ.get("CC", ""), "gcc", "clang") if name)
 
 
 def _by_kernel(q: Tensor, k: Tensor, view: View, before: tuple[Tensor, Tensor] | None) -> tuple[AttentionSums, MapChange | None]:

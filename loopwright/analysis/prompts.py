@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 import torch
 
 from loopwright.data.records import SUFFIXES, Files, text_field
+from loopwright.settings import suggest
 
 # the files of a set that are looked for in the data folder, in this order, and the field that holds the prompt
 SETS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -36,6 +38,8 @@ def read_prompts(
         found = _of_file(path, (field,))
     elif _is_path(source):
         found = _of_file(Path(source).expanduser(), FIELDS)
+    elif not any(letter.isspace() for letter in source) and get_close_matches(source, SETS):
+        raise ValueError(f"prompts: {source!r} is no file and no set; {suggest(source, SETS)}, a file, or a text of more words")
     elif source.strip():
         return [source]
     else:

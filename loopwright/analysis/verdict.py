@@ -74,8 +74,8 @@ def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Fin
         return Finding(None, "It cannot be said: in every step a curve has a layer without a number, or is flat.")
     best, mean = each.nan_to_num(-1).max().item(), each.nanmean().item()
     numbers = (
-        (f"{mean:.2f}".replace("-", "−"), "mean correlation of a step's ColSum curve with the dense model's"),
-        (f"{best:.2f}".replace("-", "−"), f"best, at step {int(each.nan_to_num(-1).argmax()) + 1}"),
+        (f"{mean:z.2f}".replace("-", "−"), "mean correlation of a step's ColSum curve with the dense model's"),
+        (f"{best:z.2f}".replace("-", "−"), f"best, at step {int(each.nan_to_num(-1).argmax()) + 1}"),
         (f"{gap.nanmean().item():.3f}", "mean distance between the curves"),
     )
     if best < ALIKE:

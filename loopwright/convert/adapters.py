@@ -79,8 +79,8 @@ def load_adapters(base: LoopedForCausalLM | str | Path, folder: str | Path, dtyp
     With a `dtype` the whole is cast to it after that; left out, the parts take the base's.
     """
     folder = Path(folder)
+    references = read_references(folder)  # first: a whole model is no parts, whatever its config says
     config = OWN.config(read_json(folder / "config.json"), str(folder / "config.json"))
-    references = read_references(folder)
     plain = base if isinstance(base, LoopedForCausalLM) else load(base)
     model = empty_model(config)
     held = dict(plain.named_parameters())

@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 from loopwright.convert.weights import read_json
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.run import share
 
 # what a saved model consists of: replaced as a whole, while other files of the folder (a tokenizer, a README) stay
 _REPLACED = (
@@ -57,6 +58,7 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
     made.mkdir()
     try:
         yield made
+        share(made)
         _put(made, target)
     finally:
         shutil.rmtree(made, ignore_errors=True)

@@ -33,7 +33,7 @@ def drawn_plans(rule: DepthRule, recipe: Recipe) -> Iterator[Plan]:
 def check_reach(model: LoopedForCausalLM, objective: Any, plans: Iterable[Plan]) -> None:
     """Raises a ValueError where the loss of one of the plans depends on no trained parameter; where all are trained it always does.
 
-    Penalties are left out: they read the last step, as every objective does.
+    The loss of the objective alone is asked: what a penalty alone trains is refused as well.
     """
     if all(parameter.requires_grad for parameter in model.parameters()):
         return
@@ -48,7 +48,7 @@ def shallowest(plans: Iterable[Plan]) -> list[Plan]:
     """Returns the shallowest plan, and the shallowest of those whose gradient is cut: they stand for all.
 
     What acts from some step on acts in every deeper plan too, and what acts before the loop alone in every plan or in none of
-    those that are cut.
+    those that are cut. (A part that acts at one step alone may be out of reach of a deeper plan that is cut: the update says so.)
     """
     found: dict[bool, Plan] = {}
     for plan in plans:

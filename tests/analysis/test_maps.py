@@ -73,12 +73,15 @@ def test_entropy_of_scores_in_the_hundreds():
     assert gap(sums.entropy.double() / 32, exact.entropy / 32) < 1e-4 and exact.entropy.min() >= 0
 
 
-def test_who_has_the_kernel(monkeypatch):
-    """Not on a CPU or in float64, not on a card too old for it, not without Triton."""
+@pytest.mark.parametrize(("triton", "compiler"), [(True, True), (False, True), (True, False)])
+def test_who_has_the_kernel(monkeypatch, triton: bool, compiler: bool):
+    """Not on a CPU or in float64, not on a card too old for it, not without Triton or a C compiler."""
+    module.can_compile.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: {0: (7, 5), 1: (8, 0)}[device])
-    for there in (True, False):
-        monkeypatch.setattr(module, "find_spec", lambda name, there=there: "spec" if there and name == "triton" else None)
-        assert module._has_kernel(SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=1)) == there
-        assert not module._has_kernel(SimpleNamespace(is_cuda=True, dtype=torch.float64, device=1))
-        assert not module._has_kernel(SimpleNamespace(is_cuda=True, dtype=torch.float16, device=0))
-        assert not module._has_kernel(torch.zeros(1))
+    monkeypatch.setattr(module, "find_spec", lambda name: "spec" if triton and name == "triton" else None)
+    monkeypatch.setattr(module, "which", lambda name: name if compiler and name == "gcc" else None)
+    assert module._has_kernel(SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=1)) == (triton and compiler)
+    assert not module._has_kernel(SimpleNamespace(is_cuda=True, dtype=torch.float64, device=1))
+    assert not module._has_kernel(SimpleNamespace(is_cuda=True, dtype=torch.float16, device=0))
+    assert not module._has_kernel(torch.zeros(1))
+    module.can_compile.cache_clear()

@@ -41,6 +41,7 @@ def test_a_draw_is_a_pure_function_of_its_seed_and_keeps_the_order(tmp_path):
         ("  ", None, "an empty text"),
         ("gsm8k", None, "give --data FOLDER"),
         ("gsm8k", "nowhere", "holds no gsm8k"),
+        ("gsm8", None, "did you mean 'gsm8k'"),
         ("missing.jsonl", None, "there is no such file"),
         ("empty.txt", None, "holds no prompt"),
         ("fields.jsonl", None, "no field 'text'"),

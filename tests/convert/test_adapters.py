@@ -73,8 +73,11 @@ def test_a_folder_of_parts_is_not_a_model(tmp_path: Path) -> None:
     lw.save_adapters(noisy("relaxed-tiny"), tmp_path / "parts")
     with pytest.raises(FileNotFoundError, match="holds adapters only; put them on their base with load_adapters"):
         lw.load(tmp_path / "parts")
-    with pytest.raises(FileNotFoundError, match=r"there is no config.json"):
+    with pytest.raises(FileNotFoundError, match=r"there is no adapters.json"):
         lw.load_adapters(noisy("relaxed-tiny"), tmp_path / "nothing")
+    lw.save(noisy("relaxed-tiny"), tmp_path / "model")
+    with pytest.raises(FileNotFoundError, match=r"there is no adapters.json"):
+        lw.load_adapters(noisy("relaxed-tiny"), tmp_path / "model")
 
 
 def test_nothing_to_save(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def test_parents_are_made_and_nothing_is_left_beside(model: lw.LoopedForCausalLM
     mask = os.umask(0)
     os.umask(mask)
     assert (tmp_path / "deep" / "er").stat().st_mode & 0o777 == 0o777 & ~mask
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "deep" / "er").iterdir()} == {0o666 & ~mask}
 
 
 def test_a_model_folder_is_replaced_and_other_files_stay(model: lw.LoopedForCausalLM, tmp_path: Path) -> None:
