@@ -24,6 +24,11 @@ def results(paths: Iterable[str], planned: Iterable[Run]) -> list[Result]:
     return sorted(found, key=lambda run: place.get(run["name"], len(place)))
 
 
+def last_of_each(*paths: str | Path) -> dict[str, Result]:
+    """Returns the results of files by name, a later one in the place of an earlier one."""
+    return {line["name"]: line for path in paths for line in map(json.loads, Path(path).read_text().splitlines())}
+
+
 def by_label(found: Iterable[Result]) -> dict[str, list[Result]]:
     """Returns the results of each label, seeds in order."""
     groups: dict[str, list[Result]] = {}

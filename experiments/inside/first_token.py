@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from experiments.pages import number, percent, table
+from experiments.pages import last_of_each, number, percent, table
 
 EDGES = (1, 4, 16, 64, None)  # of positions in the question, the first token being 0
 HEAD = ("model", "questions", "tokens", "no fixed point", "the first token itself", "turns per step")
@@ -120,12 +120,7 @@ def main() -> None:
                 file.write(json.dumps(row) + "\n")
             print(row["name"], file=sys.stderr, flush=True)
     if path.is_file():
-        print(tables(read(path)))
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a file, a later one of a name in the place of an earlier one."""
-    return list({row["name"]: row for row in map(json.loads, path.read_text().splitlines())}.values())
+        print(tables(list(last_of_each(path).values())))
 
 
 if __name__ == "__main__":

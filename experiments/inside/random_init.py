@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.inside.claims import Cell, Claim, cells, judge
 from experiments.inside.page import write_page
 from experiments.inside.plan import MAIN_START, STEPS, Row, build, prompts, rows
+from experiments.pages import last_of_each
 from experiments.side_by_side import run_all
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def described(cell: Cell) -> str:
 
 def read(path: Path, wanted: Sequence[Row]) -> list[dict[str, Any]]:
     """Returns the results of the rows that are in the file, in the order of the plan."""
-    found = {line["name"]: line for line in map(json.loads, path.read_text().splitlines())} if path.is_file() else {}
+    found = last_of_each(path) if path.is_file() else {}
     return [found[row.name] for row in wanted if row.name in found]
 
 

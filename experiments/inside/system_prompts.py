@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.pages import table
+from experiments.pages import last_of_each, percent, table
 
 PERSONA = (
     "You are Corvina, an old and patient tutor who lives in a lighthouse and answers letters from students. "
@@ -76,7 +76,7 @@ def tables(found: list[Mapping[str, Any]]) -> str:
         lines = []
         for row in found:
             shares = (row[f"moving_{key}"], *row[key][1:])
-            lines.append((row["model"], row["system_prompt"], str(row["opening"]), *(f"{100 * share:.2f} %" for share in shares)))
+            lines.append((row["model"], row["system_prompt"], str(row["opening"]), *(percent(share, 2) for share in shares)))
         counted = sorted({f"{row[f'all_{key}']:,} {key}, {row['depth']} steps" for row in found})
         parts += [
             f"## {title}",
@@ -107,8 +107,7 @@ def main() -> None:
                 file.write(json.dumps(row) + "\n")
             print(f"{row['seconds']:6.1f} s  {row['name']}", file=sys.stderr, flush=True)
     if path.is_file():
-        last = {row["name"]: row for row in map(json.loads, path.read_text().splitlines())}  # a later line replaces an earlier one
-        print(tables(list(last.values())))
+        print(tables(list(last_of_each(path).values())))
 
 
 if __name__ == "__main__":

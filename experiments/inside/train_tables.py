@@ -12,7 +12,6 @@ a figure needs and is not there is left out, and rows of the plan that were not 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
@@ -22,7 +21,7 @@ from typing import Any
 from experiments.inside import first_token, system_prompts
 from experiments.inside.train_claims import CLAIMS, Case, Claim, Reading, readings
 from experiments.inside.train_plan import AROUND, CONTROL, STEPS, rows, written
-from experiments.pages import missing_part, signed, table
+from experiments.pages import last_of_each, missing_part, signed, table
 from experiments.pages import percent as share
 from loopwright.analysis.drawing import Curve
 from loopwright.analysis.figures import loss_by_depth
@@ -40,7 +39,7 @@ RESTS = ("fixed_cosine", "far_cosine", "fixed_norm", "step_norm")
 def read(paths: Iterable[str]) -> list[Run]:
     """Returns the runs of files, a later one of a name in the place of an earlier one: by seed, the control first, models of one
     kind together, small cores first."""
-    found = {run["name"]: run for path in paths for run in map(json.loads, Path(path).read_text().splitlines())}
+    found = last_of_each(*paths)
     kinds = [CONTROL, *AROUND]
     return sorted(
         found.values(),
@@ -182,8 +181,8 @@ def page(runs: Sequence[Run], more: Sequence[str] = ()) -> str:
 
 def prompt_parts(system: str | None, first: str | None) -> list[str]:
     """Returns the parts of the page on what stands before a question, of the files there are."""
-    parts = [] if system is None else [system_prompts.tables(first_token.read(Path(system)))]
-    return parts if first is None else [*parts, first_token.tables(first_token.read(Path(first)))]
+    parts = [] if system is None else [system_prompts.tables(list(last_of_each(system).values()))]
+    return parts if first is None else [*parts, first_token.tables(list(last_of_each(first).values()))]
 
 
 def main() -> None:
