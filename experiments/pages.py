@@ -66,14 +66,19 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None or not math.isfinite(value) else _minus(f"{value:z.{digits}f}")
 
 
+def difference(value: float) -> str:
+    """Returns a difference with its sign."""
+    return _minus(f"{value:+z.4f}")
+
+
 def signed(value: float, low: float, high: float) -> str:
     """Returns a difference and its interval."""
-    return f"{_minus(f'{value:+z.4f}')} ({_minus(f'{low:+z.4f}')} to {_minus(f'{high:+z.4f}')})"
+    return f"{difference(value)} ({difference(low)} to {difference(high)})"
 
 
 def by_seed(values: Sequence[float]) -> str:
     """Returns differences, seed by seed."""
-    return " / ".join(_minus(f"{value:+z.4f}") for value in values)
+    return " / ".join(map(difference, values))
 
 
 def percent(value: float | None, digits: int = 1) -> str:

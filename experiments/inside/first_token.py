@@ -9,15 +9,13 @@ way is added to OUT; the tables are printed, of all that OUT holds.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from experiments.pages import last_of_each, number, percent, table
+from experiments.inside.questions import arguments, carry_out, read_questions
+from experiments.pages import number, percent, table
 
 EDGES = (1, 4, 16, 64, None)  # of positions in the question, the first token being 0
 HEAD = ("model", "questions", "tokens", "no fixed point", "the first token itself", "turns per step")
@@ -59,17 +57,15 @@ def measured(source: str, *, data: str, examples: int, depth: int | None, batch:
     """Yields a row of numbers for each way."""
     import loopwright as lw
     from loopwright.analysis.openings import settled
-    from loopwright.analysis.prompts import read_prompts
     from loopwright.analysis.trace import trace_depth
     from loopwright.data.tokenizer import Tokenizer
     from loopwright.metrics.limits import LIMITS
 
     tokenizer = Tokenizer(source)
     model = lw.load(source, dtype="float32", device=device)
-    questions = tokenizer.encode([str(prompt) for prompt in read_prompts("gsm8k", data=data, examples=examples)])
+    questions = read_questions(tokenizer, data, examples)
     if tokenizer.opening:
         raise ValueError(f"{source}: its tokenizer begins every text with token {tokenizer.opening[0]}; allowed: one that does not")
-    questions.sort(key=len)
     for name, changed in ways(lambda word: tokenizer.encode([word])[0][0]).items():
         rows = [changed(question) for question in questions]
         labels, orbits = [], []
@@ -102,25 +98,7 @@ def tables(found: Sequence[Mapping[str, Any]]) -> str:
 
 def main() -> None:
     """Reads the command line, measures, and prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="*", help="folders; none: only the tables of what OUT holds")
-    parser.add_argument("--data", help="the folder of gsm8k_test.jsonl or .jsonl.gz")
-    parser.add_argument("--out", required=True, help="JSON lines; results are added")
-    parser.add_argument("--examples", type=int, default=64)
-    parser.add_argument("--depth", type=int, help="left out: 128, or as many steps as the model has")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--device", default="cpu")
-    options = parser.parse_args()
-    given = {name: getattr(options, name) for name in ("data", "examples", "depth", "batch", "device")}
-    path = Path(options.out)
-    for source in options.model:
-        for row in measured(source, **given):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(row["name"], file=sys.stderr, flush=True)
-    if path.is_file():
-        print(tables(list(last_of_each(path).values())))
+    carry_out(arguments(__doc__, examples=64).parse_args(), measured, tables)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,13 @@ counted. One line of JSON per system prompt is added to OUT; the tables are prin
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.pages import last_of_each, percent, table
+from experiments.inside.questions import arguments, carry_out, read_questions
+from experiments.pages import percent, table
 
 PERSONA = (
     "You are Corvina, an old and patient tutor who lives in a lighthouse and answers letters from students. "
@@ -49,13 +47,11 @@ def measured(
     """Yields a row of numbers for each system prompt."""
     import loopwright as lw
     from loopwright.analysis.openings import limits_behind, plain_counts
-    from loopwright.analysis.prompts import read_prompts
     from loopwright.analysis.trace import trace_depth
     from loopwright.data.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(source)
-    questions = tokenizer.encode([str(prompt) for prompt in read_prompts("gsm8k", data=data, examples=examples)])
-    questions.sort(key=len)  # neighbours need little padding; no number depends on the order
+    questions = read_questions(tokenizer, data, examples)
     model = lw.load(source, dtype=dtype, device=device)
     for name, opening in openings(tokenizer).items():
         began = time.perf_counter()
@@ -87,27 +83,10 @@ def tables(found: list[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Reads the command line, measures what is not there yet, and prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="*", help="folders; none: only the tables of what OUT holds")
-    parser.add_argument("--data", help="the folder of gsm8k_test.jsonl or .jsonl.gz")
-    parser.add_argument("--out", required=True, help="JSON lines; results are added")
-    parser.add_argument("--examples", type=int, default=256)
-    parser.add_argument("--depth", type=int, help="left out: 128, or as many steps as the model has")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--device", default="cpu")
+    """Reads the command line, measures, and prints the tables."""
+    parser = arguments(__doc__, examples=256)
     parser.add_argument("--dtype", default="float32")
-    options = parser.parse_args()
-    given = {name: getattr(options, name) for name in ("data", "examples", "depth", "batch", "device", "dtype")}
-    path = Path(options.out)
-    for source in options.model:
-        for row in measured(source, **given):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(f"{row['seconds']:6.1f} s  {row['name']}", file=sys.stderr, flush=True)
-    if path.is_file():
-        print(tables(list(last_of_each(path).values())))
+    carry_out(parser.parse_args(), measured, tables)
 
 
 if __name__ == "__main__":

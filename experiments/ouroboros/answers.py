@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments.pages import Result, percent, words
+from experiments.pages import Result, difference, percent, words
 from experiments.seeds import Pooled, Share
 
 QUESTION = "Does conditioning on the input beat static modulation at equal parameters and depth?"
@@ -54,8 +54,7 @@ def answer(by_depth: Mapping[int, Mapping[str, Pooled]], trained: Sequence[int] 
     every = [each.difference for depth in inside for each in by_depth[depth].values()]
     seeds = {len(each.seeds) for found in by_depth.values() for each in found.values()}
     count = "1 seed" if seeds == {1} else f"{words(sorted(seeds))} seeds"
-    ends = [f"{value:+.4f}".replace("-", "−") for value in (min(every), max(every))]
-    return f"{first} Differences of loss at equal depth go from {ends[0]} to {ends[1]} ({count})."
+    return f"{first} Differences of loss at equal depth go from {difference(min(every))} to {difference(max(every))} ({count})."
 
 
 @dataclass(frozen=True)

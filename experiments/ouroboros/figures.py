@@ -11,7 +11,7 @@ from typing import Any
 from experiments.ouroboros.answers import named
 from experiments.ouroboros.plan import NORMED
 from experiments.ouroboros.run import DEPTHS, TEXTS
-from experiments.pages import Result
+from experiments.pages import Result, percent
 from experiments.seeds import Pooled, Share, best_depth, mean_loss, reports
 from loopwright.analysis.drawing import COLOURS, INK, MARKERS, Axes, Curve, depth_axis, figure, lines, look, mosaic, panels
 
@@ -85,7 +85,7 @@ def recovered_points(runs: Runs, shares: Shares, path: Path) -> str:
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
         axes.grid(False)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %".replace("-", "−"))
+        axes.xaxis.set_major_formatter(lambda value, _: percent(value, 0))
         axes.set_xlabel("gap recovered")
         axes.figure.legend(loc="outside lower center", frameon=False, ncols=2)
 
@@ -96,7 +96,7 @@ def _point(axes: Axes, y: float, share: Share, place: int, name: str | None, *, 
     colour = COLOURS[place]
     if not LEAST_SHOWN <= share.share <= MOST_SHOWN:
         left = share.share < LEAST_SHOWN
-        words = f"{100 * share.share:.0f} %".replace("-", "−")
+        words = percent(share.share, 0)
         axes.annotate(
             f"← {words}" if left else f"{words} →", (0 if left else 1, y), xycoords=("axes fraction", "data"), fontsize=9,
             color=colour, ha="left" if left else "right", va="center",

@@ -15,11 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loopwright.analysis import maps
+
 TILES = {2: 64, 4: 32}  # tokens of a tile, by the bytes of a number: products of float32 are unrolled, and more of them spill
 TILE_BYTES = 2**14  # and two tiles of queries and two of keys, two stages of them in flight, fit every card from Ampere on (99 KiB)
 STAGES = 2
 LENGTHS = ["rows", "tokens", "mask_rows"]  # differ from batch to batch: one kernel serves all
-UNSEEN = tl.constexpr(-1e30)
+UNSEEN = tl.constexpr(maps.UNSEEN)
 
 
 @triton.jit

@@ -6,9 +6,9 @@ A map has T×T entries per head; what is held at once is bounded by CHUNK, whate
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import repeat
 from shutil import which
@@ -105,10 +105,15 @@ def _scores(q: Tensor, k: Tensor, view: View, chunk: int) -> Iterator[tuple[slic
 @dataclass(frozen=True)
 class MapChange:
     """How far maps are from those of an earlier pair of queries and keys, ‖A − A'‖_F over the rows of valid tokens, and how far
-    queries and keys allow (`query_key_bound`); both [B, H]."""
+    queries and keys allow (`query_key_bound`), which is worked out when it is asked for; both [B, H]."""
 
     distance: Tensor
-    bound: Tensor
+    allowed: Callable[[], Tensor]
+
+    @property
+    def bound(self) -> Tensor:
+        """The most that the distance can be."""
+        return self.allowed()
 
 
 def sum_maps(
@@ -138,8 +143,9 @@ def _by_kernel(q: Tensor, k: Tensor, view: View, before: tuple[Tensor, Tensor] |
     from loopwright.analysis.map_kernel import map_sums  # Triton comes with torch, where there is a GPU
 
     columns, entropy, distance, sizes = map_sums(q, k, view.visible, view.valid, before)
-    change = None if distance is None else MapChange(distance, bound_of_sizes(*sizes, head_dim=q.shape[-1]))
-    return AttentionSums(columns, entropy), change
+    if distance is None or sizes is None:
+        return AttentionSums(columns, entropy), None
+    return AttentionSums(columns, entropy), MapChange(distance, partial(bound_of_sizes, *sizes, head_dim=q.shape[-1]))
 
 
 def sum_rows(
@@ -161,5 +167,5 @@ def sum_rows(
     assert sums is not None
     if before is None or squares is None:
         return sums, None
-    bound = query_key_bound(*(x.transpose(1, 2) for x in (q, k, *before)), valid=view.padding)
-    return sums, MapChange(squares.sqrt(), bound)
+    allowed = partial(query_key_bound, *(x.transpose(1, 2) for x in (q, k, *before)), valid=view.padding)
+    return sums, MapChange(squares.sqrt(), allowed)

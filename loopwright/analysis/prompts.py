@@ -38,7 +38,7 @@ def read_prompts(
         found = _of_file(path, (field,))
     elif _is_path(source):
         found = _of_file(Path(source).expanduser(), FIELDS)
-    elif not any(letter.isspace() for letter in source) and get_close_matches(source, SETS):
+    elif _is_word(source) and get_close_matches(source, SETS):
         raise ValueError(f"prompts: {source!r} is no file and no set; {suggest(source, SETS)}, a file, or a text of more words")
     elif source.strip():
         return [source]
@@ -54,7 +54,11 @@ def read_prompts(
 
 def _is_path(source: str) -> bool:
     # a text with spaces is one, whatever it ends with; and a long one is no name of a file
-    return not any(letter.isspace() for letter in source) and (source.endswith(SUFFIXES) or Path(source[:255]).is_file())
+    return _is_word(source) and (source.endswith(SUFFIXES) or Path(source[:255]).is_file())
+
+
+def _is_word(source: str) -> bool:
+    return not any(letter.isspace() for letter in source)
 
 
 def _find(name: str, folder: str | None) -> tuple[Path, str]:
