@@ -21,12 +21,14 @@ def texts(corpus: str, tokenizer: str, text: str = "train") -> tuple[str, ...]:
 
 
 def make_tokenizer(corpus: str, folder: Path) -> None:
-    """Trains a byte-pair tokenizer on the first training file."""
+    """Trains a byte-pair tokenizer on the first training file, where there is none yet."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     from loopwright.data.records import Files
 
+    if folder.is_dir():
+        return
     first = sorted(Path(corpus).glob("train-*.jsonl.gz"))[0]
     own = Tokenizer(models.BPE())
     own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -38,12 +40,10 @@ def make_tokenizer(corpus: str, folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=own, eos_token="<end>").save_pretrained(folder)
 
 
-def prepare(data: dict[str, Any], corpus: str, tokenizer: str, shards: str) -> None:
-    """Makes the tokenizer and the token shards of a recipe's data before runs share them; what is there is not made again."""
+def prepare(data: dict[str, Any], shards: str) -> None:
+    """Makes the token shards of a recipe's data before runs share them; what is there is not made again."""
     from loopwright.data.build import build_data
 
-    if not Path(tokenizer).is_dir():
-        make_tokenizer(corpus, Path(tokenizer))
     Path(shards).mkdir(parents=True, exist_ok=True)
     print(f"training text: {build_data(data, Path(shards)).notes}", flush=True)
 

@@ -25,7 +25,11 @@ LOOPED: dict[str, dict[str, str]] = {
     "without norms after layers": {"layer_post_norm": "none"},
     "without adapters": {"adapters": "[]"},
 }
-SEEDED = ("ASURA", "naive universal", "plain, equal FLOPs", "plain, equal parameters")
+# what stands beside ASURA, and the two parts whose loss differs by more than seeds do
+SEEDED = (
+    "ASURA", "naive universal", "plain, equal FLOPs", "plain, equal parameters",
+    "without the projected skip", "without norms after layers",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.asura.plan import STEPS, Row, rows
-from experiments.corpus import VOCABULARY, prepare, texts, train_once
+from experiments.corpus import VOCABULARY, make_tokenizer, prepare, texts, train_once
 from experiments.side_by_side import arguments, asked_for, run_all
 
 TEXTS = {"test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
@@ -85,7 +85,8 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=600, help="of each held-out text")
     options = parser.parse_args()
     chosen = recipe("asura-text", [*SETTINGS, *texts(options.corpus, options.tokenizer), *options.change])
-    prepare(chosen.data, options.corpus, options.tokenizer, options.shards)
+    make_tokenizer(options.corpus, Path(options.tokenizer))
+    prepare(chosen.data, options.shards)
     given = {name: getattr(options, name) for name in ("corpus", "tokenizer", "shards", "context", "passages")}
     run_all(
         asked_for(options, rows()), partial(carry_out, **given, extra=tuple(options.change)), options.out,

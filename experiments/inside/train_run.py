@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.corpus import prepare, train_once
+from experiments.corpus import make_tokenizer, prepare, train_once
 from experiments.inside.train_plan import Row, rows
 from experiments.side_by_side import arguments, asked_for, run_all
 
@@ -114,7 +114,8 @@ def main() -> None:
     first = make_recipe(
         next(rows()).recipe(options.corpus, options.tokenizer, options.context), changes=parse_overrides(options.change)
     )
-    prepare(first.data, options.corpus, options.tokenizer, options.shards)
+    make_tokenizer(options.corpus, Path(options.tokenizer))
+    prepare(first.data, options.shards)
     names = ("corpus", "tokenizer", "shards", "context", "passages", "prompts", "length", "deep", "keep", "kept")
     given = {name: getattr(options, name) for name in names}
     run_all(asked, partial(carry_out, **given, extra=tuple(options.change)), options.out,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import time
 from dataclasses import asdict
 from functools import partial
@@ -129,6 +130,8 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=400, help="of each held-out text")
     parser.add_argument("--kinds", action="append", default=[], help="NAME:FIELD=FILE, texts to ask controllers about")
     options = parser.parse_args()
+    if not (Path(options.source) / "config.json").is_file():
+        sys.exit(f"source: {options.source} holds no config.json; allowed: the folder of a dense model with its tokenizer")
     rows = asked_for(options, grouped(options, GROUPS))
     for text in sorted({row.text for row in rows if row.objective is not None}):
         tokenise(text, options.source, options.corpus, options.shards, tuple(options.change))
@@ -146,7 +149,7 @@ def tokenise(text: str, source: str, corpus: str, shards: str, extra: tuple[str,
     own = Path(corpus) / f"{text}-00.jsonl.gz"
     if text == "textbooks" and not own.exists():
         take_textbooks(Path(corpus), own)
-    prepare(recipe("heal-smollm2", [*texts(corpus, source, text), *extra]).data, corpus, source, f"{shards}/{text}")
+    prepare(recipe("heal-smollm2", [*texts(corpus, source, text), *extra]).data, f"{shards}/{text}")
 
 
 def take_textbooks(corpus: Path, target: Path) -> None:

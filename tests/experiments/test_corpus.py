@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from experiments.asura.run import BEFORE, spikes
 from experiments.corpus import Trained
+from experiments.ouroboros.run import main
 
 
 def trained(log: list[dict[str, Any]]) -> Trained:
@@ -20,3 +25,12 @@ def test_skipped_updates_have_no_numbers() -> None:
     assert run.taken("grad_norm") == [2.0] * BEFORE + [3.0]
     assert run.losses(25) == [1.004, 0.996, 9.0]
     assert spikes(run.taken("loss")) == 1, "a spike is seen after updates that were skipped"
+
+
+def test_a_retrofit_without_a_model_begins_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is a tokenizer made in its place, as for the studies that train from scratch."""
+    source = tmp_path / "model"
+    monkeypatch.setattr(sys, "argv", ["run", str(tmp_path / "o.jsonl"), "--source", str(source), "--corpus", str(tmp_path)])
+    with pytest.raises(SystemExit, match="holds no config.json; allowed: the folder of a dense model"):
+        main()
+    assert list(tmp_path.iterdir()) == []
