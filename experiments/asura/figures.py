@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from experiments.asura.plan import LOOPED, SEEDED
+from experiments.asura.plan import COMPARED, LOOPED
 from experiments.pages import Result
 from experiments.seeds import shared
 from loopwright.analysis.drawing import COLOURS, INK, Axes, Curve, finite, log_axis, look, panels
@@ -13,6 +13,7 @@ from loopwright.analysis.drawing import COLOURS, INK, Axes, Curve, finite, log_a
 WINDOW = 20  # updates that one number of a run's log stands for
 FIRST = 100  # warm-up: below it all curves fall alike, and would take the axis for themselves
 WHOLE = "ASURA"
+FAR = 0.5  # nats above ASURA; a row that stays beyond would take the axis for itself, and is named instead
 Labels = Mapping[str, Sequence[Result]]
 
 
@@ -20,9 +21,9 @@ def draw_all(sizes: Mapping[str, Labels], folder: Path) -> list[Path]:
     """Draws every figure and returns where they are."""
     parts = [label for label in LOOPED if label not in ("naive universal", WHOLE)]
     made = {
-        "losses.svg": (SEEDED, "losses", losses, "training loss", False),
+        "losses.svg": (COMPARED, "losses", losses, "training loss", False),
         "losses-parts.svg": (parts, "losses", above_whole, "loss less ASURA's", False),
-        "gradients.svg": (SEEDED, "gradient_norms", norms, "gradient norm", True),
+        "gradients.svg": (COMPARED, "gradient_norms", norms, "gradient norm", True),
         "gradients-parts.svg": ([WHOLE, *parts], "gradient_norms", norms, "gradient norm", True),
     }
     paths = []
@@ -45,6 +46,11 @@ def panel(
         for place, label in enumerate(rows):
             found = curve(labels, label, key)
             if found is None:
+                continue
+            if curve is above_whole and min(found.y) > FAR:
+                note = f"{label}: above the axis, {found.y[-1]:.2f} at the end"
+                axes.text(0.99, 0.98, note, transform=axes.transAxes, ha="right", va="top", fontsize=8, color=COLOURS[place])
+                axes.plot([], [], label=label, linewidth=1.6, **look(place, marker=False))
                 continue
             shown[label] = found
             x, y = finite(found.x, found.y)

@@ -25,11 +25,8 @@ LOOPED: dict[str, dict[str, str]] = {
     "without norms after layers": {"layer_post_norm": "none"},
     "without adapters": {"adapters": "[]"},
 }
-# what stands beside ASURA, and the two parts whose loss differs by more than seeds do
-SEEDED = (
-    "ASURA", "naive universal", "plain, equal FLOPs", "plain, equal parameters",
-    "without the projected skip", "without norms after layers",
-)  # fmt: skip
+COMPARED = ("ASURA", "naive universal", "plain, equal FLOPs", "plain, equal parameters")
+SEEDED = (*COMPARED, "without the projected skip", "without norms after layers")  # parts that move the loss by more than seeds do
 
 
 @dataclass(frozen=True)

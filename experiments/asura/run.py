@@ -52,6 +52,7 @@ def carry_out(
     norms = trained.taken("grad_norm")
     return {
         "name": row.name, "size": row.size, "label": row.label, "seed": row.seed, "changes": list(row.changes),
+        "laid_over": list(extra),
         "parameters": sum(p.numel() for p in model.parameters()),
         "flops": sum(pass_flops(model.config, batch=1, length=context).values()) / context,
         "tokens": sum(entry["tokens"] for entry in trained.log), "train_seconds": trained.seconds,

@@ -109,6 +109,7 @@ class Case:
     """One model's part in a claim: its number in words, and whether the rule holds; None: it cannot be said."""
 
     label: str
+    seed: int
     number: str
     holds: bool | None
 
@@ -141,13 +142,13 @@ def stages(found: Sequence[Reading]) -> Iterator[Case]:
             f"(before training: mean {number(before.mean().item(), 2)}); "
         )
         said += f"range of the curves {_range(one.curves()):.3g}, of the control's {_range(one.dense):.3g}"
-        yield Case(one.label, said, bool((each >= ALIKE).all()))
+        yield Case(one.label, one.run["seed"], said, bool((each >= ALIKE).all()))
 
 
 def repeated(found: Sequence[Reading]) -> Iterator[Case]:
     """Every step from the second on repeats the last one's stages."""
     for one in found:
-        yield Case(one.label, f"least {number(one.repeats.min().item(), 2)}", bool((one.repeats >= ALIKE).all()))
+        yield Case(one.label, one.run["seed"], f"least {number(one.repeats.min().item(), 2)}", bool((one.repeats >= ALIKE).all()))
 
 
 def nearest(found: Sequence[Reading]) -> Iterator[Case]:
@@ -159,7 +160,7 @@ def nearest(found: Sequence[Reading]) -> Iterator[Case]:
         said = ", ".join(f"{written(label)} {gap:.3g}" for label, gap in sorted(gaps.items(), key=lambda item: item[1]))
         mine = f"sandwich-{core}"
         known = mine in gaps and len(gaps) > 1
-        yield Case(f"core of {core}", said, min(gaps, key=gaps.__getitem__) == mine if known else None)
+        yield Case(f"core of {core}", seed, said, min(gaps, key=gaps.__getitem__) == mine if known else None)
 
 
 def last_step(found: Sequence[Reading]) -> Iterator[Case]:
@@ -170,32 +171,32 @@ def last_step(found: Sequence[Reading]) -> Iterator[Case]:
         without = plain.get((one.label.removesuffix("-injected"), one.run["seed"]))
         said = f"last {last:.3g}, earlier {early:.3g}"
         if without is None:
-            yield Case(one.label, said, None)
+            yield Case(one.label, one.run["seed"], said, None)
             continue
         other = without.gaps[:-1].mean().item()
-        yield Case(one.label, f"{said}; without injection earlier {other:.3g}", last < early and early > other)
+        yield Case(one.label, one.run["seed"], f"{said}; without injection earlier {other:.3g}", last < early and early > other)
 
 
 def own_points(found: Sequence[Reading]) -> Iterator[Case]:
     """With injection each layer rests at a point of its own."""
     for one in (one for one in found if one.run["injected"]):
-        yield Case(one.label, _shares(one), None if one.rests is None else one.rests[1] >= MOST)
+        yield Case(one.label, one.run["seed"], _shares(one), None if one.rests is None else one.rests[1] >= MOST)
 
 
 def one_point(found: Sequence[Reading]) -> Iterator[Case]:
     """Without injection all layers rest at one point."""
     for one in (one for one in found if not one.run["injected"]):
-        yield Case(one.label, _shares(one), None if one.rests is None else one.rests[2] >= MOST)
+        yield Case(one.label, one.run["seed"], _shares(one), None if one.rests is None else one.rests[2] >= MOST)
 
 
 def steady(found: Sequence[Reading]) -> Iterator[Case]:
     """What rests keeps its stages beyond the trained depth, and what does not rest loses them."""
     for one in found:
         if one.drift is None or one.at_rest is None:
-            yield Case(one.label, "not deep enough", None)
+            yield Case(one.label, one.run["seed"], "not deep enough", None)
             continue
         words = "rests" if one.at_rest else "does not rest"
-        yield Case(one.label, f"{words}, moved by {100 * one.drift:.1f} %", one.at_rest == (one.drift <= DRIFT))
+        yield Case(one.label, one.run["seed"], f"{words}, moved by {100 * one.drift:.1f} %", one.at_rest == (one.drift <= DRIFT))
 
 
 def lossless(found: Sequence[Reading]) -> Iterator[Case]:
@@ -204,7 +205,7 @@ def lossless(found: Sequence[Reading]) -> Iterator[Case]:
         words = {None: "unknown whether it rests", True: "rests", False: "does not rest"}[one.at_rest]
         holds = None if one.at_rest is None else one.at_rest == (one.lost <= LOST)
         deepest = max(one.run["held_out"]["depth"])
-        yield Case(one.label, f"{words}, {one.loss(STEPS):.3f} at {STEPS}, {one.lost:+.3f} at {deepest}", holds)
+        yield Case(one.label, one.run["seed"], f"{words}, {one.loss(STEPS):.3f} at {STEPS}, {one.lost:+.3f} at {deepest}", holds)
 
 
 def _of(found: Sequence[Reading], family: str, *, injected: bool) -> list[Reading]:

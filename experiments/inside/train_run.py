@@ -1,6 +1,6 @@
 """Trains the models of the training study and looks inside each: stage curves at the trained depth and far beyond it.
 
-    python -m experiments.inside.train_run OUT.jsonl --corpus corpus --tokenizer runs/bpe --seeds 0 --keep runs/inside
+    python -m experiments.inside.train_run OUT.jsonl --corpus corpus --tokenizer runs/bpe --seeds 0,1 --keep runs/inside
 
 CORPUS holds train-*.jsonl.gz and valid and test.jsonl.gz. TOKENIZER is a folder; where it is not there yet, a byte-pair tokenizer
 of 8,192 tokens is trained on the first training file and put there. Each model is measured where it was trained, in float32: its
@@ -55,7 +55,7 @@ def carry_out(
     held = held_out(model, read_passages("test", text, own, context).drawn(passages), depths=DEPTHS if looped else None)
     found = {
         "name": row.name, "label": row.label, "seed": row.seed, "layers": row.layers, "injected": row.injected,
-        "parameters": sum(p.numel() for p in model.parameters()), "width": model.config.hidden_size,
+        "laid_over": list(extra), "parameters": sum(p.numel() for p in model.parameters()), "width": model.config.hidden_size,
         "updates": chosen.updates, "tokens": sum(entry["tokens"] for entry in trained.log), "train_seconds": trained.seconds,
         "losses": trained.losses(), "skipped": trained.outcome.progress.skipped, "held_out": asdict(held),
         "prompts": len(ids), "prompt_tokens": length,

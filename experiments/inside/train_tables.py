@@ -92,9 +92,8 @@ def in_words(cases: Sequence[Case]) -> str:
 def cases_table(claim: Claim, found: Sequence[Reading]) -> str:
     """Returns the numbers of one claim, model by model."""
     words = {True: "yes", False: "no", None: "–"}
-    return table(
-        ["model", "number", "holds"], ([_named(case.label), case.number, words[case.holds]] for case in claim.cases(found))
-    )
+    lines = ([_named(case.label), str(case.seed), case.number, words[case.holds]] for case in claim.cases(found))
+    return table(["model", "seed", "number", "holds"], lines)
 
 
 def beyond_table(found: Sequence[Reading]) -> str:

@@ -18,12 +18,14 @@ from typing import Any
 
 from loopwright.run import write_whole
 
-# Okabe and Ito's palette, without black and yellow; each line also has its own marker and dash
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-MARKERS = ("o", "s", "^", "D", "v", "P")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2)))
-EARLY, LATE = "#56B4E9", "#D55E00"  # the ends of a path: seen on light and on dark
 INK = "#1b1f24"  # drawn with, then replaced by the colour of the page's text
+# Okabe and Ito's palette without yellow, black last; each line also has its own marker and dash
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", INK)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES: tuple[Any, ...] = (
+    "-", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)),
+)  # fmt: skip
+EARLY, LATE = "#56B4E9", "#D55E00"  # the ends of a path: seen on light and on dark
 WIDTH, HEIGHT = 5.2, 3.5  # inches
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 LONGEST_OF_TWO = 24  # letters of a name where two names stand side by side under a figure
@@ -231,9 +233,10 @@ _REFERENCE = r"""(href="#|url\(#)([\w.]+)"""
 
 
 def look(place: int, *, marker: bool = True) -> dict[str, Any]:
-    """Returns the colour, dash and marker of the line at a place, which no neighbour shares."""
-    look = {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
-    return look | ({"marker": MARKERS[place % len(MARKERS)], "markersize": 4.5} if marker else {})
+    """Returns the colour, dash and marker of the line at a place; where colours come again, dash and marker are others."""
+    form = place + place // len(COLOURS)
+    look = {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[form % len(DASHES)]}
+    return look | ({"marker": MARKERS[form % len(MARKERS)], "markersize": 4.5} if marker else {})
 
 
 START = {"marker": "o", "linestyle": "none", "markerfacecolor": "none", "markeredgecolor": INK, "markersize": 6.5}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from loopwright.analysis.drawing import look
 from loopwright.analysis.figures import (
     COLOURS,
     Curve,
@@ -104,6 +105,12 @@ def test_the_numbers_are_where_they_belong() -> None:
     (x1, y1), (x2, y2), (x3, y3) = [tuple(map(float, pair)) for pair in re.findall(r"[ML] ([\d.]+) ([\d.]+)", line)]
     # two decimals are kept
     assert x2 - x1 == pytest.approx(x3 - x2, abs=0.03) and y1 - y2 == pytest.approx(4 * (y2 - y3), abs=0.06) and y1 > y2 > y3
+
+
+def test_no_two_lines_look_alike() -> None:
+    for marker in (True, False):
+        looks = [tuple(map(str, look(place, marker=marker).values())) for place in range(40)]
+        assert len(set(looks)) == len(looks)
 
 
 def test_only_safe_colours_are_used(drawn: dict[str, str]) -> None:

@@ -31,6 +31,6 @@ def test_a_retrofit_without_a_model_begins_nothing(tmp_path: Path, monkeypatch: 
     """Nor is a tokenizer made in its place, as for the studies that train from scratch."""
     source = tmp_path / "model"
     monkeypatch.setattr(sys, "argv", ["run", str(tmp_path / "o.jsonl"), "--source", str(source), "--corpus", str(tmp_path)])
-    with pytest.raises(SystemExit, match="holds no config.json; allowed: the folder of a dense model"):
+    with pytest.raises(SystemExit, match=r"holds no config\.json; allowed: the folder of a dense model"):
         main()
     assert list(tmp_path.iterdir()) == []
