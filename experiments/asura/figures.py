@@ -43,13 +43,13 @@ def panel(
 
     def draw(axes: Axes) -> None:
         shown: dict[str, Curve] = {}
+        far: list[str] = []
         for place, label in enumerate(rows):
             found = curve(labels, label, key)
             if found is None:
                 continue
             if curve is above_whole and min(found.y) > FAR:
-                note = f"{label}: above the axis, {found.y[-1]:.2f} at the end"
-                axes.text(0.99, 0.98, note, transform=axes.transAxes, ha="right", va="top", fontsize=8, color=COLOURS[place])
+                far.append(f"{label}: above the axis, {found.y[-1]:.2f} at the end")
                 axes.plot([], [], label=label, linewidth=1.6, **look(place, marker=False))
                 continue
             shown[label] = found
@@ -58,6 +58,7 @@ def panel(
             if found.low is not None and found.high is not None:
                 axes.fill_between(found.x, found.low, found.high, color=COLOURS[place % len(COLOURS)], alpha=0.2, linewidth=0)
         if curve is above_whole:
+            axes.text(0.99, 0.98, "\n".join(far), transform=axes.transAxes, ha="right", va="top", fontsize=8)
             axes.axhline(0, color=INK, linewidth=1, linestyle=(0, (2, 2)))
         if logarithmic:
             log_axis(axes, shown)
