@@ -45,6 +45,8 @@ class Conditioned(Adapter):
             raise ValueError(f"{kind}: chunk {chunk}; allowed: at least 1")
         if chunk != CHUNK and pooling != "chunk":  # files may spell the default out
             raise ValueError(f"{kind}: chunk {chunk}, and pooling is {pooling!r}; allowed: with pooling 'chunk'")
+        if pool_norm != "none" and pooling == "none":
+            raise ValueError(f"{kind}: pool_norm {pool_norm!r}, and pooling is 'none'; allowed: with one that reads the state")
         if not 0 <= dropout < 1:
             raise ValueError(f"{kind}: dropout {dropout}; allowed: at least 0, below 1")
         self.pooling, self.chunk, self.leaks_future = pooling, chunk, leak_future

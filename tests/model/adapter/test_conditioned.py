@@ -70,6 +70,7 @@ def test_a_normed_pool_is_not_ruled_by_one_large_token(kind, pooling):
         ({"pool_norm": "rsm"}, "pool_norm: unknown 'rsm'; did you mean 'rms'"),
         ({"chunk": 0}, "chunk 0; allowed: at least 1"),
         ({"chunk": 8}, "chunk 8, and pooling is 'prefix'; allowed: with pooling 'chunk'"),
+        ({"pool_norm": "rms", "pooling": "none"}, "pool_norm 'rms', and pooling is 'none'; allowed: with one that reads"),
         ({"chunk": 8, "pooling": "none"}, "chunk 8, and pooling is 'none'; allowed: with pooling 'chunk'"),
         ({"pooling": "sequence"}, "needs leak_future=True"),
         ({"pooling": "prefx"}, "did you mean 'prefix'"),
