@@ -290,7 +290,7 @@ def analyze(
     seed: Annotated[int, typer.Option(help="Of the drawing of prompts.")] = 0,
     batch: Annotated[int, typer.Option(help="Prompts of a pass.")] = 8,
     pairs: Annotated[int, typer.Option(help="Steps of which all pairs of layers as run are compared (8 or 32); 0: none.")] = 8,
-    ablate: Annotated[bool, typer.Option("--ablate", help="Zero the second layer's MLP output: no massive activations.")] = False,
+    ablate: Annotated[bool, typer.Option("--ablate", help="Zero the second layer's MLP output (Figure 41).")] = False,
     device: Device = "cpu",
     dtype: Dtype = "float32",
     out: Annotated[str | None, typer.Option(help="The folder of the analysis. Left out: runs/analyze-MODEL.")] = None,

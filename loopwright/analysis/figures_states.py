@@ -150,7 +150,7 @@ def orbit_parts(metrics: Metrics, *, path: str | Path | None = None) -> str:
         return inner
 
     parts = [
-        line("series", "trend", x="step", y="cosine to last step"),
+        line("series", "trend", x="step", y="cosine to final step"),
         line("windowed", x="step", y="rest, windowed"),
         line("spectrum", x="cycles in the window", y="magnitude"),
     ]
@@ -183,9 +183,9 @@ def answers(metrics: Metrics, *, path: str | Path | None = None) -> str:
     said, by_step = metrics["answers"], metrics["by_step"]
     flips = [None if value is None else 100 * value for value in said["flips"]]
     lines = {
-        "examples (%)": {"at the last answer": [100 * value for value in said["final"]], "flips": flips},
+        "examples (%)": {"at the final answer": [100 * value for value in said["final"]], "flips": flips},
         "entropy (nats)": {"_": by_step["answer_entropy"]["mean"]},
-        "KL from last step (nats)": {"_": by_step["answer_change"]["mean"]},
+        "KL from step before (nats)": {"_": by_step["answer_change"]["mean"]},
         "change of the state": {"_": by_step["state_step_norm"]["mean"]},
     }
 

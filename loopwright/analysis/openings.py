@@ -51,7 +51,7 @@ def settled(
         raise ValueError("openings: the model is dense, so that nothing settles; allowed: a looped one")
     if batch < 1:
         raise ValueError(f"batch: {batch}; allowed: at least 1")
-    steps = trace_depth(model, depth)
+    steps = trace_depth(model.config, depth)
     if steps <= SHORTEST:
         raise ValueError(f"depth: {steps}; allowed: at least {SHORTEST + 1}, for a series of steps to be told apart")
     check_lengths(model.config, rows)

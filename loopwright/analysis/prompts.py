@@ -31,8 +31,6 @@ def read_prompts(
 
     Of more than `examples` prompts, that many are drawn, in their order: a pure function of the seed.
     """
-    if examples is not None and examples < 1:
-        raise ValueError(f"examples: {examples}; allowed: at least 1")
     if source in SETS:
         path, field = _find(source, data or environment.get(DATA))
         found = _of_file(path, (field,))
@@ -41,20 +39,31 @@ def read_prompts(
     elif _is_word(source) and get_close_matches(source, SETS):
         raise ValueError(f"prompts: {source!r} is no file and no set; {suggest(source, SETS)}, a file, or a text of more words")
     elif source.strip():
-        return [source]
+        found = [source]
     else:
         raise ValueError("prompts: an empty text; allowed: a file, a text, " + ", ".join(SETS))
     if not found:
         raise ValueError(f"prompts: {source} holds no prompt; allowed: at least one line that is not empty")
-    if examples is None or examples >= len(found):
-        return found
-    chosen = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed))[:examples].sort().values
-    return [found[i] for i in chosen.tolist()]
+    return [found[i] for i in drawn(len(found), examples, seed)]
+
+
+def drawn(count: int, examples: int | None, seed: int) -> list[int]:
+    """Returns which of `count` prompts are taken, in their order: all of them, or `examples` that the seed decides."""
+    if examples is not None and examples < 1:
+        raise ValueError(f"examples: {examples}; allowed: at least 1")
+    if examples is None or examples >= count:
+        return list(range(count))
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:examples].sort().values.tolist()
 
 
 def _is_path(source: str) -> bool:
-    # a text with spaces is one, whatever it ends with; and a long one is no name of a file
-    return _is_word(source) and (source.endswith(SUFFIXES) or Path(source[:255]).is_file())
+    try:
+        there = Path(source).expanduser().is_file()
+    except (OSError, ValueError, RuntimeError):  # too long for a name, a letter no name has, no such user
+        there = False
+    return there or (
+        _is_word(source) and source.endswith(SUFFIXES)
+    )  # what has spaces and is no file is a text, whatever it ends with
 
 
 def _is_word(source: str) -> bool:

@@ -115,7 +115,7 @@ def trace_prompts(
         raise ValueError(f"batch: {batch}; allowed: at least 1")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    depth = trace_depth(model, depth)
+    depth = trace_depth(model.config, depth)
     digest = hashlib.sha256(json.dumps([list(map(int, row)) for row in prompts]).encode()).hexdigest()
     captured = {name: list(tokens) for name, tokens in (capture or {}).items()}
     facts = {

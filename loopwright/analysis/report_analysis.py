@@ -27,7 +27,7 @@ READ = {
     "stage however deep the pass.",
     "stages": "The layers from first to last: how much attention gathers on few tokens (ColSum, sink rates), how widely it is "
     "spread (mixing), how many directions the residual fills (entropy), how sure the next token is (logit lens).",
-    "norms": "The size of the residual and its largest entry over the block; a jump in the first layers is a massive activation.",
+    "norms": "The size of the residual and its largest entry over the block; a jump is a massive activation.",
     "neurons": "Shares of neurons whose effect on the vocabulary raises (predict) or lowers (suppress) few tokens; weights alone, "
     "so no step changes them.",
     "halves": "The first half of the core (solid) and the second (dashed) laid over one another: where they agree, the block runs "
@@ -46,7 +46,7 @@ READ = {
     "that goes round or back and forth an orbit.",
     "limits-together": "Of the tokens on which some layer does what the row says, the share on which some layer does what the "
     "column says.",
-    "orbit": "The clearest orbit as the classifier saw it: cosine to the last step and its trend, the rest windowed, its spectrum.",
+    "orbit": "The clearest orbit as the classifier saw it: cosine to the final step and its trend, the rest windowed, its spectrum.",
     "orbit-realised": "The stages of the prompt with that orbit over all layers in the order they run: an orbit that reaches "
     "attention shows as a wave in the solid lines.",
     "orbit-by-step": "The same prompt at the later half of the steps: lines on one another are stages that the orbit leaves alone.",
@@ -169,7 +169,8 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
 
 
 def _card(metrics: Metrics, dense: Metrics | None) -> Grid:
-    def facts(about: Metrics) -> dict[str, str]:
+    def facts(whole: Metrics) -> dict[str, str]:
+        about = whole["model"]
         layers = about["layers"]
         looped = f"{layers['prelude']} + {layers['core']} looped + {layers['coda']}"
         once = {
@@ -184,13 +185,22 @@ def _card(metrics: Metrics, dense: Metrics | None) -> Grid:
             "input injection": about["injection"],
             "start state": about["state"],
         }
-        last = {"dtype": about["dtype"], "edited": about["edited"] or "nothing"}
+        last = {"dtype": about["dtype"], "edited": about["edited"] or "nothing", "largest entry of the residual": _largest(whole)}
         return once | (loop if about["looped"] else {}) | last
 
-    columns = [facts(each["model"]) for each in (metrics, *([] if dense is None else [dense]))]
+    columns = [facts(each) for each in (metrics, *([] if dense is None else [dense]))]
     names = list(columns[0])  # a dense model beside it has no loop to tell of
     head = ["", metrics["model"]["name"]] + ([] if dense is None else [dense["model"]["name"]])
     return Grid(head, [[name, *(each.get(name, "–") for each in columns)] for name in names])
+
+
+def _largest(metrics: Metrics) -> str:
+    """Says how large the largest entry is, mean over prompts, and at which place of the pass."""
+    values = {place: value for place, value in enumerate(metrics["by_place"]["largest"]["mean"]) if value is not None}
+    if not values:
+        return "no number"
+    place = max(values, key=values.__getitem__)
+    return f"{values[place]:,.4g}" + f", after layer {place + 1} of {len(metrics['by_place']['largest']['mean'])} as run"
 
 
 def _limits(metrics: Metrics) -> tuple[Grid, ...]:
@@ -201,7 +211,7 @@ def _limits(metrics: Metrics) -> tuple[Grid, ...]:
         ["tokens", *map(percent, limits["tokens"])],
         ["prompts with any", *map(percent, limits["examples"])],
     ]
-    return (Grid(["settles into", *limits["labels"]], rows, "At the last layer of the core, by similarity to the last step."),)
+    return (Grid(["settles into", *limits["labels"]], rows, "At the last layer of the core, by similarity to the final step."),)
 
 
 def _spectrum(metrics: Metrics) -> tuple[Grid, ...]:

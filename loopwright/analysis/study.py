@@ -67,7 +67,7 @@ def study(
     summary = {**_about(subject, edited), **summarise(found, answer_depth=config.depth if config.is_looped else None)}
     summary["neurons"] = neuron_shares(model)
     try:
-        return summary | _closeups(model, rows, trace_depth(model, depth), pairs=pairs, edit=edit, tell=tell)
+        return summary | _closeups(model, rows, trace_depth(config, depth), pairs=pairs, edit=edit, tell=tell)
     except RuntimeError as error:
         if not is_full(error):
             raise

@@ -26,6 +26,7 @@ from loopwright.analysis.collect import (
 from loopwright.analysis.lens import LensStatistics
 from loopwright.analysis.maps import View
 from loopwright.analysis.places import Places
+from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.span import place_tokens
 from loopwright.model.tap import Tap
@@ -65,9 +66,8 @@ class Trace:
             yield Trace(self.places, self.input_ids[row : row + 1, real], real[real][None], cut, kept)
 
 
-def trace_depth(model: LoopedForCausalLM, depth: int | None) -> int:
+def trace_depth(config: LoopedConfig, depth: int | None) -> int:
     """Returns the steps of a trace: those asked for where the model can run them; else DEPTH, or as many as the model has."""
-    config = model.config
     if depth is not None or not config.is_looped:
         return config.check_depth(depth)
     ends = config.max_steps is not None and config.beyond_max_steps == "refuse"
@@ -95,7 +95,7 @@ def trace(
     unknown = [name for name in collect if name not in COLLECTS]
     if unknown:
         raise ValueError(f"collect: unknown {unknown[0]!r}; {suggest(unknown[0], COLLECTS)}")
-    depth = trace_depth(model, depth)
+    depth = trace_depth(model.config, depth)
     if attention_mask is not None and not bool(attention_mask.any(1).all()):
         raise ValueError("trace: a row of the attention_mask holds no token; allowed: at least one in each row")
     span = place_tokens(*input_ids.shape, input_ids.device, attention_mask=attention_mask)

@@ -45,14 +45,19 @@ def converges(metrics: Metrics) -> Finding:
     if none > 1 - MOST and none >= max(cyclic, degenerate):
         said = f"No: {percent(none)} of layers do not stay near where they stand after {places.steps} steps."
         return Finding(False, said, numbers)
-    rest = cyclic + degenerate
-    sure = "Yes" if rest >= MOST else "Mostly"
+    # a layer rests in the mean over its tokens: a few of them may still swing
+    rest, loose = cyclic + degenerate, rates[0] < MOST
+    sure = "Yes" if rest >= MOST and not loose else "Mostly"
+    ways = ", ".join(
+        f"{percent(rate)} {what}" for rate, what in zip(rates[1:], ("orbit", "slide", "do something else"), strict=True) if rate
+    )
+    others = f" Of their tokens {ways}." if loose else ""
     if degenerate > cyclic:
-        said = f"{sure}, but to one point: {percent(degenerate)} of layers end in the same direction as the others."
-        return Finding(rest >= MOST, said, numbers)
+        said = f"{sure}, but to one point: {percent(degenerate)} of layers end in the same direction as the others.{others}"
+        return Finding(sure == "Yes", said, numbers)
     points = "the same point" if places.core == 1 else "points of their own, which the core runs through again and again"
     some = f" ({percent(degenerate)} where the others rest too)" if degenerate > 1 - MOST else ""
-    return Finding(rest >= MOST, f"{sure}: {percent(rest)} of layers come to rest, at {points}{some}.", numbers)
+    return Finding(sure == "Yes", f"{sure}: {percent(rest)} of layers come to rest, at {points}{some}.{others}", numbers)
 
 
 def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Finding:
@@ -128,14 +133,14 @@ def safe(metrics: Metrics, name: str = "colsum") -> Finding:
         f"{percent(rests)} of tokens at rest" if rests is not None else "too few steps to see tokens rest": (rests or 0) >= MOST,
         f"{percent(kept or 0)} of answers as at depth {depth}": kept is not None and kept >= MOST,
         f"stages moved by {percent(drift)}": drift <= DRIFT,
-        f"ρ = {radius:.2f} at the last state" if radius is not None else "ρ unknown": radius is None or radius < 1,
+        "ρ not measured" if radius is None else f"ρ = {radius:.2f} at the last state": radius is not None and radius < 1,
     }
     numbers = [
         (percent(kept or 0), f"of answers at depth {places.steps} are those of depth {depth}"),
         (percent(drift), "of its range: how far the ColSum curve moves beyond that depth"),
     ]
     if radius is not None:
-        numbers += [(f"{radius:.2f}", "spectral radius ρ of a step at the last state (below 1: it contracts)")]
+        numbers += [(f"{radius:.2f}", "spectral radius ρ of a step at the first prompt's last state (below 1: it contracts)")]
     failed = [what for what, well in checks.items() if not well]
     if not failed:
         said = f"Yes, up to the {places.steps} steps that were run: states rest, answers stay, stages stand still."

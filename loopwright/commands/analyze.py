@@ -12,7 +12,8 @@ import torch
 from loopwright.analysis.closeup import PAIR_PROMPTS, PAIR_STEPS, pair_bytes, path_bytes
 from loopwright.analysis.edit import ablate_massive
 from loopwright.analysis.estimate import fitting_batch, free_bytes, trace_bytes
-from loopwright.analysis.prompts import Prompt, read_prompts
+from loopwright.analysis.prompts import Prompt, drawn, read_prompts
+from loopwright.analysis.record import OutOfMemory, is_full
 from loopwright.analysis.report import count
 from loopwright.analysis.report_analysis import write_analysis
 from loopwright.analysis.study import Subject, check_lengths, study
@@ -21,6 +22,7 @@ from loopwright.analysis.verdict import Finding, converges, safe, stages
 from loopwright.commands.models import open_model, open_tokenizer, own_recipe
 from loopwright.commands.words import console, find_config, find_device, find_dtype, fitting_threads, need_weights, progress
 from loopwright.data.build import build_data
+from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import RunFolder, write_json
 
 VALID = "valid"  # the prompts of a run folder that are its own validation rows
@@ -38,11 +40,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is done at once, and where: prompts of a pass, steps whose pairs are compared, the device."""
+    """How much is done at once, and where: prompts of a pass, steps whose pairs are compared, the device, the numbers' type."""
 
     batch: int
     pairs: int
     device: str
+    dtype: torch.dtype
 
 
 def analyze(
@@ -71,34 +74,46 @@ def analyze(
     find_config(source).check_depth(depth)
     if compare is not None and find_config(compare).is_looped:
         raise ValueError(f"compare: {compare} is looped; allowed: a dense model, whose layers run once")
-    prompts = read_own(source, asked) if asked.prompts == VALID else read_prompts(
-        asked.prompts, data=asked.data, examples=asked.examples, seed=asked.seed
-    )  # fmt: skip
-    run = RunFolder(out or f"runs/analyze-{Path(source).name}")
+    prompts = read_own(source, asked) if asked.prompts == VALID else read_given(asked)
+    run, plan = RunFolder(out or f"runs/analyze-{Path(source).name}"), Plan(batch, pairs, where, kind)
+    # a compared model is looked at hours before its turn
+    rows = [rows_of(source, prompts), [] if compare is None else rows_of(compare, prompts, "the compared model")]
+    check_memory(source, rows[0], plan, depth)
     if compare is not None:
-        rows_of(compare, prompts, "the compared model")  # hours before its turn
-    subject = subject_of(source, prompts, where, kind)
-    plan = Plan(batch, pairs, where)
-    found = _study(subject, run.traces, plan, depth, ablate)
-    dense = None
-    if compare is not None:
-        dense = _study(subject_of(compare, prompts, where, kind), run.path / "traces-dense", plan, None, False)
+        check_memory(compare, rows[1], plan, None)
+    found = _study(source, rows[0], run.traces, plan, depth, ablate)
     run.metrics.mkdir(parents=True, exist_ok=True)
     write_json(run.metrics / "analysis.json", found)
-    if dense is not None:
+    dense, drawn_from = None, f"{run.metrics.name}/analysis.json"
+    if compare is not None:
+        dense = _study(compare, rows[1], run.path / "traces-dense", plan, None, False)
         write_json(run.metrics / "analysis-dense.json", dense)
-    page = write_analysis(found, run.path, dense=dense, footer=f"Drawn from {run.metrics.name}/analysis.json.")
+        drawn_from += " and analysis-dense.json"
+    page = write_analysis(found, run.path, dense=dense, footer=f"Drawn from {drawn_from}.")
     _tell(found, dense, run, page)
     return page
 
 
+def read_given(asked: Asked) -> list[Prompt]:
+    """Returns the prompts of a file, a set or a text, at most as many as were asked for."""
+    found = read_prompts(asked.prompts, data=asked.data)
+    return [found[i] for i in _choose(len(found), asked)]
+
+
+def _choose(total: int, asked: Asked) -> list[int]:
+    chosen = drawn(total, asked.examples, asked.seed)
+    if len(chosen) < total:
+        console().print(f"prompts: {len(chosen)} of {total:,}, drawn by seed {asked.seed} (--examples takes more)", markup=False)
+    return chosen
+
+
 def read_own(source: str, asked: Asked) -> list[Prompt]:
-    """Returns the first validation rows of a run folder, without their padding, as token ids."""
+    """Returns validation rows of a run folder, without their padding, as token ids."""
     own = own_recipe(source)
     if own is None:
         raise ValueError(f"prompts: {source} holds no run (no recipe.yaml), so no validation rows; give a file, a set or a text")
     rows = build_data(own.data, RunFolder(source).path / "data").valid
-    batch = rows.batch(range(min(asked.examples or 32, len(rows))))
+    batch = rows.batch(_choose(len(rows), asked))
     return [ids[real].tolist() for ids, real in zip(batch.input_ids, batch.valid, strict=True)]
 
 
@@ -110,15 +125,9 @@ def rows_of(source: str, prompts: Sequence[Prompt], whose: str = "the model") ->
     return rows
 
 
-def subject_of(source: str, prompts: Sequence[Prompt], device: str, dtype: torch.dtype) -> Subject:
-    """Returns a model with its prompts in its own tokens, checked before its weights are read."""
-    rows = rows_of(source, prompts)
-    return Subject(Path(source).name, open_model(source, dtype, device), rows)
-
-
-def _study(subject: Subject, folder: Path, plan: Plan, depth: int | None, ablate: bool) -> dict[str, Any]:
+def _study(source: str, rows: Sequence[Sequence[int]], folder: Path, plan: Plan, depth: int | None, ablate: bool) -> dict[str, Any]:
+    subject = Subject(Path(source).name, _open(source, plan), rows)
     model = subject.model
-    _check_memory(subject, plan, trace_depth(model, depth))
     edit, edited = (ablate_massive(model.config), "MLP output of the second layer zeroed") if ablate else (None, "")
     with fitting_threads(model), progress() as bar:
         task = bar.add_task(subject.name)
@@ -130,22 +139,33 @@ def _study(subject: Subject, folder: Path, plan: Plan, depth: int | None, ablate
         return study(subject, folder, depth=asked, batch=plan.batch, pairs=plan.pairs, edit=edit, edited=edited, progress=tell)
 
 
-def _check_memory(subject: Subject, plan: Plan, steps: int) -> None:
-    """Says what the analysis will hold, and refuses what does not fit, with what would."""
-    model, length = subject.model, max(map(len, subject.rows))
-    config, rows = model.config, min(plan.batch, len(subject.rows))
-    parts = trace_bytes(config, batch=rows, length=length, depth=steps, dtype=model.dtype)
+def _open(source: str, plan: Plan) -> LoopedForCausalLM:
+    try:
+        return open_model(source, plan.dtype, plan.device)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and not is_full(error):
+            raise
+        raise OutOfMemory(
+            f"{source}: out of memory while its weights are read; nothing was computed yet; take another device"
+        ) from None
+
+
+def check_memory(source: str, prompts: Sequence[Sequence[int]], plan: Plan, depth: int | None) -> None:
+    """Says what the analysis of a model will hold, its weights included, and refuses what does not fit, with what would."""
+    config, length = find_config(source), max(map(len, prompts))
+    steps, rows = trace_depth(config, depth), min(plan.batch, len(prompts))
+    parts = trace_bytes(config, batch=rows, length=length, depth=steps, dtype=plan.dtype)
     words = ", ".join(f"{name} {_mebi(size)}" for name, size in parts.items())
-    what = f"{subject.name}: {count(len(subject.rows), 'prompt')} of up to {count(length, 'token')}, {count(steps, 'step')}"
+    what = f"{Path(source).name}: {count(len(prompts), 'prompt')} of up to {count(length, 'token')}, {count(steps, 'step')}"
     console().print(what, markup=False)
     console().print(f"memory at batch {rows}: about {_mebi(sum(parts.values()))} MiB ({words})", markup=False)
-    longest = max(map(len, subject.rows[:PAIR_PROMPTS]))
+    longest = max(map(len, prompts[:PAIR_PROMPTS]))
     shown = min(plan.pairs, steps)
 
     def pairs(n: int) -> int:
-        return pair_bytes(config, longest, steps=n, dtype=model.dtype) if n else 0
+        return pair_bytes(config, longest, steps=n, dtype=plan.dtype) if n else 0
 
-    path = path_bytes(config, len(subject.rows[0]), steps)
+    path = path_bytes(config, len(prompts[0]), steps)
     close = {f"all pairs of layers over {count(shown, 'step')}": pairs(shown), "its path": path}
     said = ", ".join(f"{name} {_mebi(size)} MiB" for name, size in close.items() if size)
     if said:
@@ -153,14 +173,21 @@ def _check_memory(subject: Subject, plan: Plan, steps: int) -> None:
     free = free_bytes(plan.device)
     if free is None:
         return
-    fits = fitting_batch(config, batch=rows, length=length, depth=steps, dtype=model.dtype, free=free)
+    if parts["weights"] > free:
+        raise ValueError(
+            f"{source}: its weights take about {_mebi(parts['weights'])} MiB, {_mebi(free)} are free; take another device"
+        )
+    free -= parts["weights"]
+    fits = fitting_batch(config, batch=rows, length=length, depth=steps, dtype=plan.dtype, free=free)
     if fits < rows:
         advice = f"--batch {fits} would fit" if fits else "not even --batch 1 would fit: take shorter prompts"
-        raise ValueError(f"batch: {rows} needs about {_mebi(sum(parts.values()))} MiB, {_mebi(free)} are free; {advice}")
+        raise ValueError(
+            f"batch: {rows} needs about {_mebi(sum(parts.values()))} MiB, {_mebi(free + parts['weights'])} are free; {advice}"
+        )
     if pairs(shown) > free:
         most = next(n for n in range(shown, -1, -1) if pairs(n) <= free)
         raise ValueError(
-            f"pairs: {count(shown, 'step')} would need about {_mebi(pairs(shown))} MiB, {_mebi(free)} are free; "
+            f"pairs: {count(shown, 'step')} would need about {_mebi(pairs(shown))} MiB, {_mebi(free)} are free beside the weights; "
             f"--pairs {most} would fit"
         )
 

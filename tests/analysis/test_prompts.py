@@ -58,6 +58,15 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, source, data, words):
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_is_a_file_whatever_its_name_holds(tmp_path):
+    place = tmp_path / "two words"
+    place.mkdir()
+    (place / "my prompts.txt").write_text("one\ntwo\n")
+    assert read_prompts(str(place / "my prompts.txt")) == ["one", "two"]
+    for text in ("read notes.txt aloud", "word " * 2000, "a\0b c", "~nobody at all"):
+        assert read_prompts(text) == [text]
+
+
 def test_no_examples_are_refused():
     with pytest.raises(ValueError, match="examples: 0"):
         read_prompts("x", examples=0)

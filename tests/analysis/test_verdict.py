@@ -38,12 +38,23 @@ def test_a_cycle_a_single_point_and_no_rest():
     assert converges(few).good is None
 
 
+def test_layers_at_rest_with_tokens_that_swing_are_no_yes():
+    """A layer rests in the mean over its tokens."""
+    swings = made(limits={"tokens": [0.9, 0.08, 0.02, 0.0]})
+    assert converges(swings).good is False
+    assert (
+        converges(swings).sentence.startswith("Mostly: 100 % of layers")
+        and "Of their tokens 8 % orbit, 2 % slide." in converges(swings).sentence
+    )
+
+
 def test_depth_is_safe_only_where_everything_says_so():
     assert safe(made()).good
     for key, value, word in (
         ("limits", {"tokens": [0.9, 0.1, 0, 0]}, "90 % of tokens at rest"),
         ("answers", {"depth": 4, "kept": 0.5}, "50 % of answers"),
         ("spectrum", {"radius": [1.2]}, "ρ = 1.20"),
+        ("spectrum", {}, "ρ not measured"),
     ):
         found = safe(made(**{key: value}))
         assert found.good is False and word in found.sentence

@@ -3,8 +3,11 @@
 import json
 
 import pytest
+import torch
 
 from loopwright.cli import main
+from loopwright.commands.words import find_config
+from loopwright.model.cost import weight_bytes
 from tests.generate.tiny import save_model
 
 
@@ -109,9 +112,36 @@ def test_too_large_a_batch_says_which_would_fit(folder, tmp_path, monkeypatch, c
     from loopwright.commands import analyze
 
     (tmp_path / "p.txt").write_text("the cat sat\n" * 8)
-    monkeypatch.setattr(analyze, "free_bytes", lambda device: 60_000)
-    code, _, err = run(capsys, folder, "--prompts", tmp_path / "p.txt", "--depth", 4, "--out", tmp_path / "o")
-    assert code == 2 and "would fit" in err and "batch: 8 needs about" in err
+    weights = weight_bytes(find_config(str(folder)), torch.float32)
+    words = (folder, "--prompts", tmp_path / "p.txt", "--depth", 4, "--out", tmp_path / "o")
+    monkeypatch.setattr(analyze, "open_model", None)  # the weights are not read for it
+    for free, said in ((weights + 60_000, "would fit"), (weights - 1, "its weights take about")):
+        monkeypatch.setattr(analyze, "free_bytes", lambda device, free=free: free)
+        code, _, err = run(capsys, *words)
+        assert code == 2 and said in err and ("batch: 8 needs about" in err) == (said == "would fit")
+
+
+def test_memory_that_runs_out_at_the_weights_is_one_line(folder, tmp_path, monkeypatch, capsys):
+    from loopwright.commands import analyze
+
+    def full(*given: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr(analyze, "open_model", full)
+    code, _, err = run(capsys, folder, "--prompts", "the cat sat", "--out", tmp_path / "o")
+    assert code == 2 and "out of memory while its weights are read" in err and len(err.strip().splitlines()) == 1
+
+
+def test_it_says_how_many_of_the_prompts_are_taken(folder, tmp_path, monkeypatch, capsys):
+    from loopwright.commands import analyze
+
+    place = tmp_path / "a folder"
+    place.mkdir()
+    (place / "p.txt").write_text("the cat sat\n" * 5)
+    monkeypatch.setattr(analyze, "free_bytes", lambda device: 0)
+    for examples, said in ((3, "prompts: 3 of 5, drawn by seed 0"), (5, "")):
+        _, out, _ = run(capsys, folder, "--prompts", place / "p.txt", "--examples", examples)
+        assert ("drawn by seed" in out) == bool(said) and said in out and f"{examples} prompts of up to" in out
 
 
 def test_too_many_pairs_say_how_many_would_fit_and_are_stated_first(folder, tmp_path, monkeypatch, capsys):
@@ -122,7 +152,7 @@ def test_too_many_pairs_say_how_many_would_fit_and_are_stated_first(folder, tmp_
     words = ("--prompts", "the cat sat", "--depth", 9, "--pairs", 32, "--out", tmp_path / "o")
     code, out, err = run(capsys, folder, *words)
     assert code == 2 and "all pairs of layers over 9 steps 1,545 MiB" in out
-    assert err.strip().endswith("pairs: 9 steps would need about 1,545 MiB, 954 are free; --pairs 5 would fit")
+    assert err.strip().endswith("pairs: 9 steps would need about 1,545 MiB, 953 are free beside the weights; --pairs 5 would fit")
     assert not (tmp_path / "o").exists()
 
 
