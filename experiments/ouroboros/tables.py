@@ -277,6 +277,8 @@ def rules() -> str:
         "has the gap from the truncated model to the full one trained on the same tokens with as many parameters (one seed).",
         "The best depth is the one with the least mean loss over seeds on that text.",
         "Of the gap: the difference as a share of the gap from the truncated to the full model.",
+        "Of the parameters that the blind controller trains, about 213 thousand would read the state and are idle.",
+        "“static, equal parameters” is both rows of that kind, static modulation at matched parameters and LoRA per step: rank 4.",
         "† sees the future: its one-pass loss is not a likelihood.",
         f"‡ diverged: its training loss (means of 10 updates) ended more than {DIVERGED:g} nat above its least.",
     ]
