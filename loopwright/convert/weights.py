@@ -40,7 +40,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path.parent}: there is no {path.name}; a model folder holds one") from None
+        raise FileNotFoundError(f"{path.parent}: there is no {path.name}; a folder that was saved holds one") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: not readable as JSON ({str(error).splitlines()[0]}); the file is damaged") from None
     if not isinstance(value, dict):

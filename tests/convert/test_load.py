@@ -71,7 +71,7 @@ def test_generation_settings(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_no_models(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no config.json; a model folder holds one"):
+    with pytest.raises(FileNotFoundError, match=r"there is no config.json; a folder that was saved holds one"):
         lw.load(tmp_path)
     (tmp_path / "config.json").write_text("{ not json")
     with pytest.raises(ValueError, match="not readable as JSON"):
