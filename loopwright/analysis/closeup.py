@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loopwright.analysis.collect import Seen
-from loopwright.analysis.edit import chain
+from loopwright.analysis.edit import check_edit
 from loopwright.analysis.maps import View, attention_rows
 from loopwright.analysis.places import Places
 from loopwright.analysis.summary import as_list
@@ -121,7 +121,13 @@ def _maps(model: LoopedForCausalLM, input_ids: Tensor, steps: int, edit: Tap | N
 
 def _record(model: LoopedForCausalLM, input_ids: Tensor, steps: int, edit: Tap | None) -> tuple[Places, Recorder]:
     recorder = Recorder(("query", "key", "residual"))
-    tap = recorder if edit is None else chain(edit, recorder)
+
+    def tap(name: str, value: Tensor, *, stack: str, step: int | Tensor, layer: int) -> Tensor:
+        # no chain, of which a trace would refuse an edit of a later step: these are the first steps of a longer pass
+        if edit is not None:
+            value = edit(name, value, stack=stack, step=step, layer=layer)
+        return recorder(name, value, stack=stack, step=step, layer=layer)
+
     trace(model, input_ids, steps if model.config.is_looped else None, collect=(), edit=tap)
     return Places.of(model.config, steps), recorder
 
@@ -161,6 +167,7 @@ def spectrum(
 ) -> dict[str, Any]:
     """Returns the leading eigenvalues of the core's derivative at the state after each of some depths, for one prompt; None where
     they are not finite."""
+    check_edit(edit, Places.of(model.config, max(depths)))
     e, p = model.embed(input_ids, tap=edit)
     wanted = {depth: s for depth, s in enumerate(model.unroll(e, max(depths), p), start=1) if depth in set(depths)}
     values = [

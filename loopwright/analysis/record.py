@@ -18,8 +18,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from loopwright.analysis.edit import check_edit
 from loopwright.analysis.places import Places
-from loopwright.analysis.trace import COLLECTS, Trace, trace, trace_depth
+from loopwright.analysis.trace import (
+    COLLECTS,
+    Trace,
+    check_capture,
+    check_collect,
+    check_context,
+    read_capture,
+    trace,
+    trace_depth,
+)
+from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.tap import Tap
 from loopwright.run import clear_leftovers, read_json, write_json, write_whole
@@ -106,18 +117,26 @@ def trace_prompts(
 ) -> TraceSet:
     """Traces token rows batch by batch into a folder and returns the set. What is already there is not made again.
 
-    `about` is what else the numbers depend on (the model's name, an edit's): it goes into the set's file, and a folder whose
-    file says otherwise is refused. The batch may change: what is there is kept, and the rest is made with the new one.
+    `about` is what else the numbers depend on, as the model's name: it goes into the set's file, and a folder whose file says
+    otherwise is refused. An `edit` must be named there, as {"edited": "second MLP zeroed"}: two edits of one name are one set.
+    The batch may change: what is there is kept, and the rest is made with the new one.
     """
     if not prompts or not all(len(row) for row in prompts):
         raise ValueError("trace: an empty prompt, or none at all; allowed: one or more rows of at least one token")
     if batch < 1:
         raise ValueError(f"batch: {batch}; allowed: at least 1")
+    # all that can be known beforehand is checked here: a folder once claimed for a set refuses any other
+    tokens = [list(map(int, row)) for row in prompts]
+    _check_rows(model.config, tokens)
+    _check_name(about or {}, edit)
+    depth, captured = trace_depth(model.config, depth), read_capture(capture)
+    places = Places.of(model.config, depth)
+    check_collect(model.config, collect)
+    check_capture(places, captured, min(map(len, prompts)))
+    check_edit(edit, places)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    depth = trace_depth(model.config, depth)
-    digest = hashlib.sha256(json.dumps([list(map(int, row)) for row in prompts]).encode()).hexdigest()
-    captured = {name: list(tokens) for name, tokens in (capture or {}).items()}
+    digest = hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
     facts = {
         **(about or {}), "weights": fingerprint(model), "examples": len(prompts), "prompts": digest, "depth": depth,
         "collect": list(collect), "capture": captured, "dtype": str(model.dtype).removeprefix("torch."),
@@ -131,7 +150,7 @@ def trace_prompts(
         if not all(path.is_file() for path in wanted):
             ids, mask = pad(rows, model.device)
             try:
-                found = trace(model, ids, asked, attention_mask=mask, collect=collect, capture=capture, edit=edit)
+                found = trace(model, ids, asked, attention_mask=mask, collect=collect, capture=captured, edit=edit)
             except RuntimeError as error:
                 if not is_full(error):
                     raise
@@ -161,6 +180,25 @@ def pad(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> tu
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device)
     return ids, mask
+
+
+def _check_rows(config: LoopedConfig, rows: Sequence[Sequence[int]]) -> None:
+    check_context("prompts", config, map(len, rows))
+    for number, row in enumerate(rows, start=1):
+        wrong = [token for token in (min(row), max(row)) if not 0 <= token < config.vocab_size]
+        if wrong:
+            raise ValueError(f"prompts: number {number} holds token id {wrong[0]}; allowed: 0 to {config.vocab_size - 1}")
+
+
+def _check_name(about: Mapping[str, Any], edit: Tap | None) -> None:
+    """Raises where an edited set would go by the name of an unedited one, or the other way round."""
+    words = about.get("edited")
+    if edit is not None and not (isinstance(words, str) and words.strip()):
+        raise ValueError(
+            f"edit: about['edited'] is {words!r}; allowed: words that name the edit, as about={{'edited': 'second MLP zeroed'}}"
+        )
+    if edit is None and words:
+        raise ValueError(f"about: 'edited' is {words!r}, but no edit was given; allowed: leave it out, or give the edit")
 
 
 def _claim(folder: Path, facts: dict[str, Any]) -> None:

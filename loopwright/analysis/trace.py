@@ -6,9 +6,10 @@ depth; only the numbers do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import index
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from loopwright.analysis.collect import (
     Sheet,
     Watcher,
 )
+from loopwright.analysis.edit import check_edit
 from loopwright.analysis.lens import LensStatistics
 from loopwright.analysis.maps import View
 from loopwright.analysis.places import Places
@@ -74,6 +76,39 @@ def trace_depth(config: LoopedConfig, depth: int | None) -> int:
     return min(DEPTH, config.max_steps or DEPTH) if ends else DEPTH
 
 
+def check_collect(config: LoopedConfig, collect: Sequence[str]) -> None:
+    """Raises where a name is none of COLLECTS, or misses another that it needs."""
+    unknown = [name for name in collect if name not in COLLECTS]
+    if unknown:
+        raise ValueError(f"collect: unknown {unknown[0]!r}; {suggest(unknown[0], COLLECTS)}")
+    if "fixed" in collect and "residual" not in collect and config.is_looped:
+        raise ValueError("collect: 'fixed' compares with what 'residual' has seen; allowed: both, or neither")
+
+
+def check_context(what: str, config: LoopedConfig, lengths: Iterable[int]) -> None:
+    """Raises where a row has more tokens than the model's context holds."""
+    limit = config.max_position_embeddings
+    for number, length in enumerate(lengths, start=1):
+        if length > limit:
+            raise ValueError(f"{what}: number {number} has {length} tokens; the model's context holds {limit}")
+
+
+def read_capture(capture: Mapping[str, Iterable[int]] | None) -> dict[str, list[int]]:
+    """Returns what to capture as lists, read once; raises where it is no mapping of points to tokens."""
+    try:
+        found = {} if capture is None else {name: [index(n) for n in tokens] for name, tokens in capture.items()}
+    except (AttributeError, TypeError):
+        found = {"": []}
+    if not all(found.values()):
+        raise ValueError(f"capture: {capture!r}; allowed: points with their tokens, as {{'residual': [-1]}}")
+    return found
+
+
+def check_capture(places: Places, wanted: Mapping[str, Sequence[int]], shortest: int) -> None:
+    """Raises where a point is not known, or a row of so many tokens has not the token asked for."""
+    Capture(Sheet(places, View(None, torch.ones(1, shortest, dtype=torch.bool), True)), wanted)
+
+
 @torch.no_grad()
 def trace(
     model: LoopedForCausalLM,
@@ -91,32 +126,43 @@ def trace(
     `depth` left out: 128 steps of a looped model, the one of a dense one. `collect` names what to gather; "fixed" runs the
     steps a second time, against where the first time ended. `capture` keeps chosen tensors of chosen tokens, as
     {"residual": [-1]}: the last valid token. `edit` is a tap that changes what passes; the numbers are those of the edited pass.
+    An edit that has no place in it is refused, and so is a row that the model's context does not hold.
     """
-    unknown = [name for name in collect if name not in COLLECTS]
-    if unknown:
-        raise ValueError(f"collect: unknown {unknown[0]!r}; {suggest(unknown[0], COLLECTS)}")
+    check_collect(model.config, collect)
+    wanted = read_capture(capture)
     depth = trace_depth(model.config, depth)
-    if attention_mask is not None and not bool(attention_mask.any(1).all()):
-        raise ValueError("trace: a row of the attention_mask holds no token; allowed: at least one in each row")
-    span = place_tokens(*input_ids.shape, input_ids.device, attention_mask=attention_mask)
-    sheet = Sheet(Places.of(model.config, depth), View.of(span, model.config.sliding_window))
+    places = Places.of(model.config, depth)
+    check_edit(edit, places)
+    sheet = Sheet(places, _view(model, input_ids, attention_mask))
     residual, attention = ResidualStatistics(sheet), AttentionStatistics(sheet)
     lens = LensStatistics(sheet, model) if "lens" in collect else None
     made: dict[str, Collector] = {"attention": attention, "residual": residual, "entropy": EntropyStatistics(sheet)}
     watched = [made[name] for name in made if name in collect]
     watched += [] if lens is None else [lens]
-    watched += [Capture(sheet, capture)] if capture else []
+    watched += [Capture(sheet, wanted)] if wanted else []
     with _quiet(model):
         _run(model, input_ids, attention_mask, depth, Watcher(watched, edit), state_seed, lens)
         if "fixed" in collect and model.config.is_looped:
-            if "residual" not in collect:
-                raise ValueError("collect: 'fixed' compares with what 'residual' has seen; allowed: both, or neither")
             fixed = FixedPointStatistics(sheet, residual.last, attention.last)
             _run(model, input_ids, attention_mask, depth, Watcher([fixed], edit), state_seed, None)
     found = {name: value.cpu() for name, value in sheet.values.items()}
     captured = {name.removeprefix("captured_"): x for name, x in found.items() if name.startswith("captured_")}
     values = {name: x for name, x in found.items() if not name.startswith("captured_")}
     return Trace(sheet.places, input_ids.cpu(), sheet.view.valid.cpu(), values, captured)
+
+
+def _view(model: LoopedForCausalLM, input_ids: Tensor, attention_mask: Tensor | None) -> View:
+    """Returns who sees whom in a batch of rows that can be traced; raises where it is none."""
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point() or not input_ids.numel():
+        said = f"{input_ids.dtype} of shape {tuple(input_ids.shape)}" if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        raise ValueError(f"input_ids: {said}; allowed: a tensor of whole numbers, a row per sequence [B, T]")
+    span = place_tokens(*input_ids.shape, input_ids.device, attention_mask=attention_mask)
+    if attention_mask is not None and not bool(attention_mask.any(1).all()):
+        raise ValueError("trace: a row of the attention_mask holds no token; allowed: at least one in each row")
+    view = View.of(span, model.config.sliding_window)
+    if span.length > model.config.max_position_embeddings:  # else no need to wait for the device
+        check_context("input_ids", model.config, view.count.tolist())
+    return view
 
 
 def _run(

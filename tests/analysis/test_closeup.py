@@ -16,7 +16,7 @@ from loopwright.analysis.closeup import (
     spectrum,
     state_paths,
 )
-from loopwright.analysis.edit import ablate_massive
+from loopwright.analysis.edit import ablate_massive, at, zero
 from loopwright.analysis.places import Places
 from loopwright.metrics.spectrum import causal_radius
 from loopwright.metrics.trajectory import prompt_path
@@ -70,6 +70,17 @@ def test_close_looks_are_those_of_the_edited_pass():
         lambda edit: spectrum(model, IDS, [2], edit=edit)["radius"],
     ):
         assert look(None) != look(edit)
+
+
+def test_an_edit_of_a_later_step_is_none_of_a_close_look_at_the_first():
+    model = noisy("huginn-tiny", std=0.3)
+    late = zero("mlp", at(step=5))
+    assert floorplan(model, IDS, steps=2, edit=late) == floorplan(model, IDS, steps=2)
+    assert state_paths(model, IDS, 6, edit=late) != state_paths(model, IDS, 6)
+    assert spectrum(model, IDS, [2, 6], edit=late)["radius"] != spectrum(model, IDS, [2, 6])["radius"]
+    for look in (lambda: state_paths(model, IDS, 4, edit=late), lambda: spectrum(model, IDS, [2, 4], edit=late)):
+        with pytest.raises(ValueError, match="edit: mlp at step 5 would change nothing"):
+            look()
 
 
 def test_a_floorplan_shows_no_more_than_can_be_told_apart():

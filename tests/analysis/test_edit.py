@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from loopwright.analysis.edit import ablate_massive, at, chain, change, noise, patch, recorded, swap, zero
+from loopwright.analysis.edit import ablate_massive, at, chain, change, check_edit, noise, patch, recorded, shown, swap, zero
+from loopwright.analysis.places import Places
 from loopwright.analysis.trace import trace
+from loopwright.model.presets import PRESETS
 from loopwright.model.tap import POINTS, Recorder
 from tests.cases import gap, noisy
 
@@ -116,6 +120,84 @@ def test_a_trace_measures_the_edited_pass(model):
     found = trace(model, IDS, 2, edit=zero("residual", at(stack="core", step=1, layer=0)))
     norm = found.core("norm")
     assert (norm[:, 1] == 0).all() and (norm[:, 0] > 0).all()
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "dense"])
+def test_the_places_a_point_is_shown_at_are_those_of_a_trace(name):
+    model = noisy("huginn-tiny").without_adapters() if name == "dense" else noisy(f"{name}-tiny")
+    depth, recorder = None if name == "dense" else 2, Recorder()
+    found = trace(model, IDS % model.config.vocab_size, depth, collect=(), edit=recorder)
+    for point in POINTS:
+        assert sorted(shown(point, found.places)) == sorted(recorded(recorder.seen, point)), point
+    assert len(recorder.seen) > found.places.count
+
+
+numbers = st.none() | st.integers(0, 4) | st.sets(st.integers(0, 4), min_size=1, max_size=2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(point=st.sampled_from(POINTS), stack=st.sampled_from([None, "prelude", "core", "coda"]), step=numbers, layer=numbers)
+def test_an_edit_is_refused_where_it_would_change_nothing_and_only_there(model, point, stack, step, layer):
+    made, where = [], at(stack=stack, step=step, layer=layer)
+    seen = change(point, where, lambda value, place: made.append(place) or value)
+    trace(
+        model, IDS[:1, :2], 2, collect=(), edit=lambda *a, **k: seen(*a, **k)
+    )  # a tap of one's own: nothing is known of its places
+    if made:
+        trace(model, IDS[:1, :2], 2, collect=(), edit=seen)
+    else:
+        with pytest.raises(ValueError, match=f"edit: {point} at "):
+            trace(model, IDS[:1, :2], 2, collect=(), edit=seen)
+
+
+def test_an_edit_without_a_place_names_it_and_what_the_pass_has(model, seen):
+    had = "the pass shows it at: prelude (layers 0 to 1, step 0), core (layers 0 to 1, steps 0 to 5), coda (layers 0 to 1, step 0)"
+    states = recorded(seen, "state")
+    for edit, words in (
+        (zero("mlp", at(layer=99)), f"edit: mlp at layer 99 would change nothing; {had}"),
+        (zero("mlp", at(step=99)), f"edit: mlp at step 99 would change nothing; {had}"),
+        (zero("mlp", at(stack="prelude", step=1)), f"edit: mlp at stack prelude, step 1 would change nothing; {had}"),
+        (zero("mlp", lambda stack, step, layer: False), "edit: mlp at the places of a function would change nothing; "),
+        (
+            zero("state", at(layer=0)),
+            "edit: state at layer 0 would change nothing; the pass shows it at: core (layer 2, steps 0 to 5)",
+        ),
+        (zero("logits", at()), "edit: logits at any place would change nothing; the pass shows it at: no place"),
+        (swap("state", states, 40, 41), "edit: state at stack core, step 40 or 41 would change nothing; "),
+    ):
+        for tap in (edit, chain(zero("mlp", at()), chain(edit, Recorder()))):
+            with pytest.raises(ValueError) as error:
+                trace(model, IDS, 6, edit=tap)
+            assert str(error.value).startswith(words) and "\n" not in str(error.value)
+    check_edit(zero("mlp", at(step=99)), Places.of(model.config, 100))
+
+
+def test_steps_and_layers_may_be_any_collection_read_once(model):
+    for steps in (iter([0, 2]), {0, 2}, (0, 2), range(0, 3, 2), torch.tensor([0, 2])):
+        edit = zero("mlp", at(step=steps))
+        found = [logits(model, edit) for _ in range(2)]
+        assert torch.equal(found[0], found[1]) and torch.equal(found[0], logits(model, zero("mlp", at(step=[0, 2]))))
+
+
+@pytest.mark.parametrize("wrong", [-1, [0, -1], True, 1.5, "1", [], iter([])])
+def test_a_step_or_layer_that_no_pass_has_is_refused(wrong):
+    for name in ("step", "layer"):
+        with pytest.raises(ValueError, match=f"edit: {name} .*; allowed: a whole number of at least 0, or one or more of them"):
+            at(**{name: wrong})
+
+
+def test_a_swap_takes_values_of_the_same_shape_and_points_of_the_core(model, seen):
+    residuals = recorded(seen, "residual")
+    with (
+        torch.no_grad(),
+        pytest.raises(ValueError, match=r"swap: a value of shape \(2, 7, 32\) for \('core', 2, 0\); allowed: \(1, "),
+    ):
+        model(IDS[:1], depth=3, tap=swap("residual", residuals, 0, 2))
+    for name in ("embed", "logits"):
+        with pytest.raises(ValueError, match=f"swap: point '{name}'; allowed: query, key, attention, mlp, residual, state"):
+            swap(name, residuals, 0, 1)
+    with pytest.raises(ValueError, match=r"edit: step \(-1, 1\); allowed"):
+        swap("residual", residuals, -1, 1)
 
 
 def test_mistakes(model, seen):

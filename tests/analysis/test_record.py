@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from loopwright.analysis import record
+from loopwright.analysis.edit import at, zero
 from loopwright.analysis.record import OutOfMemory, TraceSet, fingerprint, load_trace, pad, save_trace, trace_prompts
 from loopwright.analysis.trace import trace
 from tests.cases import noisy
@@ -147,6 +148,50 @@ def test_mistakes_are_one_line(tmp_path):
     save_file({"x": torch.zeros(1)}, tmp_path / "other")
     with pytest.raises(ValueError, match="not a trace"):
         load_trace(tmp_path / "other")
+
+
+def test_an_edited_set_must_be_named_and_is_another_set(tmp_path):
+    edit, model = zero("mlp", at()), noisy("huginn-tiny")
+    run(tmp_path / "plain", model)
+    for about in (None, {"model": "m"}, {"edited": ""}, {"edited": " "}, {"edited": None}, {"edited": 1}):
+        for folder in ("plain", "new"):
+            with pytest.raises(ValueError, match=r"edit: about\['edited'\] is .*; allowed: words that name the edit"):
+                run(tmp_path / folder, model, about=about, edit=edit)
+    with pytest.raises(ValueError, match=r"about: 'edited' is 'no MLP', but no edit was given; allowed: leave it out"):
+        run(tmp_path / "new", model, about={"edited": "no MLP"})
+    assert not (tmp_path / "new").exists()
+    named = {"model": "m", "edited": "no MLP"}
+    with pytest.raises(ValueError, match="edited is None there and 'no MLP' here"):
+        run(tmp_path / "plain", model, about=named, edit=edit)
+    plain, edited = (
+        run(tmp_path / name, model, about=about, edit=tap)
+        for name, about, tap in (("plain", {"model": "m"}, None), ("edited", named, edit))
+    )
+    assert all(not torch.equal(a.values["norm"], b.values["norm"]) for a, b in zip(plain, edited, strict=True))
+    assert [len(run(tmp_path / "other", model, about={"edited": ""}))] == [5]
+
+
+def test_what_cannot_be_traced_is_refused_before_anything_is_written(tmp_path):
+    model = noisy("huginn-tiny", max_position_embeddings=4)
+    for rows, options, words in (
+        ([[1, 2], [1] * 5], {}, "prompts: number 2 has 5 tokens; the model's context holds 4"),
+        ([[1, 2], [1, 96]], {}, "prompts: number 2 holds token id 96; allowed: 0 to 95"),
+        ([[1, 2], [-1, 2]], {}, "prompts: number 2 holds token id -1; allowed: 0 to 95"),
+        ([[1, 2, 3], [1]], {"capture": {"residual": [2]}}, "capture: token 2; allowed: -1 to 0"),
+        ([[1, 2]], {"capture": ["residual"]}, "capture: "),
+        ([[1, 2]], {"capture": {"logits": [0]}}, "capture: unknown point"),
+        ([[1, 2]], {"collect": ("attentoin",)}, "collect: unknown 'attentoin'"),
+        ([[1, 2]], {"collect": ("fixed",)}, "collect: 'fixed' compares"),
+        ([[1, 2]], {"edit": zero("mlp", at(step=7)), "about": {"edited": "x"}}, "edit: mlp at step 7 would change nothing"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            trace_prompts(model, rows, tmp_path / "new", **{"depth": 3, "batch": 1} | options)
+        assert not (tmp_path / "new").exists()
+
+
+def test_a_capture_may_be_read_once(tmp_path):
+    found = run(tmp_path, capture={"residual": iter([-1])})
+    assert found.about["capture"] == {"residual": [-1]} and all(one.captured["residual"].shape[2] == 1 for one in found)
 
 
 def test_padding_is_behind():

@@ -165,6 +165,34 @@ def test_mistakes():
         trace(model, IDS, 2, attention_mask=torch.zeros_like(IDS))
 
 
+def test_what_is_no_batch_of_rows_is_refused_in_one_line():
+    model = noisy("huginn-tiny", max_position_embeddings=8)
+    for ids in (IDS[0, :4], IDS[None], [[1, 2]], IDS[:, :4].float(), IDS[:, :0]):
+        with pytest.raises(ValueError, match=r"input_ids: .*; allowed: a tensor of whole numbers, a row per sequence \[B, T\]"):
+            trace(model, ids, 2)
+    with pytest.raises(ValueError, match="attention_mask: shape"):
+        trace(model, IDS[:, :4], 2, attention_mask=MASK[0, :4])
+
+
+def test_a_row_beyond_the_context_is_refused_and_padding_is_no_part_of_it():
+    model = noisy("huginn-tiny", max_position_embeddings=8)
+    with pytest.raises(ValueError, match="input_ids: number 1 has 9 tokens; the model's context holds 8"):
+        trace(model, IDS, 2)
+    with pytest.raises(ValueError, match="input_ids: number 1 has 9 tokens"):
+        trace(model, IDS, 2, attention_mask=MASK)
+    padded = trace(model, IDS[1:], 2, attention_mask=MASK[1:])
+    assert padded.valid.sum(1).tolist() == [6, 7] and trace(model, IDS[:, :8], 2).valid.all()
+
+
+def test_a_capture_that_is_none_is_refused_in_one_line():
+    model = noisy("huginn-tiny")
+    for wrong in (["residual"], [], "residual", {"residual": -1}, {"residual": ["a"]}, {"residual": [0.5]}, {"residual": []}):
+        with pytest.raises(ValueError, match=r"capture: .*; allowed: points with their tokens, as \{'residual': \[-1\]\}"):
+            trace(model, IDS, 2, capture=wrong)
+    kept = trace(model, IDS, 2, collect=(), capture={"residual": iter([0, -1])}).captured["residual"]
+    assert torch.equal(kept, trace(model, IDS, 2, collect=(), capture={"residual": [0, -1]}).captured["residual"])
+
+
 def test_dropout_is_off_while_traced_and_the_mode_comes_back():
     model = noisy("huginn-tiny", dropout=0.5).train()
     a, b = (trace(model, IDS, 2, collect=("residual",)) for _ in range(2))
