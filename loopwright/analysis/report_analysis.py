@@ -64,7 +64,7 @@ READ = {
 # what is said besides where a picture shows it: a word of its legend or labels, and the sentence
 MORE: dict[str, tuple[tuple[str, ...], str]] = {
     "stages-by-step": ((">dense model<",), "The dashed red line is the dense model."),
-    "fixed-points": ((">cosine to farthest<",), "Last, the cosine to where the layer farthest from it ends."),
+    "fixed-points": ((">cosine to farthest<",), "On the right the same to where the layer farthest from it ends."),
     "floorplan": ((">prelude<", ">coda<"), "Layers that run once are framed, prelude blue and coda red."),
     "floorplan-heads": ((">prelude<", ">coda<"), "Prelude is framed blue, coda red."),
 }

@@ -21,7 +21,7 @@ DIGITS = 6
 # kept by place (step and layer), a mean over heads where there are any
 BY_PLACE = (
     "colsum", "mixing", "norm", "largest", "entropy", "step_norm", "step_cosine", "step_attention", "step_bound", "fixed_norm",
-    "fixed_cosine", "far_norm", "far_cosine", "fixed_attention", "lens_entropy", "lens_change",
+    "fixed_cosine", "far_norm", "far_cosine", "fixed_attention", "far_attention", "lens_entropy", "lens_change",
 )  # fmt: skip
 STAGES = ("colsum", "mixing", "sink_rate", "entropy")  # what the stages of inference are read from
 BY_STEP = (
@@ -59,12 +59,12 @@ def summarise(traces: Iterable[Trace], *, answer_depth: int | None = None) -> di
     settle = Settling()
     answers = Answers(answer_depth)
     places: Places | None = None
-    tokens = 0
+    examples = tokens = 0
     for one in traces:
         if places is not None and one.places != places:
             raise ValueError(f"summary: traces of {asdict(one.places)} and {asdict(places)}; allowed: one layout")
         places = one.places
-        tokens += one.valid.shape[1]
+        examples, tokens = examples + 1, tokens + one.valid.shape[1]
         numbers = _place_numbers(one)
         for name, each in numbers.items():
             by_place.setdefault(name, Moments()).add(each)
@@ -76,9 +76,10 @@ def summarise(traces: Iterable[Trace], *, answer_depth: int | None = None) -> di
         raise ValueError("summary: no trace; allowed: one or more")
     return {
         "places": asdict(places),
-        "examples": next(iter(by_place.values())).count,
+        "examples": examples,
         "tokens": tokens,
-        "by_place": {name: moments.plain() for name, moments in by_place.items()},
+        # traces from before a number was gathered lie without it: no mean is given that is not over all
+        "by_place": {name: moments.plain() for name, moments in by_place.items() if moments.count == examples},
         "by_step": {name: moments.plain() for name, moments in by_step.items()},
         **settle.plain(),
         **answers.plain(),

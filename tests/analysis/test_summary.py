@@ -1,6 +1,7 @@
 """Summaries: means and spreads are those of the traces, labels those of the classifier, and everything is plain data."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,6 +40,16 @@ def test_a_summary_is_the_mean_over_examples(tmp_path):
     counts = sum((limit_counts(label[:, None]) for label in labels[1:]), start=limit_counts(labels[0][:, None]))
     assert found["limits"]["tokens"] == as_list(counts.token_rates())
     assert found["tokens"] == 14 and found["examples"] == 3
+
+
+def test_a_number_that_an_older_trace_lacks_has_no_mean():
+    model = noisy("huginn-tiny")
+    new, old = (trace(model, torch.tensor([row]), 6) for row in ROWS[:2])
+    old = replace(old, values={name: x for name, x in old.values.items() if name != "far_attention"})
+    assert "far_attention" in summarise([new])["by_place"]
+    for traces in ([new, old], [old, new]):
+        found = summarise(traces)
+        assert "far_attention" not in found["by_place"] and "far_cosine" in found["by_place"] and found["examples"] == 2
 
 
 def test_a_summary_is_plain_and_finite():
