@@ -105,7 +105,7 @@ def _scores(q: Tensor, k: Tensor, view: View, chunk: int) -> Iterator[tuple[slic
 @dataclass(frozen=True)
 class MapChange:
     """How far maps are from those of an earlier pair of queries and keys, ‖A − A'‖_F over the rows of valid tokens, and how far
-    queries and keys allow (`query_key_bound`), which is worked out when it is asked for; both [B, H]."""
+    queries and keys allow (`query_key_bound`, not Proposition 4.2's own), which is worked out when it is asked for; both [B, H]."""
 
     distance: Tensor
     allowed: Callable[[], Tensor]

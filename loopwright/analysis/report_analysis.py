@@ -33,7 +33,7 @@ READ = {
     "halves": "The first half of the core (solid) and the second (dashed) laid over one another: where they agree, the block runs "
     "through its stages twice.",
     "changes": "How far each layer's residual and attention move from one step to the next; towards 0 (cosine: 1) the layer "
-    "repeats itself. The bound is how far its queries and keys let attention move.",
+    "repeats itself. The bound, of the kind of Proposition 4.2, is how far its queries and keys let attention move.",
     "fixed-points": "How far each layer is from where it stands after the last step; a line that reaches 0 (cosine: 1) early has "
     "come to rest.",
     "same-and-farthest": "The first layer against its own end and against the end of the layer farthest from it: lines apart are a "
