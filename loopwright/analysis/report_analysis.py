@@ -201,7 +201,24 @@ def _limits(metrics: Metrics) -> tuple[Grid, ...]:
         ["tokens", *map(percent, limits["tokens"])],
         ["prompts with any", *map(percent, limits["examples"])],
     ]
-    return (Grid(["settles into", *limits["labels"]], rows, "At the last layer of the core, by similarity to the last step."),)
+    said = "At the last layer of the core, by similarity to the last step."
+    return (Grid(["settles into", *limits["labels"]], rows, " ".join([said, *_orbits_and_layers(limits)])),)
+
+
+def _orbits_and_layers(limits: Metrics) -> list[str]:
+    """Returns what is said of orbits and of the other layers; nothing where a summary is older than the numbers."""
+    said = []
+    if "orbits" in limits:
+        found = limits["orbits"]
+        orbit = f"{count(found['tokens'], 'token')} orbit{'s' if found['tokens'] == 1 else ''}"
+        size = f"amplitude {found['median_amplitude']:.2f} (median; largest {found['largest_amplitude']:.2f})"
+        said.append(f"There {orbit}, with {size} and {found['median_frequency']:.2f} turns a step (median).")
+    rests = [rates[0] for rates in limits.get("by_layer", {"tokens": ()})["tokens"]]
+    if len(rests) > 1:
+        least, most = (f"{percent(end(rests))} (layer {rests.index(end(rests))})" for end in (min, max))
+        alike = f"At every layer {percent(rests[0])} of tokens rest."
+        said.append(alike if least == most else f"By layer, from {least} to {most} of tokens rest.")
+    return said
 
 
 def _spectrum(metrics: Metrics) -> tuple[Grid, ...]:

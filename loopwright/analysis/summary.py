@@ -102,7 +102,9 @@ class Settling:
 
     def __init__(self) -> None:
         self.counts: LimitCounts | None = None
+        self.by_layer: list[LimitCounts] = []
         self.rests: Tensor | None = None
+        self.orbits: list[Tensor] = []  # of each example the amplitudes and frequencies of its orbits at the last layer, [2, n]
         self.largest, self.orbit = 0.0, dict[str, Any]()
         self.seen = 0
 
@@ -115,6 +117,9 @@ class Settling:
         limits = classify_limit(series)
         counts = limit_counts(limits.label[:, None])
         self.counts = counts if self.counts is None else self.counts + counts
+        each = [limit_counts(label[None, None]) for label in limits.label]
+        self.by_layer = [a + b for a, b in zip(self.by_layer, each, strict=True)] if self.by_layer else each
+        self.orbits.append(torch.stack([limits.amplitude[-1], limits.frequency[-1]])[:, limits.label[-1] == ORBIT])
         codes = convergence(one.core("fixed_cosine")[0][:-1].T, one.core("far_cosine")[0][:-1].T)
         shares = (codes[:, None] == torch.arange(len(CONVERGENCE))).long()
         self.rests = shares if self.rests is None else self.rests + shares
@@ -134,7 +139,19 @@ class Settling:
             "examples": as_list(self.counts.example_rates()),
             "moving_examples": self.counts.moving_examples / self.counts.all_examples,
             "together": as_list(self.counts.co_occurrence()),
+            "by_layer": {
+                "tokens": [as_list(counts.token_rates()) for counts in self.by_layer],
+                "examples": [as_list(counts.example_rates()) for counts in self.by_layer],
+            },
         }
+        amplitudes, frequencies = torch.cat(self.orbits, dim=1)
+        if len(amplitudes):
+            limits["orbits"] = {
+                "tokens": len(amplitudes),
+                "median_amplitude": as_list(amplitudes.quantile(0.5)),
+                "largest_amplitude": as_list(amplitudes.max()),
+                "median_frequency": as_list(frequencies.quantile(0.5)),
+            }
         if self.orbit:
             limits["orbit"] = self.orbit
         shares = self.rests.double() / self.rests.sum(1, keepdim=True)
