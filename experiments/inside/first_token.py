@@ -76,7 +76,8 @@ def measured(source: str, *, data: str, examples: int, depth: int | None, batch:
                 labels.append(kept)
                 orbits.append(turns[1:][kept[1:] == LIMITS.index("orbit")])
         firsts = [tokenizer.decode(row[:1]) for row in rows]
-        about = {"name": f"{Path(source).name}/{name}", "model": Path(source).name, "way": name, "depth": trace_depth(model.config, depth)}
+        steps = trace_depth(model.config, depth)
+        about = {"name": f"{Path(source).name}/{name}", "model": Path(source).name, "way": name, "depth": steps}
         yield about | counted(labels, orbits, [len(first) == 1 and first.isupper() for first in firsts])
 
 

@@ -58,7 +58,8 @@ def measured(
         counts = limits_behind(model, opening, questions, depth=depth, batch=batch)
         yield {
             "name": f"{Path(source).name}/{name}", "model": Path(source).name, "system_prompt": name, "opening": len(opening),
-            "depth": trace_depth(model.config, depth), "dtype": dtype, **plain_counts(counts), "seconds": time.perf_counter() - began,
+            "depth": trace_depth(model.config, depth), "dtype": dtype, **plain_counts(counts),
+            "seconds": time.perf_counter() - began,
         }  # fmt: skip
 
 

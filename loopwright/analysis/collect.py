@@ -12,10 +12,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from loopwright.analysis.maps import View, sum_maps
+from loopwright.analysis.maps import View, farthest_pairs, sum_maps
 from loopwright.analysis.places import Places
 from loopwright.metrics.attention import attention_reading
-from loopwright.metrics.fixedpoint import Farthest, farthest_layers, fixed_point_gap
+from loopwright.metrics.fixedpoint import Farthest, farthest_layers, fixed_point_gap, pick_rows
 from loopwright.metrics.residual import residual_cosine, residual_distance, residual_entropy, residual_norm, token_cosines
 from loopwright.model.tap import POINTS, Tap
 
@@ -139,10 +139,15 @@ class EntropyStatistics(Collector):
 
 class FixedPointStatistics(Collector):
     """Distances of each core layer, at each step, from where the layer stood at the last step of an earlier pass; and from
-    where the layer that ended farthest from it stood (equal to the first in the degenerate case, where all layers end alike)."""
+    where the layer that ended farthest from it stood (equal to the first in the degenerate case, where all layers end alike).
+
+    Each measure has a farthest layer of its own. `pairs` are the last queries and keys of every core layer, or none.
+    """
 
     def __init__(self, sheet: Sheet, residuals: Mapping[int, Tensor], pairs: Mapping[int, tuple[Tensor, Tensor]]) -> None:
-        self.sheet, self.pairs = sheet, pairs
+        self.sheet = sheet
+        self.pairs = [pairs[layer] for layer in sorted(pairs)]
+        self.farthest_maps = farthest_pairs(self.pairs, sheet.view).cpu() if pairs else torch.empty(0)
         self.fixed = [residuals[layer] for layer in range(sheet.places.core)]
         self.state = residuals[sheet.places.core]
         farthest = farthest_layers(self.fixed, sheet.view.padding)
@@ -155,11 +160,15 @@ class FixedPointStatistics(Collector):
             return
         if name == "query":
             self._query = value
-        elif name == "key" and layer in self.pairs:
+        elif name == "key" and self.pairs:
             assert self._query is not None
-            _, change = sum_maps(self._query, value, self.sheet.view, self.pairs[layer])
-            assert change is not None
-            self.sheet.put("fixed_attention", at, change.distance.mean(1))
+            own = self._apart(self._query, value, self.pairs[layer])
+            self.sheet.put("fixed_attention", at, own)
+            far = torch.full_like(own, torch.nan)  # a core of one layer has no other
+            if len(self.pairs) > 1:
+                ends = (pick_rows(each, self.farthest_maps[layer]) for each in zip(*self.pairs, strict=True))
+                far = self._apart(self._query, value, tuple(ends))
+            self.sheet.put("far_attention", at, far)
         elif name == "residual":
             gap = fixed_point_gap(value, self.fixed, layer=layer, farthest=self.farthest, valid=padding)
             self.sheet.put("fixed_norm", at, gap.distance)
@@ -170,6 +179,11 @@ class FixedPointStatistics(Collector):
         elif name == "state":
             self.sheet.put_step("state_fixed_norm", step, residual_distance(self.state, value, valid=padding))
             self.sheet.put_step("state_token_cosine", step, token_cosines(value, self.state).half())
+
+    def _apart(self, query: Tensor, key: Tensor, end: tuple[Tensor, ...]) -> Tensor:
+        _, change = sum_maps(query, key, self.sheet.view, (end[0], end[1]))
+        assert change is not None
+        return change.distance.mean(1)
 
 
 class Capture(Collector):

@@ -21,7 +21,8 @@ def trace_bytes(config: LoopedConfig, *, batch: int, length: int, depth: int, dt
     """Returns an estimate of the most bytes alive at once in a trace with everything gathered, by part.
 
     weights; the pass itself; what is held of one step to compare the next with: residual, queries and keys of each core layer,
-    and what its lens said; the maps of one layer; the numbers, which alone grow with depth.
+    and what its lens said, and those of the farthest layer, picked row by row; the maps of one layer; the numbers, which alone
+    grow with depth.
     """
     places = Places.of(config, depth)
     tokens, heads, vocabulary = batch * length, config.num_attention_heads, config.vocab_size
@@ -31,7 +32,7 @@ def trace_bytes(config: LoopedConfig, *, batch: int, length: int, depth: int, dt
     return {
         "weights": weight_bytes(config, dtype),
         "pass": inference_bytes(config, batch=batch, context=length, dtype=dtype)["blocks"],
-        "held": tokens * held * (config.core_layers + 1) * dtype.itemsize + batch * vocabulary * (config.core_layers + 3) * 4,
+        "held": tokens * held * (config.core_layers + 2) * dtype.itemsize + batch * vocabulary * (config.core_layers + 3) * 4,
         "maps": maps,
         "numbers": numbers,
     }

@@ -29,7 +29,7 @@ LABELS = {
     "largest": "largest activation", "step_norm": "change since step before", "step_cosine": "cosine to step before",
     "step_attention": "attention change", "step_bound": "bound on it", "fixed_norm": "distance to fixed point",
     "fixed_cosine": "cosine to fixed point", "fixed_attention": "attention distance",
-    "far_norm": "distance to farthest", "far_cosine": "cosine to farthest",
+    "far_norm": "distance to farthest", "far_cosine": "cosine to farthest", "far_attention": "attention distance to farthest",
     "lens_entropy": "logit lens entropy (nats)", "lens_change": "logit lens change (KL)",
 }  # fmt: skip
 Metrics = Mapping[str, Any]
@@ -211,6 +211,9 @@ FIGURES: dict[str, Callable[..., str]] = {
     "stages-by-step": by_step,
     "stages-by-layer": by_layer,
     "changes": partial(fading, names=("step_norm", "step_cosine", "step_attention", "step_bound")),
-    "fixed-points": partial(fading, names=("fixed_norm", "fixed_cosine", "fixed_attention", "far_cosine")),
+    # two columns: a layer's own end on the left, the farthest layer's on the right
+    "fixed-points": partial(
+        fading, names=("fixed_norm", "far_norm", "fixed_cosine", "far_cosine", "fixed_attention", "far_attention")
+    ),
     "norms": partial(by_step, names=("norm", "largest")),
 }

@@ -6,11 +6,11 @@ A map has T×T entries per head; what is held at once is bounded by CHUNK, whate
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
-from itertools import repeat
+from itertools import combinations, repeat
 from shutil import which
 
 import torch
@@ -105,7 +105,7 @@ def _scores(q: Tensor, k: Tensor, view: View, chunk: int) -> Iterator[tuple[slic
 @dataclass(frozen=True)
 class MapChange:
     """How far maps are from those of an earlier pair of queries and keys, ‖A − A'‖_F over the rows of valid tokens, and how far
-    queries and keys allow (`query_key_bound`), which is worked out when it is asked for; both [B, H]."""
+    queries and keys allow (`query_key_bound`, not Proposition 4.2's own), which is worked out when it is asked for; both [B, H]."""
 
     distance: Tensor
     allowed: Callable[[], Tensor]
@@ -169,3 +169,13 @@ def sum_rows(
         return sums, None
     allowed = partial(query_key_bound, *(x.transpose(1, 2) for x in (q, k, *before)), valid=view.padding)
     return sums, MapChange(squares.sqrt(), allowed)
+
+
+def farthest_pairs(pairs: Sequence[tuple[Tensor, Tensor]], view: View) -> Tensor:
+    """Returns `metrics.farthest_maps` [L, B] of the maps of layers' queries and keys: each two are compared once, none is kept."""
+    apart = torch.zeros(len(pairs), len(pairs), view.valid.shape[0], device=view.valid.device)
+    for a, b in combinations(range(len(pairs)), 2):
+        _, change = sum_maps(*pairs[a], view, pairs[b])
+        assert change is not None
+        apart[a, b] = apart[b, a] = change.distance.mean(1)
+    return apart.argmax(1)

@@ -33,7 +33,7 @@ READ = {
     "halves": "The first half of the core (solid) and the second (dashed) laid over one another: where they agree, the block runs "
     "through its stages twice.",
     "changes": "How far each layer's residual and attention move from one step to the next; towards 0 (cosine: 1) the layer "
-    "repeats itself. The bound is how far its queries and keys let attention move.",
+    "repeats itself. The bound, of the kind of Proposition 4.2, is how far its queries and keys let attention move.",
     "fixed-points": "How far each layer is from where it stands after the last step; a line that reaches 0 (cosine: 1) early has "
     "come to rest.",
     "same-and-farthest": "The first layer against its own end and against the end of the layer farthest from it: lines apart are a "
@@ -46,7 +46,7 @@ READ = {
     "that goes round or back and forth an orbit.",
     "limits-together": "Of the tokens on which some layer does what the row says, the share on which some layer does what the "
     "column says.",
-    "orbit": "The clearest orbit as the classifier saw it: cosine to the final step and its trend, the rest windowed, its spectrum.",
+    "orbit": "The clearest orbit as the classifier saw it: cosine to the final step, its trend, the rest windowed, its spectrum.",
     "orbit-realised": "The stages of the prompt with that orbit over all layers in the order they run: an orbit that reaches "
     "attention shows as a wave in the solid lines.",
     "orbit-by-step": "The same prompt at the later half of the steps: lines on one another are stages that the orbit leaves alone.",
@@ -64,7 +64,7 @@ READ = {
 # what is said besides where a picture shows it: a word of its legend or labels, and the sentence
 MORE: dict[str, tuple[tuple[str, ...], str]] = {
     "stages-by-step": ((">dense model<",), "The dashed red line is the dense model."),
-    "fixed-points": ((">cosine to farthest<",), "Last, the cosine to where the layer farthest from it ends."),
+    "fixed-points": ((">cosine to farthest<",), "On the right the same to where the layer farthest from it ends."),
     "floorplan": ((">prelude<", ">coda<"), "Layers that run once are framed, prelude blue and coda red."),
     "floorplan-heads": ((">prelude<", ">coda<"), "Prelude is framed blue, coda red."),
 }
@@ -211,7 +211,24 @@ def _limits(metrics: Metrics) -> tuple[Grid, ...]:
         ["tokens", *map(percent, limits["tokens"])],
         ["prompts with any", *map(percent, limits["examples"])],
     ]
-    return (Grid(["settles into", *limits["labels"]], rows, "At the last layer of the core, by similarity to the final step."),)
+    said = "At the last layer of the core, by similarity to the final step."
+    return (Grid(["settles into", *limits["labels"]], rows, " ".join([said, *_orbits_and_layers(limits)])),)
+
+
+def _orbits_and_layers(limits: Metrics) -> list[str]:
+    """Returns what is said of orbits and of the other layers; nothing where a summary is older than the numbers."""
+    said = []
+    if "orbits" in limits:
+        found = limits["orbits"]
+        orbit = f"{count(found['tokens'], 'token')} orbit{'s' if found['tokens'] == 1 else ''}"
+        size = f"amplitude {found['median_amplitude']:.2f} (median; largest {found['largest_amplitude']:.2f})"
+        said.append(f"There {orbit}, with {size} and {found['median_frequency']:.2f} turns a step (median).")
+    rests = [rates[0] for rates in limits.get("by_layer", {"tokens": ()})["tokens"]]
+    if len(rests) > 1:
+        least, most = (f"{percent(end(rests))} (layer {rests.index(end(rests))})" for end in (min, max))
+        alike = f"At every layer {percent(rests[0])} of tokens rest."
+        said.append(alike if least == most else f"By layer, from {least} to {most} of tokens rest.")
+    return said
 
 
 def _spectrum(metrics: Metrics) -> tuple[Grid, ...]:

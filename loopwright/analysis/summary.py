@@ -21,7 +21,7 @@ DIGITS = 6
 # kept by place (step and layer), a mean over heads where there are any
 BY_PLACE = (
     "colsum", "mixing", "norm", "largest", "entropy", "step_norm", "step_cosine", "step_attention", "step_bound", "fixed_norm",
-    "fixed_cosine", "far_norm", "far_cosine", "fixed_attention", "lens_entropy", "lens_change",
+    "fixed_cosine", "far_norm", "far_cosine", "fixed_attention", "far_attention", "lens_entropy", "lens_change",
 )  # fmt: skip
 STAGES = ("colsum", "mixing", "sink_rate", "entropy")  # what the stages of inference are read from
 BY_STEP = (
@@ -59,12 +59,12 @@ def summarise(traces: Iterable[Trace], *, answer_depth: int | None = None) -> di
     settle = Settling()
     answers = Answers(answer_depth)
     places: Places | None = None
-    tokens = 0
+    examples = tokens = 0
     for one in traces:
         if places is not None and one.places != places:
             raise ValueError(f"summary: traces of {asdict(one.places)} and {asdict(places)}; allowed: one layout")
         places = one.places
-        tokens += one.valid.shape[1]
+        examples, tokens = examples + 1, tokens + one.valid.shape[1]
         numbers = _place_numbers(one)
         for name, each in numbers.items():
             by_place.setdefault(name, Moments()).add(each)
@@ -76,9 +76,10 @@ def summarise(traces: Iterable[Trace], *, answer_depth: int | None = None) -> di
         raise ValueError("summary: no trace; allowed: one or more")
     return {
         "places": asdict(places),
-        "examples": next(iter(by_place.values())).count,
+        "examples": examples,
         "tokens": tokens,
-        "by_place": {name: moments.plain() for name, moments in by_place.items()},
+        # traces from before a number was gathered lie without it: no mean is given that is not over all
+        "by_place": {name: moments.plain() for name, moments in by_place.items() if moments.count == examples},
         "by_step": {name: moments.plain() for name, moments in by_step.items()},
         **settle.plain(),
         **answers.plain(),
@@ -101,7 +102,9 @@ class Settling:
 
     def __init__(self) -> None:
         self.counts: LimitCounts | None = None
+        self.by_layer: list[LimitCounts] = []
         self.rests: Tensor | None = None
+        self.orbits: list[Tensor] = []  # of each example the amplitudes and frequencies of its orbits at the last layer, [2, n]
         self.largest, self.orbit = 0.0, dict[str, Any]()
         self.seen = 0
 
@@ -114,6 +117,9 @@ class Settling:
         limits = classify_limit(series)
         counts = limit_counts(limits.label[:, None])
         self.counts = counts if self.counts is None else self.counts + counts
+        each = [limit_counts(label[None, None]) for label in limits.label]
+        self.by_layer = [a + b for a, b in zip(self.by_layer, each, strict=True)] if self.by_layer else each
+        self.orbits.append(torch.stack([limits.amplitude[-1], limits.frequency[-1]])[:, limits.label[-1] == ORBIT])
         codes = convergence(one.core("fixed_cosine")[0][:-1].T, one.core("far_cosine")[0][:-1].T)
         shares = (codes[:, None] == torch.arange(len(CONVERGENCE))).long()
         self.rests = shares if self.rests is None else self.rests + shares
@@ -133,7 +139,19 @@ class Settling:
             "examples": as_list(self.counts.example_rates()),
             "moving_examples": self.counts.moving_examples / self.counts.all_examples,
             "together": as_list(self.counts.co_occurrence()),
+            "by_layer": {
+                "tokens": [as_list(counts.token_rates()) for counts in self.by_layer],
+                "examples": [as_list(counts.example_rates()) for counts in self.by_layer],
+            },
         }
+        amplitudes, frequencies = torch.cat(self.orbits, dim=1)
+        if len(amplitudes):
+            limits["orbits"] = {
+                "tokens": len(amplitudes),
+                "median_amplitude": as_list(amplitudes.quantile(0.5)),
+                "largest_amplitude": as_list(amplitudes.max()),
+                "median_frequency": as_list(frequencies.quantile(0.5)),
+            }
         if self.orbit:
             limits["orbit"] = self.orbit
         shares = self.rests.double() / self.rests.sum(1, keepdim=True)

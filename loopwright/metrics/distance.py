@@ -3,7 +3,8 @@ Models"): states that hardly move have maps that hardly move.
 
 Maps are […, H, T, T]; `valid` […, T] says which tokens are real (None: all). The proposition speaks of X W_Q W_Kᵀ Xᵀ / √d; rotary
 positions, biases and norms of queries and keys are outside of it. `rotary_weight_norm` gives a κ under which it holds with rotary
-positions, and `query_key_bound` needs nothing but the queries and keys themselves.
+positions. `query_key_bound` is not the proposition's own but one of its kind, from the queries and keys themselves: it holds for
+every model, and is at most that of `rotary_weight_norm` where the proposition with it holds.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Estimates: they grow with what grows, and the batch that is said to fit does."""
 
+from dataclasses import replace
+
 import torch
 
 import loopwright as lw
@@ -21,6 +23,15 @@ def test_an_estimate_grows_with_batch_length_and_depth():
 def test_depth_costs_numbers_alone():
     few, many = (trace_bytes(OURO, batch=8, length=128, depth=depth, dtype=BF16) for depth in (1, 128))
     assert {name for name in few if few[name] != many[name]} == {"numbers"}
+
+
+def test_what_is_held_is_every_layers_tensors_the_state_and_those_of_one_layer_picked_row_by_row():
+    one, two = (
+        trace_bytes(replace(OURO, core_layers=layers), batch=8, length=128, depth=4, dtype=BF16)["held"] for layers in (1, 2)
+    )
+    layer = two - one - 8 * OURO.vocab_size * 4  # what the lens says of a layer
+    assert layer == 8 * 128 * (OURO.hidden_size + 2 * OURO.num_attention_heads * OURO.head_dim) * 2
+    assert one - 8 * OURO.vocab_size * 4 * 4 == 3 * layer
 
 
 def test_maps_stop_growing():

@@ -44,6 +44,14 @@ def test_numbers_that_are_not_there_are_said():
         stages.by_step(looped(), ("nothing",))
 
 
+def test_fixed_points_have_the_farthest_layers_beside_them_and_older_summaries_are_drawn_without():
+    metrics = copy.deepcopy(looped())
+    draw, panel = stages.FIGURES["fixed-points"], f">{stages.LABELS['far_attention']}<"
+    assert panel in draw(metrics)
+    del metrics["by_place"]["far_attention"]
+    assert panel not in draw(metrics) and f">{stages.LABELS['far_cosine']}<" in draw(metrics)
+
+
 def test_the_prompt_of_the_largest_orbit_is_drawn_from_its_own_numbers():
     metrics = copy.deepcopy(looped())
     flat = {name: {"mean": list(metrics["by_place"][name]["mean"])} for name in STAGES}

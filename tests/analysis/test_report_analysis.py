@@ -52,6 +52,27 @@ def test_captions_say_nothing_of_what_is_not_drawn():
     assert "cosine to farthest" not in drawn_of("bare")["fixed-points"]
 
 
+def limits_line(**changes) -> str:
+    metrics = json.loads(json.dumps(looped()))
+    metrics["limits"] |= changes
+    kept = {**metrics, "limits": {name: each for name, each in metrics["limits"].items() if each is not None}}
+    tables = [table for section in sections(kept, None, {}) for table in section.tables]
+    return next(table.caption for table in tables if table.head[0] == "settles into")
+
+
+def test_orbits_and_layers_are_spoken_of_where_there_are_numbers():
+    orbits = {"tokens": 7, "median_amplitude": 0.123, "largest_amplitude": 0.4, "median_frequency": 0.5}
+    rates = {"tokens": [[0.5, 0.5, 0.0, 0.0], [0.25, 0.75, 0.0, 0.0]], "examples": []}
+    said = limits_line(orbits=orbits, by_layer=rates)
+    assert "7 tokens orbit, with amplitude 0.12 (median; largest 0.40) and 0.50 turns a step (median)" in said
+    assert "from 25 % (layer 1) to 50 % (layer 0) of tokens rest" in said
+    assert "tokens orbit" not in limits_line(orbits=None, by_layer=rates)
+    assert "At every layer 100 % of tokens rest." in limits_line(by_layer={"tokens": [[1.0, 0.0, 0.0, 0.0]] * 2, "examples": []})
+    assert "layer 0" not in limits_line(orbits=None, by_layer={"tokens": rates["tokens"][:1], "examples": []})
+    assert limits_line(orbits=None, by_layer=None) == "At the last layer of the core, by similarity to the last step."
+    assert "1 token orbits, with amplitude" in limits_line(orbits=orbits | {"tokens": 1})
+
+
 def test_a_dense_models_page(tmp_path):
     text = write_analysis(dense(), tmp_path).read_text()
     assert "Its stages" in text and "Does it converge" not in text and 'class="outcome' not in text

@@ -1,6 +1,7 @@
 """Summaries: means and spreads are those of the traces, labels those of the classifier, and everything is plain data."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,6 +40,16 @@ def test_a_summary_is_the_mean_over_examples(tmp_path):
     counts = sum((limit_counts(label[:, None]) for label in labels[1:]), start=limit_counts(labels[0][:, None]))
     assert found["limits"]["tokens"] == as_list(counts.token_rates())
     assert found["tokens"] == 14 and found["examples"] == 3
+
+
+def test_a_number_that_an_older_trace_lacks_has_no_mean():
+    model = noisy("huginn-tiny")
+    new, old = (trace(model, torch.tensor([row]), 6) for row in ROWS[:2])
+    old = replace(old, values={name: x for name, x in old.values.items() if name != "far_attention"})
+    assert "far_attention" in summarise([new])["by_place"]
+    for traces in ([new, old], [old, new]):
+        found = summarise(traces)
+        assert "far_attention" not in found["by_place"] and "far_cosine" in found["by_place"] and found["examples"] == 2
 
 
 def test_a_summary_is_plain_and_finite():
@@ -87,6 +98,44 @@ def test_the_orbit_kept_is_the_largest_with_the_stages_of_its_prompt():
     assert (orbit["example"], orbit["token"], orbit["layer"]) == (2, 3, 1)
     assert set(orbit["by_place"]) == {"colsum"} and set(orbit["by_place"]["colsum"]["mean"]) == {1.0}
     assert abs(max(orbit["series"]) - 0.9) < 1e-2 and len(orbit["series"]) == 40
+
+
+def test_orbits_have_their_amplitude_and_frequency_and_every_layer_its_rates():
+    steps = torch.arange(40)
+    settle, last = Settling(), []
+    for size, period in ((0.1, 8), (0.3, 4), (0.2, 8)):
+        one = trace(noisy("huginn-tiny"), torch.tensor([[1, 2, 3, 4]]), 41)
+        one.values["token_cosine"].fill_(1.0)
+        wave = torch.cos(steps * 2 * torch.pi / period)
+        if period == 8:  # larger ones at the first layer, of two tokens in two examples
+            one.core("token_cosine")[0, :40, 0, :2] = (0.5 + 0.5 * wave[:, None]).half()
+        one.core("token_cosine")[0, :40, 1, 2] = (0.6 + size * wave).half()
+        last.append(classify_limit(one.core("token_cosine")[0, :40, 1, 2].double()))
+        settle.add(one, {})
+    found = settle.plain()["limits"]
+    amplitudes, frequencies = (sorted(getattr(each, name).item() for each in last) for name in ("amplitude", "frequency"))
+    wanted = {
+        "tokens": 3, "median_amplitude": amplitudes[1], "largest_amplitude": amplitudes[2], "median_frequency": frequencies[1],
+    }  # fmt: skip
+    assert found["orbits"] == pytest.approx(wanted, rel=1e-5)
+    assert amplitudes == pytest.approx([0.1, 0.2, 0.3], rel=0.05) and frequencies == [1 / 8, 1 / 8, 1 / 4]
+    first, second = found["by_layer"]["tokens"]
+    assert first == pytest.approx([2 / 3, 1 / 3, 0, 0], abs=1e-5) and second == found["tokens"] == [0.75, 0.25, 0.0, 0.0]
+    first, second = found["by_layer"]["examples"]
+    assert first == pytest.approx([1, 2 / 3, 0, 0], abs=1e-5) and second == found["examples"] == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_the_rates_of_every_layer_are_those_of_its_labels_and_end_with_the_last_layers(tmp_path):
+    model = noisy("huginn-tiny", std=0.3, core_layers=3)
+    traces = trace_prompts(model, ROWS, tmp_path, depth=8, batch=2)
+    found = summarise(traces)["limits"]
+    labels = [classify_limit(one.core("token_cosine")[0].double()[:-1].permute(1, 2, 0)).label for one in traces]
+    for layer, (tokens, examples) in enumerate(zip(found["by_layer"]["tokens"], found["by_layer"]["examples"], strict=True)):
+        each = [label[layer] for label in labels]
+        assert tokens == pytest.approx([(torch.cat(each) == kind).double().mean().item() for kind in range(4)], abs=1e-5)
+        assert examples == pytest.approx([sum(bool((one == kind).any()) for one in each) / 3 for kind in range(4)], abs=1e-5)
+    assert found["by_layer"]["tokens"][-1] == found["tokens"] and found["by_layer"]["examples"][-1] == found["examples"]
+    assert len(found["by_layer"]["tokens"]) == 3 and ("orbits" in found) == (found["tokens"][1] > 0)
 
 
 def test_what_is_not_finite_becomes_none():

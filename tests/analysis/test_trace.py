@@ -17,6 +17,8 @@ from loopwright.analysis.maps import View
 from loopwright.analysis.places import Places
 from loopwright.analysis.trace import DEPTH, Trace, trace
 from loopwright.metrics.attention import col_sum_concentration, mixing_score, sink_score
+from loopwright.metrics.distance import attention_distance
+from loopwright.metrics.fixedpoint import farthest_maps
 from loopwright.model.presets import PRESETS
 from loopwright.model.span import place_tokens
 from tests.analysis.dense import dense_maps
@@ -54,6 +56,34 @@ def test_streaming_is_dense_for_every_attention_metric(kind: str):
                 assert gap(found.values[name][:, at], apart.mean(1)) < 1e-5
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_farthest_map_is_found_and_compared_as_from_whole_maps(kind: str):
+    name, changes, mask = KINDS[kind]
+    model = noisy(name, std=0.5, core_layers=4, **changes)
+    found = trace(model, IDS, 3, attention_mask=mask)
+    maps, _ = dense_maps(model, IDS, 3, mask)
+    valid = torch.ones_like(IDS).bool() if mask is None else mask.bool()
+    ends = torch.stack([maps["core", 2, layer] for layer in range(4)])
+    chosen = farthest_maps(ends, valid)
+    assert len(chosen.unique()) > 1 and not torch.equal(chosen, chosen[:, :1].expand(-1, 3))  # rows have farthest ones of their own
+    for (stack, t, layer), whole in maps.items():
+        at = found.values["far_attention"][:, found.places.index(stack, t, layer)]
+        if stack == "core":
+            far = attention_distance(whole, ends[chosen[layer], torch.arange(3)], valid=valid).mean(1)
+            assert gap(at, far) < 1e-5
+        else:
+            assert at.isnan().all()
+    last = found.core("far_attention")[:, -1]
+    each = torch.stack([attention_distance(end, ends, valid=valid).mean(-1).amax(0) for end in ends], dim=1)
+    assert gap(last, each) < 1e-5  # no other layer's last map is farther
+
+
+def test_one_layer_has_no_farthest_map_and_no_maps_no_distance():
+    lonely = trace(noisy("ouro-1.4b-tiny", core_layers=1), IDS, 3)
+    assert lonely.values["far_attention"].isnan().all() and lonely.values["fixed_attention"].isfinite().all()
+    assert not {"fixed_attention", "far_attention"} & set(trace(noisy("huginn-tiny"), IDS, 3, collect=("residual", "fixed")).values)
+
+
 @torch.no_grad()
 def test_residual_numbers_are_those_of_whole_residuals():
     model = noisy("huginn-tiny")
@@ -85,7 +115,7 @@ def test_residual_numbers_are_those_of_whole_residuals():
 
 @pytest.mark.parametrize("name", ["huginn-tiny", "ouro-1.4b-tiny", "retrofit-llama-1b-tiny"])
 def test_padded_is_alone(name: str):
-    model = noisy(name, std=0.3)
+    model = noisy(name, std=0.3, core_layers=3)  # so that each row has farthest layers of its own
     together = list(trace(model, IDS, 4, attention_mask=MASK, capture={"residual": [0, -1], "state": [-1]}).examples())
     for row, example in enumerate(together):
         ids = IDS[row : row + 1, MASK[row].bool()]

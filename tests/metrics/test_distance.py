@@ -1,4 +1,4 @@
-"""Distances between maps: blocks = whole, padded = alone, every pair = each pair; and the bound of Proposition 4.2 holds."""
+"""Distances between maps: blocks = whole, padded = alone, every pair = each pair; Proposition 4.2's bound and the nearer hold."""
 
 from __future__ import annotations
 
