@@ -69,7 +69,7 @@ def test_orbits_and_layers_are_spoken_of_where_there_are_numbers():
     assert "tokens orbit" not in limits_line(orbits=None, by_layer=rates)
     assert "At every layer 100 % of tokens rest." in limits_line(by_layer={"tokens": [[1.0, 0.0, 0.0, 0.0]] * 2, "examples": []})
     assert "layer 0" not in limits_line(orbits=None, by_layer={"tokens": rates["tokens"][:1], "examples": []})
-    assert limits_line(orbits=None, by_layer=None) == "At the last layer of the core, by similarity to the last step."
+    assert limits_line(orbits=None, by_layer=None) == "At the last layer of the core, by similarity to the final step."
     assert "1 token orbits, with amplitude" in limits_line(orbits=orbits | {"tokens": 1})
 
 
