@@ -30,6 +30,7 @@ __all__ = [
     "load",
     "load_adapters",
     "load_trace",
+    "merge",
     "metrics",
     "preset",
     "retrofit",

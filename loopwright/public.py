@@ -9,6 +9,7 @@ from loopwright.analysis.trace import Trace, trace
 from loopwright.convert.adapters import load_adapters, save_adapters
 from loopwright.convert.export import export
 from loopwright.convert.load import load
+from loopwright.convert.merge import merge
 from loopwright.convert.save import save
 from loopwright.convert.source import tokenizer
 from loopwright.convert.surgery import retrofit

@@ -387,8 +387,9 @@ def plain_config(config: LoopedConfig) -> LoopedConfig:
     """Returns the config of the dense model that runs a looped model's layers once each."""
     layers = config.prelude_layers + config.core_layers + config.coda_layers
     changes: dict[str, Any] = {
-        "prelude_layers": layers, "core_layers": 0, "coda_layers": 0, "depth": 1, "max_steps": None, "end_norm": "never",
-        "layer_post_norm": "none", "adapters": [], "gate": None, "halting": None, "injection": None, "state": None,
+        "prelude_layers": layers, "core_layers": 0, "coda_layers": 0, "depth": 1, "max_steps": None, "beyond_max_steps": "refuse",
+        "end_norm": "never", "layer_post_norm": "none",
+        "adapters": [], "gate": None, "halting": None, "injection": None, "state": None,
     }  # fmt: skip
     if config.end_norm == "every" and config.final_norm["kind"] == "none":
         changes["final_norm"] = config.norm  # Ouro: the norm that ends each step is the one the head was trained on

@@ -1,0 +1,148 @@
+"""Merging: low-rank adapters become part of the weights they act on, and a core that runs once becomes plain layers.
+
+What is made has no adapters and computes the same, so a family can hold it (export.py). It shares no tensor with what was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from loopwright.convert.load import empty_model
+from loopwright.model.adapter import stack_of
+from loopwright.model.adapter.effects import BRANCHES
+from loopwright.model.adapter.lowrank import LowRank
+from loopwright.model.adapter.target import STACKS, map_shapes
+from loopwright.model.config import PARTS, LoopedConfig
+from loopwright.model.looped import LoopedForCausalLM, plain_config
+from loopwright.model.part import StepIndex
+
+# what a core must have to be nothing but layers that run once
+_PLAIN = {"state": "input", "injection": "none", "gate": "none", "halting": "none", "end_norm": "never", "layer_post_norm": "none"}
+# why no weight can hold an adapter
+_UNFOLDABLE = dict.fromkeys(("controller", "basis-controller", "level-signal"), "it reads the input") | dict.fromkeys(
+    ("sinusoidal", "step-embedding"), "it shifts the state"
+)
+_ATTENTION_BIASES = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"}
+_FIRST = StepIndex(0, 0)
+
+
+@torch.no_grad()
+def merge(model: LoopedForCausalLM) -> LoopedForCausalLM:
+    """Returns a model without adapters whose logits are the given one's: low-rank adapters are added to the weights.
+
+    A core that runs once, and has no parts of its own, becomes plain layers; a looped one without adapters stays as it is.
+    """
+    if not isinstance(model, LoopedForCausalLM):
+        raise TypeError(f"merge: the model is a {type(model).__name__}; allowed: what lw.load, lw.retrofit or lw.build returns")
+    adapters, obstacles = _foldable(model), _core_obstacles(model.config)
+    _check_core(model.config, obstacles)
+    made = empty_model(_config(model.config, adapters, plain=not obstacles))
+    held = dict(model.named_parameters())
+    origins = {} if obstacles else _origins(model.config)
+    for name in [name for name, _ in made.named_parameters()]:
+        stack, _, rest = name.partition(".")
+        layer, _, leaf = rest.partition(".")
+        origin = f"{origins[int(layer)]}.{leaf}" if origins and stack == "prelude" else name
+        *path, last = name.split(".")
+        setattr(made.get_submodule(".".join(path)), last, nn.Parameter(_folded(origin, held, adapters)))
+    if made.config.tie_word_embeddings:
+        made.lm_head.weight = made.embed_tokens.weight
+    made.config.dtype = model.dtype
+    made.generation_config = deepcopy(model.generation_config)
+    return made.eval()
+
+
+def _foldable(model: LoopedForCausalLM) -> list[LowRank]:
+    """Returns the adapters, each of which some weight of its own can hold; raises where one is not so."""
+    linears = [name for name in map_shapes(model.config) if name not in BRANCHES]
+    found = []
+    for index, adapter in enumerate(model.adapters):
+        where = f"merge: {_named(model.config, index)} cannot be folded"
+        if not isinstance(adapter, LowRank):
+            reason = _UNFOLDABLE.get(model.config.adapters[index]["kind"], "it is of another kind")
+            raise ValueError(f"{where}: {reason}; allowed: low-rank")
+        beside = [name for name in adapter.shapes if name not in linears]
+        if beside:
+            raise ValueError(
+                f"{where}: it runs beside a whole branch ({', '.join(beside)}), not a linear map; allowed: targets among "
+                f"{', '.join(linears)}"
+            )
+        found.append(adapter)
+    return found
+
+
+def _core_obstacles(config: LoopedConfig) -> list[str]:
+    """Returns why the core is more than layers that run once; nothing where it is not, or where there is none."""
+    if not config.is_looped:
+        return []
+    kinds = {name: getattr(config, name)["kind"] if name in PARTS else getattr(config, name) for name in _PLAIN}
+    parts = [f"{name} {kind!r}" for name, kind in kinds.items() if kind != _PLAIN[name]]
+    once = config.depth == 1 and config.max_steps in (None, 1)
+    steps = [] if once else [f"one weight for several steps (depth {config.depth}, max_steps {config.max_steps})"]
+    return steps + parts
+
+
+def _check_core(config: LoopedConfig, obstacles: Sequence[str]) -> None:
+    """Raises where the core would have to become plain layers and cannot."""
+    stands = [_named(config, index) for index, spec in enumerate(config.adapters) if stack_of(spec) == "core"]
+    if not obstacles or (config.adapters and not stands):
+        return
+    what = f"{stands[0]} cannot be folded" if stands else "there is no adapter to fold, and the core cannot become plain layers"
+    wanted = ", ".join(f"{name} {kind!r}" for name, kind in _PLAIN.items())
+    raise ValueError(
+        f"merge: {what}: the core has {', '.join(obstacles)}; allowed: a core that runs once (depth 1, max_steps 1) with {wanted}"
+    )
+
+
+def _named(config: LoopedConfig, index: int) -> str:
+    spec = config.adapters[index]
+    return f"adapters[{index}] ({spec['kind']} on the {stack_of(spec)})"
+
+
+def _config(config: LoopedConfig, adapters: Sequence[LowRank], *, plain: bool) -> LoopedConfig:
+    """Returns the config of the merged model; where an adapter shifts a map by a bias, every layer's map has one."""
+    shifted = {name for adapter in adapters for name in adapter.biases}
+    attention = {*config.attention_bias, *(_ATTENTION_BIASES[name] for name in shifted if name in _ATTENTION_BIASES)}
+    changes: dict[str, Any] = {
+        "adapters": [],
+        "attention_bias": [letter for letter in _ATTENTION_BIASES.values() if letter in attention],
+        "mlp_bias": config.mlp_bias or not shifted <= set(_ATTENTION_BIASES),
+    }
+    return LoopedConfig(**{**(plain_config(config) if plain else config).to_dict(), **changes})
+
+
+def _origins(config: LoopedConfig) -> list[str]:
+    """Returns where each layer of the plain model stands in the given one."""
+    return [f"{stack}.{layer}" for stack in STACKS for layer in range(getattr(config, f"{stack}_layers"))]
+
+
+def _folded(name: str, held: Mapping[str, Tensor], adapters: Sequence[LowRank]) -> Tensor:
+    """Returns a tensor of its own: the given model's of that name, plus the adapters' updates of it, rounded once."""
+    if name in held:
+        value = held[name].detach()
+    else:  # a bias that only an adapter has
+        value = torch.zeros_like(held[f"{name.removesuffix('bias')}weight"][:, 0])
+    wide = torch.promote_types(value.dtype, torch.float32)
+    updates = list(_updates(name, adapters, wide))
+    return (value.to(wide) + sum(updates)).to(value.dtype) if updates else value.clone()
+
+
+def _updates(name: str, adapters: Sequence[LowRank], wide: torch.dtype) -> Iterator[Tensor]:
+    """Yields what each adapter adds to a weight or a bias at the one step that its stack runs."""
+    stack, *rest = name.split(".")
+    if stack not in STACKS:
+        return
+    layer, target, leaf = int(rest[0]), rest[-2], rest[-1]
+    for adapter in adapters:
+        if adapter.stack != stack or target not in adapter.shapes:
+            continue
+        if leaf == "weight":
+            b, a = adapter.factors.at(target, layer, _FIRST)
+            yield adapter.scale * (b.to(wide) @ a.to(wide))
+        elif target in adapter.biases:
+            yield adapter.biases.at(target, layer, _FIRST).to(wide)
