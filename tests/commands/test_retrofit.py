@@ -144,6 +144,7 @@ def test_stories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["gate-only", "--core", "2,2"], "core is [2, 2]; allowed: layers in ascending order, each once"),
         (["gate-only", "adapters=[low-rank]"], "adapters"),
         (["adapters.rank=0"], "rank 0; allowed: at least 1"),
+        (["adapters.rank=4", "adapters.alpha=0"], "adapter: alpha 0; allowed: a number above 0"),
         (["gate-only", "--core", "2", "core=3"], "--core and core= are both given"),
         (["gate-only", "adapters.rank=4"], "gate-only has no adapter"),
     ],
