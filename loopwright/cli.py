@@ -221,7 +221,7 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="[NAME=]FILE", help="Held-out loss of this text (.jsonl, .txt, each also .gz); may be given again."),
     ] = None,
-    context: Annotated[int | None, typer.Option(help="Of --text: tokens of a passage. Left out: 512.")] = None,
+    context: Annotated[int | None, typer.Option(help="Of --text: tokens of a passage. Left out: 512, or what it has.")] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Of --text. Left out: the run's own, or that of the model's folder.")
     ] = None,
@@ -261,7 +261,7 @@ def evaluate(
             )
         verb.evaluate_text(
             run, text,
-            context=verb.CONTEXT if context is None else context, depths=depths, checkpoint=checkpoint, tokenizer=tokenizer,
+            context=context, depths=depths, checkpoint=checkpoint, tokenizer=tokenizer,
             field=verb.FIELD if field is None else field, rows=rows, batch=batch, teacher_forced=teacher_forced, honest=honest,
             device=device, dtype=dtype, out=out,
         )  # fmt: skip

@@ -27,7 +27,7 @@ from loopwright.train.average import load_average
 from loopwright.train.depth import RULES
 from loopwright.train.recipe import Recipe
 
-CONTEXT = 512  # tokens of a passage, where nothing is said
+CONTEXT = 512  # tokens of a passage, where nothing is said and the model has as many positions
 FIELD = "text"  # of a JSON line, where nothing is said
 ROWS = 500  # of a pass over a task's split, where nothing is said
 
@@ -75,7 +75,7 @@ def evaluate_text(
     source: str,
     texts: Sequence[str],
     *,
-    context: int = CONTEXT,
+    context: int | None = None,
     depths: str | None = None,
     checkpoint: str | None = None,
     tokenizer: str | None = None,
@@ -91,18 +91,19 @@ def evaluate_text(
     """Prints and saves the held-out loss of a run or model on each text (FILE, or NAME=FILE; patterns allowed); returns them."""
     if honest < 0:
         raise ValueError(f"honest: {honest}; allowed: a number of tokens from 0")
-    if context < 2:
+    if context is not None and context < 2:
         raise ValueError(f"context: {context}; allowed: at least 2 tokens")
     check_rows(rows, batch)
     named, asked = name_texts(texts), parse_depths(depths) if depths else None
     for files in named.values():
         Files(files)  # names and endings; what cannot be used is told before a model is loaded
     model, run, own = find_model(source, checkpoint, dtype, device, out)
-    printer = console()
+    length, printer = _fitting_context(model, context), console()
     verdict = need_likelihood(model, marked=teacher_forced or honest > 0)
     printer.print(f"causality: {'passed' if verdict.passed else 'FAILED'}; {verdict.detail}", markup=False)
     words = Tokenizer(tokenizer or (own.data.get("tokenizer") if own is not None else None) or find_folder(source, TOKENIZER_FILES))
-    found = {name: read_passages(name, files, words, context, field=field) for name, files in named.items()}
+    weights = weights_of(source, own, checkpoint or "last")
+    found = {name: read_passages(name, files, words, length, field=field) for name, files in named.items()}
     if rows is not None:  # of all: the first ones would be those of few documents
         found = {name: passages.drawn(rows) for name, passages in found.items()}
     reports = {}
@@ -114,12 +115,20 @@ def evaluate_text(
                 bar.update(task, completed=done, total=total)
 
             reports[name] = held_out(
-                model, passages, depths=asked, causality=verdict, honest=honest, batch_size=batch, progress=show
-            )
+                model, passages,
+                depths=asked, causality=verdict, honest=honest, batch_size=batch, source=str(weights), progress=show,
+            )  # fmt: skip
         reports[name].save(run.eval / f"text-{name}.json")
         printer.print(reports[name].table())
     printer.print(f"numbers: {run.eval}", markup=False)
     return reports
+
+
+def _fitting_context(model: LoopedForCausalLM, context: int | None) -> int:
+    room = model.config.max_position_embeddings
+    if context is not None and context > room:
+        raise ValueError(f"context: {context}; allowed: at most {room}, the positions of the model (max_position_embeddings)")
+    return min(CONTEXT, room) if context is None else context
 
 
 def check_rows(rows: int | None, batch: int | None) -> None:

@@ -31,7 +31,7 @@ from loopwright.convert.save import whole_folder, without_bars
 from loopwright.convert.search import Candidate, loss_of, search
 from loopwright.convert.source import tokenizer
 from loopwright.convert.surgery import Conversion, convert, freeze_base, source_layers, start_gaps
-from loopwright.convert.systems import SYSTEMS, Plan, make_plan, promised
+from loopwright.convert.systems import Plan, make_plan, promised
 from loopwright.data.records import Files, text_field
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import parse_overrides
@@ -92,7 +92,7 @@ def retrofit(
     printer.print(_parameter_table(made, dense))
     if made.reconstructions:
         printer.print(_reconstruction_table(made.reconstructions))
-    printer.print(f"{system}: {escape(_word(system, plan))}", soft_wrap=True)
+    printer.print(escape(said_of(system, plan)), soft_wrap=True)
     for name, found in gaps.items():
         listed = ", ".join(f"{gap:.1e} at depth {depth}" for depth, gap in found.items())
         printer.print(f"largest difference of logits to the {name} model: {listed}")
@@ -100,9 +100,11 @@ def retrofit(
 
 
 def _check_used(plan: Plan, search_text: str | None, text: str | None, by: str | None, tokens: int | None) -> None:
-    """Refuses options that nothing would read."""
+    """Refuses options that nothing would read, or that another one undoes."""
     if by is not None and search_text is None:
         raise ValueError(f"--search-by: {by!r}, and nothing is searched; allowed: with --search TEXT")
+    if search_text is not None and plan.start != "selected":  # what is scored is the layers as they are, and stepwise moves them
+        raise ValueError(f"--search: given, and start is {plan.start!r}; allowed: with start=selected")
     if text is not None and plan.bases != "weighted":
         raise ValueError(f"--text: given, and bases are {plan.bases!r}; allowed: with bases=weighted")
     if tokens is not None and search_text is None and text is None:
@@ -196,7 +198,8 @@ def spelled(layers: Sequence[int]) -> str:
 def layout_table(layout: Layout, layers: int) -> Table:
     """Returns which layers of the source became what."""
     made = table(f"the {layers} layers of the source", "stack", "layers", "runs")
-    for name, runs in (("prelude", "once"), ("core", f"{layout.depth} times"), ("coda", "once")):
+    often = "once" if layout.depth == 1 else f"{layout.depth} times"
+    for name, runs in (("prelude", "once"), ("core", often), ("coda", "once")):
         made.add_row(name, spelled(getattr(layout, name)), runs)
     made.add_row("dropped", spelled(layout.dropped(layers)), "")
     return made
@@ -226,11 +229,14 @@ def _reconstruction_table(found: Sequence[Reconstruction]) -> Table:
     return rows
 
 
-def _word(system: str, plan: Plan) -> str:
+def said_of(system: str, plan: Plan) -> str:
+    """Returns what a system says of itself, for the system as named alone, and of its start, as far as it holds for a plan."""
     found = promised(system, plan)
     if found is None:
-        return "changed in its parts, so that its word on the start does not hold; what was measured:"
+        return f"{system}: changed in its parts, so that its word on the start does not hold; what was measured:"
+    named = plan == make_plan(system, {})
+    start = f"{system}: {found.about};" if named else f"{system}, changed:"
     if found.equals == "none":
-        return f"{SYSTEMS[system].about}; equals no plain model at the start"
+        return f"{start} {'equals no plain model at the start' if named else 'what it equals is said of the system as named alone'}"
     where = "at every depth" if found.at_depth is None else f"at depth {found.at_depth}"
-    return f"{found.about}; {where} it starts as the {found.equals} model"
+    return f"{start} {where} it starts as the {found.equals} model"

@@ -44,6 +44,7 @@ class Lists:
         self.core, self.prelude, self.coda = _whole("core", core), prelude, coda
 
     def __call__(self, layers: int) -> Layout:
+        _ascending("core", self.core)
         # a core beyond the source leaves nothing around it; the check says so
         before = max(0, min(self.core, default=0)) if self.prelude is None else self.prelude
         after = max(0, layers - 1 - max(self.core, default=layers)) if self.coda is None else self.coda
@@ -184,9 +185,8 @@ def _check(layout: Layout, layers: int) -> None:
         outside = [layer for layer in held if not 0 <= layer < layers]
         if outside:
             raise ValueError(f"layout: {name} holds layer {outside[0]}; allowed: 0 to {layers - 1}, the layers of the source")
-        once = held[: _period(held)] if name == "core" else held
-        if any(a >= b for a, b in pairwise(once)):
-            raise ValueError(f"layout: {name} is {list(held)}; allowed: layers in ascending order, each once")
+        if name != "core" or [*held] != [*range(layers)] * (len(held) // layers):
+            _ascending(name, held)
     for a, b in (("prelude", "core"), ("prelude", "coda"), ("core", "coda")):
         shared = sorted(set(stacks[a]) & set(stacks[b]))
         if shared:
@@ -202,9 +202,9 @@ def _check(layout: Layout, layers: int) -> None:
         raise ValueError(f"layout: depth is {layout.depth}; allowed: a whole number of at least 1")
 
 
-def _period(held: Sequence[int]) -> int:
-    """The length of the list of which `held` is whole repetitions: its own length where it repeats nothing."""
-    return next(n for n in range(1, len(held) + 1) if len(held) % n == 0 and [*held] == [*held[:n]] * (len(held) // n))
+def _ascending(name: str, held: Sequence[int]) -> None:
+    if any(a >= b for a, b in pairwise(held)):
+        raise ValueError(f"layout: {name} is {list(held)}; allowed: layers in ascending order, each once")
 
 
 def _whole(name: str, held: Sequence[Any]) -> list[int]:

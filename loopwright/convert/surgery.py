@@ -64,15 +64,8 @@ def convert(source: LoopedForCausalLM, plan: Plan, *, seed: int = 0, input_ids: 
     `input_ids` [B, T] are what weighted bases are weighted on.
     """
     layers = source_layers(source)
-    if plan.bases == "weighted" and input_ids is None:
-        raise ValueError(
-            "retrofit: bases are to be weighted by activations, and there is no text; allowed: with input_ids (--text)"
-        )
-    layout = find_layout(plan.layout, len(layers))
-    if plan.start == "stepwise":
-        layout = replace(layout, core=stepwise(layout))
-    if plan.depth is not None:
-        layout = replace(layout, depth=plan.depth)
+    _check_given(plan, seed, input_ids)
+    layout = _started_layout(plan, len(layers))
     model = empty_model(_config(source.config, layout, plan))
     for index, adapter in enumerate(model.adapters):
         check_ranks(f"adapters[{index}] ({model.config.adapters[index]['kind']})", adapter)
@@ -121,6 +114,30 @@ def start_gaps(model: LoopedForCausalLM, source: LoopedForCausalLM, depths: Sequ
         name: {depth: (other(ids).logits.float() - found).abs().max().item() for depth, found in logits.items()}
         for name, other in others.items()
     }
+
+
+def _check_given(plan: Plan, seed: int, ids: Tensor | None) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+        raise ValueError(f"retrofit: seed is {seed}; allowed: a whole number from 0, below 2 to the 64th")
+    if plan.bases == "weighted" and ids is None:
+        raise ValueError(
+            "retrofit: bases are to be weighted by activations, and there is no text; allowed: with input_ids (--text)"
+        )
+    if plan.bases != "weighted" and ids is not None:
+        raise ValueError(f"retrofit: input_ids: given, and bases are {plan.bases!r}; allowed: with bases=weighted")
+
+
+def _started_layout(plan: Plan, layers: int) -> Layout:
+    """Returns the layout of a plan with the layers that its core starts from and its depth."""
+    layout = find_layout(plan.layout, layers)
+    if plan.start != "selected" and all(group == (layer,) for layer, group in zip(layout.core, layout.groups, strict=True)):
+        raise ValueError(
+            f"retrofit: start is {plan.start!r}, and each layer of the core stands for itself alone; allowed: selected, "
+            "or a layout that drops layers"
+        )
+    if plan.start == "stepwise":
+        layout = find_layout(replace(layout, core=stepwise(layout)), layers)
+    return layout if plan.depth is None else replace(layout, depth=plan.depth)
 
 
 def _config(source: LoopedConfig, layout: Layout, plan: Plan) -> LoopedConfig:

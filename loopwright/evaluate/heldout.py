@@ -57,7 +57,8 @@ class Honest:
 @dataclass(frozen=True)
 class HeldOut:
     """One text at every depth, a column per measure, intervals at 95 %. `losses` are summed per depth and passage, and
-    `document_of`, `targets_of` say what each passage is, so that two models can be compared passage by passage."""
+    `document_of`, `targets_of` say what each passage is, so that two models can be compared passage by passage. `source` is where
+    the weights stood ("" where nobody said), `dtype` what they were in, `seed` that of every draw."""
 
     text: str
     context: int
@@ -79,6 +80,9 @@ class HeldOut:
     targets_of: tuple[int, ...]
     losses: tuple[Column, ...]
     honest: Honest | None = None
+    source: str = ""
+    dtype: str = ""
+    seed: int = 0
 
     @property
     def note(self) -> str:
@@ -174,6 +178,7 @@ def held_out(
     marked: bool = False,
     honest: int = 0,
     batch_size: int | None = None,
+    source: str = "",
     progress: Progress | None = None,
 ) -> HeldOut:
     """Returns the report of a text at every depth, from one pass over its passages; the model's mode comes back as it was.
@@ -183,6 +188,7 @@ def held_out(
         marked: score a model that is not causal too, its report marked.
         honest: how many tokens to score from their prefixes alone as well.
         batch_size: passages of a pass; left out: as many as the logits leave room for.
+        source: where the model's weights stand, for the report to say.
     """
     verdict = need_likelihood(model, marked=marked or honest > 0) if causality is None else causality
     if passages.vocab_size > model.config.vocab_size:
@@ -206,6 +212,7 @@ def held_out(
         passages.fingerprint, verdict.passed is True, verdict.detail, tuple(wanted),
         column(loss), column(low), column(high), column(loss.exp()), column(table.sum(1) / (math.log(2) * total_bytes)),
         documents, tuple(targets.tolist()), tuple(column(row, digits=9) for row in table), found,
+        source, str(model.dtype).removeprefix("torch."),
     )  # fmt: skip
 
 

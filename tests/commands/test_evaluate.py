@@ -100,6 +100,27 @@ def test_fewer_rows_are_drawn_from_the_whole_text(tmp_path: Path) -> None:
     assert report.passages == 12 and report.documents > 4  # the first 12 are all of the first document
 
 
+def test_numbers_say_whose_they_are(texts: Path, tmp_path: Path) -> None:
+    model, text = save_model(tmp_path / "model"), [str(texts / "plain.txt")]
+    evaluate_text(str(model), text, context=8, depths="1", dtype="bf16", out=str(tmp_path / "out"))
+    saved = json.loads((tmp_path / "out" / "eval" / "text-plain.json").read_text())
+    assert (saved["source"], saved["dtype"], saved["seed"]) == (str(model), "bfloat16", 0)
+    older = {name: value for name, value in saved.items() if name not in ("source", "dtype", "seed")}
+    (tmp_path / "older.json").write_text(json.dumps(older))
+    assert HeldOut.load(tmp_path / "older.json").source == "", "a file from before says nothing"
+
+
+def test_a_context_is_one_that_the_model_has(texts: Path, tmp_path: Path) -> None:
+    model, text = str(save_model(tmp_path / "model")), [str(texts / "plain.txt")]
+    room = load(model).config.max_position_embeddings
+    with pytest.raises(ValueError, match=f"context: {room + 1}; allowed: at most {room}, the positions of the model"):
+        evaluate_text(model, text, context=room + 1, out=str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    assert evaluate_text(model, text, context=room, depths="1", out=str(tmp_path / "out"))["plain"].context == room
+    assert room < module.CONTEXT, "left out, it is the model's own where that is less"
+    assert evaluate_text(model, text, depths="1", out=str(tmp_path / "out"))["plain"].context == room
+
+
 def model_depth(folder: Path) -> int:
     return load(folder).config.depth
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.commands.retrofit import read_ids, retrofit, spelled
+from loopwright.commands.retrofit import read_ids, retrofit, said_of, spelled
+from loopwright.convert.systems import make_plan
 from tests.convert.dense import IDS, source
 from tests.generate.tiny import STORIES, WORDS, word_tokenizer
 from tests.test_cli import run
@@ -57,8 +58,33 @@ def test_explicit_lists_another_system_and_a_half_dtype(dense: Path, tmp_path: P
 def test_changed_parts_void_the_word(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("retrofit", str(dense), str(tmp_path / "out"), "gate-only", "gate.kind=learned", "depth=2") == 0
     assert "its word on the start does not hold" in capsys.readouterr().out
-    assert run("retrofit", str(dense), str(tmp_path / "out"), "retrofit", "depth=2") == 0
+    assert run("retrofit", str(dense), str(tmp_path / "out"), "retrofit") == 0
     assert "equals no plain model at the start" in capsys.readouterr().out, "and a model folder is replaced"
+
+
+@pytest.mark.parametrize(
+    ("words", "stale", "said"),
+    [
+        (["refiner", "layout.last=2", "adapters.rank=2"], "its last layer", "at every depth it starts as the full model"),
+        (["upcycle", "layout.times=3"], "twice over", "at depth 1 it starts as the truncated model"),
+        (["healed", "depth=4", "adapters.rank=2"], "not looped", "at depth 1 it starts as the truncated model"),
+        (["repeat", "layout.first=1", "layout.last=3"], "middle third", "what it equals is said of the system as named alone"),
+        (["repeat", "depth=1"], "equals no plain model", "to the full model: 0.0e+00 at depth 1"),
+        (["relaxed", "adapters.rank=4"], "equals no plain model", "what it equals is said of the system as named alone"),
+    ],
+)
+def test_what_describes_a_system_is_not_said_of_a_changed_one(
+    dense: Path, tmp_path: Path, words: list[str], stale: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("retrofit", str(dense), str(tmp_path / "out"), *words) == 0
+    printed = capsys.readouterr().out
+    assert stale not in printed and f"{words[0]}, changed: " in printed and said in printed
+    assert stale in said_of(words[0], make_plan(words[0], {})), "and it is said of the system as named"
+
+
+def test_a_core_that_runs_once_says_so(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("retrofit", str(dense), str(tmp_path / "out"), "healed", "adapters.rank=2") == 0
+    assert "1 times" not in capsys.readouterr().out
 
 
 def test_a_search_takes_the_best_layout(dense: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,8 +134,17 @@ def test_stories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["gate-only", "--search-by", "turn"], "--search-by: 'turn', and nothing is searched"),
         (["gate-only", "--tokens", "9"], "--tokens: 9, and there is no text"),
         (["gate-only", "--text", "TEXT"], "--text: given, and bases are 'none'; allowed: with bases=weighted"),
+        *[
+            (
+                ["gate-only", "--search", "TEXT", f"start={start}"],
+                f"--search: given, and start is '{start}'; allowed: with start=selected",
+            )
+            for start in ("average", "stepwise")
+        ],
+        (["gate-only", "--core", "2,2"], "core is [2, 2]; allowed: layers in ascending order, each once"),
         (["gate-only", "adapters=[low-rank]"], "adapters"),
         (["adapters.rank=0"], "rank 0; allowed: at least 1"),
+        (["adapters.rank=4", "adapters.alpha=0"], "adapter: alpha 0; allowed: a number above 0"),
         (["gate-only", "--core", "2", "core=3"], "--core and core= are both given"),
         (["gate-only", "adapters.rank=4"], "gate-only has no adapter"),
     ],

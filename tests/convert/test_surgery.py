@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import loopwright as lw
-from loopwright.convert.layout import LAYOUTS, find_layout
+from loopwright.convert.layout import LAYOUTS, Layout, find_layout
 from loopwright.convert.surgery import convert, freeze_base, start_gaps
 from loopwright.convert.systems import SYSTEMS, make_plan
 from loopwright.model.adapter import ADAPTERS
@@ -290,7 +290,7 @@ def test_bases_of_every_kind() -> None:
     errors = {}
     for how in ("mean", "per-step", "weighted"):
         plan = make_plan("static", {"bases": how, "adapters": {"rank": 8}, "depth": 2})
-        made = convert(source(), plan, input_ids=ids)
+        made = convert(source(), plan, input_ids=ids if how == "weighted" else None)
         errors[how] = [one.error for one in made.reconstructions]
         assert all(0 < error < 1 for error in errors[how])
     assert errors["mean"] != errors["per-step"] != errors["weighted"]
@@ -337,6 +337,9 @@ def test_the_faithful_system_is_the_released_code(folder: Path, tmp_path: Path) 
 
 # what is refused
 
+# a list of layers twice over whose layers stand for more than themselves
+TWICE = Layout((), (*range(LAYERS), *range(LAYERS)), (), tuple((layer, (layer + 1) % LAYERS) for layer in range(LAYERS)) * 2, 2)
+
 
 @pytest.mark.parametrize(
     ("system", "changes", "message"),
@@ -358,6 +361,14 @@ def test_the_faithful_system_is_the_released_code(folder: Path, tmp_path: Path) 
         ("gate-only", {"beyond_max_steps": "repeat"}, "beyond_max_steps is 'repeat', and nothing here holds one row per step"),
         ("static", {"depth": 4, "max_steps": 3, "adapters": {"rank": 2}}, r"depth \(4\) is beyond max_steps \(3\)"),
         ("static", {"bases": "weighted", "adapters": {"rank": 2}}, "there is no text"),
+        ("static", {"input_ids": IDS, "adapters": {"rank": 2}}, "input_ids: given, and bases are 'mean'; allowed: with bases=w"),
+        ("upcycle", {"layout": TWICE, "start": "stepwise"}, r"core is \[0, 0, 1, 1, .*allowed: layers in ascending order"),
+        *[
+            (system, {"start": start, **small(system)}, f"start is '{start}', and each layer of the core stands for itself alone;")
+            for system in ("ouro", "refiner", "repeat", "upcycle")
+            for start in ("average", "stepwise")
+        ],
+        *[("gate-only", {"seed": seed}, f"retrofit: seed is {seed}; allowed: a whole number") for seed in (None, True, 1.5, 2**64)],
     ],
 )
 def test_mistakes_are_one_line(system: str, changes: dict[str, Any], message: str) -> None:

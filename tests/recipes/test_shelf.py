@@ -81,6 +81,7 @@ def test_a_retrofit_is_healed_saved_as_parts_and_measured(name: str, place: Path
     assert torch.equal(again(ids).logits, found.model(ids).logits)
     reports = evaluate_text(str(tmp_path / "run"), [str(place / "valid.jsonl")], context=16, depths="1,2,4", honest=5)
     assert reports["valid"].depth == (1, 2, 4) and reports["valid"].likelihood and reports["valid"].unit == "document"
+    assert Path(reports["valid"].source) == found.checkpoint and reports["valid"].dtype == "float32"
     if name == "heal-smollm2":
         resumed = recipe(name, words(place, *FITTED[name]))
         train(resumed, tmp_path / "run", resume=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from loopwright.model.adapter.conditioned import CHUNK, Conditioned
 from loopwright.model.adapter.effects import Effects
-from loopwright.model.adapter.target import FactorTable, Site, chosen_shapes
+from loopwright.model.adapter.target import FactorTable, Site, chosen_shapes, scale_of
 from loopwright.model.context import Pass
 from loopwright.model.part import StepIndex
 
@@ -50,7 +50,7 @@ class BasisController(Conditioned):
         self.names, self.rank, self.count = list(shapes), rank, count
         self.a = FactorTable(shapes, (site.layers,), rank * count, "a")
         self.b = FactorTable(shapes, (site.layers,), rank * count, "b")
-        self.scale = alpha / rank
+        self.scale = scale_of(alpha, rank)
         self.state_proj = self.reader(site, state)
         self.step_embedding = nn.Parameter(torch.empty(site.rows, step))
         self.style1 = nn.Linear(step if self.state_proj is None else state + step, width)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from loopwright.model.adapter.conditioned import CHUNK, Conditioned
 from loopwright.model.adapter.effects import Adapter, Effects, Modulation
-from loopwright.model.adapter.target import FactorTable, Site, chosen_shapes
+from loopwright.model.adapter.target import FactorTable, Site, chosen_shapes, scale_of
 from loopwright.model.context import Pass
 from loopwright.model.part import Part, StepIndex, take
 
@@ -30,7 +30,7 @@ class Bases(Part):
         self.names, self.rank = list(shapes), rank
         self.a = FactorTable(shapes, (site.layers,), rank, "a").requires_grad_(False)
         self.b = FactorTable(shapes, (site.layers,), rank, "b").requires_grad_(False)
-        self.scale = alpha / rank
+        self.scale = scale_of(alpha, rank)
 
     def modulated(self, diagonals: Tensor) -> Modulation:
         """Returns the modulation by diagonals [..., L, targets, r], with leading axes that broadcast against [B, T].

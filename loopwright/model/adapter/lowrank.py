@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from loopwright.model.adapter.effects import Adapter, Effects
-from loopwright.model.adapter.target import BiasTable, Site, StepFactors, chosen_shapes, low_rank
+from loopwright.model.adapter.target import BiasTable, Site, StepFactors, chosen_shapes, low_rank, scale_of
 from loopwright.model.context import Pass
 from loopwright.model.part import StepIndex
 
@@ -27,7 +27,7 @@ class LowRank(Adapter):
         super().__init__()
         self.shapes = chosen_shapes(site, targets)
         self.factors = StepFactors(site, self.shapes, rank)
-        self.scale = 1.0 if alpha is None else alpha / rank
+        self.scale = scale_of(alpha, rank)
         self.biases = BiasTable(site, self.shapes if bias else {})
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
@@ -49,7 +49,7 @@ class HiRA(Adapter):
         super().__init__()
         self.shapes = chosen_shapes(site, targets, branches=False)
         self.factors = StepFactors(site, self.shapes, rank)
-        self.scale = 1.0 if alpha is None else alpha / rank
+        self.scale = scale_of(alpha, rank)
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
         def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor | None:

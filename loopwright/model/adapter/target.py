@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -110,6 +111,13 @@ class BiasTable(Part, nn.ParameterDict):
         """Returns the shift of one target and layer at a step: [out], or [B, 1, out] for one step per row."""
         rows = take(self[name], step).select(-2, layer)
         return rows if rows.dim() == 1 else rows.unsqueeze(1)
+
+
+def scale_of(alpha: float | None, rank: int) -> float:
+    """Returns the factor of an update, alpha/rank, 1 without an alpha; one under which nothing could act is refused."""
+    if alpha is not None and not 0 < alpha < math.inf:
+        raise ValueError(f"adapter: alpha {alpha}; allowed: a number above 0")
+    return 1.0 if alpha is None else alpha / rank
 
 
 def low_rank(x: Tensor, b: Tensor, a: Tensor) -> Tensor:

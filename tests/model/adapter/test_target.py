@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from loopwright.model.adapter import ADAPTERS
 from loopwright.model.adapter.effects import BRANCHES
-from loopwright.model.adapter.target import FactorTable, Site, StepFactors, chosen_shapes, low_rank, map_shapes
+from loopwright.model.adapter.target import FactorTable, Site, StepFactors, chosen_shapes, low_rank, map_shapes, scale_of
 from loopwright.model.block import Block
 from loopwright.model.config import LoopedConfig
 from loopwright.model.part import StepIndex
@@ -87,3 +88,14 @@ def test_low_rank_is_the_dense_product():
     shared = low_rank(x, b[0], a[0])
     assert gap(shared, torch.einsum("or,ri,bti->bto", b[0], a[0], x)) < 1e-12
     assert gap(low_rank(x, b, a), torch.einsum("bor,bri,bti->bto", b, a, x)) < 1e-12
+
+
+@pytest.mark.parametrize("alpha", [0, 0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", ["low-rank", "hira", "diagonal", "controller", "basis-controller"])
+def test_a_factor_under_which_nothing_acts_is_refused(kind: str, alpha: float) -> None:
+    with pytest.raises(ValueError, match=rf"adapter: alpha {alpha}; allowed: a number above 0"):
+        ADAPTERS[kind](Site(CONFIG), rank=2, alpha=alpha)
+
+
+def test_the_factor_is_alpha_over_rank_and_1_without_one() -> None:
+    assert (scale_of(16.0, 32), scale_of(None, 8), scale_of(3, 2)) == (0.5, 1.0, 1.5)
