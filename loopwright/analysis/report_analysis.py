@@ -185,7 +185,7 @@ def _card(metrics: Metrics, dense: Metrics | None) -> Grid:
             "input injection": about["injection"],
             "start state": about["state"],
         }
-        last = {"dtype": about["dtype"], "edited": about["edited"] or "nothing", "largest entry of the residual": _largest(whole)}
+        last = {"dtype": about["dtype"], "edited": about["edited"] or "nothing", "largest residual entry": _largest(whole)}
         return once | (loop if about["looped"] else {}) | last
 
     columns = [facts(each) for each in (metrics, *([] if dense is None else [dense]))]
@@ -195,12 +195,12 @@ def _card(metrics: Metrics, dense: Metrics | None) -> Grid:
 
 
 def _largest(metrics: Metrics) -> str:
-    """Says how large the largest entry is, mean over prompts, and at which place of the pass."""
+    """Says how large the largest entry is, mean over prompts, and after how many layers as they run."""
     values = {place: value for place, value in enumerate(metrics["by_place"]["largest"]["mean"]) if value is not None}
     if not values:
         return "no number"
     place = max(values, key=values.__getitem__)
-    return f"{values[place]:,.4g}" + f", after layer {place + 1} of {len(metrics['by_place']['largest']['mean'])} as run"
+    return f"{values[place]:,.4g} after layer {place + 1}"
 
 
 def _limits(metrics: Metrics) -> tuple[Grid, ...]:
