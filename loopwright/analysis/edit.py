@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from loopwright.analysis.places import Places
+from loopwright.model.adapter.target import STACKS
 from loopwright.model.config import LoopedConfig
 from loopwright.model.tap import POINTS, Tap
 
 Place = tuple[str, int, int]  # stack, step, layer
 Where = Callable[[str, int, int], bool]
 Change = Callable[[Tensor, Place], Tensor]
-STACKS = ("prelude", "core", "coda")
 OF_CORE = tuple(point for point in POINTS if point not in ("embed", "logits"))  # the points that a step shows
 
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from loopwright.analysis.record import pad
-from loopwright.analysis.study import check_lengths
 from loopwright.analysis.summary import as_list
-from loopwright.analysis.trace import trace, trace_depth
+from loopwright.analysis.trace import check_lengths, trace, trace_depth
 from loopwright.metrics.limits import FIXED_POINT, LIMITS, SHORTEST, LimitCounts, Limits, classify_limit, limit_counts
 from loopwright.model.looped import LoopedForCausalLM
 

@@ -25,12 +25,11 @@ from loopwright.analysis.trace import (
     Trace,
     check_capture,
     check_collect,
-    check_context,
+    check_lengths,
     read_capture,
     trace,
     trace_depth,
 )
-from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.tap import Tap
 from loopwright.run import clear_leftovers, read_json, write_json, write_whole
@@ -127,7 +126,7 @@ def trace_prompts(
         raise ValueError(f"batch: {batch}; allowed: at least 1")
     # all that can be known beforehand is checked here: a folder once claimed for a set refuses any other
     tokens = [list(map(int, row)) for row in prompts]
-    _check_rows(model.config, tokens)
+    check_lengths(model.config, tokens)
     _check_name(about or {}, edit)
     depth, captured = trace_depth(model.config, depth), read_capture(capture)
     places = Places.of(model.config, depth)
@@ -180,14 +179,6 @@ def pad(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> tu
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device)
     return ids, mask
-
-
-def _check_rows(config: LoopedConfig, rows: Sequence[Sequence[int]]) -> None:
-    check_context("prompts", config, map(len, rows))
-    for number, row in enumerate(rows, start=1):
-        wrong = [token for token in (min(row), max(row)) if not 0 <= token < config.vocab_size]
-        if wrong:
-            raise ValueError(f"prompts: number {number} holds token id {wrong[0]}; allowed: 0 to {config.vocab_size - 1}")
 
 
 def _check_name(about: Mapping[str, Any], edit: Tap | None) -> None:

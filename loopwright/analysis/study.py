@@ -22,8 +22,7 @@ from loopwright.analysis.closeup import (
 )
 from loopwright.analysis.record import OutOfMemory, is_full, trace_prompts
 from loopwright.analysis.summary import summarise
-from loopwright.analysis.trace import trace_depth
-from loopwright.model.config import LoopedConfig
+from loopwright.analysis.trace import check_lengths, trace_depth
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.tap import Tap
 
@@ -98,20 +97,6 @@ def _closeups(
         if model.dtype == torch.float32:
             found["spectrum"] = spectrum(model, ids, sorted({1, min(config.depth, depth), depth}), edit=edit)
     return found
-
-
-def check_lengths(config: LoopedConfig, rows: Sequence[Sequence[int]], whose: str = "the model") -> None:
-    """Raises where a prompt has no token, one that the model does not know, or more than its context holds; names the model so."""
-    if not rows:
-        raise ValueError("prompts: none; allowed: at least one")
-    limit, known = config.max_position_embeddings, config.vocab_size
-    for number, row in enumerate(rows, start=1):
-        if not len(row):
-            raise ValueError(f"prompts: number {number} has no tokens; allowed: at least one")
-        if len(row) > limit:
-            raise ValueError(f"prompts: number {number} has {len(row)} tokens; {whose}'s context holds {limit}")
-        if max(row) >= known:
-            raise ValueError(f"prompts: number {number} holds token id {max(row)}; {whose} knows {known} tokens")
 
 
 def _about(subject: Subject, edited: str) -> dict[str, Any]:

@@ -85,12 +85,26 @@ def check_collect(config: LoopedConfig, collect: Sequence[str]) -> None:
         raise ValueError("collect: 'fixed' compares with what 'residual' has seen; allowed: both, or neither")
 
 
-def check_context(what: str, config: LoopedConfig, lengths: Iterable[int]) -> None:
+def check_context(what: str, config: LoopedConfig, lengths: Iterable[int], whose: str = "the model") -> None:
     """Raises where a row has more tokens than the model's context holds."""
     limit = config.max_position_embeddings
     for number, length in enumerate(lengths, start=1):
         if length > limit:
-            raise ValueError(f"{what}: number {number} has {length} tokens; the model's context holds {limit}")
+            raise ValueError(f"{what}: number {number} has {length} tokens; {whose}'s context holds {limit}")
+
+
+def check_lengths(config: LoopedConfig, rows: Sequence[Sequence[int]], whose: str = "the model") -> None:
+    """Raises where a prompt has no token, one that the model does not know, or more than its context holds; names the model so."""
+    if not rows:
+        raise ValueError("prompts: none; allowed: at least one")
+    known = config.vocab_size
+    for number, row in enumerate(rows, start=1):
+        if not len(row):
+            raise ValueError(f"prompts: number {number} has no tokens; allowed: at least one")
+        wrong = [token for token in (min(row), max(row)) if not 0 <= token < known]
+        if wrong:
+            raise ValueError(f"prompts: number {number} holds token id {wrong[0]}; {whose} knows {known} tokens, 0 to {known - 1}")
+    check_context("prompts", config, map(len, rows), whose)
 
 
 def read_capture(capture: Mapping[str, Iterable[int]] | None) -> dict[str, list[int]]:

@@ -16,8 +16,8 @@ from loopwright.analysis.prompts import Prompt, drawn, read_prompts
 from loopwright.analysis.record import OutOfMemory, is_full
 from loopwright.analysis.report import count
 from loopwright.analysis.report_analysis import write_analysis
-from loopwright.analysis.study import Subject, check_lengths, study
-from loopwright.analysis.trace import trace_depth
+from loopwright.analysis.study import Subject, study
+from loopwright.analysis.trace import check_lengths, trace_depth
 from loopwright.analysis.verdict import Finding, converges, safe, stages
 from loopwright.commands.models import open_model, open_tokenizer, own_recipe
 from loopwright.commands.words import console, find_config, find_device, find_dtype, fitting_threads, need_weights, progress

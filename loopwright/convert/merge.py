@@ -21,8 +21,8 @@ from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM, plain_config
 from loopwright.model.part import StepIndex
 
-# what a core must have to be nothing but layers that run once
-_PLAIN = {"state": "input", "injection": "none", "gate": "none", "halting": "none", "end_norm": "never", "layer_post_norm": "none"}
+# what makes a core more than layers that run once, where it is not as in a plain model
+_AROUND = ("state", "injection", "gate", "halting", "end_norm", "layer_post_norm")
 # why no weight can hold an adapter
 _UNFOLDABLE = dict.fromkeys(("controller", "basis-controller", "level-signal"), "it reads the input") | dict.fromkeys(
     ("sinusoidal", "step-embedding"), "it shifts the state"
@@ -80,11 +80,15 @@ def _core_obstacles(config: LoopedConfig) -> list[str]:
     """Returns why the core is more than layers that run once; nothing where it is not, or where there is none."""
     if not config.is_looped:
         return []
-    kinds = {name: getattr(config, name)["kind"] if name in PARTS else getattr(config, name) for name in _PLAIN}
-    parts = [f"{name} {kind!r}" for name, kind in kinds.items() if kind != _PLAIN[name]]
+    plain = _kinds(plain_config(config))
+    parts = [f"{name} {kind!r}" for name, kind in _kinds(config).items() if kind != plain[name]]
     once = config.depth == 1 and config.max_steps in (None, 1)
     steps = [] if once else [f"one weight for several steps (depth {config.depth}, max_steps {config.max_steps})"]
     return steps + parts
+
+
+def _kinds(config: LoopedConfig) -> dict[str, str]:
+    return {name: getattr(config, name)["kind"] if name in PARTS else getattr(config, name) for name in _AROUND}
 
 
 def _check_core(config: LoopedConfig, obstacles: Sequence[str]) -> None:
@@ -93,7 +97,7 @@ def _check_core(config: LoopedConfig, obstacles: Sequence[str]) -> None:
     if not obstacles or (config.adapters and not stands):
         return
     what = f"{stands[0]} cannot be folded" if stands else "there is no adapter to fold, and the core cannot become plain layers"
-    wanted = ", ".join(f"{name} {kind!r}" for name, kind in _PLAIN.items())
+    wanted = ", ".join(f"{name} {kind!r}" for name, kind in _kinds(plain_config(config)).items())
     raise ValueError(
         f"merge: {what}: the core has {', '.join(obstacles)}; allowed: a core that runs once (depth 1, max_steps 1) with {wanted}"
     )

@@ -175,8 +175,8 @@ def test_what_cannot_be_traced_is_refused_before_anything_is_written(tmp_path):
     model = noisy("huginn-tiny", max_position_embeddings=4)
     for rows, options, words in (
         ([[1, 2], [1] * 5], {}, "prompts: number 2 has 5 tokens; the model's context holds 4"),
-        ([[1, 2], [1, 96]], {}, "prompts: number 2 holds token id 96; allowed: 0 to 95"),
-        ([[1, 2], [-1, 2]], {}, "prompts: number 2 holds token id -1; allowed: 0 to 95"),
+        ([[1, 2], [1, 96]], {}, "prompts: number 2 holds token id 96; the model knows 96 tokens, 0 to 95"),
+        ([[1, 2], [-1, 2]], {}, "prompts: number 2 holds token id -1; the model knows 96 tokens, 0 to 95"),
         ([[1, 2, 3], [1]], {"capture": {"residual": [2]}}, "capture: token 2; allowed: -1 to 0"),
         ([[1, 2]], {"capture": ["residual"]}, "capture: "),
         ([[1, 2]], {"capture": {"logits": [0]}}, "capture: unknown point"),
