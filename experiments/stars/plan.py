@@ -12,6 +12,7 @@ FAST = ("data.padding=plain", "precision=bf16", "compile=true", "graph=true", "s
 POST_SANDWICH, PRE_SANDWICH, PRE, POST = "[input, residual]", "[input, output]", "[input]", "[residual]"
 RELEASED = "{kind: jacobian, mode: released, weight: %s, weighting: convex, start: 2001}"
 EXACT = "{kind: jacobian, mode: exact, weight: %s, weighting: convex, start: 2001}"
+ONCE_SOLVED = "{kind: jacobian, mode: %s, weight: %s, weighting: convex, start_accuracy: 0.99}"
 FIXED = "depth={kind: fixed, depth: 4}"
 RANDOM_7 = "depth={kind: log-normal, mu: 2.0, sigma: 0.7, least: 1, most: 100}"
 
@@ -112,6 +113,26 @@ def weights() -> Iterator[Run]:
         yield paper("weights", f"λ={weight}", f"penalties=[{EXACT.replace('2001', '1001') % weight}]", updates=5_000)
 
 
+def once_solved() -> Iterator[Run]:
+    """λ as in the paper's Figure 7: the exact penalty of every row, from the look at which the task is solved; three seeds.
+
+    With λ = 0 these are the runs of `main` without the penalty.
+    """
+    for seed, weight in product(range(3), (0.1, 0.2, 0.05, 0.15)):
+        penalty = f"penalties=[{ONCE_SOLVED % ('exact', weight)}]"
+        yield paper("once_solved", f"λ={weight}", penalty, "look.every=500", seed=seed)
+
+
+def alike() -> Iterator[Run]:
+    """The penalty on and off at one rate, dropout, batch and depth law: ours, with none of its parts; three seeds.
+
+    Without a penalty, and with that of finite differences, these are the rows "none" and "penalty" of `ablation`.
+    """
+    parts = ("model.changes.injection={kind: none}", "model.changes.embedding_norm=false", "objective={kind: final}")
+    for seed, mode in product(range(3), ("released", "exact")):
+        yield ours("alike", f"penalty, {mode}", *parts, f"penalties=[{ONCE_SOLVED % (mode, 0.1)}]", seed=seed)
+
+
 def norms() -> Iterator[Run]:
     """Twelve norm configurations at fixed depth 4 (Figure 2), 2,000 updates: all had reached 100 % long before."""
     places = {"pre": PRE, "post": POST, "pre-sandwich": PRE_SANDWICH, "post-sandwich": POST_SANDWICH}
@@ -135,14 +156,20 @@ def stacks() -> Iterator[Run]:
 
 
 def changes() -> Iterator[Run]:
-    """The L2 penalty on the last change of the state, with fixed and with random depth (Figure 3)."""
-    l2 = "penalties=[{kind: state-change, weight: 1.0, weighting: add}]"
-    yield paper("changes", "fixed + L2", FIXED, l2, updates=2_000)
-    yield paper("changes", "random + L2", l2, updates=5_000)
+    """The L2 penalty on the last change of the state, at four weights, with fixed and with random depth (Figure 3)."""
+    l2 = "penalties=[{kind: state-change, weight: %s, weighting: add}]"
+    yield paper("changes", "fixed + L2", FIXED, l2 % 1.0, updates=2_000)
+    for weight, (place, written) in product((0.1, 0.01, 0.001), {"post": POST_SANDWICH, "pre": PRE_SANDWICH}.items()):
+        norms = f"model.changes.norm_placement={written}"
+        yield paper("changes", f"{place}-sandwich, fixed + {weight} L2", FIXED, l2 % weight, norms, updates=2_000)
+    yield paper("changes", "random + L2", l2 % 1.0, updates=5_000)
+    for weight in (0.1, 0.01):
+        yield paper("changes", f"random + {weight} L2", l2 % weight, updates=5_000)
 
 
 def distributions() -> Iterator[Run]:
-    """Random depth: the six settings of Table 1 on the sandwiches, those of Table 3 on pre and post; half the updates."""
+    """Random depth: the six settings of Table 1 on the sandwiches, those of Table 3 on pre and post; half the updates,
+    three seeds."""
     first = {
         "log-normal(2.62, 0.6) to 40": "{kind: log-normal, mu: 2.62, sigma: 0.6, least: 1, most: 40}",
         "poisson(5)": "{kind: poisson, mean: 5, least: 1, most: 30}",
@@ -164,13 +191,15 @@ def distributions() -> Iterator[Run]:
         "pre": (PRE, plain),
         "post": (POST, plain),
     }
-    for place, (written, rules) in places.items():
+    for seed, (place, (written, rules)) in product(range(3), places.items()):
         for label, rule in rules.items():
             yield paper(
                 "distributions", f"{place} {label}", f"depth={rule}", "penalties=[]", f"model.changes.norm_placement={written}",
-                updates=5_000,
+                updates=5_000, seed=seed,
             )  # fmt: skip
 
 
-QUESTIONS = (target, main, loader, fixed, ablation, depths, weights, norms, stacks, changes, distributions)
+QUESTIONS = (
+    target, main, loader, fixed, ablation, alike, depths, weights, once_solved, norms, stacks, changes, distributions,
+)  # fmt: skip
 GROUPS: dict[str, Callable[[], Iterator[Run]]] = {question.__name__: question for question in QUESTIONS}
