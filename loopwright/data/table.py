@@ -39,7 +39,10 @@ class Alphabet:
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text in these symbols."""
-        words = text.split(self.separator) if self.separator else list(text)
+        return self.encode_all(text.split(self.separator) if self.separator else list(text))
+
+    def encode_all(self, words: Sequence[str]) -> list[int]:
+        """Returns the ids of symbols."""
         unknown = next((word for word in words if word not in self._ids), None)
         if unknown is not None:
             raise ValueError(f"text: {unknown!r} is no symbol of this task; {suggest(unknown, self.symbols)}")

@@ -69,6 +69,10 @@ class Task(ABC):
         """Returns what must not be shared between splits: the problems, brought to one form where several say the same."""
         return problems
 
+    def arrange(self, needs: np.ndarray, bits: np.random.PCG64) -> np.ndarray:
+        """Returns the order of the training rows, given what each needs: mixed, so that any stretch of them is a sample."""
+        return shuffled(bits, len(needs))
+
     def splits(self, folder: Path | None = None, progress: Progress | None = None) -> Splits:
         """Returns the tables; nothing is written."""
         problems = self._problems()
@@ -114,7 +118,9 @@ class Task(ABC):
         bits = stream(self.seed, 0, place)
         extent = max(self.extent(group) for group in problems)
         parts = [self.write(group, rows, bits, extent) for group, rows in problems.items()]
-        return stack(parts, shuffled(bits, sum(len(part.ids) for part in parts))).table(self.alphabet, self.padding)
+        needs = np.concatenate([part.needs for part in parts])
+        order = self.arrange(needs, bits) if place == SPLITS.index("train") else shuffled(bits, len(needs))
+        return stack(parts, order).table(self.alphabet, self.padding)
 
     def _named(self, group: int) -> str:
         return f"{self.where}: {self.unit} {group}, {self.room(group, None):,} problems in all"

@@ -1,0 +1,91 @@
+"""Trains and measures the runs of the study, several side by side on one GPU, each result one line of a JSON-lines file.
+
+python -m experiments.hops.run OUT.jsonl --groups trial --workers 6 --seconds 300
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.hops.plan import ARMS, GROUPS, Run
+from experiments.side_by_side import arguments, asked_for, grouped, run_all
+
+if TYPE_CHECKING:
+    from loopwright.data.table import Table
+    from loopwright.evaluate.sweep import SweepReport
+
+RECIPE = str(Path(__file__).with_name("recipe.yaml"))
+DEPTHS = (*range(1, 17), 20, 24, 28, 32)
+ROWS = 500  # of each number of hops
+
+
+def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Trains one run, measures it at every number of hops and every depth, and returns all numbers."""
+    import torch
+
+    from loopwright.data.batch import FirstRows
+    from loopwright.evaluate.sweep import sweep
+    from loopwright.model.cost import pass_flops
+    from loopwright.recipes.shelf import recipe
+    from loopwright.run import origin, read_log
+    from loopwright.train.loop import train
+
+    given = [*run.shape, *run.changes, f"seed={run.seed}", *extra]
+    chosen = recipe(RECIPE, given)
+    chosen = recipe(RECIPE, [*given, f"data.train={chosen.updates * chosen.batch}"])  # a row is trained on once
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        outcome = train(chosen, Path(folder) / "run")
+        trained = time.perf_counter() - began
+        log = read_log(outcome.run.log)
+    if not outcome.finished:
+        raise RuntimeError(f"stopped after {outcome.progress.update} of {chosen.updates} updates; nothing is measured")
+    torch.set_float32_matmul_precision("highest")
+    model, length = outcome.model, int(chosen.data["length"])
+    depths = DEPTHS if ARMS[run.arm][1] > 1 else (1,)
+    tests = {
+        name.removeprefix("hops-"): measured(
+            sweep(model, FirstRows(last_answers(source), ROWS), depths=depths, batch_size=ROWS, exact=True, split=name)
+        )
+        for name, source in outcome.splits.tests.items()
+        if name != "test"
+    }
+    rows = [row for row in log if "loss" in row]
+    return {
+        "name": run.name, "group": run.group, "arm": run.arm, "label": run.label, "seed": run.seed, "changes": list(run.changes),
+        "laid_over": list(extra), "parameters": sum(p.numel() for p in model.parameters()),
+        "flops": sum(pass_flops(model.config, batch=1, length=length).values()) / length,
+        "updates": chosen.updates, "batch": chosen.batch, "train_seconds": trained, "skipped": outcome.progress.skipped,
+        "loss": [[row["update"], round(row["loss"], 5)] for row in rows[:: max(len(rows) // 100, 1)]],
+        "valid": [[row["update"], next(iter(row["valid"].values()))["loss"]] for row in log if "valid" in row],
+        "tests": tests, "origin": {key: value for key, value in origin().items() if key != "command"},
+    }  # fmt: skip
+
+
+def last_answers(source: Any) -> Table:
+    """Returns the same rows, asked for the answer at their last letter alone: the one whose trail surely has all hops."""
+    table: Table = source
+    return replace(table, starts=table.lengths - 1)
+
+
+def measured(report: SweepReport) -> dict[str, Any]:
+    """Returns what is kept of a sweep: exact match by depth, and how many rows stay right from which depth on."""
+    return {"rows": report.rows, "depth": report.depth, "exact": report.exact, "loss": report.loss, "settled": report.settled}
+
+
+def main() -> None:
+    """Reads the command line and runs what it asks for."""
+    options = arguments(__doc__).parse_args()
+    run_all(
+        asked_for(options, grouped(options, GROUPS)), partial(carry_out, extra=tuple(options.change)), options.out,
+        workers=options.workers, seconds=options.seconds,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
