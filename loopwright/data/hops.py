@@ -28,9 +28,9 @@ class Hops(Task):
     it a. Letters and marks together are `length`, so that all rows have one shape, without padding.
 
     With `answers` "every" the question comes first and every letter is asked: `^>>badcbac§`, and at xᵢ the letter at findᵖ(i), or
-    `-` where the trail from i ends before (here `------a`). Answers stand in place, never in the row. Some hundred answers a row
-    teach what one does not, the short trails first; Sanford et al. define the task so. `^` makes the marks differ: alone, they
-    would all have the same state.
+    `-` where the trail from i ends before (here `------a`). Answers stand in place, never in the row. A row then
+    has some hundred answers; Sanford et al. define the task so. `^` makes the marks differ: alone, they would all have the
+    same state.
 
     With `count` "symbol" one symbol asks for p hops (`2badcbac§`) in place of p marks: easier to read, and it says nothing of
     numbers that were not trained. `rising` orders the training rows for a curriculum: where it is r, rows of the j-th of G
