@@ -64,18 +64,25 @@ def main() -> None:
 
 
 def without_bookkeeping(step: Callable[[], None], cache: lw.LoopCache) -> Callable[[], None]:
-    """Returns the decode step with the cache's writes replaced by views made beforehand."""
+    """Returns the decode step with the cache's writes replaced by views made beforehand. For models without a coda."""
     views = [(k[:, :CONTEXT], v[:, :CONTEXT]) for k, v in zip(cache.keys.views, cache.values.views, strict=True)]
-    write, reserve = lw.LoopCache.write, lw.LoopCache.reserve
-    first, per_step = cache.once, cache.config.core_layers
+    kept = {name: getattr(lw.LoopCache, name) for name in ("write", "check", "reserve", "begin_step")}
+    first, per_step = cache.config.prelude_layers, cache.config.core_layers
+    lean_calls = {
+        "write": lambda self, place, key, value, p: views[first + place.step * per_step + place.layer],
+        "check": lambda self, depth, readings: None,
+        "reserve": lambda self, span, depth, like: None,
+        "begin_step": lambda self, t: None,
+    }
 
     def lean() -> None:
-        lw.LoopCache.write = lambda self, place, key, value, span: views[first + place.step * per_step + place.layer]  # type: ignore
-        lw.LoopCache.reserve = lambda self, span, depth, like: None  # type: ignore
+        for name, call in lean_calls.items():
+            setattr(lw.LoopCache, name, call)
         try:
             step()
         finally:
-            lw.LoopCache.write, lw.LoopCache.reserve = write, reserve  # type: ignore
+            for name, call in kept.items():
+                setattr(lw.LoopCache, name, call)
 
     return lean
 

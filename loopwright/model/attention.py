@@ -110,6 +110,6 @@ class Attention(nn.Module):
             k = rotate(k, cos, sin, interleaved=self.interleaved)
         q, k = p.see("query", q, place), p.see("key", k, place)
         if p.cache is not None:
-            k, v = p.cache.write(place, k, v, p.span)
+            k, v = p.cache.write(place, k, v, p)
         y = attend(q, k, v, mask=p.mask, causal=p.causal, dropout=self.dropout if self.training else 0.0)
         return project({"o_proj": self.o_proj}, y.flatten(2), place.layer, adapt)[0]

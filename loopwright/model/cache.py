@@ -1,12 +1,14 @@
 """LoopCache: keys and values by (step, layer), preallocated, with a named sharing policy.
 
-Slots: the prelude's layers, the coda's, then the core step-major, so that depth can grow while decoding. A slot is
-[B, capacity, width]; all slots of a kind are one tensor, so that rows at different steps can gather theirs. Beside keys
-and values the cache holds running sums (the controller's pooling) and, for rows that are padded, packed or unequally long,
-a ledger of which key is real, where its document began and at which position it stands.
+Slots: the prelude's layers, then the core step-major, so that depth can grow while decoding; in tensors of their own those of
+the coda, reading by reading. A reading is the number of steps after which the state is read out (or `Expected`, the mean of all
+states): the coda's keys depend on it as the core's depend on the step. Its slots are made when it is first read out, so that
+generation at one depth has one group of them. A slot is [B, capacity, width]; all slots of a kind are one tensor, so that rows at
+different steps can gather theirs. Beside keys and values the cache holds running sums (the controller's pooling) and, for rows
+that are padded, packed or unequally long, a ledger of which key is real, where its document began and at which position it stands.
 
-Policies: `every` keeps one slot per step (cached = uncached is owed by it alone); `last` one slot for all steps; `share(n)`
-slot = step mod n.
+Policies: `every` keeps one slot per step and reading (cached = uncached is owed by it alone); `last` one slot for all; `share(n)`
+slot = step or reading mod n.
 
 A cache is for inference: gradients reach the tokens of the pass itself and stop at those held from earlier passes.
 """
@@ -14,14 +16,16 @@ A cache is for inference: gradients reach the tokens of the pass itself and stop
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 from transformers import Cache
 
-from loopwright.model.context import Place
+from loopwright.model.context import Expected, Pass, Place, Reading
+from loopwright.model.filled import Filled
+from loopwright.model.ledger import Ledger, plain_ledger
 from loopwright.model.slots import SlotTable
 from loopwright.model.span import Span
 
@@ -30,31 +34,7 @@ if TYPE_CHECKING:
     from loopwright.model.graph import DecodeGraph
 
 
-PER_KEY = ("valid", "first", "positions", "segments")
-
-
-@dataclass
-class Ledger:
-    """What is known of each cached key [B, capacity], and how long each row is [B]."""
-
-    lengths: Tensor
-    valid: Tensor
-    first: Tensor
-    positions: Tensor
-    segments: Tensor
-
-    def last(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns segment, first index and position of the last real token of each row; −1 where there is none."""
-        order = torch.arange(1, self.valid.shape[1] + 1, device=self.valid.device)
-        latest, at = (self.valid * order).max(1)
-        some = latest > 0
-        pick = (table.gather(1, at[:, None])[:, 0] for table in (self.segments, self.first, self.positions))
-        segment, first, position = (torch.where(some, value, -1) for value in pick)
-        return segment, first, position
-
-    def map_rows(self, rows: Tensor) -> Ledger:
-        """Returns the ledger of the chosen rows, in that order."""
-        return Ledger(*(getattr(self, name).index_select(0, rows) for name in self.__dataclass_fields__))
+KEYS, VALUES = "keys", "values"
 
 
 class LoopCache(Cache):
@@ -69,7 +49,7 @@ class LoopCache(Cache):
         self.share = _shared_steps(policy)
         self.capacity = capacity
         self.fixed = fixed
-        self.once = config.prelude_layers + config.coda_layers
+        self.rows_given = rows > 0
         self.row_lengths = [0] * rows
         self._forget()
 
@@ -79,10 +59,12 @@ class LoopCache(Cache):
         self._forget()
 
     def _forget(self) -> None:
-        self.tables: dict[str, SlotTable] = {}
+        self.tables: dict[tuple[str, str], SlotTable] = {}  # by stack (the prelude's keys stand with the core's) and name
         self.graph: DecodeGraph | None = None
         self.graphable = True
-        self.filled: list[int] = []
+        self.steps = 0  # the core has slots for
+        self.readings: dict[int | Expected, int] = {}  # the coda has slots for, and their place
+        self.filled = Filled()
         # where a plain cache's rows go on [B or 1, 1], once a caller has given positions of its own
         self.next_position: Tensor | None = None
         self._ledger: Ledger | None = None
@@ -102,62 +84,110 @@ class LoopCache(Cache):
         """The bytes allocated for keys, values and running sums."""
         return sum(table.bytes for table in self.tables.values())
 
-    # what a pass does, in order: reserve, write many times, advance
+    @property
+    def keys(self) -> SlotTable:
+        """The keys of prelude and core."""
+        return self.tables["core", KEYS]
+
+    @property
+    def values(self) -> SlotTable:
+        """The values of prelude and core."""
+        return self.tables["core", VALUES]
+
+    # what a pass does, in order: check, reserve, begin and write many times, advance
+
+    def check(self, depth: int, readings: Iterable[Reading]) -> None:
+        """Raises where a pass of so many steps with these readings would need keys of earlier tokens that were never made."""
+        for t in range(depth if self.share is None else min(depth, self.share)):
+            self._refuse_missing("core", t, None)
+        for reading in readings if self.config.coda_layers else ():
+            for one, rows in _by_row(reading):
+                self._refuse_missing("coda", one, rows)
 
     def reserve(self, span: Span, depth: int, like: Tensor) -> None:
-        """Makes room for the tokens of `span` at `depth` steps; `like` gives device and dtype."""
-        if self.row_lengths and len(self.row_lengths) != span.rows:
-            raise ValueError(f"cache: it holds {len(self.row_lengths)} rows, the pass has {span.rows}")
-        if not self.row_lengths:
+        """Begins a pass: makes room for the tokens of `span` at `depth` steps; `like` gives device and dtype."""
+        if len(self.row_lengths) != span.rows:
+            if self.length or self.rows_given:
+                raise ValueError(f"cache: it holds {len(self.row_lengths)} rows, the pass has {span.rows}")
+            self._forget()  # nothing is held: what is there is the storage of a pass that failed
             self.row_lengths = [0] * span.rows
         if span.extent > self.capacity:
             if self.fixed:
                 raise ValueError(f"cache: {span.extent} tokens do not fit; this cache is fixed at {self.capacity}")
             self.capacity = max(span.extent, 2 * self.capacity, 16)
-        steps = depth if self.share is None else min(depth, self.share)
-        slots = max(self.once + steps * self.config.core_layers, len(self.filled))
-        heads = (self.config.num_key_value_heads, self.config.head_dim)
-        self.keys = self._table("keys", slots, span.rows, heads, like)
-        self.values = self._table("values", slots, span.rows, heads, like)
-        self.filled += [0] * (slots - len(self.filled))
+        self.filled.begin()
+        self._make_steps(depth if self.share is None else min(depth, self.share), like)
+        self._make_readings((), like)
 
-    def write(self, place: Place, key: Tensor, value: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+    def make_room(self, readings: Iterable[Reading]) -> None:
+        """Makes the coda's slots of all readings of a pass at once."""
+        self._make_readings([self._shared(one) for reading in readings for one, _ in _by_row(reading)], self.keys.data)
+
+    def begin_step(self, t: int | Tensor) -> None:
+        """Begins a step of all rows, or one step per row [B]; refused where a row misses earlier tokens of it."""
+        runs = _by_row(t)
+        for step, rows in runs:
+            self._refuse_missing("core", step, rows)
+        for step, rows in runs:
+            slot = self._shared(step)
+            if slot >= self.steps:
+                self._make_steps(slot + 1, self.keys.data)
+            self.filled.ran(("core", slot), rows, self.row_lengths)
+
+    def begin_reading(self, reading: Reading | None) -> int | Tensor:
+        """Begins a reading of all rows, or one per row [B]; returns the place of its slots among the coda's, one per row or an
+        int. Refused where a row misses earlier tokens of it."""
+        if not self.config.coda_layers:
+            return 0
+        if reading is None:
+            raise ValueError("read_out: a cache with a coda needs `reading`, the number of steps after which the state is read")
+        places, runs = [], _by_row(reading)
+        for one, rows in runs:
+            self._refuse_missing("coda", one, rows)
+        for one, rows in runs:
+            key = self._shared(one)
+            self._make_readings([key], self.keys.data)
+            self.filled.ran(("coda", key), rows, self.row_lengths)
+            places += [(row, self.readings[key]) for row in rows or [0]]
+        if not isinstance(reading, Tensor):
+            return places[0][1]
+        return torch.tensor([place for _, place in sorted(places)], device=self.keys.data.device)
+
+    def write(self, place: Place, key: Tensor, value: Tensor, p: Pass) -> tuple[Tensor, Tensor]:
         """Stores new keys and values [B, T, Hk, K] and returns those of all tokens up to now [B, N, Hk, K]."""
-        slot = self._slot(place)
-        self._check_filled(slot, place, span)
-        return self.keys.write(slot, key, span), self.values.write(slot, value, span)
+        slot, stack = self._slot(place, p), "coda" if place.stack == "coda" else "core"
+        return self.tables[stack, KEYS].write(slot, key, p.span), self.tables[stack, VALUES].write(slot, value, p.span)
 
-    def carried_sum(self, name: str, step: int | Tensor | None, span: Span, like: Tensor) -> Tensor | None:
-        """Returns the running sum [B, W] of each row's last token at this step (None: of a stack that runs once), or
-        None where nothing is cached."""
+    def carried_sum(self, name: str, place: Place, p: Pass, like: Tensor) -> Tensor | None:
+        """Returns the running sum [B, W] of each row's last token at this place's step or reading, or None where nothing is
+        cached."""
+        span = p.span
         if span.offset == 0:
             return None
         if span.index is None:
             last = torch.full((span.rows,), span.offset - 1, device=like.device)
         else:
             last = span.index[:, 0] - 1
-        found = self._sums(name, step, span, like).at(self._step_slot(step), last.clamp(min=0))
+        found = self._table((place.stack, name), (like.shape[-1],), like).at(self._group(place, p), last.clamp(min=0))
         return torch.where((last >= 0)[:, None], found, 0)
 
-    def write_sum(self, name: str, step: int | Tensor | None, running: Tensor, span: Span) -> Tensor:
+    def write_sum(self, name: str, place: Place, running: Tensor, p: Pass) -> Tensor:
         """Stores the running sums of the new tokens [B, T, W] and returns those of all tokens [B, N, W]."""
-        return self._sums(name, step, span, running).write(self._step_slot(step), running, span)
+        return self._table((place.stack, name), (running.shape[-1],), running).write(self._group(place, p), running, p.span)
 
     def advance(self, span: Span) -> None:
         """Counts the tokens of `span` as held. Called once, when the pass is done."""
         if not span.plain:
-            assert span.index is not None and span.first is not None
-            ledger = self.ledger(span.rows, span.positions.device)
-            index = span.index
-            ledger.valid[:, : span.extent] = span.valid
-            ledger.first.scatter_(1, index, span.first)
-            ledger.positions.scatter_(1, index, span.positions.expand(span.rows, span.length))
-            ledger.segments.scatter_(1, index, span.segments)
-            ledger.lengths = ledger.lengths + span.length
-            self._ledger = ledger
+            self._ledger = self.ledger(span.rows, span.positions.device)
+            self._ledger.extend(span)
         if span.explicit or self.next_position is not None:
             self.next_position = span.positions[:, -1:] + 1
-        self.row_lengths = [n + span.length for n in self.row_lengths]
+        self.count(span.length)
+
+    def count(self, length: int) -> None:
+        """Counts so many more tokens per row, at the steps and readings that were begun."""
+        self.filled.advance(self.row_lengths)
+        self.row_lengths = [n + length for n in self.row_lengths]
 
     def retire_graph(self) -> None:
         """Drops the captured decode pass for good: something else moves the rows of this cache."""
@@ -165,38 +195,29 @@ class LoopCache(Cache):
 
     def ledger(self, rows: int, device: torch.device) -> Ledger:
         """Returns the ledger, made from a plain cache's lengths where there was none yet, wide enough for the storage."""
-        lengths = self.row_lengths or [0] * rows
-        old = self._ledger
-        if old is None:
-            held = torch.tensor(lengths, device=device)
-            order = torch.arange(self.capacity, device=device).expand(rows, -1)
-            zeros = torch.zeros_like(order)
-            shift = 0 if self.next_position is None else self.next_position - held[:, None]
-            old = Ledger(held, order < held[:, None], zeros.clone(), (order + shift).clone(), zeros.clone())
-        missing = self.capacity - old.valid.shape[1]
-        if missing > 0:
-            wide = {name: torch.nn.functional.pad(getattr(old, name), (0, missing)) for name in PER_KEY}
-            old = Ledger(old.lengths, **wide)
-        return old
+        if self._ledger is None:
+            return plain_ledger(self.row_lengths or [0] * rows, self.capacity, self.next_position, device)
+        return self._ledger.widened(self.capacity)
 
     # rows
 
     def crop(self, length: int) -> None:
         """Keeps the first `length` tokens of each row; zero or a negative number removes that many from the end."""
         before = self.length
+        self._moved()
         self.row_lengths = [max(n + length, 0) if length <= 0 else min(n, length) for n in self.row_lengths]
         if self.next_position is not None:
             self.next_position = self.next_position - (before - self.length)
-        self.filled = [min(n, self.length) for n in self.filled]
+        self.filled.crop(self.row_lengths)
         if self._ledger is not None:
-            held = torch.tensor(self.row_lengths, device=self._ledger.lengths.device)
-            order = torch.arange(self._ledger.valid.shape[1], device=held.device)
-            self._ledger.lengths = held
-            self._ledger.valid = self._ledger.valid & (order < held[:, None])
+            self._ledger.crop(self.row_lengths)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Replaces the rows by the chosen ones, in that order (a row may be chosen twice or not at all)."""
-        self.row_lengths = [self.row_lengths[i] for i in beam_idx.tolist()]
+        self._moved()
+        order = beam_idx.tolist()
+        self.row_lengths = [self.row_lengths[i] for i in order]
+        self.filled.choose_rows(order)
         for table in self.tables.values():
             table.choose_rows(beam_idx)
         if self.next_position is not None and self.next_position.shape[0] > 1:
@@ -214,9 +235,11 @@ class LoopCache(Cache):
         """Empties one row, so that another sequence can be admitted to it."""
         if not self.is_initialized:
             return
+        self._moved()
         self._make_ledger()
         assert self._ledger is not None
         self.row_lengths[row] = 0
+        self.filled.crop(self.row_lengths)
         self._ledger.lengths[row] = 0
         self._ledger.valid[row] = False
 
@@ -227,24 +250,22 @@ class LoopCache(Cache):
         length = other.row_lengths[other_row]
         if length > self.capacity and self.fixed:
             raise ValueError(f"cache: {length} tokens do not fit; this cache is fixed at {self.capacity}")
+        self._moved()
         self.capacity = max(self.capacity, length)
-        for name, theirs in other.tables.items():
-            ours = self._table(name, theirs.data.shape[0], len(self.row_lengths), theirs.data.shape[3:], theirs.data)
-            ours.copy_row(row, theirs, other_row, length)
-        self.keys, self.values = self.tables["keys"], self.tables["values"]
-        # a slot counts as filled only where the rows here and the new row both went that deep
-        slots = len(self.keys.views)
-        mine = [n >= self.length for n in _padded(self.filled, slots)]
-        theirs_full = [n >= length for n in _padded(other.filled, slots)]
+        self._make_steps(other.steps, other.keys.data)
+        self._make_readings(other.readings, other.keys.data)
+        for (stack, name), theirs in other.tables.items():
+            ours = self._table((stack, name), theirs.data.shape[3:], theirs.data)
+            slots = list(range(theirs.data.shape[0]))
+            if stack == "coda":  # the two caches may have met the readings in another order
+                each = self.config.coda_layers if name in (KEYS, VALUES) else 1
+                slots = [self.readings[reading] * each + i for reading in other.readings for i in range(each)][: len(slots)]
+            ours.copy_row(row, theirs, other_row, length, slots)
         self._make_ledger()
         assert self._ledger is not None
-        source = other.ledger(len(other.row_lengths), other.keys.data.device)
-        for table in PER_KEY:
-            getattr(self._ledger, table)[row] = 0
-            getattr(self._ledger, table)[row, :length] = getattr(source, table)[other_row, :length]
-        self._ledger.lengths[row] = length
+        self._ledger.admit(row, other.ledger(len(other.row_lengths), other.keys.data.device), other_row, length)
         self.row_lengths[row] = length
-        self.filled = [self.length if a and b else 0 for a, b in zip(mine, theirs_full, strict=True)]
+        self.filled.admit(row, other.filled, other_row, self.row_lengths)
 
     # the names transformers asks for
 
@@ -276,46 +297,84 @@ class LoopCache(Cache):
         raise TypeError("LoopCache.update: a looped model writes by (step, layer); only loopwright models can use this cache")
 
     def __len__(self) -> int:
-        return len(self.filled)
+        return self._slots("core", KEYS) + self._slots("coda", KEYS) if self.is_initialized else 0
 
     def __repr__(self) -> str:
-        return f"LoopCache(policy={self.policy!r}, rows={self.row_lengths}, slots={len(self.filled)}, capacity={self.capacity})"
+        return f"LoopCache(policy={self.policy!r}, rows={self.row_lengths}, slots={len(self)}, capacity={self.capacity})"
 
     def _make_ledger(self) -> None:
         self._ledger = self.ledger(len(self.row_lengths), self.keys.data.device)
 
-    def _step_slot(self, step: int | Tensor | None) -> int | Tensor:
-        if step is None:
-            return 0
-        return step if self.share is None else step % self.share
+    def _moved(self) -> None:
+        """Drops a captured decode pass, which knows nothing of rows that are cropped, reordered, freed or admitted."""
+        if self.graph is not None:
+            self.retire_graph()
 
-    def _slot(self, place: Place) -> int | Tensor:
+    def _shared(self, at: Any) -> Any:
+        """Returns what stands for a step or a reading under the policy."""
+        if self.share is None:
+            return at
+        return Expected(at.depth % self.share) if isinstance(at, Expected) else at % self.share
+
+    def _group(self, place: Place, p: Pass) -> int | Tensor:
+        """Returns the place of a step among the core's, or of a reading among the coda's; one per row, or an int."""
+        if place.stack == "prelude":
+            return 0
+        return p.coda_group if place.stack == "coda" else self._shared(place.step)
+
+    def _slot(self, place: Place, p: Pass) -> int | Tensor:
+        group = self._group(place, p)
         if place.stack == "prelude":
             return place.layer
         if place.stack == "coda":
-            return self.config.prelude_layers + place.layer
-        return self.once + self._step_slot(place.step) * self.config.core_layers + place.layer
+            return group * self.config.coda_layers + place.layer
+        return self.config.prelude_layers + group * self.config.core_layers + place.layer
 
-    def _check_filled(self, slot: int | Tensor, place: Place, span: Span) -> None:
-        if isinstance(slot, Tensor):  # rows at their own steps: the scheduler vouches for them
-            self.filled = [span.extent] * len(self.filled)
+    def _refuse_missing(self, stack: str, at: int | Expected, rows: list[int] | None) -> None:
+        short = self.filled.short((stack, self._shared(at)), rows, self.row_lengths)
+        if short is None:
             return
-        if self.filled[slot] < span.offset:
+        row, held = short
+        count = f"{held} of {self.row_lengths[row]} earlier tokens" + (f" of row {row}" if len(self.row_lengths) > 1 else "")
+        if stack == "core":
             raise ValueError(
-                f"cache: step {place.step} holds {self.filled[slot]} of {span.offset} earlier tokens, so they were run less "
-                "deep; keep one depth for a sequence, or use policy 'last'"
+                f"cache: step {at} holds {count}, so they were run less deep; keep one depth for a sequence, or use policy 'last'"
             )
-        self.filled[slot] = span.extent
+        if isinstance(at, Expected):
+            where, how = f"the expected state of depth {at.depth}", "run them with select='expected' at that depth too"
+        else:
+            where, how = f"depth {at}", f"run them at depth={at} too, or at every depth with output_steps=True"
+        raise ValueError(f"cache: the coda read {count} at {where}; {how}, or use policy 'last'")
 
-    def _table(self, name: str, slots: int, rows: int, entry: tuple[int, ...], like: Tensor) -> SlotTable:
-        if name not in self.tables:
-            self.tables[name] = SlotTable((slots, rows, self.capacity, *entry), like)
-        self.tables[name].grow(slots, rows, self.capacity)
-        return self.tables[name]
+    def _make_steps(self, steps: int, like: Tensor) -> None:
+        self.steps = max(self.steps, steps)
+        heads = (self.config.num_key_value_heads, self.config.head_dim)
+        for name in (KEYS, VALUES):
+            self._table(("core", name), heads, like)
 
-    def _sums(self, name: str, step: int | Tensor | None, span: Span, like: Tensor) -> SlotTable:
-        steps = 1 if step is None else (len(self.keys.views) - self.once) // self.config.core_layers
-        return self._table(name, steps, span.rows, (like.shape[-1],), like)
+    def _make_readings(self, keys: Iterable[int | Expected], like: Tensor) -> None:
+        if not self.config.coda_layers:
+            return
+        for key in keys:
+            self.readings.setdefault(key, len(self.readings))
+        heads = (self.config.num_key_value_heads, self.config.head_dim)
+        for name in (KEYS, VALUES) if self.readings else ():
+            self._table(("coda", name), heads, like)
+
+    def _slots(self, stack: str, name: str) -> int:
+        """Returns how many slots a table has: one per layer for keys and values, one per step or reading for running sums."""
+        groups = {"prelude": 1, "core": self.steps, "coda": len(self.readings)}[stack]
+        if name not in (KEYS, VALUES):
+            return groups
+        layers = {"core": self.config.core_layers, "coda": self.config.coda_layers}[stack]
+        return groups * layers + (self.config.prelude_layers if stack == "core" else 0)
+
+    def _table(self, key: tuple[str, str], entry: tuple[int, ...], like: Tensor) -> SlotTable:
+        shape = (self._slots(*key), len(self.row_lengths), self.capacity)
+        if key not in self.tables:
+            self.tables[key] = SlotTable((*shape, *entry), like)
+        self.tables[key].grow(*shape)
+        return self.tables[key]
 
 
 def _shared_steps(policy: str) -> int | None:
@@ -329,5 +388,11 @@ def _shared_steps(policy: str) -> int | None:
     return int(found[1])
 
 
-def _padded(values: list[int], length: int) -> list[int]:
-    return values + [0] * (length - len(values))
+def _by_row(at: int | Tensor | Expected) -> list[tuple[Any, list[int] | None]]:
+    """Returns each step or reading with its rows (None: all). The one place where one per row is brought to the host."""
+    if not isinstance(at, Tensor):
+        return [(at, None)]
+    rows: dict[int, list[int]] = {}
+    for row, one in enumerate(at.tolist()):
+        rows.setdefault(one, []).append(row)
+    return list(rows.items())

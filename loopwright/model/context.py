@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -24,9 +24,20 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """The reading of the mean of all states by exit probability, in a pass of `depth` steps."""
+
+    depth: int
+
+
+# what the coda reads: the state after so many steps (an int, or one per row [B]), or the mean of all states
+Reading = int | Tensor | Expected
+
+
+@dataclass(frozen=True)
 class Pass:
-    """One forward pass. `rotary` holds cos and sin; `mask` [B, 1, T, N] is added to
-    attention scores; where it is None, `causal` decides."""
+    """One forward pass. `rotary` holds cos and sin; `mask` [B, 1, T, N] is added to attention scores; where it is None,
+    `causal` decides. `coda_group` says which of the cache's coda slots belong to the reading at hand (one per row, or an int)."""
 
     span: Span
     rotary: tuple[Tensor, Tensor] | None
@@ -34,12 +45,19 @@ class Pass:
     causal: bool
     cache: LoopCache | None = None
     tap: Tap | None = None
+    coda_group: int | Tensor = 0
 
     def see(self, name: str, value: Tensor, place: Place) -> Tensor:
         """Shows a tensor to the tap, and returns what the tap makes of it."""
         if self.tap is None:
             return value
         return self.tap(name, value, stack=place.stack, step=place.step, layer=place.layer)
+
+    def at_reading(self, reading: Reading | None) -> Pass:
+        """Returns the pass as the coda sees it at a reading; on a cache it says which of the coda's slots are meant."""
+        if self.cache is None:
+            return self
+        return replace(self, coda_group=self.cache.begin_reading(reading))
 
     def rows(self, index: Tensor) -> Pass:
         """Returns the pass of the batch rows that `index` [N] names, in that order, a row as often as it is named; no cache."""

@@ -175,20 +175,29 @@ def weight_bytes(config: LoopedConfig, dtype: torch.dtype) -> int:
 
 
 def cache_bytes(
-    config: LoopedConfig, *, depth: int | None = None, batch: int = 1, context: int = 1, policy: str = "every", dtype: torch.dtype
+    config: LoopedConfig,
+    *,
+    depth: int | None = None,
+    batch: int = 1,
+    context: int = 1,
+    policy: str = "every",
+    readings: int = 1,
+    dtype: torch.dtype,
 ) -> dict[str, int]:
     """Returns the bytes a LoopCache of `batch` × `context` tokens holds: "keys and values", "running sums" and "total".
 
-    A slot per prelude and coda layer and per core layer of each step kept by the policy, with 2·Hk·K numbers per token.
-    The controller's prefix and chunk pooling add 2·style running sums per token and step, in float32 at least.
+    A slot per prelude layer, per core layer of each step kept by the policy and per coda layer of each reading, with 2·Hk·K
+    numbers per token. There is one reading unless step logits are asked for (`output_steps`, or a `select` that mixes logits):
+    then there are as many as steps. The controller's prefix and chunk pooling add 2·style running sums per token and step, in float32 at least.
     """
     steps = config.check_depth(depth) if config.is_looped else 0
     share = LoopCache(config, policy=policy).share
-    steps = steps if share is None else min(steps, share)
-    slots = config.prelude_layers + config.coda_layers + steps * config.core_layers
+    steps, readings = (n if share is None else min(n, share) for n in (steps, readings))
+    slots = config.prelude_layers + readings * config.coda_layers + steps * config.core_layers
     tokens = batch * context
     keys = 2 * slots * tokens * config.num_key_value_heads * config.head_dim * dtype.itemsize
-    widths: list[int] = [_runs(a, steps) * a.state_proj.out_features for _, a in _adapters(config) if _keeps_sums(a)]
+    runs = {"prelude": 1, "core": steps, "coda": readings}
+    widths: list[int] = [runs[a.stack] * a.state_proj.out_features for _, a in _adapters(config) if _keeps_sums(a)]
     sums = tokens * sum(widths) * torch.promote_types(dtype, torch.float32).itemsize
     return {"keys and values": keys, "running sums": sums, "total": keys + sums}
 

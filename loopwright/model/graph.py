@@ -47,17 +47,13 @@ class DecodeGraph:
         if positions is not None:
             self.positions.copy_(positions)
         self.graph.replay()
-        cache.row_lengths = [n + 1 for n in cache.row_lengths]
-        slots = cache.once + self.depth * self.model.config.core_layers
-        cache.filled = [cache.length if i < slots else n for i, n in enumerate(cache.filled)]
+        self._count(cache)
         if cache.next_position is not None:
             cache.next_position = self.positions
         self.left = _standing(cache)
         return self.logits.clone()
 
     def _capture(self, cache: LoopCache) -> None:
-        # a capture runs the Python code once; what it counts on the host must not stay counted
-        filled, cache.filled = cache.filled, [cache.capacity] * len(cache.filled)
         kept = [t.clone() for t in self._moving()]
         side = torch.cuda.Stream(device=self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
@@ -70,7 +66,14 @@ class DecodeGraph:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.logits = self._pass(cache)
-        cache.filled = filled
+
+    def _count(self, cache: LoopCache) -> None:
+        """Counts on the host what a replay ran: a replay runs no Python code."""
+        cache.filled.begin()
+        for t in range(self.depth if self.model.config.is_looped else 0):
+            cache.begin_step(t)
+        cache.begin_reading(self.depth)
+        cache.count(1)
 
     def _moving(self) -> list[Tensor]:
         book = self.ledger
@@ -84,11 +87,12 @@ class DecodeGraph:
         span = Span(self.rows, 1, cache.capacity - 1, self.positions, index, self.first, book.valid, self.segment)
         e, p = self.model.embed_at(self.model.token_vectors(self.token), span, cache=cache)
         *_, s = self.model.unroll(e, self.depth, p, state=self.model.start_state(e, p, self.seed))
-        logits = self.model.read_out(s, p)
+        logits = self.model.read_out(s, p, reading=self.depth)
         for counter in (index, self.positions, book.lengths):
             counter.add_(1)
         return logits
 
 
-def _standing(cache: LoopCache) -> tuple[int, tuple[int, ...]]:
-    return cache.keys.data.data_ptr(), tuple(cache.row_lengths)
+def _standing(cache: LoopCache) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns where the storage lies and how long the rows are: a captured pass writes to these addresses."""
+    return tuple(table.data.data_ptr() for table in cache.tables.values()), tuple(cache.row_lengths)

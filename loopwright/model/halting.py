@@ -35,6 +35,8 @@ class HaltingHead(Part):
 class NoHalting(Part):
     """Every step runs and the last one answers."""
 
+    mixes = None
+
     def __init__(self, config: LoopedConfig) -> None:
         super().__init__()
 

@@ -22,7 +22,7 @@ from loopwright.model.attention import Rotary
 from loopwright.model.block import Block
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
-from loopwright.model.context import Pass, Place
+from loopwright.model.context import Pass, Place, Reading
 from loopwright.model.gate import GATES
 from loopwright.model.generation import LoopGenerationMixin
 from loopwright.model.halting import HALTINGS
@@ -30,12 +30,12 @@ from loopwright.model.injection import INJECTIONS
 from loopwright.model.norm import build_norm
 from loopwright.model.output import LoopedOutput, shifted_loss, weighted_sum
 from loopwright.model.part import Part, StepIndex
+from loopwright.model.selection import check_select, mixes_states, pick, readings_of
 from loopwright.model.span import Span, place_tokens
 from loopwright.model.state import STATES
 from loopwright.model.tap import Tap
 from loopwright.settings import build_kind
 
-SELECTIONS = ("last", "hub", "expected")
 StepRunner = Callable[[Tensor, Tensor, int, Pass], Tensor]
 
 
@@ -106,9 +106,9 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
             rows, length, x.device,
             cache=cache, attention_mask=attention_mask, position_ids=position_ids, segment_ids=segment_ids,
         )  # fmt: skip
+        self._check_positions(span)
         if cache is not None:
             cache.reserve(span, depth, x)
-        self._check_positions(span)
         return self.embed_at(x, span, cache=cache, tap=tap)
 
     def embed_at(self, x: Tensor, span: Span, *, cache: LoopCache | None = None, tap: Tap | None = None) -> tuple[Tensor, Pass]:
@@ -142,8 +142,13 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
         return self.state(e, p.span.positions, seed)
 
     def step(self, s: Tensor, e: Tensor, t: int | Tensor, p: Pass) -> Tensor:
-        """Returns the state after step `t`, an int or one index per row [B]: what the next step takes in."""
+        """Returns the state after step `t`, an int or one index per row [B]: what the next step takes in.
+
+        A cache keeps what a row's step wrote last: a row that waits for others repeats its step from the same state.
+        """
         index = self._step_index(t)
+        if p.cache is not None:
+            p.cache.begin_step(t)
         adapt = self._adaptation("core", index, s, p)
         x = self.injection(s, e, index)
         if adapt is not None:
@@ -174,8 +179,13 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
             s = step(s, e, t, p)
             yield s
 
-    def features(self, s: Tensor, p: Pass, *, keep: int = 0) -> Tensor:
-        """Returns what the head reads of a state: coda and final norm; of the last `keep` positions where that is above 0."""
+    def features(self, s: Tensor, p: Pass, *, reading: Reading | None = None, keep: int = 0) -> Tensor:
+        """Returns what the head reads of a state: coda and final norm; of the last `keep` positions where that is above 0.
+
+        `reading` says after how many steps the state stands (one number, or one per row [B]). The coda's keys depend on it, so a
+        pass on a cache needs it where there is a coda.
+        """
+        p = p.at_reading(reading)
         x = self.norm(s) if self.config.end_norm == "last" else s
         x, adapt = self._enter("coda", x, p)
         for layer, block in enumerate(self.coda):
@@ -186,9 +196,9 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
         """Returns the logits of features."""
         return p.see("logits", self.lm_head(features), Place("coda", 0, len(self.coda)))
 
-    def read_out(self, s: Tensor, p: Pass, *, keep: int = 0) -> Tensor:
-        """Returns the logits of a state; of the last `keep` positions only, where that is above zero."""
-        return self.head(self.features(s, p, keep=keep), p)
+    def read_out(self, s: Tensor, p: Pass, *, reading: Reading | None = None, keep: int = 0) -> Tensor:
+        """Returns the logits of a state; of the last `keep` positions only, where that is above zero. `reading`: see `features`."""
+        return self.head(self.features(s, p, reading=reading, keep=keep), p)
 
     def _enter(self, stack: str, x: Tensor, p: Pass) -> tuple[Tensor, Adaptation | None]:
         """Returns what enters a stack that runs once, and what its adapters do there."""
@@ -226,12 +236,15 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
         probability reaches its threshold ("hub", Ouro's released rule); or the mean by exit probability ("expected").
         """
         depth = self.config.check_depth(depth)
-        self._check_select(select)
+        check_select(select, self.halting)
         if output_attentions or output_hidden_states:
             raise ValueError("output_attentions, output_hidden_states: not offered; use output_steps=True or a tap")
         if labels is not None and logits_to_keep:
             raise ValueError(f"labels: given with logits_to_keep={logits_to_keep}; the loss needs the logits of every token")
         past_key_values = self._usable_cache(past_key_values, use_cache)
+        readings = readings_of(select, self.halting, depth, output_steps)
+        if past_key_values is not None:  # refused before anything is written
+            past_key_values.check(depth if self.config.is_looped else 0, readings)
         simple = not output_steps and select == "last" and tap is None and labels is None
         if simple and attention_mask is None and segment_ids is None and initial_state is None and input_ids is not None:
             replayed = self.replay(input_ids, past_key_values, depth, position_ids, state_seed)
@@ -242,33 +255,32 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
             inputs_embeds=inputs_embeds, cache=past_key_values, tap=tap,
         )  # fmt: skip
         state = self._first_state(e, p, initial_state, state_seed)
-        keeps = output_steps or (select == "expected" and self._mixes("states"))
-        reads = output_steps or (select != "last" and self._mixes("logits"))
+        if past_key_values is not None:
+            past_key_values.make_room(readings)
+        wanted, keeps = set(readings), output_steps or mixes_states(select, self.halting)
         states: list[Tensor] = []
         halts: list[Tensor] = []
         step_logits: list[Tensor] = []
         x: Tensor | None = None
-        for s in self.unroll(e, depth, p, state=state):
+        for steps, s in enumerate(self.unroll(e, depth, p, state=state), start=1):
             if self.config.halting["kind"] != "none":
                 halts.append(self.halting.value(s))
             if keeps:
                 states.append(s)
-            if reads:
-                x = self.features(s, p, keep=logits_to_keep)
+            if steps in wanted:
+                x = self.features(s, p, reading=steps, keep=logits_to_keep)
                 step_logits.append(self.head(x, p))
         exit_probs = self.halting(torch.cat(halts, dim=-1)) if halts else None
-        if select == "expected" and self._mixes("states"):
-            s = weighted_sum(exit_probs, states)
-            x = None
-        if x is None:
-            x = self.features(s, p, keep=logits_to_keep)
+        if mixes_states(select, self.halting):
+            x = self.features(weighted_sum(exit_probs, states), p, reading=readings[-1], keep=logits_to_keep)
             logits = self.head(x, p)
         else:
-            logits = self._pick(step_logits, exit_probs, select, logits_to_keep)
-        if past_key_values is not None:
+            logits = pick(step_logits, exit_probs, select, self.halting, logits_to_keep)
+        loss = None if labels is None else shifted_loss(logits, labels)
+        if past_key_values is not None:  # last: a pass that fails leaves the cache as it was
             past_key_values.advance(p.span)
         return LoopedOutput(
-            loss=None if labels is None else shifted_loss(logits, labels),
+            loss=loss,
             logits=logits,
             past_key_values=past_key_values,
             states=tuple(states) if output_steps else None,
@@ -300,29 +312,6 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
         last = int(span.positions.max())
         if last >= limit:
             raise ValueError(f"input: position {last}; learned positions end at max_position_embeddings={limit}")
-
-    def _pick(self, step_logits: list[Tensor], exit_probs: Tensor | None, select: str, keep: int) -> Tensor:
-        """Returns the logits that `select` takes from those of all steps."""
-        if select == "last":
-            return step_logits[-1]
-        assert exit_probs is not None
-        weights = exit_probs[:, -keep:] if keep else exit_probs
-        if select == "expected":
-            return weighted_sum(weights, step_logits)
-        chosen = self.halting.exit_step(weights)[..., None, None]
-        stacked = torch.stack(step_logits, dim=-2)
-        return stacked.gather(-2, chosen.expand(*chosen.shape[:-1], stacked.shape[-1])).squeeze(-2)
-
-    def _mixes(self, what: str) -> bool:
-        return self.config.halting["kind"] != "none" and self.halting.mixes == what
-
-    def _check_select(self, select: str) -> None:
-        if select not in SELECTIONS:
-            raise ValueError(f"select: {select!r}; allowed: {', '.join(SELECTIONS)}")
-        if select != "last" and self.config.halting["kind"] == "none":
-            raise ValueError(f"select: {select!r} needs learned halting, and this model has none; allowed: last")
-        if select == "hub" and not self._mixes("logits"):
-            raise ValueError("select: 'hub' is the exit gate's rule; this model halts by ACT; allowed: last, expected")
 
     def _step_index(self, t: int | Tensor) -> StepIndex:
         limit = self.config.max_steps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -36,9 +38,9 @@ class SlotTable:
         """Replaces the rows by the chosen ones, in that order."""
         self._hold(self.data.index_select(1, rows.to(self.data.device)))
 
-    def copy_row(self, row: int, other: SlotTable, other_row: int, length: int) -> None:
-        """Copies the first `length` tokens of a row of another table, in all of its slots."""
-        self.data[: other.data.shape[0], row, :length] = other.data[:, other_row, :length]
+    def copy_row(self, row: int, other: SlotTable, other_row: int, length: int, slots: Sequence[int]) -> None:
+        """Copies the first `length` tokens of a row of another table; `slots` are those here that its slots stand for."""
+        self.data[torch.tensor(slots, device=self.data.device), row, :length] = other.data[:, other_row, :length].to(self.data)
 
     def at(self, slot: int | Tensor, index: Tensor) -> Tensor:
         """Returns the entries [B, …] at one token index per row, of one slot or one per row."""

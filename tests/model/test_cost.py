@@ -212,7 +212,20 @@ def test_cache_bytes_equal_the_storage_of_a_pass(name: str, policy: str, dtype: 
         model(torch.randint(0, config.vocab_size, (2, 20)), depth=depth, past_key_values=cache)
     expected = cache_bytes(config, depth=depth, batch=2, context=20, policy=policy, dtype=dtype)
     assert expected["total"] == cache.storage_bytes
-    assert expected["running sums"] == sum(table.bytes for name, table in cache.tables.items() if name.startswith("adapters"))
+    assert expected["running sums"] == sum(table.bytes for name, table in cache.tables.items() if name[1].startswith("adapters"))
+
+
+@pytest.mark.parametrize("policy", ["every", "last", "share(2)"])
+@pytest.mark.parametrize("name", ["huginn-tiny", "adapters on every stack"])
+def test_cache_bytes_of_a_pass_that_reads_every_step(name: str, policy: str) -> None:
+    config = VARIANTS[name]
+    cache = lw.LoopCache(config, capacity=20, policy=policy)
+    with torch.no_grad():
+        ids = torch.randint(0, config.vocab_size, (2, 20))
+        lw.LoopedForCausalLM(config).eval()(ids, depth=3, output_steps=True, past_key_values=cache)
+    given = {"depth": 3, "batch": 2, "context": 20, "policy": policy, "dtype": FLOAT}
+    assert cache_bytes(config, readings=3, **given)["total"] == cache.storage_bytes
+    assert (cache_bytes(config, **given)["total"] < cache.storage_bytes) == (policy != "last")
 
 
 def test_weight_bytes() -> None:

@@ -46,10 +46,14 @@ def test_rows_at_their_own_depths_decode_with_one_cache(name):
     del first  # a pass without the cache must not disturb it
     one = model.step(s, e, torch.tensor([0, 0]), p)
     two = model.step(torch.stack([one[0], s[1]]), e, torch.tensor([1, 0]), p)
-    done = model.step(torch.stack([two[0], two[1]]), e, torch.tensor([1, 1]), p)
-    # row 0 repeated its last step on another state, so only row 1's result is the ordinary one at that point
-    logits = model.read_out(torch.stack([two[0], done[1]]), p)
+    # row 0 waits: it repeats its last step from the same state, so that its keys stay as they are
+    done = model.step(torch.stack([one[0], two[1]]), e, torch.tensor([1, 1]), p)
+    logits = model.read_out(done, p, reading=2)
     assert gap(logits[:, 0], model(ids, depth=2).logits[:, -1]) < 1e-5
+    cache.advance(p.span)
+    more = ids_of(model, 2, 3, seed=5)
+    want = model(torch.cat([ids, more], 1), depth=2).logits[:, 6:]
+    assert gap(model(more, depth=2, past_key_values=cache).logits, want) < 1e-5
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -189,15 +193,17 @@ def test_loss_shifts_once():
 @torch.no_grad()
 def test_without_adapters_runs_the_layers_once(name):
     model = noisy(name)
-    plain = model.without_adapters()
     ids = ids_of(model, 2, 6)
+    before = {name: p.data_ptr() for name, p in model.named_parameters()}
+    values = {name: p.clone() for name, p in model.named_parameters()}
+    plain = model.without_adapters()
     assert not plain.config.is_looped
     assert plain.prelude[0] is (model.prelude[0] if len(model.prelude) else model.core[0])
     assert plain(ids).logits.isfinite().all()
     with pytest.raises(ValueError, match="dense model"):
         plain(ids, depth=2)
-    before = sum(p.data_ptr() for p in model.parameters())
-    assert sum(p.data_ptr() for p in model.parameters()) == before
+    assert {name: p.data_ptr() for name, p in model.named_parameters()} == before
+    assert all(torch.equal(p, values[name]) for name, p in model.named_parameters())
     assert {p.data_ptr() for p in plain.parameters()} <= {p.data_ptr() for p in model.parameters()}
 
 

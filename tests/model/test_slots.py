@@ -41,10 +41,10 @@ def test_rows_are_chosen_and_copied():
     was = a.data.clone()
     a.choose_rows(torch.tensor([1, 1]))
     assert torch.equal(a.data, was[:, [1, 1]])
-    a.copy_row(0, b, 0, 2)
-    assert torch.equal(a.data[0, 0, :2], b.data[0, 0, :2])
-    assert torch.equal(a.data[0, 0, 2], was[0, 1, 2])
-    assert torch.equal(a.data[1], was[1, [1, 1]])
+    a.copy_row(0, b, 0, 2, [1])
+    assert torch.equal(a.data[1, 0, :2], b.data[0, 0, :2])
+    assert torch.equal(a.data[1, 0, 2], was[1, 1, 2])
+    assert torch.equal(a.data[0], was[0, [1, 1]])
 
 
 def test_gradients_pass_plainly_and_are_refused_elsewhere():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import loopwright as lw
 from loopwright.model.cache import LoopCache
+from loopwright.model.context import Pass, Place
 from loopwright.model.span import place_tokens
 
 CONFIG = lw.preset("ouro-1.4b-tiny")
@@ -55,9 +56,10 @@ def test_chunked_spans_equal_the_definition(case):
             attention_mask=mask[:, :end], segment_ids=ids[:, start:end],
         )  # fmt: skip
         cache.reserve(span, 1, values)
-        carried = cache.carried_sum("x", 0, span, values)
+        p = Pass(span, None, None, True, cache)
+        carried = cache.carried_sum("x", Place("core", 0, 0), p, values)
         sums = span.document_sum(values[:, start:end], carried)
-        cache.write_sum("x", 0, sums, span)
+        cache.write_sum("x", Place("core", 0, 0), sums, p)
         visible, causal = span.mask(None)
         ordinal = span.ordinal().expand(rows, -1)
         for b in range(rows):

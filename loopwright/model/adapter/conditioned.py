@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from loopwright.model.adapter.effects import Adapter
 from loopwright.model.adapter.pooling import POOLINGS
 from loopwright.model.adapter.target import Site
-from loopwright.model.context import Pass
+from loopwright.model.context import Pass, Place
 from loopwright.model.part import StepIndex, take
 from loopwright.settings import refuse_unknown
 
@@ -62,7 +62,7 @@ class Conditioned(Adapter):
             s = F.rms_norm(s, (s.shape[-1],), eps=1e-6)
         # the projection is linear, so pooling may come after it, at its fewer channels
         x = s[..., :0] if proj is None else proj(s)
-        return POOLINGS[self.pooling](x, self.key, step.t if self.stack == "core" else None, p, self.chunk)
+        return POOLINGS[self.pooling](x, self.key, Place(self.stack, step.t, 0), p, self.chunk)
 
     def place(self, table: Tensor, step: StepIndex, like: Tensor) -> Tensor:
         """Returns the row of a step's table [S, W] for every token of `like` [B, T, …]."""

@@ -5,6 +5,7 @@ import torch
 
 from loopwright.model.adapter.pooling import POOLINGS
 from loopwright.model.cache import LoopCache
+from loopwright.model.context import Place
 from tests.cases import gap, noisy
 
 CAUSAL = ["prefix", "chunk", "token", "none"]
@@ -40,7 +41,7 @@ def test_pooling_is_its_definition(pooling):
     mask[0, 10] = 0
     _, p = model.embed(ids, attention_mask=mask, segment_ids=segments)
     x = torch.randn(2, 11, 8)
-    got = POOLINGS[pooling](x, "k", 0, p, 4)
+    got = POOLINGS[pooling](x, "k", Place("core", 0, 0), p, 4)
     documents = [[list(range(6)), list(range(6, 10))], [list(range(2, 11))]]
     for row in range(2):
         expected = slow_pool(x[row], documents[row], pooling)

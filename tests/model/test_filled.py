@@ -1,0 +1,75 @@
+"""Filled: rows fall behind where a pass leaves them out, and come back by crop, free and admission alone."""
+
+from loopwright.model.filled import Filled
+
+CORE, CODA = ("core", 1), ("coda", 2)
+
+
+def after(*passes: tuple[list[int], dict]) -> Filled:
+    """Returns the books after passes of one token over rows of these lengths, each at groups with their rows (None: all)."""
+    filled = Filled()
+    for lengths, groups in passes:
+        filled.begin()
+        for group, rows in groups.items():
+            assert filled.short(group, rows, lengths) is None
+            filled.ran(group, rows, lengths)
+        filled.advance(lengths)
+    return filled
+
+
+def test_a_group_that_every_pass_runs_misses_nothing():
+    filled = after(([0, 0], {CORE: None}), ([1, 1], {CORE: None}))
+    assert filled.missing == {CORE: {}}
+    assert filled.short(CORE, None, [2, 2]) is None
+
+
+def test_a_group_never_run_is_short_where_a_row_holds_tokens():
+    filled = Filled()
+    assert filled.short(CORE, None, [0, 0]) is None
+    assert filled.short(CORE, None, [0, 3]) == (1, 0)
+    assert filled.short(CORE, [0], [0, 3]) is None
+
+
+def test_only_the_rows_left_out_fall_behind():
+    filled = after(([0, 0], {CORE: None}), ([1, 1], {CORE: [1]}))
+    assert filled.short(CORE, None, [2, 2]) == (0, 1)
+    assert filled.short(CORE, [1], [2, 2]) is None
+    assert filled.short(CORE, [0], [2, 2]) == (0, 1)
+    later = after(([0, 0], {CORE: [0]}), ([1, 1], {CODA: []}))
+    assert later.missing == {CORE: {0: 1, 1: 0}, CODA: {0: 0, 1: 0}}
+
+
+def test_a_pass_that_was_not_finished_counts_nothing():
+    filled = after(([0], {CORE: None, CODA: None}))
+    filled.begin()
+    filled.ran(CORE, None, [1])
+    filled.ran(CODA, None, [1])  # and here the pass failed
+    filled.begin()
+    filled.ran(CORE, None, [1])
+    filled.advance([1])
+    assert filled.short(CORE, None, [2]) is None
+    assert filled.short(CODA, None, [2]) == (0, 1)
+
+
+def test_crop_brings_back_what_holds_as_many():
+    filled = after(([0, 0], {CORE: None}), ([1, 1], {CORE: [1]}), ([2, 2], {}))
+    assert filled.missing[CORE] == {0: 1, 1: 2}
+    filled.crop([2, 2])
+    assert filled.missing[CORE] == {0: 1}
+    filled.crop([1, 2])
+    assert filled.missing[CORE] == {}
+
+
+def test_rows_are_chosen_with_what_they_miss():
+    filled = after(([0, 0], {CORE: None}), ([1, 1], {CORE: [1]}))
+    filled.choose_rows([1, 0, 0])
+    assert filled.missing[CORE] == {1: 1, 2: 1}
+
+
+def test_admission_takes_over_what_the_row_misses():
+    here = after(([0, 0], {CORE: None}))
+    other = after(([0, 0], {CODA: None}), ([1, 1], {CODA: [0]}))
+    here.admit(0, other, 1, [2, 1])
+    assert here.missing == {CORE: {0: 0}, CODA: {0: 1, 1: 0}}
+    here.admit(0, after(([0], {CORE: None, CODA: None})), 0, [1, 1])
+    assert here.missing == {CORE: {}, CODA: {1: 0}}
