@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import loopwright as lw
+from loopwright.model.filled import Filled, Group
 
 HERE = Path(__file__).parent
 ROOTS = (HERE / "golden", HERE.parent.parent / "shared" / "golden")
@@ -33,3 +35,24 @@ def noisy(name: str, *, seed: int = 0, std: float = 1.0, **changes: Any) -> lw.L
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * std * max(parameter.std().item() if parameter.numel() > 1 else 0.0, 0.1))
     return model
+
+
+def plant_one_coda_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plants a defect: the coda has one group of slots for all readings, and none is ever missed."""
+    begin = lw.LoopCache.begin_reading
+    monkeypatch.setattr(lw.LoopCache, "begin_reading", lambda self, reading: begin(self, 1))
+    check = lw.LoopCache.check
+    monkeypatch.setattr(lw.LoopCache, "check", lambda self, depth, readings: check(self, depth, ()))
+
+
+def plant_marks_of_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plants a defect: a step of rows at their own steps counts as a run of every row at every step."""
+    ran = Filled.ran
+
+    def all_of_them(self: Filled, group: Group, rows: list[int] | None, lengths: list[int]) -> None:
+        ran(self, group, rows, lengths)
+        if rows is not None:
+            self.missing |= {("core", t): {} for t in range(16)}
+            self._ran |= dict.fromkeys(self.missing)
+
+    monkeypatch.setattr(Filled, "ran", all_of_them)
