@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
+from loopwright.evaluate.cached import depth_on_a_cache, steps_on_a_cache
 from loopwright.evaluate.probes import Probe
 from loopwright.evaluate.sequence import (
     batch_invariance,
@@ -220,6 +221,8 @@ CHECKS: dict[str, Callable[[Probe], Verdict]] = {
     "right padding": right_padding,
     "cached = uncached": cached,
     "chunked prefill": chunked_prefill,
+    "steps on a cache": steps_on_a_cache,
+    "depth on a cache": depth_on_a_cache,
     "generation": generation,
     "label alignment": label_alignment,
     "gradients": gradients,

@@ -7,7 +7,7 @@ forward; loopwright models offer everything.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,11 +33,12 @@ SEED = 20_250
 
 @dataclass(frozen=True)
 class Answer:
-    """What one call gave: logits [B, T, V], and loss and cache where the model returns them."""
+    """What one call gave: logits [B, T, V], and loss, cache and the logits of each step where the model returns them."""
 
     logits: Tensor
     loss: Tensor | None
     cache: Any
+    steps: tuple[Tensor, ...] | None
 
 
 class Probe:
@@ -140,11 +141,15 @@ class Probe:
 
     def cached_logits(self, ids: Tensor, chunks: list[int]) -> Tensor:
         """Returns the logits of a pass in chunks of these lengths, each after the cache of those before."""
+        return torch.cat([answer.logits for answer in self.cached_answers(ids, [(length, {}) for length in chunks])], dim=1)
+
+    def cached_answers(self, ids: Tensor, chunks: Sequence[tuple[int, Mapping[str, Any]]]) -> Iterator[Answer]:
+        """Yields the answers to chunks of these lengths, each with its own options, after the cache of those before."""
         self.need("past_key_values")
         torch.manual_seed(SEED)
-        parts, cache, start = [], None, 0
-        for length in chunks:
-            given: dict[str, Any] = {"use_cache": True} if self.offers("use_cache") else {}
+        cache, start = None, 0
+        for length, options in chunks:
+            given: dict[str, Any] = {**({"use_cache": True} if self.offers("use_cache") else {}), **options}
             if cache is not None:
                 given["past_key_values"] = cache
             given |= self._positions(torch.arange(start, start + length, device=self.device).expand(len(ids), -1))
@@ -152,8 +157,7 @@ class Probe:
             if answer.cache is None:
                 raise NotOfferedError("forward takes past_key_values, but returned none")
             cache, start = answer.cache, start + length
-            parts.append(answer.logits)
-        return torch.cat(parts, dim=1)
+            yield answer
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -177,7 +181,7 @@ class Probe:
             )
         if not logits.is_floating_point():
             raise TypeError(f"check: logits are {logits.dtype}; allowed: floating point")
-        return Answer(logits, find_loss(output), find_cache(output))
+        return Answer(logits, find_loss(output), find_cache(output), find_steps(output))
 
     def _positions(self, positions: Tensor) -> dict[str, Tensor]:
         """Returns the explicit positions that a foreign model is owed; loopwright's finds its own."""
@@ -259,6 +263,12 @@ def find_cache(output: Any) -> Any:
     if isinstance(output, tuple | list):
         return next((item for item in output if item is not None and not isinstance(item, Tensor)), None)
     return None if isinstance(output, Tensor) else _field(output, "past_key_values")
+
+
+def find_steps(output: Any) -> tuple[Tensor, ...] | None:
+    """Returns the logits of each step of what a forward returned: `.step_logits`."""
+    found = None if isinstance(output, Tensor | tuple | list) else _field(output, "step_logits")
+    return None if found is None else tuple(found)
 
 
 def _field(output: Any, name: str) -> Any:

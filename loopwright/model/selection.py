@@ -18,10 +18,16 @@ def check_select(select: str, halting: Any) -> None:
     """Raises a ValueError where a model with this halting cannot answer so."""
     if select not in SELECTIONS:
         raise ValueError(f"select: {select!r}; allowed: {', '.join(SELECTIONS)}")
-    if select != "last" and halting.mixes is None:
+    if select in rules_of(halting):
+        return
+    if halting.mixes is None:
         raise ValueError(f"select: {select!r} needs learned halting, and this model has none; allowed: last")
-    if select == "hub" and halting.mixes != "logits":
-        raise ValueError("select: 'hub' is the exit gate's rule; this model halts by ACT; allowed: last, expected")
+    raise ValueError("select: 'hub' is the exit gate's rule; this model halts by ACT; allowed: last, expected")
+
+
+def rules_of(halting: Any) -> tuple[str, ...]:
+    """Returns the rules that a model with this halting can follow."""
+    return {None: ("last",), "states": ("last", "expected"), "logits": SELECTIONS}[halting.mixes]
 
 
 def mixes_states(select: str, halting: Any) -> bool:

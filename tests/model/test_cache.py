@@ -6,6 +6,7 @@ import torch
 import loopwright as lw
 from loopwright.model.cache import LoopCache
 from loopwright.model.context import Expected, Place
+from loopwright.model.selection import rules_of
 from tests.cases import gap, noisy
 
 PRESETS = ["ouro-1.4b-tiny", "huginn-tiny", "asura-tiny", "ouroboros-qwen2.5-3b-tiny"]
@@ -237,8 +238,7 @@ def with_coda(which: str) -> lw.LoopedForCausalLM:
 def test_step_logits_and_rules_on_a_cache_equal_the_uncached_ones(which):
     model = with_coda(which)
     ids = ids_of(model, 2, 10)
-    rules = {"none": ["last"], "exit": ["last", "expected", "hub"], "act": ["last", "expected"]}[model.config.halting["kind"]]
-    for select in rules:
+    for select in rules_of(model.halting):
         full = model(ids, output_steps=True, select=select)
         for output_steps in (True, False):
             cache = LoopCache(model.config)
