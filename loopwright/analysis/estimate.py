@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-from pathlib import Path
-
 import torch
 
 from loopwright.analysis.maps import CHUNK
@@ -13,7 +9,6 @@ from loopwright.analysis.places import Places
 from loopwright.model.config import LoopedConfig
 from loopwright.model.cost import inference_bytes, weight_bytes
 
-MEMORY = Path("/proc/meminfo")  # where Linux says what is available
 MAPS = 4  # of a chunk's size: scores, maps, those of the step before, and what is between
 
 
@@ -36,20 +31,6 @@ def trace_bytes(config: LoopedConfig, *, batch: int, length: int, depth: int, dt
         "maps": maps,
         "numbers": numbers,
     }
-
-
-def free_bytes(device: str) -> int | None:
-    """Returns the free memory of a device, what the system would give back of its caches included; None where nobody says."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.mem_get_info(torch.device(device))[0]
-    if MEMORY.is_file():
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", MEMORY.read_text(), re.MULTILINE)
-        if found:
-            return int(found[1]) * 1024
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
 
 
 def fitting_batch(config: LoopedConfig, *, batch: int, length: int, depth: int, dtype: torch.dtype, free: int) -> int:

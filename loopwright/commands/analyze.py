@@ -11,7 +11,7 @@ import torch
 
 from loopwright.analysis.closeup import PAIR_PROMPTS, PAIR_STEPS, pair_bytes, path_bytes
 from loopwright.analysis.edit import ablate_massive
-from loopwright.analysis.estimate import fitting_batch, free_bytes, trace_bytes
+from loopwright.analysis.estimate import fitting_batch, trace_bytes
 from loopwright.analysis.prompts import Prompt, drawn, read_prompts
 from loopwright.analysis.record import OutOfMemory, is_full
 from loopwright.analysis.report import count
@@ -23,6 +23,7 @@ from loopwright.commands.models import open_model, open_tokenizer, own_recipe
 from loopwright.commands.words import console, find_config, find_device, find_dtype, fitting_threads, need_weights, progress
 from loopwright.data.build import build_data
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.room import free_bytes
 from loopwright.run import RunFolder, write_json
 
 VALID = "valid"  # the prompts of a run folder that are its own validation rows

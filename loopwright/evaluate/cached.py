@@ -50,6 +50,7 @@ def depth_on_a_cache(probe: Probe) -> Verdict:
     if name is None:
         raise NotOfferedError(f"forward has none of {', '.join(DEPTH_NAMES)}")
     tally, ids, refused = probe.tally(), probe.ids(2, seed=4), 0
+    refusals = ValueError if probe.own is not None else Exception  # others' refusals have no one type
     changes = [pair for pair in CHANGES if max(pair) <= _deepest(probe)]
     half = ids.shape[1] // 2
     for before, after in changes:
@@ -57,7 +58,7 @@ def depth_on_a_cache(probe: Probe) -> Verdict:
         next(answers)
         try:
             got = next(answers).logits
-        except ValueError if probe.own is not None else Exception:  # others' refusals have no one type
+        except refusals:
             refused += 1
             continue
         tally.close(f"{name} {before}, then {after}", got, probe.logits(ids, options={name: after})[:, half:])
@@ -75,20 +76,25 @@ def _rows_at_their_own_steps(probe: Probe, model: LoopedForCausalLM, tally: Tall
     """Compares passes after a token that ran one step by one index per row; returns how many were refused."""
     half, refused = ids.shape[1] // 2, 0
     for depth in (1, 2):
-        cache = LoopCache(model.config)
-        model(ids[:, :half], depth=1, past_key_values=cache)
-        e, p = model.embed(ids[:, half : half + 1], cache=cache)
-        first = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
-        model.read_out(model.step(model.start_state(e, p), e, first, p), p, reading=first + 1)
-        cache.advance(p.span)
         try:
-            got = model(ids[:, half + 1 :], depth=depth, past_key_values=cache).logits
+            got = model(ids[:, half + 1 :], depth=depth, past_key_values=_one_index_per_row(model, ids, half)).logits
         except ValueError:
             refused += 1
             continue
         want = probe.logits(ids, options={"depth": depth})[:, half + 1 :]
         tally.close(f"a token at step 0 by one index per row, then depth {depth}", got, want)
     return refused
+
+
+def _one_index_per_row(model: LoopedForCausalLM, ids: Tensor, half: int) -> LoopCache:
+    """Returns a cache of half the tokens at depth 1, and of one more whose single step was given as one index per row."""
+    cache = LoopCache(model.config)
+    model(ids[:, :half], depth=1, past_key_values=cache)
+    e, p = model.embed(ids[:, half : half + 1], cache=cache)
+    first = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
+    model.read_out(model.step(model.start_state(e, p), e, first, p), p, reading=first + 1)
+    cache.advance(p.span)
+    return cache
 
 
 def _deepest(probe: Probe) -> int:

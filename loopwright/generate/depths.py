@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.room import check_room
 
 SHOWN_TOKENS = 3
+KEPT = 5  # float32 tables of steps × vocabulary: logits one by one and stacked, log-probabilities, probabilities, one between
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,19 @@ def next_token_by_depth(
         raise ValueError(f"next_token_by_depth: input_ids of shape {tuple(input_ids.shape)}; allowed: one row, [T] or [1, T]")
     if not 1 <= top <= model.config.vocab_size:
         raise ValueError(f"next_token_by_depth: top {top}; allowed: 1 to {model.config.vocab_size}, the vocabulary")
-    output = model(ids, depth=depth, output_steps=True, use_cache=False, state_seed=state_seed, logits_to_keep=1)
-    log_probs = torch.stack([logits[0, -1] for logits in output.step_logits]).float().log_softmax(-1)
+    steps = model.config.check_depth(depth)
+    what = f"next_token_by_depth: the logits of {steps:,} steps"
+    check_room(what, KEPT * 4 * steps * model.config.vocab_size, model.device, "take a lower depth")
+    e, p = model.embed(ids)
+    states = model.unroll(e, steps, p, state=model.start_state(e, p, state_seed))
+    logits = torch.stack([model.read_out(s, p, keep=1)[0, -1] for s in states]).float()
+    wrong = [t + 1 for t, row in enumerate(logits.isfinite().all(-1).tolist()) if not row]
+    if wrong:
+        raise ValueError(
+            f"next_token_by_depth: logits are not finite after {len(wrong)} of {steps} steps, first after step {wrong[0]}; "
+            "`loopwright check` looks for the cause (weights that are NaN, or values too large for the dtype)"
+        )
+    log_probs = logits.log_softmax(-1)
     probs = log_probs.exp()
     entropy = -(probs * log_probs).sum(-1)
     divergence = (probs * (log_probs - log_probs[-1])).sum(-1)

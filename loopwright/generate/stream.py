@@ -14,8 +14,10 @@ from transformers import PreTrainedTokenizerBase, TextStreamer
 
 from loopwright.model.looped import LoopedForCausalLM
 
+LONGEST_REASON = 200  # characters of what a chat template raised
+COLDEST = 1e-6  # logits are divided by the temperature in float32, which ends near 3e38
 LIMITS: dict[str, tuple[float, float, str]] = {
-    "temperature": (0, math.inf, "0 (greedy) or above"),
+    "temperature": (COLDEST, math.inf, f"0 (greedy), or at least {COLDEST}"),
     "top_p": (0, 1, "from 0 to 1"),
     "top_k": (1, math.inf, "a whole number of at least 1"),
     "min_p": (0, 1, "from 0 to 1"),
@@ -36,7 +38,7 @@ class Sampling:
         given = {name: value for name, value in vars(self).items() if value is not None}
         for name, value in given.items():
             low, high, words = LIMITS[name]
-            if not low <= value <= high:
+            if not low <= value <= high and (name, value) != ("temperature", 0):
                 raise ValueError(f"{name}: {value}; allowed: {words}")
         if not given or self.temperature == 0:
             return {"do_sample": False}
@@ -45,17 +47,21 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a generation cost. `seconds` covers reading the prompt too."""
+    """What a generation cost. `seconds` covers reading the prompt too; `context` is the model's, where it ended the text."""
 
     prompt_tokens: int
     tokens: int
     seconds: float
     depth: int | None  # None: a dense model
+    context: int | None = None
 
     def __str__(self) -> str:
         rate = self.tokens / self.seconds if self.seconds else 0.0
         depth = "dense" if self.depth is None else f"depth {self.depth}"
-        return f"{self.tokens} tokens, {rate:.1f} tokens/s, {depth}, after a prompt of {self.prompt_tokens}"
+        said = f"{self.tokens} tokens, {rate:.1f} tokens/s, {depth}, after a prompt of {self.prompt_tokens}"
+        if self.context is None:
+            return said
+        return f"{said}; stopped at the end of the model's context of {self.context} tokens (max_position_embeddings)"
 
 
 class _Writer(TextStreamer):
@@ -79,7 +85,14 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, prompt: str, vocab_size: int
     if tokenizer.chat_template is None:
         raise ValueError("chat: the tokenizer has no chat template; leave --chat out, or use an instruct model's folder")
     turn = [{"role": "user", "content": prompt}]
-    encoded: Any = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    try:
+        encoded: Any = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    except Exception as error:  # a template is a program of the folder: it raises what it likes
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(
+            f"chat: the tokenizer's chat template fails on a user's turn ({reason[:LONGEST_REASON]}); mend the template, or leave "
+            "--chat out"
+        ) from None
     return _checked(encoded["input_ids"], vocab_size)
 
 
@@ -103,9 +116,14 @@ def stream(
     seed: int | None = None,
     state_seed: int | None = None,
 ) -> Statistics:
-    """Generates after `input_ids` [1, T], handing text to `write` as it comes, and returns the statistics."""
+    """Generates after `input_ids` [1, T], handing text to `write` as it comes, and returns the statistics.
+
+    The text ends with the model's context: positions beyond it were never trained. The statistics say so where it happens.
+    """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: {max_new_tokens}; allowed: at least 1")
+    room = context_left(model, input_ids.shape[1])
+    allowed = max_new_tokens if room is None else min(max_new_tokens, room)
     steps = model.config.check_depth(depth) if model.config.is_looped or depth is not None else None
     given: dict[str, Any] = (sampling or Sampling()).options() | _endings(model, tokenizer)
     if depth is not None:
@@ -113,13 +131,29 @@ def stream(
     if state_seed is not None:
         given["state_seed"] = checked_seed(model, state_seed)
     if seed is not None:
-        torch.manual_seed(seed)
+        torch.manual_seed(_checked_whole(seed))
     ids = input_ids.to(model.device)
     begin = time.perf_counter()
     output = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, streamer=_Writer(tokenizer, write), **given
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=allowed, streamer=_Writer(tokenizer, write), **given
     )
-    return Statistics(ids.shape[1], output.shape[1] - ids.shape[1], time.perf_counter() - begin, steps)
+    made = output.shape[1] - ids.shape[1]
+    ended = made == allowed < max_new_tokens
+    context = model.config.max_position_embeddings if ended else None
+    return Statistics(ids.shape[1], made, time.perf_counter() - begin, steps, context)
+
+
+def context_left(model: LoopedForCausalLM, prompt_tokens: int) -> int | None:
+    """Returns how many tokens fit after a prompt into the model's context, None where positions have no end; raises where none."""
+    context = model.config.max_position_embeddings
+    if model.config.positions == "none":
+        return None
+    if prompt_tokens >= context:
+        raise ValueError(
+            f"prompt: {prompt_tokens} tokens leave no room in the model's context of {context} (max_position_embeddings); "
+            "shorten it, or take a model with a longer context"
+        )
+    return context - prompt_tokens
 
 
 def checked_seed(model: LoopedForCausalLM, state_seed: int) -> int:
@@ -128,6 +162,12 @@ def checked_seed(model: LoopedForCausalLM, state_seed: int) -> int:
     if kind != "noise":
         raise ValueError(f"state_seed: {state_seed} would change nothing; this model's state starts as {kind!r}, not as noise")
     return state_seed
+
+
+def _checked_whole(seed: int) -> int:
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed must be a whole number from -2**63 to 2**64 - 1 (got {seed})")
+    return seed
 
 
 def _endings(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

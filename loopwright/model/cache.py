@@ -15,6 +15,7 @@ A cache is for inference: gradients reach the tokens of the pass itself and stop
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,8 +25,9 @@ from torch import Tensor
 from transformers import Cache
 
 from loopwright.model.context import Expected, Pass, Place, Reading
-from loopwright.model.filled import Filled
+from loopwright.model.filled import Filled, refusal
 from loopwright.model.ledger import Ledger, plain_ledger
+from loopwright.model.room import check_room
 from loopwright.model.slots import SlotTable
 from loopwright.model.span import Span
 
@@ -98,7 +100,9 @@ class LoopCache(Cache):
 
     def check(self, depth: int, readings: Iterable[Reading]) -> None:
         """Raises where a pass of so many steps with these readings would need keys of earlier tokens that were never made."""
-        for t in range(depth if self.share is None else min(depth, self.share)):
+        if not self.length:
+            return
+        for t in range(min(depth, self.steps + 1)):  # no later step was ever run
             self._refuse_missing("core", t, None)
         for reading in readings if self.config.coda_layers else ():
             for one, rows in _by_row(reading):
@@ -111,12 +115,13 @@ class LoopCache(Cache):
                 raise ValueError(f"cache: it holds {len(self.row_lengths)} rows, the pass has {span.rows}")
             self._forget()  # nothing is held: what is there is the storage of a pass that failed
             self.row_lengths = [0] * span.rows
-        if span.extent > self.capacity:
+        capacity = self.capacity
+        if span.extent > capacity:
             if self.fixed:
-                raise ValueError(f"cache: {span.extent} tokens do not fit; this cache is fixed at {self.capacity}")
-            self.capacity = max(span.extent, 2 * self.capacity, 16)
+                raise ValueError(f"cache: {span.extent} tokens do not fit; this cache is fixed at {capacity}")
+            capacity = max(span.extent, 2 * capacity, 16)
         self.filled.begin()
-        self._make_steps(depth if self.share is None else min(depth, self.share), like)
+        self._make_steps(depth if self.share is None else min(depth, self.share), like, capacity)
         self._make_readings((), like)
 
     def make_room(self, readings: Iterable[Reading]) -> None:
@@ -135,8 +140,7 @@ class LoopCache(Cache):
             self.filled.ran(("core", slot), rows, self.row_lengths)
 
     def begin_reading(self, reading: Reading | None) -> int | Tensor:
-        """Begins a reading of all rows, or one per row [B]; returns the place of its slots among the coda's, one per row or an
-        int. Refused where a row misses earlier tokens of it."""
+        """Begins a reading, or one per row [B], where no row misses earlier tokens of it; returns which coda slots are its own."""
         if not self.config.coda_layers:
             return 0
         if reading is None:
@@ -159,8 +163,7 @@ class LoopCache(Cache):
         return self.tables[stack, KEYS].write(slot, key, p.span), self.tables[stack, VALUES].write(slot, value, p.span)
 
     def carried_sum(self, name: str, place: Place, p: Pass, like: Tensor) -> Tensor | None:
-        """Returns the running sum [B, W] of each row's last token at this place's step or reading, or None where nothing is
-        cached."""
+        """Returns the running sum [B, W] of each row's last token at a step or reading, or None where nothing is cached."""
         span = p.span
         if span.offset == 0:
             return None
@@ -190,8 +193,8 @@ class LoopCache(Cache):
         self.row_lengths = [n + length for n in self.row_lengths]
 
     def retire_graph(self) -> None:
-        """Drops the captured decode pass for good: something else moves the rows of this cache."""
-        self.graph, self.graphable = None, False
+        """Drops the captured decode pass, where there is one, for good: something else moves the rows of this cache."""
+        self.graph, self.graphable = None, self.graphable and self.graph is None
 
     def ledger(self, rows: int, device: torch.device) -> Ledger:
         """Returns the ledger, made from a plain cache's lengths where there was none yet, wide enough for the storage."""
@@ -204,7 +207,7 @@ class LoopCache(Cache):
     def crop(self, length: int) -> None:
         """Keeps the first `length` tokens of each row; zero or a negative number removes that many from the end."""
         before = self.length
-        self._moved()
+        self.retire_graph()
         self.row_lengths = [max(n + length, 0) if length <= 0 else min(n, length) for n in self.row_lengths]
         if self.next_position is not None:
             self.next_position = self.next_position - (before - self.length)
@@ -214,7 +217,7 @@ class LoopCache(Cache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Replaces the rows by the chosen ones, in that order (a row may be chosen twice or not at all)."""
-        self._moved()
+        self.retire_graph()
         order = beam_idx.tolist()
         self.row_lengths = [self.row_lengths[i] for i in order]
         self.filled.choose_rows(order)
@@ -235,7 +238,7 @@ class LoopCache(Cache):
         """Empties one row, so that another sequence can be admitted to it."""
         if not self.is_initialized:
             return
-        self._moved()
+        self.retire_graph()
         self._make_ledger()
         assert self._ledger is not None
         self.row_lengths[row] = 0
@@ -250,9 +253,8 @@ class LoopCache(Cache):
         length = other.row_lengths[other_row]
         if length > self.capacity and self.fixed:
             raise ValueError(f"cache: {length} tokens do not fit; this cache is fixed at {self.capacity}")
-        self._moved()
-        self.capacity = max(self.capacity, length)
-        self._make_steps(other.steps, other.keys.data)
+        self.retire_graph()
+        self._make_steps(other.steps, other.keys.data, length)
         self._make_readings(other.readings, other.keys.data)
         for (stack, name), theirs in other.tables.items():
             ours = self._table((stack, name), theirs.data.shape[3:], theirs.data)
@@ -305,11 +307,6 @@ class LoopCache(Cache):
     def _make_ledger(self) -> None:
         self._ledger = self.ledger(len(self.row_lengths), self.keys.data.device)
 
-    def _moved(self) -> None:
-        """Drops a captured decode pass, which knows nothing of rows that are cropped, reordered, freed or admitted."""
-        if self.graph is not None:
-            self.retire_graph()
-
     def _shared(self, at: Any) -> Any:
         """Returns what stands for a step or a reading under the policy."""
         if self.share is None:
@@ -323,12 +320,11 @@ class LoopCache(Cache):
         return p.coda_group if place.stack == "coda" else self._shared(place.step)
 
     def _slot(self, place: Place, p: Pass) -> int | Tensor:
-        group = self._group(place, p)
         if place.stack == "prelude":
             return place.layer
-        if place.stack == "coda":
-            return group * self.config.coda_layers + place.layer
-        return self.config.prelude_layers + group * self.config.core_layers + place.layer
+        config = self.config
+        first, layers = (0, config.coda_layers) if place.stack == "coda" else (config.prelude_layers, config.core_layers)
+        return first + self._group(place, p) * layers + place.layer
 
     def _refuse_missing(self, stack: str, at: int | Expected, rows: list[int] | None) -> None:
         short = self.filled.short((stack, self._shared(at)), rows, self.row_lengths)
@@ -336,30 +332,28 @@ class LoopCache(Cache):
             return
         row, held = short
         count = f"{held} of {self.row_lengths[row]} earlier tokens" + (f" of row {row}" if len(self.row_lengths) > 1 else "")
-        if stack == "core":
-            raise ValueError(
-                f"cache: step {at} holds {count}, so they were run less deep; keep one depth for a sequence, or use policy 'last'"
-            )
-        if isinstance(at, Expected):
-            where, how = f"the expected state of depth {at.depth}", "run them with select='expected' at that depth too"
-        else:
-            where, how = f"depth {at}", f"run them at depth={at} too, or at every depth with output_steps=True"
-        raise ValueError(f"cache: the coda read {count} at {where}; {how}, or use policy 'last'")
+        raise ValueError(refusal(stack, at, count))
 
-    def _make_steps(self, steps: int, like: Tensor) -> None:
-        self.steps = max(self.steps, steps)
-        heads = (self.config.num_key_value_heads, self.config.head_dim)
-        for name in (KEYS, VALUES):
-            self._table(("core", name), heads, like)
+    def _make_steps(self, steps: int, like: Tensor, capacity: int = 0) -> None:
+        before = self.steps, self.capacity
+        self.steps, self.capacity = max(self.steps, steps), max(self.capacity, capacity)
+        try:
+            self._make_keys("core", like)
+        except (ValueError, RuntimeError):  # no room: the cache stays as it was
+            self.steps, self.capacity = before
+            raise
 
     def _make_readings(self, keys: Iterable[int | Expected], like: Tensor) -> None:
         if not self.config.coda_layers:
             return
         for key in keys:
             self.readings.setdefault(key, len(self.readings))
-        heads = (self.config.num_key_value_heads, self.config.head_dim)
-        for name in (KEYS, VALUES) if self.readings else ():
-            self._table(("coda", name), heads, like)
+        if self.readings:
+            self._make_keys("coda", like)
+
+    def _make_keys(self, stack: str, like: Tensor) -> None:
+        for name in (KEYS, VALUES):
+            self._table((stack, name), (self.config.num_key_value_heads, self.config.head_dim), like)
 
     def _slots(self, stack: str, name: str) -> int:
         """Returns how many slots a table has: one per layer for keys and values, one per step or reading for running sums."""
@@ -371,10 +365,15 @@ class LoopCache(Cache):
 
     def _table(self, key: tuple[str, str], entry: tuple[int, ...], like: Tensor) -> SlotTable:
         shape = (self._slots(*key), len(self.row_lengths), self.capacity)
-        if key not in self.tables:
-            self.tables[key] = SlotTable((*shape, *entry), like)
-        self.tables[key].grow(*shape)
-        return self.tables[key]
+        table = self.tables.get(key)
+        if table is None or not table.holds(*shape):
+            wanted = math.prod((*shape, *entry)) * like.element_size() * (2 if key[1] == KEYS else 1)
+            what = "cache: {:,} slots of {} × {} tokens".format(*shape)
+            check_room(what, wanted, like.device, "take a lower depth, fewer tokens or rows, or policy 'last'")
+        if table is None:
+            table = self.tables[key] = SlotTable((*shape, *entry), like)
+        table.grow(*shape)
+        return table
 
 
 def _shared_steps(policy: str) -> int | None:

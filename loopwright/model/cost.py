@@ -188,7 +188,8 @@ def cache_bytes(
 
     A slot per prelude layer, per core layer of each step kept by the policy and per coda layer of each reading, with 2·Hk·K
     numbers per token. There is one reading unless step logits are asked for (`output_steps`, or a `select` that mixes logits):
-    then there are as many as steps. The controller's prefix and chunk pooling add 2·style running sums per token and step, in float32 at least.
+    then there are as many as steps. The controller's prefix and chunk pooling add 2·style running sums per token and step or
+    reading, in float32 at least.
     """
     steps = config.check_depth(depth) if config.is_looped else 0
     share = LoopCache(config, policy=policy).share

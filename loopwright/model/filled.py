@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
+from loopwright.model.context import Expected
+
 Group = tuple[str, Hashable]  # the stack, and the step or the reading
 
 
@@ -72,3 +74,14 @@ class Filled:
             held = other.missing.get(group, {other_row: 0}).get(other_row)
             if held is not None and held < lengths[row]:
                 self.missing[group][row] = held
+
+
+def refusal(stack: str, at: int | Expected, count: str) -> str:
+    """Returns the line that refuses a step or a reading of which only `count` earlier tokens are there."""
+    if stack == "core":
+        return f"cache: step {at} holds {count}, so they were run less deep; keep one depth for a sequence, or use policy 'last'"
+    if isinstance(at, Expected):
+        where, how = f"the expected state of depth {at.depth}", "run them with select='expected' at that depth too"
+    else:
+        where, how = f"depth {at}", f"run them at depth={at} too, or at every depth with output_steps=True"
+    return f"cache: the coda read {count} at {where}; {how}, or use policy 'last'"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationMixin
+from transformers import GenerationMixin, LogitsProcessor
 
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
@@ -14,6 +14,19 @@ from loopwright.model.graph import DecodeGraph
 
 FIRST_CAPACITY = 2048
 ALIGNMENT = 16
+
+
+class FiniteLogits(LogitsProcessor):
+    """Refuses logits that are not finite: a greedy choice among them is silent, and a draw fails inside torch."""
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        wrong = int((~scores.isfinite()).sum())
+        if wrong:
+            raise ValueError(
+                f"generate: {wrong} of {scores.numel()} logits are not finite after {input_ids.shape[1]} tokens, so no token can "
+                "be chosen; `loopwright check` looks for the cause (weights that are NaN, or values too large for the dtype)"
+            )
+        return scores
 
 
 class LoopGenerationMixin(GenerationMixin):
@@ -45,6 +58,12 @@ class LoopGenerationMixin(GenerationMixin):
         # attention kernels want rows of masks that are aligned
         capacity = -(-(length + 1) // ALIGNMENT) * ALIGNMENT if fixed else min(length + 1, FIRST_CAPACITY)
         model_kwargs["past_key_values"] = LoopCache(self.config, capacity=capacity, fixed=fixed)
+
+    def _get_logits_processor(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the processors of the logits, one that refuses what is not finite before all others."""
+        processors = super()._get_logits_processor(*args, **kwargs)
+        processors.insert(0, FiniteLogits())
+        return processors
 
     def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
         """Lets a draft model run at its own depth: what was asked of this model may mean nothing to that one."""

@@ -25,6 +25,10 @@ class SlotTable:
         """The bytes allocated."""
         return self.data.numel() * self.data.element_size()
 
+    def holds(self, slots: int, rows: int, capacity: int) -> bool:
+        """Whether there is room for this many slots, rows and tokens."""
+        return all(have >= want for have, want in zip(self.data.shape, (slots, rows, capacity), strict=False))
+
     def grow(self, slots: int, rows: int, capacity: int) -> None:
         """Makes at least this many slots, rows and tokens, keeping what is there."""
         old = self.data

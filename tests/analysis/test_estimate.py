@@ -5,8 +5,7 @@ from dataclasses import replace
 import torch
 
 import loopwright as lw
-from loopwright.analysis import estimate
-from loopwright.analysis.estimate import fitting_batch, free_bytes, trace_bytes
+from loopwright.analysis.estimate import fitting_batch, trace_bytes
 
 OURO = lw.preset("ouro-1.4b")
 BF16 = torch.bfloat16
@@ -46,16 +45,3 @@ def test_the_batch_that_fits():
     assert fitting_batch(OURO, batch=8, free=free, **sizes) == 5
     assert fitting_batch(OURO, batch=4, free=free, **sizes) == 4
     assert fitting_batch(OURO, batch=8, free=0, **sizes) == 0
-
-
-def test_free_memory_of_the_processor_is_known_here():
-    free = free_bytes("cpu")
-    assert free is None or free > 0
-
-
-def test_caches_that_the_system_would_give_back_are_free(tmp_path, monkeypatch):
-    (tmp_path / "meminfo").write_text("MemTotal: 900 kB\nMemFree: 10 kB\nMemAvailable:     700 kB\nCached: 690 kB\n")
-    monkeypatch.setattr(estimate, "MEMORY", tmp_path / "meminfo")
-    assert free_bytes("cpu") == 700 * 1024
-    monkeypatch.setattr(estimate, "MEMORY", tmp_path / "none")
-    assert free_bytes("cpu") != 700 * 1024

@@ -72,7 +72,12 @@ class Reading(nn.Module):
         self.config = SimpleNamespace(vocab_size=19)
 
     def forward(
-        self, input_ids: Tensor, past_key_values: dict | None = None, use_cache: bool = False, depth: int = 3, output_steps: bool = False
+        self,
+        input_ids: Tensor,
+        past_key_values: dict | None = None,
+        use_cache: bool = False,
+        depth: int = 3,
+        output_steps: bool = False,
     ) -> SimpleNamespace:
         cache = dict(past_key_values or {})
         past = cache.get("length", 0)

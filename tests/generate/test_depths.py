@@ -51,3 +51,16 @@ def test_no_gradient_and_bad_input() -> None:
     with pytest.raises(ValueError, match="top 0"):
         next_token_by_depth(model, IDS, top=0)
     assert len(next_token_by_depth(model, IDS, 1, top=5)[0].tokens) == 5
+
+
+def test_logits_that_are_not_finite_are_an_error():
+    model = noisy("huginn-tiny")
+    with torch.no_grad():
+        model.lm_head.weight[5] = torch.inf
+    with pytest.raises(ValueError, match=r"not finite after 4 of 4 steps, first after step 1"):
+        next_token_by_depth(model, torch.tensor([2, 3]))
+
+
+def test_a_depth_whose_logits_do_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"the logits of 10,000,000,000 steps take [\d,.]+ GiB, and [\d,.]+ GiB are free on cpu"):
+        next_token_by_depth(noisy("huginn-tiny"), torch.tensor([2, 3]), 10**10)

@@ -63,7 +63,8 @@ def test_sampling_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("temperature", -1.0), ("temperature", math.nan), ("top_p", 2.0), ("top_k", 0), ("min_p", -0.1)]
+    ("name", "value"),
+    [("temperature", -1.0), ("temperature", math.nan), ("temperature", 1e-40), ("top_p", 2.0), ("top_k", 0), ("min_p", -0.1)],
 )
 def test_sampling_options_out_of_range(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}: {value}; allowed: "):
@@ -75,6 +76,56 @@ def test_chat_uses_the_template() -> None:
     assert chat.decode(encode_chat(chat, "the cat", 96)[0]) == "the cat again then"
     with pytest.raises(ValueError, match="no chat template"):
         encode_chat(TOKENIZER, "the cat", 96)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('only\\nsystem') }}", "TemplateError: only system"),
+        ("{% for m in %}", "TemplateSyntaxError"),
+        ("{{ messages[3]['content'] }}", "UndefinedError"),
+        ("{{ 1 + 'a' }}", "TypeError"),
+    ],
+)
+def test_a_chat_template_that_fails_gets_one_line(template: str, reason: str) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=f"chat template fails on a user's turn .{reason}.*leave --chat out") as caught:
+        encode_chat(tokenizer, "the cat", 96)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_text_ends_with_the_context() -> None:
+    model = noisy("huginn-tiny", max_position_embeddings=8)
+    pieces: list[str] = []
+    statistics = stream(model, TOKENIZER, torch.tensor([[2, 3, 4]]), write=pieces.append, max_new_tokens=100_000)
+    assert (statistics.tokens, statistics.context) == (5, 8)
+    assert str(statistics).endswith("stopped at the end of the model's context of 8 tokens (max_position_embeddings)")
+    within = stream(model, TOKENIZER, torch.tensor([[2, 3, 4]]), write=pieces.append, max_new_tokens=5)
+    assert (within.tokens, within.context) == (5, None)
+    with pytest.raises(ValueError, match=r"prompt: 8 tokens leave no room in the model's context of 8 .* shorten it"):
+        stream(model, TOKENIZER, torch.full((1, 8), 3), write=pieces.append, max_new_tokens=1)
+    endless = noisy("universal-tiny", max_position_embeddings=4)  # no positions: nothing ends
+    assert stream(endless, TOKENIZER, torch.tensor([[2, 3, 4]]), write=pieces.append, max_new_tokens=3).tokens == 3
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)])
+def test_weights_that_are_not_finite_are_an_error(sampling: Sampling) -> None:
+    model = noisy("huginn-tiny")
+    with torch.no_grad():
+        model.prelude[0].mlp.up_proj.weight[0, 0] = math.nan
+    pieces: list[str] = []
+    with pytest.raises(ValueError, match=r"generate: 96 of 96 logits are not finite after 3 tokens"):
+        stream(model, TOKENIZER, torch.tensor([[2, 3, 4]]), write=pieces.append, max_new_tokens=4, sampling=sampling)
+    assert not pieces
+
+
+def test_a_seed_that_torch_cannot_hold() -> None:
+    with pytest.raises(ValueError, match=r"seed must be a whole number from -2\*\*63 to 2\*\*64 - 1 \(got 1000"):
+        stream(
+            noisy("huginn-tiny"), TOKENIZER, torch.tensor([[2]]), write=print, max_new_tokens=1,
+            sampling=Sampling(temperature=1.0), seed=10**30,
+        )  # fmt: skip
 
 
 def test_prompts_the_model_cannot_read() -> None:

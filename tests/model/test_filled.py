@@ -1,6 +1,7 @@
 """Filled: rows fall behind where a pass leaves them out, and come back by crop, free and admission alone."""
 
-from loopwright.model.filled import Filled
+from loopwright.model.context import Expected
+from loopwright.model.filled import Filled, refusal
 
 CORE, CODA = ("core", 1), ("coda", 2)
 
@@ -73,3 +74,13 @@ def test_admission_takes_over_what_the_row_misses():
     assert here.missing == {CORE: {0: 0}, CODA: {0: 1, 1: 0}}
     here.admit(0, after(([0], {CORE: None, CODA: None})), 0, [1, 1])
     assert here.missing == {CORE: {}, CODA: {1: 0}}
+
+
+def test_a_refusal_says_what_is_missing_and_what_to_do():
+    for stack, at, words in (
+        ("core", 3, "step 3 holds 1 of 4 earlier tokens, so they were run less deep; keep one depth"),
+        ("coda", 2, "the coda read 1 of 4 earlier tokens at depth 2; run them at depth=2 too"),
+        ("coda", Expected(2), "at the expected state of depth 2; run them with select='expected'"),
+    ):
+        said = refusal(stack, at, "1 of 4 earlier tokens")
+        assert said.startswith("cache: ") and words in said and "\n" not in said and said.endswith("or use policy 'last'")

@@ -149,3 +149,38 @@ def test_generate_refuses_what_covers_the_prompt_alone():
     ids = prompt_of(model, 1, 4)
     with pytest.raises(ValueError, match="initial_state says nothing of tokens that do not exist yet"):
         model.generate(ids, initial_state=torch.zeros(1, 4, 32), **GREEDY)
+
+
+@pytest.mark.parametrize("select", ["expected", "hub"])
+@torch.no_grad()
+def test_select_rules_generate_with_a_coda_as_without_a_cache(select):
+    model = noisy("ouro-1.4b-tiny", coda_layers=1, halting={"kind": "exit", "threshold": 0.6}).double()
+    for seed in range(4):
+        ids = torch.randint(1, 96, (2, 5), generator=torch.Generator().manual_seed(seed))
+        given = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "select": select}
+        assert torch.equal(model.generate(ids, **given), model.generate(ids, use_cache=False, **given))
+
+
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True}, {"num_beams": 2, "do_sample": False}])
+@torch.no_grad()
+def test_logits_that_are_not_finite_are_refused(options):
+    model = noisy("huginn-tiny")
+    model.core[0].mlp.up_proj.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="logits are not finite after 3 tokens, so no token can be chosen"):
+        model.generate(torch.tensor([[2, 3, 4]]), max_new_tokens=3, pad_token_id=0, **options)
+
+
+@torch.no_grad()
+def test_a_depth_whose_cache_does_not_fit_is_refused_before_it_is_allocated():
+    model = noisy("huginn-tiny")
+    ids = torch.tensor([[2, 3, 4]])
+    with pytest.raises(
+        ValueError, match=r"cache: 2,\d+,\d+,\d+ slots of 1 × 5 tokens take [\d,.]+ GiB, and [\d,.]+ GiB are free on cpu"
+    ):
+        model.generate(ids, max_new_tokens=2, depth=10**9, pad_token_id=0)
+    cache = lw.LoopCache(model.config)
+    model(ids, past_key_values=cache)
+    cache.crop(-3)
+    with pytest.raises(ValueError, match="are free on cpu"):
+        model(ids, depth=10**9, past_key_values=cache)
+    assert torch.equal(model(ids, past_key_values=cache).logits, model(ids, use_cache=True).logits)
