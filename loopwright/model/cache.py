@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import Cache
 
 from loopwright.model.context import Expected, Pass, Place, Reading
-from loopwright.model.filled import Filled, refusal
+from loopwright.model.filled import Filled, by_row, refusal
 from loopwright.model.ledger import Ledger, plain_ledger
 from loopwright.model.room import check_room
 from loopwright.model.slots import SlotTable
@@ -98,23 +98,26 @@ class LoopCache(Cache):
 
     # what a pass does, in order: check, reserve, begin and write many times, advance
 
-    def check(self, depth: int, readings: Iterable[Reading]) -> None:
+    def check(self, depth: int, readings: Iterable[int | Expected]) -> None:
         """Raises where a pass of so many steps with these readings would need keys of earlier tokens that were never made."""
         if not self.length:
             return
         for t in range(min(depth, self.steps + 1)):  # no later step was ever run
             self._refuse_missing("core", t, None)
         for reading in readings if self.config.coda_layers else ():
-            for one, rows in _by_row(reading):
-                self._refuse_missing("coda", one, rows)
+            self._refuse_missing("coda", reading, None)
+
+    def fit_rows(self, rows: int) -> None:
+        """Makes an empty cache one of so many rows; refused where it holds tokens of another number of rows."""
+        if len(self.row_lengths) != rows:
+            if self.length or self.rows_given:
+                raise ValueError(f"cache: it holds {len(self.row_lengths)} rows, the pass has {rows}")
+            self._forget()  # nothing is held: what is there is the storage of a pass that failed
+            self.row_lengths = [0] * rows
 
     def reserve(self, span: Span, depth: int, like: Tensor) -> None:
         """Begins a pass: makes room for the tokens of `span` at `depth` steps; `like` gives device and dtype."""
-        if len(self.row_lengths) != span.rows:
-            if self.length or self.rows_given:
-                raise ValueError(f"cache: it holds {len(self.row_lengths)} rows, the pass has {span.rows}")
-            self._forget()  # nothing is held: what is there is the storage of a pass that failed
-            self.row_lengths = [0] * span.rows
+        self.fit_rows(span.rows)
         capacity = self.capacity
         if span.extent > capacity:
             if self.fixed:
@@ -124,14 +127,16 @@ class LoopCache(Cache):
         self._make_steps(depth if self.share is None else min(depth, self.share), like, capacity)
         self._make_readings((), like)
 
-    def make_room(self, readings: Iterable[Reading]) -> None:
+    def make_room(self, readings: Iterable[int | Expected]) -> None:
         """Makes the coda's slots of all readings of a pass at once."""
-        self._make_readings([self._shared(one) for reading in readings for one, _ in _by_row(reading)], self.keys.data)
+        self._make_readings([self._shared(reading) for reading in readings], self.keys.data)
 
     def begin_step(self, t: int | Tensor) -> None:
         """Begins a step of all rows, or one step per row [B]; refused where a row misses earlier tokens of it."""
-        runs = _by_row(t)
+        runs = by_row(t, len(self.row_lengths))
         for step, rows in runs:
+            if step < 0:  # it would count from the last slot
+                raise ValueError(f"cache: step {step}; allowed: 0 and above")
             self._refuse_missing("core", step, rows)
         for step, rows in runs:
             slot = self._shared(step)
@@ -145,7 +150,7 @@ class LoopCache(Cache):
             return 0
         if reading is None:
             raise ValueError("read_out: a cache with a coda needs `reading`, the number of steps after which the state is read")
-        places, runs = [], _by_row(reading)
+        places, runs = [], by_row(reading, len(self.row_lengths))
         for one, rows in runs:
             self._refuse_missing("coda", one, rows)
         for one, rows in runs:
@@ -385,13 +390,3 @@ def _shared_steps(policy: str) -> int | None:
     if found is None or int(found[1]) < 1:
         raise ValueError(f"cache: unknown policy {policy!r}; allowed: every, last, share(n) with n of at least 1")
     return int(found[1])
-
-
-def _by_row(at: int | Tensor | Expected) -> list[tuple[Any, list[int] | None]]:
-    """Returns each step or reading with its rows (None: all). The one place where one per row is brought to the host."""
-    if not isinstance(at, Tensor):
-        return [(at, None)]
-    rows: dict[int, list[int]] = {}
-    for row, one in enumerate(at.tolist()):
-        rows.setdefault(one, []).append(row)
-    return list(rows.items())

@@ -8,6 +8,9 @@ that fell behind are kept, and a pass at an unchanged depth changes nothing here
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
 
 from loopwright.model.context import Expected
 
@@ -85,3 +88,15 @@ def refusal(stack: str, at: int | Expected, count: str) -> str:
     else:
         where, how = f"depth {at}", f"run them at depth={at} too, or at every depth with output_steps=True"
     return f"cache: the coda read {count} at {where}; {how}, or use policy 'last'"
+
+
+def by_row(at: int | Tensor | Expected, count: int) -> list[tuple[Any, list[int] | None]]:
+    """Returns each step or reading with its rows (None: all). The one place where one per row is brought to the host."""
+    if not isinstance(at, Tensor):
+        return [(at, None)]
+    if at.shape != (count,):
+        raise ValueError(f"cache: steps of shape {tuple(at.shape)}; allowed: one number, or one per row ({count},)")
+    rows: dict[int, list[int]] = {}
+    for row, one in enumerate(at.tolist()):
+        rows.setdefault(one, []).append(row)
+    return list(rows.items())

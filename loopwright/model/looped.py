@@ -102,6 +102,8 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
         rows, length = x.shape[:2]
         if not rows or not length:
             raise ValueError(f"input: shape {(rows, length)} holds no token")
+        if cache is not None:
+            cache.fit_rows(rows)
         span = place_tokens(
             rows, length, x.device,
             cache=cache, attention_mask=attention_mask, position_ids=position_ids, segment_ids=segment_ids,

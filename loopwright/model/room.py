@@ -29,5 +29,7 @@ def free_bytes(device: str) -> int | None:
 def check_room(what: str, wanted: int, device: torch.device, advice: str) -> None:
     """Raises a ValueError where so many bytes are not free on a device. The allocator may promise more than there is."""
     free = free_bytes(str(device)) if wanted > SMALL and device.type in ("cpu", "cuda") else None
+    if free is not None and device.type == "cuda":  # what torch holds of it without using it is free for us
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if free is not None and wanted > free:
         raise ValueError(f"{what} take {wanted / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free on {device}; {advice}")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopwright.model.context import Expected, Reading
+from loopwright.model.context import Expected
 from loopwright.model.output import weighted_sum
 
 SELECTIONS = ("last", "hub", "expected")
@@ -35,10 +35,10 @@ def mixes_states(select: str, halting: Any) -> bool:
     return select == "expected" and halting.mixes == "states"
 
 
-def readings_of(select: str, halting: Any, depth: int, output_steps: bool) -> list[Reading]:
+def readings_of(select: str, halting: Any, depth: int, output_steps: bool) -> list[int | Expected]:
     """Returns the readings of a pass, in order: every step where step logits are needed, else the last alone."""
     every = output_steps or (select != "last" and halting.mixes == "logits")
-    steps: list[Reading] = list(range(1, depth + 1)) if every else []
+    steps: list[int | Expected] = list(range(1, depth + 1)) if every else []
     if mixes_states(select, halting):
         return [*steps, Expected(depth)]
     return steps or [depth]

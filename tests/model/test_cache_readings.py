@@ -234,3 +234,38 @@ def test_a_row_that_went_less_deep_goes_with_its_copies():
     assert gap(model(ids[:1, 4:].expand(4, -1), depth=3, past_key_values=cache).logits, want.expand(4, -1, -1)) < 1e-9
     cache.reset()
     assert model(ids[[0, 1, 0, 1], :2], depth=5, past_key_values=cache).logits.isfinite().all()
+
+
+@torch.no_grad()
+def test_steps_that_are_none_are_refused():
+    model = noisy("ouro-1.4b-tiny")
+    ids = ids_of(model, 2, 3)
+    e, p = model.embed(ids, cache=LoopCache(model.config))
+    with pytest.raises(ValueError, match="cache: step -1; allowed: 0 and above"):
+        model.step(e, e, torch.tensor([0, -1]), p)
+    with pytest.raises(ValueError, match=r"steps of shape \(3,\); allowed: one number, or one per row \(2,\)"):
+        model.step(e, e, torch.tensor([0, 1, 0]), p)
+
+
+@torch.no_grad()
+def test_another_number_of_rows_is_refused_in_a_padded_cache_too():
+    model = noisy("huginn-tiny")
+    ids = ids_of(model, 2, 4)
+    cache = LoopCache(model.config)
+    model(ids, attention_mask=torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]), past_key_values=cache)
+    with pytest.raises(ValueError, match="it holds 2 rows, the pass has 1"):
+        model(ids[:1], past_key_values=cache)
+    cache.crop(-4)
+    assert gap(model(ids[:1], past_key_values=cache).logits, model(ids[:1]).logits) < 1e-5
+
+
+@torch.no_grad()
+def test_a_step_beyond_what_was_reserved_makes_its_own_room():
+    model = noisy("ouro-1.4b-tiny").double()
+    ids = ids_of(model, 2, 5)
+    cache = LoopCache(model.config)
+    e, p = model.embed(ids[:, :4], depth=1, cache=cache)
+    *_, s = model.unroll(e, 3, p)
+    model.read_out(s, p, reading=3)
+    cache.advance(p.span)
+    assert gap(model(ids[:, 4:], depth=3, past_key_values=cache).logits, model(ids, depth=3).logits[:, 4:]) < 1e-9

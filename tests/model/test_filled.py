@@ -1,7 +1,10 @@
 """Filled: rows fall behind where a pass leaves them out, and come back by crop, free and admission alone."""
 
+import pytest
+import torch
+
 from loopwright.model.context import Expected
-from loopwright.model.filled import Filled, refusal
+from loopwright.model.filled import Filled, by_row, refusal
 
 CORE, CODA = ("core", 1), ("coda", 2)
 
@@ -84,3 +87,11 @@ def test_a_refusal_says_what_is_missing_and_what_to_do():
     ):
         said = refusal(stack, at, "1 of 4 earlier tokens")
         assert said.startswith("cache: ") and words in said and "\n" not in said and said.endswith("or use policy 'last'")
+
+
+def test_one_per_row_is_grouped_and_one_for_all_is_not():
+    assert by_row(2, 3) == [(2, None)]
+    assert by_row(Expected(2), 3) == [(Expected(2), None)]
+    assert by_row(torch.tensor([1, 0, 1]), 3) == [(1, [0, 2]), (0, [1])]
+    with pytest.raises(ValueError, match="one per row"):
+        by_row(torch.tensor([1, 0]), 3)
