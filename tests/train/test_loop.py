@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 import loopwright as lw
 from loopwright import run as run_module
 from loopwright.recipes.shelf import names, recipe
-from loopwright.run import DiskFull, RunFolder, read_json, read_log
+from loopwright.run import RunFolder, read_log
 from loopwright.settings import read_yaml
+from loopwright.storage.files import DiskFull, read_json
 from loopwright.train.checkpoint import find_checkpoint, latest_good
 from loopwright.train.loop import train
 from loopwright.train.objective import OBJECTIVES
