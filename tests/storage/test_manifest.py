@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 import pytest
 
+from loopwright.storage import manifest as manifest_module
 from loopwright.storage.files import read_json
 from loopwright.storage.manifest import MANIFEST, Damaged, Manifest, verify, write_manifest
 
@@ -79,3 +81,28 @@ def test_a_folder_without_a_manifest_has_none(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).symlink_to("nowhere")
     with pytest.raises(Damaged, match="missing"):
         Manifest.of(tmp_path)
+
+
+def test_a_large_file_is_hashed_in_blocks_and_each_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_module, "BLOCK", 100)
+    content = bytes(range(256)) * 2
+    (tmp_path / "large").write_bytes(content)
+    (tmp_path / "small").write_bytes(content[:100])
+    write_manifest(tmp_path)
+    blocks = [hashlib.sha256(content[start : start + 100]).digest() for start in range(0, 512, 100)]
+    expected = hashlib.sha256(b"".join(blocks)).hexdigest()
+    assert read_json(tmp_path / MANIFEST)["files"] == {
+        "large": {"bytes": 512, "blocks": expected},
+        "small": {"bytes": 100, "sha256": hashlib.sha256(content[:100]).hexdigest()},
+    }
+    assert verify(tmp_path) == []
+    for place in (0, 99, 100, 250, 511):
+        (tmp_path / "large").write_bytes(content[:place] + b"x" + content[place + 1 :])
+        assert len(verify(tmp_path)) == 1, place
+
+
+def test_one_sum_of_a_large_file_in_an_older_manifest_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_module, "BLOCK", 100)
+    assert verify(folder) == []
+    (folder / "a.bin").write_bytes(b"x" + bytes(range(1, 256)))
+    assert len(verify(folder)) == 1
