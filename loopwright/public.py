@@ -8,10 +8,9 @@ from loopwright.analysis.record import TraceSet, load_trace, save_trace, trace_p
 from loopwright.analysis.trace import Trace, trace
 from loopwright.convert.adapters import load_adapters, save_adapters
 from loopwright.convert.export import export
-from loopwright.convert.load import load
 from loopwright.convert.merge import merge
 from loopwright.convert.save import save
-from loopwright.convert.source import tokenizer
+from loopwright.convert.source import load, tokenizer
 from loopwright.convert.surgery import retrofit
 from loopwright.evaluate.conformance import CheckReport, CheckRow, check
 from loopwright.model.cache import LoopCache

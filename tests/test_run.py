@@ -1,8 +1,7 @@
-"""The run folder: whole writes, manifests, the log of a resumed run, the lock, and a full disk."""
+"""The run folder: its checkpoints, the log of a resumed run, the lock, and a full disk."""
 
 from __future__ import annotations
 
-import errno
 import json
 import multiprocessing
 import os
@@ -18,190 +17,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright import run as run_module
-from loopwright.run import (
-    MANIFEST,
-    TIMING_KEYS,
-    DiskFull,
-    Log,
-    RunFolder,
-    clear_leftovers,
-    origin,
-    read_json,
-    read_log,
-    untimed,
-    verify,
-    whole_folder,
-    write_json,
-    write_manifest,
-    write_whole,
-)
+from loopwright.run import TIMING_KEYS, Log, RunFolder, origin, read_log, saved, untimed, update_of
+from loopwright.storage.files import DiskFull
 from loopwright.version import VERSION
 
 ROOT = Path(__file__).parent.parent
 
 
-def tree(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+# its checkpoints
 
 
-# whole writes
-
-
-def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
-    write_whole(tmp_path / "a", "one")
-    write_whole(tmp_path / "a", b"two")
-    assert tree(tmp_path) == {"a": b"two"}
-    write_json(tmp_path / "b.json", {"x": [1, 2.5, None]})
-    assert read_json(tmp_path / "b.json") == {"x": [1, 2.5, None]}
-
-
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    write_whole(tmp_path / "a", "one")
-    monkeypatch.setattr(run_module.os, call, failing(OSError(errno.EIO, "broken")))
-    with pytest.raises(OSError, match="broken"):
-        write_whole(tmp_path / "a", "two")
-    assert tree(tmp_path) == {"a": b"one"}
-
-
-def test_a_full_disk_is_named_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_whole(tmp_path / "a", "one")
-    monkeypatch.setattr(run_module.os, "fsync", failing(OSError(errno.ENOSPC, "No space left on device")))
-    with pytest.raises(DiskFull) as caught:
-        write_whole(tmp_path / "a", "x" * 2_500_000)
-    assert str(caught.value) == f"{tmp_path / 'a'}: the disk is full (2.5 MB were to be written); what stood there is unharmed"
-    assert tree(tmp_path) == {"a": b"one"}
-
-
-def test_a_folder_appears_whole_with_its_manifest(tmp_path: Path) -> None:
-    with whole_folder(tmp_path / "f", needed=3, kept="nothing") as made:
-        (made / "a").write_text("one")
-        (made / "a").chmod(0o600)
-        assert not (tmp_path / "f").exists()
-    assert len({path.stat().st_mode for path in (tmp_path / "f").iterdir()}) == 1  # who reads the manifest reads the rest
-    assert sorted(tree(tmp_path)) == ["f/a", f"f/{MANIFEST}"] and verify(tmp_path / "f") == []
-    with whole_folder(tmp_path / "f", needed=3, kept="nothing") as made:
-        (made / "b").write_text("two")
-    assert sorted(tree(tmp_path)) == ["f/b", f"f/{MANIFEST}"] and verify(tmp_path / "f") == []
-
-
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), RuntimeError("I/O error: No space left (os error 28)")])
-def test_a_folder_that_does_not_fit_leaves_nothing(tmp_path: Path, error: Exception) -> None:
-    with pytest.raises(DiskFull, match=r"the disk is full.*; the others are unharmed"):
-        write_folder(tmp_path / "f", error)
-    assert list(tmp_path.iterdir()) == []
-
-
-def write_folder(path: Path, error: Exception) -> None:
-    with whole_folder(path, needed=0, kept="the others are unharmed") as made:
-        (made / "a").write_text("one")
-        raise error
-
-
-def test_a_folder_larger_than_the_disk_is_refused_before_it_is_begun(tmp_path: Path) -> None:
-    place = whole_folder(tmp_path / "f", needed=10**15, kept="all is well")
-    with pytest.raises(DiskFull, match=r"1e\+03 TB needed, .* free\); all is well"):
-        place.__enter__()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_other_errors_pass_through(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), whole_folder(tmp_path / "f", needed=0, kept=""):
-        raise KeyError("x")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with whole_folder(tmp_path / "f", needed=3, kept="") as made:
-        (made / "a").write_text("one")
-    rename, calls = os.rename, iter([rename_ok := os.rename, failing(OSError(errno.EIO, "broken")), rename_ok])
-    monkeypatch.setattr(run_module.os, "rename", lambda *names: next(calls, rename)(*names))
-    with pytest.raises(OSError, match="broken"), whole_folder(tmp_path / "f", needed=3, kept="") as made:
-        (made / "b").write_text("two")
-    assert sorted(tree(tmp_path)) == ["f/a", f"f/{MANIFEST}"]
-
-
-def test_leftovers_are_cleared_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / ".x.1234.tmp").mkdir()
-    (tmp_path / ".x.1234.tmp" / "a").write_text("")
-    for name in (".y.12.tmp", "z.tmp", ".lock"):
-        (tmp_path / name).write_text("")
-    clear_leftovers(tmp_path)
-    assert sorted(tree(tmp_path)) == [".lock", "z.tmp"]
-    clear_leftovers(tmp_path / "absent")
-
-
-def failing(error: Exception) -> Any:
-    def fail(*arguments: Any) -> None:
-        raise error
-
-    return fail
-
-
-# manifests
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "a.bin").write_bytes(bytes(range(256)))
-    (tmp_path / "sub" / "ü.txt").write_text("text")
-    write_manifest(tmp_path)
-    return tmp_path
-
-
-def test_a_manifest_holds_size_and_sum(folder: Path) -> None:
-    sha = "40aff2e9d2d8922e47afd4648e6967497158785fbd1da870e7110266bf944880"
-    assert read_json(folder / MANIFEST)["files"]["a.bin"] == {"bytes": 256, "sha256": sha}
-    assert verify(folder) == []
-    (folder / ".DS_Store").write_text("the file system's own")
-    assert verify(folder) == []
-
-
-def test_each_kind_of_damage_is_named(folder: Path) -> None:
-    cases: list[tuple[str, bytes | None, str]] = [
-        ("a.bin", b"\x01" + bytes(range(1, 256)), "a.bin: its content changed (sha256 differs)"),
-        ("a.bin", bytes(range(255)), "a.bin: 255 bytes where the manifest says 256"),
-        ("a.bin", None, "a.bin: missing"),
-        ("sub/extra", b"", "sub/extra: not in the manifest"),
-        (MANIFEST, None, "manifest.json: missing"),
-        (MANIFEST, b'{"files": {', "manifest.json: not readable as JSON"),
-        (MANIFEST, b"[]", "manifest.json: holds a list; allowed: a JSON object"),
-        (MANIFEST, b"[" * 100_000, "manifest.json: not readable as JSON"),
-        (MANIFEST, b"{}", "manifest.json: not in the form in which it was written"),
-        (MANIFEST, (folder / MANIFEST).read_bytes() + b"\n", "manifest.json: not in the form in which it was written"),
-    ]
-    for name, content, message in cases:
-        path = folder / name
-        before = path.read_bytes() if path.exists() else None
-        path.unlink() if content is None else path.write_bytes(content)
-        problems = verify(folder)
-        assert len(problems) == 1 and message in problems[0], (name, problems)
-        path.unlink(missing_ok=True) if before is None else path.write_bytes(before)
-    assert verify(folder) == []
-
-
-def test_a_link_or_pipe_in_the_place_of_a_file_is_not_followed(folder: Path) -> None:
-    (folder / "a.bin").rename(folder.parent / "moved")
-    (folder / "a.bin").symlink_to(folder.parent / "moved")
-    assert [p.split(": ")[1] for p in verify(folder)] == ["not a plain file"]
-    (folder / "a.bin").unlink()
-    os.mkfifo(folder / "a.bin")
-    assert [p.split(": ")[1] for p in verify(folder)] == ["not a plain file"]
-
-
-def test_a_plain_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
-    with open(tmp_path / "x.json", "wb") as file:
-        file.truncate(2**40)
-    with pytest.raises(ValueError, match=r"1.1 TB; allowed: at most 67.1 MB"):
-        read_json(tmp_path / "x.json")
-
-
-def test_what_is_not_plain_data_is_refused(tmp_path: Path) -> None:
-    for data in ({"x": float("nan")}, {"x": object()}):
-        with pytest.raises(ValueError, match="not plain data"):
-            write_json(tmp_path / "x.json", data)
-    assert list(tmp_path.iterdir()) == []
+def test_checkpoints_are_listed_newest_first_and_one_that_was_replaced_after_what_replaced_it(tmp_path: Path) -> None:
+    for name in ("00000002", "00000060.replaced", "00000060", "100000000", ".00000070.12.tmp", "notes"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in saved(tmp_path)] == ["100000000", "00000060", "00000060.replaced", "00000002"]
+    assert update_of(tmp_path / "00000060.replaced") == 60 and update_of(tmp_path / "notes") == -1
+    assert saved(tmp_path / "absent") == []
 
 
 # the log

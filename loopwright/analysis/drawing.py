@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loopwright.run import write_whole
+from loopwright.storage.files import write_whole
 
 INK = "#1b1f24"  # drawn with, then replaced by the colour of the page's text
 # Okabe and Ito's palette without yellow, black last; each line also has its own marker and dash

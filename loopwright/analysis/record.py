@@ -32,7 +32,8 @@ from loopwright.analysis.trace import (
 )
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.tap import Tap
-from loopwright.run import clear_leftovers, read_json, write_json, write_whole
+from loopwright.storage.files import read_json, write_json, write_whole
+from loopwright.storage.folder import clear_leftovers
 
 SET = "set.json"
 WORDS = "loopwright-trace"  # the entry of a file's header that says which places there are

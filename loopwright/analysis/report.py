@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from loopwright.run import write_whole
+from loopwright.storage.files import write_whole
 
 TEMPLATE = "report.html.j2"
 

@@ -13,7 +13,7 @@ from loopwright.analysis import figures_states as states
 from loopwright.analysis.report import Grid, Outcome, Picture, Section, count, write_report
 from loopwright.analysis.verdict import Finding, converges, percent, safe
 from loopwright.analysis.verdict import stages as stages_finding
-from loopwright.run import write_whole
+from loopwright.storage.files import write_whole
 
 Metrics = Mapping[str, Any]
 BETWEEN_LAYERS = ("same-and-farthest", "layer-paths", "limits-together")  # figures that say nothing of a core of one layer

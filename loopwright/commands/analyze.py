@@ -19,12 +19,14 @@ from loopwright.analysis.report_analysis import write_analysis
 from loopwright.analysis.study import Subject, study
 from loopwright.analysis.trace import check_lengths, trace_depth
 from loopwright.analysis.verdict import Finding, converges, safe, stages
-from loopwright.commands.models import open_model, open_tokenizer, own_recipe
-from loopwright.commands.words import console, find_config, find_device, find_dtype, fitting_threads, need_weights, progress
+from loopwright.commands.models import open_model
+from loopwright.commands.words import console, find_device, find_dtype, fitting_threads, progress
+from loopwright.convert.source import Source
 from loopwright.data.build import build_data
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.room import free_bytes
-from loopwright.run import RunFolder, write_json
+from loopwright.run import RunFolder
+from loopwright.storage.files import write_json
 
 VALID = "valid"  # the prompts of a run folder that are its own validation rows
 
@@ -69,25 +71,26 @@ def analyze(
     if pairs < 0:
         raise ValueError(f"pairs: {pairs}; allowed: at least 1 step, or 0 for no comparison of pairs")
     # what can be wrong is found before weights are read
-    need_weights("analyze", source)
-    if compare is not None:
-        need_weights("compare", compare)
-    find_config(source).check_depth(depth)
-    if compare is not None and find_config(compare).is_looped:
+    opened, other = Source(source), None if compare is None else Source(compare)
+    opened.need_weights("analyze")
+    if other is not None:
+        other.need_weights("compare")
+    opened.config.check_depth(depth)
+    if other is not None and other.config.is_looped:
         raise ValueError(f"compare: {compare} is looped; allowed: a dense model, whose layers run once")
-    prompts = read_own(source, asked) if asked.prompts == VALID else read_given(asked)
+    prompts = read_own(opened, asked) if asked.prompts == VALID else read_given(asked)
     run, plan = RunFolder(out or f"runs/analyze-{Path(source).name}"), Plan(batch, pairs, where, kind)
     # a compared model is looked at hours before its turn
-    rows = [rows_of(source, prompts), [] if compare is None else rows_of(compare, prompts, "the compared model")]
-    check_memory(source, rows[0], plan, depth)
-    if compare is not None:
-        check_memory(compare, rows[1], plan, None)
-    found = _study(source, rows[0], run.traces, plan, depth, ablate)
+    rows = [rows_of(opened, prompts), [] if other is None else rows_of(other, prompts, "the compared model")]
+    check_memory(opened, rows[0], plan, depth)
+    if other is not None:
+        check_memory(other, rows[1], plan, None)
+    found = _study(opened, rows[0], run.traces, plan, depth, ablate)
     run.metrics.mkdir(parents=True, exist_ok=True)
     write_json(run.metrics / "analysis.json", found)
     dense, drawn_from = None, f"{run.metrics.name}/analysis.json"
-    if compare is not None:
-        dense = _study(compare, rows[1], run.path / "traces-dense", plan, None, False)
+    if other is not None:
+        dense = _study(other, rows[1], run.path / "traces-dense", plan, None, False)
         write_json(run.metrics / "analysis-dense.json", dense)
         drawn_from += " and analysis-dense.json"
     page = write_analysis(found, run.path, dense=dense, footer=f"Drawn from {drawn_from}.")
@@ -108,26 +111,29 @@ def _choose(total: int, asked: Asked) -> list[int]:
     return chosen
 
 
-def read_own(source: str, asked: Asked) -> list[Prompt]:
+def read_own(source: Source, asked: Asked) -> list[Prompt]:
     """Returns validation rows of a run folder, without their padding, as token ids."""
-    own = own_recipe(source)
-    if own is None:
-        raise ValueError(f"prompts: {source} holds no run (no recipe.yaml), so no validation rows; give a file, a set or a text")
-    rows = build_data(own.data, RunFolder(source).path / "data").valid
+    if source.run is None or source.recipe is None:
+        raise ValueError(
+            f"prompts: {source.name} holds no run (no recipe.yaml), so no validation rows; give a file, a set or a text"
+        )
+    rows = build_data(source.recipe["data"], source.run.path / "data").valid
     batch = rows.batch(_choose(len(rows), asked))
     return [ids[real].tolist() for ids, real in zip(batch.input_ids, batch.valid, strict=True)]
 
 
-def rows_of(source: str, prompts: Sequence[Prompt], whose: str = "the model") -> list[list[int]]:
+def rows_of(source: Source, prompts: Sequence[Prompt], whose: str = "the model") -> list[list[int]]:
     """Returns prompts in a model's own tokens; a run's are those its recipe names. What the model cannot take is refused."""
-    words: Any = open_tokenizer(source) if any(isinstance(prompt, str) for prompt in prompts) else None
+    words: Any = source.tokenizer() if any(isinstance(prompt, str) for prompt in prompts) else None
     rows = [words(prompt, verbose=False)["input_ids"] if isinstance(prompt, str) else prompt for prompt in prompts]
-    check_lengths(find_config(source), rows, whose)
+    check_lengths(source.config, rows, whose)
     return rows
 
 
-def _study(source: str, rows: Sequence[Sequence[int]], folder: Path, plan: Plan, depth: int | None, ablate: bool) -> dict[str, Any]:
-    subject = Subject(Path(source).name, _open(source, plan), rows)
+def _study(
+    source: Source, rows: Sequence[Sequence[int]], folder: Path, plan: Plan, depth: int | None, ablate: bool
+) -> dict[str, Any]:
+    subject = Subject(source.path.name, _open(source, plan), rows)
     model = subject.model
     edit, edited = (ablate_massive(model.config), "MLP output of the second layer zeroed") if ablate else (None, "")
     with fitting_threads(model), progress() as bar:
@@ -140,24 +146,24 @@ def _study(source: str, rows: Sequence[Sequence[int]], folder: Path, plan: Plan,
         return study(subject, folder, depth=asked, batch=plan.batch, pairs=plan.pairs, edit=edit, edited=edited, progress=tell)
 
 
-def _open(source: str, plan: Plan) -> LoopedForCausalLM:
+def _open(source: Source, plan: Plan) -> LoopedForCausalLM:
     try:
         return open_model(source, plan.dtype, plan.device)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, RuntimeError) and not is_full(error):
             raise
         raise OutOfMemory(
-            f"{source}: out of memory while its weights are read; nothing was computed yet; take another device"
+            f"{source.name}: out of memory while its weights are read; nothing was computed yet; take another device"
         ) from None
 
 
-def check_memory(source: str, prompts: Sequence[Sequence[int]], plan: Plan, depth: int | None) -> None:
+def check_memory(source: Source, prompts: Sequence[Sequence[int]], plan: Plan, depth: int | None) -> None:
     """Says what the analysis of a model will hold, its weights included, and refuses what does not fit, with what would."""
-    config, length = find_config(source), max(map(len, prompts))
+    config, length = source.config, max(map(len, prompts))
     steps, rows = trace_depth(config, depth), min(plan.batch, len(prompts))
     parts = trace_bytes(config, batch=rows, length=length, depth=steps, dtype=plan.dtype)
     words = ", ".join(f"{name} {_mebi(size)}" for name, size in parts.items())
-    what = f"{Path(source).name}: {count(len(prompts), 'prompt')} of up to {count(length, 'token')}, {count(steps, 'step')}"
+    what = f"{source.path.name}: {count(len(prompts), 'prompt')} of up to {count(length, 'token')}, {count(steps, 'step')}"
     console().print(what, markup=False)
     console().print(f"memory at batch {rows}: about {_mebi(sum(parts.values()))} MiB ({words})", markup=False)
     longest = max(map(len, prompts[:PAIR_PROMPTS]))
@@ -176,7 +182,7 @@ def check_memory(source: str, prompts: Sequence[Sequence[int]], plan: Plan, dept
         return
     if parts["weights"] > free:
         raise ValueError(
-            f"{source}: its weights take about {_mebi(parts['weights'])} MiB, {_mebi(free)} are free; take another device"
+            f"{source.name}: its weights take about {_mebi(parts['weights'])} MiB, {_mebi(free)} are free; take another device"
         )
     free -= parts["weights"]
     fits = fitting_batch(config, batch=rows, length=length, depth=steps, dtype=plan.dtype, free=free)

@@ -10,30 +10,41 @@ import torch
 from rich.markup import escape
 
 from loopwright.commands.models import open_model
-from loopwright.commands.words import console, find_device, find_dtype, fitting_threads, is_preset, progress, table
+from loopwright.commands.words import console, find_device, find_dtype, fitting_threads, progress, table
+from loopwright.convert.source import Source
 from loopwright.evaluate import conformance
 from loopwright.model.presets import PRESETS, build
+from loopwright.storage.manifest import MANIFEST
 
 
 def check(source: str, *, dtype: str = "float32", device: str = "cpu", seed: int = 0, full: bool = False) -> bool:
     """Prints the conformance table of a model or preset and returns whether nothing failed."""
     out = console()
     name, where, kind = source, find_device(device), find_dtype(dtype)
-    if is_preset(source):
+    opened = Source(source)
+    if opened.is_preset:
         if not full and not source.endswith("-tiny"):
             name = f"{source}-tiny"
             out.print(f"{source} is checked in its small form, {name} (--full builds it at full size)")
         torch.manual_seed(seed)
         model = build(name).to(device=where, dtype=kind)  # type: ignore[call-arg]  # how transformers wraps `to`
     else:
-        model = open_model(source, kind, where)
+        model = open_model(opened, kind, where)
     with fitting_threads(model), progress() as bar:
         task = bar.add_task("check", total=len(conformance.CHECKS))
         report = conformance.check(model, progress=lambda one: bar.update(task, advance=1, description=one))
     out.print(report.table())
+    if not opened.is_preset:
+        out.print(_said_of_files(opened), markup=False)
     counts = _counts(report.rows)
     out.print(f"{name}: {counts[True]} passed, {counts[False]} failed, {counts[None]} not offered")
     return report.ok
+
+
+def _said_of_files(source: Source) -> str:
+    if source.has_manifest:
+        return f"files: as {MANIFEST} says they were written (size and sha256)"
+    return f"files: there is no {MANIFEST} in {source.folder}, so that nothing says whether they are as they were written"
 
 
 def _counts(rows: Iterable[Any]) -> dict[bool | None, int]:

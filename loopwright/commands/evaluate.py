@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.progress import Progress, TaskID
 
 from loopwright.analysis.figures import Curve, accuracy_by_depth, length_by_depth_heatmap, loss_by_depth
-from loopwright.commands.models import own_recipe, read_model, weights_of
-from loopwright.commands.words import console, find_device, find_dtype, need_weights, progress
-from loopwright.convert.source import TOKENIZER_FILES, find_folder
+from loopwright.commands.models import open_model
+from loopwright.commands.words import console, find_device, find_dtype, progress
+from loopwright.convert.source import Source
 from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.build import build_data, check_vocab
 from loopwright.data.records import Files
@@ -21,11 +21,11 @@ from loopwright.evaluate.passages import read_passages
 from loopwright.evaluate.sweep import SweepReport, grid, parse_depths, sweep
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.recipes.shelf import recipe
-from loopwright.run import RunFolder, write_whole
+from loopwright.run import RunFolder
 from loopwright.settings import build_kind, suggest
-from loopwright.train.average import load_average
+from loopwright.storage.files import write_whole
 from loopwright.train.depth import RULES
-from loopwright.train.recipe import Recipe
+from loopwright.train.recipe import Recipe, make_recipe
 
 CONTEXT = 512  # tokens of a passage, where nothing is said and the model has as many positions
 FIELD = "text"  # of a JSON line, where nothing is said
@@ -47,13 +47,14 @@ def evaluate(
     out: str | None = None,
 ) -> dict[str, SweepReport]:
     """Prints and saves a sweep over depth of each test split of a run (or of a model, on the data of a recipe); returns them."""
-    if not RunFolder(source).recipe.is_file() and data is None:
+    opened = open_source(source, checkpoint)
+    if opened.recipe is None and data is None:
         raise ValueError(
             f"evaluate: {source} holds no run (no recipe.yaml); a model needs --data RECIPE, to be measured on its data, or --text"
         )
     asked = parse_depths(depths) if depths else None
     check_rows(rows, batch)
-    model, run, own = find_model(source, checkpoint, dtype, device, out)
+    model, run, own = find_model(opened, dtype, device, out)
     need_likelihood(model)
     chosen = recipe(data) if own is None and data is not None else own
     assert chosen is not None
@@ -97,16 +98,16 @@ def evaluate_text(
     named, asked = name_texts(texts), parse_depths(depths) if depths else None
     for files in named.values():
         Files(files)  # names and endings; what cannot be used is told before a model is loaded
-    model, run, own = find_model(source, checkpoint, dtype, device, out)
+    opened = open_source(source, checkpoint)
+    model, run, _ = find_model(opened, dtype, device, out)
     length, printer = _fitting_context(model, context), console()
     verdict = need_likelihood(model, marked=teacher_forced or honest > 0)
     printer.print(f"causality: {'passed' if verdict.passed else 'FAILED'}; {verdict.detail}", markup=False)
-    words = Tokenizer(tokenizer or (own.data.get("tokenizer") if own is not None else None) or find_folder(source, TOKENIZER_FILES))
-    weights = weights_of(source, own, checkpoint or "last")
+    words = Tokenizer(tokenizer or opened.tokenizer_folder())
     found = {name: read_passages(name, files, words, length, field=field) for name, files in named.items()}
     if rows is not None:  # of all: the first ones would be those of few documents
         found = {name: passages.drawn(rows) for name, passages in found.items()}
-    reports = {}
+    reports, measured = {}, opened.name if opened.run is None else str(opened.folder)
     for name, passages in found.items():
         with progress() as bar:
             task = bar.add_task(name)
@@ -116,7 +117,7 @@ def evaluate_text(
 
             reports[name] = held_out(
                 model, passages,
-                depths=asked, causality=verdict, honest=honest, batch_size=batch, source=str(weights), progress=show,
+                depths=asked, causality=verdict, honest=honest, batch_size=batch, source=measured, progress=show,
             )  # fmt: skip
         reports[name].save(run.eval / f"text-{name}.json")
         printer.print(reports[name].table())
@@ -151,24 +152,26 @@ def name_texts(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def find_model(
-    source: str, checkpoint: str | None, dtype: str, device: str, out: str | None
-) -> tuple[LoopedForCausalLM, RunFolder, Recipe | None]:
-    """Returns the model of a run's checkpoint or of a folder or hub id, where its numbers go, and the run's recipe if any."""
-    own = own_recipe(source)
-    if own is None:
-        need_weights("evaluate", source)
-    numbers = RunFolder(out or ("runs/evaluate" if own is None else source))
+def open_source(source: str, checkpoint: str | None) -> Source:
+    """Returns what is to be measured: a model, or a run at one of its checkpoints."""
+    opened = Source(source)
+    opened.need_weights("evaluate")
+    if checkpoint is None:
+        return opened
+    if opened.run is None:
+        raise ValueError(f"evaluate: --checkpoint belongs to a run, and {source} holds none (no recipe.yaml)")
+    return Source(source, checkpoint=checkpoint)
+
+
+def find_model(source: Source, dtype: str, device: str, out: str | None) -> tuple[LoopedForCausalLM, RunFolder, Recipe | None]:
+    """Returns the model of a source, where its numbers go, and the run's recipe if any."""
+    own = None if source.run is None or source.recipe is None else make_recipe(source.recipe, str(source.run.recipe))
+    numbers = RunFolder(out or ("runs/evaluate" if source.run is None else source.run.path))
     blocked = next((path for path in (numbers.eval, *numbers.eval.parents) if path.exists() and not path.is_dir()), None)
     if blocked is not None:
         raise ValueError(f"out: {blocked} is a file; allowed: a folder, there or not")
-    if own is None and checkpoint is not None:
-        raise ValueError(f"evaluate: --checkpoint belongs to a run, and {source} holds none (no recipe.yaml)")
-    kind, where = find_dtype(dtype), find_device(device)
-    folder = Path(weights := weights_of(source, own, checkpoint or "last"))
-    model = read_model(weights, own, kind, where)
-    if (folder / "average.safetensors").is_file():
-        load_average(folder, model)
+    model = open_model(source, find_dtype(dtype), find_device(device))
+    if source.has_average:
         console().print("measured with the averaged weights, as the run's own looks were", markup=False)
     return model, numbers, own
 

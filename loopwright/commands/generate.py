@@ -8,8 +8,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from loopwright.commands.models import open_model, open_tokenizer
-from loopwright.commands.words import console, find_config, find_device, find_dtype, fitting_threads, need_weights
+from loopwright.commands.models import open_model
+from loopwright.commands.words import console, find_device, find_dtype, fitting_threads
+from loopwright.convert.source import Source
 from loopwright.generate.depths import StepGuess, next_token_by_depth
 from loopwright.generate.stream import Sampling, checked_seed, encode, encode_chat, stream
 
@@ -30,15 +31,16 @@ def generate(
 ) -> None:
     """Streams what a model says after a prompt, then prints one line of statistics on stderr."""
     where, kind = find_device(device), find_dtype(dtype)
-    need_weights("generate", source)
+    opened = Source(source)
+    opened.need_weights("generate")
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens: {max_new_tokens}; allowed: at least 0 (0 with --show-depth prints the table alone)")
     # what can be wrong is found before the weights are read
-    find_config(source).check_depth(depth)
+    opened.config.check_depth(depth)
     if seed is not None and not (sampling or Sampling()).options()["do_sample"]:
         raise ValueError(f"seed: {seed} would change nothing; nothing is drawn without a temperature, top_p, top_k or min_p")
-    words = open_tokenizer(source)
-    model = open_model(source, kind, where)
+    words = opened.tokenizer()
+    model = open_model(opened, kind, where)
     if state_seed is not None:
         checked_seed(model, state_seed)
     ids = (encode_chat if chat else encode)(words, prompt, model.config.vocab_size).to(model.device)

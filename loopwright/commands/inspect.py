@@ -9,7 +9,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from loopwright.commands.words import console, find_config, find_dtype, table
+from loopwright.commands.models import find_config, warn_of_damage
+from loopwright.commands.words import console, find_dtype, table
+from loopwright.convert.source import Source
 from loopwright.model import cost
 from loopwright.model.config import LoopedConfig
 
@@ -27,7 +29,10 @@ def inspect(
     as_json: bool = False,
 ) -> None:
     """Prints what a model is and costs: parameters by part, FLOPs, bytes, and its state dict where asked."""
-    found = find_config(source, overrides)
+    opened = Source(source)
+    found = find_config(opened, overrides)
+    if not opened.is_preset:
+        warn_of_damage(opened)
     facts = cost.survey(found, depth=depth, context=context, batch=batch, dtype=find_dtype(dtype), policy=policy)
     rows = cost.tensors(found) if tensors else []
     if as_json:

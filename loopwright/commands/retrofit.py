@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -14,22 +15,20 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
+from loopwright.commands.models import find_config, open_model
 from loopwright.commands.words import (
     console,
-    find_config,
     find_device,
     find_dtype,
     fitting_threads,
-    need_weights,
     progress,
     table,
 )
 from loopwright.convert.bases import Reconstruction
 from loopwright.convert.layout import Layout, find_layout
-from loopwright.convert.load import load
-from loopwright.convert.save import whole_folder, without_bars
+from loopwright.convert.save import check_replaceable, save
 from loopwright.convert.search import Candidate, loss_of, search
-from loopwright.convert.source import tokenizer
+from loopwright.convert.source import Source
 from loopwright.convert.surgery import Conversion, convert, freeze_base, source_layers, start_gaps
 from loopwright.convert.systems import Plan, make_plan, promised
 from loopwright.data.records import Files, text_field
@@ -69,25 +68,26 @@ def retrofit(
     plan = make_plan(system, changes | given)
     _check_used(plan, search_text, text, by, tokens)
     kind, where, printer = find_dtype(dtype), find_device(device), console()
-    need_weights("retrofit", source)
-    find_config(source)  # what no family has is said before the tokenizer is asked
-    tongue = tokenizer(source)
+    opened = Source(source)
+    opened.need_weights("retrofit")
+    check_replaceable(out)
+    find_config(opened)  # what no family has is said before the tokenizer is asked
+    tongue = opened.tokenizer()
     candidates, weights = (
         None if file is None else read_ids(file, tongue, TOKENS if tokens is None else tokens) for file in (search_text, text)
     )
-    with whole_folder(out) as place:
-        with _doing("loading"):
-            dense = load(source, kind, device=where)
-        with fitting_threads(dense):
-            if candidates is not None:
-                plan = replace(plan, layout=_searched(dense, candidates, plan, by or BY))
-            with _doing("converting"):
-                made = convert(dense, plan, seed=seed, input_ids=weights)
-            with _doing("comparing"):
-                gaps = start_gaps(made.model, dense, sorted({1, made.model.config.depth}))
-        with _doing("writing"), without_bars():
-            made.model.save_pretrained(place)
-            tongue.save_pretrained(place)
+    with _doing("loading"):
+        dense = open_model(opened, kind, where)
+    with fitting_threads(dense):
+        if candidates is not None:
+            plan = replace(plan, layout=_searched(dense, candidates, plan, by or BY))
+        with _doing("converting"):
+            made = convert(dense, plan, seed=seed, input_ids=weights)
+        with _doing("comparing"):
+            gaps = start_gaps(made.model, dense, sorted({1, made.model.config.depth}))
+    _check_finite(gaps, dtype)
+    with _doing("writing"):
+        save(made.model, out, tongue)
     printer.print(layout_table(made.layout, len(source_layers(dense))))
     printer.print(_parameter_table(made, dense))
     if made.reconstructions:
@@ -109,6 +109,15 @@ def _check_used(plan: Plan, search_text: str | None, text: str | None, by: str |
         raise ValueError(f"--text: given, and bases are {plan.bases!r}; allowed: with bases=weighted")
     if tokens is not None and search_text is None and text is None:
         raise ValueError(f"--tokens: {tokens}, and there is no text; allowed: with --search or --text")
+
+
+def _check_finite(gaps: Mapping[str, Mapping[int, float]], dtype: str) -> None:
+    """Refuses to write a model whose logits, or whose source's, are not finite: nothing could be said of its start."""
+    wrong = [depth for found in gaps.values() for depth, gap in found.items() if not math.isfinite(gap)]
+    if wrong:
+        raise ValueError(
+            f"retrofit: the logits at depth {wrong[0]} are not finite in {dtype}, so that nothing was written; take a wider --dtype"
+        )
 
 
 @contextmanager

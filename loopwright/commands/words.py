@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
-from loopwright.convert.adapters import RECORD
-from loopwright.convert.families import family_of
-from loopwright.convert.source import find_folder
-from loopwright.convert.weights import read_json, stored_tensors
-from loopwright.model.config import LoopedConfig
-from loopwright.model.presets import PRESETS, preset
-from loopwright.settings import merge, parse_overrides, suggest
+from loopwright.settings import suggest
 
 DTYPES = {
     "float32": torch.float32,
@@ -31,45 +24,6 @@ DTYPES = {
 }
 SMALL = 1_000_000  # parameters
 WIDE = 160  # columns where nobody looks through a window: a file or a pipe must not lose text
-
-
-def find_config(source: str, overrides: Iterable[str] = ()) -> LoopedConfig:
-    """Returns the config of a preset, or of what `lw.load` takes, with `a.b=c` overrides laid over it."""
-    changes = parse_overrides(overrides)
-    if is_preset(source):
-        return preset(source, **changes)
-    folder = find_folder(source)
-    where = str(folder / "config.json")
-    settings = read_json(folder / "config.json")
-    # the weights stay on the disk; parts that were saved alone are always of our own kind
-    tensors = {} if (folder / RECORD).is_file() else stored_tensors(folder)
-    config = family_of(settings, tensors, where).config(settings, where)
-    return LoopedConfig(**merge(config.to_dict(), changes)) if changes else config
-
-
-def is_preset(source: str) -> bool:
-    """Returns whether a word names a preset: a folder of that name wins, and a word that can be nothing else must be one."""
-    if Path(source).exists():
-        return False
-    if source.removesuffix("-tiny") in PRESETS:
-        return True
-    if _is_word(source):
-        known = suggest(source.removesuffix("-tiny"), PRESETS)
-        raise ValueError(f"model: {source!r} is neither a folder nor a preset; {known} (each also as NAME-tiny)")
-    return False
-
-
-def need_weights(verb: str, source: str) -> None:
-    """Raises a ValueError where a word can name no weights: presets have none, and what is no folder needs an owner on the hub."""
-    if _is_word(source) and not Path(source).exists():
-        known = source.removesuffix("-tiny") in PRESETS
-        wrong = "is a preset, which has no trained weights" if known else "is no folder"
-        raise ValueError(f"{verb}: {source!r} {wrong}; allowed: the folder of a model or a run, or a hub id (owner/name)")
-
-
-def _is_word(source: str) -> bool:
-    """Whether a source is neither a path of several parts nor a hub id."""
-    return "/" not in source and "\\" not in source
 
 
 def find_dtype(name: str) -> torch.dtype:

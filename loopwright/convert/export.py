@@ -15,7 +15,7 @@ from loopwright.convert.families import FAMILIES
 from loopwright.convert.family import Family, Rule
 from loopwright.convert.load import parameter_shapes
 from loopwright.convert.own import OWN
-from loopwright.convert.save import whole_folder
+from loopwright.convert.save import model_folder
 from loopwright.convert.weights import INDEX, SINGLE
 from loopwright.model.adapter import ADAPTERS
 from loopwright.model.config import PARTS, LoopedConfig
@@ -33,7 +33,7 @@ def export(model: LoopedForCausalLM, folder: str | Path, *, family: str | None =
     parameters = dict(model.named_parameters())
     rules = chosen.rules(model.config, parameter_shapes(model))
     settings = chosen.settings(model.config, model.dtype)
-    with whole_folder(folder) as place:
+    with model_folder(folder, parameters.values()) as place:
         (place / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
         if model.generation_config is not None:
             model.generation_config.save_pretrained(place)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from loopwright.convert.llama import LLAMA
 from loopwright.convert.load import empty_model, parameter_shapes
-from loopwright.convert.save import whole_folder
+from loopwright.convert.save import model_folder
 from loopwright.convert.weights import SINGLE, read_json
 
 _TOP = {
@@ -62,7 +62,7 @@ def dequantise(package_or_file: str | Path, config_folder: str | Path, out_folde
             value = unpermute(value, config.num_key_value_heads)
         tensors[name] = value.to(dtype)
     _check(file, tensors, config)
-    with whole_folder(out_folder) as place:
+    with model_folder(out_folder, tensors.values()) as place:
         save_file(tensors, place / SINGLE, metadata={"format": "pt"})
         for path in source.iterdir():
             if path.is_file() and path.suffix in (".json", ".jinja", ".model", ".txt"):

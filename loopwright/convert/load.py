@@ -1,16 +1,17 @@
-"""Loading: folder or hub id → family → config → names checked → tensors read once, straight onto the device."""
+"""Loading: folder → family → config → names checked → tensors read once, straight onto the device. Source finds the folder."""
 
 from __future__ import annotations
 
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import GenerationConfig
 
 from loopwright.convert.families import family_of
-from loopwright.convert.family import Shape
-from loopwright.convert.source import find_folder
-from loopwright.convert.weights import DTYPES, check_fit, check_tied, file_dtype, fill, read_json, stored_tensors
+from loopwright.convert.family import Family, Shape
+from loopwright.convert.weights import DTYPES, Stored, check_fit, check_tied, file_dtype, fill, read_json, stored_tensors
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import suggest
@@ -18,21 +19,40 @@ from loopwright.settings import suggest
 _NAMED = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 
 
-def load(source: str | Path, dtype: str | torch.dtype = "float32", *, device: str | torch.device = "cpu") -> LoopedForCausalLM:
-    """Returns the model of a folder or hub id, in eval mode: one of ours, a looped release, or a dense one (no core).
+@dataclass(frozen=True)
+class ModelFiles:
+    """What the files of a model say before any weight is read: the config, the family, the header of each tensor."""
 
-    `dtype` may be "auto", the file's own. Names and shapes are checked before anything is allocated.
-    """
-    wanted, device = _dtype(dtype), _device(device)
-    folder = find_folder(source)
-    settings, where = read_json(folder / "config.json"), str(folder / "config.json")
+    folder: Path
+    stored: dict[str, Stored]
+    family: Family
+    config: LoopedConfig
+
+    @property
+    def weights(self) -> list[str]:
+        """The names of the files that hold the tensors."""
+        return sorted({entry.file.name for entry in self.stored.values()})
+
+
+def read_files(folder: Path) -> ModelFiles:
+    """Returns what the files of a folder say of its model: one of ours, a looped release, or a dense one (no core)."""
+    where, settings = str(folder / "config.json"), read_json(folder / "config.json")
     stored = stored_tensors(folder)
     family = family_of(settings, stored, where)
-    config = family.config(settings, where)
+    return ModelFiles(folder, stored, family, family.config(settings, where))
+
+
+def read_model(files: ModelFiles, dtype: torch.dtype | None, device: torch.device) -> LoopedForCausalLM:
+    """Returns the model of these files, in eval mode; `dtype` None is the files' own.
+
+    Names and shapes are checked before anything is allocated; tensors go straight onto the device.
+    """
+    folder, stored, family = files.folder, files.stored, files.family
+    config = deepcopy(files.config)  # the model may change its own
     try:
         model = empty_model(config)
     except ValueError as error:  # a part refuses its options
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{folder / 'config.json'}: {error}") from None
     rules = family.rules(config, parameter_shapes(model))
     head = family.tied_head(config)
     check_fit(str(folder), family, rules, stored, tied_head=head)
@@ -40,7 +60,7 @@ def load(source: str | Path, dtype: str | torch.dtype = "float32", *, device: st
     check_tied(stored, embedding, head)
     generation = _generation_config(folder)
 
-    chosen = file_dtype(rules, stored) if wanted is None else wanted
+    chosen = file_dtype(rules, stored) if dtype is None else dtype
     fill(model, rules, stored, dtype=chosen, device=device)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.embed_tokens.weight
@@ -61,7 +81,8 @@ def parameter_shapes(model: LoopedForCausalLM) -> dict[str, Shape]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def _dtype(dtype: str | torch.dtype) -> torch.dtype | None:
+def named_dtype(dtype: str | torch.dtype) -> torch.dtype | None:
+    """Returns the dtype of a name such as bfloat16; None for "auto", the files' own."""
     if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
         return dtype
     if dtype == "auto":
@@ -72,7 +93,8 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype | None:
     return _NAMED[name]
 
 
-def _device(device: str | torch.device) -> torch.device:
+def usable_device(device: str | torch.device) -> torch.device:
+    """Returns a device that can be used here."""
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:

@@ -1,35 +1,38 @@
-"""Saving: a folder is written beside its place and moved there when it is whole, so nothing is ever half-written."""
+"""Saving: a model folder is written whole, with a manifest; what else stood in its place (a tokenizer, a README) stays."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from loopwright.convert.weights import read_json
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.run import share
+from loopwright.run import STATE
+from loopwright.storage.folder import whole_folder
 
-# what a saved model consists of: replaced as a whole, while other files of the folder (a tokenizer, a README) stay
+# what a saved model consists of: replaced as a whole, while other files of the folder stay
 _REPLACED = (
     "config.json",
     "generation_config.json",
     "model.safetensors",
     "model-*-of-*.safetensors",
     "model.safetensors.index.json",
+    "adapters.json",
+    "adapters.safetensors",
+    "average.safetensors",
 )
 
 
 def save(model: LoopedForCausalLM, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
     """Writes a model, and its tokenizer if given, as `save_pretrained` does, whole or not at all; returns the folder."""
-    with whole_folder(folder) as place, without_bars():
+    with model_folder(folder, model.parameters()) as place, without_bars():
         model.save_pretrained(place)
         if tokenizer is not None:
             tokenizer.save_pretrained(place)
@@ -49,50 +52,37 @@ def without_bars() -> Iterator[None]:
 
 
 @contextmanager
-def whole_folder(folder: str | Path) -> Iterator[Path]:
-    """Gives an empty folder to write into, and puts it in the place of `folder` when the block ends without an error."""
-    target = Path(folder).expanduser().resolve()
-    _check_replaceable(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    made = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
-    made.mkdir()
-    try:
-        yield made
-        share(made)
-        _put(made, target)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+def model_folder(folder: str | Path, tensors: Iterable[Tensor]) -> Iterator[Path]:
+    """Gives an empty folder to write these tensors into, and puts it in the place of `folder` when the block ends well."""
+    check_replaceable(folder)
+    needed = sum(tensor.nbytes for tensor in tensors)
+    with whole_folder(_place(folder), needed=needed, kept="what stood there is unharmed", carry=_stays) as place:
+        yield place
 
 
-def _check_replaceable(target: Path) -> None:
+def check_replaceable(folder: str | Path) -> None:
+    """Raises a ValueError where something stands that a saved model must not replace."""
+    target, allowed = _place(folder), "allowed: a new folder, an empty one, or a model folder to replace"
+    parent = next(path for path in target.parents if path.exists())
+    if not os.access(parent, os.W_OK):
+        raise ValueError(f"save: {parent} cannot be written to; allowed: a folder in which you may make files")
     if target.exists() and not target.is_dir():
-        raise ValueError(f"save: {target} is a file; allowed: a new folder, an empty one, or a model folder to replace")
+        raise ValueError(f"save: {target} is a file; {allowed}")
     if not target.is_dir() or not any(target.iterdir()):
         return
+    if (target / STATE).exists():  # its optimiser and its average belong to other weights
+        raise ValueError(f"save: {target} is a checkpoint of a run; {allowed}")
     try:
         known = "model_type" in read_json(target / "config.json")
     except (FileNotFoundError, ValueError):
         known = False
     if not known:
-        raise ValueError(
-            f"save: {target} holds files but no model (no config.json with a model_type); allowed: a new folder, an empty one, "
-            "or a model folder to replace"
-        )
+        raise ValueError(f"save: {target} holds files but no model (no config.json with a model_type); {allowed}")
 
 
-def _put(made: Path, target: Path) -> None:
-    if not target.exists():
-        os.rename(made, target)
-        return
-    old = made.with_name(f"{made.name}.old")
-    os.rename(target, old)
-    try:
-        os.rename(made, target)
-    except OSError:
-        os.rename(old, target)
-        raise
-    for entry in old.iterdir():
-        stale = any(fnmatch(entry.name, pattern) for pattern in _REPLACED)
-        if not stale and not (target / entry.name).exists():
-            os.rename(entry, target / entry.name)
-    shutil.rmtree(old)
+def _place(folder: str | Path) -> Path:
+    return Path(folder).expanduser().resolve()
+
+
+def _stays(name: str) -> bool:
+    return not any(fnmatch(name, pattern) for pattern in _REPLACED)

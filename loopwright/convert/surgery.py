@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopwright.convert.adapters import divided
 from loopwright.convert.bases import Reconstruction, check_ranks, input_scales, start_bases
 from loopwright.convert.layout import Layout, find_layout, stepwise
-from loopwright.convert.load import empty_model, load
+from loopwright.convert.load import empty_model
+from loopwright.convert.parts import divided
+from loopwright.convert.source import load
 from loopwright.convert.systems import PARTS, Plan, make_plan
 from loopwright.model.config import LoopedConfig
 from loopwright.model.injection import ConcatInjection
@@ -65,6 +66,7 @@ def convert(source: LoopedForCausalLM, plan: Plan, *, seed: int = 0, input_ids: 
     """
     layers = source_layers(source)
     _check_given(plan, seed, input_ids)
+    _check_finite(source)
     layout = _started_layout(plan, len(layers))
     model = empty_model(_config(source.config, layout, plan))
     for index, adapter in enumerate(model.adapters):
@@ -125,6 +127,13 @@ def _check_given(plan: Plan, seed: int, ids: Tensor | None) -> None:
         )
     if plan.bases != "weighted" and ids is not None:
         raise ValueError(f"retrofit: input_ids: given, and bases are {plan.bases!r}; allowed: with bases=weighted")
+
+
+def _check_finite(source: LoopedForCausalLM) -> None:
+    for name, value in source.named_parameters():
+        wrong = int((~torch.isfinite(value)).sum())
+        if wrong:
+            raise ValueError(f"retrofit: {name} of the source holds {wrong} values that are not finite (nan or inf)")
 
 
 def _started_layout(plan: Plan, layers: int) -> Layout:

@@ -24,6 +24,7 @@ DTYPES: dict[str, torch.dtype] = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+_KINDS = {dtype: name for name, dtype in {**DTYPES, "U8": torch.uint8, "I64": torch.int64}.items()}
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,38 @@ def opened(file: Path) -> Iterator[Any]:
             yield handle
     except SafetensorError as error:
         raise ValueError(f"{file}: not readable ({str(error).splitlines()[0]}); the file is damaged") from None
+
+
+def load_tensors(folder: str | Path, name: str, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors of one group of a checkpoint, on the CPU.
+
+    Each must be one of `expected`, in its shape and dtype, which is known before anything is read; which of them must be
+    there is for whoever takes them.
+    """
+    path = Path(folder) / f"{name}.safetensors"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: missing")
+    return read_tensors(str(path), read_header(path), expected)
+
+
+def read_tensors(where: str, stored: Mapping[str, Stored], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns stored tensors, on the CPU. Each must be one of `expected`, in its shape and dtype, before anything is read."""
+    unexpected = [name for name in stored if name not in expected]
+    forms = {name: (_KINDS.get(tensor.dtype, str(tensor.dtype)), list(tensor.shape)) for name, tensor in expected.items()}
+    wrong = [
+        f"{name} is {entry.dtype}{list(entry.shape)}, expected {forms[name][0]}{forms[name][1]}"
+        for name, entry in stored.items()
+        if name in forms and (entry.dtype, list(entry.shape)) != forms[name]
+    ]
+    found = {"unexpected": unexpected, "of another form": wrong}
+    problems = [f"{what}: {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1) for what, names in found.items() if names]
+    if problems:
+        raise ValueError(f"{where}: its tensors do not fit; " + "; ".join(problems))
+    values: dict[str, Tensor] = {}
+    for path in sorted({entry.file for entry in stored.values()}):
+        with opened(path) as handle:
+            values |= {name: handle.get_tensor(name) for name, entry in stored.items() if entry.file == path}
+    return values
 
 
 def check_tied(stored: Mapping[str, Stored], embedding: str, head: str | None) -> None:

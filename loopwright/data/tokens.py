@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import uuid
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +21,7 @@ import torch
 from torch import Tensor
 
 from loopwright.data.batch import IGNORED, Batch
+from loopwright.storage.folder import clear_leftovers, temporary_folder
 
 FORMAT = 1
 SHARD_TOKENS = 1 << 24
@@ -144,24 +143,25 @@ def kept_shards(
     if place.is_dir():
         return Shards(place)
     _say_why(folder, name, about)
-    made = folder / f".{place.name}.{uuid.uuid4().hex[:8]}"
     try:
-        made.mkdir(parents=True)
-        writer = _Writer(made, np.uint16 if vocab_size <= 1 << 16 else np.uint32, shard_tokens)
-        for document in documents():
-            writer.add(document)
-        if len(writer.starts) == 1:
-            raise ValueError(f"data: no document is left for {name}; valid takes the first ones where it has no source of its own")
-        writer.close(about, notes or {})
-        try:
-            os.rename(made, place)
-        except OSError:
-            if not place.is_dir():  # else another process was faster, with the same documents
-                raise
+        folder.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(folder)  # of processes that were killed while they tokenised
+        with temporary_folder(place) as made:
+            writer = _Writer(made, np.uint16 if vocab_size <= 1 << 16 else np.uint32, shard_tokens)
+            for document in documents():
+                writer.add(document)
+            if len(writer.starts) == 1:
+                raise ValueError(
+                    f"data: no document is left for {name}; valid takes the first ones where it has no source of its own"
+                )
+            writer.close(about, notes or {})
+            try:
+                os.rename(made, place)
+            except OSError:
+                if not place.is_dir():  # else another process was faster, with the same documents
+                    raise
     except OSError as error:
         raise OSError(f"{place}: the tokens cannot be written ({error.strerror or error})") from error
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
     return Shards(place)
 
 

@@ -26,7 +26,7 @@ from loopwright.evaluate.verdict import Verdict
 from loopwright.generate.readings import check_depths, readings
 from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.run import write_whole
+from loopwright.storage.files import write_whole
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -18,7 +18,7 @@ from loopwright.data.batch import Source
 from loopwright.generate.readings import check_depths, decode_exact, readings
 from loopwright.metrics.score import DepthRates, bootstrap_interval, depth_rates, settled_depths, wilson_interval
 from loopwright.model.looped import LoopedForCausalLM, StepRunner
-from loopwright.run import write_whole
+from loopwright.storage.files import write_whole
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from loopwright.convert.family import listed
-from loopwright.train.checkpoint import load_tensors
 from loopwright.train.optim import spread, whole
 
 
@@ -82,14 +80,6 @@ class EMA:
         """Returns the average of a model's trainable parameters, as they are now."""
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         return Average(trained, decay=self.decay, warmup=self.warmup)
-
-
-@torch.no_grad()
-def load_average(folder: str | Path, model: nn.Module) -> None:
-    """Puts the averaged weights of a checkpoint in the place of a model's own."""
-    own = {name: torch.empty(p.shape, dtype=torch.float32, device="meta") for name, p in model.named_parameters()}
-    for name, value in load_tensors(folder, "average", own).items():
-        model.get_parameter(name).copy_(value)
 
 
 AVERAGES: dict[str, type] = {"ema": EMA}

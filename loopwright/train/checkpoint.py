@@ -17,33 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from loopwright.convert.adapters import (
-    RECORD,
-    References,
-    check_values,
-    divided,
-    find_references,
-    load_adapters,
-    read_references,
-    write_parts,
-)
-from loopwright.convert.adapters import WEIGHTS as PARTS_FILE
 from loopwright.convert.family import listed
-from loopwright.convert.load import load
+from loopwright.convert.parts import RECORD, References, check_values, divided, find_references, read_references, write_parts
+from loopwright.convert.parts import WEIGHTS as PARTS_FILE
 from loopwright.convert.save import without_bars
-from loopwright.convert.weights import DTYPES, Stored, read_header, stored_tensors
+from loopwright.convert.source import load
+from loopwright.convert.weights import read_header, read_tensors, stored_tensors
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.run import clear_leftovers, read_json, remove_folder, verify, whole_folder, write_json
+from loopwright.run import STATE, saved, update_of
+from loopwright.storage.files import read_json, write_json
+from loopwright.storage.folder import clear_leftovers, remove_folder, whole_folder
+from loopwright.storage.manifest import verify
 from loopwright.train.optim import spread, whole
-
-STATE = "state.json"
-_NAME = re.compile(r"(\d{8,})(\.replaced)?")
-# what a header calls the dtypes that a checkpoint may hold
-_KINDS = {dtype: name for name, dtype in {**DTYPES, "U8": torch.uint8, "I64": torch.int64}.items()}
 
 
 @dataclass(frozen=True)
@@ -125,42 +113,6 @@ def latest_good(checkpoints: str | Path) -> tuple[Checkpoint, list[str]]:
     raise FileNotFoundError(f"{checkpoints}: there is no checkpoint")
 
 
-def find_checkpoint(checkpoints: str | Path, name: str = "last") -> Checkpoint:
-    """Returns the checkpoint that a name means: "last" (that is whole), "best", or the number of its update."""
-    if name not in ("last", "best") and not name.isdecimal():
-        raise ValueError(f"checkpoint: {name!r}; allowed: last, best, or the number of an update")
-    last = latest_good(checkpoints)[0]
-    if name == "last":
-        return last
-    if name == "best" and last.best is None:
-        raise ValueError(f"{checkpoints}: no look at the validation split has chosen a best checkpoint; allowed: last")
-    wanted = last.best if name == "best" else int(name)
-    found = [folder for folder in saved(checkpoints) if _update_of(folder) == wanted]
-    if not found:
-        raise FileNotFoundError(f"{checkpoints}: there is no checkpoint of update {wanted}")
-    return open_checkpoint(found[0])
-
-
-def saved(checkpoints: str | Path) -> list[Path]:
-    """Returns the folders of all checkpoints, newest first, whole or not."""
-    folder = Path(checkpoints)
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
-    # one that was being replaced counts after the one that replaced it
-    return sorted(found, key=lambda path: (-_update_of(path), path.suffix))
-
-
-def load_tensors(folder: str | Path, name: str, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors of one group of a checkpoint, on the CPU.
-
-    Each must be one of `expected`, in its shape and dtype, which is known before anything is read; which of them must be
-    there is for whoever takes them.
-    """
-    path = Path(folder) / f"{name}.safetensors"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: missing")
-    return _read(str(path), read_header(path), expected)
-
-
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Returns the tensors of a model by name, a tied one once: under its first name, as `save_pretrained` keeps it."""
     found: dict[str, Tensor] = {}
@@ -186,18 +138,8 @@ def load_weights(folder: str | Path, model: LoopedForCausalLM) -> None:
     held = {name: whole(own[name]) for name in references if name in own}
     check_values(str(folder), {name: (name, references[name][1]) for name in held}, held)
     with torch.no_grad():
-        for name, value in _read(str(folder), stored, own).items():
+        for name, value in read_tensors(str(folder), stored, own).items():
             own[name].copy_(spread(value, own[name]))
-
-
-def saved_model(folder: Path, spec: Mapping[str, Any], *, dtype: torch.dtype, device: str) -> LoopedForCausalLM:
-    """Returns the model of a checkpoint; one that holds parts alone is put on the base that the recipe's model `spec` loads."""
-    if not (folder / RECORD).is_file():
-        return load(folder, dtype=dtype, device=device)
-    if "source" not in spec:
-        raise ValueError(f"{folder}: holds parts alone, and the recipe names no model they were made from")
-    base = load(spec["source"], dtype=spec.get("dtype", "float32"), device=device)  # as in training: the values are compared
-    return load_adapters(base, folder, dtype)
 
 
 def base_references(spec: Mapping[str, Any], model: LoopedForCausalLM) -> References:
@@ -237,11 +179,6 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _update_of(folder: Path) -> int:
-    found = _NAME.fullmatch(folder.name)
-    return int(found[1]) if found else -1
-
-
 def _clear(folder: Path) -> None:
     clear_leftovers(folder)
     for path in saved(folder):
@@ -251,11 +188,11 @@ def _clear(folder: Path) -> None:
 
 def _prune(folder: Path, update: int, keep: int) -> None:
     # newer ones belong to a run that was further: what resumes from an older one writes them again
-    mine = [path for path in saved(folder) if _update_of(path) <= update]
-    kept = sorted({_update_of(path) for path in mine})[-keep:]
-    bests = [_best_of(path) for path in mine if _update_of(path) in kept]
+    mine = [path for path in saved(folder) if update_of(path) <= update]
+    kept = sorted({update_of(path) for path in mine})[-keep:]
+    bests = [_best_of(path) for path in mine if update_of(path) in kept]
     for path in reversed(mine):
-        if _update_of(path) not in {*kept, *bests}:
+        if update_of(path) not in {*kept, *bests}:
             remove_folder(path)
 
 
@@ -264,25 +201,3 @@ def _best_of(folder: Path) -> int | None:
         return read_json(folder / STATE).get("best")
     except (OSError, ValueError):  # damaged: it names none
         return None
-
-
-def _read(where: str, stored: Mapping[str, Stored], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    unexpected = [name for name in stored if name not in expected]
-    forms = {name: (_KINDS.get(tensor.dtype, str(tensor.dtype)), list(tensor.shape)) for name, tensor in expected.items()}
-    wrong = [
-        f"{name} is {entry.dtype}{list(entry.shape)}, expected {forms[name][0]}{forms[name][1]}"
-        for name, entry in stored.items()
-        if name in forms and (entry.dtype, list(entry.shape)) != forms[name]
-    ]
-    found = {"unexpected": unexpected, "of another form": wrong}
-    problems = [f"{what}: {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1) for what, names in found.items() if names]
-    if problems:
-        raise ValueError(f"{where}: its tensors do not fit; " + "; ".join(problems))
-    values: dict[str, Tensor] = {}
-    try:
-        for path in sorted({entry.file for entry in stored.values()}):
-            with safe_open(path, framework="pt") as file:
-                values |= {name: file.get_tensor(name) for name, entry in stored.items() if entry.file == path}
-    except SafetensorError as error:
-        raise ValueError(f"{where}: not readable as safetensors ({error})") from None
-    return values

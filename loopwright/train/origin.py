@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from loopwright.convert.load import load
+from loopwright.convert.source import load
 from loopwright.convert.surgery import convert, freeze_base
 from loopwright.convert.systems import find_system, make_plan
 from loopwright.model.config import LoopedConfig

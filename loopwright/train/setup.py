@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loopwright.convert.weights import load_tensors
 from loopwright.data.batch import Batch, Splits
 from loopwright.data.build import build_data, check_vocab
 from loopwright.data.order import Order
 from loopwright.generate.readings import check_depths
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.run import Log, RunFolder, origin, write_json, write_whole
+from loopwright.run import Log, RunFolder, origin
 from loopwright.settings import build_kind
+from loopwright.storage.files import write_json, write_whole
 from loopwright.train.average import AVERAGES
 from loopwright.train.checkpoint import (
     base_references,
     latest_good,
-    load_tensors,
     load_weights,
     model_tensors,
     save_checkpoint,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loopwright.cli import main
-from loopwright.commands.words import find_config
+from loopwright.convert.source import Source
 from loopwright.model.cost import weight_bytes
 from tests.generate.tiny import save_model
 
@@ -120,7 +120,7 @@ def test_too_large_a_batch_says_which_would_fit(folder, tmp_path, monkeypatch, c
     from loopwright.commands import analyze
 
     (tmp_path / "p.txt").write_text("the cat sat\n" * 8)
-    weights = weight_bytes(find_config(str(folder)), torch.float32)
+    weights = weight_bytes(Source(folder).config, torch.float32)
     words = (folder, "--prompts", tmp_path / "p.txt", "--depth", 4, "--out", tmp_path / "o")
     monkeypatch.setattr(analyze, "open_model", None)  # the weights are not read for it
     for free, said in ((weights + 60_000, "would fit"), (weights - 1, "its weights take about")):

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import loopwright as lw
 from loopwright.commands.check import check, check_presets
 from loopwright.evaluate import conformance
 from loopwright.evaluate.conformance import CheckReport, CheckRow
 from loopwright.model.presets import PRESETS
+from tests.cases import noisy
 from tests.generate.tiny import save_model
 
 
@@ -29,6 +31,16 @@ def test_check_of_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert check(str(folder))
     printed = capsys.readouterr().out
     assert "small form" not in printed and f"{folder}: " in printed
+    assert f"files: there is no manifest.json in {folder}, so that nothing says whether they are as they were written" in printed
+
+
+def test_check_says_that_the_files_are_as_they_were_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = CheckReport((CheckRow("causality", True, "fine"),))
+    monkeypatch.setattr(conformance, "check", lambda *args, **kwargs: report)
+    assert check(str(lw.save(noisy("huginn-tiny"), tmp_path / "m")))
+    assert "files: as manifest.json says they were written (size and sha256)" in capsys.readouterr().out
 
 
 def test_a_failed_check_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

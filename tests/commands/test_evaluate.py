@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import loopwright as lw
 from loopwright import cli
 from loopwright.commands import evaluate as module
 from loopwright.commands.evaluate import evaluate, evaluate_text, name_texts, usual_depths
 from loopwright.commands.train import train
-from loopwright.convert.load import load
+from loopwright.convert.source import load
 from loopwright.evaluate.heldout import NOT_A_LIKELIHOOD, HeldOut
 from loopwright.evaluate.sweep import SweepReport
 from loopwright.recipes.shelf import recipe
@@ -39,12 +40,18 @@ def test_a_run_is_measured_at_every_depth(run: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_model_on_the_data_of_a_recipe(run: Path, tmp_path: Path) -> None:
-    folder = run / "checkpoints" / "00000002"
+    folder = lw.save(lw.load(run), tmp_path / "model")
     with pytest.raises(ValueError, match="needs --data RECIPE"):
         evaluate(str(folder))
     reports = evaluate(str(folder), data=str(run / "recipe.yaml"), depths="2", rows=4, splits=["valid"], out=str(tmp_path / "here"))
     assert reports["valid"].rows == 4 and (tmp_path / "here" / "eval" / "valid.json").is_file()
     assert evaluate(str(run), depths="2", rows=4, splits=["valid"])["valid"].loss == reports["valid"].loss
+
+
+def test_a_checkpoint_is_measured_as_its_run_is(run: Path, tmp_path: Path) -> None:
+    given = {"depths": "2", "rows": 4, "splits": ["valid"], "out": str(tmp_path)}
+    found = [evaluate(str(source), **given)["valid"].loss for source in (run / "checkpoints" / "00000002", run)]
+    assert found[0] == found[1]
 
 
 def test_answers_in_place_are_not_decoded(tmp_path: Path) -> None:
@@ -177,7 +184,7 @@ def test_what_can_be_told_before_a_model_is_loaded_is(
     run: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, text = str(save_model(tmp_path / "model")), [str(texts / "plain.txt")]
-    monkeypatch.setattr(module, "read_model", lambda *a, **k: pytest.fail("loaded"))
+    monkeypatch.setattr(module, "open_model", lambda *a, **k: pytest.fail("loaded"))
     for given, complaint in (
         ({"rows": 0}, "rows: 0; allowed: at least 1"),
         ({"batch": -1}, "batch: -1; allowed: at least 1"),

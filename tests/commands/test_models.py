@@ -1,15 +1,18 @@
-"""What a word on the command line opens: a folder, a run, a run that saved its parts alone."""
+"""What a verb opens, and what it says of it."""
 
 from __future__ import annotations
+
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 import loopwright as lw
 from loopwright.commands.generate import generate
-from loopwright.commands.models import open_model, open_tokenizer, own_recipe, weights_of
-from loopwright.commands.words import find_config
-from loopwright.convert.adapters import RECORD
+from loopwright.commands.models import find_config, open_model
+from loopwright.convert.parts import RECORD
+from loopwright.convert.source import Source
 from loopwright.recipes.shelf import recipe
 from loopwright.train.loop import train
 from loopwright.train.setup import Outcome
@@ -28,7 +31,7 @@ def healed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     chosen = recipe("ouroboros-fixed", [
         data, f"model.source={source}", *[f"model.changes.{change}" for change in changes], "depth={kind: fixed, depth: 2}",
         "updates=2", "batch=4", "accumulate=1", "precision=fp32", "look.every=0", "schedule.warmup=0",
-        f"save={{every: 0, parts: {str(request.param).lower()}}}",
+        f"save={{every: 1, parts: {str(request.param).lower()}}}",
     ])  # fmt: skip
     found = train(chosen, place / "run")
     assert (found.checkpoint / RECORD).is_file() == request.param
@@ -36,15 +39,15 @@ def healed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_run_is_opened_with_its_base_and_its_tokenizer(healed: Outcome) -> None:
-    source = str(healed.run.path)
+    source = Source(str(healed.run.path))
     model = open_model(source, torch.float32, "cpu")
     with torch.no_grad():
         assert torch.equal(model(IDS, depth=3).logits, healed.model(IDS, depth=3).logits)
     config = find_config(source)
     assert config.adapters == healed.model.config.adapters and config.depth == 2
-    own = own_recipe(source)
-    assert weights_of(source, own) == healed.checkpoint
-    assert own is not None and open_tokenizer(source).get_vocab() == lw.tokenizer(own.data["tokenizer"]).get_vocab()
+    assert find_config(source, ["depth=3"]).depth == 3 and config.depth == 2
+    assert source.folder == healed.checkpoint and source.recipe is not None
+    assert source.tokenizer().get_vocab() == lw.tokenizer(source.recipe["data"]["tokenizer"]).get_vocab()
 
 
 def test_a_run_speaks(healed: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +55,21 @@ def test_a_run_speaks(healed: Outcome, capsys: pytest.CaptureFixture[str]) -> No
     assert "depth 2" in capsys.readouterr().err
 
 
+def test_a_damaged_checkpoint_that_is_passed_over_is_one_line_on_stderr(
+    healed: Outcome, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(healed.run.path, run)
+    (run / "checkpoints" / "00000002" / "config.json").unlink()
+    open_model(Source(run), torch.float32, "cpu")
+    said = capsys.readouterr().err
+    assert said == (
+        f"loopwright: warning: {run}/checkpoints/00000002/config.json: missing; {run}/checkpoints/00000001 is used instead\n"
+    )
+
+
 def test_a_folder_is_itself(healed: Outcome) -> None:
-    source = str(own.model["source"]) if (own := own_recipe(str(healed.run.path))) else ""
-    assert own_recipe(source) is None and weights_of(source, None) == source
+    name = str((Source(healed.run.path).recipe or {})["model"]["source"])
+    source = Source(name)
+    assert source.recipe is None and source.folder == Path(name)
     assert not open_model(source, torch.float32, "cpu").config.is_looped

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import loopwright as lw
 from loopwright.commands.retrofit import read_ids, retrofit, said_of, spelled
@@ -172,6 +173,7 @@ def broken(dense: Path, folder: Path, **changes: object) -> Path:
     folder.mkdir()
     for file in dense.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "manifest.json").unlink(missing_ok=True)  # somebody else's folder
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, **changes}))
     return folder
@@ -195,6 +197,44 @@ def test_sources_that_cannot_be_converted(dense: Path, tmp_path: Path, capsys: p
         printed = capsys.readouterr().err
         assert message in printed and printed.count("\n") == 1, name
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_source_whose_weights_are_not_finite_is_refused(
+    value: float, dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = lw.load(dense)
+    with torch.no_grad():
+        model.prelude[3].mlp.up_proj.weight[2, 1:3] = value
+    lw.save(model, tmp_path / "source", lw.tokenizer(dense))
+    assert run("retrofit", str(tmp_path / "source"), str(tmp_path / "out")) == 2
+    said = "retrofit: prelude.3.mlp.up_proj.weight of the source holds 2 values that are not finite (nan or inf)"
+    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_logits_that_are_not_finite_are_not_written(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = lw.load(dense)
+    with torch.no_grad():
+        model.embed_tokens.weight.mul_(60_000)
+        model.lm_head.weight.mul_(60_000)
+    lw.save(model, tmp_path / "source", lw.tokenizer(dense))
+    words = ("retrofit", str(tmp_path / "source"), str(tmp_path / "out"), "gate-only", "--dtype", "float16")
+    assert run(*words) == 2
+    printed = capsys.readouterr().err
+    assert "not finite" in printed and printed.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_one_line(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*given: object, **options: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: Disk quota exceeded (os error 122)")
+
+    monkeypatch.setattr(lw.LoopedForCausalLM, "save_pretrained", full)
+    assert run("retrofit", str(dense), str(tmp_path / "out"), "gate-only") == 2
+    printed = capsys.readouterr().err
+    assert "out: the disk quota is used up" in printed and "what stood there is unharmed" in printed
+    assert printed.count("\n") == 1 and list(tmp_path.iterdir()) == []
 
 
 def test_words_and_rows(text: Path) -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import re
+import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 import loopwright as lw
-from loopwright.convert.save import whole_folder
+from loopwright.convert.save import check_replaceable
+from loopwright.storage.files import read_json
+from loopwright.storage.manifest import Manifest, verify
+from loopwright.train.checkpoint import save_checkpoint
+from tests.cases import noisy
+from tests.generate.tiny import word_tokenizer
 
 
 @pytest.fixture
@@ -77,22 +86,64 @@ def test_an_interrupted_save_changes_nothing(model: lw.LoopedForCausalLM, tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
 
 
-def test_a_failed_move_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "model"
-    target.mkdir()
-    (target / "config.json").write_text('{"model_type": "x"}')
-    rename = os.rename
+def test_a_manifest_is_written_and_what_stays_keeps_its_entry(model: lw.LoopedForCausalLM, tmp_path: Path) -> None:
+    folder = lw.save(model, tmp_path / "model", word_tokenizer())
+    first = Manifest.of(folder)
+    assert first is not None and {"config.json", "model.safetensors", "tokenizer.json"} <= set(first.entries)
+    assert verify(folder) == []
+    lw.save(model, folder)
+    assert verify(folder) == [] and set(read_json(folder / "manifest.json")["files"]) == set(first.entries)
+    (folder / "tokenizer.json").write_text("{}")
+    lw.save(model, folder)  # does not make good what was damaged
+    assert verify(folder) != []
+    lw.save(model, folder, word_tokenizer())
+    assert verify(folder) == []
 
-    def fail_once(source: Path, place: Path) -> None:
-        if place == target and not Path(source).name.endswith(".old"):
-            raise OSError("no")
-        rename(source, place)
 
-    monkeypatch.setattr(os, "rename", fail_once)
-    with pytest.raises(OSError, match="no"), whole_folder(target) as place:
-        (place / "config.json").write_text("new")
-    assert (target / "config.json").read_text() == '{"model_type": "x"}'
-    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+def test_weights_of_another_kind_do_not_stay(tmp_path: Path) -> None:
+    model = noisy("relaxed-tiny")
+    lw.save_adapters(model, tmp_path / "m")
+    lw.save(model, tmp_path / "m")
+    assert not list((tmp_path / "m").glob("adapters.*"))
+    lw.save_adapters(model, tmp_path / "m")
+    assert not (tmp_path / "m" / "model.safetensors").exists()
+
+
+def test_a_checkpoint_is_not_replaced(model: lw.LoopedForCausalLM, tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, 1, model=model, tensors={}, state={})
+    with pytest.raises(ValueError, match=r"save: .*00000001 is a checkpoint of a run; allowed: a new folder"):
+        lw.save(model, folder)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_place_that_cannot_be_written_to_is_told_before_the_work(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ValueError, match="cannot be written to"):
+        check_replaceable(tmp_path / "m")
+
+
+def save_within(limit: int, model: lw.LoopedForCausalLM, folder: Path, said: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        lw.save(model, folder)
+    except OSError as error:
+        said.send(f"{type(error).__name__} {error}")
+
+
+def test_a_limit_on_the_size_of_files_is_one_line(tmp_path: Path) -> None:
+    """`ulimit -f`: safetensors reports it in words of its own."""
+    model, forks = lw.build("huginn-tiny", vocab_size=4000), multiprocessing.get_context("fork")
+    here, there = forks.Pipe()
+    child = forks.Process(target=save_within, args=(200_000, model, tmp_path / "m", there))
+    child.start()
+    child.join()
+    assert here.poll()
+    assert re.fullmatch(
+        r"DiskFull \S+/m: a file would be larger than this process may write \(ulimit -f\) \(.* kB were to be written\); "
+        r"what stood there is unharmed",
+        here.recv(),
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_saving_into_the_folder_a_model_came_from(model: lw.LoopedForCausalLM, tmp_path: Path) -> None:

@@ -126,13 +126,14 @@ def test_nothing_half_written_is_left(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_leaves_is_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loopwright.data.tokens.shutil.rmtree", lambda *_, **__: None)  # killed before it could clean up
+    monkeypatch.setattr("loopwright.storage.folder.shutil.rmtree", lambda *_, **__: None)  # killed before it could clean up
     monkeypatch.setattr("loopwright.data.tokens.os.rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         keep(tmp_path, [[1, 2, 3]])
     assert len(list(tmp_path.iterdir())) == 1
     monkeypatch.undo()
     assert keep(tmp_path, [[4, 5]]).read(0, 2).tolist() == [4, 5]
+    assert [path.name.split("-")[0] for path in tmp_path.iterdir()] == ["train"]  # and it is gone with the next
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

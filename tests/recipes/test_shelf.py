@@ -10,7 +10,7 @@ import torch
 
 import loopwright as lw
 from loopwright.commands.evaluate import evaluate_text
-from loopwright.convert.adapters import RECORD
+from loopwright.convert.parts import RECORD
 from loopwright.recipes.shelf import FOLDER, find, names, recipe
 from loopwright.train.loop import train
 from tests.generate.tiny import DENSE, WORDS, save_model

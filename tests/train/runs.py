@@ -18,8 +18,9 @@ from torch import Tensor
 from loopwright.cli import main
 from loopwright.data.order import Order
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.run import read_json, read_log, untimed, write_json
+from loopwright.run import read_log, untimed
 from loopwright.settings import merge
+from loopwright.storage.files import read_json, write_json
 from loopwright.train.loop import train
 from loopwright.train.objective import OBJECTIVES, Final
 from loopwright.train.recipe import Recipe, make_recipe

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-import loopwright as lw
 from loopwright.settings import build_kind, check_kind
-from loopwright.train.average import AVERAGES, EMA, Average, load_average
-from loopwright.train.checkpoint import save_checkpoint
+from loopwright.train.average import AVERAGES, EMA, Average
 from tests.cases import noisy
 
 
@@ -96,15 +92,3 @@ def test_averages_of_another_model_are_refused() -> None:
 def test_what_makes_no_sense_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"average: .*; allowed: "):
         EMA(**options)
-
-
-def test_averaged_weights_of_a_checkpoint_replace_a_models_own(tmp_path: Path) -> None:
-    model = lw.build("stars-addition-tiny")
-    average = EMA(decay=0.5)(model)
-    kept = {name: value.clone() for name, value in average.values.items()}
-    save_checkpoint(tmp_path, 1, model=model, tensors={"average": average.state_tensors()}, state={})
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(1.0)
-    load_average(tmp_path / "00000001", model)
-    assert all(torch.equal(model.get_parameter(name), value) for name, value in kept.items())

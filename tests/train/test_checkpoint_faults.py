@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.run import DiskFull
+from loopwright.storage.files import DiskFull
 from loopwright.train import checkpoint as checkpoint_module
 from loopwright.train.checkpoint import latest_good
 from tests.cases import noisy

@@ -13,7 +13,7 @@ import pytest
 
 import loopwright as lw
 from loopwright.data.order import Order
-from loopwright.run import read_json
+from loopwright.storage.files import read_json
 from loopwright.train.loop import train
 from loopwright.train.objective import OBJECTIVES
 from loopwright.train.recipe import Recipe

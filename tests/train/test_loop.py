@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections import namedtuple
@@ -17,11 +18,12 @@ import torch
 from safetensors.torch import load_file
 
 import loopwright as lw
-from loopwright import run as run_module
+from loopwright.convert.source import Source
 from loopwright.recipes.shelf import names, recipe
-from loopwright.run import DiskFull, RunFolder, read_json, read_log
+from loopwright.run import RunFolder, read_log, update_of
 from loopwright.settings import read_yaml
-from loopwright.train.checkpoint import find_checkpoint, latest_good
+from loopwright.storage.files import DiskFull, read_json
+from loopwright.train.checkpoint import latest_good
 from loopwright.train.loop import train
 from loopwright.train.objective import OBJECTIVES
 from loopwright.train.recipe import make_recipe, read_recipe
@@ -38,7 +40,7 @@ def test_every_shipped_recipe_runs_two_updates_at_toy_size(name: str, tmp_path: 
     assert [row["update"] for row in updates] == [0, 1]
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 and row["targets"] > 0 for row in updates)
     assert any("valid" in row for row in rows_of(outcome))
-    again = lw.load(outcome.checkpoint)
+    again = lw.load(outcome.checkpoint, weights="raw")
     ids = outcome.splits.valid.batch([0, 1]).input_ids
     depth = {"depth": 2} if outcome.model.config.is_looped else {}
     assert torch.equal(again(ids, **depth).logits, outcome.model(ids, **depth).logits)
@@ -58,8 +60,8 @@ def test_a_run_leaves_a_row_an_update_looks_between_and_its_last_and_best_checkp
     looks = {row["update"] + 1: row["valid"] for row in rows if "valid" in row}
     assert all(list(found) == ["1", "2", "3", "5"] for found in looks.values()), "the recipe's depths and the median one"
     best = min(looks, key=lambda update: looks[update]["3"]["loss"])
-    assert find_checkpoint(outcome.run.checkpoints, "last").update == 10
-    assert find_checkpoint(outcome.run.checkpoints, "best").update == best == outcome.progress.best_update
+    assert Source(outcome.run.path).folder.name == "00000010"
+    assert update_of(Source(outcome.run.path, checkpoint="best").folder) == best == outcome.progress.best_update
     assert {int(path.name) for path in outcome.run.checkpoints.iterdir()} == {best, 10}
     timed = read_log(outcome.run.log)[0]
     assert timed["seconds"] > 0 and timed["tokens_per_second"] > 0
@@ -286,13 +288,13 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_room(
     def fill() -> None:
         if how == "known before":
             usage = namedtuple("usage", "total used free")
-            monkeypatch.setattr(run_module.shutil, "disk_usage", lambda path: usage(1, 1, 0))
+            monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1, 1, 0))
             return
 
         def full(*arguments: Any) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(run_module.os, "fsync", full)
+        monkeypatch.setattr(os, "fsync", full)
 
     with pytest.raises(DiskFull) as caught:
         train(chosen, tmp_path / "run", watch=Act(5, fill))

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from loopwright.run import read_json, read_log
+from loopwright.run import read_log
+from loopwright.storage.files import read_json
 from loopwright.train.recipe import Recipe, written
 from tests.train.runs import RICH, children, command, counted, end_of, rows_of, small
 

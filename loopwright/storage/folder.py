@@ -1,0 +1,218 @@
+"""Folders that are written whole: made beside their place and exchanged with what stands there in one step.
+
+Whoever looks, and whoever comes after a kill, finds the old folder or the new one, never a part of either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from loopwright.storage.files import beside, check_room, clear_when_full, sync
+from loopwright.storage.manifest import MANIFEST, Damaged, Manifest, entries_of, write_entries
+
+REPLACED = ".replaced"
+_EXCHANGE, _HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of Linux
+
+
+@contextmanager
+def whole_folder(target: str | Path, *, needed: int, kept: str, carry: Callable[[str], bool] | None = None) -> Iterator[Path]:
+    """Gives an empty folder to write `needed` bytes into; when the block ends well it stands at `target`, with a manifest.
+
+    `kept` says, for the message that the disk is full, what is unharmed. A folder that stood at `target` is replaced in one
+    exchange, so that a kill at any moment leaves the old one or the new one; what it held under names that `carry` allows
+    stands in the new one too. Where the system cannot exchange folders, a kill may leave the old one as `target.replaced`:
+    `settled` finds it there, and the next write puts it back.
+    """
+    target = Path(target)
+    with clear_when_full(target, needed, kept):
+        check_room(target, needed, kept)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _recover(target)
+        with temporary_folder(target) as made:
+            yield made
+            share(made)
+            entries = entries_of(made)
+            if carry is not None:
+                entries |= _carried(target, made, carry)
+            write_entries(made, entries)
+            _sync_tree(made)
+            _put(made, target)
+
+
+@contextmanager
+def temporary_folder(target: Path) -> Iterator[Path]:
+    """Gives an empty folder beside `target`, held by this process until the block ends, when it is removed if still there.
+
+    What processes that were killed left of theirs is removed first: nobody holds it.
+    """
+    for path in target.parent.glob(f".{target.name}.*.tmp"):
+        if _in_use(path) is False:
+            shutil.rmtree(path, ignore_errors=True)
+    made, handle = _begin(target)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
+
+
+def settled(target: Path) -> Path:
+    """Returns where a folder stands: at its place, or beside it if the process that was replacing it was killed."""
+    old = target.with_name(f"{target.name}{REPLACED}") if target.name else target
+    return old if not target.exists() and old.is_dir() else target
+
+
+def share(folder: Path) -> None:
+    """Lets whoever may read the folder read its files: safetensors writes them for their owner alone."""
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder if it is there; nobody ever finds a part of it under its name."""
+    if folder.exists():
+        aside = beside(folder)
+        os.rename(folder, aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Removes what writes and removals that were killed left in a folder of ours; a folder that a process holds stays."""
+    for entry in folder.glob(".*.tmp") if folder.is_dir() else ():
+        if entry.is_symlink() or not entry.is_dir():
+            entry.unlink(missing_ok=True)
+        elif not _in_use(entry):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Lets two folders change places in one step that nothing can interrupt; returns False where the system cannot."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
+    if call is None:
+        return False
+    if call(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV):  # not on this system or its disk
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def _put(made: Path, target: Path) -> None:
+    if not target.exists():
+        os.rename(made, target)
+    elif not exchange(made, target):  # after which `made` is the old one
+        _put_in_two(made, target)
+    sync(target.parent)
+
+
+def _put_in_two(made: Path, target: Path) -> None:
+    old = target.with_name(f"{target.name}{REPLACED}")
+    remove_folder(old)
+    os.rename(target, old)
+    try:
+        os.rename(made, target)
+    except OSError:
+        os.rename(old, target)
+        raise
+    sync(target.parent)
+    remove_folder(old)
+
+
+def _recover(target: Path) -> None:
+    """Ends what a process that was killed while it replaced a folder in two steps began."""
+    old = target.with_name(f"{target.name}{REPLACED}")
+    if old.is_dir() and target.exists():
+        remove_folder(old)
+    elif old.is_dir():
+        os.rename(old, target)
+
+
+def _carried(target: Path, made: Path, carry: Callable[[str], bool]) -> dict[str, Any]:
+    """Links what stays of an old folder into the new one and returns what its manifest said of it: damage stays damage."""
+    if not target.is_dir():
+        return {}
+    try:
+        manifest = Manifest.of(target)
+    except Damaged:
+        manifest = None
+    before = {} if manifest is None else manifest.entries
+    there = [entry for entry in target.iterdir() if entry.name != MANIFEST and carry(entry.name)]
+    stays = [entry for entry in there if not os.path.lexists(made / entry.name)]
+    for entry in stays:
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.copytree(entry, made / entry.name, symlinks=True, copy_function=_link)
+        else:
+            _link(entry, made / entry.name)
+    names = {entry.name for entry in stays}
+    return {name: entry for name, entry in before.items() if name.split("/")[0] in names}
+
+
+def _link(source: str | Path, place: str | Path) -> None:
+    try:
+        os.link(source, place, follow_symlinks=False)
+    except OSError:  # a disk without links
+        shutil.copy2(source, place, follow_symlinks=False)
+
+
+def _begin(target: Path) -> tuple[Path, int | None]:
+    while True:
+        made = beside(target)
+        made.mkdir()
+        handle = _hold(made)
+        if handle is None or made.exists():  # else somebody took it for a leftover before it was held
+            return made, handle
+        os.close(handle)
+
+
+def _hold(folder: Path) -> int | None:
+    """The lock of a folder, which ends with the process; None where the system offers none."""
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:  # whoever clears it away holds it: it will be gone
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _in_use(folder: Path) -> bool | None:
+    """Whether a living process holds a folder; None where the system cannot say."""
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        if not path.is_symlink() and (path.is_file() or path.is_dir()):
+            sync(path)
