@@ -22,10 +22,14 @@ SHOWN_FAILURES = 2
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a check; `passed` is None where it does not apply, and `detail` says why."""
+    """The outcome of a check; `passed` is None where it does not apply, and `detail` says why.
+
+    `by_rounding` says that it failed by differences above a tolerance alone, which rounding could have made.
+    """
 
     passed: bool | None
     detail: str
+    by_rounding: bool = False
 
 
 class NotOfferedError(Exception):
@@ -40,6 +44,7 @@ class Tally:
         once = RELATIVE_TOLERANCES.get(dtype, RELATIVE_TOLERANCES[torch.bfloat16])
         self.relative = once * math.sqrt(max(runs, USUAL_RUNS) / USUAL_RUNS)
         self.failures: list[str] = []
+        self.distant = 0  # failures by a finite difference above the tolerance
         self.notes: list[str] = []
         self.worst: tuple[float, float, float] | None = None  # share of the tolerance used, difference, tolerance
         self.exact = 0
@@ -50,6 +55,7 @@ class Tally:
         difference, place = largest_difference(got, want)
         if not difference <= tolerance < math.inf:  # what is not finite is a failure too
             self.failures.append(f"{where}: difference {difference:.1e} above tolerance {tolerance:.1e}{place}")
+            self.distant += math.isfinite(difference) and math.isfinite(tolerance)
         share = difference / tolerance if tolerance else float(difference > 0)
         if self.worst is None or share > self.worst[0]:
             self.worst = (share, difference, tolerance)
@@ -84,7 +90,7 @@ class Tally:
             parts.append(f"max difference {difference:.1e}, tolerance {tolerance:.1e} ({str(self.dtype).removeprefix('torch.')})")
         if not self.failures and self.exact:
             parts.append(f"same bits in {self.exact} comparison{'s' if self.exact > 1 else ''}")
-        return Verdict(not self.failures, "; ".join(parts + self.notes))
+        return Verdict(not self.failures, "; ".join(parts + self.notes), 0 < len(self.failures) == self.distant)
 
 
 def largest_difference(got: Tensor, want: Tensor) -> tuple[float, str]:

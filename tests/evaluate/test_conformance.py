@@ -175,3 +175,28 @@ def test_checks_can_be_asked_for_by_name() -> None:
     assert [row.name for row in report.rows] == ["causality", "finite logits"] and report.ok
     with pytest.raises(ValueError, match=r"check: unknown.*causalty.*causality"):
         lw.check(lw.build("asura-tiny"), names=("causalty",))
+
+
+class Chaotic(torch.nn.Module):
+    """Causal, but it magnifies the rounding of a sum until float32 is lost; `leak` lets it see the future."""
+
+    def __init__(self, leak: float) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(20, 8)
+        self.leak = leak
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(input_ids)
+        # a sum in another order for another length: equal in exact arithmetic
+        total = torch.stack([x[:, : t + 1].roll(x.shape[1], 1).sum(1) for t in range(x.shape[1])], dim=1)
+        noise = (total - x.cumsum(1)) * 1e6
+        return (
+            torch.nn.functional.one_hot(input_ids, 20).to(x) + noise.sum(-1, keepdim=True) + self.leak * x.sum((1, 2), keepdim=True)
+        )
+
+
+def test_rounding_is_told_from_a_leak_in_double_precision() -> None:
+    torch.manual_seed(0)
+    row = lw.check(Chaotic(0.0), vocab_size=20, names=["causality"]).rows[0]
+    assert row.passed and "in float32 rounding grows to" in row.detail
+    assert lw.check(Chaotic(1.0), vocab_size=20, names=["causality"]).failed == ("causality",)

@@ -72,3 +72,15 @@ def test_coarse_dtypes_are_allowed_more() -> None:
 
 def test_rounding_may_add_up_over_many_layers() -> None:
     assert Tally(torch.bfloat16, 96).relative == 2 * Tally(torch.bfloat16, 24).relative == 2 * Tally(torch.bfloat16, 3).relative
+
+
+def test_a_failure_by_differences_alone_may_be_rounding() -> None:
+    want = torch.ones(1, 2, 3)
+    near = Tally(torch.float32)
+    near.close("here", want + 1e-2, want)
+    assert near.verdict().by_rounding
+    near.same("there", want + 1, want)
+    assert not near.verdict().by_rounding
+    lost = Tally(torch.float32)
+    lost.close("here", want * torch.nan, want)
+    assert not lost.verdict().by_rounding and not Tally(torch.float32).verdict().by_rounding
