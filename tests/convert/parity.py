@@ -81,9 +81,9 @@ def assert_both_ways(theirs: PreTrainedModel, folder: Path, *, family: str, shar
 
 
 def folder_copy(source: Path, target: Path, **changes: Any) -> Path:
-    """Copies a model folder, writable, with config fields changed; None removes a field."""
+    """Copies a model folder, writable, without its manifest, with config fields changed; None removes a field."""
     target.mkdir(parents=True)
-    for path in source.iterdir():
+    for path in (path for path in source.iterdir() if path.name != "manifest.json"):
         shutil.copyfile(path, target / path.name)
     settings = json.loads((target / "config.json").read_text())
     settings.update(changes)

@@ -99,6 +99,7 @@ def test_configs_that_are_refused(field: str, value: object, message: str, tmp_p
 
 def test_a_part_that_refuses_its_options_is_named_with_the_file(tmp_path: Path) -> None:
     lw.save(lw.build("asura-tiny"), tmp_path / "a")
+    (tmp_path / "a" / "manifest.json").unlink()
     path = tmp_path / "a" / "config.json"
     settings = json.loads(path.read_text())
     settings["adapters"][0]["rank1"] = 0

@@ -40,6 +40,7 @@ def test_a_folder_written_by_save_pretrained_loads(tmp_path: Path) -> None:
 
 def test_the_dtype_of_the_config_is_not_asked(tmp_path: Path) -> None:
     lw.save(lw.build("ouro-1.4b-tiny"), tmp_path / "a")
+    (tmp_path / "a" / "manifest.json").unlink()
     path = tmp_path / "a" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "dtype": "odd"}))
     assert lw.load(tmp_path / "a", "bfloat16").dtype == torch.bfloat16
@@ -51,6 +52,7 @@ def test_the_dtype_of_the_config_is_not_asked(tmp_path: Path) -> None:
 )
 def test_a_config_that_is_wrong_is_refused(field: str, value: object, message: str, tmp_path: Path) -> None:
     lw.save(lw.build("ouro-1.4b-tiny"), tmp_path / "a")
+    (tmp_path / "a" / "manifest.json").unlink()
     path = tmp_path / "a" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
     with pytest.raises(ValueError, match=f"config.json: model config: .*{message}"):

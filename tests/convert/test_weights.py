@@ -39,6 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "sharded"
     lw.export(lw.load(GOLDEN), folder, shard_bytes=20_000)
+    (folder / "manifest.json").unlink()  # somebody else's folder
     forbid_reading(monkeypatch)
     return folder
 
