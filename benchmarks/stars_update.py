@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.pairs import report
 from loopwright.recipes.shelf import recipe
-from loopwright.run import read_log
+from loopwright.train.log import read_log
 from loopwright.train.loop import train
 
 PUBLIC = {(4, "fp32"): 17.6, (4, "tf32"): 12.1, (10, "fp32"): 49.1, (10, "tf32"): 38.1}  # ms an update, by depth and precision

@@ -68,7 +68,7 @@ class Trained:
 
 def train_once(chosen: Recipe, shards: str) -> Trained:
     """Trains a recipe on shared token shards; its folder is gone afterwards."""
-    from loopwright.run import read_log
+    from loopwright.train.log import read_log
     from loopwright.train.loop import train
 
     with tempfile.TemporaryDirectory() as folder:

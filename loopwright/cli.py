@@ -11,10 +11,12 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from loopwright.interrupt import second_ends_at_once
 from loopwright.version import VERSION
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, a hub id (owner/name) or a preset's name.")]
 Folder = Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder or a hub id (owner/name), with its tokenizer.")]
+Words = Annotated[str | None, typer.Option(metavar="PATH", help="A tokenizer's folder or hub id. Left out: the model's own.")]
 Depth = Annotated[int | None, typer.Option(help="Steps of a pass: how often the core runs. Left out: the model's own.")]
 Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")]
 Dtype = Annotated[str, typer.Option(help="float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64.")]
@@ -48,9 +50,7 @@ def inspect(
 
 
 def check(
-    model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="As for inspect. Left out: every preset, at test size.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="As for inspect. Left out: all presets, tiny.")] = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
     seed: Annotated[int, typer.Option(help="Of a preset's fresh weights.")] = 0,
@@ -88,6 +88,7 @@ def generate(
     dtype: Dtype = "float32",
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the tokenizer's chat template.")] = False,
     show_depth: Annotated[bool, typer.Option("--show-depth", help="First print what each step would say next.")] = False,
+    tokenizer: Words = None,
 ) -> None:
     """Text from a prompt, streamed as it comes; then one line of statistics on stderr.
 
@@ -95,7 +96,7 @@ def generate(
 
     loopwright generate ./my-model "Once upon a time" --depth 8
 
-    loopwright generate ./my-model "2 + 2 =" --depth 16 --show-depth --max-new-tokens 0
+    loopwright generate runs/demo-stable "79+87=" --depth 16 --show-depth
 
     loopwright generate ./my-chat-model "Hello" --chat --temperature 0.7 --top-p 0.95 --seed 1
     """
@@ -105,7 +106,7 @@ def generate(
     verb.generate(
         model, prompt,
         depth=depth, max_new_tokens=max_new_tokens, sampling=Sampling(temperature, top_p, top_k, min_p), seed=seed,
-        state_seed=state_seed, device=device, dtype=dtype, chat=chat, show_depth=show_depth,
+        state_seed=state_seed, device=device, dtype=dtype, chat=chat, show_depth=show_depth, tokenizer=tokenizer,
     )  # fmt: skip
 
 
@@ -222,9 +223,7 @@ def evaluate(
         typer.Option(metavar="[NAME=]FILE", help="Held-out loss of this text (.jsonl, .txt, each also .gz); may be given again."),
     ] = None,
     context: Annotated[int | None, typer.Option(help="Of --text: tokens of a passage. Left out: 512, or what it has.")] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Of --text. Left out: the run's own, or that of the model's folder.")
-    ] = None,
+    tokenizer: Words = None,
     field: Annotated[str | None, typer.Option(help="Of --text: where the text of a JSON line stands. Left out: text.")] = None,
     teacher_forced: Annotated[
         bool, typer.Option("--teacher-forced", help="Of --text: score a model that sees the future too, and mark it.")
@@ -291,6 +290,7 @@ def analyze(
     batch: Annotated[int, typer.Option(help="Prompts of a pass.")] = 8,
     pairs: Annotated[int, typer.Option(help="Steps of which all pairs of layers as run are compared (8 or 32); 0: none.")] = 8,
     ablate: Annotated[bool, typer.Option("--ablate", help="Zero the second layer's MLP output (Figure 41).")] = False,
+    tokenizer: Words = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
     out: Annotated[str | None, typer.Option(help="The folder of the analysis. Left out: runs/analyze-MODEL.")] = None,
@@ -310,7 +310,7 @@ def analyze(
     from loopwright.commands import analyze as verb
 
     verb.analyze(
-        model, verb.Asked(prompts, data, examples, seed),
+        model, verb.Asked(prompts, data, examples, seed, tokenizer),
         depth=depth, compare=compare, batch=batch, pairs=pairs, ablate=ablate, device=device, dtype=dtype, out=out,
     )  # fmt: skip
 
@@ -380,7 +380,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # typer brings its own click or uses the package, by version; either way this is the base of all usage errors
     usage_error: Any = typer.BadParameter.__base__
     try:
-        result = make_app()(None if arguments is None else list(arguments), standalone_mode=False)
+        with second_ends_at_once():
+            result = make_app()(None if arguments is None else list(arguments), standalone_mode=False)
     except usage_error as error:
         _fail(f"{error.format_message()} (help: {error.ctx.command_path if error.ctx else 'loopwright'} --help)")
     except (ValueError, TypeError, OSError) as error:

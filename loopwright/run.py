@@ -1,29 +1,24 @@
-"""The run folder: its paths, its checkpoints, the log, the lock, and where a run came from."""
+"""The run folder: its paths, its checkpoints, the lock, and where a run came from."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import platform
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from loopwright.storage.files import clear_when_full
 from loopwright.storage.folder import REPLACED, clear_leftovers
 from loopwright.version import VERSION
 
 STATE = "state.json"  # of a checkpoint: how far the run was
-# what a clock decides: the only entries in which the log of a resumed run differs from that of an uninterrupted one
-TIMING_KEYS = ("seconds", "targets_per_second", "tokens_per_second", "time")
 _CHECKPOINT = re.compile(rf"(\d{{8,}})({re.escape(REPLACED)})?")
 
 
@@ -77,82 +72,6 @@ def update_of(folder: Path) -> int:
     """Returns the number of updates that a checkpoint's folder is named after, -1 for another folder."""
     found = _CHECKPOINT.fullmatch(folder.name)
     return int(found[1]) if found else -1
-
-
-# the log
-
-
-class Log:
-    """A file of JSON lines that only grows: one row a line, each on its way to the disk before the next is made.
-
-    A row's "update" is the update it belongs to, from 0. Opened for a run that goes on after `updates` of them, the rows of
-    later updates and a torn last line are cut off, so that the log of a killed and resumed run is that of an uninterrupted
-    one (TIMING_KEYS apart): whoever saves writes the rows of an update before its checkpoint.
-    """
-
-    def __init__(self, path: str | Path, *, updates: int = 0) -> None:
-        self.path = Path(path)
-        self._file: IO[bytes] = open(self.path, "ab")  # noqa: SIM115  (open as long as the run)
-        self._file.truncate(_length_before(self.path, updates))
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Appends one row; a number that is not finite is written as null, since JSON has no word for it."""
-        line = json.dumps(_finite(row), allow_nan=False, separators=(", ", ": ")) + "\n"
-        with clear_when_full(self.path, len(line), "the checkpoints are unharmed"):
-            self._file.write(line.encode())
-            self._file.flush()
-
-    def sync(self) -> None:
-        """Returns when every row is on the disk: what a checkpoint waits for."""
-        with clear_when_full(self.path, 0, "the checkpoints are unharmed"):
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Brings the rows to the disk and closes the file."""
-        try:
-            self.sync()
-        finally:
-            self._file.close()
-
-
-def read_log(path: str | Path) -> list[dict[str, Any]]:
-    """Returns the rows of a log; a torn last line, of a run that was killed or still writes, is left out."""
-    return [row for row, _, _ in _rows(Path(path))]
-
-
-def untimed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row without what a clock decided."""
-    return {key: value for key, value in row.items() if key not in TIMING_KEYS}
-
-
-def _rows(path: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
-    """Yields each row, and where its line begins and ends."""
-    end = 0
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number}: not a JSON object; the log is damaged (move it away to go on without it)")
-        begin, end = end, end + len(line) + 1
-        yield row, begin, end
-
-
-def _length_before(path: Path, updates: int) -> int:
-    end = 0
-    for row, begin, end in _rows(path):  # noqa: B007  (the last end is wanted)
-        if row.get("update", -1) >= updates:
-            return begin
-    return end
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # where a run came from

@@ -18,7 +18,19 @@ import yaml
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain YAML, but 3e-4 is a number, as in YAML 1.2 (PyYAML reads it as text)."""
+    """Plain YAML, but 3e-4 is a number, as in YAML 1.2 (PyYAML reads it as text), and a key that stands twice is refused."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: dict[tuple[str, str], yaml.Mark] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            here, there = key.start_mark, seen.setdefault((key.tag, key.value), key.start_mark)
+            if there is not here:
+                problem = f"{key.value!r} stands in line {there.line + 1} and again in line {here.line + 1}; allowed: once"
+                raise yaml.composer.ComposerError(None, None, problem, here)
+        return node
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
@@ -163,6 +175,8 @@ def check_form(where: str, value: Any, annotation: Any) -> None:
         raise ValueError(f"{where} is {value!r}; allowed: {' or '.join(_IN_WORDS[name] for name in names)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where} is {value!r}; allowed: a finite number")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise ValueError(f"{where} is {value}; allowed: a number of at most 64 bits")
 
 
 def _written_types(annotation: Any) -> Iterator[str]:

@@ -16,7 +16,7 @@ LONGER = {"train": 120}
 # an import may point to an earlier row only, or stay inside its own package
 ROWS = [
     {"version", "announce", "storage"},
-    {"settings", "run"},
+    {"settings", "run", "interrupt"},
     {"model", "metrics"},
     {"convert", "data", "generate"},
     {"train", "analysis", "evaluate", "serve"},

@@ -8,17 +8,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from loopwright import run as run_module
-from loopwright.run import TIMING_KEYS, Log, RunFolder, origin, read_log, saved, untimed, update_of
-from loopwright.storage.files import DiskFull
+from loopwright.run import RunFolder, origin, saved, update_of
 from loopwright.version import VERSION
 
 ROOT = Path(__file__).parent.parent
@@ -33,88 +29,6 @@ def test_checkpoints_are_listed_newest_first_and_one_that_was_replaced_after_wha
     assert [path.name for path in saved(tmp_path)] == ["100000000", "00000060", "00000060.replaced", "00000002"]
     assert update_of(tmp_path / "00000060.replaced") == 60 and update_of(tmp_path / "notes") == -1
     assert saved(tmp_path / "absent") == []
-
-
-# the log
-
-
-def row(update: int, loss: float, *, seconds: float = 0.0) -> dict[str, Any]:
-    return {"update": update, "loss": loss, "seconds": seconds}
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    losses=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=8),
-    looks=st.sets(st.integers(0, 7)),
-    resumed=st.integers(0, 8),
-    cut=st.integers(0, 400),
-)
-def test_the_log_of_a_resumed_run_is_that_of_an_uninterrupted_one(
-    tmp_path_factory: pytest.TempPathFactory, losses: list[float], looks: set[int], resumed: int, cut: int
-) -> None:
-    """Killed at any byte after a checkpoint's rows; the rows of later updates were or were not written."""
-    folder = tmp_path_factory.mktemp("log")
-
-    def rows(first: int, seconds: float) -> Iterator[dict[str, Any]]:
-        for update in range(first, len(losses)):
-            yield row(update, losses[update], seconds=seconds)
-            if update in looks:
-                yield {"update": update, "valid": {"4": {"loss": losses[update]}}}
-
-    whole, killed = Log(folder / "whole"), Log(folder / "killed")
-    for entry in rows(0, 1.0):
-        whole.write(entry)
-        killed.write(entry)
-    whole.close()
-    killed.close()
-    resumed = min(resumed, len(losses))
-    safe = sum(len(line) for line in lines(folder / "whole") if json.loads(line)["update"] < resumed)
-    os.truncate(folder / "killed", max(safe, os.path.getsize(folder / "killed") - cut))
-    again = Log(folder / "killed", updates=resumed)
-    for entry in rows(resumed, 2.0):
-        again.write(entry)
-    again.close()
-    assert [untimed(r) for r in read_log(folder / "killed")] == [untimed(r) for r in read_log(folder / "whole")]
-    assert len(lines(folder / "killed")) == len(lines(folder / "whole"))
-
-
-def lines(path: Path) -> list[bytes]:
-    return path.read_bytes().splitlines(keepends=True)
-
-
-def test_numbers_come_back_bit_for_bit_and_non_finite_ones_as_null(tmp_path: Path) -> None:
-    log = Log(tmp_path / "log")
-    log.write({"update": 0, "loss": 0.1 + 0.2, "depth": (4, 8), "bad": [float("nan"), float("inf")]})
-    assert read_log(tmp_path / "log") == [{"update": 0, "loss": 0.1 + 0.2, "depth": [4, 8], "bad": [None, None]}]
-    log.close()
-
-
-def test_a_new_log_begins_empty_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(b'{"update": 0}\n{"update": 1}\n{"upd')
-    assert read_log(tmp_path / "log") == [{"update": 0}, {"update": 1}]
-    Log(tmp_path / "log", updates=2).close()
-    assert (tmp_path / "log").read_bytes() == b'{"update": 0}\n{"update": 1}\n'
-    Log(tmp_path / "log").close()
-    assert (tmp_path / "log").read_bytes() == b""
-
-
-def test_a_damaged_line_is_named(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(b'{"update": 0}\nnull\n{"update": 2}\n')
-    with pytest.raises(ValueError, match=r"log, line 2: not a JSON object; the log is damaged"):
-        Log(tmp_path / "log", updates=3)
-    assert len(lines(tmp_path / "log")) == 3
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_a_full_disk_while_logging_is_named(tmp_path: Path) -> None:
-    log = Log(tmp_path / "log")
-    log._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
-    with pytest.raises(DiskFull, match=r"log: the disk is full .*; the checkpoints are unharmed"):
-        log.write({"update": 0})
-
-
-def test_timing_keys_are_left_out_of_comparisons() -> None:
-    assert untimed({"update": 1, **dict.fromkeys(TIMING_KEYS, 2.0)}) == {"update": 1}
 
 
 # the folder and its lock

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.settings import merge, parse_overrides, refuse_unknown, suggest
+from loopwright.settings import merge, parse_overrides, read_yaml, refuse_unknown, suggest
 
 NAMES = st.text("abcxyz", min_size=1, max_size=4)
 PLAIN = st.one_of(st.integers(-9, 9), st.booleans(), st.floats(-9, 9), NAMES)
@@ -48,6 +48,29 @@ def test_refuse_unknown_takes_generators():
 )
 def test_overrides(words, expected):
     assert parse_overrides(words) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3", "mine.yaml, line 3: not valid YAML ('a' stands in line 1 and again in line 3; allowed: once)"),
+        ("x:\n  lr: 1\n  lr: 1", "mine.yaml, line 3: not valid YAML ('lr' stands in line 2 and again in line 3; allowed: once)"),
+        ("x: {a: 1, a: 2}", "mine.yaml, line 1: not valid YAML ('a' stands in line 1 and again in line 1; allowed: once)"),
+        ("x:\n- {1: a,\n   1: b}", "mine.yaml, line 3: not valid YAML ('1' stands in line 2 and again in line 3; allowed: once)"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_with_both_lines(text, message):
+    with pytest.raises(ValueError) as caught:
+        read_yaml(text, "mine.yaml")
+    assert str(caught.value) == message
+    with pytest.raises(ValueError, match="is not valid YAML"):
+        parse_overrides(["x={a: 1, a: 2}"])
+
+
+def test_a_merged_key_may_be_overridden():
+    text = "base: &base {x: 1, y: 1}\na: &a {<<: *base, x: 2}\nb: {<<: *a, y: 3}\nc: [1, '1', {1: a, '1': b}]"
+    found = read_yaml(text, "mine.yaml")
+    assert found["a"] == {"x": 2, "y": 1} and found["b"] == {"x": 2, "y": 3} and found["c"][2] == {1: "a", "1": "b"}
 
 
 @pytest.mark.parametrize(

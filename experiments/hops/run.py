@@ -32,7 +32,8 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     from loopwright.evaluate.sweep import sweep
     from loopwright.model.cost import pass_flops
     from loopwright.recipes.shelf import recipe
-    from loopwright.run import origin, read_log
+    from loopwright.run import origin
+    from loopwright.train.log import read_log
     from loopwright.train.loop import train
 
     given = [*run.shape, *run.changes, f"seed={run.seed}", *extra]

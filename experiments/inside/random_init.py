@@ -103,7 +103,7 @@ def read(path: Path, wanted: Sequence[Row]) -> list[dict[str, Any]]:
 
 def conclude(out: Path, wanted: Sequence[Row]) -> int:
     """Reads the results, writes figures and page, says of each claim whether it holds, and returns the exit code."""
-    from loopwright.run import write_whole
+    from loopwright.storage.files import write_whole
 
     path = out / FILE
     results = read(path, wanted)

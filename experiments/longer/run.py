@@ -29,7 +29,8 @@ from loopwright.data.draw import Matrix, below, stream
 from loopwright.data.table import Table
 from loopwright.evaluate.sweep import sweep
 from loopwright.recipes.shelf import recipe
-from loopwright.run import origin, read_log
+from loopwright.run import origin
+from loopwright.train.log import read_log
 from loopwright.train.loop import train
 from loopwright.train.monitor import measure
 

@@ -2,6 +2,7 @@
 
 An example's file is written whole or not at all. The set's file holds what the numbers depend on; a folder that holds another
 set is refused, not mixed. The batch is no part of it: a row's numbers are the same in any batch, up to rounding.
+Both kinds of file hold a sha256 of themselves, so that a file that was changed is refused and not read.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from loopwright.analysis.edit import check_edit
@@ -37,6 +38,7 @@ from loopwright.storage.folder import clear_leftovers
 
 SET = "set.json"
 WORDS = "loopwright-trace"  # the entry of a file's header that says which places there are
+UNSEALED = "0" * 64  # stands in a file's header while its sha256 is made
 BATCH = 8
 SAMPLED = 4096  # numbers of each weight that its fingerprint is made of
 Progress = Callable[[int, int], None]
@@ -52,8 +54,9 @@ def save_trace(found: Trace, path: str | Path) -> None:
     tensors |= {f"captured.{name}": x for name, x in found.captured.items()}
     tensors |= {"input_ids": found.input_ids, "valid": found.valid}
     # one entry: safetensors writes several in any order, and the same trace must give the same bytes
-    words = {WORDS: json.dumps(asdict(found.places))}
-    write_whole(path, save({name: x.contiguous() for name, x in tensors.items()}, words))
+    words = {WORDS: json.dumps({"places": asdict(found.places), "sha256": UNSEALED})}
+    data = save({name: x.contiguous() for name, x in tensors.items()}, words)
+    write_whole(path, data.replace(UNSEALED.encode(), _seal(data).encode(), 1))
 
 
 def load_trace(path: str | Path) -> Trace:
@@ -61,22 +64,30 @@ def load_trace(path: str | Path) -> Trace:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such trace")
+    data = path.read_bytes()
     try:
-        with safe_open(path, framework="pt") as file:
-            words = file.metadata() or {}
-            if WORDS not in words:
-                raise ValueError(f"{path}: not a trace; allowed: a file that a trace was saved in")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(
-            f"{path}: the trace cannot be read ({str(error).splitlines()[0]}); remove it to have it made again"
-        ) from None
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        words = json.loads(header["__metadata__"][WORDS])
+        places, seal = words["places"], words["sha256"]
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        raise ValueError(f"{path}: not a trace, or damaged; remove it to have it made again") from None
+    if not isinstance(seal, str) or _seal(data.replace(seal.encode(), UNSEALED.encode(), 1)) != seal:
+        raise ValueError(f"{path}: its content changed (sha256 differs); remove it to have it made again")
+    try:
+        tensors = load(data)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: the trace cannot be read ({error}); remove it to have it made again") from None
     parts: dict[str, dict[str, Tensor]] = {"values": {}, "captured": {}}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition(".")
         if rest:
             parts[kind][rest] = tensor
-    return Trace(Places(**json.loads(words[WORDS])), tensors["input_ids"], tensors["valid"], **parts)
+    return Trace(Places(**places), tensors["input_ids"], tensors["valid"], **parts)
+
+
+def _seal(data: bytes) -> str:
+    """Returns the sha256 of a file that has zeros where its own sha256 is to stand."""
+    return hashlib.sha256(data).hexdigest()
 
 
 class TraceSet:
@@ -84,7 +95,7 @@ class TraceSet:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.about: dict[str, Any] = read_json(self.folder / SET)
+        self.about: dict[str, Any] = _read_set(self.folder)
 
     def __len__(self) -> int:
         return int(self.about["examples"])
@@ -200,14 +211,24 @@ def _claim(folder: Path, facts: dict[str, Any]) -> None:
             raise ValueError(
                 f"{folder}: holds traces, but no {SET} that says of what; allowed: an empty folder, or a set of traces"
             )
-        write_json(there, facts)
+        write_json(there, {**facts, "sha256": _seal(json.dumps(facts).encode())})
         return
     clear_leftovers(folder)
-    old = read_json(there)
+    old = _read_set(folder)
     differs = [name for name in {**old, **facts} if old.get(name) != facts.get(name)]
     if differs:
         said = f"{differs[0]} is {old.get(differs[0])!r} there and {facts.get(differs[0])!r} here"
         raise ValueError(f"{folder}: holds another set of traces ({said}); allowed: the same settings, or another folder")
+
+
+def _read_set(folder: Path) -> dict[str, Any]:
+    """Returns what a set's file says; raises where it is not byte for byte what was written."""
+    path = folder / SET
+    facts = read_json(path)
+    written = json.dumps(facts, indent=1) + "\n"
+    if facts.pop("sha256", None) != _seal(json.dumps(facts).encode()) or path.read_bytes() != written.encode():
+        raise ValueError(f"{path}: its content changed (sha256 differs); remove {folder} to have the traces made again")
+    return facts
 
 
 def is_full(error: RuntimeError) -> bool:

@@ -55,6 +55,7 @@ def study(
     part of what the numbers depend on.
     """
     model, rows = subject.model, subject.rows
+    check_weights(subject)
     check_lengths(model.config, rows)
     about = {"model": subject.name, "edited": edited}
     tell = progress or (lambda what, done, total: None)
@@ -74,6 +75,13 @@ def study(
             f"analysis: out of memory at all pairs over {pairs} steps or at a path, of one prompt; "
             f"all {len(rows)} traces are kept; take fewer pairs (0: none), a shorter first prompt or less depth"
         ) from None
+
+
+def check_weights(subject: Subject) -> None:
+    """Raises a ValueError where a weight is not finite: states that grow without end are a finding, weights like that are none."""
+    odd = next((name for name, x in subject.model.named_parameters() if not bool(x.isfinite().all())), None)
+    if odd is not None:
+        raise ValueError(f"{subject.name}: {odd} is not finite, so there is nothing to analyze; take a checkpoint that is whole")
 
 
 def _closeups(

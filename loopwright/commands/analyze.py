@@ -19,10 +19,11 @@ from loopwright.analysis.report_analysis import write_analysis
 from loopwright.analysis.study import Subject, study
 from loopwright.analysis.trace import check_lengths, trace_depth
 from loopwright.analysis.verdict import Finding, converges, safe, stages
-from loopwright.commands.models import open_model
+from loopwright.commands.models import open_model, open_tokenizer
 from loopwright.commands.words import console, find_device, find_dtype, fitting_threads, progress
 from loopwright.convert.source import Source
 from loopwright.data.build import build_data
+from loopwright.generate.stream import token_ids
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.room import free_bytes
 from loopwright.run import RunFolder
@@ -33,12 +34,13 @@ VALID = "valid"  # the prompts of a run folder that are its own validation rows
 
 @dataclass(frozen=True)
 class Asked:
-    """What the prompts are, and how many of them."""
+    """What the prompts are, how many of them, and the tokenizer of text where the model has none."""
 
     prompts: str
     data: str | None = None
     examples: int | None = None
     seed: int = 0
+    tokenizer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ def analyze(
     prompts = read_own(opened, asked) if asked.prompts == VALID else read_given(asked)
     run, plan = RunFolder(out or f"runs/analyze-{Path(source).name}"), Plan(batch, pairs, where, kind)
     # a compared model is looked at hours before its turn
-    rows = [rows_of(opened, prompts), [] if other is None else rows_of(other, prompts, "the compared model")]
+    rows = [rows_of(opened, prompts, tokenizer=asked.tokenizer)]
+    rows.append([] if other is None else rows_of(other, prompts, "the compared model"))
     check_memory(opened, rows[0], plan, depth)
     if other is not None:
         check_memory(other, rows[1], plan, None)
@@ -122,10 +125,12 @@ def read_own(source: Source, asked: Asked) -> list[Prompt]:
     return [ids[real].tolist() for ids, real in zip(batch.input_ids, batch.valid, strict=True)]
 
 
-def rows_of(source: Source, prompts: Sequence[Prompt], whose: str = "the model") -> list[list[int]]:
-    """Returns prompts in a model's own tokens; a run's are those its recipe names. What the model cannot take is refused."""
-    words: Any = source.tokenizer() if any(isinstance(prompt, str) for prompt in prompts) else None
-    rows = [words(prompt, verbose=False)["input_ids"] if isinstance(prompt, str) else prompt for prompt in prompts]
+def rows_of(
+    source: Source, prompts: Sequence[Prompt], whose: str = "the model", *, tokenizer: str | None = None
+) -> list[list[int]]:
+    """Returns prompts in the tokens of a model, or of the tokenizer that is given. What the model cannot take is refused."""
+    words: Any = open_tokenizer(source, tokenizer) if any(isinstance(prompt, str) for prompt in prompts) else None
+    rows = [token_ids(words, prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
     check_lengths(source.config, rows, whose)
     return rows
 

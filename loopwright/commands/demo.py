@@ -19,9 +19,9 @@ from loopwright.data.table import Table
 from loopwright.evaluate.sweep import SweepReport, sweep
 from loopwright.metrics.trajectory import pca_path
 from loopwright.recipes.shelf import recipe
-from loopwright.run import read_log
 from loopwright.settings import build_kind
 from loopwright.train.depth import RULES
+from loopwright.train.log import read_log
 from loopwright.train.loop import train
 from loopwright.train.monitor import measure
 from loopwright.train.recipe import Recipe

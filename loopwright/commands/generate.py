@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from loopwright.commands.models import open_model
+from loopwright.commands.models import open_model, open_tokenizer
 from loopwright.commands.words import console, find_device, find_dtype, fitting_threads
 from loopwright.convert.source import Source
 from loopwright.generate.depths import StepGuess, next_token_by_depth
@@ -28,6 +28,7 @@ def generate(
     dtype: str = "float32",
     chat: bool = False,
     show_depth: bool = False,
+    tokenizer: str | None = None,
 ) -> None:
     """Streams what a model says after a prompt, then prints one line of statistics on stderr."""
     where, kind = find_device(device), find_dtype(dtype)
@@ -39,7 +40,7 @@ def generate(
     opened.config.check_depth(depth)
     if seed is not None and not (sampling or Sampling()).options()["do_sample"]:
         raise ValueError(f"seed: {seed} would change nothing; nothing is drawn without a temperature, top_p, top_k or min_p")
-    words = opened.tokenizer()
+    words = open_tokenizer(opened, tokenizer)
     model = open_model(opened, kind, where)
     if state_seed is not None:
         checked_seed(model, state_seed)
@@ -55,6 +56,8 @@ def generate(
             )  # fmt: skip
             print(flush=True)
             print(f"[{statistics}]", file=sys.stderr)
+            if words.init_kwargs.get("reading"):  # a task's own tokenizer: answers may be written in an order of their own
+                print(f"[{words.init_kwargs['reading']}]", file=sys.stderr)
 
 
 def _write(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -34,3 +35,13 @@ def warn_of_damage(source: Source) -> None:
     """Prints a line on stderr for each damaged checkpoint that was passed over."""
     for note in source.notes:
         print(f"loopwright: warning: {note}", file=sys.stderr)
+
+
+def open_tokenizer(source: Source, given: str | None = None) -> Any:
+    """Returns the tokenizer that is given, or that of a source."""
+    if given is not None:
+        return Source(given).tokenizer()
+    try:
+        return source.tokenizer()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}; --tokenizer names one") from None

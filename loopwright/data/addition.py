@@ -14,6 +14,10 @@ from loopwright.data.task import Task
 ALPHABET = Alphabet([*"0123456789", "+", "=", " ", PAD, EOS])
 PLUS, EQUALS, SPACE, PADDING, END = ALPHABET.encode(f"+= {PAD}{EOS}")
 REVERSALS = ("answer", "all")
+READINGS = {
+    "answer": "the sum is written from its last digit on: 12+34= 64 says that the sum is 46",
+    "all": "every number is written from its last digit on: 21+43= 64 says that 12 + 34 is 46",
+}
 
 
 class Addition(Task):
@@ -52,6 +56,7 @@ class Addition(Task):
         trained = {"train_digits": (digits,) if train_digits is None else train_digits}
         where = self.hold("addition", trained, {"longer": longer}, test=test, valid=valid, train=train, seed=seed)
         self.reverse = check_choice(where, "reverse", reverse, REVERSALS)
+        self.reading = READINGS[reverse]
         self.width = None if width is None else check_count(where, "width", width, least=max(*self.trained, *self.beyond, 1))
         self.offset = check_count(where, "offset", offset)
         self.padding = check_choice(where, "padding", padding, PADDINGS)

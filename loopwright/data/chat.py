@@ -20,9 +20,9 @@ from torch import Tensor
 from loopwright.data.batch import IGNORED, Batch, Progress, Splits
 from loopwright.data.checks import check_count
 from loopwright.data.records import Files, Part, Record, Records, text_field
-from loopwright.data.text import GROUP, HubRows, named_tests, split_parts
+from loopwright.data.text import GROUP, HubRows, named_tests, part_shards, split_parts
 from loopwright.data.tokenizer import Tokenizer
-from loopwright.data.tokens import Document, Shards, kept_shards
+from loopwright.data.tokens import Document, Shards
 
 Message = dict[str, str]  # role and content
 ROLES = ("system", "user", "assistant")
@@ -92,13 +92,14 @@ class Chat:
             def documents(name: str = name, part: Part = part, counts: dict[str, int] = counts) -> Iterator[Document]:
                 return self._documents(name, part, tokenizer, counts, progress)
 
-            shards = kept_shards(folder, name, about, documents, vocab_size=tokenizer.vocab_size, notes=counts)
+            shards = part_shards("data (chat)", folder, name, part, about, documents, tokenizer, counts, self.length)
             chats[name] = Chats(shards, tokenizer)
             notes[name] = {"samples": shards.documents, "tokens": shards.tokens, **shards.notes}
         train, valid = chats.pop("train"), chats.pop("valid")
         return Splits(
             train, valid, chats,
             vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, exact=True, notes=notes,
+            tokenizer=tokenizer.own,
         )  # fmt: skip
 
     def _documents(

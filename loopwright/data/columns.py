@@ -37,6 +37,7 @@ class Columns(Task):
     unit = "length"
     alphabet = ALPHABET
     in_place = True
+    reading = "the first new token answers the last column of the prompt; what comes after it means nothing"
 
     def __init__(
         self,

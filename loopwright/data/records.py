@@ -5,9 +5,10 @@ from __future__ import annotations
 import glob
 import gzip
 import hashlib
+import io
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,10 @@ from typing import IO, Any, Protocol
 
 Record = tuple[str, dict[str, Any]]  # where it stands, for errors, and its fields
 SUFFIXES = (".jsonl", ".jsonl.gz", ".txt", ".txt.gz")
+LARGEST = 2**28  # characters of one record: a line of JSON, or a piece of a text file
+# Text shrinks to a third or a tenth when compressed. What grows far more, beyond a size that does no harm, is no text.
+EXPANSION, HARMLESS = 200, 2**26
+CHUNK = 2**20
 
 
 class Records(Protocol):
@@ -63,6 +68,9 @@ class Files:
         wrong = next((path for path in self.paths if not path.name.endswith(SUFFIXES)), None)
         if wrong is not None:
             raise ValueError(f"{wrong}: not a file of records; allowed: {', '.join(SUFFIXES)}")
+        odd = next((path for path in self.paths if not path.is_file()), None)
+        if odd is not None:  # a pipe or a device may never end
+            raise ValueError(f"{odd}: not a regular file")
 
     def fingerprint(self) -> str:
         """Returns the sha256 of the files' contents, in order, and how text files are cut."""
@@ -91,29 +99,76 @@ class Files:
                 record = json.loads(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
+            except (RecursionError, ValueError) as error:  # nested too deep; a number of too many digits
+                raise ValueError(f"{where}: not readable as JSON ({str(error).split(';')[0]})") from None
             if not isinstance(record, dict):
                 raise ValueError(f"{where}: a {type(record).__name__}; allowed: an object with fields on each line")
             yield where, record
 
     def _pieces(self, path: Path) -> Iterator[Record]:
-        text = "".join(_read_lines(path))
-        for number, piece in enumerate(text.split(self.separator) if self.separator else [text], start=1):
-            yield f"{path} (piece {number})", {self.field: piece}
+        number, held, size = 0, [""], 0  # what is read of the piece at hand, in parts: joining at each would take quadratic time
+        for part in _read(path, lambda file: file.read(CHUNK)):
+            held.append(part)
+            size += len(part)
+            # a separator may stand across two parts
+            if self.separator and self.separator in held[-2][1 - len(self.separator) :] + part:
+                *pieces, rest = "".join(held).split(self.separator)
+                held, size = [rest], len(rest)
+                for number, piece in enumerate(pieces, start=number + 1):  # noqa: B020  (goes on from where it was)
+                    yield f"{path} (piece {number})", {self.field: piece}
+            elif self.separator and len(part) < len(self.separator):
+                held = ["".join(held)]
+            if size > LARGEST:
+                cut = "its separator is not found" if self.separator else "it has no separator"
+                raise ValueError(f"{path} (piece {number + 1}): over {LARGEST:,} characters, and {cut}; allowed: shorter documents")
+        yield f"{path} (piece {number + 1})", {self.field: "".join(held)}
 
 
 def _read_lines(path: Path) -> Iterator[str]:
-    number = 0
+    for number, line in enumerate(_read(path, lambda file: file.readline(LARGEST + 1)), start=1):
+        if len(line) > LARGEST:
+            raise ValueError(f"{path}:{number}: a line of over {LARGEST:,} characters; allowed: shorter records")
+        yield line
+
+
+def _read(path: Path, take: Callable[[IO[str]], str]) -> Iterator[str]:
+    """Yields what is taken from a file until nothing is left; what cannot be read is told with how far it could."""
+    lines = 0
     try:
         with _open(path) as file:
-            for number, line in enumerate(file, start=1):  # noqa: B007  (the last one is told in the error)
-                yield line
+            while part := take(file):
+                lines += part.count("\n")
+                yield part
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ValueError(f"{path}: cannot be read after line {number} ({reason})") from None
+        raise ValueError(f"{path}: cannot be read after line {lines} ({reason})") from None
 
 
 def _open(path: Path) -> IO[str]:
-    return gzip.open(path, "rt", encoding="utf-8") if path.name.endswith(".gz") else path.open(encoding="utf-8")
+    file: Any = io.BufferedReader(_Unpacked(path), CHUNK) if path.name.endswith(".gz") else path.open("rb")
+    return io.TextIOWrapper(file, encoding="utf-8")
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a gzip file. Its size is checked while it is read: a small file can hold any number of bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, gzip.open(path, "rb")  # noqa: SIM115  (closed with this one)
+        self._room, self._done = max(HARMLESS, EXPANSION * path.stat().st_size), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer)
+        self._done += count
+        if self._done > self._room:
+            raise OSError(f"it unpacks to over {self._room:,} bytes, {EXPANSION} times its size or more; allowed: text")
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def text_field(record: Record, field: str) -> str | None:
@@ -124,4 +179,16 @@ def text_field(record: Record, field: str) -> str | None:
     value = fields[field]
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{where}: field {field!r} holds {type(value).__name__}; allowed: text")
+    if value and not value.isascii():
+        check_encodable(where, value)
     return value if value and not value.isspace() else None
+
+
+def check_encodable(where: str, text: str) -> None:
+    """Raises a ValueError where a text holds half a character (a lone surrogate), which no tokenizer can take."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{where}: character {error.start + 1} is a lone surrogate ({text[error.start]!r}), half of a character; allowed: UTF-8"
+        ) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +48,24 @@ class Alphabet:
         if unknown is not None:
             raise ValueError(f"text: {unknown!r} is no symbol of this task; {suggest(unknown, self.symbols)}")
         return [self._ids[word] for word in words]
+
+    def tokenizer(self, reading: str = "") -> Any:
+        """Returns the symbols as a transformers tokenizer with the same ids, so that a trained model can be asked in text.
+
+        `reading` says in words how answers are to be read; it is saved with the tokenizer, as `reading` in its settings.
+        """
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast
+
+        inner = Tokenizer(models.WordLevel(dict(self._ids)))  # without a word for the unknown: what is no symbol is refused
+        if self.separator:
+            inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        else:
+            inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"), decoders.Fuse()
+        options = {"reading": reading} if reading else {}
+        return PreTrainedTokenizerFast(
+            tokenizer_object=inner, pad_token=PAD, eos_token=EOS, clean_up_tokenization_spaces=False, **options
+        )
 
     def decode(self, ids: Sequence[int] | Tensor) -> str:
         """Returns the text of ids; padding is left out."""

@@ -33,6 +33,7 @@ class Task(ABC):
     seed: int
     padding: str
     in_place: bool = False  # whether answers stand at the tokens they are about, not after them
+    reading: str = ""  # how an answer is to be read, where one would read it wrong
 
     def hold(
         self, kind: str, trained: Mapping[str, Sequence[int]], beyond: Mapping[str, Sequence[int]], *,
@@ -91,6 +92,7 @@ class Task(ABC):
             pad_id=self.alphabet.pad_id,
             exact=True,
             in_place=self.in_place,
+            tokenizer=self.alphabet.tokenizer(self.reading),
             notes={"example": tables["train"].show(0), "rows": {name: len(table) for name, table in tables.items()}},
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from loopwright.data.batch import Progress, Splits
 from loopwright.data.checks import check_count
 from loopwright.data.records import Files, Part, Record, Records, text_field
 from loopwright.data.tokenizer import Tokenizer
-from loopwright.data.tokens import Document, Windows, kept_shards
+from loopwright.data.tokens import Document, NoDocuments, Shards, Windows, kept_shards
 
 FINEWEB = "HuggingFaceFW/fineweb-edu"
 GROUP = 256  # documents that are tokenised at once
@@ -54,7 +54,7 @@ class Text:
 
     def splits(self, folder: Path, progress: Progress | None = None) -> Splits:
         """Returns the windows; token shards are kept in `folder`."""
-        return text_splits(self.parts, self.tokenizer, self.field, self.length, folder, progress, apart=self.apart)
+        return text_splits("data (text)", self.parts, self.tokenizer, self.field, self.length, folder, progress, apart=self.apart)
 
 
 class Hub:
@@ -90,7 +90,7 @@ class Hub:
 
     def splits(self, folder: Path, progress: Progress | None = None) -> Splits:
         """Returns the windows; token shards are kept in `folder`."""
-        return text_splits(self.parts, self.tokenizer, self.field, self.length, folder, progress, apart=self.apart)
+        return text_splits("data (hub)", self.parts, self.tokenizer, self.field, self.length, folder, progress, apart=self.apart)
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,9 @@ def split_parts(
 
 
 def text_splits(
-    parts: Mapping[str, Part], source: str, field: str, length: int, folder: Path, progress: Progress | None, *, apart: bool = True
-) -> Splits:
+    where: str, parts: Mapping[str, Part], source: str, field: str, length: int, folder: Path, progress: Progress | None, *,
+    apart: bool = True,
+) -> Splits:  # fmt: skip
     """Returns the windows of parts, tokenised where that has not been done."""
     tokenizer = Tokenizer(source)
     windows, notes = {}, {}
@@ -158,14 +159,43 @@ def text_splits(
         def documents(name: str = name, part: Part = part, counts: dict[str, int] = counts) -> Iterator[Document]:
             return _documents(name, part, field, tokenizer, counts, progress)
 
-        shards = kept_shards(folder, name, about, documents, vocab_size=tokenizer.vocab_size, notes=counts)
+        shards = part_shards(where, folder, name, part, about, documents, tokenizer, counts, length)
         windows[name] = Windows(shards, length, tokenizer.decode, apart=apart)
         notes[name] = {"documents": shards.documents, "tokens": shards.tokens, "windows": len(windows[name]), **shards.notes}
     train, valid = windows.pop("train"), windows.pop("valid")
     return Splits(
         train, valid, windows,
         vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, notes=notes,
+        tokenizer=tokenizer.own,
     )  # fmt: skip
+
+
+def part_shards(
+    where: str, folder: Path, name: str, part: Part, about: Mapping[str, Any], documents: Callable[[], Iterator[Document]],
+    tokenizer: Tokenizer, counts: Mapping[str, int], length: int,
+) -> Shards:  # fmt: skip
+    """Returns the shards of one part, kept or made. Where nothing is left of it, says what became of its records."""
+    try:
+        return kept_shards(folder, name, about, documents, vocab_size=tokenizer.vocab_size, notes=counts)
+    except NoDocuments:
+        left_out = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+        if left_out:
+            advice = f"; give a length above {length:,}" if counts.get("answer cut off") else ""
+            raise ValueError(f"{where}: nothing is left for {name}; its records were left out: {left_out}{advice}") from None
+        if not part.skip:
+            raise ValueError(f"{where}: the source of {name} holds no records") from None
+        raise ValueError(
+            f"{where}: nothing is left for {name}, since the first {part.skip:,} documents are held out (valid: {part.skip}); "
+            f"give {HELD_OUT[where]}"
+        ) from None
+
+
+# what one can do where valid takes all the documents
+HELD_OUT = {
+    "data (text)": "a smaller valid, valid_files, or a separator that cuts a .txt file into documents",
+    "data (hub)": "a smaller valid, or a valid_split",
+    "data (chat)": "a smaller valid, valid_files or a valid_split",
+}
 
 
 def _documents(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+HUB_SECONDS = 10  # how long the hub may take to say whether it has a tokenizer
 
 
 class Tokenizer:
@@ -48,8 +51,36 @@ def _load(source: str | Path) -> Any:
     from transformers import AutoTokenizer
 
     place = Path(source).expanduser()
+    options = {} if place.is_dir() else _hub_options(source)
     try:
-        return AutoTokenizer.from_pretrained(place if place.is_dir() else str(source), trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(place if place.is_dir() else str(source), trust_remote_code=False, **options)
     except Exception as error:  # the hub client and the parsers raise whatever they like
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"tokenizer: {str(source)!r} cannot be loaded ({reason}); allowed: a folder or a hub id") from None
+        reason = "it is not in the cache" if options else (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"tokenizer: {str(source)!r} cannot be loaded ({reason}{(options and '; the hub cannot be reached') or ''}); "
+            "allowed: a folder or a hub id"
+        ) from None
+
+
+def _hub_options(source: str | Path) -> dict[str, Any]:
+    """Returns how to ask for a hub id: from the cache alone where the hub cannot be reached. What is not there is refused.
+
+    One question decides: from_pretrained would ask for each of several files, each time trying again for half a minute.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    name = str(source)
+    if isinstance(source, Path) or not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name):
+        raise ValueError(f"tokenizer: there is no folder {name!r}, and it is not a hub id (owner/name) either")
+    try:
+        huggingface_hub.model_info(name, timeout=HUB_SECONDS)
+    except HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", None)
+        if status in (401, 403, 404):
+            raise ValueError(
+                f"tokenizer: there is no folder {name!r}, and the hub has none of that name (status {status})"
+            ) from None
+    except Exception:  # no network, no answer in time, or told to stay offline
+        return {"local_files_only": True}
+    return {}

@@ -153,9 +153,14 @@ class HeldOut:
 
 
 def causality_of(model: LoopedForCausalLM) -> Verdict:
-    """Returns what the causality check finds in a model: what must be known before a loss of it is told."""
-    row = check(model, names=("causality",)).rows[0]
-    return Verdict(row.passed, row.detail)
+    """Returns what the causality check finds in a model: what must be known before a loss of it is told.
+
+    Raises a ValueError where the logits are not finite: what is no number can be compared with nothing.
+    """
+    finite, causal = check(model, names=("finite logits", "causality")).rows
+    if finite.passed is False:
+        raise ValueError(f"evaluate: the model has no loss, since its logits are not finite ({finite.detail})")
+    return Verdict(causal.passed, causal.detail)
 
 
 def need_likelihood(model: LoopedForCausalLM, *, marked: bool = False) -> Verdict:

@@ -85,7 +85,8 @@ def _readings(model: LoopedForCausalLM, batch: Rows, depths: list[int], change: 
 
 def _read(logits: Tensor, labels: Tensor, depth: int, change: Tensor | None) -> Reading:
     loss, targets = row_losses(logits, labels)
-    return Reading(depth, loss, targets, exact_rows(logits, labels), change)
+    # of logits that are no numbers some token is still the largest: such an answer is never right
+    return Reading(depth, loss, targets, exact_rows(logits, labels) & loss.isfinite(), change)
 
 
 def _seen_by_targets(batch: Rows) -> Tensor:

@@ -16,6 +16,7 @@ from loopwright.model.looped import LoopedForCausalLM
 
 LONGEST_REASON = 200  # characters of what a chat template raised
 COLDEST = 1e-6  # logits are divided by the temperature in float32, which ends near 3e38
+SHOWN_WORDS = 40  # of a vocabulary, where a prompt is refused
 LIMITS: dict[str, tuple[float, float, str]] = {
     "temperature": (COLDEST, math.inf, f"0 (greedy), or at least {COLDEST}"),
     "top_p": (0, 1, "from 0 to 1"),
@@ -77,7 +78,18 @@ class _Writer(TextStreamer):
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, vocab_size: int) -> Tensor:
     """Returns the ids of a prompt [1, T]; raises where there are none or where the model does not know them."""
-    return _checked(tokenizer(prompt, return_tensors="pt")["input_ids"], vocab_size)
+    return _checked(torch.tensor([token_ids(tokenizer, prompt)], dtype=torch.long), vocab_size)
+
+
+def token_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    """Returns the ids of a prompt; what is no word of a small vocabulary, such as a task's symbols, is refused with the words."""
+    try:
+        return tokenizer(prompt, verbose=False)["input_ids"]
+    except Exception as error:  # the tokenizers package raises plain Exceptions
+        words = sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])
+        known = " ".join(repr(word) for word, _ in words[:SHOWN_WORDS]) + (" …" if len(words) > SHOWN_WORDS else "")
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"prompt: {prompt[:80]!r} cannot be told in this tokenizer's words ({reason}); allowed: {known}") from None
 
 
 def encode_chat(tokenizer: PreTrainedTokenizerBase, prompt: str, vocab_size: int) -> Tensor:

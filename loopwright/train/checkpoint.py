@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,13 @@ def save_checkpoint(
     keep: int | None = None,
     weights: Mapping[str, Tensor] | None = None,
     references: References | None = None,
+    beside: Callable[[Path], None] | None = None,
 ) -> Path:
     """Saves what was reached after `update` updates and returns its folder; then older ones beyond `keep` are removed.
 
     Those that any kept checkpoint names as the best stay. `tensors` go to one file a group; `state` is plain data. `weights`
     are the model's tensors (`model_tensors`), whole, where those of the model are spread over processes. Tensors that
-    `references` finds in the model's base are not written.
+    `references` finds in the model's base are not written. `beside` writes further files into the folder.
     """
     _check_request(update, tensors, state, keep)
     folder = Path(checkpoints)
@@ -80,6 +81,8 @@ def save_checkpoint(
         for name, group in tensors.items():
             save_file({key: value.detach().cpu().contiguous() for key, value in group.items()}, made / f"{name}.safetensors")
         write_json(made / STATE, {"update": update, "best": best, "state": state})
+        if beside is not None:
+            beside(made)
     if keep is not None:
         _prune(folder, update, keep)
     return target

@@ -35,6 +35,8 @@ from loopwright.train.monitor import evaluating
 from loopwright.train.replay import random_state, set_random_state
 from loopwright.train.walk import Walk
 
+LEAST_SHARE = 1e-6  # of the rows; where fewer are probed the penalty says nothing
+
 
 class JacobianPenalty:
     """The mean over rows of ‖J v‖², one direction v of norm 1 per row (over its real tokens), by one of four modes.
@@ -63,7 +65,7 @@ class JacobianPenalty:
             raise ValueError(f"jacobian: power_steps {power_steps} in mode {mode!r}; allowed: 1, or more in mode 'paper'")
         if share is None:
             share = 0.25 if mode == "fd" else 1.0
-        if not 0 < share <= 1 or abs(share * round(1 / share) - 1) > 0.01:
+        if not LEAST_SHARE <= share <= 1 or abs(share * round(1 / share) - 1) > 0.01:
             raise ValueError(f"jacobian: share {share}; allowed: 1, 1/2, 1/3, 1/4 …")
         if eps is not None and (mode != "fd" or eps <= 0):
             raise ValueError(f"jacobian: eps {eps} in mode {mode!r}; allowed: a number above 0, in mode 'fd'")

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopwright.run import Log, RunFolder
+from loopwright.run import RunFolder
+from loopwright.train.log import Log
 from loopwright.train.look import first_look, look_around
 from loopwright.train.recipe import Recipe
 from loopwright.train.setup import Outcome, Progress, resume_job, save_job, start_job
@@ -30,9 +31,9 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, watch: Wa
         held.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())  # a run may ask for less
         run = held.enter_context(own_folder(folder, spread))
         job = start_job(recipe, run, spread, resume=resume, watch=watch)
-        progress = resume_job(job, run, watch) if resume else Progress()
+        progress, mark = resume_job(job, run, watch) if resume else (Progress(), None)
         first_look(job, watch)
-        log = Log(run.log, updates=progress.update) if spread.main else None
+        log = Log(run.log, mark) if spread.main else None
         watch.start(recipe, run, progress)
         stop = held.enter_context(StopRequest(told=spread.main))
 

@@ -7,6 +7,7 @@ read-out after step t, T the last step. `reads` says which states an objective l
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import ClassVar
 
@@ -63,7 +64,8 @@ class EveryStep:
         named = ("uniform", "linear", "geometric")
         if isinstance(weights, str) and weights not in named:
             raise ValueError(f"objective (every-step): weights is {weights!r}; {suggest(weights, named)}, or a list of numbers")
-        if not isinstance(weights, str) and (not weights or min(weights) < 0 or weights[-1] <= 0):
+        numbers = not isinstance(weights, str) and all(isinstance(w, int | float) and math.isfinite(w) for w in weights)
+        if not isinstance(weights, str) and (not numbers or not weights or min(weights) < 0 or weights[-1] <= 0):
             raise ValueError(f"objective (every-step): weights is {weights}; allowed: numbers of at least 0, the last above 0")
         if ratio <= 0:
             raise ValueError(f"objective (every-step): ratio is {ratio}; allowed: above 0")

@@ -359,8 +359,8 @@ def _below_one(name: str, value: float) -> float:
 
 
 def _betas(values: Sequence[float]) -> tuple[float, float]:
-    if len(values) != 2:
-        raise ValueError(f"optim: betas is {list(values)}; allowed: two numbers from 0 to below 1")
+    if not isinstance(values, list | tuple) or len(values) != 2:
+        raise ValueError(f"optim: betas is {values!r}; allowed: two numbers from 0 to below 1")
     return _below_one("betas", values[0]), _below_one("betas", values[1])
 
 

@@ -23,6 +23,11 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 # what may differ between a run and its resumption: none of it changes an update
 FREE = ("about", "toy", "save")
 
+# What is beyond the upper bounds is no run: it would not end, or its seeds of each update would not fit 64 bits.
+RANGES = {
+    "updates": (1, 10**12), "batch": (1, 10**7), "accumulate": (1, 10**7), "patience": (0, 10**12), "seed": (0, 2**31 - 1),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Looks:
@@ -96,9 +101,11 @@ class Recipe:
             check_kind("average", self.average, AVERAGES)
 
     def _problems(self) -> Iterator[str]:
-        least = {"updates": 1, "batch": 1, "accumulate": 1, "patience": 0, "seed": 0}
-        yield from (f"{n} is {getattr(self, n)}; allowed: at least {low}" for n, low in least.items() if getattr(self, n) < low)
-        if self.batch % self.accumulate:
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                yield f"{name} must be {f'at least {low}' if value < low else f'at most {high:,}'} (got {value})"
+        if self.accumulate > 0 and self.batch % self.accumulate:
             yield f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})"
         if self.precision not in PRECISIONS:
             yield f"precision is {self.precision!r}; {suggest(self.precision, PRECISIONS)}"
@@ -119,7 +126,7 @@ class Recipe:
         waiting = [spec for spec in self.penalties if isinstance(spec, Mapping) and spec.get("start_accuracy") is not None]
         if waiting and not self.look.every:
             yield "penalties: start_accuracy waits for a look at the validation split; look: every is 0, allowed there: at least 1"
-        if len({spec["start_accuracy"] for spec in waiting}) > 1:
+        if len({str(spec["start_accuracy"]) for spec in waiting}) > 1:
             yield "penalties: start_accuracy differs between penalties; allowed: one bar for all"
         if self.graph and self.objective.get("kind") == "shortcut" and self.objective.get("fraction", 0) is None:
             yield "graph: a shortcut whose step is drawn anew each update cannot be captured; allowed: a fraction"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -18,9 +18,9 @@ from loopwright.data.order import Order
 from loopwright.generate.readings import check_depths
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.run import Log, RunFolder, origin
+from loopwright.run import RunFolder, origin, saved
 from loopwright.settings import build_kind
-from loopwright.storage.files import write_json, write_whole
+from loopwright.storage.files import read_json, write_json, write_whole
 from loopwright.train.average import AVERAGES
 from loopwright.train.checkpoint import (
     base_references,
@@ -32,6 +32,7 @@ from loopwright.train.checkpoint import (
 from loopwright.train.depth import RULES, DepthRule
 from loopwright.train.distil import Distil
 from loopwright.train.graph import GraphedWork
+from loopwright.train.log import Log
 from loopwright.train.objective import OBJECTIVES
 from loopwright.train.optim import OPTIMISERS, Optimiser, clip, whole
 from loopwright.train.origin import MODELS
@@ -44,6 +45,9 @@ from loopwright.train.spread import Spread
 from loopwright.train.trainee import Share, Trainee, Weights
 from loopwright.train.walk import Plan
 from loopwright.train.watch import Watch
+
+# in a checkpoint: how long the log was and its sha256, and what the run was made with; times in the log make it differ each time
+MADE = "made.json"
 
 
 @dataclass
@@ -310,18 +314,48 @@ def start_job(recipe: Recipe, run: RunFolder, spread: Spread, *, resume: bool, w
     return job
 
 
-def resume_job(job: Job, run: RunFolder, watch: Watch) -> Progress:
-    """Puts the newest good checkpoint into a run's objects and returns how far it was."""
+def resume_job(job: Job, run: RunFolder, watch: Watch) -> tuple[Progress, dict[str, Any] | None]:
+    """Puts the newest good checkpoint into a run's objects; returns how far it was, and its mark of the log (None: no log yet)."""
     try:
         found, damaged = latest_good(run.checkpoints)
     except FileNotFoundError:
         watch.note("no checkpoint yet: the run starts again from its first update")
-        return Progress()
+        return Progress(), None
     for line in damaged:
         watch.note(f"skipped a damaged checkpoint: {line}")
     job.load(found.folder)
     watch.note(f"resumed from {found.folder} ({found.update} updates done)")
-    return Progress(**found.state)
+    if not (found.folder / MADE).is_file():
+        raise ValueError(
+            f"{found.folder}: has no {MADE}, so an older version saved it; train with that version, or start a new run"
+        )
+    made = read_json(found.folder / MADE)
+    before, now = made["with"], made_with(job)
+    differs = [f"{name}: {before.get(name)} then, {now[name]} now" for name in now if before.get(name) != now[name]]
+    if differs:
+        watch.note(
+            f"not made as before ({'; '.join(differs)}): sums are rounded otherwise, so the run goes on alike, but not bit for bit"
+        )
+    if not run.log.is_file():
+        watch.note(f"{run.log} is not there: it begins anew at update {found.update}")
+    return Progress(**found.state), made["log"]
+
+
+def made_with(job: Job) -> dict[str, Any]:
+    """Returns what decides how sums are rounded, beside the recipe: a run that goes on with the same goes on bit for bit."""
+    device = torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else job.device.type
+    threads = torch.get_num_threads() if job.device.type == "cpu" else None
+    return {"threads": threads, "processes": job.spread.world, "device": device, "torch": str(torch.__version__)}
+
+
+def check_finite(weights: Mapping[str, Tensor], run: RunFolder, update: int, lr: float) -> None:
+    """Raises a ValueError where a parameter is not finite: it is not worth saving, and must not take a good checkpoint's place."""
+    odd = next((name for name, x in weights.items() if x.is_floating_point() and not bool(x.isfinite().all())), None)
+    if odd is None:
+        return
+    good = next(iter(saved(run.checkpoints)), None)
+    kept = "there is no checkpoint yet" if good is None else f"the newest checkpoint is {good}"
+    raise ValueError(f"update {update}: {odd} is not finite, so nothing is saved; {kept}; lower optim.lr (it is {lr:g}) or clip")
 
 
 def _saved_best(run: RunFolder, progress: Progress) -> int | None:
@@ -331,14 +365,22 @@ def _saved_best(run: RunFolder, progress: Progress) -> int | None:
 
 
 def save_job(job: Job, run: RunFolder, progress: Progress, log: Log | None) -> Path:
-    """Saves a run as it stands, its log first, and returns the checkpoint's folder."""
+    """Saves a run as it stands, its log first, and returns the checkpoint's folder. Parameters must be finite."""
     weights, tensors = job.weights(), job.tensors()
+    check_finite(weights, run, progress.update, job.optimiser.lr)
     if log is not None:  # in the main process
-        log.sync()
+        made = {"log": log.mark(), "with": made_with(job)}
+
+        def beside(folder: Path) -> None:
+            write_json(folder / MADE, made)
+            if job.splits.tokenizer is not None:
+                job.splits.tokenizer.save_pretrained(folder)
+
         save_checkpoint(
             run.checkpoints, progress.update,
             model=job.model, weights=weights, tensors=tensors, state=asdict(progress),
             best=_saved_best(run, progress), keep=job.recipe.save.keep, references=job.references,
+            beside=beside,
         )  # fmt: skip
     job.spread.wait()
     return run.checkpoints / f"{progress.update:08d}"

@@ -6,6 +6,7 @@ import math
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from loopwright.interrupt import second_ends_at_once
 from loopwright.run import RunFolder
 
 if TYPE_CHECKING:
@@ -180,35 +182,29 @@ def tensorboard_writer(folder: Path) -> Any:
 
 
 class StopRequest:
-    """Whether Ctrl-C (or a polite kill) asked to stop. The first one only asks, so that the run can save; a later Ctrl-C breaks.
-
-    One key press may arrive twice, from the terminal and from a launcher: what comes within a second is the same request.
-    """
+    """Whether Ctrl-C (or a polite kill) asked to stop. The first one only asks, so that the run can save; a second ends it."""
 
     def __init__(self, *, told: bool = True) -> None:
         self.told = told
-        self.asked: float | None = None  # when
-        self._before: dict[int, Any] = {}
+        self.asked = False
+        self._held = ExitStack()
 
     def __bool__(self) -> bool:
-        return self.asked is not None
+        return self.asked
 
     def __enter__(self) -> StopRequest:
+        self._held.enter_context(second_ends_at_once())
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._ask)
+                self._held.callback(signal.signal, number, signal.signal(number, self._ask))
         except ValueError:  # not in the main thread: nobody can press Ctrl-C here
             pass
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._held.close()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self.asked is not None and number == signal.SIGINT and now - self.asked > 1:
-            raise KeyboardInterrupt
-        if self.asked is None and self.told:
+        if not self.asked and self.told:
             print("\nstopping after this update, then saving (Ctrl-C again: stop at once)", file=sys.stderr)
-        self.asked = self.asked or now
+        self.asked = True

@@ -30,6 +30,32 @@ def test_saved_is_loaded(tmp_path):
     assert all(torch.equal(back.values[k].nan_to_num(), made.values[k].nan_to_num()) for k in made.values)
 
 
+def test_every_changed_byte_of_a_trace_is_found(tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_trace(trace(noisy("huginn-tiny"), torch.tensor([[1, 2, 3]]), 2), path)
+    whole = path.read_bytes()
+    spots = [*range(0, len(whole), 29), *range(min(400, len(whole)))]
+    for changed in [whole[:i] + bytes([whole[i] ^ 4]) + whole[i + 1 :] for i in spots] + [whole[:i] for i in spots]:
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"x.safetensors: (not a trace, or damaged|its content changed).*; remove it"):
+            load_trace(path)
+    path.write_bytes(whole)
+    load_trace(path)
+
+
+def test_every_changed_byte_of_a_set_is_found(tmp_path):
+    run(tmp_path)
+    path = tmp_path / "set.json"
+    whole = path.read_bytes()
+    for changed in [whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :] for i in range(len(whole))] + [whole + b" "]:
+        path.write_bytes(changed)
+        for read in (TraceSet, run):
+            with pytest.raises(ValueError, match=r"set.json: (its content changed|not readable as JSON)"):
+                read(tmp_path)
+    path.write_bytes(whole)
+    assert len(list(run(tmp_path))) == 5
+
+
 def test_a_killed_run_goes_on_and_gives_the_same_bytes(tmp_path, monkeypatch):
     whole = run(tmp_path / "whole")
     saved, calls = record.save_trace, []
@@ -143,7 +169,7 @@ def test_mistakes_are_one_line(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no such trace"):
         load_trace(tmp_path / "none")
     (tmp_path / "bad").write_bytes(b"12345")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="bad: not a trace, or damaged; remove it to have it made again"):
         load_trace(tmp_path / "bad")
     save_file({"x": torch.zeros(1)}, tmp_path / "other")
     with pytest.raises(ValueError, match="not a trace"):

@@ -8,7 +8,9 @@ import torch
 from loopwright.cli import main
 from loopwright.convert.source import Source
 from loopwright.model.cost import weight_bytes
+from loopwright.train.loop import train
 from tests.generate.tiny import save_model
+from tests.train.runs import small
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,14 @@ def test_a_runs_own_rows(tmp_path, undrawn, capsys):
     code, _, err = run(capsys, tmp_path / "run", "--prompts", "valid", "--depth", 6, "--examples", 3, "--out", tmp_path / "o")
     assert code == 0, err
     assert json.loads((tmp_path / "o" / "metrics" / "analysis.json").read_text())["examples"] == 3
+
+
+def test_a_task_and_a_model_without_a_tokenizer_take_text(folder, tmp_path, undrawn, capsys):
+    run = train(small({"updates": 1}), tmp_path / "run").run.path
+    for words in ((str(run), "--prompts", "12+34="), (str(folder), "--prompts", "12+34=", "--tokenizer", str(run))):
+        with pytest.raises(SystemExit) as caught:
+            main(["analyze", *words, "--depth", "2", "--pairs", "0", "--out", str(tmp_path / f"out-{len(words)}")])
+        assert caught.value.code == 0 and "1 prompt of up to 6 tokens" in capsys.readouterr().out
 
 
 def test_a_run_of_text_is_read_with_the_tokenizer_its_recipe_names(tmp_path, undrawn, capsys):

@@ -10,7 +10,9 @@ import loopwright as lw
 from loopwright.commands.generate import generate
 from loopwright.generate.depths import next_token_by_depth
 from loopwright.generate.stream import Sampling
+from loopwright.train.loop import train
 from tests.generate.tiny import STORIES, save_model, word_tokenizer
+from tests.train.runs import small
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +58,29 @@ def test_generate_on_a_dense_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there was a little" in capsys.readouterr().out
     with pytest.raises(ValueError, match="dense model"):
         generate(str(STORIES), "Once upon a time", depth=2)
+
+
+def test_a_trained_task_is_asked_in_its_own_symbols(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = train(small({"updates": 2, "save": {"every": 1, "best": False}}), tmp_path / "run")
+    for source in (outcome.run.path, outcome.checkpoint, outcome.run.checkpoints / "00000001"):
+        generate(str(source), "12+34=", max_new_tokens=3)
+        printed = capsys.readouterr()
+        words = lw.tokenizer(source)
+        ids = words("12+34=", return_tensors="pt").input_ids
+        expected = lw.load(source).generate(
+            ids, max_new_tokens=3, do_sample=False, eos_token_id=words.eos_token_id, pad_token_id=13
+        )
+        assert printed.out == words.decode(expected[0, 6:], skip_special_tokens=True) + "\n"
+        assert printed.err.endswith("[the sum is written from its last digit on: 12+34= 64 says that the sum is 46]\n")
+    with pytest.raises(ValueError, match=r"prompt: '12-34=' cannot be told in this tokenizer's words .*; allowed: '0' '1' .* '§'$"):
+        generate(str(outcome.run.path), "12-34=")
+
+
+def test_a_model_without_a_tokenizer_is_given_one(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lw.save(lw.load(folder), tmp_path / "bare")
+    with pytest.raises(FileNotFoundError, match=r"bare: there is no tokenizer .*; --tokenizer names one$"):
+        generate(str(tmp_path / "bare"), "the cat sat")
+    generate(str(tmp_path / "bare"), "the cat sat", max_new_tokens=6, tokenizer=str(folder))
+    given = capsys.readouterr().out
+    generate(str(folder), "the cat sat", max_new_tokens=6)
+    assert given == capsys.readouterr().out

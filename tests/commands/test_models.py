@@ -47,7 +47,10 @@ def test_a_run_is_opened_with_its_base_and_its_tokenizer(healed: Outcome) -> Non
     assert config.adapters == healed.model.config.adapters and config.depth == 2
     assert find_config(source, ["depth=3"]).depth == 3 and config.depth == 2
     assert source.folder == healed.checkpoint and source.recipe is not None
-    assert source.tokenizer().get_vocab() == lw.tokenizer(source.recipe["data"]["tokenizer"]).get_vocab()
+    named = lw.tokenizer(source.recipe["data"]["tokenizer"]).get_vocab()
+    # a checkpoint holds the tokenizer itself: the folder that the recipe names may be gone
+    assert source.tokenizer().get_vocab() == lw.tokenizer(healed.checkpoint).get_vocab() == named
+    assert source.tokenizer_folder() == healed.checkpoint
 
 
 def test_a_run_speaks(healed: Outcome, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import loopwright as lw
 from loopwright.commands.train import recipes, train
 from loopwright.recipes.shelf import names
-from loopwright.run import read_log
+from loopwright.train.log import read_log
 from loopwright.train.recipe import read_recipe
 
 

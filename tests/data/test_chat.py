@@ -190,3 +190,8 @@ def test_real_questions_and_answers(tmp_path: Path, name: str, end: str) -> None
     for row, record in enumerate(records[10:]):
         unsaid, answer = said(splits.train, row, words)
         assert answer == record["answer"].strip() + end and record["question"].strip() in unsaid
+
+
+def test_where_every_answer_is_cut_off_the_length_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nothing is left for train; .*: 2 answer cut off; give a length above 3"):
+        build(tmp_path, [pair("what is it?", "this"), pair("and now?", "that")], length=3)

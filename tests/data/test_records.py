@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import random
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,11 @@ def lines(path: Path, *records: object) -> Path:
     text = "".join(json.dumps(record) + "\n" for record in records)
     path.write_bytes(gzip.compress(text.encode()) if path.name.endswith(".gz") else text.encode())
     return path
+
+
+def save(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
 
 
 def texts(files: Files, field: str = "text") -> list[str | None]:
@@ -80,6 +87,69 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"data: no file matches '.*/nothing-\*.jsonl'"):
         Files(str(tmp_path / "nothing-*.jsonl"))
     (tmp_path / "folder.txt").mkdir()
+    os.mkfifo(tmp_path / "pipe.jsonl")  # opening it would wait for ever
+    (tmp_path / "endless.txt").symlink_to("/dev/zero")
+    for name in ("folder.txt", "pipe.jsonl", "endless.txt"):
+        with pytest.raises(ValueError, match=f"{name}: not a regular file$"):
+            Files(str(tmp_path / name))
+    files = Files(save(tmp_path / "gone.txt", "text"))
+    (tmp_path / "gone.txt").unlink()
     for read in (Files.fingerprint, texts):
-        with pytest.raises(ValueError, match=r"folder.txt: cannot be read.*\(Is a directory\)"):
-            read(Files(str(tmp_path / "folder.txt")))
+        with pytest.raises(ValueError, match=r"gone.txt: cannot be read.*\(No such file or directory\)"):
+            read(files)
+
+
+@pytest.mark.parametrize("unit", [b"0", b"\n", b'{"text": "--"}\n'])
+@pytest.mark.parametrize("name", ["bomb.jsonl.gz", "bomb.txt.gz"])
+def test_what_unpacks_to_far_more_than_text_would_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: bytes, name: str
+) -> None:
+    monkeypatch.setattr("loopwright.data.records.HARMLESS", 2**16)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(unit * (2**20 // len(unit)), 9))
+    assert path.stat().st_size < 2**20 / 200
+    with pytest.raises(ValueError, match=rf"{name}: cannot be read after line \d+ \(it unpacks to over [\d,]+ bytes, 200 times"):
+        for _ in Files(str(path), separator="--"):
+            pass
+
+
+def test_a_record_is_bounded_and_a_corpus_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.data.records.LARGEST", 20)
+    monkeypatch.setattr("loopwright.data.records.CHUNK", 8)
+    lines = save(tmp_path / "a.jsonl", '{"text": "a"}\n' * 30)
+    assert texts(Files(lines)) == ["a"] * 30
+    with pytest.raises(ValueError, match=r"a.jsonl:2: a line of over 20 characters"):
+        texts(Files(save(tmp_path / "a.jsonl", '{"text": "a"}\n' + '{"text": "' + "a" * 20 + '"}\n')))
+    pieces = [f"piece {number}" for number in range(30)]
+    assert texts(Files(save(tmp_path / "a.txt", "<end>".join(pieces)), separator="<end>")) == pieces
+    with pytest.raises(ValueError, match=r"a.txt \(piece 2\): over 20 characters, and its separator is not found"):
+        texts(Files(save(tmp_path / "a.txt", "one<end>" + "a" * 30), separator="<end>"))
+    with pytest.raises(ValueError, match=r"a.txt \(piece 1\): over 20 characters, and it has no separator"):
+        texts(Files(save(tmp_path / "a.txt", "a" * 30)))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5, 7, 100])
+@pytest.mark.parametrize("separator", ["-", "--", "<end>", "aba"])
+def test_pieces_are_those_of_the_whole_text_however_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, separator: str
+) -> None:
+    monkeypatch.setattr("loopwright.data.records.CHUNK", chunk)
+    generator = random.Random(chunk)
+    for _ in range(20):
+        text = "".join(generator.choice(["a", "b", "-", separator, "<end"]) for _ in range(40))
+        found = [record["text"] for _, record in Files(save(tmp_path / "a.txt", text), separator=separator)]
+        assert found == text.split(separator)
+
+
+def test_half_a_character_is_named_with_its_line(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.jsonl", '{"text": "fine \\ud83d\\ude00"}\n{"text": "b\\ud83d"}\n')
+    first, second = Files(path)
+    assert text_field(first, "text") == "fine \U0001f600"
+    with pytest.raises(ValueError, match=r"a.jsonl:2: character 2 is a lone surrogate \('\\ud83d'\), half of a character"):
+        text_field(second, "text")
+
+
+def test_deep_and_odd_json_is_one_line(tmp_path: Path) -> None:
+    for text in ("[" * 100_000, '{"a": ' * 100_000, '{"a": ' + "9" * 5000 + "}"):
+        with pytest.raises(ValueError, match=r"a.jsonl:1: not (valid|readable as) JSON \("):
+            texts(Files(save(tmp_path / "a.jsonl", text)))

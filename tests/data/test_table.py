@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ import torch
 import loopwright as lw
 from loopwright.data.addition import Addition
 from loopwright.data.batch import IGNORED
+from loopwright.data.build import build_data
 from loopwright.data.table import EOS, PAD, Alphabet, Rows, Table, stack
+from loopwright.generate.stream import token_ids
 
 LETTERS = Alphabet(["a", "b", "c", PAD, EOS])
 
@@ -86,3 +89,27 @@ def test_a_table_moves_whole() -> None:
     moved = small().to("meta")
     assert {x.device.type for x in (moved.ids, moved.starts, moved.lengths, moved.needs)} == {"meta"}
     assert IGNORED == -100
+
+
+@pytest.mark.parametrize("kind", ["addition", "hops", "chain", "columns"])
+def test_a_task_has_a_tokenizer_with_its_ids(tmp_path: Path, kind: str) -> None:
+    """The text of every row has the row's ids, saved and read again too; what is no symbol is refused, not taken for another."""
+    splits = build_data({"kind": kind, "train": 50, "valid": 5, "test": 5})
+    table = splits.train
+    assert isinstance(table, Table)
+    splits.tokenizer.save_pretrained(tmp_path)
+    for words in (splits.tokenizer, lw.tokenizer(tmp_path)):
+        for row in range(50):
+            ids = table.ids[row, : table.lengths[row]].tolist()
+            assert words(table.show(row)).input_ids == ids and words.decode(ids) == table.show(row)
+        assert (words.eos_token_id, words.pad_token_id, len(words)) == (splits.eos_id, splits.pad_id, splits.vocab_size)
+        with pytest.raises(ValueError, match=r"prompt: '1 \?' cannot be told in this tokenizer's words .*; allowed: '"):
+            token_ids(words, "1 ?")
+
+
+def test_a_tokenizer_says_how_answers_are_written(tmp_path: Path) -> None:
+    for options, said in (({}, "the sum is written from its last"), ({"reverse": "all"}, "every number is written from its last")):
+        splits = Addition(train=20, valid=5, test=5, digits=2, **options).splits()
+        splits.tokenizer.save_pretrained(tmp_path)
+        assert lw.tokenizer(tmp_path).init_kwargs["reading"].startswith(said)
+    assert "reading" not in Alphabet(["a", PAD, EOS]).tokenizer().init_kwargs

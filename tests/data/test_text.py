@@ -55,8 +55,22 @@ def test_the_first_documents_are_held_out_where_valid_has_no_files(tmp_path: Pat
     files = story(tmp_path / "train.jsonl", *(f"{i}{i}{i}" for i in range(9)))
     splits = Text(files=files, tokenizer=words, length=4, limit=5, valid=2).splits(tmp_path / "kept")
     assert joined(splits.valid) == "000<eos>111<eos>" and joined(splits.train) == "".join(f"{i}{i}{i}<eos>" for i in range(2, 7))
-    with pytest.raises(ValueError, match="no document is left for train; valid takes the first ones"):
+    with pytest.raises(ValueError, match=r"nothing is left for train, since the first 9 documents are held out \(valid: 9\)"):
         Text(files=files, tokenizer=words, length=4, valid=9).splits(tmp_path / "kept")
+
+
+def test_where_no_document_is_left_the_cause_is_named(tmp_path: Path) -> None:
+    words = save_words(tmp_path / "words")
+    (tmp_path / "one.txt").write_text("one file without a separator is one document")
+    with pytest.raises(ValueError, match=r"held out \(valid: 100\); give a smaller valid, valid_files, or a separator"):
+        Text(files=str(tmp_path / "one.txt"), tokenizer=words, length=4).splits(tmp_path / "kept")
+    blank = story(tmp_path / "blank.jsonl", " ", "")
+    with pytest.raises(ValueError, match=r"data \(text\): nothing is left for train; its records were left out: 2 empty$"):
+        Text(files=blank, valid_files=blank, tokenizer=words, length=4).splits(tmp_path / "kept")
+    (tmp_path / "none.jsonl").write_text("\n")
+    none = str(tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match=r"data \(text\): the source of train holds no records$"):
+        Text(files=none, valid_files=none, tokenizer=words, length=4).splits(tmp_path / "kept")
 
 
 def test_plain_text_is_one_document_or_cut(tmp_path: Path) -> None:
@@ -147,7 +161,7 @@ def test_without_the_package_or_the_hub(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with pytest.raises(ValueError, match=r"data: nobody/nothing train cannot be read \(Couldn't reach the Hub\)$"):
         hub.splits(tmp_path / "kept")
-    assert not (tmp_path / "kept").exists() or list((tmp_path / "kept").iterdir()) == []
+    assert list((tmp_path / "kept").glob("[!.]*")) == []
 
 
 def test_the_real_corpus(tmp_path: Path) -> None:

@@ -18,13 +18,13 @@ from torch import Tensor
 from loopwright.cli import main
 from loopwright.data.order import Order
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.run import read_log, untimed
 from loopwright.settings import merge
 from loopwright.storage.files import read_json, write_json
+from loopwright.train.log import read_log, untimed
 from loopwright.train.loop import train
 from loopwright.train.objective import OBJECTIVES, Final
 from loopwright.train.recipe import Recipe, make_recipe
-from loopwright.train.setup import Outcome, Progress
+from loopwright.train.setup import MADE, Outcome, Progress
 from loopwright.train.walk import Walk
 from loopwright.train.watch import Quiet
 
@@ -78,9 +78,12 @@ def rows_of(outcome: Outcome | Path) -> list[dict[str, Any]]:
 
 
 def end_of(folder: Path) -> dict[str, Any]:
-    """Sizes and sums of all files of the last checkpoint of a run: weights, optimiser, generators, average, progress."""
+    """Sizes and sums of the files of the last checkpoint of a run: weights, optimiser, generators, average, progress.
+
+    The mark of the log is left out: the log has times in it."""
     last = max((folder / "checkpoints").iterdir())
-    return {"update": last.name, **read_json(last / "manifest.json")["files"]}
+    files = read_json(last / "manifest.json")["files"]
+    return {"update": last.name, **{name: facts for name, facts in files.items() if name != MADE}}
 
 
 class Poisoned(Final):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from loopwright.recipes.shelf import recipe
-from loopwright.run import read_log
 from loopwright.train.graph import GraphedWork
+from loopwright.train.log import read_log
 from loopwright.train.loop import train
 from tests.data.words import save_words
 

@@ -20,10 +20,11 @@ from safetensors.torch import load_file
 import loopwright as lw
 from loopwright.convert.source import Source
 from loopwright.recipes.shelf import names, recipe
-from loopwright.run import RunFolder, read_log, update_of
+from loopwright.run import RunFolder, update_of
 from loopwright.settings import read_yaml
 from loopwright.storage.files import DiskFull, read_json
 from loopwright.train.checkpoint import latest_good
+from loopwright.train.log import read_log
 from loopwright.train.loop import train
 from loopwright.train.objective import OBJECTIVES
 from loopwright.train.recipe import make_recipe, read_recipe

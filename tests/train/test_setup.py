@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.run import Log, RunFolder
+from loopwright.run import RunFolder
 from loopwright.train import setup as module
 from loopwright.train.checkpoint import latest_good
+from loopwright.train.log import Log
 from loopwright.train.loop import train
 from loopwright.train.setup import Job, Progress, resume_job, save_job
 from loopwright.train.spread import join
@@ -76,7 +77,7 @@ def test_what_was_saved_comes_back_whole(tmp_path: Path, ahead: bool) -> None:
     progress.best_loss, progress.solved_at = 0.1 + 0.2, 2
     save_job(job, run, progress, Log(run.path / "log.jsonl"))
     watch, other = Quiet(), make_job(tmp_path, changes)
-    assert resume_job(other, run, watch) == progress and "3 updates done" in watch.notes[0]
+    assert resume_job(other, run, watch)[0] == progress and "3 updates done" in watch.notes[0]
     for mine, theirs in ((job.weights(), other.weights()), *zip(job.tensors().values(), other.tensors().values(), strict=True)):
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
     mine, theirs = job.draw(progress), other.draw(progress)
@@ -86,10 +87,64 @@ def test_what_was_saved_comes_back_whole(tmp_path: Path, ahead: bool) -> None:
 
 def test_the_log_is_on_the_disk_before_the_checkpoint_that_counts_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, done = RunFolder(tmp_path), []
-    monkeypatch.setattr(Log, "sync", lambda self: done.append("log"))
+    monkeypatch.setattr(Log, "mark", lambda self: done.append("log"))
     monkeypatch.setattr(module, "save_checkpoint", lambda *arguments, **options: done.append("checkpoint"))
     save_job(make_job(tmp_path), run, Progress(), Log(run.path / "log.jsonl"))
     assert done == ["log", "checkpoint"]
+
+
+@pytest.mark.parametrize(
+    "edit", [(b'"update": 3', b'"update": 9'), (b'"depth": [', b'"depth": [1, '), (b'"loss": 2', b'"loss": 1')]
+)
+def test_a_log_that_was_edited_before_the_checkpoint_is_refused(tmp_path: Path, edit: tuple[bytes, bytes]) -> None:
+    chosen = small()
+    run = train(chosen, tmp_path / "run", watch=Act(5, interrupt)).run
+    text = run.log.read_bytes()
+    assert edit[0] in text
+    run.log.write_bytes(text.replace(*edit, 1))
+    with pytest.raises(
+        ValueError, match=r"log.jsonl: changed since the checkpoint was saved \(.*\); put it back as it was, or move"
+    ):
+        train(chosen, run.path, resume=True)
+    assert run.log.read_bytes() == text.replace(*edit, 1)
+    run.log.rename(tmp_path / "aside")
+    watch = Quiet()
+    train(chosen, run.path, resume=True, watch=watch)
+    assert [row["update"] for row in rows_of(run.path) if "loss" in row] == [5, 6, 7]
+    assert any("log.jsonl is not there: it begins anew at update 5" in note for note in watch.notes)
+
+
+def test_another_number_of_threads_is_told_at_a_resume(tmp_path: Path) -> None:
+    chosen, threads = small(), torch.get_num_threads()
+    for name in ("same", "other"):
+        train(chosen, tmp_path / name, watch=Act(5, interrupt))
+    same, other = Quiet(), Quiet()
+    train(chosen, tmp_path / "same", resume=True, watch=same)
+    assert not any("bit for bit" in note for note in same.notes)
+    try:
+        torch.set_num_threads(threads + 1)
+        train(chosen, tmp_path / "other", resume=True, watch=other)
+    finally:
+        torch.set_num_threads(threads)
+    wanted = f"not made as before (threads: {threads} then, {threads + 1} now): sums are rounded otherwise"
+    assert sum(wanted in note for note in other.notes) == 1
+
+
+def test_parameters_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    """Loss and gradient of update 0 are finite, what it makes of the parameters is not."""
+    chosen = small({"optim": {"lr": 1e38}, "patience": 2, "look": {"every": 0}})
+    with pytest.raises(
+        ValueError, match=r"update 4: \S+ is not finite, so nothing is saved; there is no checkpoint yet; lower optim.lr"
+    ):
+        train(chosen, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    job, run, log = make_job(tmp_path), RunFolder(tmp_path), Log(tmp_path / "log.jsonl")
+    good = save_job(job, run, Progress(update=1), log)
+    with torch.no_grad():
+        next(job.model.parameters()).view(-1)[3] = float("inf")
+    with pytest.raises(ValueError, match=rf"update 2: \S+ is not finite, so nothing is saved; the newest checkpoint is {good};"):
+        save_job(job, run, Progress(update=2), log)
+    assert latest_good(run.checkpoints)[0].update == 1
 
 
 def test_a_damaged_checkpoint_is_named_and_an_older_one_used(tmp_path: Path) -> None:
