@@ -172,20 +172,25 @@ def draw_forms(found: dict[str, dict[str, Runs]], path: Path) -> None:
     length_by_depth_heatmap(values, rows=list(runs), columns=depths, path=path)
 
 
+def page(found: dict[str, dict[str, Runs]]) -> str:
+    """Returns the whole page."""
+    runs = [run for labels in found.values() for each in labels.values() for run in each]
+    planned = [run for group in GROUPS.values() for run in group()]
+    parts = [f"## {group}\n\n{table(labels)}" for group, labels in found.items()]
+    return (
+        "# The STARS study: exact match (%) by depth, seeds side by side\n\n"
+        "5,000 held-out sums to depth 100; beyond it the first 1,000 of them (all 5,000 in `target`). "
+        "`python -m experiments.stars.tables` made this page.\n\n" + "\n".join(parts)
+        + f"\n{ON_AND_OFF}\n\n{on_and_off(found)}\n\n" + "\n\n".join(missing_part(runs, planned)) + "\n"
+    )  # fmt: skip
+
+
 def main() -> None:
     """Writes table.md and the figures."""
     *sources, target = sys.argv[1:]
     found, folder = read(sources), Path(target)
     folder.mkdir(parents=True, exist_ok=True)
-    runs = [run for labels in found.values() for each in labels.values() for run in each]
-    planned = [run for group in GROUPS.values() for run in group()]
-    parts = [f"## {group}\n\n{table(labels)}" for group, labels in found.items()]
-    (folder / "table.md").write_text(
-        "# The STARS study: exact match (%) by depth, seeds side by side\n\n"
-        "5,000 held-out sums to depth 100; beyond it the first 1,000 of them (all 5,000 in `target`). "
-        "`python -m experiments.stars.tables` made this page.\n\n" + "\n".join(parts) + f"\n{ON_AND_OFF}\n\n{on_and_off(found)}\n\n"
-        + "\n\n".join(missing_part(runs, planned)) + "\n"
-    )  # fmt: skip
+    (folder / "table.md").write_text(page(found))
     for group, labels in found.items():
         path = folder / f"{group}-by-depth.svg"
         if group == "alike":  # every seed: one that did not learn would bend a mean

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from experiments.stars.tables import PAIRS, SHOWN, draw_forms, on_and_off, read, shared
+from experiments.stars.tables import PAIRS, SHOWN, draw_forms, on_and_off, page, read, shared
 
 ROWS = Path(__file__).parents[3] / "experiments/results/stars/runs.jsonl"
 
@@ -38,6 +38,10 @@ def test_every_seed_of_every_form_has_its_row(tmp_path: Path) -> None:
     draw_forms(found, tmp_path / "grid.svg")
     text = (tmp_path / "grid.svg").read_text()
     assert all(name in text for name in ("off, seed 0", "off, seed 1", "exact products, seed 1"))
+
+
+def test_the_committed_page_is_that_of_the_committed_rows() -> None:
+    assert page(read([str(ROWS)])) == ROWS.with_name("table.md").read_text()
 
 
 def test_the_pairs_are_rows_of_the_study() -> None:
