@@ -31,6 +31,16 @@ RULE = (
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5 % quantiles at 1, 2 … degrees of freedom
 
 
+def over_seeds(differences: Sequence[float]) -> tuple[float, float]:
+    """Returns the 95 % interval of the mean difference, by Student's t: one seed's own value; no bounds if not finite."""
+    count = len(differences)
+    if not all(map(math.isfinite, differences)):
+        return -math.inf, math.inf
+    mean = sum(differences) / count
+    reach = 0.0 if count == 1 else STUDENT[count - 2] * statistics.stdev(differences) / math.sqrt(count)
+    return mean - reach, mean + reach
+
+
 @dataclass(frozen=True)
 class Pooled:
     """One row against another: the difference of mean losses (below 0: the first is better) with its interval over documents,
@@ -57,13 +67,8 @@ class Pooled:
 
     @property
     def over_seeds(self) -> tuple[float, float]:
-        """The 95 % interval of the mean difference over seeds, by Student's t: one seed's own value; no bounds if not finite."""
-        count = len(self.of_seeds)
-        if not all(map(math.isfinite, self.of_seeds)):
-            return -math.inf, math.inf
-        mean = sum(self.of_seeds) / count
-        reach = 0.0 if count == 1 else STUDENT[count - 2] * statistics.stdev(self.of_seeds) / math.sqrt(count)
-        return mean - reach, mean + reach
+        """The 95 % interval of the mean difference over seeds."""
+        return over_seeds(self.of_seeds)
 
 
 @dataclass(frozen=True)

@@ -60,15 +60,16 @@ def trial() -> Iterator[Run]:
 
 
 def compared() -> Iterator[Run]:
-    """The arms beside one another, at the recipe's rate; three seeds."""
+    """The arms beside one another, at the recipe's rate, asked by marks so that more hops than were trained can be asked; three
+    seeds."""
     for seed, arm in product(range(3), ARMS):
-        yield Run("compared", arm, "as the recipe", (), seed)
+        yield Run("compared", arm, "as the recipe", MARKS, seed)
 
 
 def rates() -> Iterator[Run]:
-    """Every arm at other rates; one seed. The best by loss on the validation rows is the arm's own."""
+    """Every arm at other rates; one seed, asked by marks. The best by loss on the validation rows is the arm's own."""
     for rate, arm in product(RATES, ARMS):
-        yield Run("rates", arm, f"rate {rate:g}", (f"optim.lr={rate:g}",))
+        yield Run("rates", arm, f"rate {rate:g}", (*MARKS, f"optim.lr={rate:g}"))
 
 
 GROUPS: dict[str, Callable[[], Iterator[Run]]] = {"trial": trial, "compared": compared, "rates": rates}

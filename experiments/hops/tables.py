@@ -1,65 +1,157 @@
-"""The study's table, from its results alone.
+"""The study's page and figures, from its results alone.
 
-python -m experiments.hops.tables OUT.jsonl …
+python -m experiments.hops.tables experiments/results/hops/runs.jsonl experiments/results/hops
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-Result = dict[str, Any]
-SOLVED = 0.95
+from experiments.hops.figures import draw_all
+from experiments.hops.plan import ARMS, GROUPS, Run
+from experiments.hops.reading import (
+    SOLVED,
+    TRAINED,
+    at_depth,
+    at_own_depth,
+    best_anywhere,
+    by_arm,
+    last_valid,
+    mean_exact,
+    rate,
+    solved_hops,
+    steps_needed,
+)
+from experiments.pages import Result, missing_part, number, results, table
+from experiments.seeds import over_seeds
+
+BEYOND = (8, 16, 32)  # depths at which looped arms are shown
+PAIRS = (
+    ("1⊗8", "plain 8"), ("1⊗8", "plain 1"), ("1⊗8", "plain 2"), ("2⊗4", "plain 8"), ("2⊗4", "plain 2"), ("1⊗8", "2⊗4"),
+)  # fmt: skip
+HOW_TO_READ = (
+    "Every row of letters is asked at its last letter, 500 rows for each number of hops; four letters, so that a guess is right on "
+    "a quarter. A number of hops is *solved* where it and all smaller ones are right on at least "
+    f"{100 * SOLVED:.0f} % of their rows, at the depth that was trained. Seeds stand side by side. Intervals of differences are "
+    "over seeds (Student's t, 95 %), paired by seed: a difference is decided where its interval leaves 0 out."
+)
+
+Arms = Mapping[str, Sequence[Result]]
 
 
-def read(paths: Iterable[str]) -> list[Result]:
-    """Returns all results."""
-    return [json.loads(line) for path in paths for line in Path(path).read_text().splitlines()]
-
-
-def at_own_depth(result: Result) -> dict[int, float]:
-    """Returns exact match by number of hops, at the depth that was trained."""
-    steps = int(result["arm"].partition("⊗")[2] or 1)
-    return {int(hops): found["exact"][found["depth"].index(steps)] for hops, found in sorted(result["tests"].items(), key=_hops)}
-
-
-def solved_hops(result: Result) -> int:
-    """Returns the largest number of hops up to which all are answered at the trained depth; 0 where one hop is not."""
-    solved = 0
-    for hops, exact in at_own_depth(result).items():
-        if exact < SOLVED:
-            break
-        solved = hops
-    return solved
-
-
-def line(result: Result) -> str:
-    """Returns one line of the table."""
-    exact = at_own_depth(result)
-    shown = " / ".join(f"{100 * value:.0f}" for value in exact.values())
-    last = result["valid"][-1][1] if result["valid"] else float("nan")
-    cells = [
-        result["name"], f"{result['parameters'] / 1e6:.2f}", f"{result['flops'] / 1e6:.1f}", f"{last:.4f}",
-        str(solved_hops(result)), shown, f"{result['train_seconds']:.0f}",
+def arm_table(arms: Arms) -> str:
+    """Returns what each arm costs and what it solves."""
+    head = [
+        "arm", "parameters", "FLOPs a token", "seeds", "hops solved", f"exact (%), mean of {TRAINED[0]} to {TRAINED[-1]} hops",
+        "16 hops", "24 hops", "32 hops", "24 and 32 hops at the best of all depths", "loss on `valid`",
     ]  # fmt: skip
-    return "| " + " | ".join(cells) + " |"
+    lines = []
+    for arm, runs in arms.items():
+        one = runs[0]
+        lines.append([
+            arm, f"{one['parameters']:,}", f"{one['flops'] / 1e6:.1f} M", ", ".join(str(run["seed"]) for run in runs),
+            " / ".join(str(solved_hops(run)) for run in runs), beside(runs, mean_exact),
+            *(beside(runs, partial(at_depth, hops=hops, depth=ARMS[arm][1])) for hops in (16, 24, 32)),
+            "; ".join(beside(runs, partial(best_anywhere, hops=hops)) for hops in (24, 32)),
+            " / ".join(f"{last_valid(run):.4f}" for run in runs),
+        ])  # fmt: skip
+    return table(head, lines)
 
 
-def _hops(test: tuple[str, Any]) -> int:
-    return int(test[0])
+def beside(runs: Sequence[Result], value: Callable[[Result], float]) -> str:
+    """Returns a share of each run in percent, seeds side by side."""
+    return " / ".join(f"{100 * value(run):.4g}" for run in runs)
+
+
+def pair_table(arms: Arms) -> str:
+    """Returns differences of arms, paired by seed."""
+    lines = []
+    for first, second in PAIRS:
+        seconds = {run["seed"]: run for run in arms.get(second, ())}
+        pairs = [(run, seconds[run["seed"]]) for run in arms.get(first, ()) if run["seed"] in seconds]
+        if not pairs:
+            continue
+        apart = [100 * (mean_exact(a) - mean_exact(b)) for a, b in pairs]
+        low, high = over_seeds(apart)
+        verdict = "decided" if low > 0 or high < 0 else "undecided"
+        lines.append([
+            f"{first} less {second}", " / ".join(number(value, 2) for value in apart),
+            f"{number(sum(apart) / len(apart), 2)} ({number(low, 2)} to {number(high, 2)})",
+            verdict if len(pairs) > 1 else "one seed",
+        ])  # fmt: skip
+    return table(["arms", "points, by seed", "mean (95 % over seeds)", ""], lines)
+
+
+def rate_table(found: Sequence[Result]) -> str:
+    """Returns every arm at every rate, seed 0; the arm's best by loss on `valid` in bold."""
+    lines = []
+    for arm in ARMS:
+        runs = [run for run in found if run["arm"] == arm and run["seed"] == 0 and run["group"] in ("compared", "rates")]
+        best = min(map(last_valid, runs), default=0.0)
+        for run in sorted(runs, key=rate):
+            mark = "**" if last_valid(run) == best and len(runs) > 1 else ""
+            cells = [f"{rate(run):g}", f"{last_valid(run):.5f}", str(solved_hops(run)), f"{100 * mean_exact(run):.4g}"]
+            lines.append([arm, *(f"{mark}{cell}{mark}" for cell in cells)])
+    return table(["arm", "rate", "loss on `valid`", "hops solved", f"exact (%), mean of {TRAINED[0]} to {TRAINED[-1]} hops"], lines)
+
+
+def step_table(found: Sequence[Result]) -> str:
+    """Returns, of looped runs, the steps that each number of hops needs, and what steps beyond those trained do."""
+    looped = [run for run in found if ARMS[run["arm"]][1] > 1]
+    head = ["run", *(str(hops) for hops in TRAINED), *(f"mean exact (%) at depth {depth}" for depth in BEYOND)]
+    return table(head, (
+        [
+            run["name"], *(str(steps_needed(run, hops) or "–") for hops in TRAINED),
+            *(f"{100 * sum(at_depth(run, hops, depth) for hops in TRAINED) / len(TRAINED):.4g}" for depth in BEYOND),
+        ]
+        for run in looped
+    ))  # fmt: skip
+
+
+def run_table(found: Sequence[Result]) -> str:
+    """Returns every run with its accuracy at each number of hops."""
+    head = ["run", "laid over the plan", "loss on `valid`", "hops solved", "exact (%) at 1 / 2 / … hops", "training, s"]
+    return table(head, (
+        [
+            run["name"], " ".join(f"`{change}`" for change in run["laid_over"]), f"{last_valid(run):.4f}", str(solved_hops(run)),
+            " / ".join(f"{100 * value:.0f}" for value in at_own_depth(run).values()), f"{run['train_seconds']:.0f}",
+        ]
+        for run in found
+    ))  # fmt: skip
+
+
+def page(found: Sequence[Result]) -> str:
+    """Returns the whole page."""
+    arms = by_arm(run for run in found if run["group"] == "compared")
+    parts = [
+        "# Hops: looped and plain models at equal parameters and at equal FLOPs",
+        "`python -m experiments.hops.tables` made this page.", HOW_TO_READ,
+        "## The arms", arm_table(arms), "## Differences", pair_table(arms), "## Rates", rate_table(found),
+        "## Steps",
+        f"The least depth from which on, to the depth that was trained, at least {100 * SOLVED:.0f} % are right, for each number "
+        "of hops; then the mean over all numbers of hops at some depths.",
+        step_table(found), "## Every run", run_table(found), *missing_part(found, planned()),
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def planned() -> list[Run]:
+    """Returns all runs of the plan."""
+    return [run for group in GROUPS.values() for run in group()]
 
 
 def main() -> None:
-    """Prints the table."""
-    results = read(sys.argv[1:])
-    hops = " / ".join(map(str, at_own_depth(results[0]))) if results else ""
-    print(f"| run | parameters (M) | FLOPs a token (M) | loss on valid | hops solved | exact (%) at {hops} hops | seconds |")
-    print("|---|---|---|---|---|---|---|")
-    for result in sorted(results, key=lambda result: result["valid"][-1][1] if result["valid"] else float("inf")):
-        print(line(result))
+    """Writes table.md and the figures."""
+    *sources, target = sys.argv[1:]
+    found, folder = results(sources, planned()), Path(target)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "table.md").write_text(page(found))
+    arms = by_arm(run for run in found if run["group"] == "compared")
+    for path in [folder / "table.md", *draw_all(arms, folder)]:
+        print(path)
 
 
 if __name__ == "__main__":

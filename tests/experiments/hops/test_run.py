@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from experiments.hops import tables
 from experiments.hops.plan import ARMS, GROUPS, Run
+from experiments.hops.reading import at_own_depth
 from experiments.hops.run import RECIPE, carry_out
 from loopwright.recipes.shelf import recipe
 
@@ -27,17 +26,9 @@ def test_names_are_unique_and_every_change_is_known() -> None:
 
 
 @pytest.mark.parametrize("arm", ["1⊗8", "plain 2"])
-def test_a_tiny_run_is_measured(arm: str, tmp_path: Path) -> None:
+def test_a_tiny_run_is_measured(arm: str) -> None:
     result = json.loads(json.dumps(carry_out(Run("trial", arm, "tiny", ()), extra=TINY)))
     layers, steps = ARMS[arm]
-    assert set(result["tests"]) == {"1", "2"} and set(tables.at_own_depth(result)) == {1, 2}
+    assert set(result["tests"]) == {"1", "2"} and set(at_own_depth(result)) == {1, 2}
     assert result["tests"]["1"]["depth"][-1] == (1 if steps == 1 else 32) and result["laid_over"] == list(TINY)
     assert result["parameters"] == 32 * 32 + layers * (4 * 32 * 32 + 2 * 32 * 32 + 2 * 32) + 32
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(result) + "\n")
-    assert tables.line(tables.read([str(path)])[0]).startswith(f"| trial/{arm}/tiny/0 | ")
-
-
-def test_solved_hops_ends_at_the_first_that_is_not() -> None:
-    found = {str(hops): {"depth": [1], "exact": [value]} for hops, value in ((1, 1.0), (2, 0.97), (3, 0.5), (10, 1.0))}
-    assert tables.solved_hops({"arm": "plain 2", "tests": found}) == 2

@@ -1,0 +1,50 @@
+"""The STARS study's page: the penalty on and off is paired by seed, and every seed has its row in the grid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from experiments.stars.tables import PAIRS, SHOWN, draw_forms, on_and_off, page, read, shared
+
+ROWS = Path(__file__).parents[3] / "experiments/results/stars/runs.jsonl"
+
+
+def made(seed: int, exact: float, change: float = 0.1) -> dict[str, Any]:
+    return {
+        "seed": seed, "far": {"depth": [1000], "exact": [exact]},
+        "near": {"depth": SHOWN[:-1], "exact": [exact] * (len(SHOWN) - 1), "change_largest": [1.0, change]},
+        "radius": {"100": {"radius_mean": 0.5}},
+    }  # fmt: skip
+
+
+def test_only_seeds_that_both_have_are_paired() -> None:
+    pair = shared([made(2, 0.2), made(0, 0.0)], [made(0, 1.0), made(1, 1.0), made(2, 1.0)])
+    assert pair is not None and [[run["seed"] for run in runs] for runs in pair] == [[0, 2], [0, 2]]
+    assert shared([made(0, 1.0)], [made(1, 1.0)]) is None and shared([], [made(0, 1.0)]) is None
+
+
+def test_a_difference_has_its_interval_over_seeds() -> None:
+    off, on = [made(seed, 0.5) for seed in range(3)], [made(seed, 0.6 + 0.1 * seed, 1e-7) for seed in range(3)]
+    line = on_and_off({"ablation": {"none": off, "penalty": on}}).splitlines()[-1].split(" | ")
+    assert line[0] == "| no other part, finite difference" and line[2:4] == ["50 / 50 / 50", "60 / 70 / 80"]
+    assert line[4] == "−4.84 to +44.8"  # 20 ± 4.303 · 10 / √3
+    assert line[8:10] == ["1e-01 / 1e-01 / 1e-01", "1e-07 / 1e-07 / 1e-07"]
+    assert on_and_off({}) == "No row of this table was run."
+
+
+def test_every_seed_of_every_form_has_its_row(tmp_path: Path) -> None:
+    found = {"ablation": {"none": [made(0, 1.0), made(1, 0.97)]}, "alike": {"penalty, exact": [made(1, 0.25)]}}
+    draw_forms(found, tmp_path / "grid.svg")
+    text = (tmp_path / "grid.svg").read_text()
+    assert all(name in text for name in ("off, seed 0", "off, seed 1", "exact products, seed 1"))
+
+
+def test_the_committed_page_is_that_of_the_committed_rows() -> None:
+    assert page(read([str(ROWS)])) == ROWS.with_name("table.md").read_text()
+
+
+def test_the_pairs_are_rows_of_the_study() -> None:
+    found = read([str(ROWS)])
+    for off, on in PAIRS.values():
+        assert shared(found[off[0]][off[1]], found[on[0]][on[1]]) is not None
