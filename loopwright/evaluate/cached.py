@@ -54,14 +54,14 @@ def depth_on_a_cache(probe: Probe) -> Verdict:
     changes = [pair for pair in CHANGES if max(pair) <= _deepest(probe)]
     half = ids.shape[1] // 2
     for before, after in changes:
-        answers = probe.cached_answers(ids, [(half, {name: before}), (ids.shape[1] - half, {name: after})])
+        answers = probe.cached_answers(ids, [(half, {name: before}), (1, {name: after})])
         next(answers)
         try:
             got = next(answers).logits
         except refusals:
             refused += 1
             continue
-        tally.close(f"{name} {before}, then {after}", got, probe.logits(ids, options={name: after})[:, half:])
+        tally.close(f"{name} {before}, then {after}", got, probe.logits(ids[:, : half + 1], options={name: after})[:, half:])
     tried = len(changes)
     if probe.own is not None and tried:
         refused += _rows_at_their_own_steps(probe, probe.own, tally, ids)
@@ -76,8 +76,9 @@ def _rows_at_their_own_steps(probe: Probe, model: LoopedForCausalLM, tally: Tall
     """Compares passes after a token that ran one step by one index per row; returns how many were refused."""
     half, refused = ids.shape[1] // 2, 0
     for depth in (1, 2):
+        cache = _one_index_per_row(model, ids, half)
         try:
-            got = model(ids[:, half + 1 :], depth=depth, past_key_values=_one_index_per_row(model, ids, half)).logits
+            got = model(ids[:, half + 1 :], depth=depth, past_key_values=cache).logits
         except ValueError:
             refused += 1
             continue

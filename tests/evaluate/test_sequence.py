@@ -119,7 +119,7 @@ def test_a_cache_with_one_slot_for_all_steps_fails() -> None:
         def slot(self, t: int) -> int:
             return 0
 
-    assert failures(OneSlot()) == {"cached = uncached", "chunked prefill"}
+    assert failures(OneSlot()) == {"cached = uncached", "chunked prefill", "depth on a cache"}
 
 
 @pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "huginn-tiny", "asura-tiny"])
