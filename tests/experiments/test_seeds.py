@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments.seeds import averaged, best_depth, held, loss_interval, mean_loss, pooled, share_of_gap
+from experiments.seeds import averaged, best_depth, held, loss_interval, mean_loss, over_seeds, paired_p, pooled, share_of_gap
 from loopwright.evaluate.paired import compare
 from tests.experiments.results import PASSAGES, TEXTS, hard, held_out, result
 
@@ -103,3 +103,17 @@ def test_the_interval_of_a_mean_holds_it() -> None:
     found = [held(noisy("a", 0.0, seed), "test") for seed in range(3)]
     low, high = loss_interval(found)
     assert low < mean_loss(found, 1) < high and high - low > 0.1
+
+
+def test_an_interval_over_three_seeds_is_students() -> None:
+    low, high = over_seeds([1.0, 2.0, 3.0])
+    assert (low, high) == pytest.approx((2 - 4.303 / math.sqrt(3), 2 + 4.303 / math.sqrt(3)))
+    assert over_seeds([0.5]) == (0.5, 0.5) and over_seeds([0.0, math.inf]) == (-math.inf, math.inf)
+
+
+def test_p_is_one_twentieth_where_the_interval_touches_zero() -> None:
+    shift = 4.3026527 / math.sqrt(3)  # the 97.5 % quantile of t with two degrees of freedom
+    assert paired_p([shift - 1, shift, shift + 1]) == pytest.approx(0.05, abs=1e-6) == paired_p([1 - shift, -shift, -1 - shift])
+    assert (paired_p([0.0, 0.0, 0.0]), paired_p([1.0, 1.0, 1.0]), paired_p([-1.0, 0.0, 1.0])) == (1.0, 0.0, 1.0)
+    with pytest.raises(ValueError, match="2 seeds; allowed: three"):
+        paired_p([1.0, 2.0])

@@ -1,0 +1,33 @@
+"""What the claims are made with: rows of a file, words for numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results"
+WORDS = ("none", "one", "two", "three", "four", "five", "six")
+
+
+def rows_of(path: str) -> list[dict[str, Any]]:
+    """Returns the rows of a file of results."""
+    return [json.loads(line) for line in (RESULTS / path).read_text().splitlines()]
+
+
+def only(path: str, **wanted: Any) -> dict[str, Any]:
+    """Returns the one row of a file that has these values."""
+    found = [row for row in rows_of(path) if all(row.get(key) == value for key, value in wanted.items())]
+    if len(found) != 1:
+        raise ValueError(f"{path}: {len(found)} rows have {wanted}; allowed: one")
+    return found[0]
+
+
+def of(count: int, all_of: int) -> str:
+    """Returns "two of three"."""
+    return f"{WORDS[count]} of {WORDS[all_of]}"
+
+
+def line(*cells: str) -> str:
+    """Returns a row of a table."""
+    return f"| {' | '.join(cells)} |"

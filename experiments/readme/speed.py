@@ -1,0 +1,84 @@
+"""What the README says about speed: each number that of one row of a benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from experiments.pages import number
+from experiments.readme.rows import only
+
+SETTINGS = (
+    "one cached decode step / uncached forward of 512 tokens, depth 4 | one CPU thread, half of Ouro-1.4B's width, 6 layers |",
+    "decode, Ouro-1.4B shape (random weights), bf16, depth 4, batch 1 | H200, static cache |",
+    "the same, batch 32 | H200, static cache |",
+    "a training update at random depth with the Jacobian penalty / without | H200, TF32, finite difference |",
+    "the same on Ouro-1.4B's shape at depth 4 (random weights), finite difference | H200, bf16 |",
+    "an update of the addition study / the public code, fixed depth 4; depth 10 with its penalty | H200, TF32 both |",
+    "a rematerialised loop / plain, depth 16, Huginn's kind; one-layer addition model | H200, fp32 |",
+    "a layer modulated at rank 32 / frozen, d = 768; with the controller that makes the diagonals | one CPU thread; H200, bf16 |",
+    "256 GSM8K prompts × 128 steps, Ouro-1.4B's shape (random): traced with all attention metrics / plain | H200, bf16 |",
+    "peak memory of a rematerialised loop / plain, depth 64, 2-layer core | CPU; H200 |",
+)
+
+
+def claims() -> Iterator[str]:
+    """Yields what the rows say: the last cell of each line."""
+    yield cell(f"{only('decode/cpu.jsonl', benchmark='P8 cached decode / uncached forward', model='ouro-half')['ratio']:.3f}")
+    share = only("decode/cpu.jsonl", benchmark="P9 cache share of a decode step", model="ouro-half")
+    yield cell(f"{share['share']:.3f} (quartiles {number(share['share_q1'])} to {number(share['share_q3'])})")
+    for rows, bound in ((1, "bandwidth bound"), (32, "bound")):
+        found = only("decode/h200.jsonl", loop="graph", rows=rows)
+        yield cell(f"{found['tokens_per_s']:,.0f} tokens/s, {found['share_of_bound']:.2f} of the {bound}")
+    update = "P4 STARS update / random-depth update, fd"
+    written, compiled = (
+        only("training/jacobian-h200.jsonl", benchmark=update, compiled=compiled)["ratio"] for compiled in (False, True)
+    )
+    yield cell(f"{written:.3f} as written, {compiled:.3f} compiled")
+    ouro = only("training/ouro-cost-h200.jsonl", benchmark="Table 4: penalty / fine-tuning at depth 4", mode="fd")
+    yield cell(f"{ouro['ratio']:.2f}")
+    parts = []
+    for precision in ("tf32", "bf16"):
+        pairs = [only("training/stars-update-h200.jsonl", precision=precision, **at) for at in (FIXED, RELEASED)]
+        parts.append("; ".join(f"{row['ms'] / row['public_ms']:.2f}" for row in pairs))
+    yield cell(f"{parts[0]} (with bf16: {parts[1]})")
+    time = "P6 time of step / none"
+    models = ({"model": "huginn kind, 2 layers"}, {"model": "stars kind, 1 layer", "width": 512})
+    ratios = [only("training/remat-h200.jsonl", benchmark=time, **model)["ratio"] for model in models]
+    yield cell(f"time {ratios[0]:.2f}; {ratios[1]:.2f}")
+    yield modulation()
+    trace = only("analysis/trace-h200.jsonl", benchmark="P11 at scale: attention")
+    yield cell(f"{trace['of_plain']:.2f} ({trace['seconds']:.1f} s)")
+    yield memory()
+
+
+FIXED, RELEASED = {"depth": 4, "penalty": None}, {"depth": 10, "penalty": "released"}
+
+
+def cell(text: str) -> str:
+    """Returns a last cell."""
+    return f"{text} |"
+
+
+def modulation() -> str:
+    """Returns what a modulated layer costs, with and without its controller, on both devices."""
+    ratios, bounds = [], []
+    for device in ("cpu", "h200"):
+        rows = [
+            only(f"training/modulation-{device}.jsonl", benchmark=f"P5 modulated {what} / frozen, forward", width=768)
+            for what in ("layer", "controller")
+        ]
+        ratios.append(", ".join(f"{row['ratio']:.2f}" for row in rows))
+        bounds.append(", ".join(f"{1 + row['flop_overhead']:.2f}" for row in rows))
+    return cell(f"{'; '.join(ratios)} (by its FLOPs {'; '.join(bounds)})")
+
+
+def memory() -> str:
+    """Returns the peak memory of a rematerialised loop, on both devices."""
+    parts = []
+    for path in ("training/remat-cpu.jsonl", "training/remat-h200.jsonl"):
+        step, tree = (
+            only(path, benchmark=f"P7 peak bytes of {way} / none", model="2-layer core alone", depth=64)["ratio"]
+            for way in ("step", "tree")
+        )
+        parts.append(f"{step:.3f}, the tree {tree:.3f}")
+    return cell("; ".join(parts))
