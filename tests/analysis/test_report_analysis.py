@@ -105,5 +105,6 @@ def test_a_model_that_overflows_has_a_page_that_says_so(tmp_path):
     metrics = json.loads(json.dumps(overflowing(), allow_nan=False))
     for beside in (dense(), None):
         text = write_analysis(metrics, tmp_path, dense=beside).read_text()
-        assert "No: 100 % of layers do not stay" in text and "Not shown: 0 % of tokens at rest" in text
+        assert "No: 100 % of layers do not stay" in text and "Not shown" not in text and "✗ Does not hold." in text
+        assert "“More depth is safe”: by step 12 layers have lost their numbers" in text
         assert not re.search(r"\bnan\b", text)
