@@ -14,6 +14,7 @@ import torch
 
 from loopwright.analysis.figures import Curve, accuracy_by_depth, loss_curves, radius_by_depth, state_paths
 from loopwright.analysis.report import Grid, Outcome, Picture, Section, write_report
+from loopwright.commands.results import need_writable
 from loopwright.commands.words import console
 from loopwright.data.table import EOS, PAD, Table
 from loopwright.evaluate.sweep import SweepReport, sweep
@@ -48,15 +49,15 @@ class Story:
     median: int
 
 
-def demo(out: str = "runs/demo", *, toy: bool = False) -> bool:
+def demo(out: str | None = None, *, toy: bool = False) -> bool:
     """Trains both, measures, writes the report; returns whether the plain one collapsed and the stable one held."""
-    folder = _fresh(Path(out))
+    folder = _fresh(Path(out or ("runs/demo-toy" if toy else "runs/demo")))
     began = time.perf_counter()
     stories = {name: tell(name, folder, toy=toy) for name in RECIPES}
-    path = write(folder, stories, time.perf_counter() - began)
     printer = console()
     for story in stories.values():
-        printer.print(story.report.table())
+        printer.print(story.report.table(printer.width))
+    path = write(folder, stories, time.perf_counter() - began)
     outcome = judge(stories)
     printer.print(f"{WORDS[outcome.holds]} {outcome.sentence}", markup=False)
     printer.print(f"report: {path.resolve()}", markup=False, soft_wrap=True)
@@ -65,6 +66,7 @@ def demo(out: str = "runs/demo", *, toy: bool = False) -> bool:
 
 def _fresh(folder: Path) -> Path:
     """Returns an empty folder for the demo; an earlier demo makes room, anything else is left alone."""
+    need_writable("demo", folder)
     if folder.exists() and any(folder.iterdir()):
         if not (folder / MARK).is_file():
             raise ValueError(f"demo: {folder} holds other files; allowed: a new folder, an empty one, or an earlier demo")

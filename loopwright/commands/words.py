@@ -52,8 +52,8 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def table(title: str, *columns: str) -> Table:
-    """Returns a table whose first column is text and whose others are numbers."""
-    headers = [Column(name, justify="right" if place else "left", no_wrap=True) for place, name in enumerate(columns)]
+    """Returns a table whose first column is text, which wraps in a narrow window, and whose others are numbers, which do not."""
+    headers = [Column(name, justify="right" if place else "left", no_wrap=place > 0) for place, name in enumerate(columns)]
     return Table(*headers, title=title, title_justify="left", title_style="bold")
 
 

@@ -51,6 +51,21 @@ def test_a_sum_is_written_as_people_write_it(stories: dict[str, Story]) -> None:
     assert caption == f"The plain model on {plain_sum(sums.show(0))}."
 
 
+def test_a_toy_does_not_replace_the_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made: list[Path] = []
+
+    def stop(name: str, folder: Path, *, toy: bool) -> Story:
+        made.append(folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("loopwright.commands.demo.tell", stop)
+    for toy in (False, True):
+        with pytest.raises(KeyboardInterrupt):
+            demo(toy=toy)
+    assert made == [Path("runs/demo"), Path("runs/demo-toy")]
+
+
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ValueError, match="holds other files"):
