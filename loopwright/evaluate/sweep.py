@@ -285,24 +285,24 @@ def number_table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int
     """Returns a rich table of numbers that loses no digit: where the window is too narrow, intervals stand below their values."""
     from rich.table import Table
 
-    table = Table(title_justify="left", title_style="bold", caption_justify="left")
-    for head in heads:
-        table.add_column(head, justify="right", overflow="fold")
     for mark, broken in ((" (", "\n("), (" / ", " /\n"), (" to ", " to\n"), ("–", "–\n")):
-        if width is None or _table_width(heads, rows) <= width:
+        if width is None or sum(_widths(heads, rows)) + 3 * len(heads) + 1 <= width:
             break
         rows = [[cell.replace(mark, broken) for cell in row] for row in rows]
+    table = Table(title_justify="left", title_style="bold", caption_justify="left")
+    for head, least in zip(heads, _widths(heads, rows), strict=True):
+        table.add_column(head, justify="right", min_width=least)  # else rich would cut cells before it breaks heads
     for place, row in enumerate(rows):
         table.add_row(*row, style="bold" if place < len(bold) and bold[place] else None)
     return table
 
 
-def _table_width(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """The columns that a table needs where heads break at blanks and cells at line ends; three for the frame of each cell."""
-    widest = [max(len(word) for word in head.split()) for head in heads]
+def _widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """What each column needs where heads break at blanks and cells at line ends."""
+    widest = [max(map(len, head.split())) for head in heads]
     for row in rows:
         widest = [max(width, *map(len, cell.split("\n"))) for width, cell in zip(widest, row, strict=True)]
-    return sum(widest) + 3 * len(widest) + 1
+    return widest
 
 
 def _percent(share: float) -> str:

@@ -186,7 +186,7 @@ def test_bfloat16_has_float32_masters_and_resumes_bitwise(tmp_path: Path) -> Non
 
 
 def test_an_outcome_in_a_notebook_is_one_line(tmp_path: Path) -> None:
-    outcome = train(small("updates=2"), tmp_path / "run")
+    outcome = train(small({"updates": 2}), tmp_path / "run")
     assert repr(outcome) == f"Outcome(finished after 2 updates; run {str(tmp_path / 'run')!r}; checkpoint '00000002')"
 
 

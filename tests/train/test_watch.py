@@ -80,7 +80,7 @@ def test_a_line_says_how_far_the_run_is_and_how_long_the_rest_takes(
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(module, "tensorboard_writer", lambda folder: None)
     watch = Terminal("mine", every=5.0)
-    watch.start(small("updates=1210"), RunFolder(tmp_path), Progress(update=10))  # a resumed run counts from where it goes on
+    watch.start(small({"updates": 1210}), RunFolder(tmp_path), Progress(update=10))  # a resumed run counts from where it goes on
     now[0] += 40.0
     watch.update(ROW, Progress(update=210), 0.2)
     watch.close()
