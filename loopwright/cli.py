@@ -5,6 +5,7 @@ A verb imports its work when it is called, so that help and mistakes cost nothin
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn
@@ -378,6 +379,7 @@ def _show_version(on: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and exits: 0 well, 1 a check failed, 2 a mistake (one line on stderr), 130 interrupted."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch comes: threads that spin while they wait starve the others
     # typer brings its own click or uses the package, by version; either way this is the base of all usage errors
     usage_error: Any = typer.BadParameter.__base__
     try:
@@ -396,6 +398,3 @@ def _fail(message: str) -> NoReturn:
     print(f"loopwright: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
 
-
-if __name__ == "__main__":
-    main()

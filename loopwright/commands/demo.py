@@ -15,7 +15,7 @@ import torch
 from loopwright.analysis.figures import Curve, accuracy_by_depth, loss_curves, radius_by_depth, state_paths
 from loopwright.analysis.report import Grid, Outcome, Picture, Section, write_report
 from loopwright.commands.results import need_writable
-from loopwright.commands.words import console
+from loopwright.commands.words import console, fitting_threads
 from loopwright.data.table import EOS, PAD, Table
 from loopwright.evaluate.sweep import SweepReport, sweep
 from loopwright.metrics.trajectory import pca_path
@@ -80,7 +80,7 @@ def tell(name: str, folder: Path, *, toy: bool) -> Story:
     """Trains one model and measures it to well beyond its training depth."""
     chosen = recipe(RECIPES[name], toy=toy)
     began = time.perf_counter()
-    trained = train(chosen, folder / name, watch=Terminal(name))
+    trained = train(chosen, folder / name, watch=Terminal(name), within=fitting_threads)
     if not trained.finished:
         raise KeyboardInterrupt
     median = build_kind(chosen.depth, RULES).median

@@ -11,7 +11,7 @@ from rich.progress import Progress, TaskID
 from loopwright.analysis.figures import Curve, accuracy_by_depth, length_by_depth_heatmap, loss_by_depth
 from loopwright.commands.models import open_model
 from loopwright.commands.results import file_stem, keep_more, need_writable
-from loopwright.commands.words import console, find_device, find_dtype, progress
+from loopwright.commands.words import console, find_device, find_dtype, fitting_threads, progress
 from loopwright.convert.source import Source
 from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.batch import Source as Rows
@@ -139,7 +139,7 @@ def evaluate_text(
         )  # fmt: skip
     reports = {}
     for name, passages in found.items():
-        with progress() as bar:
+        with fitting_threads(model), progress() as bar:
             task = bar.add_task(name)
 
             def show(done: int, total: int, bar: Progress = bar, task: TaskID = task) -> None:
@@ -243,7 +243,7 @@ def _sweep(
 ) -> SweepReport:
     decodable = found.exact and not found.in_place
     decoded = sorted({depths[0], depths[len(depths) // 2], depths[-1]}) if decode and decodable else []
-    with progress() as bar:
+    with fitting_threads(model), progress() as bar:
         task = bar.add_task(name)
         return sweep(
             model, source,
