@@ -112,12 +112,7 @@ def generate(
 
 
 def presets() -> None:
-    """The systems that can be built by name, with their size and layout.
-
-    Example:
-
-    loopwright presets
-    """
+    """The systems that can be built by name, with their size and layout."""
     from loopwright.commands import presets as verb
 
     verb.presets()
@@ -398,3 +393,6 @@ def _fail(message: str) -> NoReturn:
     print(f"loopwright: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
 
+
+if __name__ == "__main__":
+    main()

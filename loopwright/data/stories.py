@@ -15,25 +15,23 @@ from loopwright.data.draw import Matrix, below
 from loopwright.data.table import EOS, PAD, PADDINGS, Alphabet, Rows
 from loopwright.data.task import Task
 
-GIRLS, BOYS = ("Anna", "Lily", "Mia", "Sue", "Zoe"), ("Ben", "Leo", "Max", "Sam", "Tom")
+GIRLS, BOYS = ("Anna", "Lily", "Mia"), ("Ben", "Max", "Tom")
 SLOTS: dict[str, tuple[str, ...]] = {
     "name": GIRLS + BOYS,
-    "colour": ("blue", "brown", "green", "pink", "red", "silver", "white", "yellow"),
-    "thing": ("ball", "boat", "book", "drum", "hat", "kite", "lamp", "spoon"),
-    "place": ("beach", "farm", "forest", "garden", "hill", "lake", "park", "river"),
-    "animal": ("bear", "bird", "cat", "cow", "dog", "fox", "frog", "rabbit"),
-    "weather": ("cold", "sunny", "warm", "windy"),
-    "friend": ("funny", "kind", "shy", "small", "tired"),
+    "colour": ("blue", "green", "pink", "red", "white", "yellow"),
+    "thing": ("ball", "boat", "book", "drum", "hat", "kite"),
+    "place": ("beach", "farm", "forest", "garden", "lake", "park"),
+    "animal": ("bear", "bird", "cat", "dog", "fox", "frog"),
 }
-OPENING = "Once upon a time there was a little {child} named {name} . {She} had a {colour} {thing} and loved it very much ."
-JOURNEY = "One {weather} day {name} went to the {place} with {her} {thing} . At the {place} {she} met a {friend} {animal} ."
+OPENING = "Once upon a time there was a little {child} named {name} . {She} had a {colour} {thing} ."
+JOURNEY = "One day {name} met a {animal} at the {place} ."
 PLOTS = (
-    "The {animal} took the {colour} {thing} and ran away . {name} was sad . But soon the {animal} came back with it and was sorry .",
-    "Then {name} lost the {colour} {thing} and was sad . The {animal} looked and looked and found it under a tree .",
-    "The {animal} was alone and sad . So {name} gave the {colour} {thing} to the {animal} , and it was happy again .",
-    "The {thing} fell into the water and {name} was sad . The {animal} jumped in and brought the {colour} {thing} back .",
+    "The {animal} took the {colour} {thing} and ran away . But soon the {animal} came back with the {thing} .",
+    "Then {name} lost the {colour} {thing} . The {animal} looked and looked and found the {thing} under a tree .",
+    "The {animal} was alone and sad . So {name} gave the {colour} {thing} to the {animal} .",
+    "The {colour} {thing} fell into the water . The {animal} jumped in and brought the {thing} to {name} .",
 )
-ENDING = "{name} and the {animal} played with the {colour} {thing} all day and were friends . The end ."
+ENDING = "{name} and the {animal} played with the {colour} {thing} all day . The end ."
 WHO = {
     **dict.fromkeys(GIRLS, {"child": "girl", "she": "she", "She": "She", "her": "her"}),
     **dict.fromkeys(BOYS, {"child": "boy", "she": "he", "She": "He", "her": "his"}),

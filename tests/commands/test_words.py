@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
+import pytest
 import torch
+from rich.console import Console
 
 import loopwright as lw
-from loopwright.commands.words import fitting_threads
+from loopwright.commands import words
+from loopwright.commands.words import fitting_threads, table
 
 
 def test_small_models_run_on_one_thread_unless_somebody_has_chosen(
