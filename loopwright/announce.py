@@ -1,4 +1,4 @@
-"""Our models made known to transformers' Auto classes as soon as somebody imports transformers, and no sooner: it is heavy."""
+"""Our models made known to transformers' Auto classes as soon as somebody imports those, and no sooner: the model is heavy."""
 
 from __future__ import annotations
 
@@ -9,24 +9,41 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-LIBRARY = "transformers"
-MODEL = "loopwright.model"  # registers its classes when it is imported
+# where transformers keeps an Auto class, and what of ours is registered there; the first need not wait for the second
+AUTO = {
+    "transformers.models.auto.configuration_auto": ("AutoConfig", "loopwright.model.config"),
+    "transformers.models.auto.modeling_auto": ("AutoModelForCausalLM", "loopwright.model.looped"),
+}
 
 
 def announce() -> None:
-    """Imports our model after transformers: now where that is already there, else when it comes."""
-    if LIBRARY in sys.modules:
-        import_module(MODEL)
+    """Registers our config and model: now where an Auto class is already there, else when it comes."""
+    for name in AUTO:
+        if name in sys.modules:
+            register(name)
+        else:
+            sys.meta_path.insert(0, Announcer(name))
+
+
+def register(name: str) -> None:
+    """Tells the Auto class of one module of transformers of what is ours."""
+    kind, ours = AUTO[name]
+    auto, module = getattr(sys.modules[name], kind), import_module(ours)
+    if kind == "AutoConfig":
+        auto.register("loopwright", module.LoopedConfig, exist_ok=True)
     else:
-        sys.meta_path.insert(0, Announcer())
+        auto.register(module.LoopedConfig, module.LoopedForCausalLM, exist_ok=True)
 
 
 class Announcer(MetaPathFinder):
-    """Finds transformers where the other finders do, and has our model imported right after it."""
+    """Finds one module of transformers where the other finders do, and has ours registered right after it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Returns the spec of transformers, with an import of our model behind it; of anything else None."""
-        if fullname != LIBRARY:
+        """Returns the spec of the module, with our registration behind it; of anything else None."""
+        if fullname != self.name:
             return None
         finders = list(sys.meta_path)  # of which the earlier ones were asked, and may be another of us: a reload leaves two
         later = finders[finders.index(self) + 1 :] if self in finders else []
@@ -36,10 +53,10 @@ class Announcer(MetaPathFinder):
             return spec
         execute = spec.loader.exec_module
 
-        def execute_and_announce(module: ModuleType) -> None:
+        def execute_and_register(module: ModuleType) -> None:
             execute(module)
-            sys.meta_path.remove(self)  # only now: whoever merely asks where transformers is does not import it
-            import_module(MODEL)  # nothing happens where our model is what imports transformers; it registers itself in the end
+            sys.meta_path.remove(self)  # only now: whoever merely asks where it is does not import it
+            register(self.name)
 
-        spec.loader.exec_module = execute_and_announce  # type: ignore[method-assign]
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec

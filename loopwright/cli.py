@@ -5,6 +5,7 @@ A verb imports its work when it is called, so that help and mistakes cost nothin
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn
@@ -111,12 +112,7 @@ def generate(
 
 
 def presets() -> None:
-    """The systems that can be built by name, with their size and layout.
-
-    Example:
-
-    loopwright presets
-    """
+    """The systems that can be built by name, with their size and layout."""
     from loopwright.commands import presets as verb
 
     verb.presets()
@@ -129,9 +125,9 @@ def retrofit(
         list[str] | None,
         typer.Argument(metavar="[SYSTEM] [NAME=VALUE]...", help="The system (ouroboros-identity), and changes to it."),
     ] = None,
-    prelude: Annotated[str | None, typer.Option(help="How many first layers, or which: 8, 0-7.")] = None,
-    core: Annotated[str | None, typer.Option(help="Which layers to loop: 18, 10-12. Sets the layout by hand.")] = None,
-    coda: Annotated[str | None, typer.Option(help="How many last layers, or which: 8, 28-35.")] = None,
+    prelude: Annotated[str | None, typer.Option(help="How many first layers (8), or which, counted from 0 (0-7).")] = None,
+    core: Annotated[str | None, typer.Option(help="Which layers to loop, never how many, counted from 0: 10-12, 18-18.")] = None,
+    coda: Annotated[str | None, typer.Option(help="How many last layers (8), or which, counted from 0 (28-35).")] = None,
     search: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Score layouts of that size on this text file and take the best.")
     ] = None,
@@ -237,6 +233,7 @@ def evaluate(
     device: Device = "cpu",
     dtype: Dtype = "float32",
     out: Annotated[str | None, typer.Option(help="Where eval/ and figures/ go. Left out: into the run.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results of other depths, rows or weights.")] = False,
 ) -> None:
     """A trained run at every depth from one pass: loss, exact match with intervals, overthinking; a table, a file, a figure.
 
@@ -262,7 +259,7 @@ def evaluate(
             run, text,
             context=context, depths=depths, checkpoint=checkpoint, tokenizer=tokenizer,
             field=verb.FIELD if field is None else field, rows=rows, batch=batch, teacher_forced=teacher_forced, honest=honest,
-            device=device, dtype=dtype, out=out,
+            device=device, dtype=dtype, out=out, overwrite=overwrite,
         )  # fmt: skip
         return
     if teacher_forced or honest or not (context is field is tokenizer is None):
@@ -272,7 +269,7 @@ def evaluate(
     verb.evaluate(
         run,
         depths=depths, splits=split or [], checkpoint=checkpoint, data=data, rows=rows, batch=batch, decode=decode, device=device,
-        dtype=dtype, out=out,
+        dtype=dtype, out=out, overwrite=overwrite,
     )  # fmt: skip
 
 
@@ -316,7 +313,7 @@ def analyze(
 
 
 def demo(
-    out: Annotated[str, typer.Option(help="The folder of the demo.")] = "runs/demo",
+    out: Annotated[str | None, typer.Option(help="The folder of the demo. Left out: runs/demo (with --toy runs/demo-toy).")] = None,
     toy: Annotated[bool, typer.Option("--toy", help="Two updates each: does the page come out? Shows nothing, exits 1.")] = False,
 ) -> None:
     """Two small models learn to add; beyond the depth they were trained at one collapses, one holds. Minutes on a CPU.
@@ -377,6 +374,7 @@ def _show_version(on: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and exits: 0 well, 1 a check failed, 2 a mistake (one line on stderr), 130 interrupted."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch comes: threads that spin while they wait starve the others
     # typer brings its own click or uses the package, by version; either way this is the base of all usage errors
     usage_error: Any = typer.BadParameter.__base__
     try:

@@ -38,10 +38,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, whether it holds here, which cells speak against it, and how many it is about."""
+    """A claim of the paper, whether it holds here (None: neither is shown), which cells speak against it, and how many it is
+    about."""
 
     text: str
-    holds: bool
+    holds: bool | None
     against: tuple[Cell, ...]
     cells: int
 
@@ -65,6 +66,8 @@ def _cell(norm: str, injection: str, layers: int, found: Results) -> Cell:
     )  # fmt: skip
 
 
+WORD = {True: "holds", False: "does not hold", None: "not shown"}
+
 # what the paper says, and what the models that it speaks of must settle into
 RESTS, MOVES = ("cyclic", "degenerate"), ("none",)
 CLAIMS: dict[str, dict[tuple[str, str], tuple[str, ...]]] = {
@@ -80,11 +83,13 @@ CLAIMS: dict[str, dict[tuple[str, str], tuple[str, ...]]] = {
 
 
 def judge(found: Sequence[Cell]) -> list[Claim]:
-    """Returns each claim with the cells that speak against it; a claim about models that were not run does not hold."""
+    """Returns each claim with the cells that speak against it; where none does and a model that it is about was not run, it is not
+    shown."""
     claims = []
     for text, wanted in CLAIMS.items():
         about = [cell for cell in found if (cell.norm, cell.injection) in wanted]
         there = {(cell.norm, cell.injection) for cell in about}
         against = tuple(cell for cell in about if cell.verdict not in wanted[cell.norm, cell.injection])
-        claims.append(Claim(text, there == set(wanted) and not against, against, len(about)))
+        holds = False if against else True if there == set(wanted) else None
+        claims.append(Claim(text, holds, against, len(about)))
     return claims

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.inside.claims import Cell, Claim, cells, judge
+from experiments.inside.claims import WORD, Cell, Claim, cells, judge
 from experiments.inside.plan import INJECTIONS, MAIN_LAYERS, MAIN_START, NORMS, SHARED, STARTS
 from loopwright.analysis.drawing import COLOURS, DASHES, Curve
 from loopwright.analysis.figures_models import side_by_side
@@ -114,9 +114,10 @@ def write_page(out: Path, results: Results, claims: Sequence[Claim]) -> Path:
     """Draws every figure and writes the page; returns where."""
     pictures = {name: Picture(draw(results, out / f"{name}.svg"), read) for name, (read, draw) in FIGURES.items()}
     first = results[0]
-    kept = sum(claim.holds for claim in claims)
+    verdicts = [claim.holds for claim in claims]
+    kept = verdicts.count(True)
     outcome = Outcome(
-        kept == len(claims),
+        False if False in verdicts else None if None in verdicts else True,
         f"{kept} of {len(claims)} claims of the paper hold on models that were never trained.",
         [(f"{cell.own:.2f} / {cell.far:.2f}", f"{_named(cell)}: cosine to its own / the farthest fixed point")
          for cell in cells(results, MAIN_START) if cell.layers == MAIN_LAYERS],
@@ -160,7 +161,7 @@ def _claims(claims: Sequence[Claim], found: Sequence[Cell]) -> Grid:
 
 
 def _word(claim: Claim) -> str:
-    return "holds" if claim.holds else "fails"
+    return WORD[claim.holds]
 
 
 def _cells(found: Sequence[Cell], start: str) -> Grid:

@@ -3,7 +3,7 @@
     python -m experiments.inside.random_init OUT
 
 Writes OUT/random-init.jsonl (a line per model), OUT/*.svg and OUT/random-init.html, and judges the paper's four claims. Exit code 1
-and a line for each claim that fails; 2 where a model is missing. Models that are in the file already are not run again.
+and a line for each claim that does not hold or is not shown; 2 where a model is missing. Models that are in the file already are not run again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.inside.claims import Cell, Claim, cells, judge
+from experiments.inside.claims import WORD, Cell, Claim, cells, judge
 from experiments.inside.page import write_page
 from experiments.inside.plan import MAIN_START, STEPS, Row, build, prompts, rows
 from experiments.pages import last_of_each
@@ -83,8 +83,10 @@ def fixed_gaps(residuals: Tensor) -> dict[str, Tensor]:
 
 def said(claim: Claim) -> str:
     """Returns a claim as a line of text, with what speaks against it."""
-    against = "".join(f"\n    against: {described(cell)}" for cell in claim.against)
-    return f"{'holds' if claim.holds else 'FAILS'}: {claim.text}{against}" + ("" if claim.cells else "\n    no model of it was run")
+    reasons = [f"against: {described(cell)}" for cell in claim.against]
+    if claim.holds is None:
+        reasons.append("not every model that it is about was run")
+    return "\n    ".join([f"{WORD[claim.holds]}: {claim.text}", *reasons])
 
 
 def described(cell: Cell) -> str:

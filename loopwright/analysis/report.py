@@ -42,9 +42,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the report finds: whether what was claimed holds, in a sentence, and the numbers behind it as (value, what it is)."""
+    """The verdict on a claim: it holds (True), it does not hold (False), or neither was shown (None); the reason in a sentence, and
+    the numbers behind it as (value, what it is)."""
 
-    holds: bool
+    holds: bool | None
     sentence: str
     numbers: Sequence[tuple[str, str]] = ()
 

@@ -88,7 +88,7 @@ def write_analysis(metrics: Metrics, folder: str | Path, *, dense: Metrics | Non
     for name, svg in pictures.items():
         write_whole(folder / "figures" / f"{name}.svg", svg)
     model, depth = metrics["model"], safe(metrics)
-    outcome = None if depth.good is None else Outcome(depth.good, f"“More depth is safe.” {depth.sentence}", depth.numbers)
+    outcome = Outcome(depth.good, f"“More depth is safe”: {depth.reason}", depth.numbers) if metrics["places"]["core"] else None
     steps = count(metrics["places"]["steps"], "step") if metrics["places"]["core"] else "each layer once"
     lead = f"{count(metrics['examples'], 'prompt')}, {count(metrics['tokens'], 'token')}, {steps}."
     return write_report(

@@ -53,6 +53,13 @@ class Trace:
     values: Mapping[str, Tensor]
     captured: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """Names and shapes: the numbers themselves would fill a notebook."""
+        rows, length = self.valid.shape
+        kinds = {"values": self.values, "captured": self.captured}
+        said = [f"{name}: " + ", ".join(f"{key} {list(x.shape)}" for key, x in held.items()) for name, held in kinds.items() if held]
+        return f"Trace({'; '.join([f'{rows} × {length} tokens, {self.places.steps} steps', *said])})"
+
     def core(self, name: str) -> Tensor:
         """Returns a number of the core's layers by step and layer, [B, steps, layers, …]."""
         return self.values[name][:, self.places.looped].unflatten(1, (self.places.steps, self.places.core))

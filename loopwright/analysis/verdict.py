@@ -16,24 +16,31 @@ from loopwright.metrics.stages import curve_correlation, curve_distance
 Metrics = Mapping[str, Any]
 MOST = 0.95  # of tokens, layers or answers: what counts as nearly all
 ALIKE = 0.7  # correlation of stage curves from which they are called alike
+NOT_SHOWN = "Not shown"
 DRIFT = 0.1  # of the range of a stage curve: how far it may move and still be called the same
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An answer to one question: whether it is the good one (None: it cannot be said), the sentence, and its numbers as (value,
-    what it is)."""
+    """An answer to one question: it is good (True), bad (False) or neither is shown (None); in words with its reason, and its
+    numbers as (value, what it is)."""
 
     good: bool | None
-    sentence: str
+    answer: str
+    reason: str
     numbers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The answer and its reason."""
+        return f"{self.answer}: {self.reason}"
 
 
 def converges(metrics: Metrics) -> Finding:
     """Does the core converge, and to what?"""
     places = Places(**metrics["places"])
     if "convergence" not in metrics:
-        return Finding(None, "Too few steps were run to say what the states settle into.")
+        return Finding(None, NOT_SHOWN, "too few steps were run to say what the states settle into.")
     layers, rates = metrics["convergence"]["layers"], metrics["limits"]["tokens"]
     none, cyclic, degenerate = (sum(row[i] for row in layers) / len(layers) for i in range(3))
     numbers = (
@@ -43,21 +50,21 @@ def converges(metrics: Metrics) -> Finding:
         (percent(rates[3]), "do something else"),
     )
     if none > 1 - MOST and none >= max(cyclic, degenerate):
-        said = f"No: {percent(none)} of layers do not stay near where they stand after {places.steps} steps."
-        return Finding(False, said, numbers)
+        said = f"{percent(none)} of layers do not stay near where they stand after {places.steps} steps."
+        return Finding(False, "No", said, numbers)
     # a layer rests in the mean over its tokens: a few of them may still swing
     rest, loose = cyclic + degenerate, rates[0] < MOST
-    sure = "Yes" if rest >= MOST and not loose else "Mostly"
+    good, sure = (True, "Yes") if rest >= MOST and not loose else (None, "Mostly")
     ways = ", ".join(
         f"{percent(rate)} {what}" for rate, what in zip(rates[1:], ("orbit", "slide", "do something else"), strict=True) if rate
     )
     others = f" Of their tokens {ways}." if loose else ""
     if degenerate > cyclic:
-        said = f"{sure}, but to one point: {percent(degenerate)} of layers end in the same direction as the others.{others}"
-        return Finding(sure == "Yes", said, numbers)
+        said = f"{percent(degenerate)} of layers end in the same direction as the others.{others}"
+        return Finding(good, f"{sure}, but to one point", said, numbers)
     points = "the same point" if places.core == 1 else "points of their own, which the core runs through again and again"
     some = f" ({percent(degenerate)} where the others rest too)" if degenerate > 1 - MOST else ""
-    return Finding(sure == "Yes", f"{sure}: {percent(rest)} of layers come to rest, at {points}{some}.{others}", numbers)
+    return Finding(good, sure, f"{percent(rest)} of layers come to rest, at {points}{some}.{others}", numbers)
 
 
 def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Finding:
@@ -69,14 +76,16 @@ def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Fin
             return _feedforward(metrics)
         drift = _share(curve_distance(steps[0], steps[-1]).item(), steps)
         if math.isnan(drift):
-            return Finding(None, "No dense model was given, and at the first step or the last a layer has no number.")
-        said = f"No dense model was given. From the first step to the last the ColSum curve moves by {percent(drift)} of its range."
-        return Finding(None, said, ((percent(drift), "of its range: how far the ColSum curve moves from first to last step"),))
+            return Finding(None, NOT_SHOWN, "no dense model was given, and at the first step or the last a layer has no number.")
+        said = "no dense model was given to compare with (--compare). "
+        said += f"From the first step to the last the ColSum curve moves by {percent(drift)} of its range."
+        numbers = ((percent(drift), "of its range: how far the ColSum curve moves from first to last step"),)
+        return Finding(None, NOT_SHOWN, said, numbers)
     other = _tensor([dense["by_place"][name]["mean"]])[0]
     each = curve_correlation(steps, other)
     gap = curve_distance(steps, other)
     if each.isnan().all():
-        return Finding(None, "It cannot be said: in every step a curve has a layer without a number, or is flat.")
+        return Finding(None, NOT_SHOWN, "in every step a curve has a layer without a number, or is flat.")
     best, mean = each.nan_to_num(-1).max().item(), each.nanmean().item()
     numbers = (
         (f"{mean:z.2f}".replace("-", "−"), "mean correlation of a step's ColSum curve with the dense model's"),
@@ -84,11 +93,11 @@ def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Fin
         (f"{gap.nanmean().item():.3f}", "mean distance between the curves"),
     )
     if best < ALIKE:
-        return Finding(False, "No: no step's curve has the shape of the dense model's.", numbers)
+        said = f"no step's curve has the shape of the dense model's (best correlation {best:z.2f}, wanted: {ALIKE})."
+        return Finding(False, "No", said.replace("-0", "−0"), numbers)
     share = (each >= ALIKE).double().mean().item()
-    return Finding(
-        True, f"Yes, in {percent(share)} of steps: the curve over one block has the shape of the dense model's.", numbers
-    )
+    said = "the curve over one block has the shape of the dense model's."
+    return Finding(True, f"Yes, in {percent(share)} of steps", said, numbers)
 
 
 def _feedforward(metrics: Metrics) -> Finding:
@@ -104,7 +113,7 @@ def _feedforward(metrics: Metrics) -> Finding:
 
     (colsum, gathers), (entropy, narrow), (largest, massive) = end("colsum", max), end("entropy", min), end("largest", max)
     said = (
-        f"Its layers run once. Attention gathers most on few tokens at {gathers}, the residual is most compressed at {narrow}, and "
+        f"attention gathers most on few tokens at {gathers}, the residual is most compressed at {narrow}, and "
         f"its largest entry stands at {massive}."
     )
     numbers = (
@@ -112,41 +121,50 @@ def _feedforward(metrics: Metrics) -> Finding:
         (f"{entropy:.2f}", f"residual entropy in nats, at its least at {narrow}"),
         (f"{largest:,.4g}" if largest < 1e4 else f"{largest:,.0f}", f"largest activation, at {massive}"),
     )
-    return Finding(None, said, numbers)
+    return Finding(None, "Each layer runs once", said, numbers)
 
 
 def safe(metrics: Metrics, name: str = "colsum") -> Finding:
-    """Is more depth safe?"""
+    """Is more depth safe?
+
+    No: answers change beyond the model's own depth, or the state overflows. Yes: they stay, the states rest, the stages stand still and a step contracts.
+    Not shown: they stay, but one of the others is missing or speaks against it, so that they may change farther on.
+    """
     places = Places(**metrics["places"])
     if places.steps == 1:
-        return Finding(None, "The model has no core: there is no depth to add.")
-    said = metrics.get("answers", {})
-    depth, kept = said.get("depth"), said.get("kept")
+        return Finding(None, NOT_SHOWN, "the model has no core, so there is no depth to add.")
+    answers = metrics.get("answers", {})
+    depth, kept = answers.get("depth"), answers.get("kept")
     if depth is None or depth >= places.steps:
-        return Finding(None, f"Only {places.steps} steps were run, no more than the model's own depth: nothing is known beyond it.")
+        run = f"only {places.steps} steps were run, no more than the model's own depth; more steps are needed (--depth)."
+        return Finding(None, NOT_SHOWN, run)
     values = _tensor(grid(metrics, name))
-    own = depth - 1
-    drift = _share((values[-1] - values[own]).abs().mean().item(), values)
+    drift = _share((values[-1] - values[depth - 1]).abs().mean().item(), values)
     radius = metrics.get("spectrum", {}).get("radius", [None])[-1]
     rests = metrics["limits"]["tokens"][0] if "limits" in metrics else None
-    checks = {
-        f"{percent(rests)} of tokens at rest" if rests is not None else "too few steps to see tokens rest": (rests or 0) >= MOST,
-        f"{percent(kept or 0)} of answers as at depth {depth}": kept is not None and kept >= MOST,
+    numbers = [(percent(drift), "of its range: how far the ColSum curve moves beyond that depth")]
+    if kept is not None:
+        numbers.insert(0, (percent(kept), f"of answers at depth {places.steps} are those of depth {depth}"))
+    if radius is not None:
+        numbers += [(f"{radius:.2f}", "spectral radius ρ of a step at the first prompt's last state (below 1: it contracts)")]
+    others = {
+        "too few steps to see tokens rest" if rests is None else f"{percent(rests)} of tokens at rest": (rests or 0) >= MOST,
         f"stages moved by {percent(drift)}": drift <= DRIFT,
         "ρ not measured" if radius is None else f"ρ = {radius:.2f} at the last state": radius is not None and radius < 1,
     }
-    numbers = [
-        (percent(kept or 0), f"of answers at depth {places.steps} are those of depth {depth}"),
-        (percent(drift), "of its range: how far the ColSum curve moves beyond that depth"),
-    ]
-    if radius is not None:
-        numbers += [(f"{radius:.2f}", "spectral radius ρ of a step at the first prompt's last state (below 1: it contracts)")]
-    failed = [what for what, well in checks.items() if not well]
-    if not failed:
-        said = f"Yes, up to the {places.steps} steps that were run: states rest, answers stay, stages stand still."
-        return Finding(True, said, tuple(numbers))
-    wanted = f"at least {percent(MOST)} at rest and unchanged, at most {percent(DRIFT)} moved, ρ below 1"
-    return Finding(False, f"Not shown: {'; '.join(failed)} (wanted: {wanted}).", tuple(numbers))
+    missing = [what for what, well in others.items() if not well]
+    if values[-1].isnan().any() and not values[0].isnan().any():  # equal answers of such a state say nothing
+        return Finding(False, "No", f"by step {places.steps} layers have lost their numbers; the state is no longer finite.")
+    if kept is not None and kept < MOST:
+        said = f"only {percent(kept)} of answers at depth {places.steps} are those of depth {depth} (wanted: at least {percent(MOST)})"
+        return Finding(False, "No", "; ".join([said, *missing]) + ".", tuple(numbers))
+    if missing or kept is None:
+        stay = "no answers were compared" if kept is None else f"{percent(kept)} of answers stay as at depth {depth}, but"
+        wanted = f"wanted: at least {percent(MOST)} at rest, at most {percent(DRIFT)} moved, ρ below 1"
+        joined = f"{stay} {'; '.join(missing)}" if kept is not None else "; ".join([stay, *missing])
+        return Finding(None, NOT_SHOWN, f"{joined} ({wanted}).", tuple(numbers))
+    said = "states rest, answers stay, stages stand still and a step contracts."
+    return Finding(True, f"Yes, up to the {places.steps} steps that were run", said, tuple(numbers))
 
 
 def _tensor(rows: Sequence[Sequence[float | None]]) -> torch.Tensor:

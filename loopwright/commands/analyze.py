@@ -20,6 +20,7 @@ from loopwright.analysis.study import Subject, study
 from loopwright.analysis.trace import check_lengths, trace_depth
 from loopwright.analysis.verdict import Finding, converges, safe, stages
 from loopwright.commands.models import open_model, open_tokenizer
+from loopwright.commands.results import need_writable
 from loopwright.commands.words import console, find_device, find_dtype, fitting_threads, progress
 from loopwright.convert.source import Source
 from loopwright.data.build import build_data
@@ -82,6 +83,7 @@ def analyze(
         raise ValueError(f"compare: {compare} is looped; allowed: a dense model, whose layers run once")
     prompts = read_own(opened, asked) if asked.prompts == VALID else read_given(asked)
     run, plan = RunFolder(out or f"runs/analyze-{Path(source).name}"), Plan(batch, pairs, where, kind)
+    need_writable("analyze", run.traces, run.metrics, run.figures)
     # a compared model is looked at hours before its turn
     rows = [rows_of(opened, prompts, tokenizer=asked.tokenizer)]
     rows.append([] if other is None else rows_of(other, prompts, "the compared model"))
@@ -96,8 +98,9 @@ def analyze(
         dense = _study(other, rows[1], run.path / "traces-dense", plan, None, False)
         write_json(run.metrics / "analysis-dense.json", dense)
         drawn_from += " and analysis-dense.json"
+    _tell(found, dense)
     page = write_analysis(found, run.path, dense=dense, footer=f"Drawn from {drawn_from}.")
-    _tell(found, dense, run, page)
+    console().print(f"numbers: {run.metrics}\nfigures: {run.figures}\nreport: {page}", markup=False, soft_wrap=True)
     return page
 
 
@@ -208,7 +211,7 @@ def _mebi(size: int) -> str:
     return f"{size / 2**20:,.0f}"
 
 
-def _tell(found: dict[str, Any], dense: dict[str, Any] | None, run: RunFolder, page: Path) -> None:
+def _tell(found: dict[str, Any], dense: dict[str, Any] | None) -> None:
     def line(question: str, finding: Finding) -> None:
         console().print(f"{question} {finding.sentence}", markup=False)
 
@@ -217,4 +220,3 @@ def _tell(found: dict[str, Any], dense: dict[str, Any] | None, run: RunFolder, p
     line("Are its stages those of a feedforward model?" if found["places"]["core"] else "Its stages:", stages(found, dense))
     if found["places"]["core"]:
         line("Is more depth safe?", safe(found))
-    console().print(f"numbers: {run.metrics}\nfigures: {run.figures}\nreport: {page}", markup=False)

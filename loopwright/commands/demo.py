@@ -14,8 +14,9 @@ import torch
 
 from loopwright.analysis.figures import Curve, accuracy_by_depth, loss_curves, radius_by_depth, state_paths
 from loopwright.analysis.report import Grid, Outcome, Picture, Section, write_report
-from loopwright.commands.words import console
-from loopwright.data.table import Table
+from loopwright.commands.results import need_writable
+from loopwright.commands.words import console, fitting_threads
+from loopwright.data.table import EOS, PAD, Table
 from loopwright.evaluate.sweep import SweepReport, sweep
 from loopwright.metrics.trajectory import pca_path
 from loopwright.recipes.shelf import recipe
@@ -32,6 +33,7 @@ RECIPES = {"plain": "demo-plain", "stable": "demo-stable"}
 BEYOND = 16  # times the median training depth: where the claim is judged
 BAR = 0.99  # exact match that the stable model must keep
 LOST = 0.5  # and below which the plain one has lost what it knew
+WORDS = {True: "Shown.", False: "Not so in this run.", None: "Not shown in this run."}
 MARK = ".loopwright-demo"
 
 
@@ -47,23 +49,24 @@ class Story:
     median: int
 
 
-def demo(out: str = "runs/demo", *, toy: bool = False) -> bool:
+def demo(out: str | None = None, *, toy: bool = False) -> bool:
     """Trains both, measures, writes the report; returns whether the plain one collapsed and the stable one held."""
-    folder = _fresh(Path(out))
+    folder = _fresh(Path(out or ("runs/demo-toy" if toy else "runs/demo")))
     began = time.perf_counter()
     stories = {name: tell(name, folder, toy=toy) for name in RECIPES}
-    path = write(folder, stories, time.perf_counter() - began)
     printer = console()
     for story in stories.values():
-        printer.print(story.report.table())
+        printer.print(story.report.table(printer.width))
+    path = write(folder, stories, time.perf_counter() - began)
     outcome = judge(stories)
-    printer.print(outcome.sentence, markup=False)
+    printer.print(f"{WORDS[outcome.holds]} {outcome.sentence}", markup=False)
     printer.print(f"report: {path.resolve()}", markup=False, soft_wrap=True)
-    return outcome.holds
+    return outcome.holds is True
 
 
 def _fresh(folder: Path) -> Path:
     """Returns an empty folder for the demo; an earlier demo makes room, anything else is left alone."""
+    need_writable("demo", folder)
     if folder.exists() and any(folder.iterdir()):
         if not (folder / MARK).is_file():
             raise ValueError(f"demo: {folder} holds other files; allowed: a new folder, an empty one, or an earlier demo")
@@ -77,7 +80,7 @@ def tell(name: str, folder: Path, *, toy: bool) -> Story:
     """Trains one model and measures it to well beyond its training depth."""
     chosen = recipe(RECIPES[name], toy=toy)
     began = time.perf_counter()
-    trained = train(chosen, folder / name, watch=Terminal(name))
+    trained = train(chosen, folder / name, watch=Terminal(name), within=fitting_threads)
     if not trained.finished:
         raise KeyboardInterrupt
     median = build_kind(chosen.depth, RULES).median
@@ -96,21 +99,27 @@ def tell(name: str, folder: Path, *, toy: bool) -> Story:
 
 
 def judge(stories: dict[str, Story]) -> Outcome:
-    """Returns the verdict: does more depth hurt the plain model and not the stable one?"""
+    """Returns the verdict: does more depth hurt the plain model and not the stable one?
+
+    Where one of them has not learned to add at its own depth nothing can be lost, so that nothing is shown.
+    """
     plain, stable = stories["plain"], stories["stable"]
     far = BEYOND * stable.median
     own, lost = plain.report.accuracy()[plain.median], plain.report.accuracy()[BEYOND * plain.median]
     reached = [value for depth, value in stable.report.accuracy().items() if stable.median <= depth <= far]
     kept = stable.report.accuracy()[far]
-    holds = own >= BAR and lost < LOST and min(reached) >= BAR
+    learned = min(own, stable.report.accuracy()[stable.median]) >= BAR
+    holds = lost < LOST and min(reached) >= BAR if learned else None
     last = stable.radius[far]["radius_mean"]
     sentence = (
         f"The plain model adds {own:.1%} of {plain.report.rows:,} unseen problems right at its training depth {plain.median} and "
         f"{lost:.1%} at depth {BEYOND * plain.median}; the stable one {kept:.1%} at depth {far} and at least {min(reached):.1%} at "
         f"every depth measured from {stable.median} to there."
     )
-    if not holds:
-        sentence = "This run does not show what it should. " + sentence
+    if holds is None:
+        sentence += f" Before more depth can do harm, both must be right in {BAR:.0%} at their own depth."
+    elif not holds:
+        sentence += f" Wanted: below {LOST:.0%} for the plain one there, and at least {BAR:.0%} for the stable one everywhere."
     numbers = [
         (f"{lost:.1%}", f"plain model at {BEYOND} times its training depth"),
         (f"{kept:.1%}", f"stable model at {BEYOND} times its median training depth"),
@@ -177,7 +186,13 @@ def _path(story: Story, name: str) -> tuple[str, str]:
     real = batch.valid[0]
     found = pca_path(states[:, 0, real])
     svg = state_paths([found.coordinates.tolist()], explained=found.explained.tolist(), title=f"{name} model")
-    return svg, f"The {name} model on {cast(Table, source).show(0)!r}."
+    return svg, f"The {name} model on {plain_sum(cast(Table, source).show(0))}."
+
+
+def plain_sum(row: str) -> str:
+    """Returns a row of the task as people write it: "79+87= 661§", whose sum stands from its last digit, as "79 + 87 = 166"."""
+    problem, _, answer = row.partition("=")
+    return f"{problem.strip().replace('+', ' + ')} = {answer.strip().rstrip(EOS + PAD)[::-1]}"
 
 
 def _losses(story: Story) -> Curve:

@@ -10,15 +10,18 @@ from rich.progress import Progress, TaskID
 
 from loopwright.analysis.figures import Curve, accuracy_by_depth, length_by_depth_heatmap, loss_by_depth
 from loopwright.commands.models import open_model
-from loopwright.commands.words import console, find_device, find_dtype, progress
+from loopwright.commands.results import file_stem, keep_more, need_writable
+from loopwright.commands.words import console, find_device, find_dtype, fitting_threads, progress
 from loopwright.convert.source import Source
 from loopwright.data.batch import FirstRows, Splits
+from loopwright.data.batch import Source as Rows
 from loopwright.data.build import build_data, check_vocab
 from loopwright.data.records import Files
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.evaluate.heldout import HeldOut, held_out, need_likelihood
 from loopwright.evaluate.passages import read_passages
 from loopwright.evaluate.sweep import SweepReport, grid, parse_depths, sweep
+from loopwright.generate.readings import check_depths
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.recipes.shelf import recipe
 from loopwright.run import RunFolder
@@ -45,6 +48,7 @@ def evaluate(
     device: str = "cpu",
     dtype: str = "float32",
     out: str | None = None,
+    overwrite: bool = False,
 ) -> dict[str, SweepReport]:
     """Prints and saves a sweep over depth of each test split of a run (or of a model, on the data of a recipe); returns them."""
     opened = open_source(source, checkpoint)
@@ -61,14 +65,26 @@ def evaluate(
     found = build_data(chosen.data if data is None else recipe(data).data, run.path / "data")
     check_vocab(found, model.config.vocab_size)
     wanted, size = asked or usual_depths(chosen, model), ROWS if batch is None else batch
-    reports = {name: _sweep(model, found, name, wanted, rows, size, decode) for name in _named(found, splits)}
-    printer = console()
-    for name, report in reports.items():
-        report.save(run.eval / f"{name}.json")
-        printer.print(report.table())
-    for path in draw(reports, chosen, run):
-        printer.print(f"figure: {path}", markup=False)
-    printer.print(f"numbers: {run.eval}", markup=False)
+    measured, update = opened.name if opened.run is None else str(opened.folder), chosen_update(source, checkpoint)
+    parts = {name: _rows_of(found, name, rows) for name in _named(found, splits)}
+    files = {name: run.eval / f"{file_stem(name, rows=part[1], checkpoint=update, data=data)}.json" for name, part in parts.items()}
+    for name, path in files.items():
+        keep_more(
+            path, SweepReport.load,
+            depths=wanted, facts={"rows": len(parts[name][0]), "dtype": str(model.dtype).removeprefix("torch.")},
+            source=None if out is None and opened.run is not None else measured, overwrite=overwrite,
+        )  # fmt: skip
+    printer, reports = console(), {}
+    for name, (rows_there, _) in parts.items():
+        reports[name] = _sweep(model, found, rows_there, name, wanted, size, decode, measured)
+        printer.print(reports[name].table(printer.width))
+        reports[name].save(files[name])
+    few = next((count for _, count in parts.values() if count is not None), None)
+    ending = file_stem("-".join(splits), rows=few, checkpoint=update, data=data)
+    for path in draw(reports, chosen, run, ending):
+        printer.print(f"figure: {path}", markup=False, soft_wrap=True)
+    for path in files.values():
+        printer.print(f"numbers: {path}", markup=False, soft_wrap=True)
     return reports
 
 
@@ -88,6 +104,7 @@ def evaluate_text(
     device: str = "cpu",
     dtype: str = "float32",
     out: str | None = None,
+    overwrite: bool = False,
 ) -> dict[str, HeldOut]:
     """Prints and saves the held-out loss of a run or model on each text (FILE, or NAME=FILE; patterns allowed); returns them."""
     if honest < 0:
@@ -105,11 +122,24 @@ def evaluate_text(
     printer.print(f"causality: {'passed' if verdict.passed else 'FAILED'}; {verdict.detail}", markup=False)
     words = Tokenizer(tokenizer or opened.tokenizer_folder())
     found = {name: read_passages(name, files, words, length, field=field) for name, files in named.items()}
+    chosen = {name: None if rows is None or rows >= len(passages) else rows for name, passages in found.items()}
     if rows is not None:  # of all: the first ones would be those of few documents
         found = {name: passages.drawn(rows) for name, passages in found.items()}
-    reports, measured = {}, opened.name if opened.run is None else str(opened.folder)
+    measured = opened.name if opened.run is None else str(opened.folder)
+    files = {
+        name: run.eval / f"{file_stem(f'text-{name}', rows=chosen[name], checkpoint=chosen_update(source, checkpoint))}.json"
+        for name in found
+    }
+    for name, path in files.items():
+        facts = {"fingerprint": found[name].fingerprint, "dtype": str(model.dtype).removeprefix("torch.")}
+        keep_more(
+            path, HeldOut.load,
+            depths=check_depths(model.config, asked), facts=facts,
+            source=None if out is None and opened.run is not None else measured, overwrite=overwrite,
+        )  # fmt: skip
+    reports = {}
     for name, passages in found.items():
-        with progress() as bar:
+        with fitting_threads(model), progress() as bar:
             task = bar.add_task(name)
 
             def show(done: int, total: int, bar: Progress = bar, task: TaskID = task) -> None:
@@ -119,9 +149,10 @@ def evaluate_text(
                 model, passages,
                 depths=asked, causality=verdict, honest=honest, batch_size=batch, source=measured, progress=show,
             )  # fmt: skip
-        reports[name].save(run.eval / f"text-{name}.json")
-        printer.print(reports[name].table())
-    printer.print(f"numbers: {run.eval}", markup=False)
+        printer.print(reports[name].table(printer.width))
+        reports[name].save(files[name])
+    for path in files.values():
+        printer.print(f"numbers: {path}", markup=False, soft_wrap=True)
     return reports
 
 
@@ -163,13 +194,17 @@ def open_source(source: str, checkpoint: str | None) -> Source:
     return Source(source, checkpoint=checkpoint)
 
 
+def chosen_update(source: str, checkpoint: str | None) -> str | None:
+    """Returns the checkpoint that was chosen by hand, by its name or by its folder; None where a run speaks for its last one."""
+    folder = Path(source)
+    return str(int(folder.name)) if folder.parent.name == "checkpoints" and folder.name.isdecimal() else checkpoint
+
+
 def find_model(source: Source, dtype: str, device: str, out: str | None) -> tuple[LoopedForCausalLM, RunFolder, Recipe | None]:
     """Returns the model of a source, where its numbers go, and the run's recipe if any."""
     own = None if source.run is None or source.recipe is None else make_recipe(source.recipe, str(source.run.recipe))
-    numbers = RunFolder(out or ("runs/evaluate" if source.run is None else source.run.path))
-    blocked = next((path for path in (numbers.eval, *numbers.eval.parents) if path.exists() and not path.is_dir()), None)
-    if blocked is not None:
-        raise ValueError(f"out: {blocked} is a file; allowed: a folder, there or not")
+    numbers = RunFolder(out or (f"runs/evaluate-{Path(source.name).name}" if source.run is None else source.run.path))
+    need_writable("evaluate", numbers.eval, numbers.figures)
     model = open_model(source, find_dtype(dtype), find_device(device))
     if source.has_average:
         console().print("measured with the averaged weights, as the run's own looks were", markup=False)
@@ -195,25 +230,30 @@ def _named(found: Splits, splits: Sequence[str]) -> list[str]:
     return list(splits) or list(there)
 
 
-def _sweep(
-    model: LoopedForCausalLM, found: Splits, name: str, depths: list[int], rows: int | None, batch: int, decode: bool
-) -> SweepReport:
+def _rows_of(found: Splits, name: str, rows: int | None) -> tuple[Rows, int | None]:
+    """The rows of a split that are measured, and how many where they are not all."""
     source = found.valid if name == "valid" else found.tests[name]
-    if rows is not None:
-        source = FirstRows(source, rows)
+    if rows is None or rows >= len(source):
+        return source, None
+    return FirstRows(source, rows), rows
+
+
+def _sweep(
+    model: LoopedForCausalLM, found: Splits, source: Rows, name: str, depths: list[int], batch: int, decode: bool, weights: str
+) -> SweepReport:
     decodable = found.exact and not found.in_place
     decoded = sorted({depths[0], depths[len(depths) // 2], depths[-1]}) if decode and decodable else []
-    with progress() as bar:
+    with fitting_threads(model), progress() as bar:
         task = bar.add_task(name)
         return sweep(
             model, source,
             depths=depths, batch_size=batch, exact=found.exact, eos_id=found.eos_id, pad_id=found.pad_id, decode_depths=decoded,
-            split=name, progress=lambda done, total: bar.update(task, completed=done, total=total),
+            split=name, source_name=weights, progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
 
 
-def draw(reports: dict[str, SweepReport], chosen: Recipe, run: RunFolder) -> list[Path]:
-    """Draws what the reports say into the run's figures and returns the files."""
+def draw(reports: dict[str, SweepReport], chosen: Recipe, run: RunFolder, ending: str = "") -> list[Path]:
+    """Draws what the reports say into the run's figures, under names with this ending, and returns the files."""
     rule = build_kind(chosen.depth, RULES)
     trained = rule.span
     exact = next(iter(reports.values())).exact[0] is not None
@@ -225,6 +265,7 @@ def draw(reports: dict[str, SweepReport], chosen: Recipe, run: RunFolder) -> lis
         files["split-by-depth.svg"] = length_by_depth_heatmap(
             table["values"], rows=table["rows"], columns=table["columns"], trained_rows=["test"]
         )
-    for file, svg in files.items():
-        write_whole(run.figures / file, svg)
-    return [run.figures / file for file in files]
+    paths = {run.figures / (f"{Path(file).stem}-{ending}.svg" if ending else file): svg for file, svg in files.items()}
+    for path, svg in paths.items():
+        write_whole(path, svg)
+    return list(paths)

@@ -66,6 +66,8 @@ def retrofit(
         if name in changes:
             raise ValueError(f"retrofit: --{name} and {name}= are both given; allowed: one of the two")
     plan = make_plan(system, changes | given)
+    if core is not None and core.isdecimal():  # beside `--prelude 2` it reads as how many
+        console().print(f"core: layer {core} alone, counted from 0 (--core lists layers, as 2-4 or 2-2; --prelude and --coda count)")
     _check_used(plan, search_text, text, by, tokens)
     kind, where, printer = find_dtype(dtype), find_device(device), console()
     opened = Source(source)
@@ -86,8 +88,6 @@ def retrofit(
         with _doing("comparing"):
             gaps = start_gaps(made.model, dense, sorted({1, made.model.config.depth}))
     _check_finite(gaps, dtype)
-    with _doing("writing"):
-        save(made.model, out, tongue)
     printer.print(layout_table(made.layout, len(source_layers(dense))))
     printer.print(_parameter_table(made, dense))
     if made.reconstructions:
@@ -96,6 +96,8 @@ def retrofit(
     for name, found in gaps.items():
         listed = ", ".join(f"{gap:.1e} at depth {depth}" for depth, gap in found.items())
         printer.print(f"largest difference of logits to the {name} model: {listed}")
+    with _doing("writing"):
+        save(made.model, out, tongue)
     printer.print(f"written: {out}", markup=False, soft_wrap=True)
 
 
@@ -158,7 +160,7 @@ def _count(word: str | None) -> int | list[int] | None:
 
 
 def _layers(word: str | None) -> list[int] | None:
-    """The layers that a word such as 10,12-14 lists."""
+    """The layers that a word such as 10,12-14 lists; a comma at its end may stand, and makes a list of one number."""
     if word is None:
         return None
     found: list[int] = []

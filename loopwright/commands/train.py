@@ -9,7 +9,7 @@ from pathlib import Path
 from accelerate import PartialState
 from rich.table import Column, Table
 
-from loopwright.commands.words import console
+from loopwright.commands.words import console, fitting_threads
 from loopwright.recipes.shelf import FOLDER, find, names, recipe
 from loopwright.settings import read_yaml
 from loopwright.train.loop import train as run_training
@@ -22,7 +22,7 @@ def train(word: str, overrides: Iterable[str] = (), *, out: str | None = None, r
     overrides = list(overrides)
     chosen = recipe(word, overrides, toy=toy)
     folder = Path(out) if out else Path("runs") / (find(word).stem + ("-toy" if toy else ""))
-    outcome = run_training(chosen, folder, resume=resume, watch=Terminal(folder.name))
+    outcome = run_training(chosen, folder, resume=resume, watch=Terminal(folder.name), within=fitting_threads)
     if PartialState().is_main_process:
         again = shlex.join(["loopwright", "train", word, *overrides, *(["--toy"] if toy else []), "--out", str(folder), "--resume"])
         line = f"next: loopwright evaluate {folder}" if outcome.finished else f"go on with: {again}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from rich.console import Console
@@ -22,7 +24,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-SMALL = 1_000_000  # parameters
+SMALL = 1_000_000  # parameters: below it one thread was faster, for training and for sampling (benchmarks/threads.py)
 WIDE = 160  # columns where nobody looks through a window: a file or a pipe must not lose text
 
 
@@ -52,21 +54,31 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def table(title: str, *columns: str) -> Table:
-    """Returns a table whose first column is text and whose others are numbers."""
-    headers = [Column(name, justify="right" if place else "left", no_wrap=True) for place, name in enumerate(columns)]
+    """Returns a table whose first column is text, which wraps in a narrow window, and whose others are numbers, which do not."""
+    headers = [Column(name, justify="right" if place else "left", no_wrap=place > 0) for place, name in enumerate(columns)]
     return Table(*headers, title=title, title_justify="left", title_style="bold")
 
 
 @contextmanager
 def fitting_threads(model: torch.nn.Module) -> Iterator[None]:
-    """Runs a small model on one thread for a while: waiting for the others would cost it more than they bring."""
-    before = torch.get_num_threads()
-    if sum(p.numel() for p in model.parameters()) < SMALL:
+    """Runs a small model on the CPU on one thread for a while: waiting for the others would cost it more than they bring.
+
+    Whoever sets OMP_NUM_THREADS has chosen already.
+    """
+    before, parameters = torch.get_num_threads(), list(model.parameters())
+    size = sum(p.numel() for p in parameters)
+    if "OMP_NUM_THREADS" not in os.environ and before > 1 and size < SMALL and {p.device.type for p in parameters} == {"cpu"}:
         torch.set_num_threads(1)
+        _say_once(f"threads: 1 of {before}, for a model of {size:,} parameters (OMP_NUM_THREADS=N takes N)")
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@cache
+def _say_once(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def progress() -> Progress:

@@ -13,6 +13,7 @@ from loopwright.data.chain import Chain
 from loopwright.data.chat import Chat
 from loopwright.data.columns import Columns
 from loopwright.data.hops import Hops
+from loopwright.data.stories import Stories
 from loopwright.data.text import Hub, Text
 from loopwright.settings import build_kind, check_kind
 
@@ -42,6 +43,7 @@ DATA: dict[str, type] = {
     "hops": Hops,
     "chain": Chain,
     "columns": Columns,
+    "stories": Stories,
     "text": Text,
     "hub": Hub,
     "chat": Chat,

@@ -21,7 +21,7 @@ from torch import Tensor
 from loopwright.data.batch import Batch
 from loopwright.evaluate.conformance import check
 from loopwright.evaluate.passages import Passages, padded_batch
-from loopwright.evaluate.sweep import Column, Progress, column, columns_of, read_report
+from loopwright.evaluate.sweep import Column, Progress, column, columns_of, number_table, read_report
 from loopwright.evaluate.verdict import Verdict
 from loopwright.generate.readings import check_depths, readings
 from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
@@ -84,6 +84,11 @@ class HeldOut:
     dtype: str = ""
     seed: int = 0
 
+    def __repr__(self) -> str:
+        """What was measured: the losses of all passages would fill a notebook, and `table` shows the rest."""
+        depths = ", ".join(f"{loss:.4g} at depth {depth}" for depth, loss in zip(self.depth, self.loss, strict=True) if loss is not None)
+        return f"HeldOut({self.text!r}: {self.passages:,} passages, {self.targets:,} tokens; loss {depths})"
+
     @property
     def note(self) -> str:
         """What must be said beside every number: nothing where it is a likelihood."""
@@ -117,31 +122,23 @@ class HeldOut:
         honest = data["honest"] and Honest(**columns_of(Honest, data["honest"]))
         return cls(**columns_of(cls, data) | {"honest": honest})
 
-    def table(self) -> Table:
-        """Returns the numbers as a rich table, marked where they are no likelihood."""
-        from rich.table import Table
-
-        title = f"{self.text}: {self.targets:,} tokens of {self.documents:,} documents in {self.passages:,} passages of up to "
-        title += f"{self.context:,}; intervals by drawing {self.unit}s"
-        table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left")
+    def table(self, width: int | None = None) -> Table:
+        """Returns the numbers as a rich table for a window of this width, marked where they are no likelihood."""
         mark = "" if self.likelihood else f" ({NOT_A_LIKELIHOOD})"
-        names = [
-            "depth",
-            f"loss{mark}",
-            "perplexity",
-            "bits per byte",
-            *(["loss, prefix by prefix", "gain"] if self.honest else []),
-        ]
-        for name in names:
-            table.add_column(name, justify="right")
+        more = ["loss, prefix by prefix", "gain"] if self.honest else []
+        rows = []
         for i, depth in enumerate(self.depth):
-            cells = [_interval(self.loss[i], self.loss_low[i], self.loss_high[i]), _number(self.perplexity[i])]
-            cells.append(_number(self.bits_per_byte[i]))
+            row = [str(depth), _interval(self.loss[i], self.loss_low[i], self.loss_high[i])]
+            row += [_number(self.perplexity[i]), _number(self.bits_per_byte[i])]
             if self.honest is not None:
                 h = self.honest
-                cells.append(_interval(h.loss[i], h.loss_low[i], h.loss_high[i]))
-                cells.append(_interval(h.gain[i], h.gain_low[i], h.gain_high[i]))
-            table.add_row(str(depth), *cells)
+                row += [_interval(h.loss[i], h.loss_low[i], h.loss_high[i]), _interval(h.gain[i], h.gain_low[i], h.gain_high[i])]
+            rows.append(row)
+        table = number_table(["depth", f"loss{mark}", "perplexity", "bits per byte", *more], rows, width)
+        table.title = (
+            f"{self.text}: {self.targets:,} tokens of {self.documents:,} documents in {self.passages:,} passages of up to "
+            f"{self.context:,}; intervals by drawing {self.unit}s"
+        )
         lines = [] if self.likelihood else [f"{NOT_A_LIKELIHOOD}; causality: {self.causality}"]
         if self.honest is not None:
             lines.append(

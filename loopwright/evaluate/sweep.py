@@ -7,7 +7,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,7 +45,8 @@ class DecodeCheck:
 class SweepReport:
     """One test split at every depth, a column per measure. Intervals are at 95 %: Wilson's for exact match, by bootstrap over
     rows for the loss. `change` is the relative size of the last step at that depth, over rows. `rates` look at all depths, then
-    from the model's own depth on; `settled` counts rows by the first depth from which they stay right (0: wrong at the last)."""
+    from the model's own depth on; `settled` counts rows by the first depth from which they stay right (0: wrong at the last).
+    `source` is where the weights stood ("" where nobody said), `dtype` what they were in."""
 
     split: str
     rows: int
@@ -64,6 +65,12 @@ class SweepReport:
     rates: tuple[DepthRates, ...] = ()
     settled: tuple[tuple[int, int], ...] = ()
     decoded: tuple[DecodeCheck, ...] = ()
+    source: str = ""
+    dtype: str = ""
+
+    def __repr__(self) -> str:
+        """What was measured: the columns would fill a notebook, and `table` shows them."""
+        return f"SweepReport({self.split!r}: {self.rows:,} rows at {len(self.depth)} depths, {self.depth[0]} to {self.depth[-1]})"
 
     @property
     def disagreements(self) -> int:
@@ -98,11 +105,8 @@ class SweepReport:
         decoded = tuple(DecodeCheck(**check) for check in data["decoded"])
         return cls(**columns_of(cls, data) | {"rates": rates, "decoded": decoded})
 
-    def table(self, most: int = SHOWN_DEPTHS) -> Table:
-        """Returns the main numbers at up to `most` depths as a rich table; every depth is in the file."""
-        from rich.table import Table
-
-        table = Table(title=f"{self.split}: {self.rows:,} rows, {self.targets:,} targets", title_justify="left", title_style="bold")
+    def table(self, width: int | None = None, *, most: int = SHOWN_DEPTHS) -> Table:
+        """Returns the main numbers at up to `most` depths as a rich table for a window of this width; every depth is in the file."""
         named = [
             ("loss", "loss"),
             ("perplexity", "perplexity"),
@@ -110,16 +114,15 @@ class SweepReport:
             ("change, mean / largest", "change_mean"),
         ]
         always = ("loss", "perplexity")
-        shown = [(heading, name) for heading, name in named if name in always or set(getattr(self, name)) != {None}]
-        table.add_column("depth", justify="right")
-        for heading, _ in shown:
-            table.add_column(heading, justify="right")
-        for place in shown_places(self.depth, most, keep=self.own_depth):
-            own = self.depth[place] == self.own_depth
-            cells = [_CELLS[name](self, place) for _, name in shown]
-            table.add_row(str(self.depth[place]), *cells, style="bold" if own else None)
-        table.caption = "\n".join(self.remarks())
-        table.caption_justify = "left"
+        columns = [(heading, name) for heading, name in named if name in always or set(getattr(self, name)) != {None}]
+        places = shown_places(self.depth, most, keep=self.own_depth)
+        rows = [[str(self.depth[place]), *(_CELLS[name](self, place) for _, name in columns)] for place in places]
+        bold = [self.depth[place] == self.own_depth for place in places]
+        table = number_table(["depth", *(heading for heading, _ in columns)], rows, width, bold=bold)
+        table.title = f"{self.split}: {self.rows:,} rows, {self.targets:,} targets"
+        hidden = len(self.depth) - len(places)
+        notes = [f"{len(places)} of the {len(self.depth)} depths are shown; the file has all"] if hidden else []
+        table.caption = "\n".join([*notes, *self.remarks()])
         table.caption_style = "bold red" if self.disagreements else "none"
         return table
 
@@ -150,6 +153,7 @@ def sweep(
     pad_id: int | None = None,
     decode_depths: Sequence[int] = (),
     split: str = "test",
+    source_name: str = "",
     step: StepRunner | None = None,
     progress: Progress | None = None,
 ) -> SweepReport:
@@ -158,6 +162,7 @@ def sweep(
     Args:
         exact: whether an answer is right or wrong as a whole; for running text it is not.
         decode_depths: where to decode greedily as well, token by token, which must agree with the one pass.
+        source_name: where the model's weights stand, for the report to say.
     """
     wanted = check_depths(model.config, depths)
     _check(model, source, wanted, batch_size, exact, decode_depths)
@@ -182,7 +187,8 @@ def sweep(
         model.train(training)
     table = {name: torch.cat([part[name] for part in parts], dim=-1) for name in parts[0]}
     own = model.config.check_depth(None)
-    return _report(split, own, wanted, table, {depth: torch.cat(rows) for depth, rows in decoded.items()}, exact)
+    report = _report(split, own, wanted, table, {depth: torch.cat(rows) for depth, rows in decoded.items()}, exact)
+    return replace(report, source=source_name, dtype=str(model.dtype).removeprefix("torch."))
 
 
 def grid(reports: Mapping[str, SweepReport]) -> dict[str, list]:
@@ -273,6 +279,30 @@ def read_report(path: str | Path, what: str, make: Callable[[Mapping[str, Any]],
         return make(json.loads(Path(path).read_text()))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path}: not {what} ({error})") from None
+
+
+def number_table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, *, bold: Sequence[bool] = ()) -> Table:
+    """Returns a rich table of numbers that loses no digit: where the window is too narrow, intervals stand below their values."""
+    from rich.table import Table
+
+    for mark, broken in ((" (", "\n("), (" / ", " /\n"), (" to ", " to\n"), ("–", "–\n")):
+        if width is None or sum(_widths(heads, rows)) + 3 * len(heads) + 1 <= width:
+            break
+        rows = [[cell.replace(mark, broken) for cell in row] for row in rows]
+    table = Table(title_justify="left", title_style="bold", caption_justify="left")
+    for head, least in zip(heads, _widths(heads, rows), strict=True):
+        table.add_column(head, justify="right", min_width=least)  # else rich would cut cells before it breaks heads
+    for place, row in enumerate(rows):
+        table.add_row(*row, style="bold" if place < len(bold) and bold[place] else None)
+    return table
+
+
+def _widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """What each column needs where heads break at blanks and cells at line ends."""
+    widest = [max(map(len, head.split())) for head in heads]
+    for row in rows:
+        widest = [max(width, *map(len, cell.split("\n"))) for width, cell in zip(widest, row, strict=True)]
+    return widest
 
 
 def _percent(share: float) -> str:

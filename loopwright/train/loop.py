@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import RunFolder
 from loopwright.train.log import Log
 from loopwright.train.look import first_look, look_around
@@ -22,8 +23,18 @@ from loopwright.train.trainee import Share
 from loopwright.train.watch import Quiet, StopRequest, Watch
 
 
-def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, watch: Watch | None = None) -> Outcome:
-    """Trains as the recipe says, into a run folder, and returns how it ended. Ctrl-C ends it after the update in hand, saved."""
+def train(
+    recipe: Recipe,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    watch: Watch | None = None,
+    within: Callable[[LoopedForCausalLM], AbstractContextManager] = nullcontext,
+) -> Outcome:
+    """Trains as the recipe says, into a run folder, and returns how it ended. Ctrl-C ends it after the update in hand, saved.
+
+    `within` gives a context that the updates run in, made for the model: the command line chooses the number of threads there.
+    """
     spread = join()
     watch = watch if watch is not None and spread.main else Quiet()
     with ExitStack() as held:
@@ -31,6 +42,7 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, watch: Wa
         held.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())  # a run may ask for less
         run = held.enter_context(own_folder(folder, spread))
         job = start_job(recipe, run, spread, resume=resume, watch=watch)
+        held.enter_context(within(job.model))
         progress, mark = resume_job(job, run, watch) if resume else (Progress(), None)
         first_look(job, watch)
         log = Log(run.log, mark) if spread.main else None

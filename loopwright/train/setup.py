@@ -88,6 +88,11 @@ class Outcome:
     checkpoint: Path
     finished: bool
 
+    def __repr__(self) -> str:
+        """How it ended and where it is: the model and its data would fill a notebook."""
+        word = "finished" if self.finished else "stopped"
+        return f"Outcome({word} after {self.progress.update} updates; run {str(self.run.path)!r}; checkpoint {self.checkpoint.name!r})"
+
 
 @dataclass(frozen=True)
 class Drawn:

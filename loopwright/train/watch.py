@@ -77,7 +77,7 @@ class Quiet:
 
 
 class Terminal:
-    """A bar with loss, depth, ρ, tokens a second and the time left; plain lines where nobody looks through a window."""
+    """A bar with loss, depth, ρ, tokens a second and the time left; plain lines with the same when stderr is not a terminal."""
 
     def __init__(self, label: str = "train", *, every: float = 10.0) -> None:
         self.console = Console(file=sys.stderr, highlight=False, width=None if sys.stderr.isatty() else 160)
@@ -92,6 +92,8 @@ class Terminal:
         self.loss: float | None = None
         self.radius = ""
         self._told = time.monotonic()
+        self._total: int | None = None
+        self._began = (0, self._told)  # the update that a run or its resumption began at, and when
         self._board: Any = None
 
     def note(self, text: str) -> None:
@@ -106,6 +108,7 @@ class Terminal:
     def start(self, recipe: Recipe, run: RunFolder, progress: State) -> None:
         """Shows the bar, and opens TensorBoard's folder where it is installed."""
         self._board = tensorboard_writer(run.path / "tensorboard")
+        self._total, self._began = recipe.updates, (progress.update, time.monotonic())
         self.task = self.bar.add_task(self.label, total=recipe.updates, completed=progress.update, words="")
         self.bar.start()
 
@@ -119,7 +122,7 @@ class Terminal:
         if self.task is not None:
             self.bar.update(self.task, completed=progress.update, words=words)
         if self.bar.disable and self._is_time():
-            self.note(f"update {progress.update}: {words}")
+            self.note(f"update {progress.update}{self._rest(progress.update)}: {words}")
         if row.get("skipped"):
             self.note(f"update {row['update']} skipped: loss {row['loss']}, gradient norm {row['grad_norm']} at depth {depth}")
         if self._board is not None:
@@ -158,11 +161,29 @@ class Terminal:
             self._board.close()
             self._board = None
 
+    def _rest(self, update: int) -> str:
+        """How many updates there are in all, and the time that the others will take at the speed so far."""
+        if self._total is None:
+            return ""
+        first, began = self._began
+        left = (time.monotonic() - began) / max(update - first, 1) * (self._total - update)
+        return f" of {self._total:,} ({in_words(left)} left)"
+
     def _is_time(self) -> bool:
         due = time.monotonic() - self._told > self.every
         if due:
             self._told = time.monotonic()
         return due
+
+
+def in_words(seconds: float) -> str:
+    """Returns a time in its two largest units: "40 s", "3 min 20 s", "2 h 5 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
 
 
 def truncation_in_words(found: dict[str, Any]) -> str:

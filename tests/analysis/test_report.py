@@ -89,6 +89,12 @@ def test_a_failure_is_said_as_one() -> None:
     assert 'class="outcome' not in render_report("Demo", [])
 
 
+def test_what_was_not_shown_is_neither_a_yes_nor_a_no() -> None:
+    html = render_report("Demo", [], outcome=Outcome(None, "Too few steps were run."))
+    assert "? Not shown." in html and 'class="outcome open"' in html
+    assert "✓" not in html and "✗" not in html
+
+
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     first, second = (write_report(tmp_path / name, "Demo", SECTIONS, outcome=OUTCOME).read_bytes() for name in ("a.html", "b.html"))
     assert first == second

@@ -27,7 +27,7 @@ def test_the_page_answers_the_questions_in_order(tmp_path):
     text = page.read_text()
     places = [text.index(question) for question in QUESTIONS]
     assert places == sorted(places)
-    assert "More depth is safe." in text and "made here" in text and "<script" not in text and "src=" not in text
+    assert "“More depth is safe”: " in text and "made here" in text and "<script" not in text and "src=" not in text
     drawn = {path.stem for path in (tmp_path / "figures").glob("*.svg")}
     assert drawn == set(drawn_of("looped", True)) and len(drawn) >= 14
 
@@ -76,7 +76,7 @@ def test_orbits_and_layers_are_spoken_of_where_there_are_numbers():
 def test_a_dense_models_page(tmp_path):
     text = write_analysis(dense(), tmp_path).read_text()
     assert "Its stages" in text and "Does it converge" not in text and 'class="outcome' not in text
-    assert "each layer once" in text and "input injection" not in text and "Its layers run once." in text
+    assert "each layer once" in text and "input injection" not in text and "Each layer runs once: attention gathers" in text
     drawn = drawn_of("dense")
     shown = [picture for section in sections(dense(), None, drawn) for picture in section.pictures]
     assert sorted(picture.svg for picture in shown) == sorted(drawn.values())
@@ -105,5 +105,6 @@ def test_a_model_that_overflows_has_a_page_that_says_so(tmp_path):
     metrics = json.loads(json.dumps(overflowing(), allow_nan=False))
     for beside in (dense(), None):
         text = write_analysis(metrics, tmp_path, dense=beside).read_text()
-        assert "No: 100 % of layers do not stay" in text and "Not shown: 0 % of tokens at rest" in text
+        assert "No: 100 % of layers do not stay" in text and "✗ Does not hold." in text
+        assert "“More depth is safe”: by step 12 layers have lost their numbers" in text
         assert not re.search(r"\bnan\b", text)

@@ -150,6 +150,13 @@ def test_every_preset_is_traced(name: str, dtype: torch.dtype):
     assert found.core("fixed_cosine").isfinite().all() and found.core("step_norm")[:, 1:].isfinite().all()
 
 
+def test_a_trace_in_a_notebook_is_a_few_lines():
+    found = trace(noisy("huginn-tiny"), torch.randint(0, 60, (2, 12)), 4, capture={"residual": range(2)})
+    said = repr(found)
+    assert said.startswith("Trace(2 × 12 tokens, 4 steps; values: ") and "residual [2, " in said
+    assert "tensor(" not in said and len(said) < 2000
+
+
 def test_capture_is_the_tensor_itself():
     model = noisy("ouro-1.4b-tiny")
     found = trace(model, IDS, 3, attention_mask=MASK, capture={"mlp": [-1], "state": [1]})

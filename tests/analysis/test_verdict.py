@@ -29,7 +29,7 @@ def test_a_cycle_a_single_point_and_no_rest():
     assert converges(made(convergence=shares)).sentence.startswith("Mostly: 70 %")
     shares = {"labels": [], "layers": [[0.45, 0.0, 0.55]] * 4}
     assert converges(made(convergence=shares)).sentence.startswith("Mostly, but to one point: 55 %")
-    assert converges(made(convergence=shares)).good is False
+    assert converges(made(convergence=shares)).good is None
     shares = {"labels": [], "layers": [[0.0, 0.6, 0.4]] * 4}
     found = converges(made(convergence=shares))
     assert found.good and found.sentence.startswith("Yes: 100 %") and "(40 % where the others rest too)" in found.sentence
@@ -41,7 +41,7 @@ def test_a_cycle_a_single_point_and_no_rest():
 def test_layers_at_rest_with_tokens_that_swing_are_no_yes():
     """A layer rests in the mean over its tokens."""
     swings = made(limits={"tokens": [0.9, 0.08, 0.02, 0.0]})
-    assert converges(swings).good is False
+    assert converges(swings).good is None
     assert (
         converges(swings).sentence.startswith("Mostly: 100 % of layers")
         and "Of their tokens 8 % orbit, 2 % slide." in converges(swings).sentence
@@ -49,25 +49,41 @@ def test_layers_at_rest_with_tokens_that_swing_are_no_yes():
 
 
 def test_depth_is_safe_only_where_everything_says_so():
-    assert safe(made()).good
+    found = safe(made())
+    assert found.good is True and found.sentence.startswith("Yes, up to the 12 steps that were run: states rest")
+
+
+def test_answers_that_change_say_no_with_what_else_speaks_against_it():
+    found = safe(made(answers={"depth": 4, "kept": 0.5}, spectrum={"radius": [1.2]}))
+    assert found.good is False
+    assert found.sentence == (
+        "No: only 50 % of answers at depth 12 are those of depth 4 (wanted: at least 95 %); ρ = 1.20 at the last state."
+    )
+
+
+def test_answers_that_stay_are_never_called_a_no():
+    """What is missing or speaks against safety leaves the question open, and the reason says what it is."""
     for key, value, word in (
         ("limits", {"tokens": [0.9, 0.1, 0, 0]}, "90 % of tokens at rest"),
-        ("answers", {"depth": 4, "kept": 0.5}, "50 % of answers"),
         ("spectrum", {"radius": [1.2]}, "ρ = 1.20"),
         ("spectrum", {}, "ρ not measured"),
     ):
         found = safe(made(**{key: value}))
-        assert found.good is False and word in found.sentence
+        assert found.good is None and word in found.reason
+        assert found.sentence.startswith("Not shown: 100 % of answers stay as at depth 4, but ")
     moved = made()
     for i in range(45, 49):
         moved["by_place"]["colsum"]["mean"][i] += 0.2
-    assert safe(moved).good is False and "stages moved" in safe(moved).sentence
+    assert safe(moved).good is None and "stages moved" in safe(moved).sentence
+    uncompared = safe(made(answers={"depth": 4}))
+    assert uncompared.good is None and uncompared.sentence.startswith("Not shown: no answers were compared (wanted")
+    assert all("of answers" not in what for _, what in uncompared.numbers), "no number where nothing was measured"
 
 
 def test_too_few_steps_are_not_called_motion():
     few = made()
     del few["limits"]
-    assert safe(few).good is False and "too few steps to see tokens rest" in safe(few).sentence
+    assert safe(few).good is None and "too few steps to see tokens rest" in safe(few).sentence
 
 
 def test_nothing_is_said_beyond_what_was_run():

@@ -44,6 +44,26 @@ def test_a_page_with_its_numbers_and_figures(folder, tmp_path, capsys):
     assert (tmp_path / "o" / "report.html").read_bytes() == page
 
 
+def test_the_answers_are_told_before_the_page_is_written(folder, tmp_path, monkeypatch, capsys):
+    from loopwright.commands import analyze
+
+    def full(*given, **more):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(analyze, "write_analysis", full)
+    code, out, err = run(capsys, folder, "--prompts", "the cat sat", "--depth", 4, "--pairs", 0, "--out", tmp_path / "o")
+    assert code == 2 and "Is more depth safe?" in out and "the disk is full" in err
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_weights_are_read(folder, tmp_path, monkeypatch, capsys):
+    from loopwright.commands import analyze
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(analyze, "open_model", lambda *given, **more: pytest.fail("read"))
+    code, _, err = run(capsys, folder, "--prompts", "the cat sat", "--out", tmp_path / "file" / "o")
+    assert code == 2 and "file is a file; allowed: a folder" in err
+
+
 def test_beside_a_dense_model(folder, tmp_path, capsys):
     from tests.cases import noisy
     from tests.generate.tiny import word_tokenizer

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from loopwright.commands.demo import BEYOND, Story, demo, judge, tell, write
+from loopwright.commands.demo import BEYOND, Story, _path, demo, judge, plain_sum, tell, write
+from loopwright.data.table import Table
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +26,12 @@ def with_accuracy(story: Story, near: float, far: float) -> Story:
 
 def test_the_verdict_needs_collapse_and_hold(stories: dict[str, Story]) -> None:
     plain, stable = stories["plain"], stories["stable"]
-    assert not judge(stories).holds  # two updates teach nothing
+    assert judge(stories).holds is None and "Before more depth can do harm" in judge(stories).sentence  # two updates teach nothing
     shown = {"plain": with_accuracy(plain, 1.0, 0.0), "stable": with_accuracy(stable, 0.999, 0.999)}
     assert judge(shown).holds
-    assert not judge({**shown, "plain": with_accuracy(plain, 1.0, 0.9)}).holds
-    assert not judge({**shown, "plain": with_accuracy(plain, 0.6, 0.0)}).holds
-    assert not judge({**shown, "stable": with_accuracy(stable, 1.0, 0.98)}).holds
+    assert judge({**shown, "plain": with_accuracy(plain, 1.0, 0.9)}).holds is False
+    assert judge({**shown, "plain": with_accuracy(plain, 0.6, 0.0)}).holds is None
+    assert judge({**shown, "stable": with_accuracy(stable, 1.0, 0.98)}).holds is False
     assert stable.report.accuracy().keys() >= {BEYOND * stable.median}
 
 
@@ -37,6 +40,30 @@ def test_the_page_holds_every_figure_and_no_link(stories: dict[str, Story], tmp_
     assert text.count("<svg") >= 5 and "http://" not in text.replace("http://www.w3.org", "") and "<script" not in text
     for heading in ("Accuracy against depth", "Does a step contract?", "Where the state goes", "Learning"):
         assert heading in text
+
+
+def test_a_sum_is_written_as_people_write_it(stories: dict[str, Story]) -> None:
+    sums = cast(Table, stories["plain"].trained.splits.tests["test"])
+    for row in range(8):
+        a, b, total = map(int, re.fullmatch(r"(\d+) \+ (\d+) = (\d+)", plain_sum(sums.show(row))).groups())
+        assert a + b == total, sums.show(row)
+    _, caption = _path(stories["plain"], "plain")
+    assert caption == f"The plain model on {plain_sum(sums.show(0))}."
+
+
+def test_a_toy_does_not_replace_the_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made: list[Path] = []
+
+    def stop(name: str, folder: Path, *, toy: bool) -> Story:
+        made.append(folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("loopwright.commands.demo.tell", stop)
+    for toy in (False, True):
+        with pytest.raises(KeyboardInterrupt):
+            demo(toy=toy)
+    assert made == [Path("runs/demo"), Path("runs/demo-toy")]
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_model_on_the_data_of_a_recipe(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs --data RECIPE"):
         evaluate(str(folder))
     reports = evaluate(str(folder), data=str(run / "recipe.yaml"), depths="2", rows=4, splits=["valid"], out=str(tmp_path / "here"))
-    assert reports["valid"].rows == 4 and (tmp_path / "here" / "eval" / "valid.json").is_file()
+    assert reports["valid"].rows == 4 and (tmp_path / "here" / "eval" / "valid-recipe-rows-4.json").is_file()
     assert evaluate(str(run), depths="2", rows=4, splits=["valid"])["valid"].loss == reports["valid"].loss
 
 
@@ -52,6 +52,65 @@ def test_a_checkpoint_is_measured_as_its_run_is(run: Path, tmp_path: Path) -> No
     given = {"depths": "2", "rows": 4, "splits": ["valid"], "out": str(tmp_path)}
     found = [evaluate(str(source), **given)["valid"].loss for source in (run / "checkpoints" / "00000002", run)]
     assert found[0] == found[1]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for kind in ("eval", "figures") for path in (folder / kind).iterdir()}
+
+
+def test_a_look_at_few_rows_replaces_nothing(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"out": str(tmp_path / "out"), "decode": False}
+    evaluate(str(run), depths="1:3", **given)
+    before = files_of(tmp_path / "out")
+    few = evaluate(str(run), depths="1:3", rows=3, **given)["test"]
+    after = files_of(tmp_path / "out")
+    assert before.items() <= after.items() and few.rows == 3
+    assert set(after) - set(before) >= {"test-rows-3.json", "exact-by-depth-rows-3.svg"}
+    assert SweepReport.load(tmp_path / "out" / "eval" / "test-rows-3.json") == few
+    assert "test-rows-3.json" in capsys.readouterr().out
+    evaluate(str(run), depths="1:3", splits=["valid"], checkpoint="2", **given)
+    new = set(files_of(tmp_path / "out")) - set(after)
+    assert new == {"valid-update-2.json", "exact-by-depth-valid-update-2.svg"}, "nor does another split or checkpoint"
+    assert evaluate(str(run), depths="1:3", rows=10**6, **given)["test"].rows == 12  # all there are
+
+
+def test_fewer_depths_do_not_replace_more(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"out": str(tmp_path / "out"), "decode": False, "splits": ["test"]}
+    evaluate(str(run), depths="1:3", **given)
+    before = files_of(tmp_path / "out")
+    with monkeypatch.context() as watched:
+        watched.setattr(module, "sweep", lambda *a, **k: pytest.fail("measured"))
+        with pytest.raises(ValueError, match=r"test.json: holds other results \(2 of its 3 depths .*--overwrite replaces them"):
+            evaluate(str(run), depths="2", **given)
+    assert files_of(tmp_path / "out") == before
+    assert evaluate(str(run), depths="2", overwrite=True, **given)["test"].depth == (2,)
+    assert SweepReport.load(tmp_path / "out" / "eval" / "test.json").depth == (2,)
+
+
+def test_numbers_are_shown_before_they_are_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*given: object, **more: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(SweepReport, "save", full)
+    with pytest.raises(OSError, match="the disk is full"):
+        evaluate(str(run), depths="2", splits=["test"], decode=False, out=str(tmp_path / "out"))
+    assert "exact match" in capsys.readouterr().out
+
+
+def test_a_run_that_cannot_be_written_is_told_before_the_work(
+    run: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(verb: str, *folders: Path) -> None:
+        raise OSError(f"{verb}: cannot write into {folders[0]}")
+
+    monkeypatch.setattr(module, "need_writable", closed)
+    monkeypatch.setattr(module, "open_model", lambda *a, **k: pytest.fail("loaded"))
+    with pytest.raises(OSError, match="evaluate: cannot write into .*eval"):
+        evaluate(str(run))
+    with pytest.raises(OSError, match="evaluate: cannot write into .*eval"):
+        evaluate_text(str(save_model(tmp_path / "model")), [str(texts / "plain.txt")])
 
 
 def test_answers_in_place_are_not_decoded(tmp_path: Path) -> None:
@@ -98,6 +157,35 @@ def test_the_held_out_loss_of_texts(texts: Path, tmp_path: Path, capsys: pytest.
     assert printed.index("causality: passed") < printed.index("bits per byte")
     lines = evaluate_text(str(model), [f"b={texts / 'lines.jsonl'}"], field="body", rows=1, honest=3, out=str(tmp_path / "out"))
     assert lines["b"].passages == 1 and lines["b"].depth == (model_depth(model),) and lines["b"].honest is not None
+
+
+def test_texts_replace_nothing_but_their_like(texts: Path, tmp_path: Path) -> None:
+    model, text = str(save_model(tmp_path / "model")), [str(texts / "plain.txt")]
+    given = {"context": 8, "out": str(tmp_path / "out")}
+    evaluate_text(model, text, depths="1,3", **given)
+    before = (tmp_path / "out" / "eval" / "text-plain.json").read_bytes()
+    evaluate_text(model, text, depths="1,3", rows=2, **given)
+    assert HeldOut.load(tmp_path / "out" / "eval" / "text-plain-rows-2.json").passages == 2
+    other = str(save_model(tmp_path / "other"))
+    for changed, reason in (
+        ({"depths": "1"}, "1 of its 2 depths"),
+        ({"depths": "1,3", "context": 9}, "its fingerprint is"),
+        ({"depths": "1,3", "dtype": "bf16"}, "its dtype is float32, now bfloat16"),
+    ):
+        with pytest.raises(ValueError, match=rf"text-plain.json: holds other results \({reason}"):
+            evaluate_text(model, text, **given | changed)
+    with pytest.raises(ValueError, match=r"holds other results \(they are of .*model\); --overwrite replaces them"):
+        evaluate_text(other, text, depths="1,3", **given)
+    assert (tmp_path / "out" / "eval" / "text-plain.json").read_bytes() == before
+    evaluate_text(other, text, depths="1", overwrite=True, **given)
+    assert HeldOut.load(tmp_path / "out" / "eval" / "text-plain.json").depth == (1,)
+
+
+def test_each_model_has_its_own_folder(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        evaluate_text(str(save_model(tmp_path / name)), [str(texts / "plain.txt")], context=8, depths="1")
+    assert all((tmp_path / f"runs/evaluate-{name}/eval/text-plain.json").is_file() for name in ("a", "b"))
 
 
 def test_fewer_rows_are_drawn_from_the_whole_text(tmp_path: Path) -> None:

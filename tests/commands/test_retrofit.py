@@ -56,6 +56,28 @@ def test_explicit_lists_another_system_and_a_half_dtype(dense: Path, tmp_path: P
     assert model.dtype == torch.bfloat16 and model.config.core_layers == 2
 
 
+def test_a_lone_number_for_the_core_is_said_to_be_a_layer(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layouts = []
+    for core, said in (("2", True), ("2-2", False), ("2,", False)):
+        assert run("retrofit", str(dense), str(tmp_path / "out"), "plain-loop", "--prelude", "2", "--core", core, "--coda", "2") == 0
+        printed = capsys.readouterr().out
+        assert ("core: layer 2 alone, counted from 0 (--core lists layers" in printed) == said
+        layouts.append(printed[printed.index("the 6 layers") :].split("parameters")[0])
+    assert layouts[0] == layouts[1] == layouts[2]
+
+
+def test_what_was_found_is_shown_before_it_is_written(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*given: object, **more: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(lw.LoopedForCausalLM, "save_pretrained", full)
+    assert run("retrofit", str(dense), str(tmp_path / "out"), "plain-loop") == 2
+    printed = capsys.readouterr()
+    assert "largest difference of logits" in printed.out and "the disk is full" in printed.err
+
+
 def test_changed_parts_void_the_word(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("retrofit", str(dense), str(tmp_path / "out"), "gate-only", "gate.kind=learned", "depth=2") == 0
     assert "its word on the start does not hold" in capsys.readouterr().out

@@ -126,6 +126,19 @@ def test_a_marked_report_says_so_everywhere(tmp_path: Path) -> None:
     assert sound.note == "" and NOT_A_LIKELIHOOD not in sound.save(tmp_path / "s.json").read_text()
 
 
+def test_a_narrow_window_loses_no_digit_and_a_notebook_is_not_flooded(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    report = held_out(noisy("ouroboros-qwen2.5-3b-tiny"), made(4), depths=[2], honest=3)
+    console = Console(width=80, record=True, file=(tmp_path / "out").open("w"))
+    console.print(report.table(80))
+    text = console.export_text()
+    assert "…" not in text and report.honest is not None
+    for column in (report.loss, report.loss_low, report.bits_per_byte, report.honest.loss_high):
+        assert f"{column[0]:.4g}" in text
+    assert len(repr(report)) < 120 and f"{report.loss[0]:.4g} at depth 2" in repr(report)
+
+
 def test_the_honest_score_of_a_leaking_model_is_that_of_its_prefixes() -> None:
     model, text = leaky(), made(3)
     report = held_out(model, text, depths=[1, 3], honest=10_000)

@@ -159,14 +159,28 @@ def test_the_table_shows_some_depths_and_keeps_the_own_one() -> None:
     text = shown(report)
     lines = [line for line in text.splitlines() if "50.00 %" in line]
     assert 12 <= len(lines) <= 17
+    assert f"{len(lines)} of the 1000 depths are shown; the file has all" in text
     assert {int(line.split("│")[1]) for line in lines} >= {1, 7, 1000}
     assert "depth 1 to 1000: right, then wrong 25 % (at the end 10 %); wrong, then right 50 % (at the end 20 %)" in report.remarks()
 
 
-def shown(report: SweepReport) -> str:
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(report.table())
+def shown(report: SweepReport, width: int = 200) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(report.table(width))
     return console.export_text()
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_narrow_window_loses_no_digit(width: int) -> None:
+    numbers = ((0.00183312,), (0.00165212,), (0.00204612,), (1.00234,), (1.0,), (0.996212,), (1.0,), (1.5e-07,), (2.8e-07,))
+    text = shown(SweepReport("test", 1000, 5000, 7, (64,), *numbers), width)
+    assert "…" not in text and max(map(len, text.splitlines())) <= width
+    for number in ("0.001833", "0.001652", "0.002046", "1.002", "100.00 %", "99.62", "100.00", "1.5e-07", "2.8e-07"):
+        assert number in text, number
+
+
+def test_a_report_in_a_notebook_is_one_line(report: SweepReport) -> None:
+    assert repr(report) == "SweepReport('test': 10 rows at 6 depths, 1 to 6)"
 
 
 def test_splits_make_a_grid(report: SweepReport, model: lw.LoopedForCausalLM) -> None:

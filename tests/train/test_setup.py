@@ -185,6 +185,11 @@ def test_bfloat16_has_float32_masters_and_resumes_bitwise(tmp_path: Path) -> Non
     assert rows_of(tmp_path / "run") == rows_of(whole) and end_of(tmp_path / "run") == end_of(tmp_path / "whole")
 
 
+def test_an_outcome_in_a_notebook_is_one_line(tmp_path: Path) -> None:
+    outcome = train(small({"updates": 2}), tmp_path / "run")
+    assert repr(outcome) == f"Outcome(finished after 2 updates; run {str(tmp_path / 'run')!r}; checkpoint '00000002')"
+
+
 def test_a_dense_model_trains_and_looks_at_its_one_depth(tmp_path: Path) -> None:
     dense = {"kind": "preset", "name": "stars-addition-tiny", "changes": {"core_layers": 0, "prelude_layers": 1, "injection": None}}
     outcome = train(small({"model": dense, "look": {"every": 4, "radius": 2}}), tmp_path / "run")

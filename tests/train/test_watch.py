@@ -16,7 +16,7 @@ import pytest
 from loopwright.run import RunFolder
 from loopwright.train import watch as module
 from loopwright.train.setup import Progress
-from loopwright.train.watch import Quiet, StopRequest, Terminal, tensorboard_writer, truncation_in_words
+from loopwright.train.watch import Quiet, StopRequest, Terminal, in_words, tensorboard_writer, truncation_in_words
 from tests.train.runs import small
 
 ROW: dict[str, Any] = {"update": 2, "loss": 1.5, "depth": [3, 4], "grad_norm": 0.5, "lr": 1e-3, "targets": 8, "tokens": 40}
@@ -71,6 +71,21 @@ def test_lines_come_now_and_then_where_there_is_no_bar(capsys: pytest.CaptureFix
     for _ in range(5):
         watch.update(ROW, Progress(update=3), 0.5)
     assert capsys.readouterr().err == ""
+
+
+def test_a_line_says_how_far_the_run_is_and_how_long_the_rest_takes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(module, "tensorboard_writer", lambda folder: None)
+    watch = Terminal("mine", every=5.0)
+    watch.start(small({"updates": 1210}), RunFolder(tmp_path), Progress(update=10))  # a resumed run counts from where it goes on
+    now[0] += 40.0
+    watch.update(ROW, Progress(update=210), 0.2)
+    watch.close()
+    assert "mine: update 210 of 1,210 (3 min 20 s left): loss 1.5" in capsys.readouterr().err
+    assert [in_words(t) for t in (3.6, 61, 7500, 360000)] == ["4 s", "1 min 1 s", "2 h 5 min", "100 h 0 min"]
 
 
 def test_truncation_is_said_with_what_it_leaves_out() -> None:

@@ -109,15 +109,18 @@ def test_the_papers_numbers_hold_and_each_claim_can_fail():
         claims = judge(cells(results_of({**PAPER, kind: verdict}), "torch"))
         assert [claim.holds for claim in claims] == [i != which for i in range(4)]
         assert [(cell.norm, cell.injection) for cell in claims[which].against] == [kind]
-        assert said(claims[which]).startswith("FAILS") and verdict in said(claims[which])
+        assert said(claims[which]).startswith("does not hold: ") and verdict in said(claims[which])
     claims = judge(cells(results_of({**PAPER, ("pre", "none"): "none"}), "torch"))
     assert [claim.holds for claim in claims] == [True, True, False, False]
 
 
 def test_models_that_were_not_run_support_nothing():
-    assert not any(claim.holds for claim in judge([]))
+    assert [claim.holds for claim in judge([])] == [None] * 4
+    assert said(judge([])[0]).startswith("not shown: ") and "not every model" in said(judge([])[0])
     some = {kind: verdict for kind, verdict in PAPER.items() if kind != ("huginn", "injection")}
-    assert [claim.holds for claim in judge(cells(results_of(some), "torch"))] == [False, True, True, True]
+    assert [claim.holds for claim in judge(cells(results_of(some), "torch"))] == [None, True, True, True]
+    worse = {**some, ("pre", "injection"): "none"}
+    assert judge(cells(results_of(worse), "torch"))[0].holds is False, "what was run speaks against it, whatever was not"
 
 
 def test_seeds_that_differ_are_counted():
@@ -131,12 +134,12 @@ def test_seeds_that_differ_are_counted():
 def test_the_end_writes_everything_and_says_what_fails(tmp_path, capsys):
     written(tmp_path / "a", PAPER)
     assert conclude(tmp_path / "a", plan_of(PAPER)) == 0
-    assert "FAILS" not in capsys.readouterr().out
+    assert "does not hold" not in capsys.readouterr().out
     wrong = {**PAPER, ("ouro", "injection"): "cyclic"}
     written(tmp_path / "b", wrong)
     assert conclude(tmp_path / "b", plan_of(wrong)) == 1
     said_there = capsys.readouterr().out
-    assert "FAILS: With injection, Ouro's norms" in said_there and "against: ouro, injection, 12 layers: cyclic" in said_there
+    assert "does not hold: With injection, Ouro's norms" in said_there and "against: ouro, injection, 12 layers: cyclic" in said_there
     page = (tmp_path / "b/random-init.html").read_text()
     assert "3 of 4 claims" in page and "<script" not in page
     assert all((tmp_path / f"b/{name}.svg").is_file() for name in FIGURES)

@@ -55,7 +55,7 @@ def test_figures_of_a_model_and_the_page(tmp_path: Path) -> None:
 
 def test_a_run_that_overflowed_is_told_and_drawn(tmp_path: Path) -> None:
     found = runs(tmp_path, overflowing())
-    assert draw(found, tmp_path) and "Not shown: 0 % of tokens at rest" in page(found)
+    assert draw(found, tmp_path) and "No: by step 12 layers have lost their numbers" in page(found)
 
 
 def test_runs_stand_in_the_order_of_the_paper_whatever_order_they_ended_in(tmp_path: Path) -> None:
