@@ -66,7 +66,7 @@ def test_the_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         (["analyze", "nothere", "--prompts", "a"], "analyze: 'nothere' is no folder; allowed: the folder of a model or a run"),
         (["analyze", "x/y", "--prompts", "a", "--compare", "nothere"], "compare: 'nothere' is no folder; allowed: the folder of"),
         (["retrofit", "nothere", "out"], "retrofit: 'nothere' is no folder; allowed: the folder of a model or a run"),
-        (["evaluate", "nothere"], "evaluate: nothere holds no run (no recipe.yaml); a model needs --data RECIPE"),
+        (["evaluate", "nothere"], "evaluate: 'nothere' is no folder; allowed: the folder of a model or a run"),
         (["evaluate", "nothere", "--data", "demo-stable"], "evaluate: 'nothere' is no folder; allowed: the folder of a model"),
         (["evaluate", "huginn", "--data", "demo-stable"], "evaluate: 'huginn' is a preset, which has no trained weights"),
         (["inspect", "huginn", "depht=3"], "did you mean 'depth'"),
@@ -170,7 +170,7 @@ def test_mistakes_in_training_cost_one_line(capsys: pytest.CaptureFixture[str]) 
     assert run("train", "demo-stabel") == run("train", "demo-stable", "optm.lr=1") == run("evaluate", "nowhere") == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3 and "did you mean 'demo-stable'" in lines[0] and "did you mean 'optim'" in lines[1]
-    assert "nowhere holds no run" in lines[2]
+    assert "'nowhere' is no folder" in lines[2]
 
 
 def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
