@@ -120,8 +120,8 @@ class SweepReport:
         bold = [self.depth[place] == self.own_depth for place in places]
         table = number_table(["depth", *(heading for heading, _ in columns)], rows, width, bold=bold)
         table.title = f"{self.split}: {self.rows:,} rows, {self.targets:,} targets"
-        hidden = len(self.depth) - len(places)
-        notes = [f"{len(places)} of the {len(self.depth)} depths are shown; the file has all"] if hidden else []
+        some = len(places) < len(self.depth)
+        notes = [f"{len(places)} of the {len(self.depth)} depths are shown; the file has all"] if some else []
         table.caption = "\n".join([*notes, *self.remarks()])
         table.caption_style = "bold red" if self.disagreements else "none"
         return table

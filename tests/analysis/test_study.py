@@ -68,3 +68,12 @@ def test_memory_that_ends_in_a_close_look_is_one_line_and_keeps_the_traces(tmp_p
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")}
     assert study(subject, tmp_path, depth=3, pairs=0)["examples"] == 2
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")} and len(before) == 2
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    model = noisy("huginn-tiny")
+    with torch.no_grad():
+        next(model.core.parameters()).view(-1)[0] = float("inf")
+    with pytest.raises(ValueError, match=r"m: core\.\S+ is not finite, so there is nothing to analyze"):
+        study(Subject("m", model, [[1, 2, 3]]), tmp_path / "traces", depth=2)
+    assert not (tmp_path / "traces").exists()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import huggingface_hub
 import pytest
+from huggingface_hub.errors import HfHubHTTPError
 from tokenizers import Tokenizer as Inner
 from tokenizers import models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from loopwright.data.tokenizer import Tokenizer
 from tests.data.words import save_words
@@ -51,3 +55,36 @@ def test_faults(tmp_path: Path) -> None:
     endless.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="the tokenizer has no EOS token"):
         Tokenizer(tmp_path)
+
+
+def test_a_name_that_is_nowhere_fails_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is asked once, and not at all about what cannot be a hub id."""
+    asked: list[str] = []
+
+    def answer(error: Exception) -> None:
+        def model_info(name: str, **options: Any) -> None:
+            asked.append(name)
+            raise error
+
+        monkeypatch.setattr(huggingface_hub, "model_info", model_info)
+
+    def refuse(*given: Any, **options: Any) -> None:
+        assert options["local_files_only"] is True  # else every file is asked for, again and again
+        raise OSError("nothing of that name")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", refuse)
+    unreachable = (OSError("no route"), "it is not in the cache; the hub cannot be reached")
+    for error, said in ((httpx_error(404), r"the hub has none of that name \(status 404\)"), unreachable):
+        answer(error)
+        with pytest.raises(ValueError, match=said) as caught:
+            Tokenizer("nosuchtok")
+        assert "'nosuchtok'" in str(caught.value) and "\n" not in str(caught.value)
+    assert asked == ["nosuchtok"] * 2
+    for name in (str(tmp_path / "nosuch"), "./nosuch", "a/b/c", tmp_path / "nosuch"):
+        with pytest.raises(ValueError, match=r"there is no folder .*, and it is not a hub id"):
+            Tokenizer(name)
+    assert len(asked) == 2
+
+
+def httpx_error(status: int) -> Exception:
+    return HfHubHTTPError("not there", response=SimpleNamespace(status_code=status, headers={}, request=None))  # type: ignore[arg-type]

@@ -182,3 +182,16 @@ def test_ids_that_the_model_lacks_are_refused() -> None:
     for size in (-1, 0):
         with pytest.raises(ValueError, match=f"batch: {size}; allowed: at least 1 row"):
             held_out(noisy("ouroboros-qwen2.5-3b-tiny"), made(2), depths=[1], batch_size=size)
+
+
+def test_a_model_that_makes_no_numbers_is_not_called_a_leak() -> None:
+    model = noisy("universal-tiny")
+    with torch.no_grad():
+        next(model.core.parameters()).view(-1)[0] = float("nan")
+    for marked in (False, True):
+        with pytest.raises(
+            ValueError, match=r"evaluate: the model has no loss, since its logits are not finite \(\d+ of \d+ logits"
+        ):
+            need_likelihood(model, marked=marked)
+    with pytest.raises(ValueError, match="logits are not finite"):
+        held_out(model, made(2))

@@ -254,3 +254,13 @@ def test_rows_that_cannot_be_decoded_are_refused() -> None:
         decode_exact(model, Batch(ids, in_place), 2, eos_id=14)
     with pytest.raises(ValueError, match="several documents"):
         decode_exact(model, Batch(ids, ids, segment_ids=torch.zeros_like(ids)), 2, eos_id=14)
+
+
+def test_what_is_no_number_is_never_right() -> None:
+    """The largest of logits that are all NaN is the first token: an answer of that token alone would count as right."""
+    model = noisy("universal-tiny").eval()
+    with torch.no_grad():
+        next(model.core.parameters()).view(-1)[0] = float("nan")
+    ids = torch.zeros(2, 4, dtype=torch.long)
+    (found,) = readings(model, Batch(ids, ids), [2])
+    assert not found.exact.any() and not found.loss.isfinite().any()
