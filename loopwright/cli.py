@@ -12,23 +12,20 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from loopwright.exits import ending
 from loopwright.interrupt import second_ends_at_once
+from loopwright.options import Depth, Device, Dtype, Folder, Model, Words, seed_of, whole
 from loopwright.version import VERSION
-
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, a hub id (owner/name) or a preset's name.")]
-Folder = Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder or a hub id (owner/name), with its tokenizer.")]
-Words = Annotated[str | None, typer.Option(metavar="PATH", help="A tokenizer's folder or hub id. Left out: the model's own.")]
-Depth = Annotated[int | None, typer.Option(help="Steps of a pass: how often the core runs. Left out: the model's own.")]
-Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")]
-Dtype = Annotated[str, typer.Option(help="float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64.")]
 
 
 def inspect(
     model: Model,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Changes to the config.")] = None,
     depth: Depth = None,
-    context: Annotated[int | None, typer.Option(help="Tokens per row. Left out: 2048, or what the model can hold.")] = None,
-    batch: Annotated[int, typer.Option(help="Rows of a pass and of the cache.")] = 1,
+    context: Annotated[
+        int | None, typer.Option(callback=whole, help="Tokens per row. Left out: 2048, or what the model can hold.")
+    ] = None,
+    batch: Annotated[int, typer.Option(callback=whole, help="Rows of a pass and of the cache.")] = 1,
     dtype: Dtype = "bf16",
     policy: Annotated[str, typer.Option(help="What the cache keeps: every step, the last one, or share(n) of them.")] = "every",
     tensors: Annotated[bool, typer.Option("--tensors", help="Print the state dict too: name, shape, dtype, parameters.")] = False,
@@ -54,7 +51,7 @@ def check(
     model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="As for inspect. Left out: all presets, tiny.")] = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
-    seed: Annotated[int, typer.Option(help="Of a preset's fresh weights.")] = 0,
+    seed: Annotated[int, typer.Option(callback=seed_of, help="Of a preset's fresh weights.")] = 0,
     full: Annotated[bool, typer.Option("--full", help="Build a preset at its full size, not at test size.")] = False,
 ) -> None:
     """Is the model right? Cache, padding, causality, loss, depth, files: one row each. Exits 1 where a check fails.
@@ -76,15 +73,17 @@ def generate(
     model: Folder,
     prompt: Annotated[str, typer.Argument(help="The text to go on from (with --chat: what the user says).")],
     depth: Depth = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Stop after so many tokens.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(callback=whole, help="Stop after so many tokens.")] = 64,
     temperature: Annotated[float | None, typer.Option(help="Sample at this temperature. 0 or left out: greedy.")] = None,
     top_p: Annotated[
         float | None, typer.Option(help="Sample from the likeliest tokens that together reach this probability.")
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample from this many likeliest tokens.")] = None,
+    top_k: Annotated[int | None, typer.Option(callback=whole, help="Sample from this many likeliest tokens.")] = None,
     min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one's probability.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the sampling.")] = None,
-    state_seed: Annotated[int | None, typer.Option(help="Of the initial state, in models that start from noise (Huginn).")] = None,
+    seed: Annotated[int | None, typer.Option(callback=seed_of, help="Of the sampling.")] = None,
+    state_seed: Annotated[
+        int | None, typer.Option(callback=seed_of, help="Of the initial state, in models that start from noise (Huginn).")
+    ] = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the tokenizer's chat template.")] = False,
@@ -135,8 +134,8 @@ def retrofit(
         str | None, typer.Option(help="loss (left out): of the truncated models; turn: how far dropped layers turn the state.")
     ] = None,
     text: Annotated[str | None, typer.Option(metavar="TEXT", help="What bases=weighted measures activations on.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="How much of either text. Left out: 2048.")] = None,
-    seed: Annotated[int, typer.Option(help="Of what starts at random.")] = 0,
+    tokens: Annotated[int | None, typer.Option(callback=whole, help="How much of either text. Left out: 2048.")] = None,
+    seed: Annotated[int, typer.Option(callback=seed_of, help="Of what starts at random.")] = 0,
     dtype: Dtype = "float32",
     device: Device = "cpu",
 ) -> None:
@@ -218,17 +217,21 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="[NAME=]FILE", help="Held-out loss of this text (.jsonl, .txt, each also .gz); may be given again."),
     ] = None,
-    context: Annotated[int | None, typer.Option(help="Of --text: tokens of a passage. Left out: 512, or what it has.")] = None,
+    context: Annotated[
+        int | None, typer.Option(callback=whole, help="Of --text: tokens of a passage. Left out: 512, or what it has.")
+    ] = None,
     tokenizer: Words = None,
     field: Annotated[str | None, typer.Option(help="Of --text: where the text of a JSON line stands. Left out: text.")] = None,
     teacher_forced: Annotated[
         bool, typer.Option("--teacher-forced", help="Of --text: score a model that sees the future too, and mark it.")
     ] = False,
-    honest: Annotated[int, typer.Option(help="Of --text: so many tokens scored from their prefixes alone, too.")] = 0,
+    honest: Annotated[
+        int, typer.Option(callback=whole, help="Of --text: so many tokens scored from their prefixes alone, too.")
+    ] = 0,
     rows: Annotated[
-        int | None, typer.Option(help="Only the first so many rows of a split; of --text: so many passages, drawn.")
+        int | None, typer.Option(callback=whole, help="Only the first so many rows of a split; of --text: so many passages, drawn.")
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Rows of a pass. Left out: 500; of --text: what fits.")] = None,
+    batch: Annotated[int | None, typer.Option(callback=whole, help="Rows of a pass. Left out: 500; of --text: what fits.")] = None,
     decode: Annotated[bool, typer.Option(help="Decode greedily too, at three depths, and compare.")] = True,
     device: Device = "cpu",
     dtype: Dtype = "float32",
@@ -279,13 +282,17 @@ def analyze(
         str,
         typer.Option(help="A .jsonl or .txt file, gsm8k, hellaswag, valid (a run's own rows), or the text itself."),
     ],
-    depth: Annotated[int | None, typer.Option(help="Steps of a pass. Left out: 128, or as many as the model has.")] = None,
+    depth: Annotated[
+        int | None, typer.Option(callback=whole, help="Steps of a pass. Left out: 128, or as many as the model has.")
+    ] = None,
     compare: Annotated[str | None, typer.Option(help="A dense model whose stages to draw beside.")] = None,
     data: Annotated[str | None, typer.Option(help="The folder of gsm8k and hellaswag. Left out: $LOOPWRIGHT_DATA.")] = None,
-    examples: Annotated[int, typer.Option(help="At most so many prompts, drawn by the seed.")] = 32,
-    seed: Annotated[int, typer.Option(help="Of the drawing of prompts.")] = 0,
-    batch: Annotated[int, typer.Option(help="Prompts of a pass.")] = 8,
-    pairs: Annotated[int, typer.Option(help="Steps of which all pairs of layers as run are compared (8 or 32); 0: none.")] = 8,
+    examples: Annotated[int, typer.Option(callback=whole, help="At most so many prompts, drawn by the seed.")] = 32,
+    seed: Annotated[int, typer.Option(callback=seed_of, help="Of the drawing of prompts.")] = 0,
+    batch: Annotated[int, typer.Option(callback=whole, help="Prompts of a pass.")] = 8,
+    pairs: Annotated[
+        int, typer.Option(callback=whole, help="Steps of which all pairs of layers as run are compared (8 or 32); 0: none.")
+    ] = 8,
     ablate: Annotated[bool, typer.Option("--ablate", help="Zero the second layer's MLP output (Figure 41).")] = False,
     tokenizer: Words = None,
     device: Device = "cpu",
@@ -350,7 +357,6 @@ def make_app() -> typer.Typer:
         name="loopwright",
         help="Looped language models: build, train, measure and run them. Start with: loopwright demo",
         add_completion=False,
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
@@ -373,25 +379,19 @@ def _show_version(on: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line and exits: 0 well, 1 a check failed, 2 a mistake (one line on stderr), 130 interrupted."""
+    """Runs the command line and exits: 0 well, 1 a check failed, 2 a mistake, 70 an error of ours, 130 interrupted, 141 unread."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch comes: threads that spin while they wait starve the others
+    words = list(sys.argv[1:] if arguments is None else arguments)
     # typer brings its own click or uses the package, by version; either way this is the base of all usage errors
-    usage_error: Any = typer.BadParameter.__base__
+    ending(lambda: _run(words or ["--help"]), typer.BadParameter.__base__)
+
+
+def _run(words: list[str]) -> Any:
     try:
         with second_ends_at_once():
-            result = make_app()(None if arguments is None else list(arguments), standalone_mode=False)
-    except usage_error as error:
-        _fail(f"{error.format_message()} (help: {error.ctx.command_path if error.ctx else 'loopwright'} --help)")
-    except (ValueError, TypeError, OSError) as error:
-        _fail(str(error) or type(error).__name__)
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
-    sys.exit(result if isinstance(result, int) else 0)
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"loopwright: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
+            return make_app()(words, standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.storage.folder import REPLACED, clear_leftovers
+from loopwright.untrusted import user_path
 from loopwright.version import VERSION
 
 STATE = "state.json"  # of a checkpoint: how far the run was
@@ -26,7 +27,7 @@ class RunFolder:
     """The folder of one run, and where its files lie."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
+        self.path = user_path(path)
         self.recipe = self.path / "recipe.yaml"  # resolved
         self.origin = self.path / "origin.json"  # versions, commit, devices, command
         self.log = self.path / "log.jsonl"

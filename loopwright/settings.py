@@ -16,6 +16,12 @@ from typing import Any
 
 import yaml
 
+from loopwright.untrusted import check_plain, shown
+
+LISTED = 20  # names in a message
+LONGEST_NAME = 100  # characters of a name that is compared with others
+LEVELS = 20  # of names in an override
+
 
 class _Loader(yaml.SafeLoader):
     """Plain YAML, but 3e-4 is a number, as in YAML 1.2 (PyYAML reads it as text), and a key that stands twice is refused."""
@@ -37,13 +43,20 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\
 
 
 def read_yaml(text: str, where: str) -> Any:
-    """Returns the data of YAML text; `where` names its source in the error."""
+    """Returns the plain data of YAML text; `where` names its source in the error."""
     try:
-        return yaml.load(text, _Loader)
+        data = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{where}{line}: not valid YAML ({getattr(error, 'problem', None) or error})") from None
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ValueError(f"{where}{line}: not valid YAML ({shown(reason)[1:-1]})") from None
+    except RecursionError:
+        raise ValueError(f"{where}: not valid YAML (nested too deep); allowed: fewer levels") from None
+    except (ValueError, TypeError, LookupError, AttributeError) as error:  # a date, number or tag that cannot be made
+        raise ValueError(f"{where}: not valid YAML ({shown(str(error))[1:-1]})") from None
+    check_plain(data, where)
+    return data
 
 
 def write_yaml(data: Any) -> str:
@@ -54,7 +67,7 @@ def write_yaml(data: Any) -> str:
 def suggest(name: str, allowed: Iterable[str]) -> str:
     """Returns the tail of an error message: the nearest allowed name, then all of them."""
     names = sorted(allowed)
-    near = difflib.get_close_matches(name, names, n=1)
+    near = difflib.get_close_matches(name[:LONGEST_NAME], names, n=1)  # the search takes the square of the length
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{hint}allowed: {', '.join(names) if names else 'nothing'}"
 
@@ -62,9 +75,10 @@ def suggest(name: str, allowed: Iterable[str]) -> str:
 def refuse_unknown(where: str, names: Iterable[str], allowed: Iterable[str]) -> None:
     """Raises a ValueError that names every unknown name and what is allowed."""
     allowed = set(allowed)
-    unknown = [str(name) for name in names if name not in allowed]
+    unknown = [str(name) for name in names if not isinstance(name, str) or name not in allowed]
     if unknown:
-        listed = ", ".join(repr(name) for name in unknown)
+        more = f" and {len(unknown) - LISTED} more" if unknown[LISTED:] else ""
+        listed = ", ".join(shown(name) for name in unknown[:LISTED]) + more
         raise ValueError(f"{where}: unknown {listed}; {suggest(unknown[0], allowed)}")
 
 
@@ -74,17 +88,16 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
     for word in words:
         path, sign, text = word.partition("=")
         if not sign or not path:
-            raise ValueError(f"override: {word!r} is not of the form name=value")
-        try:
-            value = yaml.load(text, _Loader) if text else None
-        except yaml.YAMLError:
-            raise ValueError(f"override: the value of {word!r} is not valid YAML") from None
+            raise ValueError(f"override: {shown(word)} is not of the form name=value")
+        value = read_yaml(text, f"override: {shown(path)}") if text else None
         node = result
         *parents, last = path.split(".")
+        if len(parents) >= LEVELS:
+            raise ValueError(f"override: {shown(word)} names {len(parents) + 1} levels; allowed: at most {LEVELS}")
         for parent in parents:
             child = node.setdefault(parent, {})
             if not isinstance(child, dict):
-                raise ValueError(f"override: {word!r} sets a field of {parent!r}, which already has a plain value")
+                raise ValueError(f"override: {shown(word)} sets a field of {parent!r}, which already has a plain value")
             node = child
         node[last] = value
     return result
@@ -118,9 +131,9 @@ def options_of(kind: type) -> dict[str, inspect.Parameter]:
 def check_kind(where: str, spec: Any, table: Mapping[str, type]) -> None:
     """Raises a ValueError where `spec` is not a kind of `table` with options that kind takes."""
     if not isinstance(spec, Mapping) or "kind" not in spec:
-        raise ValueError(f"{where}: {spec!r} is not a mapping with a 'kind'; {suggest('', table)}")
+        raise ValueError(f"{where}: {shown(spec)} is not a mapping with a 'kind'; {suggest('', table)}")
     if not isinstance(spec["kind"], str) or spec["kind"] not in table:
-        raise ValueError(f"{where}: unknown kind {spec['kind']!r}; {suggest(str(spec['kind']), table)}")
+        raise ValueError(f"{where}: unknown kind {shown(spec['kind'])}; {suggest(str(spec['kind']), table)}")
     options = options_of(table[spec["kind"]])
     place = f"{where} ({spec['kind']})"
     refuse_unknown(place, [key for key in spec if key != "kind"], options)
@@ -143,7 +156,7 @@ def build_kind(spec: Mapping[str, Any], table: Mapping[str, type], *arguments: A
 def fill_section(section: type, data: Any, where: str) -> Any:
     """Returns the dataclass that plain data describes; unknown, missing and malformed fields are refused."""
     if not isinstance(data, Mapping):
-        raise ValueError(f"{where}: {data!r}; allowed: a mapping of names to values")
+        raise ValueError(f"{where}: {shown(data)}; allowed: a mapping of names to values")
     fields = {field.name: field for field in dataclasses.fields(section)}
     refuse_unknown(where, data, fields)
     missing = [n for n, f in fields.items() if n not in data and f.default is f.default_factory is dataclasses.MISSING]
@@ -156,34 +169,54 @@ def fill_section(section: type, data: Any, where: str) -> Any:
 
 # what a written type admits in plain data; a type that is not named here is the receiver's to check
 _FORMS: dict[str, tuple[type, ...]] = {
-    "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "None": (type(None),),
-    "list": (list, tuple), "dict": (Mapping,),
+    "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "None": (type(None),), "Any": (object,),
+    "list": (list, tuple), "tuple": (list, tuple), "Sequence": (list, tuple), "dict": (Mapping,), "Mapping": (Mapping,),
 }  # fmt: skip
 _IN_WORDS = {
     "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "None": "nothing (null)",
-    "list": "a list", "dict": "a mapping of names to values",
+    "Any": "anything",
+    "list": "a list", "tuple": "a list", "Sequence": "a list", "dict": "a mapping of names to values",
+    "Mapping": "a mapping of names to values",
 }  # fmt: skip
 
 
 def check_form(where: str, value: Any, annotation: Any) -> None:
-    """Raises a ValueError where a value does not have the form that an annotation such as "int | None" asks for."""
-    names = list(_written_types(annotation))
-    if not names or any(name not in _FORMS for name in names):
+    """Raises a ValueError where a value does not have the form that an annotation such as "list[int] | None" asks for."""
+    written = list(_written_types(annotation if isinstance(annotation, str) else ""))
+    if not written or any(name not in _FORMS for name, _ in written):
         return
-    fits = any(isinstance(value, _FORMS[name]) and (name == "bool" or not isinstance(value, bool)) for name in names)
-    if not fits:
-        raise ValueError(f"{where} is {value!r}; allowed: {' or '.join(_IN_WORDS[name] for name in names)}")
+    fitting = [(name, inner) for name, inner in written if _fits(value, name)]
+    if not fitting:
+        words = " or ".join(dict.fromkeys(_IN_WORDS[name] for name, _ in written))
+        raise ValueError(f"{where} is {shown(value)}; allowed: {words}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where} is {value!r}; allowed: a finite number")
-    if isinstance(value, int) and abs(value) >= 2**63:
-        raise ValueError(f"{where} is {value}; allowed: a number of at most 64 bits")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{where} is {shown(value)}; allowed: a number of at most 64 bits")
+    inner = fitting[0][1]
+    if isinstance(value, list | tuple) and inner:
+        member = inner.split(",")[0].strip() if fitting[0][0] == "tuple" else inner
+        for place, entry in enumerate(value):
+            check_form(f"{where}[{place}]", entry, member)
+    if isinstance(value, Mapping) and inner.startswith("str"):
+        wrong = [key for key in value if not isinstance(key, str)]
+        if wrong:
+            raise ValueError(f"{where} names {shown(wrong[0])}; allowed: names that are text")
 
 
-def _written_types(annotation: Any) -> Iterator[str]:
-    text = annotation if isinstance(annotation, str) else ""
-    while "[" in text:
-        shorter = re.sub(r"\[[^\[\]]*\]", "", text)
-        if shorter == text:
-            return
-        text = shorter
-    yield from (word.strip() for word in text.split("|") if word.strip())
+def _fits(value: Any, name: str) -> bool:
+    return isinstance(value, _FORMS[name]) and (name in ("bool", "Any") or not isinstance(value, bool))
+
+
+def _written_types(annotation: str) -> Iterator[tuple[str, str]]:
+    """Yields each type of an annotation with what stands in its brackets: of "list[int] | None" ("list", "int"), ("None", "")."""
+    level, word = 0, ""
+    for letter in f"{annotation}|":
+        level += (letter == "[") - (letter == "]")
+        if letter == "|" and not level:
+            name, _, inner = word.strip().partition("[")
+            if name:
+                yield name, inner.removesuffix("]")
+            word = ""
+        else:
+            word += letter

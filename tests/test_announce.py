@@ -12,14 +12,14 @@ import loopwright as lw
 from loopwright.announce import AUTO, Announcer
 
 ROOT = Path(__file__).parent.parent
-AUTO = "from transformers import AutoConfig, AutoModelForCausalLM"
+IMPORT = "from transformers import AutoConfig, AutoModelForCausalLM"
 ORDERS = {
-    "transformers first": f"{AUTO}\nimport loopwright",
+    "transformers first": f"{IMPORT}\nimport loopwright",
     # who asks whether it is installed, as many packages do, has not imported it
-    "loopwright first": f"import importlib.util, loopwright\nassert importlib.util.find_spec('transformers')\n{AUTO}",
-    "our model first": f"from loopwright.model.config import LoopedConfig\n{AUTO}",
-    "loopwright twice": f"import importlib, loopwright\nimportlib.reload(loopwright)\n{AUTO}",
-    "our tokenizer first": f"import loopwright.data.tokenizer\n{AUTO}",
+    "loopwright first": f"import importlib.util, loopwright\nassert importlib.util.find_spec('transformers')\n{IMPORT}",
+    "our model first": f"from loopwright.model.config import LoopedConfig\n{IMPORT}",
+    "loopwright twice": f"import importlib, loopwright\nimportlib.reload(loopwright)\n{IMPORT}",
+    "our tokenizer first": f"import loopwright.data.tokenizer\n{IMPORT}",
 }
 
 
@@ -49,5 +49,7 @@ def test_the_finder_finds_nothing_else() -> None:
 @pytest.mark.parametrize("code", ["import loopwright, transformers", "import loopwright; from transformers import AutoConfig"])
 def test_whoever_wants_no_model_does_not_wait_for_ours(code: str) -> None:
     heavy = "print('loopwright.model.looped' in sys.modules, 'torch._dynamo' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", f"{code}; import sys; {heavy}"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; import sys; {heavy}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["False", "False"]

@@ -67,6 +67,19 @@ def test_the_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         (["analyze", "x/y", "--prompts", "a", "--compare", "nothere"], "compare: 'nothere' is no folder; allowed: the folder of"),
         (["retrofit", "nothere", "out"], "retrofit: 'nothere' is no folder; allowed: the folder of a model or a run"),
         (["evaluate", "nothere"], "evaluate: 'nothere' is no folder; allowed: the folder of a model or a run"),
+        (["evaluate", "tests"], "evaluate: tests holds no run (no recipe.yaml); a model needs --data RECIPE"),
+        (["inspect", "~nosuchuser/x"], "'~nosuchuser/x': there is no such user"),
+        (["train", "~nosuchuser/x"], "'~nosuchuser/x': there is no such user"),
+        (["inspect", "huginn-tiny", "dtype=rotary"], "dtype is 'rotary'; allowed: float32"),
+        (["inspect", "huginn-tiny", "--depth", "100000000"], "depth: 100000000; allowed: a whole number of at least 1, at most"),
+        (["inspect", "huginn-tiny", "core_layers=1000000000000"], "core_layers is 1000000000000; allowed: a whole number"),
+        (["inspect", "huginn-tiny", "x=" + "[" * 5000], "nested too deep"),
+        (["inspect", "huginn-tiny", "x=&a [*a]"], "nested more than 100 deep, or a part of itself"),
+        (["inspect", "huginn-tiny", "depth=" + "9" * 5000], "override: 'depth': not valid YAML (Exceeds the limit"),
+        (["inspect", "huginn-tiny", ".".join("a" * 5000) + "=1"], "levels; allowed: at most 20"),
+        (["check", "huginn-tiny", "--seed", "99999999999999999999"], "99999999999999999999 is no seed; allowed"),
+        (["inspect", "huginn-tiny", "--batch", "99999999999999999999"], "99999999999999999999 has more than 32 bits"),
+        (["evaluate", "tests", "--data", "demo-stable", "--depths", "1:99999999"], "allowed: depths of at most 1,000,000"),
         (["evaluate", "nothere", "--data", "demo-stable"], "evaluate: 'nothere' is no folder; allowed: the folder of a model"),
         (["evaluate", "huginn", "--data", "demo-stable"], "evaluate: 'huginn' is a preset, which has no trained weights"),
         (["inspect", "huginn", "depht=3"], "did you mean 'depth'"),
@@ -171,6 +184,23 @@ def test_mistakes_in_training_cost_one_line(capsys: pytest.CaptureFixture[str]) 
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3 and "did you mean 'demo-stable'" in lines[0] and "did you mean 'optim'" in lines[1]
     assert "'nowhere' is no folder" in lines[2]
+    assert "nowhere: there is no such folder" in lines[2]
+
+
+def test_no_arguments_show_the_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["loopwright"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    printed = capsys.readouterr()
+    assert not stop.value.code and printed.err == "" and "loopwright demo" in printed.out
+
+
+def test_an_error_of_ours_is_one_line_and_another_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(presets, "presets", lambda: {}["kind"])
+    assert run("presets") == 70
+    printed = capsys.readouterr().err
+    assert printed.startswith("loopwright: an error that nobody foresaw: KeyError: 'kind'; the traceback is in ")
+    assert printed.count("\n") == 1
 
 
 def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

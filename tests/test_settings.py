@@ -78,7 +78,7 @@ def test_a_merged_key_may_be_overridden():
     [
         (["depth"], "'depth' is not of the form name=value"),
         (["=3"], "'=3' is not of the form name=value"),
-        (["a=[1"], "the value of 'a=[1' is not valid YAML"),
+        (["a=[1"], "'a', line 1: not valid YAML (expected ',' or ']', but got '<stream end>')"),
         (["a=1", "a.b=2"], "'a.b=2' sets a field of 'a', which already has a plain value"),
     ],
 )

@@ -11,6 +11,7 @@ import torch
 
 from loopwright.data.records import SUFFIXES, Files, text_field
 from loopwright.settings import suggest
+from loopwright.untrusted import user_path
 
 # the files of a set that are looked for in the data folder, in this order, and the field that holds the prompt
 SETS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -77,7 +78,7 @@ def _find(name: str, folder: str | None) -> tuple[Path, str]:
         raise ValueError(
             f"prompts: {name} lies in no known folder; give --data FOLDER (or {DATA}) with {stems[0]}.jsonl or .jsonl.gz"
         )
-    there = next((Path(folder).expanduser() / file for file in wanted if (Path(folder).expanduser() / file).is_file()), None)
+    there = next((path for path in (user_path(folder) / file for file in wanted) if path.is_file()), None)
     if there is None:
         raise FileNotFoundError(f"prompts: {folder} holds no {name}; looked for: {', '.join(wanted)}")
     return there, field

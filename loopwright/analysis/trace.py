@@ -57,7 +57,9 @@ class Trace:
         """Names and shapes: the numbers themselves would fill a notebook."""
         rows, length = self.valid.shape
         kinds = {"values": self.values, "captured": self.captured}
-        said = [f"{name}: " + ", ".join(f"{key} {list(x.shape)}" for key, x in held.items()) for name, held in kinds.items() if held]
+        said = [
+            f"{name}: " + ", ".join(f"{key} {list(x.shape)}" for key, x in held.items()) for name, held in kinds.items() if held
+        ]
         return f"Trace({'; '.join([f'{rows} × {length} tokens, {self.places.steps} steps', *said])})"
 
     def core(self, name: str) -> Tensor:

@@ -21,6 +21,7 @@ from loopwright.analysis.trace import check_lengths, trace_depth
 from loopwright.analysis.verdict import Finding, converges, safe, stages
 from loopwright.commands.models import open_model, open_tokenizer
 from loopwright.commands.results import need_writable
+from loopwright.commands.wait import tell_wait
 from loopwright.commands.words import console, find_device, find_dtype, fitting_threads, progress
 from loopwright.convert.source import Source
 from loopwright.data.build import build_data
@@ -151,6 +152,7 @@ def _study(
             bar.update(task, completed=done, total=total, description=f"{subject.name}: {what}")
 
         asked = depth if model.config.is_looped else None
+        tell_wait(model, asked, rows=min(plan.batch, len(rows)), length=max(map(len, rows)))
         return study(subject, folder, depth=asked, batch=plan.batch, pairs=plan.pairs, edit=edit, edited=edited, progress=tell)
 
 

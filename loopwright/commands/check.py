@@ -10,6 +10,7 @@ import torch
 from rich.markup import escape
 
 from loopwright.commands.models import open_model
+from loopwright.commands.wait import tell_wait
 from loopwright.commands.words import console, find_device, find_dtype, fitting_threads, progress, table
 from loopwright.convert.source import Source
 from loopwright.evaluate import conformance
@@ -31,6 +32,7 @@ def check(source: str, *, dtype: str = "float32", device: str = "cpu", seed: int
     else:
         model = open_model(opened, kind, where)
     with fitting_threads(model), progress() as bar:
+        tell_wait(model, None)
         task = bar.add_task("check", total=len(conformance.CHECKS))
         report = conformance.check(model, progress=lambda one: bar.update(task, advance=1, description=one))
     out.print(report.table())

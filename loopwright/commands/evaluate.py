@@ -11,6 +11,7 @@ from rich.progress import Progress, TaskID
 from loopwright.analysis.figures import Curve, accuracy_by_depth, length_by_depth_heatmap, loss_by_depth
 from loopwright.commands.models import open_model
 from loopwright.commands.results import file_stem, keep_more, need_writable
+from loopwright.commands.wait import tell_wait
 from loopwright.commands.words import console, find_device, find_dtype, fitting_threads, progress
 from loopwright.convert.source import Source
 from loopwright.data.batch import FirstRows, Splits
@@ -52,6 +53,8 @@ def evaluate(
 ) -> dict[str, SweepReport]:
     """Prints and saves a sweep over depth of each test split of a run (or of a model, on the data of a recipe); returns them."""
     opened = open_source(source, checkpoint)
+    if data is None and not opened.path.exists():
+        raise FileNotFoundError(f"evaluate: {source}: there is no such folder; allowed: the folder of a run")
     if opened.recipe is None and data is None:
         raise ValueError(
             f"evaluate: {source} holds no run (no recipe.yaml); a model needs --data RECIPE, to be measured on its data, or --text"
@@ -113,15 +116,15 @@ def evaluate_text(
         raise ValueError(f"context: {context}; allowed: at least 2 tokens")
     check_rows(rows, batch)
     named, asked = name_texts(texts), parse_depths(depths) if depths else None
-    for files in named.values():
-        Files(files)  # names and endings; what cannot be used is told before a model is loaded
+    for paths in named.values():
+        Files(paths)  # names and endings; what cannot be used is told before a model is loaded
     opened = open_source(source, checkpoint)
     model, run, _ = find_model(opened, dtype, device, out)
     length, printer = _fitting_context(model, context), console()
     verdict = need_likelihood(model, marked=teacher_forced or honest > 0)
     printer.print(f"causality: {'passed' if verdict.passed else 'FAILED'}; {verdict.detail}", markup=False)
     words = Tokenizer(tokenizer or opened.tokenizer_folder())
-    found = {name: read_passages(name, files, words, length, field=field) for name, files in named.items()}
+    found = {name: read_passages(name, paths, words, length, field=field) for name, paths in named.items()}
     chosen = {name: None if rows is None or rows >= len(passages) else rows for name, passages in found.items()}
     if rows is not None:  # of all: the first ones would be those of few documents
         found = {name: passages.drawn(rows) for name, passages in found.items()}
@@ -141,6 +144,8 @@ def evaluate_text(
     for name, passages in found.items():
         with fitting_threads(model), progress() as bar:
             task = bar.add_task(name)
+            if model.config.is_looped:
+                tell_wait(model, max(asked) if asked else None, rows=batch or 1, length=length)
 
             def show(done: int, total: int, bar: Progress = bar, task: TaskID = task) -> None:
                 bar.update(task, completed=done, total=total)
@@ -241,6 +246,8 @@ def _rows_of(found: Splits, name: str, rows: int | None) -> tuple[Rows, int | No
 def _sweep(
     model: LoopedForCausalLM, found: Splits, source: Rows, name: str, depths: list[int], batch: int, decode: bool, weights: str
 ) -> SweepReport:
+    if model.config.is_looped:
+        tell_wait(model, max(depths), rows=min(batch, len(source)), length=source.batch([0]).input_ids.shape[1])
     decodable = found.exact and not found.in_place
     decoded = sorted({depths[0], depths[len(depths) // 2], depths[-1]}) if decode and decodable else []
     with fitting_threads(model), progress() as bar:

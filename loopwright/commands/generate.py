@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loopwright.commands.models import open_model, open_tokenizer
+from loopwright.commands.wait import tell_wait
 from loopwright.commands.words import console, find_device, find_dtype, fitting_threads
 from loopwright.convert.source import Source
 from loopwright.generate.depths import StepGuess, next_token_by_depth
@@ -46,6 +47,7 @@ def generate(
         checked_seed(model, state_seed)
     ids = (encode_chat if chat else encode)(words, prompt, model.config.vocab_size).to(model.device)
     with fitting_threads(model):
+        tell_wait(model, depth, length=ids.shape[1])
         if show_depth:
             guesses = next_token_by_depth(model, ids, depth, state_seed=state_seed)
             console().print(_guess_table(guesses, words))

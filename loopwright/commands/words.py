@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import NoReturn
 
 import torch
 from rich.console import Console
@@ -47,10 +48,15 @@ def find_device(name: str) -> str:
     return name
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError  # rich would exit with 1, which says that a check failed
+
+
 def console(*, stderr: bool = False) -> Console:
     """Returns the console of a stream: as wide as the window, or wide enough for a file."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else WIDE)
+    return _Console(file=stream, highlight=False, width=None if stream.isatty() else WIDE)
 
 
 def table(title: str, *columns: str) -> Table:

@@ -51,7 +51,7 @@ def read_decoder(
         key_value_heads = heads
     fields.demand("hidden_act", "silu")
     fields.admit("attention_dropout")
-    layers = {"prelude_layers": 0, "core_layers": 0, "coda_layers": 0, f"{stack}_layers": fields.whole("num_hidden_layers")}
+    layers = {"prelude_layers": 0, "core_layers": 0, "coda_layers": 0, f"{stack}_layers": fields.layers("num_hidden_layers")}
     return {
         **layers,
         "depth": 1,

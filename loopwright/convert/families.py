@@ -16,6 +16,7 @@ from loopwright.convert.qwen2 import QWEN2
 from loopwright.convert.qwen3 import QWEN3
 from loopwright.convert.retrofit import RETROFIT_LLAMA, RETROFIT_OLMO2
 from loopwright.settings import suggest
+from loopwright.untrusted import shown
 
 # of one model_type, the first whose mark is in a tensor's name is the one; of those that can hold a model, the first exports it
 FAMILIES: dict[str, Family] = {
@@ -29,5 +30,5 @@ def family_of(settings: Mapping[str, Any], names: Collection[str], where: str) -
     candidates = [family for family in FAMILIES.values() if family.model_type == kind]
     if not candidates:
         known = {family.model_type for family in FAMILIES.values()}
-        raise ValueError(f"{where}: model_type is {kind!r}, which no family has; {suggest(str(kind), known)}")
+        raise ValueError(f"{where}: model_type is {shown(kind)}, which no family has; {suggest(str(kind), known)}")
     return next(family for family in candidates if any(family.mark in name for name in names) or not family.mark)

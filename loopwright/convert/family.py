@@ -15,6 +15,7 @@ from torch import Tensor
 
 from loopwright.convert.fields import Fields
 from loopwright.model.config import LoopedConfig
+from loopwright.untrusted import shown
 
 Names = str | tuple[str, ...]
 Shape = tuple[int, ...]
@@ -137,4 +138,4 @@ def name_table(stacks: Mapping[str, str], top: Mapping[str, Names], block: Mappi
 def listed(names: Sequence[str]) -> str:
     """Returns names for an error message, the first twenty of a long list."""
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
+    return ", ".join(shown(name)[1:-1] for name in names[:_LISTED]) + more

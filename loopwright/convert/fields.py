@@ -7,7 +7,10 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from loopwright.model.bounds import LEAST_NUMBER, MOST_LAYERS, is_number, is_whole
 from loopwright.model.config import ROPE_TYPES
+from loopwright.settings import LISTED
+from loopwright.untrusted import shown
 
 # fields that any transformers model may carry and that say nothing about the forward pass
 _ADMITTED = {
@@ -37,7 +40,8 @@ class Fields:
         self.values = values
         self.taken: set[str] = set()
         if values.get("quantization_config") is not None:
-            kind = dict(values["quantization_config"]).get("quant_method", "unnamed")
+            given = values["quantization_config"]
+            kind = shown(str(given.get("quant_method", "unnamed")) if isinstance(given, Mapping) else "unnamed")[1:-1]
             raise ValueError(
                 f"{where}: quantization_config says that the weights are quantised ({kind}); allowed: plain float weights, "
                 "so take the unquantised checkpoint"
@@ -48,12 +52,17 @@ class Fields:
         self.taken.add(name)
         return self.values.get(name, default)
 
-    def whole(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+    def whole(self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**31) -> int:
         """Returns a whole number; absent and null mean the default, and without one they are refused."""
         value = self._present(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{self.where}: {name} is {value!r}; allowed: a whole number of at least {least}")
+        if not is_whole(value, least, most):
+            bound = f" and at most {most:,}" if is_whole(value, most, 2**63) else ""
+            raise ValueError(f"{self.where}: {name} is {shown(value)}; allowed: a whole number of at least {least}{bound}")
         return value
+
+    def layers(self, name: str, *, least: int = 1) -> int:
+        """Returns a number of layers: lists of that length are made from it."""
+        return self.whole(name, least=least, most=MOST_LAYERS)
 
     def number(self, name: str, default: float | None = None) -> float:
         """Returns a number above zero; absent and null mean the default, and without one they are refused."""
@@ -63,7 +72,7 @@ class Fields:
         """Returns true or false; absent and null mean the default."""
         value = self._present(name, default)
         if not isinstance(value, bool):
-            raise ValueError(f"{self.where}: {name} is {value!r}; allowed: true, false")
+            raise ValueError(f"{self.where}: {name} is {shown(value)}; allowed: true, false")
         return value
 
     def section(self, name: str) -> dict[str, Any]:
@@ -72,7 +81,7 @@ class Fields:
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            raise ValueError(f"{self.where}: {name} is {value!r}; allowed: an object or null")
+            raise ValueError(f"{self.where}: {name} is {shown(value)}; allowed: an object or null")
         return {key: entry for key, entry in value.items() if entry is not None}
 
     def admit(self, *names: str) -> None:
@@ -84,12 +93,12 @@ class Fields:
         value = self.take(name)
         if value is not None and not any(value == a and isinstance(value, bool) == isinstance(a, bool) for a in allowed):
             listed = ", ".join(repr(a) for a in allowed) or "null"
-            raise ValueError(f"{self.where}: {name} is {value!r}, which is not supported; allowed: {listed}")
+            raise ValueError(f"{self.where}: {name} is {shown(value)}, which is not supported; allowed: {listed}")
 
     def positive(self, name: str, value: Any) -> float:
         """Returns the value as a number above zero, or refuses it by name."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise ValueError(f"{self.where}: {name} is {value!r}; allowed: a number above 0")
+        if not is_number(value, LEAST_NUMBER):
+            raise ValueError(f"{self.where}: {name} is {shown(value)}; allowed: a number above 0 that float32 can hold")
         return float(value)
 
     def close(self) -> None:
@@ -98,10 +107,10 @@ class Fields:
             if name not in self.taken:
                 self.demand(name, *allowed)
         known = self.taken | _ADMITTED | set(GenerationConfig._get_default_generation_params()) | {"quantization_config"}
-        unknown = [f"{name} ({value!r})" for name, value in self.values.items() if name not in known]
+        unknown = [f"{shown(name)[1:-1]} ({shown(value)})" for name, value in self.values.items() if name not in known]
         if unknown:
             raise ValueError(
-                f"{self.where}: unknown field {', '.join(unknown)}; it may change the model, so it is not passed over: "
+                f"{self.where}: unknown field {', '.join(unknown[:LISTED])}; it may change the model, so it is not passed over: "
                 "if it does not, delete it from config.json"
             )
 
@@ -121,7 +130,7 @@ def read_token_ids(fields: Fields) -> dict[str, Any]:
         value = fields.take(name)
         several = value if isinstance(value, list) and name == "eos_token_id" else [value]
         if any(v is not None and (isinstance(v, bool) or not isinstance(v, int)) for v in several):
-            raise ValueError(f"{fields.where}: {name} is {value!r}; allowed: a whole number or null")
+            raise ValueError(f"{fields.where}: {name} is {shown(value)}; allowed: a whole number or null")
         ids[name] = None if isinstance(value, int) and value < 0 else value
     return ids
 
@@ -134,11 +143,15 @@ def read_rope(fields: Fields, *, positions: int, theta: float | None = None) -> 
     older, newer = fields.section("rope_scaling"), fields.section("rope_parameters")
     given = {**newer, **older}
     if any(newer.get(key, value) != value for key, value in older.items()):
-        raise ValueError(f"{fields.where}: rope_scaling {older} and rope_parameters {newer} contradict each other; keep one")
+        raise ValueError(
+            f"{fields.where}: rope_scaling {shown(older)} and rope_parameters {shown(newer)} contradict each other; keep one"
+        )
     top = fields.take("rope_theta")
     inner = given.pop("rope_theta", None)
     if top is not None and inner is not None and top != inner:
-        raise ValueError(f"{fields.where}: rope_theta is {top} at the top and {inner} inside rope_parameters; keep one")
+        raise ValueError(
+            f"{fields.where}: rope_theta is {shown(top)} at the top and {shown(inner)} inside rope_parameters; keep one"
+        )
     base = next((t for t in (inner, top, theta) if t is not None), None)
     if base is None:
         raise ValueError(f"{fields.where}: rope_theta is missing; this family needs it")
@@ -146,8 +159,8 @@ def read_rope(fields: Fields, *, positions: int, theta: float | None = None) -> 
     given.pop("type", None)
     if given.pop("partial_rotary_factor", 1) != 1:
         raise ValueError(f"{fields.where}: rope partial_rotary_factor is not 1, which is not supported; allowed: 1")
-    if kind not in ROPE_TYPES:
-        raise ValueError(f"{fields.where}: rope_type is {kind!r}, which is not supported; allowed: {', '.join(ROPE_TYPES)}")
+    if not isinstance(kind, str) or kind not in ROPE_TYPES:
+        raise ValueError(f"{fields.where}: rope_type is {shown(kind)}, which is not supported; allowed: {', '.join(ROPE_TYPES)}")
     _check_rope(fields, kind, given)
     if _ORIGINAL in ROPE_TYPES[kind][0]:
         given.setdefault(_ORIGINAL, positions)
@@ -159,12 +172,12 @@ def _check_rope(fields: Fields, kind: str, given: Mapping[str, Any]) -> None:
     allowed = {*needs, *takes_too}
     unknown, missing = sorted(set(given) - allowed), sorted(set(needs) - {_ORIGINAL} - set(given))
     if unknown or missing:
-        wrong = [f"unknown {', '.join(unknown)}"] * bool(unknown) + [f"missing {', '.join(missing)}"] * bool(missing)
+        wrong = [f"unknown {shown(', '.join(unknown))[1:-1]}"] * bool(unknown) + [f"missing {', '.join(missing)}"] * bool(missing)
         takes = ", ".join(sorted(allowed)) or "no parameters"
         raise ValueError(f"{fields.where}: rope of type {kind!r}: {'; '.join(wrong)}; allowed: {takes}")
     for name, value in given.items():
         if name == "truncate" and not isinstance(value, bool):
-            raise ValueError(f"{fields.where}: rope truncate is {value!r}; allowed: true, false")
+            raise ValueError(f"{fields.where}: rope truncate is {shown(value)}; allowed: true, false")
         if name != "truncate":
             fields.positive(f"rope {name}", value)
 
@@ -182,21 +195,21 @@ def read_window(fields: Fields, *, layers: int) -> int | None:
     """Returns the sliding window of a Qwen-like config.json, where all layers agree; layers that differ are refused."""
     used = fields.flag("use_sliding_window", False)
     size = fields.take("sliding_window", 4096)
-    first = fields.take("max_window_layers", 28)
+    first = fields.whole("max_window_layers", 28, least=0)
     kinds = fields.take("layer_types")
     if kinds is None:
         slides = used and size is not None
         kinds = ["sliding_attention" if slides and i >= first else "full_attention" for i in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or len(set(kinds)) != 1:
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind != kinds[0] for kind in kinds):
         raise ValueError(
             f"{fields.where}: layer_types (or max_window_layers {first}) gives the {layers} layers different attention "
-            f"({kinds}); allowed: the same kind for all"
+            f"({shown(kinds)}); allowed: the same kind for all"
         )
     if kinds[0] == "full_attention":
         return None
     if kinds[0] != "sliding_attention" or not used:
         raise ValueError(
-            f"{fields.where}: layer_types says {kinds[0]!r} with use_sliding_window {str(used).lower()}; allowed: "
+            f"{fields.where}: layer_types says {shown(kinds[0])} with use_sliding_window {str(used).lower()}; allowed: "
             "full_attention, or sliding_attention with use_sliding_window true"
         )
     return fields.whole("sliding_window", 4096)

@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 from loopwright.convert.families import family_of
 from loopwright.convert.family import Family, Shape
 from loopwright.convert.weights import DTYPES, Stored, check_fit, check_tied, file_dtype, fill, read_json, stored_tensors
+from loopwright.exits import one_line
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import suggest
@@ -103,10 +104,10 @@ def usable_device(device: str | torch.device) -> torch.device:
 
 def _generation_config(folder: Path) -> GenerationConfig | None:
     path = folder / "generation_config.json"
-    if not path.is_file():
+    if not path.exists():
         return None
     settings = read_json(path)
     try:
         return GenerationConfig.from_dict(settings)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # transformers looks at some forms, and falls over others
+        raise ValueError(f"{path}: not a generation config ({one_line(str(error) or type(error).__name__)[:300]})") from None

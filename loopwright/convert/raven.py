@@ -56,9 +56,9 @@ def read_raven(fields: Fields) -> dict[str, Any]:
     fields.demand("hidden_size", width)
     fields.demand("num_attention_heads", heads)
     stacks = {
-        "prelude_layers": fields.whole("n_layers_in_prelude", least=0),
-        "core_layers": fields.whole("n_layers_in_recurrent_block"),
-        "coda_layers": fields.whole("n_layers_in_coda", least=0),
+        "prelude_layers": fields.layers("n_layers_in_prelude", least=0),
+        "core_layers": fields.layers("n_layers_in_recurrent_block"),
+        "coda_layers": fields.layers("n_layers_in_coda", least=0),
     }
     fields.demand("n_layers", sum(stacks.values()))
     fields.demand("num_hidden_layers", sum(stacks.values()))

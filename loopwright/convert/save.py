@@ -16,6 +16,7 @@ from loopwright.convert.weights import read_json
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import STATE
 from loopwright.storage.folder import whole_folder
+from loopwright.untrusted import user_path
 
 # what a saved model consists of: replaced as a whole, while other files of the folder stay
 _REPLACED = (
@@ -81,7 +82,7 @@ def check_replaceable(folder: str | Path) -> None:
 
 
 def _place(folder: str | Path) -> Path:
-    return Path(folder).expanduser().resolve()
+    return user_path(folder).resolve()
 
 
 def _stays(name: str) -> bool:

@@ -35,9 +35,11 @@ from loopwright.run import STATE, RunFolder, saved, update_of
 from loopwright.settings import read_yaml, suggest
 from loopwright.storage.folder import settled
 from loopwright.storage.manifest import MANIFEST, Damaged
+from loopwright.untrusted import check_file, read_text, shown, user_path
 
 WEIGHTS = ("averaged", "raw")
 _AS_IT_IS = f"delete {MANIFEST} there to read the folder as it is"
+TOKENIZER_BYTES = 256 * 2**20  # of one file of a tokenizer
 _HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 
 
@@ -79,7 +81,7 @@ class Source:
         self._damage: list[str] = []  # of this run's newer checkpoints
         self._base_notes: list[str] = []
         self._opened: CheckedFolder | None = None
-        self.path = settled(_expanded(name))
+        self.path = settled(user_path(name))
         if _is_run(self.path):
             self.run = RunFolder(self.path)
         elif update_of(self.path) >= 0 and self.path.parent.name == "checkpoints":
@@ -119,10 +121,9 @@ class Source:
         if self.run is None or not self.run.recipe.is_file():
             return None
         try:
-            text = self.run.recipe.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ValueError(f"recipe: {self.run.recipe} cannot be read ({reason})") from None
+            text = read_text(self.run.recipe)
+        except OSError as error:
+            raise ValueError(f"recipe: {self.run.recipe} cannot be read ({error.strerror})") from None
         return read_yaml(text, str(self.run.recipe))
 
     @property
@@ -179,10 +180,16 @@ class Source:
         from transformers import AutoTokenizer
 
         place = self.tokenizer_folder()
+        for path in (place / name for name in TOKENIZER_FILES):
+            if path.exists():
+                check_file(path, TOKENIZER_BYTES)
         try:
-            return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+            words = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
         except Exception as error:  # a damaged file raises whatever its parser raises
             raise ValueError(f"{self.name}: the tokenizer cannot be read ({_first_line(error)})") from error
+        if not isinstance(words.model_max_length, int | float):  # transformers compares lengths with it
+            raise ValueError(f"{self.name}: the tokenizer's model_max_length is {shown(words.model_max_length)}; allowed: a number")
+        return words
 
     def tokenizer_folder(self) -> Path:
         """Returns where the tokenizer stands, its files checked: of a run in the checkpoint, else where its recipe says."""
@@ -281,13 +288,6 @@ def _is_run(path: Path) -> bool:
     inside, recipe = (path / "checkpoints").is_dir(), (path / "recipe.yaml").is_file()
     plain = (path / "config.json").exists()
     return (inside and recipe) or ((inside or recipe) and not plain)
-
-
-def _expanded(name: str | Path) -> Path:
-    try:
-        return Path(name).expanduser()
-    except RuntimeError as error:  # ~somebody who has no home here
-        raise FileNotFoundError(f"{name}: there is no such folder ({_first_line(error)})") from None
 
 
 def _is_word(name: str) -> bool:

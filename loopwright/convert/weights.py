@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +13,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from loopwright.convert.family import Family, Rule, listed
+from loopwright.untrusted import parse_json, read_text
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+HEADER_BYTES = 100_000_000  # what safetensors itself reads
 # what a header calls them; quantised and integer weights are not among them
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -39,11 +40,11 @@ class Stored:
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the object in a JSON file, or says in one line why there is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(read_text(path), str(path))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path.parent}: there is no {path.name}; a folder that was saved holds one") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not readable as JSON ({str(error).splitlines()[0]}); the file is damaged") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path}: holds a {type(value).__name__}; allowed: a JSON object")
     return value
@@ -85,16 +86,26 @@ def read_header(path: Path) -> dict[str, Stored]:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
             raise ValueError(f"{path}: {size} bytes, too short for its own header; the file is truncated or not safetensors")
+        if length > HEADER_BYTES:
+            raise ValueError(f"{path}: its header would have {length:,} bytes; the file is damaged or not safetensors")
         try:
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length), str(path))
             entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
             end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-            found = {name: Stored(path, tuple(entry["shape"]), entry["dtype"]) for name, entry in entries.items()}
+            found = {name: _stored(path, entry) for name, entry in entries.items()}
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             raise ValueError(f"{path}: its header is not readable; the file is damaged or not safetensors") from None
     if 8 + length + end != size:
         raise ValueError(f"{path}: {size} bytes where its header says {8 + length + end}; the file is truncated or damaged")
     return found
+
+
+def _stored(path: Path, entry: Mapping[str, Any]) -> Stored:
+    """Returns what a header says of a tensor: sizes of at least 0, and a kind that is text."""
+    shape, dtype = entry["shape"], entry["dtype"]
+    if not isinstance(shape, list) or not all(isinstance(n, int) and n >= 0 for n in shape) or not isinstance(dtype, str):
+        raise ValueError(f"{path}: a tensor without a shape or a kind")
+    return Stored(path, tuple(shape), dtype)
 
 
 def check_fit(where: str, family: Family, rules: Iterable[Rule], stored: Mapping[str, Stored], *, tied_head: str | None) -> None:

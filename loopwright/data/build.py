@@ -16,6 +16,7 @@ from loopwright.data.hops import Hops
 from loopwright.data.stories import Stories
 from loopwright.data.text import Hub, Text
 from loopwright.settings import build_kind, check_kind
+from loopwright.untrusted import user_path
 
 
 def build_data(spec: Mapping[str, Any], folder: Path | None = None, progress: Progress | None = None) -> Splits:
@@ -26,7 +27,7 @@ def build_data(spec: Mapping[str, Any], folder: Path | None = None, progress: Pr
 
 def cache_folder() -> Path:
     """Returns where token shards are kept where nobody says where."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "loopwright" / "tokens"
+    return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "loopwright" / "tokens"
 
 
 def check_vocab(splits: Splits, vocab_size: int) -> None:

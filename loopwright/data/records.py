@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from loopwright.untrusted import shown, user_path
+
 Record = tuple[str, dict[str, Any]]  # where it stands, for errors, and its fields
 SUFFIXES = (".jsonl", ".jsonl.gz", ".txt", ".txt.gz")
 LARGEST = 2**28  # characters of one record: a line of JSON, or a piece of a text file
@@ -61,7 +63,7 @@ class Files:
         self.paths: list[Path] = []
         self._fingerprint = ""
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            found = sorted(glob.glob(str(Path(str(pattern)).expanduser()), recursive=True))
+            found = sorted(glob.glob(str(user_path(str(pattern))), recursive=True))
             if not found:
                 raise ValueError(f"data: no file matches {str(pattern)!r}")
             self.paths += [Path(name) for name in found]
@@ -175,7 +177,7 @@ def text_field(record: Record, field: str) -> str | None:
     """Returns the text of a field; None where it is empty. A field that is missing or no text is an error."""
     where, fields = record
     if field not in fields:
-        raise ValueError(f"{where}: no field {field!r}; it has: {', '.join(map(str, fields)) or 'none'}")
+        raise ValueError(f"{where}: no field {field!r}; it has: {shown(', '.join(map(str, fields)) or 'none')[1:-1]}")
     value = fields[field]
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{where}: field {field!r} holds {type(value).__name__}; allowed: text")

@@ -14,6 +14,7 @@ from loopwright.data.checks import check_count, check_numbers
 from loopwright.data.draw import Matrix, apart, shares, shuffled, stream
 from loopwright.data.table import Alphabet, Rows, Table, stack
 
+MOST_TOKENS = 2**30  # of all rows of a task, which are held in memory
 SPLITS = ("train", "valid", "test")
 
 
@@ -76,6 +77,11 @@ class Task(ABC):
 
     def splits(self, folder: Path | None = None, progress: Progress | None = None) -> Splits:
         """Returns the tables; nothing is written."""
+        rows, extent = sum(self.counts.values()), max(self.extent(group) for group in (*self.trained, *self.beyond))
+        if rows * extent > MOST_TOKENS:
+            raise ValueError(
+                f"{self.where}: {rows:,} rows of up to {extent:,} tokens; allowed: at most {MOST_TOKENS:,} tokens in all"
+            )
         problems = self._problems()
         tables = {name: self._table(problems[name], place) for place, name in enumerate(SPLITS)}
         by_group = dict(problems["test"]) if len(self.trained) > 1 else {}

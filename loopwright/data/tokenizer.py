@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from loopwright.untrusted import user_path
+
 HUB_SECONDS = 10  # how long the hub may take to say whether it has a tokenizer
 
 
@@ -50,7 +52,7 @@ class Tokenizer:
 def _load(source: str | Path) -> Any:
     from transformers import AutoTokenizer
 
-    place = Path(source).expanduser()
+    place = user_path(source)
     options = {} if place.is_dir() else _hub_options(source)
     try:
         return AutoTokenizer.from_pretrained(place if place.is_dir() else str(source), trust_remote_code=False, **options)

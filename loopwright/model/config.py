@@ -6,19 +6,31 @@ that say how: state, injection, adapters, gate, halting. Each part is `{"kind": 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
 from loopwright.model.adapter import ADAPTERS, check_adapter, stack_of
+from loopwright.model.bounds import (
+    LEAST_NUMBER,
+    MOST,
+    MOST_ADAPTERS,
+    MOST_DEPTH,
+    MOST_LABELS,
+    is_number,
+    is_whole,
+    too_large,
+    wrong_options,
+)
 from loopwright.model.gate import GATES
 from loopwright.model.halting import HALTINGS
 from loopwright.model.injection import INJECTIONS
 from loopwright.model.state import STATES
-from loopwright.settings import check_kind, refuse_unknown
+from loopwright.settings import check_form, check_kind, refuse_unknown
+from loopwright.untrusted import shown
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "positions": ("rotary", "learned", "none"),
@@ -48,10 +60,20 @@ _WHOLE = {
     "sliding_window": 1,
 }  # fmt: skip
 _MAY_BE_NONE = ("num_key_value_heads", "head_dim", "max_steps", "sliding_window")
-_NUMBERS = ("dropout", "embedding_scale", "initializer_range")
+_NUMBERS = {"dropout": 0.0, "embedding_scale": LEAST_NUMBER, "initializer_range": 0.0}
 _FLAGS = ("mlp_bias", "embedding_norm", "head_bias", "tie_word_embeddings", "use_cache")
 _MAPPINGS = ("norm", "final_norm", "rope_parameters", *PARTS)
 _LISTS = ("attention_bias", "norm_placement", "adapters")
+_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+# what transformers keeps in a config beside our fields: it reads some of it without a look
+_KEPT = {
+    "transformers_version": "str | None", "architectures": "list[str] | None", "output_hidden_states": "bool | None",
+    "return_dict": "bool | None", "chunk_size_feed_forward": "int | None", "is_encoder_decoder": "bool | None",
+    "id2label": "dict | None", "label2id": "dict | None", "problem_type": "str | None", "num_labels": "int | None",
+    "auto_map": "dict | None", "per_layer_config": "dict | None", "output_attentions": "bool | None",
+    "attn_implementation": "str | None", "experts_implementation": "str | None",
+}  # fmt: skip
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 # what transformers itself puts into a config.json or passes along, beside the fields
 _ADMITTED = {
@@ -119,6 +141,7 @@ class LoopedConfig(PreTrainedConfig):
         # the message lists the fields of a looped model, not the hundred names transformers passes along
         refuse_unknown("model config", [name for name in kwargs if name not in known], LoopedConfig.__annotations__)
         _refuse("model config", self._malformed())
+        _refuse("model config", _wrong_kept({**vars(self), **kwargs}))
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
@@ -174,8 +197,9 @@ class LoopedConfig(PreTrainedConfig):
             return self.depth if self.is_looped else 1
         if not self.is_looped:
             raise ValueError(f"depth: {depth} was asked of a dense model; it has no core to loop, so leave depth out")
-        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-            raise ValueError(f"depth: {depth!r}; allowed: a whole number of at least 1")
+        if not is_whole(depth, 1, MOST_DEPTH):
+            most = f", at most {MOST_DEPTH:,}" if is_whole(depth, 1, 2**63) else ""
+            raise ValueError(f"depth: {shown(depth)}; allowed: a whole number of at least 1{most}")
         if self.max_steps is not None and self.beyond_max_steps == "refuse" and depth > self.max_steps:
             raise ValueError(
                 f"depth: {depth} is beyond max_steps={self.max_steps}; {', '.join(self.step_tables)} have no parameters for "
@@ -187,31 +211,37 @@ class LoopedConfig(PreTrainedConfig):
         """Yields what must be right before the other checks can ask anything: the form of each value."""
         for name, least in _WHOLE.items():
             value = getattr(self, name)
-            if value is None and name in _MAY_BE_NONE:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                yield f"{name} is {value!r}; allowed: a whole number of at least {least}"
-        for name in _NUMBERS:
+            if (value is not None or name not in _MAY_BE_NONE) and not is_whole(value, least, MOST[name]):
+                most = f" and at most {MOST[name]:,}" if isinstance(value, int) and value > MOST[name] else ""
+                yield f"{name} is {shown(value)}; allowed: a whole number of at least {least}{most}"
+        for name, low in _NUMBERS.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                yield f"{name} is {value!r}; allowed: a number"
+            if not is_number(value, low):
+                yield f"{name} is {shown(value)}; allowed: a number {'above' if low else 'from'} 0 that float32 can hold"
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
-                yield f"{name} is {getattr(self, name)!r}; allowed: true, false"
+                yield f"{name} is {shown(getattr(self, name))}; allowed: true, false"
         for name in _MAPPINGS:
             if not isinstance(getattr(self, name), Mapping | None):
-                yield f"{name} is {getattr(self, name)!r}; allowed: a mapping of names to values"
+                yield f"{name} is {shown(getattr(self, name))}; allowed: a mapping of names to values"
         for name in _LISTS:
             if not isinstance(getattr(self, name), list | tuple | None):
-                yield f"{name} is {getattr(self, name)!r}; allowed: a list"
+                yield f"{name} is {shown(getattr(self, name))}; allowed: a list"
+        for name in _TOKENS:
+            value = getattr(self, name)
+            several = value if isinstance(value, list | tuple) and name == "eos_token_id" else [value]
+            if not all(one is None or is_whole(one, 0, MOST["vocab_size"]) for one in several) or several == []:
+                yield f"{name} is {shown(value)}; allowed: a token id (a whole number from 0) or null"
         if isinstance(self.adapters, list | tuple):
+            if len(self.adapters) > MOST_ADAPTERS:
+                yield f"adapters has {len(self.adapters):,} entries; allowed: at most {MOST_ADAPTERS}"
             wrong = [(i, a) for i, a in enumerate(self.adapters) if not isinstance(a, Mapping)]
-            yield from (f"adapters[{i}] is {a!r}; allowed: a mapping with a 'kind'" for i, a in wrong)
+            yield from (f"adapters[{i}] is {shown(a)}; allowed: a mapping with a 'kind'" for i, a in wrong[:MOST_ADAPTERS])
 
     def _problems(self) -> Iterator[str]:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
-                yield f"{name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}"
+                yield f"{name} is {shown(getattr(self, name))}; allowed: {', '.join(allowed)}"
         if not self.prelude_layers + self.core_layers + self.coda_layers:
             yield "prelude_layers, core_layers and coda_layers are 0; allowed: at least one layer in all"
         if self.head_dim < 1:
@@ -223,7 +253,7 @@ class LoopedConfig(PreTrainedConfig):
             yield f"head_dim ({self.head_dim}) must be even for rotary positions"
         if self.positions == "rotary":
             yield from _wrong_rope(self.rope_parameters)
-        if not 0 <= self.dropout < 1:
+        if self.dropout >= 1:
             yield f"dropout is {self.dropout}; allowed: at least 0, below 1"
         yield from _wrong_members("attention_bias", self.attention_bias, ("q", "k", "v", "o"))
         yield from _wrong_members("norm_placement", self.norm_placement, ("input", "output", "residual"))
@@ -245,6 +275,11 @@ class LoopedConfig(PreTrainedConfig):
                 yield str(error)
         if not sound:
             return
+        for name in PARTS:
+            yield from wrong_options(name, name, getattr(self, name))
+        for place, spec in enumerate(self.adapters):
+            yield from wrong_options("adapters", f"adapters[{place}]", spec)
+        yield from too_large(self)
         kinds = (self.state["kind"], self.injection["kind"], self.gate["kind"], self.end_norm, self.layer_post_norm)
         if not self.is_looped and (self._core_adapters or kinds != ("input", "none", "none", "never", "none")):
             yield (
@@ -271,26 +306,74 @@ def _refuse(where: str, problems: Iterator[str]) -> None:
 def _wrong_members(name: str, values: list, allowed: tuple[str, ...]) -> Iterator[str]:
     wrong = [v for v in values if v not in allowed]
     if wrong or len(set(map(str, values))) != len(values):
-        yield f"{name} is {values}; allowed: each of {', '.join(allowed)} at most once"
+        yield f"{name} is {shown(values)}; allowed: each of {', '.join(allowed)} at most once"
 
 
 def _wrong_rope(parameters: Mapping[str, Any]) -> Iterator[str]:
     kind = parameters.get("rope_type")
-    if kind not in ROPE_TYPES:
-        yield f"rope_type is {kind!r}; allowed: {', '.join(ROPE_TYPES)}"
+    if not isinstance(kind, str) or kind not in ROPE_TYPES:
+        yield f"rope_type is {shown(kind)}; allowed: {', '.join(ROPE_TYPES)}"
         return
     needs, takes = ROPE_TYPES[kind]
-    missing = [name for name in needs if name not in parameters]
+    missing = [name for name in needs if parameters.get(name) is None]
     if missing:
         yield f"rope_parameters of type {kind!r}: missing {', '.join(missing)}"
     try:
         refuse_unknown(f"rope_parameters of type {kind!r}", parameters, ("rope_type", "rope_theta", *needs, *takes))
     except ValueError as error:
         yield str(error)
+    for name, value in parameters.items():
+        if name == "rope_type" or (value is None and name in (*needs, *takes)):
+            continue
+        if name == "truncate" and not isinstance(value, bool):
+            yield f"rope_parameters: truncate is {shown(value)}; allowed: true, false"
+        elif name == "original_max_position_embeddings" and not is_whole(value, 1, MOST["max_position_embeddings"]):
+            yield f"rope_parameters: {name} is {shown(value)}; allowed: a whole number of at least 1"
+        elif name in ("rope_theta", *needs, *takes) and name != "truncate" and not is_number(value, LEAST_NUMBER):
+            yield f"rope_parameters: {name} is {shown(value)}; allowed: a number above 0 that float32 can hold"
+    yield from _wrong_bands(kind, parameters)
+
+
+def _wrong_bands(kind: str, parameters: Mapping[str, Any]) -> Iterator[str]:
+    """Yields numbers that are sound alone and not together: what lies between them is divided by."""
+    theta = parameters.get("rope_theta", 10_000.0)
+    if is_number(theta, LEAST_NUMBER, 1):
+        yield f"rope_parameters: rope_theta is {theta}; allowed: a number above 1"
+    bands = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}
+    for low, high in [bands[kind]] if kind in bands else []:
+        least, most = parameters.get(low) or 1, parameters.get(high) or 32
+        if is_number(least) and is_number(most) and least >= most:
+            yield f"rope_parameters: {low} is {least} and {high} {most}; the first must be below the second"
 
 
 def _wrong_norm(name: str, spec: Mapping[str, Any], kinds: tuple[str, ...]) -> Iterator[str]:
-    eps = spec.get("eps", 0)
-    sound = spec.get("kind") == "none" or (isinstance(eps, int | float) and eps > 0)
+    sound = spec.get("kind") == "none" or is_number(spec.get("eps"), LEAST_NUMBER)
     if spec.get("kind") not in kinds or set(spec) - {"kind", "eps"} or not sound:
-        yield f"{name} is {dict(spec)}; allowed: a kind ({', '.join(kinds)}) and an eps above 0"
+        yield f"{name} is {shown(dict(spec))}; allowed: a kind ({', '.join(kinds)}) and an eps above 0 that float32 can hold"
+
+
+def _wrong_kept(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what transformers' own fields must not be: it would build a label for each number, or fall over a form."""
+    sound = True
+    for name, form in _KEPT.items():
+        try:
+            check_form(name, values.get(name), form)
+        except ValueError as error:
+            sound = False
+            yield str(error)
+    if not sound:
+        return
+    labels = values.get("id2label") or {}
+    if not all(is_whole(k, 0, MOST_LABELS) or (isinstance(k, str) and k.isdecimal() and len(k) < 10) for k in labels):
+        yield f"id2label is {shown(labels)}; allowed: whole numbers with their labels"
+    for count, name in ((values.get("num_labels") or 0, "num_labels"), (len(labels), "id2label")):
+        if not 0 <= count <= MOST_LABELS:
+            yield f"{name}: {count:,} labels; allowed: at most {MOST_LABELS:,} (a language model needs none)"
+    for name in ("per_layer_config", "is_encoder_decoder", "chunk_size_feed_forward"):
+        if values.get(name):
+            yield f"{name} is {shown(values[name])}; allowed: nothing (a looped model has none)"
+    for name in ("dtype", "torch_dtype"):
+        value = values.get(name)
+        plain = str(value).removeprefix("torch.") if isinstance(value, str | torch.dtype) else value
+        if value is not None and plain not in _DTYPES:
+            yield f"{name} is {shown(value)}; allowed: {', '.join(_DTYPES)}"

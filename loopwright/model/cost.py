@@ -5,6 +5,7 @@ The model is built on the meta device, so that a preset of any size takes a mome
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from loopwright.model.adapter.target import map_shapes
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.untrusted import shown
 
 # a backward pass multiplies twice for each multiplication of the forward pass: by the weights and by the inputs
 TRAINING_FACTOR = 3
@@ -132,10 +134,10 @@ def pass_flops(
         "core": block * config.core_layers * steps,
         "coda": block * config.coda_layers,
         "attention": 4 * tokens * (cached + length) * query * runs,
-        "injection": 2 * tokens * steps * _INJECTION_MACS[config.injection["kind"]] * width**2,
+        "injection": 2 * tokens * steps * _known("injection", _INJECTION_MACS, config.injection["kind"]) * width**2,
     }
     for kind, adapter in _adapters(config):
-        cost, _ = ADAPTER_COSTS[kind](adapter, batch, length)
+        cost, _ = _known("adapter", ADAPTER_COSTS, kind)(adapter, batch, length)
         flops[kind] = flops.get(kind, 0) + _runs(adapter, steps) * cost
     flops["gate"] = 4 * tokens * _gated_steps(config, steps) * width**2
     flops["halting"] = 2 * tokens * max(steps, 1) * width if config.halting["kind"] != "none" else 0
@@ -150,7 +152,7 @@ def _runs(adapter: Adapter, steps: int) -> int:
 
 def _gated_steps(config: LoopedConfig, steps: int) -> int:
     """Returns at how many of the steps the gate multiplies."""
-    return {"learned": steps, "grown": max(steps - 1, 0)}.get(config.gate["kind"], 0)
+    return _known("gate", {"none": 0, "mix": 0, "learned": steps, "grown": max(steps - 1, 0)}, config.gate["kind"])
 
 
 def training_flops(config: LoopedConfig, *, depth: int | None = None, batch: int = 1, length: int = 1) -> int:
@@ -160,6 +162,13 @@ def training_flops(config: LoopedConfig, *, depth: int | None = None, batch: int
 
 # multiplications per token and step, in units of D²
 _INJECTION_MACS = {"none": 0, "add": 0, "concat": 2, "concat-per-step": 2, "diagonal": 1}
+
+
+def _known(place: str, table: Mapping[str, Any], kind: str) -> Any:
+    """Returns the entry of a kind; one that was added to the models and not here is refused: its cost would be a guess."""
+    if kind not in table:
+        raise ValueError(f"cost: nothing is known of the {place} {shown(kind)}; known: {', '.join(sorted(table))}")
+    return table[kind]
 
 
 def _linear_shapes(config: LoopedConfig) -> list[tuple[int, int]]:
@@ -255,7 +264,7 @@ def training_bytes(config: LoopedConfig, *, depth: int | None = None, batch: int
     once += shared if config.embedding_norm else 0
     numbers = tokens * (runs * _layer_kept(config) + steps * loop + _gated_steps(config, steps) * 5 * width + once)
     for kind, adapter in _adapters(config):
-        _, kept = ADAPTER_COSTS[kind](adapter, batch, context)
+        _, kept = _known("adapter", ADAPTER_COSTS, kind)(adapter, batch, context)
         numbers += _runs(adapter, steps) * kept
     return numbers * dtype.itemsize + 4 * tokens * (runs * config.num_attention_heads + config.vocab_size)
 
@@ -263,7 +272,7 @@ def training_bytes(config: LoopedConfig, *, depth: int | None = None, batch: int
 def _layer_kept(config: LoopedConfig) -> int:
     width, kind = config.hidden_size, config.norm["kind"]
     query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    inner = {"swiglu": 4, "gelu": 2, "gelu_tanh": 2, "relu": 1}[config.mlp] * config.intermediate_size
+    inner = _known("mlp", {"swiglu": 4, "gelu": 2, "gelu_tanh": 2, "relu": 1}, config.mlp) * config.intermediate_size
     norms = 2 * len(config.norm_placement) * _norm_kept(kind, width)
     if config.qk_norm != "none":
         norms += _norm_kept(kind, query + key)
@@ -272,7 +281,7 @@ def _layer_kept(config: LoopedConfig) -> int:
 
 def _norm_kept(kind: str, width: int, *, steps: bool = False) -> int:
     """Returns the numbers a norm keeps: its input, and the scaled one where a weight multiplies it apart."""
-    return {"none": 0, "simple": width, "rms": 2 * width, "layer": 2 * width if steps else width}[kind]
+    return _known("norm", {"none": 0, "simple": width, "rms": 2 * width, "layer": 2 * width if steps else width}, kind)
 
 
 # all of it

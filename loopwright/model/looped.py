@@ -30,6 +30,7 @@ from loopwright.model.injection import INJECTIONS
 from loopwright.model.norm import build_norm
 from loopwright.model.output import LoopedOutput, shifted_loss, weighted_sum
 from loopwright.model.part import Part, StepIndex
+from loopwright.model.room import need_room
 from loopwright.model.selection import check_select, mixes_states, pick, readings_of
 from loopwright.model.span import Span, place_tokens
 from loopwright.model.state import STATES
@@ -52,6 +53,7 @@ class LoopedForCausalLM(PreTrainedModel, LoopGenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: LoopedConfig) -> None:
+        need_room(config)
         super().__init__(config)
         width, steps = config.hidden_size, config.max_steps
         self.embed_tokens = nn.Embedding(config.vocab_size, width)

@@ -1,12 +1,18 @@
-"""How much memory is free: asked before any of it is taken."""
+"""How much memory is free, and whether the weights of a model fit into it: asked before any of it is taken."""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+
+from loopwright.model.bounds import plain_parameters
+
+if TYPE_CHECKING:
+    from loopwright.model.config import LoopedConfig
 
 MEMORY = Path("/proc/meminfo")  # where Linux says what is available
 SMALL = 2**26  # bytes that are taken without asking what is free
@@ -33,3 +39,9 @@ def check_room(what: str, wanted: int, device: torch.device, advice: str) -> Non
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if free is not None and wanted > free:
         raise ValueError(f"{what} take {wanted / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free on {device}; {advice}")
+
+
+def need_room(config: LoopedConfig) -> None:
+    """Raises a ValueError where the weights of a model that is about to be built do not fit into the free memory."""
+    wanted = plain_parameters(config) * torch.get_default_dtype().itemsize
+    check_room("model: its weights", wanted, torch.get_default_device(), "take a smaller model or another machine")

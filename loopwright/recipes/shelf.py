@@ -7,6 +7,7 @@ from pathlib import Path
 
 from loopwright.settings import suggest
 from loopwright.train.recipe import Recipe, read_recipe
+from loopwright.untrusted import user_path
 
 FOLDER = Path(__file__).parent
 
@@ -18,7 +19,7 @@ def names() -> list[str]:
 
 def find(word: str) -> Path:
     """Returns the file that a word on the command line means: a file of that path, or a shipped recipe of that name."""
-    path = Path(word).expanduser()
+    path = user_path(word)
     if path.is_file():
         return path
     plain = path.stem if path.suffix in (".yaml", ".yml") else word

@@ -361,7 +361,7 @@ def _below_one(name: str, value: float) -> float:
 def _betas(values: Sequence[float]) -> tuple[float, float]:
     if not isinstance(values, list | tuple) or len(values) != 2:
         raise ValueError(f"optim: betas is {values!r}; allowed: two numbers from 0 to below 1")
-    return _below_one("betas", values[0]), _below_one("betas", values[1])
+    return float(_below_one("betas", values[0])), float(_below_one("betas", values[1]))
 
 
 def _choice(name: str, value: str, allowed: Sequence[str]) -> str:

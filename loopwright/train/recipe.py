@@ -18,7 +18,9 @@ from loopwright.train.origin import MODELS
 from loopwright.train.penalty import PENALTIES, Weighted
 from loopwright.train.remat import REMATS
 from loopwright.train.schedule import SCHEDULES
+from loopwright.untrusted import read_text, shown
 
+RECIPE_BYTES = 2**17  # of a recipe's file
 PRECISIONS = ("fp32", "tf32", "bf16")
 # what may differ between a run and its resumption: none of it changes an update
 FREE = ("about", "toy", "save")
@@ -132,7 +134,7 @@ class Recipe:
             yield "graph: a shortcut whose step is drawn anew each update cannot be captured; allowed: a fraction"
         wrong = [d for d in self.look.depths if isinstance(d, bool) or not isinstance(d, int) or d < 1]
         if wrong:
-            yield f"look: depths has {wrong[0]!r}; allowed: whole numbers of at least 1"
+            yield f"look: depths has {shown(wrong[0])}; allowed: whole numbers of at least 1"
 
     @property
     def remat_spec(self) -> dict[str, Any]:
@@ -171,8 +173,8 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = (), *, toy: bool = 
     """Returns the recipe of a YAML file, with `a.b=c` overrides laid over it."""
     path = Path(path)
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path, RECIPE_BYTES)
+    except OSError as error:
         raise ValueError(f"recipe: {path} cannot be read ({getattr(error, 'strerror', None) or error})") from None
     return make_recipe(read_yaml(text, str(path)), str(path), changes=parse_overrides(overrides), toy=toy)
 

@@ -104,7 +104,7 @@ def test_a_part_that_refuses_its_options_is_named_with_the_file(tmp_path: Path) 
     settings = json.loads(path.read_text())
     settings["adapters"][0]["rank1"] = 0
     path.write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match=r"config.json: .*rank 0; allowed: at least 1"):
+    with pytest.raises(ValueError, match=r"config.json: .*rank1 is 0; allowed: a whole number from 1"):
         lw.load(tmp_path / "a")
 
 

@@ -34,3 +34,11 @@ def test_what_fits_comes_back() -> None:
 def test_refusals(check: Callable[..., Any], arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check("here", "x", *arguments)
+
+
+def test_counts_and_lengths_have_a_bound():
+    for value in (10**9 + 1, 10**400):
+        with pytest.raises(ValueError, match=r"^here: rows is .*; allowed: at most 1,000,000,000$"):
+            check_count("here", "rows", value)
+    with pytest.raises(ValueError, match=r"^here: digits is .*; allowed: whole numbers of at most 4,096$"):
+        check_numbers("here", "digits", [1, 10**9])

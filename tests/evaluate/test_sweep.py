@@ -246,6 +246,12 @@ def test_malformed_depths_are_refused(text: str) -> None:
         parse_depths(text)
 
 
+@pytest.mark.parametrize("text", ["1:99999999", "1000001", "1:1000001:log", "9" * 5000, "1:2:" + "9" * 5000])
+def test_absurd_depths_are_refused_before_they_are_listed(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^depths: .*; allowed: depths of at most 1,000,000$"):
+        parse_depths(text)
+
+
 @given(st.integers(1, 300), st.integers(0, 3000), st.integers(3, 30))
 def test_ranges_keep_their_ends(first: int, more: int, most: int) -> None:
     depths = log_range(first, first + more)

@@ -11,6 +11,7 @@ from loopwright.model.config import CHOICES, PARTS, ROPE_TYPES, LoopedConfig
 from loopwright.model.presets import PRESETS
 from loopwright.settings import options_of
 
+EPS = " and an eps above 0 that float32 can hold"
 EVERY = [*PRESETS, *(f"{name}-tiny" for name in PRESETS)]
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
 
@@ -98,8 +99,8 @@ def test_choices(name):
         ({"hidden_size": 2}, "head_dim is 0; allowed: a whole number of at least 1"),
         ({"head_dim": 7}, "head_dim (7) must be even for rotary positions"),
         ({"dropout": 1.0}, "dropout is 1.0; allowed: at least 0, below 1"),
-        ({"dropout": "no"}, "dropout is 'no'; allowed: a number"),
-        ({"embedding_scale": float("nan")}, "embedding_scale is nan; allowed: a number"),
+        ({"dropout": "no"}, "dropout is 'no'; allowed: a number from 0 that float32 can hold"),
+        ({"embedding_scale": float("nan")}, "embedding_scale is nan; allowed: a number above 0 that float32 can hold"),
         ({"attention_bias": ["q", "x"]}, "attention_bias is ['q', 'x']; allowed: each of q, k, v, o at most once"),
         ({"attention_bias": ["q", "q"]}, "attention_bias is ['q', 'q']; allowed: each of q, k, v, o at most once"),
         ({"attention_bias": "q"}, "attention_bias is 'q'; allowed: a list"),
@@ -111,15 +112,15 @@ def test_choices(name):
         ({"adapters": ["abba"]}, "adapters[0] is 'abba'; allowed: a mapping with a 'kind'"),
         (
             {"final_norm": {"kind": "rsm", "eps": 1.0}},
-            "final_norm is {'kind': 'rsm', 'eps': 1.0}; allowed: a kind (rms, layer, simple, none) and an eps above 0",
+            "final_norm is {'kind': 'rsm', 'eps': 1.0}; allowed: a kind (rms, layer, simple, none)" + EPS,
         ),
         (
             {"final_norm": {"kind": "rms", "eps": 0}},
-            "final_norm is {'kind': 'rms', 'eps': 0}; allowed: a kind (rms, layer, simple, none) and an eps above 0",
+            "final_norm is {'kind': 'rms', 'eps': 0}; allowed: a kind (rms, layer, simple, none)" + EPS,
         ),
         (
             {"final_norm": {"kind": "rms", "eps": "tiny"}},
-            "final_norm is {'kind': 'rms', 'eps': 'tiny'}; allowed: a kind (rms, layer, simple, none) and an eps above 0",
+            "final_norm is {'kind': 'rms', 'eps': 'tiny'}; allowed: a kind (rms, layer, simple, none)" + EPS,
         ),
         (
             {"end_norm": "last", "final_norm": {"kind": "none"}},

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from loopwright.model import room
+import loopwright as lw
+from loopwright.model import cost, room
 from loopwright.model.room import check_room, free_bytes
 
 
@@ -29,3 +30,10 @@ def test_what_does_not_fit_is_refused_with_both_numbers(monkeypatch):
     check_room("tables", 3 * 2**40, torch.device("meta"), "take less")
     monkeypatch.setattr(room, "free_bytes", lambda device: None)  # nobody says: then it is tried
     check_room("tables", 3 * 2**40, cpu, "take less")
+
+
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_allocated():
+    with pytest.raises(ValueError, match=r"^model: its weights take [\d.,]+ GiB, and [\d.,]+ GiB are free on cpu; take a smaller"):
+        lw.build("huginn-tiny", hidden_size=400_000)
+    config = lw.preset("huginn-tiny", hidden_size=400_000)
+    assert cost.parameters(config)["total"].unique > 10**12  # without memory it can be looked at

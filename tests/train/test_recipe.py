@@ -75,7 +75,7 @@ def test_a_missing_setting_and_a_broken_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         read_recipe(tmp_path / "none.yaml")
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="is not UTF-8 text"):
         read_recipe(tmp_path / "bytes.yaml")
 
 

@@ -1,0 +1,79 @@
+"""How a command ends: its exit code, and one line on stderr for whatever went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+MISTAKE, UNFORESEEN, INTERRUPTED, CLOSED = 2, 70, 130, 141  # 70: EX_SOFTWARE; above 128: what a signal gives (SIGINT, SIGPIPE)
+LINE = 2000  # characters of a message; hostile files hold longer names
+_FULL = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
+
+
+def ending(work: Callable[[], Any], usage_error: type[BaseException]) -> NoReturn:
+    """Runs a command and exits: with what it returns where that is a number, else 0; a mistake is one line and 2.
+
+    What nobody thought of is one line too, which says where its traceback was written, and 70.
+    """
+    try:
+        result = work()
+        sys.stdout.flush()  # a reader that has gone is noticed here, not while Python shuts down
+    except usage_error as error:
+        fail(_usage(error))
+    except BrokenPipeError:
+        _silence()
+        sys.exit(CLOSED)
+    except (ValueError, TypeError, OSError) as error:
+        fail(str(error) or type(error).__name__)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except MemoryError as error:
+        fail(f"out of memory ({one_line(str(error)) or 'Python could not get more'}); take less at once: a smaller model, batch, "
+             "context or depth")  # fmt: skip
+    except Exception as error:
+        if isinstance(error, RuntimeError) and _FULL.search(str(error)):
+            fail(f"out of memory ({one_line(str(error))[:300]}); take less at once: a smaller model, batch, context or depth")
+        fail(_unforeseen(error), UNFORESEEN)
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def fail(message: str, code: int = MISTAKE) -> NoReturn:
+    """Prints one line on stderr and exits."""
+    line = one_line(message)
+    more = f"… ({len(line) - LINE:,} more characters)" if len(line) > LINE else ""
+    print(f"loopwright: {line[:LINE]}{more}", file=sys.stderr)
+    sys.exit(code)
+
+
+def one_line(message: str) -> str:
+    """Returns a message without line ends and without letters that would steer a terminal."""
+    line = " ".join(message.split())
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
+
+
+def _usage(error: Any) -> str:
+    return f"{error.format_message()} (help: {error.ctx.command_path if error.ctx else 'loopwright'} --help)"
+
+
+def _unforeseen(error: Exception) -> str:
+    told = f"{type(error).__name__}: {str(error)[:300]}" if str(error) else type(error).__name__
+    text = "".join(traceback.format_exception(error))
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="loopwright-", suffix=".txt", delete=False, errors="backslashreplace") as file:
+            file.write(f"{' '.join(sys.argv)}\n\n{text}")
+    except OSError:  # no room for it: then it goes where it can be read
+        print(text, file=sys.stderr)
+        return f"an error that nobody foresaw: {told}; the traceback stands above"
+    return f"an error that nobody foresaw: {told}; the traceback is in {file.name}, please report it"
+
+
+def _silence() -> None:
+    """Sends what is still to be written nowhere, so that Python does not fail on it once more at its end."""
+    with contextlib.suppress(OSError, ValueError):  # no real stream
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

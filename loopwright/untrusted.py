@@ -1,0 +1,132 @@
+"""What comes from outside and may be hostile: paths, files, JSON. Files are regular and bounded, data is plain and bounded."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FILE_BYTES = 16 * 2**20  # of a file that is read whole, where nothing else is said
+NESTING = 100  # of lists and mappings in each other
+VALUES = 1_000_000  # in one file, each alias of YAML counted as what it stands for
+WORD = 300  # characters of a value in a message
+_KINDS = {
+    stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a pipe", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device",
+    stat.S_ISSOCK: "a socket",
+}  # fmt: skip
+
+
+def shown(value: Any) -> str:
+    """Returns a value as an error message shows it: its repr, cut where it is long."""
+    if isinstance(value, int) and value.bit_length() > 2000:  # Python refuses to write these out
+        return f"a whole number of {value.bit_length()} bits"
+    short = value
+    if isinstance(value, str | list | tuple) and len(value) > WORD:
+        short = value[:WORD]
+    elif isinstance(value, Mapping) and len(value) > WORD:
+        short = dict(list(value.items())[:WORD])
+    try:
+        text = repr(short)
+    except (ValueError, RecursionError):  # a number too long to write, or no end to the nesting
+        return f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= WORD and short is value else f"{text[:WORD]}… ({type(value).__name__})"
+
+
+def user_path(path: str | Path) -> Path:
+    """Returns a path with its ~ resolved; a user that is not there is refused."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{shown(str(path))}: there is no such user, so ~ stands for no folder") from None
+
+
+def check_file(path: Path, most: int = FILE_BYTES) -> None:
+    """Raises where a path, links followed, is not a regular file of at most so many bytes."""
+    found = path.stat()
+    kind = next((words for test, words in _KINDS.items() if test(found.st_mode)), None)
+    if kind is not None:
+        raise ValueError(f"{path}: is {kind}; allowed: a regular file, or a link to one")
+    if found.st_size > most:
+        raise ValueError(f"{path}: has {found.st_size:,} bytes; allowed: at most {most:,}")
+
+
+def read_text(path: Path, most: int = FILE_BYTES) -> str:
+    """Returns the text of a regular file of bounded size; what is not UTF-8 is refused."""
+    check_file(path, most)
+    with path.open("rb") as file:
+        raw = file.read(most + 1)
+    if len(raw) > most:  # it grew meanwhile, or lies about its size as files of /proc do
+        raise ValueError(f"{path}: has more than {most:,} bytes; allowed: at most that many")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """Returns the data of JSON text. Names that stand twice, endless nesting and numbers beyond 64 bits are refused."""
+    try:
+        data = json.loads(text, object_pairs_hook=_once)
+    except RecursionError:
+        raise ValueError(f"{where}: nested more than {NESTING} deep; allowed: fewer levels") from None
+    except _TwiceError as error:
+        raise ValueError(f"{where}: {shown(str(error))} stands twice in one object; keep one") from None
+    except ValueError as error:
+        raise ValueError(f"{where}: not readable as JSON ({str(error).splitlines()[0]}); the file is damaged") from None
+    check_plain(data, where)
+    return data
+
+
+class _TwiceError(Exception):
+    pass
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names: set[str] = set()
+        raise _TwiceError(next(name for name, _ in pairs if name in names or names.add(name)))  # type: ignore[func-returns-value]
+    return found
+
+
+def check_plain(data: Any, where: str) -> None:
+    """Raises a ValueError where data is not plain (text, numbers, true, false, null in lists and mappings) or is without bounds."""
+    todo: list[tuple[int, Any, Any]] = [(0, None, data)]  # levels above it, the way to it as (way, key), the value
+    count = 0
+    while todo:
+        level, way, value = todo.pop()
+        count += 1
+        if count > VALUES:
+            raise ValueError(f"{where}: holds more than {VALUES:,} values, aliases counted; allowed: fewer")
+        if level > NESTING:
+            raise ValueError(f"{where}: nested more than {NESTING} deep, or a part of itself; allowed: fewer levels")
+        if isinstance(value, Mapping):
+            names = [key for key in value if _not_plain(key)]
+            if names:
+                raise ValueError(f"{where}: a name in {_spelled(way)} is {shown(names[0])}; allowed: {_not_plain(names[0])}")
+            todo += [(level + 1, (way, key), inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            todo += [(level + 1, (way, place), inner) for place, inner in enumerate(value)]
+        elif wrong := _not_plain(value):
+            raise ValueError(f"{where}: {_spelled(way)} is {shown(value)}; allowed: {wrong}")
+
+
+def _not_plain(value: Any) -> str:
+    if isinstance(value, str):
+        lone = not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value)
+        return "text without lone surrogates" if lone else ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "" if -(2**63) <= value < 2**63 else "whole numbers of at most 64 bits"
+    if value is None or isinstance(value, bool | float):
+        return ""
+    return "text (in quotes), a number, true, false, null, a list or a mapping"
+
+
+def _spelled(way: Any) -> str:
+    keys: list[str] = []
+    while way is not None:
+        way, key = way
+        keys.insert(0, str(key))
+    return shown(".".join(keys))[1:-1] if keys else "the whole"
