@@ -70,9 +70,7 @@ def main() -> None:
         for _ in range(WARM_UP):
             timed(run, 1), timed(run, every)
         pairs = [(timed(run, every), timed(run, 1)) for _ in range(PAIRS)]
-        ratios = {
-            kind: statistics.median(many[i] / one[i] for many, one in pairs) for i, kind in enumerate(("wall", "processor"))
-        }
+        ratios = {kind: statistics.median(many[i] / one[i] for many, one in pairs) for i, kind in enumerate(("wall", "processor"))}
         report("threads", {
             "case": name, "parameters": size, "threads": every, "pairs": PAIRS, **ratios,
             "load": os.getloadavg()[0], "waiting": os.environ.get("OMP_WAIT_POLICY", "as the runtime likes"),

@@ -33,8 +33,8 @@ PLOTS = (
 )
 ENDING = "{name} and the {animal} played with the {colour} {thing} all day . The end ."
 WHO = {
-    **dict.fromkeys(GIRLS, {"child": "girl", "she": "she", "She": "She", "her": "her"}),
-    **dict.fromkeys(BOYS, {"child": "boy", "she": "he", "She": "He", "her": "his"}),
+    **{name: {"child": "girl", "She": "She"} for name in GIRLS},
+    **{name: {"child": "boy", "She": "He"} for name in BOYS},
 }
 
 
@@ -53,7 +53,7 @@ ALPHABET = Alphabet([*_words(), PAD, EOS], " ")
 
 
 class Stories(Task):
-    """A child, a thing and an animal, in four plots: `Once upon a time there was a little girl named Lily .` … `The end .`, then EOS.
+    """A child, a thing and an animal, in four plots: `Once upon a time there was a little girl named Lily .` … `The end .`, EOS.
 
     Every token but the first is predicted. Who, what, where and which colour are drawn at the beginning and named again later on,
     so that a model must look back to tell the rest. No story is in two splits.
@@ -64,9 +64,7 @@ class Stories(Task):
     unit = "kind"
     alphabet = ALPHABET
 
-    def __init__(
-        self, *, train: int = 20_000, valid: int = 300, test: int = 1_000, seed: int = 0, padding: str = "masked"
-    ) -> None:
+    def __init__(self, *, train: int = 20_000, valid: int = 300, test: int = 1_000, seed: int = 0, padding: str = "masked") -> None:
         where = self.hold("stories", {"kinds": (1,)}, {"longer": ()}, test=test, valid=valid, train=train, seed=seed)
         self.padding = check_choice(where, "padding", padding, PADDINGS)
 

@@ -106,7 +106,7 @@ class SweepReport:
         return cls(**columns_of(cls, data) | {"rates": rates, "decoded": decoded})
 
     def table(self, width: int | None = None, *, most: int = SHOWN_DEPTHS) -> Table:
-        """Returns the main numbers at up to `most` depths as a rich table for a window of this width; every depth is in the file."""
+        """Returns the main numbers at up to `most` depths as a rich table for a window of this width; the file has them all."""
         named = [
             ("loss", "loss"),
             ("perplexity", "perplexity"),

@@ -107,9 +107,9 @@ def test_a_run_that_cannot_be_written_is_told_before_the_work(
 
     monkeypatch.setattr(module, "need_writable", closed)
     monkeypatch.setattr(module, "open_model", lambda *a, **k: pytest.fail("loaded"))
-    with pytest.raises(OSError, match="evaluate: cannot write into .*eval"):
+    with pytest.raises(OSError, match=r"evaluate: cannot write into .*eval"):
         evaluate(str(run))
-    with pytest.raises(OSError, match="evaluate: cannot write into .*eval"):
+    with pytest.raises(OSError, match=r"evaluate: cannot write into .*eval"):
         evaluate_text(str(save_model(tmp_path / "model")), [str(texts / "plain.txt")])
 
 
