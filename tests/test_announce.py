@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 import loopwright as lw
-from loopwright.announce import AUTO, Announcer
+from loopwright import announce
+from loopwright.announce import Announcer
 
 ROOT = Path(__file__).parent.parent
-IMPORT = "from transformers import AutoConfig, AutoModelForCausalLM"
+AUTO = "from transformers import AutoConfig, AutoModelForCausalLM"
 ORDERS = {
-    "transformers first": f"{IMPORT}\nimport loopwright",
+    "transformers first": f"{AUTO}\nimport loopwright",
     # who asks whether it is installed, as many packages do, has not imported it
-    "loopwright first": f"import importlib.util, loopwright\nassert importlib.util.find_spec('transformers')\n{IMPORT}",
-    "our model first": f"from loopwright.model.config import LoopedConfig\n{IMPORT}",
-    "loopwright twice": f"import importlib, loopwright\nimportlib.reload(loopwright)\n{IMPORT}",
-    "our tokenizer first": f"import loopwright.data.tokenizer\n{IMPORT}",
+    "loopwright first": f"import importlib.util, loopwright\nassert importlib.util.find_spec('transformers')\n{AUTO}",
+    "our model first": f"from loopwright.model.config import LoopedConfig\n{AUTO}",
+    "loopwright twice": f"import importlib, loopwright\nimportlib.reload(loopwright)\n{AUTO}",
+    "our tokenizer first": f"import loopwright.data.tokenizer\n{AUTO}",
 }
 
 
@@ -43,13 +44,12 @@ def test_transformers_opens_our_folders_in_every_order_of_imports(folder: Path, 
 
 
 def test_the_finder_finds_nothing_else() -> None:
-    assert all(Announcer(name).find_spec("torch") is None for name in AUTO)
+    assert all(Announcer(name).find_spec("torch") is None for name in announce.AUTO)
 
 
 @pytest.mark.parametrize("code", ["import loopwright, transformers", "import loopwright; from transformers import AutoConfig"])
 def test_whoever_wants_no_model_does_not_wait_for_ours(code: str) -> None:
     heavy = "print('loopwright.model.looped' in sys.modules, 'torch._dynamo' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}; import sys; {heavy}"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    words = [sys.executable, "-c", f"{code}; import sys; {heavy}"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

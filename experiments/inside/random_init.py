@@ -3,8 +3,8 @@
     python -m experiments.inside.random_init OUT
 
 Writes OUT/random-init.jsonl (a line per model), OUT/*.svg and OUT/random-init.html, and judges the paper's four claims. Exit code 1
-and a line for each claim that does not hold or is not shown; 2 where a model is missing. Models that are in the file already are
-not run again.
+and a line for each claim that does not hold or is not shown; 2 where a model is missing. Models that are in the file
+already are not run again.
 """
 
 from __future__ import annotations

@@ -57,9 +57,8 @@ class Trace:
         """Names and shapes: the numbers themselves would fill a notebook."""
         rows, length = self.valid.shape
         kinds = {"values": self.values, "captured": self.captured}
-        said = [
-            f"{name}: " + ", ".join(f"{key} {list(x.shape)}" for key, x in held.items()) for name, held in kinds.items() if held
-        ]
+        shapes = {name: ", ".join(f"{key} {list(x.shape)}" for key, x in held.items()) for name, held in kinds.items()}
+        said = [f"{name}: {shape}" for name, shape in shapes.items() if shape]
         return f"Trace({'; '.join([f'{rows} × {length} tokens, {self.places.steps} steps', *said])})"
 
     def core(self, name: str) -> Tensor:

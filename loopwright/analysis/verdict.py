@@ -127,9 +127,9 @@ def _feedforward(metrics: Metrics) -> Finding:
 def safe(metrics: Metrics, name: str = "colsum") -> Finding:
     """Is more depth safe?
 
-    No: answers change beyond the model's own depth, or the state overflows. Yes: they stay, the states rest, the stages stand
-    still and a step contracts.
-    Not shown: they stay, but one of the others is missing or speaks against it, so that they may change farther on.
+    No: answers change beyond the model's own depth, or the state overflows. Yes: they stay, the states rest, the stages stand still
+    and a step contracts. Not shown: they stay, but one of the others is missing or speaks against it, so that they may change
+    farther on.
     """
     places = Places(**metrics["places"])
     if places.steps == 1:
@@ -157,10 +157,9 @@ def safe(metrics: Metrics, name: str = "colsum") -> Finding:
     if values[-1].isnan().any() and not values[0].isnan().any():  # equal answers of such a state say nothing
         return Finding(False, "No", f"by step {places.steps} layers have lost their numbers; the state is no longer finite.")
     if kept is not None and kept < MOST:
-        said = (
-            f"only {percent(kept)} of answers at depth {places.steps} are those of depth {depth} (wanted: at least {percent(MOST)})"
-        )
-        return Finding(False, "No", "; ".join([said, *missing]) + ".", tuple(numbers))
+        said = f"only {percent(kept)} of answers at depth {places.steps} are those of depth {depth}"
+        reasons = [f"{said} (wanted: at least {percent(MOST)})", *missing]
+        return Finding(False, "No", "; ".join(reasons) + ".", tuple(numbers))
     if missing or kept is None:
         stay = "no answers were compared" if kept is None else f"{percent(kept)} of answers stay as at depth {depth}, but"
         wanted = f"wanted: at least {percent(MOST)} at rest, at most {percent(DRIFT)} moved, ρ below 1"

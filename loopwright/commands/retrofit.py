@@ -67,9 +67,7 @@ def retrofit(
             raise ValueError(f"retrofit: --{name} and {name}= are both given; allowed: one of the two")
     plan = make_plan(system, changes | given)
     if core is not None and core.isdecimal():  # beside `--prelude 2` it reads as how many
-        console().print(
-            f"core: layer {core} alone, counted from 0 (--core lists layers, as 2-4 or 2-2; --prelude and --coda count)"
-        )
+        console().print(f"core: layer {core} alone, counted from 0 (--core lists layers, as 2-4; --prelude and --coda count them)")
     _check_used(plan, search_text, text, by, tokens)
     kind, where, printer = find_dtype(dtype), find_device(device), console()
     opened = Source(source)

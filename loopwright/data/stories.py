@@ -32,9 +32,10 @@ PLOTS = (
     "The {colour} {thing} fell into the water . The {animal} jumped in and brought the {thing} to {name} .",
 )
 ENDING = "{name} and the {animal} played with the {colour} {thing} all day . The end ."
-GIRL = {"child": "girl", "she": "she", "She": "She", "her": "her"}
-BOY = {"child": "boy", "she": "he", "She": "He", "her": "his"}
-WHO = {name: GIRL if name in GIRLS else BOY for name in (*GIRLS, *BOYS)}
+WHO = {
+    **{name: {"child": "girl", "She": "She"} for name in GIRLS},
+    **{name: {"child": "boy", "She": "He"} for name in BOYS},
+}
 
 
 def tell(choices: dict[str, str], plot: int) -> str:
@@ -52,7 +53,7 @@ ALPHABET = Alphabet([*_words(), PAD, EOS], " ")
 
 
 class Stories(Task):
-    """A child, a thing and an animal, in four plots: `Once upon a time there was a little girl named Lily .` … `The end .`
+    """A child, a thing and an animal, in four plots: `Once upon a time there was a little girl named Lily .` … `The end .`, EOS.
 
     Every token but the first is predicted. Who, what, where and which colour are drawn at the beginning and named again later on,
     so that a model must look back to tell the rest. No story is in two splits.

@@ -86,10 +86,8 @@ class HeldOut:
 
     def __repr__(self) -> str:
         """What was measured: the losses of all passages would fill a notebook, and `table` shows the rest."""
-        depths = ", ".join(
-            f"{loss:.4g} at depth {depth}" for depth, loss in zip(self.depth, self.loss, strict=True) if loss is not None
-        )
-        return f"HeldOut({self.text!r}: {self.passages:,} passages, {self.targets:,} tokens; loss {depths})"
+        losses = ", ".join(f"{_number(loss)} at depth {depth}" for depth, loss in zip(self.depth, self.loss, strict=True))
+        return f"HeldOut({self.text!r}: {self.passages:,} passages, {self.targets:,} tokens; loss {losses})"
 
     @property
     def note(self) -> str:

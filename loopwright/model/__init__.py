@@ -1,1 +1,1 @@
-"""The looped model: one loop, five parts, a cache by (step, layer). `loopwright.announce` tells the Auto classes of it."""
+"""The looped model: one loop, five parts, a cache by (step, layer). `loopwright.announce` tells transformers' Auto classes."""

@@ -91,9 +91,8 @@ class Outcome:
     def __repr__(self) -> str:
         """How it ended and where it is: the model and its data would fill a notebook."""
         word = "finished" if self.finished else "stopped"
-        return (
-            f"Outcome({word} after {self.progress.update} updates; run {str(self.run.path)!r}; checkpoint {self.checkpoint.name!r})"
-        )
+        where = f"run {str(self.run.path)!r}; checkpoint {self.checkpoint.name!r}"
+        return f"Outcome({word} after {self.progress.update} updates; {where})"
 
 
 @dataclass(frozen=True)

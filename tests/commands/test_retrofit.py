@@ -59,9 +59,8 @@ def test_explicit_lists_another_system_and_a_half_dtype(dense: Path, tmp_path: P
 def test_a_lone_number_for_the_core_is_said_to_be_a_layer(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layouts = []
     for core, said in (("2", True), ("2-2", False), ("2,", False)):
-        assert (
-            run("retrofit", str(dense), str(tmp_path / "out"), "plain-loop", "--prelude", "2", "--core", core, "--coda", "2") == 0
-        )
+        words = ("plain-loop", "--prelude", "2", "--core", core, "--coda", "2")
+        assert run("retrofit", str(dense), str(tmp_path / "out"), *words) == 0
         printed = capsys.readouterr().out
         assert ("core: layer 2 alone, counted from 0 (--core lists layers" in printed) == said
         layouts.append(printed[printed.index("the 6 layers") :].split("parameters")[0])
