@@ -111,7 +111,12 @@ def generate(
 
 
 def presets() -> None:
-    """The systems that can be built by name, with their size and layout."""
+    """The systems that can be built by name, with their size and layout.
+
+    Example:
+
+    loopwright presets
+    """
     from loopwright.commands import presets as verb
 
     verb.presets()
@@ -338,16 +343,7 @@ def demo(
 
 
 VERBS: dict[str, Callable[..., None]] = {
-    "inspect": inspect,
-    "check": check,
-    "generate": generate,
-    "presets": presets,
-    "retrofit": retrofit,
-    "recipes": recipes,
-    "train": train,
-    "evaluate": evaluate,
-    "analyze": analyze,
-    "demo": demo,
+    verb.__name__: verb for verb in (inspect, check, generate, presets, retrofit, recipes, train, evaluate, analyze, demo)
 }
 
 
