@@ -52,6 +52,8 @@ def evaluate(
     overwrite: bool = False,
 ) -> dict[str, SweepReport]:
     """Prints and saves a sweep over depth of each test split of a run (or of a model, on the data of a recipe); returns them."""
+    asked = parse_depths(depths) if depths else None
+    check_rows(rows, batch)
     opened = open_source(source, checkpoint)
     if data is None and not opened.path.exists():
         raise FileNotFoundError(f"evaluate: {source}: there is no such folder; allowed: the folder of a run")
@@ -59,8 +61,6 @@ def evaluate(
         raise ValueError(
             f"evaluate: {source} holds no run (no recipe.yaml); a model needs --data RECIPE, to be measured on its data, or --text"
         )
-    asked = parse_depths(depths) if depths else None
-    check_rows(rows, batch)
     model, run, own = find_model(opened, dtype, device, out)
     need_likelihood(model)
     chosen = recipe(data) if own is None and data is not None else own
