@@ -39,7 +39,7 @@ def user_path(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise ValueError(f"{shown(str(path))}: there is no such user, so ~ stands for no folder") from None
+        raise FileNotFoundError(f"{shown(str(path))[1:-1]}: there is no such folder (~ names a user who is not here)") from None
 
 
 def check_file(path: Path, most: int = FILE_BYTES) -> None:
@@ -129,4 +129,4 @@ def _spelled(way: Any) -> str:
     while way is not None:
         way, key = way
         keys.insert(0, str(key))
-    return shown(".".join(keys))[1:-1] if keys else "the whole"
+    return shown(".".join(keys))[1:-1] if keys else "the value"

@@ -61,7 +61,7 @@ def test_what_is_no_text_or_not_there(tmp_path: Path) -> None:
 
 def test_a_user_who_is_not_there() -> None:
     assert user_path("~/x") == Path.home() / "x" and user_path("a/~") == Path("a/~")
-    with pytest.raises(ValueError, match=r"^'~nosuchuser/x': there is no such user"):
+    with pytest.raises(FileNotFoundError, match=r"^~nosuchuser/x: there is no such folder \(~ names a user who is not here\)$"):
         user_path("~nosuchuser/x")
 
 

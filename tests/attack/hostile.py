@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 
-import loopwright as lw
 from loopwright.analysis.prompts import read_prompts
 from loopwright.cli import VERBS, main
 from loopwright.convert.families import FAMILIES
-from loopwright.convert.load import empty_model, load
+from loopwright.convert.load import empty_model
 from loopwright.convert.own import OWN
-from loopwright.convert.source import tokenizer
+from loopwright.convert.source import load, tokenizer
 from loopwright.convert.weights import read_json
 from loopwright.data.build import build_data
 from loopwright.data.records import Files
@@ -383,4 +382,3 @@ KINDS: dict[str, tuple[Callable[[Random, Path], None], int]] = {
     "YAML files": (yaml_file, 800),
     "text and prompt files": (text_file, 600),
 }
-assert lw
