@@ -17,8 +17,10 @@ from torch import Tensor
 from loopwright.data.batch import Source
 from loopwright.generate.readings import check_depths, decode_exact, readings
 from loopwright.metrics.score import DepthRates, bootstrap_interval, depth_rates, settled_depths, wilson_interval
+from loopwright.model.bounds import MOST_DEPTH
 from loopwright.model.looped import LoopedForCausalLM, StepRunner
 from loopwright.storage.files import write_whole
+from loopwright.untrusted import shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -341,9 +343,11 @@ def parse_depths(text: str) -> list[int]:
         first, last, stride = (
             (match.group(1), match.group(2) or match.group(1), match.group(3) or "1") if match else ("0", "0", "1")
         )
+        if len(first) > 9 or len(last) > 9 or len(stride) > 9 or int(last) > MOST_DEPTH:
+            raise ValueError(f"depths: {shown(word)} in {shown(text)}; allowed: depths of at most {MOST_DEPTH:,}")
         if int(first) < 1 or int(last) < int(first) or stride == "0":
             raise ValueError(
-                f"depths: {word!r} in {text!r}; allowed: a depth from 1, first:last, first:last:stride, first:last:log"
+                f"depths: {shown(word)} in {shown(text)}; allowed: a depth from 1, first:last, first:last:stride, first:last:log"
             )
         found.update(log_range(int(first), int(last)) if stride == "log" else range(int(first), int(last) + 1, int(stride)))
     return sorted(found)
