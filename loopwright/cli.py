@@ -112,7 +112,12 @@ def generate(
 
 
 def presets() -> None:
-    """The systems that can be built by name, with their size and layout."""
+    """The systems that can be built by name, with their size and layout.
+
+    Example:
+
+    loopwright presets
+    """
     from loopwright.commands import presets as verb
 
     verb.presets()
