@@ -116,15 +116,15 @@ def evaluate_text(
         raise ValueError(f"context: {context}; allowed: at least 2 tokens")
     check_rows(rows, batch)
     named, asked = name_texts(texts), parse_depths(depths) if depths else None
-    for paths in named.values():
-        Files(paths)  # names and endings; what cannot be used is told before a model is loaded
+    for files in named.values():
+        Files(files)  # names and endings; what cannot be used is told before a model is loaded
     opened = open_source(source, checkpoint)
     model, run, _ = find_model(opened, dtype, device, out)
     length, printer = _fitting_context(model, context), console()
     verdict = need_likelihood(model, marked=teacher_forced or honest > 0)
     printer.print(f"causality: {'passed' if verdict.passed else 'FAILED'}; {verdict.detail}", markup=False)
     words = Tokenizer(tokenizer or opened.tokenizer_folder())
-    found = {name: read_passages(name, paths, words, length, field=field) for name, paths in named.items()}
+    found = {name: read_passages(name, files, words, length, field=field) for name, files in named.items()}
     chosen = {name: None if rows is None or rows >= len(passages) else rows for name, passages in found.items()}
     if rows is not None:  # of all: the first ones would be those of few documents
         found = {name: passages.drawn(rows) for name, passages in found.items()}
