@@ -201,7 +201,7 @@ def recipes(
 
     loopwright recipes stars-addition > mine.yaml
     """
-    from loopwright.commands import train as verb
+    from loopwright.commands import recipes as verb
 
     verb.recipes(name)
 

@@ -7,13 +7,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import NoReturn
 
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
+from loopwright.commands.console import console
 from loopwright.settings import suggest
 
 DTYPES = {
@@ -26,7 +25,6 @@ DTYPES = {
     "fp16": torch.float16,
 }
 SMALL = 1_000_000  # parameters: below it one thread was faster, for training and for sampling (benchmarks/threads.py)
-WIDE = 160  # columns where nobody looks through a window: a file or a pipe must not lose text
 
 
 def find_dtype(name: str) -> torch.dtype:
@@ -46,17 +44,6 @@ def find_device(name: str) -> str:
     if not there.get(device.type) or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
         raise ValueError(f"device: {name!r} is not there; allowed here: {', '.join(kind for kind, here in there.items() if here)}")
     return name
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> NoReturn:
-        raise BrokenPipeError  # rich would exit with 1, which says that a check failed
-
-
-def console(*, stderr: bool = False) -> Console:
-    """Returns the console of a stream: as wide as the window, or wide enough for a file."""
-    stream = sys.stderr if stderr else sys.stdout
-    return _Console(file=stream, highlight=False, width=None if stream.isatty() else WIDE)
 
 
 def table(title: str, *columns: str) -> Table:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loopwright.settings import suggest
-from loopwright.train.recipe import Recipe, read_recipe
 from loopwright.untrusted import user_path
+
+if TYPE_CHECKING:
+    from loopwright.train.recipe import Recipe
 
 FOLDER = Path(__file__).parent
 
@@ -30,4 +33,6 @@ def find(word: str) -> Path:
 
 def recipe(word: str, overrides: Iterable[str] = (), *, toy: bool = False) -> Recipe:
     """Returns a recipe by path or name, with `a.b=c` overrides laid over it; `toy` first shrinks it to test size."""
+    from loopwright.train.recipe import read_recipe  # with torch, which a list of names does not need
+
     return read_recipe(find(word), overrides, toy=toy)

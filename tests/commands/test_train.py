@@ -1,4 +1,4 @@
-"""`train` and `recipes` as verbs."""
+"""`train` as a verb."""
 
 from __future__ import annotations
 
@@ -7,22 +7,9 @@ from pathlib import Path
 import pytest
 
 import loopwright as lw
-from loopwright.commands.train import recipes, train
-from loopwright.recipes.shelf import names
+from loopwright.commands.train import train
 from loopwright.train.log import read_log
 from loopwright.train.recipe import read_recipe
-
-
-def test_the_list_names_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    recipes()
-    printed = capsys.readouterr().out
-    assert all(f" {name} " in printed for name in names())
-
-
-def test_a_recipe_is_printed_so_that_it_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipes("demo-stable")
-    (tmp_path / "mine.yaml").write_text(capsys.readouterr().out)
-    assert read_recipe(tmp_path / "mine.yaml").objective == {"kind": "every-step"}
 
 
 def test_a_toy_run_goes_where_it_says_and_says_what_is_next(
