@@ -39,8 +39,8 @@ def first_look(job: Job, watch: Watch) -> None:
                 watch.note(f"jacobian: the finite difference is {error:.2%} off the exact product{verdict}")
                 if job.spread.world > 1 and job.model.config.mlp == "relu":
                     watch.note(
-                        "jacobian: over ReLU the gradient of a finite difference jumps where rounding changes the sign of a unit; another "
-                        "number of processes may then give another run (mode exact does not jump)"
+                        "jacobian: over ReLU the gradient of a finite difference jumps where rounding changes the sign of a unit; "
+                        "another number of processes may then give another run (mode exact does not jump)"
                     )
         if truncates(job):
             watch.note(truncation_in_words(truncation(job)))
