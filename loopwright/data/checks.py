@@ -8,12 +8,12 @@ from typing import Any
 from loopwright.settings import suggest
 from loopwright.untrusted import shown
 
-MOST = 10**9  # of any count
+MOST = 2**31 - 1  # of any count, and of a seed
 LONGEST = 4096  # of the digits, hops or steps of a problem: numbers of that many digits are made
 
 
 def check_count(where: str, name: str, value: Any, least: int = 0) -> int:
-    """Returns a whole number of at least `least` and at most a billion, or raises a ValueError."""
+    """Returns a whole number of at least `least` and below 2**31, or raises a ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{where}: {name} is {shown(value)}; allowed: a whole number, {least} or more")
     if value > MOST:

@@ -22,7 +22,7 @@ def apply(word: str, value: int, m: int) -> int:
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(0, 2**31), st.sampled_from([("add", 2), ("add", 7), ("affine", 7), ("swap", 5)]), st.sampled_from([None, 9]))
+@given(st.integers(0, 2**31 - 1), st.sampled_from([("add", 2), ("add", 7), ("affine", 7), ("swap", 5)]), st.sampled_from([None, 9]))
 def test_answers_follow_from_the_text(seed: int, kind: tuple[str, int], places: int | None) -> None:
     operations, m = kind
     task = Chain(lengths=[4, 6], longer=[9], operations=operations, modulus=m, places=places, train=40, valid=5, test=5, seed=seed)
