@@ -129,11 +129,11 @@ def evaluate_text(
     if rows is not None:  # of all: the first ones would be those of few documents
         found = {name: passages.drawn(rows) for name, passages in found.items()}
     measured = opened.name if opened.run is None else str(opened.folder)
-    paths = {
+    kept = {
         name: run.eval / f"{file_stem(f'text-{name}', rows=chosen[name], checkpoint=chosen_update(source, checkpoint))}.json"
         for name in found
     }
-    for name, path in paths.items():
+    for name, path in kept.items():
         facts = {"fingerprint": found[name].fingerprint, "dtype": str(model.dtype).removeprefix("torch.")}
         keep_more(
             path, HeldOut.load,
@@ -155,8 +155,8 @@ def evaluate_text(
                 depths=asked, causality=verdict, honest=honest, batch_size=batch, source=measured, progress=show,
             )  # fmt: skip
         printer.print(reports[name].table(printer.width))
-        reports[name].save(paths[name])
-    for path in paths.values():
+        reports[name].save(kept[name])
+    for path in kept.values():
         printer.print(f"numbers: {path}", markup=False, soft_wrap=True)
     return reports
 
