@@ -36,7 +36,7 @@ def read_prompts(
         path, field = _find(source, data or environment.get(DATA))
         found = _of_file(path, (field,))
     elif _is_path(source):
-        found = _of_file(Path(source).expanduser(), FIELDS)
+        found = _of_file(user_path(source), FIELDS)
     elif _is_word(source) and get_close_matches(source, SETS):
         raise ValueError(f"prompts: {source!r} is no file and no set; {suggest(source, SETS)}, a file, or a text of more words")
     elif source.strip():

@@ -119,11 +119,11 @@ def evaluate_text(
     for files in named.values():
         Files(files)  # names and endings; what cannot be used is told before a model is loaded
     opened = open_source(source, checkpoint)
+    words = Tokenizer(find_tokenizer(opened, tokenizer))
     model, run, _ = find_model(opened, dtype, device, out)
     length, printer = _fitting_context(model, context), console()
     verdict = need_likelihood(model, marked=teacher_forced or honest > 0)
     printer.print(f"causality: {'passed' if verdict.passed else 'FAILED'}; {verdict.detail}", markup=False)
-    words = Tokenizer(tokenizer or opened.tokenizer_folder())
     found = {name: read_passages(name, files, words, length, field=field) for name, files in named.items()}
     chosen = {name: None if rows is None or rows >= len(passages) else rows for name, passages in found.items()}
     if rows is not None:  # of all: the first ones would be those of few documents
@@ -197,6 +197,14 @@ def open_source(source: str, checkpoint: str | None) -> Source:
     if opened.run is None:
         raise ValueError(f"evaluate: --checkpoint belongs to a run, and {source} holds none (no recipe.yaml)")
     return Source(source, checkpoint=checkpoint)
+
+
+def find_tokenizer(source: Source, given: str | None) -> str | Path:
+    """Returns where the tokenizer stands that is given (a folder or run, else a hub id), or that of what is measured."""
+    if given is None:
+        return source.tokenizer_folder()
+    named = Source(given)
+    return named.tokenizer_folder() if named.path.exists() else given
 
 
 def chosen_update(source: str, checkpoint: str | None) -> str | None:

@@ -124,7 +124,10 @@ class Source:
             text = read_text(self.run.recipe)
         except OSError as error:
             raise ValueError(f"recipe: {self.run.recipe} cannot be read ({error.strerror})") from None
-        return read_yaml(text, str(self.run.recipe))
+        data = read_yaml(text, str(self.run.recipe))
+        if not isinstance(data, dict) or not all(isinstance(data.get(name), dict) for name in ("model", "data")):
+            raise ValueError(f"{self.run.recipe}: is no recipe (it has no model and data); put it back as the run wrote it")
+        return data
 
     @property
     def folder(self) -> Path:

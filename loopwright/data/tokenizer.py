@@ -33,16 +33,24 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of texts alone. A control word that stands in a text is text: it cannot end a document."""
-        return self.own(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids
+        return self._told(texts).input_ids
 
     def encode_with_ends(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
         """Returns the ids of texts alone, each with the character of the text at which its tokens end."""
         if not self.own.is_fast:
             raise ValueError(f"{self.source}: the tokenizer cannot say where its tokens end; allowed: one with a tokenizer.json")
-        given = {"add_special_tokens": False, "split_special_tokens": True, "return_offsets_mapping": True, "verbose": False}
-        found = self.own(list(texts), **given)
+        found = self._told(texts, return_offsets_mapping=True)
         ends = ([end for _, end in spans] for spans in found.offset_mapping)
         return list(zip(found.input_ids, ends, strict=True))
+
+    def _told(self, texts: Sequence[str], **options: bool) -> Any:
+        try:
+            return self.own(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False, **options)
+        except Exception as error:  # a small vocabulary, such as a task's symbols, has no word for everything
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ValueError(
+                f"{self.source}: a text cannot be told in this tokenizer's words ({reason}); give another one"
+            ) from None
 
     def decode(self, ids: Any) -> str:
         """Returns the text of ids, control words included."""

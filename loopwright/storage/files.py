@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from loopwright.untrusted import parse_json
+
 # plain files of ours are far smaller; what is larger is not read at all
 _JSON_BYTES = 64 * 2**20
 _FULL = {
@@ -60,10 +62,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{path}: missing")
     if path.stat().st_size > _JSON_BYTES:
         raise ValueError(f"{path}: {_in_words(path.stat().st_size)}; allowed: at most {_in_words(_JSON_BYTES)}")
-    try:
-        data = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not readable as JSON ({str(error).splitlines()[0]})") from None
+    data = parse_json(path.read_bytes(), str(path))
     if not isinstance(data, dict):
         raise ValueError(f"{path}: holds a {type(data).__name__}; allowed: a JSON object")
     return data

@@ -103,6 +103,11 @@ def train(
         if log is not None:
             log.close()
         watch.end(progress, saved, stopped=bool(stop))
+        if progress.skipped_in_a_row:
+            watch.note(
+                f"warning: the last {progress.skipped_in_a_row} updates were skipped, since loss or gradient was not finite; "
+                "the model is likely of no use: lower optim.lr"
+            )
         return Outcome(job.whole_model(), job.splits, run, progress, saved, finished=progress.update >= recipe.updates)
 
 
@@ -127,6 +132,6 @@ def hopeless(row: dict[str, Any], progress: Progress, recipe: Recipe, saved: Pat
     """Returns why a run gave up, in one line."""
     return (
         f"update {row['update']}: loss {row['loss']}, gradient norm {row['grad_norm']} at depth {row['depth']}: not finite "
-        f"{progress.skipped_in_a_row} times in a row (patience {recipe.patience}); the parameters are those of the last good "
-        f"update, saved in {saved}"
+        f"{progress.skipped_in_a_row} times in a row (patience {recipe.patience}); the parameters have not changed since update "
+        f"{progress.update - progress.skipped_in_a_row} and are saved in {saved}; lower optim.lr or lengthen schedule.warmup"
     )

@@ -329,12 +329,12 @@ def resume_job(job: Job, run: RunFolder, watch: Watch) -> tuple[Progress, dict[s
         return Progress(), None
     for line in damaged:
         watch.note(f"skipped a damaged checkpoint: {line}")
-    job.load(found.folder)
-    watch.note(f"resumed from {found.folder} ({found.update} updates done)")
     if not (found.folder / MADE).is_file():
         raise ValueError(
             f"{found.folder}: has no {MADE}, so an older version saved it; train with that version, or start a new run"
         )
+    job.load(found.folder)
+    watch.note(f"resumed from {found.folder} ({found.update} updates done)")
     made = read_json(found.folder / MADE)
     before, now = made["with"], made_with(job)
     differs = [f"{name}: {before.get(name)} then, {now[name]} now" for name in now if before.get(name) != now[name]]
