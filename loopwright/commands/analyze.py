@@ -120,9 +120,9 @@ def _choose(total: int, asked: Asked) -> list[int]:
 
 def read_own(source: Source, asked: Asked) -> list[Prompt]:
     """Returns validation rows of a run folder, without their padding, as token ids."""
-    if source.run is None or source.recipe is None:
+    if source.run is None or source.recipe is None or "data" not in source.recipe:
         raise ValueError(
-            f"prompts: {source.name} holds no run (no recipe.yaml), so no validation rows; give a file, a set or a text"
+            f"prompts: {source.name} holds no run (no recipe.yaml with data), so no validation rows; give a file, a set or a text"
         )
     rows = build_data(source.recipe["data"], source.run.path / "data").valid
     batch = rows.batch(_choose(len(rows), asked))

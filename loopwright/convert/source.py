@@ -125,8 +125,8 @@ class Source:
         except OSError as error:
             raise ValueError(f"recipe: {self.run.recipe} cannot be read ({error.strerror})") from None
         data = read_yaml(text, str(self.run.recipe))
-        if not isinstance(data, dict) or not all(isinstance(data.get(name), dict) for name in ("model", "data")):
-            raise ValueError(f"{self.run.recipe}: is no recipe (it has no model and data); put it back as the run wrote it")
+        if not isinstance(data, dict) or not all(isinstance(data.get(name, {}), dict) for name in ("model", "data")):
+            raise ValueError(f"{self.run.recipe}: is no recipe of a run; put it back as the run wrote it")
         return data
 
     @property

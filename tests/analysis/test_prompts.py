@@ -70,3 +70,8 @@ def test_a_file_is_a_file_whatever_its_name_holds(tmp_path):
 def test_no_examples_are_refused():
     with pytest.raises(ValueError, match="examples: 0"):
         read_prompts("x", examples=0)
+
+
+def test_a_user_that_is_not_there_is_named():
+    with pytest.raises(FileNotFoundError, match="names a user who is not here"):
+        read_prompts("~nosuchuser/x.txt")

@@ -194,6 +194,10 @@ def test_a_run_folder_with_a_model_of_its_own_is_that_model(run: Path) -> None:
     assert opened(run) == 20 and Source(run).run is None
     (run / "recipe.yaml").write_text("model: {kind: preset}")
     assert opened(run) == 60 and Source(run).recipe == {"model": {"kind": "preset"}}
+    for wrong in ("[1, 2]", "data: 3"):
+        (run / "recipe.yaml").write_text(wrong)
+        with pytest.raises(ValueError, match="is no recipe of a run; put it back"):
+            _ = Source(run).recipe
 
 
 # what is local and what is on the hub

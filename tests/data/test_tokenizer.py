@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Inner
 from tokenizers import models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from loopwright.data.build import build_data
 from loopwright.data.tokenizer import Tokenizer
 from tests.data.words import save_words
 
@@ -88,3 +89,13 @@ def test_a_name_that_is_nowhere_fails_at_once(tmp_path: Path, monkeypatch: pytes
 
 def httpx_error(status: int) -> Exception:
     return HfHubHTTPError("not there", response=SimpleNamespace(status_code=status, headers={}, request=None))  # type: ignore[arg-type]
+
+
+def test_a_text_that_a_small_vocabulary_has_no_words_for(tmp_path: Path) -> None:
+    build_data({"kind": "addition", "train": 8, "valid": 4, "test": 4}, tmp_path / "data").tokenizer.save_pretrained(
+        tmp_path / "words"
+    )
+    words = Tokenizer(tmp_path / "words")
+    for told in (words.encode, words.encode_with_ends):
+        with pytest.raises(ValueError, match="this tokenizer's words"):
+            told(["what"])

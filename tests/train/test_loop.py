@@ -200,7 +200,8 @@ def test_what_is_not_finite_never_reaches_the_parameters(tmp_path: Path, what: s
 def test_a_run_gives_up_after_its_patience_and_loses_nothing(tmp_path: Path) -> None:
     changes = {"patience": 2, "objective": {"kind": "poisoned", "at": [2, 4, 5, 6, 7], "what": "loss"}, "look": {"every": 0}}
     line = (
-        r"update 6: loss nan.*at depth \[\d\]: not finite 3 times in a row \(patience 2\); the parameters are those of .*00000007$"
+        r"update 6: loss nan.*at depth \[\d\]: not finite 3 times in a row \(patience 2\); the parameters have not changed since "
+        r"update 4 and are saved in .*00000007; lower optim\.lr or lengthen schedule\.warmup$"
     )
     with pytest.raises(ValueError, match=line) as caught:
         train(small(changes), tmp_path / "run")

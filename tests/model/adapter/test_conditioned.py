@@ -66,9 +66,9 @@ def test_a_normed_pool_is_not_ruled_by_one_large_token(kind, pooling):
     ("options", "message"),
     [
         ({"dropout": 1.0}, r"dropout 1.0; allowed: at least 0, below 1"),
-        ({"dropout": -0.1}, r"dropout -0.1; allowed: at least 0, below 1"),
+        ({"dropout": -0.1}, r"dropout is -0.1; allowed: from 0"),
         ({"pool_norm": "rsm"}, "pool_norm: unknown 'rsm'; did you mean 'rms'"),
-        ({"chunk": 0}, "chunk 0; allowed: at least 1"),
+        ({"chunk": 0}, "chunk is 0; allowed: a whole number from 1"),
         ({"chunk": 8}, "chunk 8, and pooling is 'prefix'; allowed: with pooling 'chunk'"),
         ({"pool_norm": "rms", "pooling": "none"}, "pool_norm 'rms', and pooling is 'none'; allowed: with one that reads"),
         ({"chunk": 8, "pooling": "none"}, "chunk 8, and pooling is 'none'; allowed: with pooling 'chunk'"),
@@ -77,7 +77,7 @@ def test_a_normed_pool_is_not_ruled_by_one_large_token(kind, pooling):
     ],
 )
 def test_refusals(kind, options, message):
-    with pytest.raises(ValueError, match=f"^{kind}.*{message}"):
+    with pytest.raises(ValueError, match=f"{kind}.*{message}"):
         tiny(kind, **options)
 
 
