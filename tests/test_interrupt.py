@@ -36,6 +36,7 @@ def start(*words: str) -> subprocess.Popen[str]:
 
 def interrupted_twice(child: subprocess.Popen[str], number: int) -> tuple[int, float]:
     """Returns how a child ended, and after how many seconds, when the signal came again."""
+    time.sleep(1.0)  # from the word that it is ready into the long call
     child.send_signal(number)
     time.sleep(0.3)
     child.send_signal(number)  # the same key press, told twice
