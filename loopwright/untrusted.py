@@ -34,6 +34,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= WORD and short is value else f"{text[:WORD]}… ({type(value).__name__})"
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of what an error says, or its name where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def user_path(path: str | Path) -> Path:
     """Returns a path with its ~ resolved; a user that is not there is refused."""
     try:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.untrusted import NESTING, WORD, check_file, check_plain, parse_json, read_text, shown, user_path
+from loopwright.untrusted import NESTING, WORD, check_file, check_plain, first_line, parse_json, read_text, shown, user_path
 
 JSON = st.recursive(
     st.none()
@@ -116,3 +116,7 @@ def test_a_value_in_a_message_is_short() -> None:
     assert shown("a") == "'a'" and shown({"a": 1}) == "{'a': 1}" and shown(float("nan")) == "nan"
     for value in ("x" * 10**6, list(range(10**6)), {n: n for n in range(10**5)}, 10**5000, [10**5000], endless):
         assert len(shown(value)) <= WORD + 40 and "\n" not in shown(value)
+
+
+def test_the_first_line_of_an_error_is_what_it_says_or_its_name():
+    assert first_line(ValueError(" one\ntwo")) == "one" and first_line(KeyError()) == "KeyError"

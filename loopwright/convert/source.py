@@ -35,7 +35,7 @@ from loopwright.run import STATE, RunFolder, saved, update_of
 from loopwright.settings import read_yaml, suggest
 from loopwright.storage.folder import settled
 from loopwright.storage.manifest import MANIFEST, Damaged
-from loopwright.untrusted import check_file, read_text, shown, user_path
+from loopwright.untrusted import check_file, first_line, read_text, shown, user_path
 
 WEIGHTS = ("averaged", "raw")
 _AS_IT_IS = f"delete {MANIFEST} there to read the folder as it is"
@@ -189,7 +189,7 @@ class Source:
         try:
             words = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
         except Exception as error:  # a damaged file raises whatever its parser raises
-            raise ValueError(f"{self.name}: the tokenizer cannot be read ({_first_line(error)})") from error
+            raise ValueError(f"{self.name}: the tokenizer cannot be read ({first_line(error)})") from error
         if not isinstance(words.model_max_length, int | float):  # transformers compares lengths with it
             raise ValueError(f"{self.name}: the tokenizer's model_max_length is {shown(words.model_max_length)}; allowed: a number")
         return words
@@ -318,9 +318,5 @@ def _download(name: str, files: tuple[str, ...]) -> Path:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(files)))
     except Exception as error:  # the hub client raises its own, requests' and the operating system's errors
         raise FileNotFoundError(
-            f"{name}: there is no such folder, and the hub did not give it ({type(error).__name__}: {_first_line(error)})"
+            f"{name}: there is no such folder, and the hub did not give it ({type(error).__name__}: {first_line(error)})"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

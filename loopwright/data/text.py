@@ -14,6 +14,7 @@ from loopwright.data.checks import check_count
 from loopwright.data.records import Files, Part, Record, Records, text_field
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.data.tokens import Document, NoDocuments, Shards, Windows, kept_shards
+from loopwright.untrusted import first_line
 
 FINEWEB = "HuggingFaceFW/fineweb-edu"
 GROUP = 256  # documents that are tokenised at once
@@ -117,7 +118,7 @@ class HubRows:
             for number, row in enumerate(rows):
                 yield f"{name} (row {number})", row
         except Exception as error:  # the hub client, requests, pyarrow and the operating system raise their own
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             raise ValueError(f"data: {name} cannot be read ({reason})") from None
 
 

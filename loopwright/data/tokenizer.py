@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from loopwright.untrusted import user_path
+from loopwright.untrusted import first_line, user_path
 
 HUB_SECONDS = 10  # how long the hub may take to say whether it has a tokenizer
 
@@ -47,7 +47,7 @@ class Tokenizer:
         try:
             return self.own(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False, **options)
         except Exception as error:  # a small vocabulary, such as a task's symbols, has no word for everything
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             raise ValueError(
                 f"{self.source}: a text cannot be told in this tokenizer's words ({reason}); give another one"
             ) from None
@@ -65,7 +65,7 @@ def _load(source: str | Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(place if place.is_dir() else str(source), trust_remote_code=False, **options)
     except Exception as error:  # the hub client and the parsers raise whatever they like
-        reason = "it is not in the cache" if options else (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = "it is not in the cache" if options else first_line(error)
         raise ValueError(
             f"tokenizer: {str(source)!r} cannot be loaded ({reason}{(options and '; the hub cannot be reached') or ''}); "
             "allowed: a folder or a hub id"

@@ -177,39 +177,39 @@ def _begin(target: Path) -> tuple[Path, int | None]:
 
 def _hold(folder: Path) -> int | None:
     """The lock of a folder, which ends with the process; None where the system offers none."""
-    try:
+    handle, free = _try_lock(folder)
+    if handle is not None and not free:  # whoever clears it away holds it: it will be gone
         import fcntl
 
-        handle = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # whoever clears it away holds it: it will be gone
         fcntl.flock(handle, fcntl.LOCK_EX)
-    except OSError:
-        os.close(handle)
-        return None
     return handle
 
 
 def _in_use(folder: Path) -> bool | None:
     """Whether a living process holds a folder; None where the system cannot say."""
+    handle, free = _try_lock(folder)
+    if handle is None:
+        return None
+    os.close(handle)
+    return not free
+
+
+def _try_lock(folder: Path) -> tuple[int | None, bool]:
+    """An open handle of a folder (None where the system offers no locks), and whether this process now holds its lock."""
     try:
         import fcntl
 
         handle = os.open(folder, os.O_RDONLY)
     except (ImportError, OSError):
-        return None
+        return None, False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
     except BlockingIOError:
-        return True
+        return handle, False
     except OSError:
-        return None
-    finally:
         os.close(handle)
+        return None, False
+    return handle, True
 
 
 def _sync_tree(folder: Path) -> None:

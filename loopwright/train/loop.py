@@ -103,11 +103,7 @@ def train(
         if log is not None:
             log.close()
         watch.end(progress, saved, stopped=bool(stop))
-        if progress.skipped_in_a_row:
-            watch.note(
-                f"warning: the last {progress.skipped_in_a_row} updates were skipped, since loss or gradient was not finite; "
-                "the model is likely of no use: lower optim.lr"
-            )
+        warn_of_skips(progress, watch)
         return Outcome(job.whole_model(), job.splits, run, progress, saved, finished=progress.update >= recipe.updates)
 
 
@@ -126,6 +122,15 @@ def collect(
     total = spread.sum(torch.stack([torch.stack(list(losses)).sum().float(), *sums]))
     numbers = torch.cat([total, norm.detach().float().reshape(1).to(total.device)]).tolist()
     return numbers[0], numbers[-1], dict(zip(names, numbers[1:-1], strict=True))
+
+
+def warn_of_skips(progress: Progress, watch: Watch) -> None:
+    """Says so where a run ended on updates that were skipped."""
+    if progress.skipped_in_a_row:
+        watch.note(
+            f"warning: the last {progress.skipped_in_a_row} updates were skipped, since loss or gradient was not finite; "
+            "the model is likely of no use: lower optim.lr"
+        )
 
 
 def hopeless(row: dict[str, Any], progress: Progress, recipe: Recipe, saved: Path) -> str:

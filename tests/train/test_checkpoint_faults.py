@@ -21,6 +21,7 @@ import loopwright as lw
 from loopwright.storage.files import DiskFull
 from loopwright.train import checkpoint as checkpoint_module
 from loopwright.train.checkpoint import latest_good
+from tests.attack.harness import hurt
 from tests.cases import noisy
 from tests.train.test_checkpoint import marked, names, save
 
@@ -198,20 +199,7 @@ def damage(folder: Path, rng: random.Random) -> tuple[Path, str, Callable[[], No
     """Damages one file of a folder at random; returns which, how, and what undoes it."""
     path = rng.choice(sorted(folder.iterdir()))
     content = path.read_bytes()
-    kind = rng.choice(["flip", "flip", "truncation", "removal", "growth", "zeros"])
-    if kind == "flip":
-        place = rng.randrange(len(content))
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << rng.randrange(8)]) + content[place + 1 :])
-    elif kind == "truncation":
-        path.write_bytes(content[: rng.randrange(len(content))])
-    elif kind == "growth":
-        path.write_bytes(content + rng.randbytes(rng.randrange(1, 20)))
-    elif kind == "zeros":
-        first = rng.choice([place for place, byte in enumerate(content) if byte])
-        path.write_bytes(content[:first] + bytes(len(content) - first))
-    else:
-        path.unlink()
-    return path, kind, lambda: (path.write_bytes(content), None)[1]
+    return path, hurt(path, rng), lambda: (path.write_bytes(content), None)[1]
 
 
 def damage_often(checkpoints: Path, model: lw.LoopedForCausalLM, times: int) -> None:

@@ -211,6 +211,15 @@ def test_a_run_gives_up_after_its_patience_and_loses_nothing(tmp_path: Path) -> 
     assert all(tensor.isfinite().all() for tensor in lw.load(kept.folder).state_dict().values())
 
 
+@pytest.mark.usefixtures("poisoned")
+def test_a_run_that_ends_on_skipped_updates_says_so(tmp_path: Path) -> None:
+    for at, warned in (([4, 5], True), ([2], False)):
+        watch = Quiet()
+        changes = {"updates": 6, "objective": {"kind": "poisoned", "at": at, "what": "loss"}, "look": {"every": 0}}
+        train(small(changes), tmp_path / str(warned), watch=watch)
+        assert any("the last 2 updates were skipped" in note for note in watch.notes) == warned
+
+
 def test_clipping_holds_an_update_back(tmp_path: Path) -> None:
     """With the same direction and a fifth of the norm: measured on a momentum of one update."""
     steps = {}
