@@ -17,9 +17,9 @@ from benchmarks.pairs import compare, replayed, report
 from loopwright.data.batch import IGNORED, Batch
 from loopwright.model.looped import LoopedForCausalLM, StepRunner
 from loopwright.model.output import shifted_loss
-from loopwright.train.jacobian import JacobianPenalty
-from loopwright.train.trainee import compiled_step
-from loopwright.train.walk import Plan, walk
+from loopwright.train.objectives.jacobian import JacobianPenalty
+from loopwright.train.rollout import Plan, rollout
+from loopwright.train.training_module import compiled_step
 
 WEIGHT = 0.1
 FULL = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
@@ -53,7 +53,7 @@ def update(
     """Returns a run of training steps, one at each of these depths; the optimiser moves the weights where there is one."""
 
     def loss_at(depth: int, number: int) -> Tensor:
-        path = walk(model, batch, Plan(depth, depth, number), step=step, keeps="last", rider=penalty)
+        path = rollout(model, batch, Plan(depth, depth, number), step=step, keeps="last", hook=penalty)
         loss = shifted_loss(model.read_out(path.last, path.p), batch.labels)
         return loss if penalty is None else (1 - WEIGHT) * loss + WEIGHT * penalty(model, path)
 

@@ -15,11 +15,11 @@ from benchmarks.pairs import compare, report
 from loopwright.data.batch import Batch
 from loopwright.settings import build_kind
 from loopwright.train.depth import RULES
-from loopwright.train.jacobian import JacobianPenalty
-from loopwright.train.objective import Final
-from loopwright.train.penalty import Weighted
-from loopwright.train.trainee import Trainee
-from loopwright.train.walk import Plan
+from loopwright.train.objectives.jacobian import JacobianPenalty
+from loopwright.train.objectives.losses import Final
+from loopwright.train.objectives.penalties import Weighted
+from loopwright.train.rollout import Plan
+from loopwright.train.training_module import TrainingModule
 
 PAPER = {"random depth": 1.4976, "penalty": 1.5317, "both": 2.0439}
 ROWS, LENGTH, DRAWS = 4, 1024, 6
@@ -42,10 +42,10 @@ def main() -> None:
 
     def updates(depths: Sequence[int], mode: str | None) -> None:
         penalties = [] if mode is None else [Weighted(JacobianPenalty(mode), "jacobian")]
-        trainee = Trainee(model, Final(), penalties, remat="step")
+        module = TrainingModule(model, Final(), penalties, remat="step")
         for depth in depths:
             with torch.autocast("cuda", torch.bfloat16):
-                loss, _ = trainee(batch, Plan(depth, depth), weights=[0.1])
+                loss, _ = module(batch, Plan(depth, depth), weights=[0.1])
             loss.backward()
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)

@@ -42,10 +42,10 @@ def replayed(call: Callable[[], object]) -> Callable[[], object]:
     with torch.cuda.graph(graph, stream=stream):
         call()
 
-    def replay(held: Callable[[], object] = call) -> None:  # what the graph reads must live as long as it is replayed
+    def recompute(held: Callable[[], object] = call) -> None:  # what the graph reads must live as long as it is replayed
         graph.replay()
 
-    return replay
+    return recompute
 
 
 def compare(a: Callable[[], object], b: Callable[[], object], *, pairs: int = 15, warm_up: int = 3) -> dict[str, float]:

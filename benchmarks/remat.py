@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import loopwright as lw
 from benchmarks.pairs import compare, report
 from loopwright.data.batch import Batch
-from loopwright.train.walk import Plan, walk
+from loopwright.train.rollout import Plan, rollout
 
 PAIRS = 11
 
@@ -58,7 +58,7 @@ def pass_through(model: lw.LoopedForCausalLM, batch: Batch, depth: int, variant:
     step, remat = model.step, variant
     if variant == "torch.utils.checkpoint":
         step, remat = partial(checkpoint, model.step, use_reentrant=False), "none"
-    path = walk(model, batch, Plan(depth, depth), remat=remat, keeps="last", step=step)
+    path = rollout(model, batch, Plan(depth, depth), remat=remat, keeps="last", step=step)
     logits = model.read_out(path.last, path.p)
     F.cross_entropy(logits[:, :-1].flatten(0, 1), batch.input_ids[:, 1:].flatten()).backward()
 

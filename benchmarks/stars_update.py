@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.pairs import report
-from loopwright.recipes.shelf import recipe
+from loopwright.recipes import recipe
 from loopwright.train.log import read_log
 from loopwright.train.loop import train
 
@@ -22,8 +22,8 @@ FAST = (
     "data.padding=plain",
     "compile=true",
     "graph=true",
-    "look.every=0",
-    "look.radius=0",
+    "validate.every=0",
+    "validate.radius=0",
     "save.best=false",
     "schedule.warmup=50",
 )

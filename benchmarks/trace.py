@@ -12,7 +12,7 @@ import torch
 
 import loopwright as lw
 from benchmarks.pairs import compare, report
-from loopwright.analysis.trace import trace
+from loopwright.analysis.trace.trace import trace
 from loopwright.metrics.residual import residual_entropy
 from loopwright.model.config import LoopedConfig
 

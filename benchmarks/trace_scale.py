@@ -23,8 +23,8 @@ import loopwright as lw
 from benchmarks.pairs import report
 from benchmarks.trace import ALLOWED, gram_sides
 from loopwright.analysis.prompts import read_prompts
-from loopwright.analysis.record import pad, save_trace
-from loopwright.analysis.trace import Trace, trace
+from loopwright.analysis.trace.record import pad, save_trace
+from loopwright.analysis.trace.trace import Trace, trace
 
 ATTENTION, ONE_PASS, TWO_PASSES = ("attention",), ("attention", "residual"), ("attention", "residual", "fixed")
 

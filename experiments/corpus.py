@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from loopwright.train.job import Outcome
     from loopwright.train.recipe import Recipe
-    from loopwright.train.setup import Outcome
 
 VOCABULARY = 8192
 

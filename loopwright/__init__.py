@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loopwright.announce import announce
+from loopwright.autoregister import autoregister
 from loopwright.version import VERSION
 
 if TYPE_CHECKING:
@@ -57,4 +57,4 @@ if not TYPE_CHECKING:  # or every name would seem to be there
         return sorted({*globals(), *__all__})
 
 
-announce()
+autoregister()

@@ -174,7 +174,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder, bit for bit.")] = False,
     toy: Annotated[bool, typer.Option("--toy", help="Two updates at test size: is everything in its place?")] = False,
 ) -> None:
-    """A run from a recipe: trains, looks at several depths, saves. Ctrl-C saves first; --resume goes on exactly there.
+    """A run from a recipe: trains, validates at several depths, saves. Ctrl-C saves first; --resume goes on exactly there.
 
     Examples:
 

@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import loopwright.metrics as metrics  # `from loopwright` would ask this file for it
-from loopwright.analysis.record import TraceSet, load_trace, save_trace, trace_prompts
-from loopwright.analysis.trace import Trace, trace
-from loopwright.convert.adapters import load_adapters, save_adapters
+from loopwright.analysis.trace.record import TraceSet, load_trace, save_trace, trace_prompts
+from loopwright.analysis.trace.trace import Trace, trace
+from loopwright.check.conformance import CheckReport, CheckRow, check
 from loopwright.convert.export import export
-from loopwright.convert.merge import merge
 from loopwright.convert.save import save
-from loopwright.convert.source import load, tokenizer
-from loopwright.convert.surgery import retrofit
-from loopwright.evaluate.conformance import CheckReport, CheckRow, check
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.output import LoopedOutput
 from loopwright.model.presets import build, preset
+from loopwright.retrofit.adapters import load_adapters, save_adapters
+from loopwright.retrofit.merge import merge
+from loopwright.retrofit.surgery import retrofit
+from loopwright.source import load, tokenizer

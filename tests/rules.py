@@ -16,10 +16,12 @@ LONGER = {"train": 120}
 # an import may point to an earlier row only, or stay inside its own package
 ROWS = [
     {"untrusted", "exits", "options"},
-    {"version", "announce", "storage"},
+    {"version", "autoregister", "storage"},
     {"settings", "run", "interrupt"},
     {"model", "metrics"},
     {"convert", "data", "generate"},
+    {"source"},
+    {"retrofit", "engine", "check"},
     {"train", "analysis", "evaluate", "serve"},
     {"recipes"},
     {"commands", "public"},
@@ -34,9 +36,9 @@ HOMES = {
     "lm_eval": "evaluate/harness.py",
     "datasets": "data/text.py",
     "trl": "train/",
-    "peft": "convert/",
+    "peft": "retrofit/",
     "fastapi": "serve/",
-    "gguf": "convert/gguf.py",
+    "gguf": "",
     "pydantic": "",
 }
 

@@ -17,17 +17,17 @@ import typer.main
 
 from loopwright.cli import make_app
 from loopwright.convert.families import FAMILIES
-from loopwright.convert.layout import LAYOUTS
-from loopwright.convert.systems import SYSTEMS, Plan
 from loopwright.model.adapter import ADAPTERS
 from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.norm import NORMS
 from loopwright.model.presets import PRESETS, preset
+from loopwright.retrofit.layout import LAYOUTS
+from loopwright.retrofit.systems import SYSTEMS, Plan
 from loopwright.settings import options_of
-from loopwright.train.average import AVERAGES
-from loopwright.train.penalty import PENALTIES, Weighted
-from loopwright.train.recipe import TABLES, Looks, Orders, Recipe, Saves
-from loopwright.train.remat import REMATS
+from loopwright.train.gradients.remat import REMATS
+from loopwright.train.objectives.penalties import PENALTIES, Weighted
+from loopwright.train.optim.average import AVERAGES
+from loopwright.train.recipe import TABLES, Orders, Recipe, Saves, Validation
 from tests.rules import (
     HOMES,
     RULES,
@@ -70,12 +70,12 @@ SOUND = {
         '"""Parts."""\n\n\nclass Part:\n    """A part."""\n\n    def start(self):\n        """Starts."""\n\n\n'
         'class Gate(Part):\n    """A gate."""\n\n    def start(self): ...\n\n    def forward(self, hidden_size): ...\n'
     ),
-    "loopwright/convert/gguf.py": '"""Files."""\n\n\ndef read():\n    """Reads."""\n    import gguf\n',
+    "loopwright/data/text.py": '"""Files."""\n\n\ndef read():\n    """Reads."""\n    import datasets\n',
     "tests/test_settings.py": "",
     "tests/test_version.py": "",
     "tests/model/test_looped.py": "",
     "tests/model/test_part.py": "",
-    "tests/convert/test_gguf.py": "",
+    "tests/data/test_text.py": "",
     "README.md": "See http://example.org/home/page, a/home/b and the state of things.\n",
 }
 PUBLIC = 'def f():\n    """F."""\n'
@@ -92,8 +92,13 @@ PLANTS: list[tuple[Rule, str, str, str]] = [
     (imports_point_down, "loopwright/model/part.py", "from loopwright import build\n", "model imports loopwright.build"),
     (imports_point_down, "loopwright/model/part.py", "from .looped import unroll\n", "relative import"),
     (imports_point_down, "loopwright/extras.py", "", "extras has no row"),
-    (optional_packages_stay_home, "loopwright/convert/gguf.py", "import gguf\n", "gguf is imported with the module"),
-    (optional_packages_stay_home, "loopwright/model/part.py", "def f():\n    import gguf.x\n", "gguf belongs in convert/gguf.py"),
+    (optional_packages_stay_home, "loopwright/data/text.py", "import datasets\n", "datasets is imported with the module"),
+    (
+        optional_packages_stay_home,
+        "loopwright/model/part.py",
+        "def f():\n    import datasets.x\n",
+        "datasets belongs in data/text.py",
+    ),
     (
         optional_packages_stay_home,
         "loopwright/model/part.py",
@@ -181,7 +186,7 @@ def all_options() -> list[str]:
     for table, kinds in {**PARTS, "adapters": ADAPTERS}.items():
         lines += [f"part {table} {' '.join([kind, *options_of(part)])}" for kind, part in kinds.items()]
     lines += [f"part adapters {key}" for key in ("stack",)]
-    lines += [f"recipe {name}" for section in (Recipe, Orders, Looks, Saves) for name in section.__dataclass_fields__]
+    lines += [f"recipe {name}" for section in (Recipe, Orders, Validation, Saves) for name in section.__dataclass_fields__]
     for table, kinds in TRAINING.items():
         lines += [f"training {table} {' '.join([kind, *options_of(part)])}" for kind, part in kinds.items()]
     lines += [f"retrofit {name}" for name in Plan.__dataclass_fields__]

@@ -40,7 +40,7 @@ def test_importing_loopwright_loads_nothing_heavy_until_a_name_is_asked_for() ->
     assert fresh(f"import sys, loopwright; dir(loopwright); loopwright.__version__; {HEAVY}") == "[]"
     code = f"import sys; from loopwright import *; print(load.__module__, metrics.__name__); {HEAVY}"
     names, heavy = fresh(code).splitlines()
-    assert names == "loopwright.convert.source loopwright.metrics" and "torch" in heavy and "transformers" in heavy
+    assert names == "loopwright.source loopwright.metrics" and "torch" in heavy and "transformers" in heavy
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.asura.plan import COMPARED, LOOPED
 from experiments.pages import Result
 from experiments.seeds import shared
-from loopwright.analysis.drawing import COLOURS, INK, Axes, Curve, finite, log_axis, look, panels
+from loopwright.analysis.figures.drawing import COLOURS, INK, Axes, Curve, finite, line_style, log_axis, panels
 
 WINDOW = 20  # updates that one number of a run's log stands for
 FIRST = 100  # warm-up: below it all curves fall alike, and would take the axis for themselves
@@ -50,11 +50,11 @@ def panel(
                 continue
             if curve is above_whole and min(found.y) > FAR:
                 far.append(f"{label}: above the axis, {found.y[-1]:.2f} at the end")
-                axes.plot([], [], label=label, linewidth=1.6, **look(place, marker=False))
+                axes.plot([], [], label=label, linewidth=1.6, **line_style(place, marker=False))
                 continue
             shown[label] = found
             x, y = finite(found.x, found.y)
-            axes.plot(x, y, label=label, linewidth=1.6, **look(place, marker=False))
+            axes.plot(x, y, label=label, linewidth=1.6, **line_style(place, marker=False))
             if found.low is not None and found.high is not None:
                 axes.fill_between(found.x, found.low, found.high, color=COLOURS[place % len(COLOURS)], alpha=0.2, linewidth=0)
         if curve is above_whole:

@@ -21,7 +21,7 @@ TEXTS = {"test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
 SETTINGS = (
     f"model.changes.vocab_size={VOCABULARY}", "model.changes.tie_word_embeddings=true", "model.changes.head_bias=false",
     "objective={kind: final}", "average=null", "remat=none", "data.length=256", "batch=64", "accumulate=1", "updates=1200",
-    "schedule.warmup=100", "optim.lr=1e-3", "save={every: 0, best: false}", "look={every: 0}",
+    "schedule.warmup=100", "optim.lr=1e-3", "save={every: 0, best: false}", "validate={every: 0}",
 )  # fmt: skip
 SPIKE, BEFORE = 4.0, 50  # a loss so many deviations above the mean of so many updates before it
 
@@ -36,7 +36,7 @@ def carry_out(
     from loopwright.evaluate.heldout import held_out
     from loopwright.evaluate.passages import read_passages
     from loopwright.model.cost import pass_flops
-    from loopwright.recipes.shelf import recipe
+    from loopwright.recipes import recipe
     from loopwright.run import origin
 
     depth = f"depth={{kind: fixed, depth: {STEPS if row.looped else 1}}}"
@@ -76,7 +76,7 @@ def spikes(losses: list[float]) -> int:
 
 def main() -> None:
     """Reads the command line, tokenises once, and runs what is asked for."""
-    from loopwright.recipes.shelf import recipe
+    from loopwright.recipes import recipe
 
     parser = arguments(__doc__)
     parser.add_argument("--corpus", required=True)

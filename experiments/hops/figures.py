@@ -8,8 +8,8 @@ from pathlib import Path
 from experiments.hops.plan import ARMS
 from experiments.hops.reading import TRAINED, at_depth, at_own_depth
 from experiments.pages import Result
-from loopwright.analysis.drawing import INK, Axes, Curve, figure, legend, log_axis, look, panels
-from loopwright.analysis.figures import length_by_depth_heatmap
+from loopwright.analysis.figures.drawing import INK, Axes, Curve, figure, legend, line_style, log_axis, panels
+from loopwright.analysis.figures.training import length_by_depth_heatmap
 
 CHANCE = 25
 SHOWN_HOPS = (1, 2, 4, 8, 12, 16, 24, 32)
@@ -40,7 +40,7 @@ def by_hops(arm: str, runs: Sequence[Result]) -> Callable[[Axes], None]:
         axes.axhline(CHANCE, color=INK, linewidth=1, linestyle=(0, (2, 2)))
         for run in runs:
             exact = at_own_depth(run)
-            line = look(run["seed"]) | {"markersize": 3}
+            line = line_style(run["seed"]) | {"markersize": 3}
             axes.plot(list(exact), [100 * value for value in exact.values()], label=f"seed {run['seed']}", linewidth=1.4, **line)
         axes.set_title(f"{arm}: {runs[0]['parameters'] / 1e6:.2f} M", loc="left")
         axes.set_xticks([1, 8, 16, 24, 32])
@@ -62,8 +62,8 @@ def learning(arms: Arms, path: Path) -> None:
             mean = [sum(values) / len(values) for values in zip(*seeds, strict=True)]
             curves[arm] = Curve(updates, mean)
             for losses in seeds:
-                axes.plot(updates, losses, linewidth=0.8, alpha=0.4, **look(place, marker=False))
-            axes.plot(updates, mean, label=arm, linewidth=2, **look(place))
+                axes.plot(updates, losses, linewidth=0.8, alpha=0.4, **line_style(place, marker=False))
+            axes.plot(updates, mean, label=arm, linewidth=2, **line_style(place))
         log_axis(axes, curves)
         axes.set_xlabel("update")
         axes.set_ylabel("loss on the validation rows")

@@ -16,7 +16,7 @@ from experiments.hops.plan import ARMS, GROUPS, Run
 from experiments.side_by_side import arguments, asked_for, grouped, run_all
 
 if TYPE_CHECKING:
-    from loopwright.data.table import Table
+    from loopwright.data.tasks.table import Table
     from loopwright.evaluate.sweep import SweepReport
 
 RECIPE = str(Path(__file__).with_name("recipe.yaml"))
@@ -31,7 +31,7 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     from loopwright.data.batch import FirstRows
     from loopwright.evaluate.sweep import sweep
     from loopwright.model.cost import pass_flops
-    from loopwright.recipes.shelf import recipe
+    from loopwright.recipes import recipe
     from loopwright.run import origin
     from loopwright.train.log import read_log
     from loopwright.train.loop import train

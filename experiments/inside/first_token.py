@@ -56,8 +56,8 @@ def counted(labels: Sequence[Any], orbits: Sequence[Any], single: Sequence[bool]
 def measured(source: str, *, data: str, examples: int, depth: int | None, batch: int, device: str) -> Iterable[dict[str, Any]]:
     """Yields a row of numbers for each way."""
     import loopwright as lw
-    from loopwright.analysis.openings import settled
-    from loopwright.analysis.trace import trace_depth
+    from experiments.inside.system_prompt_traces import settled
+    from loopwright.analysis.trace.trace import trace_depth
     from loopwright.data.tokenizer import Tokenizer
     from loopwright.metrics.limits import LIMITS
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.inside.claims import WORD, Cell, Claim, cells, judge
+from experiments.inside.figures_models import side_by_side
 from experiments.inside.plan import INJECTIONS, MAIN_LAYERS, MAIN_START, NORMS, SHARED, STARTS
-from loopwright.analysis.drawing import COLOURS, DASHES, Curve
-from loopwright.analysis.figures_models import side_by_side
-from loopwright.analysis.figures_stages import LAYER_ENDS
-from loopwright.analysis.report import Grid, Outcome, Picture, Section, write_report
+from loopwright.analysis.figures.drawing import COLOURS, DASHES, Curve
+from loopwright.analysis.figures.stages import LAYER_ENDS
+from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, write_report
 
 Results = Sequence[Mapping[str, Any]]
 WORDS = {"pre": "pre-norm", "huginn": "Huginn's norms", "ouro": "Ouro's norms"}
@@ -54,7 +54,7 @@ def _panels(results: Results, lines: Mapping[str, tuple[str, Mapping[str, Any]]]
 def norms_and_injection(results: Results, path: Path) -> str:
     """Figure 6: all six kinds in one panel; left to its own fixed point, right to the farthest layer's."""
     groups: dict[str, dict[str, Curve]] = {}
-    looks = {}
+    styles = {}
     for title, name in ((OWN, "fixed_cosine"), (FAR, "far_cosine")):
         group = groups.setdefault(f"cosine to {title}", {})
         for colour, norm in zip(COLOURS, NORMS, strict=False):
@@ -63,17 +63,17 @@ def norms_and_injection(results: Results, path: Path) -> str:
                 if found is not None:
                     label = f"{SHORT[norm]}, {AFTER[injection]}"
                     group[label] = found
-                    looks[label] = {"color": colour, "linestyle": DASHES[0] if INJECTIONS[injection] else DASHES[2]}
-    return side_by_side(groups, y_label="cosine", looks=looks, columns=2, path=path)
+                    styles[label] = {"color": colour, "linestyle": DASHES[0] if INJECTIONS[injection] else DASHES[2]}
+    return side_by_side(groups, y_label="cosine", styles=styles, columns=2, path=path)
 
 
 def own_and_farthest(results: Results, path: Path, *, kind: str) -> str:
     """Figures 29 and 30: the first layer against its own and the farthest fixed point, by distance or by cosine."""
     names = ("fixed_norm", "far_norm") if kind == DISTANCE else ("fixed_cosine", "far_cosine")
     wanted = {"layers": MAIN_LAYERS, "start": MAIN_START}
-    looks = {OWN: {"color": LAYER_ENDS[0], "linestyle": DASHES[0]}, FAR: {"color": LAYER_ENDS[1], "linestyle": DASHES[1]}}
+    styles = {OWN: {"color": LAYER_ENDS[0], "linestyle": DASHES[0]}, FAR: {"color": LAYER_ENDS[1], "linestyle": DASHES[1]}}
     groups = _panels(results, {label: (name, wanted) for label, name in zip((OWN, FAR), names, strict=True)})
-    return side_by_side(groups, y_label=kind, looks=looks, log=kind == DISTANCE, path=path)
+    return side_by_side(groups, y_label=kind, styles=styles, log=kind == DISTANCE, path=path)
 
 
 def by_layers(results: Results, path: Path, *, name: str) -> str:

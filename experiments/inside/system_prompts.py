@@ -46,8 +46,8 @@ def measured(
 ) -> Iterable[dict[str, Any]]:
     """Yields a row of numbers for each system prompt."""
     import loopwright as lw
-    from loopwright.analysis.openings import limits_behind, plain_counts
-    from loopwright.analysis.trace import trace_depth
+    from experiments.inside.system_prompt_traces import limits_behind, plain_counts
+    from loopwright.analysis.trace.trace import trace_depth
     from loopwright.data.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(source)

@@ -40,7 +40,7 @@ def carry_out(
     from loopwright.evaluate.passages import read_passages
     from loopwright.run import origin
     from loopwright.settings import build_kind, parse_overrides
-    from loopwright.train.origin import MODELS
+    from loopwright.train.models import MODELS
     from loopwright.train.recipe import make_recipe
 
     chosen = make_recipe(row.recipe(corpus, tokenizer, context), changes=parse_overrides(extra))
@@ -83,7 +83,7 @@ def whole_rows(passages: Any, count: int, length: int) -> Any:
 def look_inside(model: Any, ids: Any, depth: int | None = None, *, stages: tuple[str, ...]) -> dict[str, Any]:
     """Returns the summary of a trace, at the model's own depth where none is given; of what no claim or figure reads nothing."""
     from loopwright.analysis.summary import summarise
-    from loopwright.analysis.trace import trace
+    from loopwright.analysis.trace.trace import trace
 
     own = model.config.depth if model.config.is_looped else None
     traced = trace(model, ids, depth or own, collect=stages)

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from experiments.inside import first_token, system_prompts
+from experiments.inside.figures_models import stages_of_models
 from experiments.inside.train_claims import CLAIMS, Case, Claim, Reading, readings
 from experiments.inside.train_plan import AROUND, CONTROL, STEPS, rows, written
 from experiments.pages import last_of_each, missing_part, signed, table
 from experiments.pages import percent as share
-from loopwright.analysis.drawing import Curve
-from loopwright.analysis.figures import loss_by_depth
-from loopwright.analysis.figures_models import stages_of_models
-from loopwright.analysis.figures_stages import STAGES, by_layer, by_step, fading
-from loopwright.analysis.verdict import percent, safe
+from loopwright.analysis.figures.drawing import Curve
+from loopwright.analysis.figures.stages import STAGES, by_layer, by_step, fading
+from loopwright.analysis.figures.training import loss_by_depth
+from loopwright.analysis.report.findings import percent, safe
 from loopwright.evaluate.heldout import HeldOut
 from loopwright.evaluate.paired import compare
 

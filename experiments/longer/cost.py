@@ -15,12 +15,12 @@ import torch
 import loopwright as lw
 from benchmarks.pairs import compare, replayed, report
 from loopwright.data.build import build_data
-from loopwright.recipes.shelf import recipe
+from loopwright.recipes import recipe
 from loopwright.settings import build_kind
 from loopwright.train.depth import RULES
-from loopwright.train.jacobian import JacobianPenalty
-from loopwright.train.objective import OBJECTIVES
-from loopwright.train.walk import Plan, walk
+from loopwright.train.objectives.jacobian import JacobianPenalty
+from loopwright.train.objectives.losses import OBJECTIVES
+from loopwright.train.rollout import Plan, rollout
 
 PAIRS = 11
 
@@ -41,7 +41,7 @@ def main() -> None:
     def updates(penalty: JacobianPenalty | None) -> Callable[[], None]:
         def run() -> None:
             for number, depth in enumerate(range(least, most + 1)):
-                path = walk(model, batch, Plan(depth, depth, number), keeps=objective.reads, rider=penalty)
+                path = rollout(model, batch, Plan(depth, depth, number), keeps=objective.reads, hook=penalty)
                 loss = objective(model, path)[0]
                 (loss if penalty is None else loss + weight * penalty(model, path)).backward()
                 optimiser.step()

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from loopwright.analysis.figures import length_by_depth_heatmap
+from loopwright.analysis.figures.training import length_by_depth_heatmap
 from loopwright.data.batch import FirstRows, Source
-from loopwright.data.columns import ALPHABET, Columns
-from loopwright.data.draw import Matrix, below, stream
-from loopwright.data.table import Table
+from loopwright.data.tasks.columns import ALPHABET, Columns
+from loopwright.data.tasks.draw import Matrix, below, stream
+from loopwright.data.tasks.table import Table
 from loopwright.evaluate.sweep import sweep
-from loopwright.recipes.shelf import recipe
+from loopwright.recipes import recipe
 from loopwright.run import origin
 from loopwright.train.log import read_log
 from loopwright.train.loop import train

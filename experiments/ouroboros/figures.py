@@ -13,7 +13,19 @@ from experiments.ouroboros.plan import NORMED
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.pages import Result, percent
 from experiments.seeds import Pooled, Share, best_depth, mean_loss, reports
-from loopwright.analysis.drawing import COLOURS, INK, MARKERS, Axes, Curve, depth_axis, figure, lines, look, mosaic, panels
+from loopwright.analysis.figures.drawing import (
+    COLOURS,
+    INK,
+    MARKERS,
+    Axes,
+    Curve,
+    depth_axis,
+    figure,
+    line_style,
+    lines,
+    mosaic,
+    panels,
+)
 
 LEAST_SHOWN, MOST_SHOWN = -0.5, 1.3  # a share beyond is told at the edge: one such row must not flatten the others
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -160,7 +172,7 @@ def difference_by_depth(against: Mapping[str, ByDepth], path: Path) -> str:
             shift = 1.07 ** (place - (len(against) - 1) / 2)  # side by side on the logarithmic axis
             x, y = [depth * shift for depth in found], [each.difference for each in found.values()]
             curves[label] = Curve(list(found), y)
-            axes.plot(x, y, label=label, linewidth=1.4, **look(place))
+            axes.plot(x, y, label=label, linewidth=1.4, **line_style(place))
             axes.vlines(x, [e.low for e in found.values()], [e.high for e in found.values()], color=COLOURS[place], linewidth=2.4)
             for at, each in zip(x, found.values(), strict=True):
                 if len(each.seeds) > 1:

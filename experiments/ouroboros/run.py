@@ -28,7 +28,7 @@ TEXTS = {"test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
 # what a system trains is for the system to say; batches of 16,384 tokens
 SETTINGS = (
     "model.dtype=bfloat16", "optim.train=null", "updates=240", "batch=32", "schedule.warmup=24", "optim.lr=4e-3",
-    "depth={kind: choice, values: [1, 2, 4, 8]}", "save={every: 0, best: false, parts: false}", "look={every: 0, depths: []}",
+    "depth={kind: choice, values: [1, 2, 4, 8]}", "save={every: 0, best: false, parts: false}", "validate={every: 0, depths: []}",
 )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def made(row: Row, source: str, corpus: str, shards: str, extra: tuple[str, ...]
 
 def recipe_of(row: Row, source: str, corpus: str, extra: tuple[str, ...] = ()) -> Any:
     """Returns the recipe a row is trained by: heal-smollm2's, with a model that has nothing of that recipe's own."""
-    from loopwright.recipes.shelf import recipe
+    from loopwright.recipes import recipe
     from loopwright.settings import parse_overrides
     from loopwright.train.recipe import make_recipe
 
@@ -144,7 +144,7 @@ def main() -> None:
 
 def tokenise(text: str, source: str, corpus: str, shards: str, extra: tuple[str, ...]) -> None:
     """Tokenises a training text before the rows share it; the textbooks are first taken out of the mixture."""
-    from loopwright.recipes.shelf import recipe
+    from loopwright.recipes import recipe
 
     own = Path(corpus) / f"{text}-00.jsonl.gz"
     if text == "textbooks" and not own.exists():

@@ -8,7 +8,7 @@ from itertools import product
 
 # no mask: rows are padded on the right, which a causal model cannot see; bf16 products with fp32 masters, one compiled step,
 # passes replayed as CUDA graphs
-FAST = ("data.padding=plain", "precision=bf16", "compile=true", "graph=true", "save.best=false", "look.radius=0")
+FAST = ("data.padding=plain", "precision=bf16", "compile=true", "graph=true", "save.best=false", "validate.radius=0")
 POST_SANDWICH, PRE_SANDWICH, PRE, POST = "[input, residual]", "[input, output]", "[input]", "[residual]"
 RELEASED = "{kind: jacobian, mode: released, weight: %s, weighting: convex, start: 2001}"
 EXACT = "{kind: jacobian, mode: exact, weight: %s, weighting: convex, start: 2001}"
@@ -41,7 +41,7 @@ class Run:
 def paper(group: str, label: str, *changes: str, seed: int = 0, updates: int = 10_000) -> Run:
     """Returns a run with the study's own settings: dropout 0.1, lr 1e-4, batch 512, cosine after 2,000 updates."""
     cut = () if updates == 10_000 else (f"updates={updates}", f"schedule.warmup={updates // 5}")
-    return Run(group, label, "stars-addition", (*FAST, "look.every=1000", *cut, *changes), seed)
+    return Run(group, label, "stars-addition", (*FAST, "validate.every=1000", *cut, *changes), seed)
 
 
 def ours(group: str, label: str, *changes: str, seed: int = 0) -> Run:
@@ -120,7 +120,7 @@ def once_solved() -> Iterator[Run]:
     """
     for seed, weight in product(range(3), (0.1, 0.2, 0.05, 0.15)):
         penalty = f"penalties=[{ONCE_SOLVED % ('exact', weight)}]"
-        yield paper("once_solved", f"λ={weight}", penalty, "look.every=500", seed=seed)
+        yield paper("once_solved", f"λ={weight}", penalty, "validate.every=500", seed=seed)
 
 
 def alike() -> Iterator[Run]:

@@ -28,7 +28,7 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
 
     from loopwright.data.batch import FirstRows
     from loopwright.evaluate.sweep import sweep
-    from loopwright.recipes.shelf import recipe
+    from loopwright.recipes import recipe
     from loopwright.run import origin
     from loopwright.train.log import read_log
     from loopwright.train.loop import train

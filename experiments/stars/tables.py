@@ -15,8 +15,8 @@ from experiments.pages import missing_part
 from experiments.pages import table as markdown
 from experiments.seeds import over_seeds
 from experiments.stars.plan import GROUPS
-from loopwright.analysis.figures import Curve, accuracy_by_depth, length_by_depth_heatmap, radius_bars
-from loopwright.analysis.figures import Radius as Bar
+from loopwright.analysis.figures.training import Curve, accuracy_by_depth, length_by_depth_heatmap, radius_bars
+from loopwright.analysis.figures.training import Radius as Bar
 from loopwright.metrics.score import holds_from_to, wilson_interval
 from loopwright.settings import build_kind
 from loopwright.train.depth import RULES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from loopwright.analysis.maps import CHUNK
-from loopwright.analysis.places import Places
+from loopwright.analysis.trace.maps import CHUNK
+from loopwright.analysis.trace.places import Places
 from loopwright.model.config import LoopedConfig
 from loopwright.model.cost import inference_bytes, weight_bytes
 

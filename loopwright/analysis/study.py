@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from loopwright.analysis.closeup import (
+from loopwright.analysis.summary import summarise
+from loopwright.analysis.trace.record import OutOfMemory, is_full, trace_prompts
+from loopwright.analysis.trace.single_prompt import (
     PAIR_PROMPTS,
     PAIR_STEPS,
     compare_pairs,
@@ -20,9 +22,7 @@ from loopwright.analysis.closeup import (
     spectrum,
     state_paths,
 )
-from loopwright.analysis.record import OutOfMemory, is_full, trace_prompts
-from loopwright.analysis.summary import summarise
-from loopwright.analysis.trace import check_lengths, trace_depth
+from loopwright.analysis.trace.trace import check_lengths, trace_depth
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.tap import Tap
 

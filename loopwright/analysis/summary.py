@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopwright.analysis.places import Places
-from loopwright.analysis.trace import Trace
+from loopwright.analysis.trace.places import Places
+from loopwright.analysis.trace.trace import Trace
 from loopwright.metrics.attention import SINK
 from loopwright.metrics.fixedpoint import CONVERGENCE, convergence
 from loopwright.metrics.limits import LIMITS, ORBIT, SHORTEST, LimitCounts, classify_limit, limit_counts, limit_curves

@@ -9,26 +9,27 @@ from typing import Any
 
 import torch
 
-from loopwright.analysis.closeup import PAIR_PROMPTS, PAIR_STEPS, pair_bytes, path_bytes
-from loopwright.analysis.edit import ablate_massive
 from loopwright.analysis.estimate import fitting_batch, trace_bytes
 from loopwright.analysis.prompts import Prompt, drawn, read_prompts
-from loopwright.analysis.record import OutOfMemory, is_full
-from loopwright.analysis.report import count
-from loopwright.analysis.report_analysis import write_analysis
+from loopwright.analysis.report.analysis import write_analysis
+from loopwright.analysis.report.findings import Finding, converges, safe, stages
+from loopwright.analysis.report.page import count
 from loopwright.analysis.study import Subject, study
-from loopwright.analysis.trace import check_lengths, trace_depth
-from loopwright.analysis.verdict import Finding, converges, safe, stages
+from loopwright.analysis.trace.edit import ablate_massive
+from loopwright.analysis.trace.record import OutOfMemory, is_full
+from loopwright.analysis.trace.single_prompt import PAIR_PROMPTS, PAIR_STEPS, pair_bytes, path_bytes
+from loopwright.analysis.trace.trace import check_lengths, trace_depth
+from loopwright.commands.console import console, progress
+from loopwright.commands.device import find_device, find_dtype, fitting_threads
 from loopwright.commands.models import open_model, open_tokenizer
 from loopwright.commands.results import need_writable
 from loopwright.commands.wait import tell_wait
-from loopwright.commands.words import console, find_device, find_dtype, fitting_threads, progress
-from loopwright.convert.source import Source
 from loopwright.data.build import build_data
 from loopwright.generate.stream import token_ids
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.room import free_bytes
 from loopwright.run import RunFolder
+from loopwright.source import Source
 from loopwright.storage.files import write_json
 
 VALID = "valid"  # the prompts of a run folder that are its own validation rows

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from rich.markup import escape
 
+from loopwright.check import conformance
+from loopwright.commands.console import console, progress, table
+from loopwright.commands.device import find_device, find_dtype, fitting_threads
 from loopwright.commands.models import open_model
 from loopwright.commands.wait import tell_wait
-from loopwright.commands.words import console, find_device, find_dtype, fitting_threads, progress, table
-from loopwright.convert.source import Source
-from loopwright.evaluate import conformance
 from loopwright.model.presets import PRESETS, build
+from loopwright.source import Source
 from loopwright.storage.manifest import MANIFEST
 
 

@@ -12,22 +12,23 @@ from typing import cast
 
 import torch
 
-from loopwright.analysis.figures import Curve, accuracy_by_depth, loss_curves, radius_by_depth, state_paths
-from loopwright.analysis.report import Grid, Outcome, Picture, Section, write_report
+from loopwright.analysis.figures.training import Curve, accuracy_by_depth, loss_curves, radius_by_depth, state_paths
+from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, write_report
+from loopwright.commands.console import console
+from loopwright.commands.device import fitting_threads
 from loopwright.commands.results import need_writable
-from loopwright.commands.words import console, fitting_threads
-from loopwright.data.table import EOS, PAD, Table
+from loopwright.data.tasks.table import EOS, PAD, Table
 from loopwright.evaluate.sweep import SweepReport, sweep
 from loopwright.metrics.trajectory import pca_path
-from loopwright.recipes.shelf import recipe
+from loopwright.recipes import recipe
 from loopwright.settings import build_kind
 from loopwright.train.depth import RULES
+from loopwright.train.job import Outcome as Trained
 from loopwright.train.log import read_log
 from loopwright.train.loop import train
 from loopwright.train.monitor import measure
+from loopwright.train.progress import Terminal
 from loopwright.train.recipe import Recipe
-from loopwright.train.setup import Outcome as Trained
-from loopwright.train.watch import Terminal
 
 RECIPES = {"plain": "demo-plain", "stable": "demo-stable"}
 BEYOND = 16  # times the median training depth: where the claim is judged
@@ -80,7 +81,7 @@ def tell(name: str, folder: Path, *, toy: bool) -> Story:
     """Trains one model and measures it to well beyond its training depth."""
     chosen = recipe(RECIPES[name], toy=toy)
     began = time.perf_counter()
-    trained = train(chosen, folder / name, watch=Terminal(name), within=fitting_threads)
+    trained = train(chosen, folder / name, reporter=Terminal(name), within=fitting_threads)
     if not trained.finished:
         raise KeyboardInterrupt
     median = build_kind(chosen.depth, RULES).median

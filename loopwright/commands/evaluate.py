@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rich.progress import Progress, TaskID
 
-from loopwright.analysis.figures import Curve, accuracy_by_depth, length_by_depth_heatmap, loss_by_depth
+from loopwright.analysis.figures.training import Curve, accuracy_by_depth, length_by_depth_heatmap, loss_by_depth
+from loopwright.commands.console import console, progress
+from loopwright.commands.device import find_device, find_dtype, fitting_threads
 from loopwright.commands.models import open_model
 from loopwright.commands.results import file_stem, keep_more, need_writable
 from loopwright.commands.wait import tell_wait
-from loopwright.commands.words import console, find_device, find_dtype, fitting_threads, progress
-from loopwright.convert.source import Source
 from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.batch import Source as Rows
 from loopwright.data.build import build_data, check_vocab
@@ -24,9 +24,10 @@ from loopwright.evaluate.passages import read_passages
 from loopwright.evaluate.sweep import SweepReport, grid, parse_depths, sweep
 from loopwright.generate.readings import check_depths
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.recipes.shelf import recipe
+from loopwright.recipes import recipe
 from loopwright.run import RunFolder
 from loopwright.settings import build_kind, suggest
+from loopwright.source import Source
 from loopwright.storage.files import write_whole
 from loopwright.train.depth import RULES
 from loopwright.train.recipe import Recipe, make_recipe
@@ -220,7 +221,7 @@ def find_model(source: Source, dtype: str, device: str, out: str | None) -> tupl
     need_writable("evaluate", numbers.eval, numbers.figures)
     model = open_model(source, find_dtype(dtype), find_device(device))
     if source.has_average:
-        console().print("measured with the averaged weights, as the run's own looks were", markup=False)
+        console().print("measured with the averaged weights, as in the run's own validation", markup=False)
     return model, numbers, own
 
 

@@ -8,12 +8,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from loopwright.commands.console import console
+from loopwright.commands.device import find_device, find_dtype, fitting_threads
 from loopwright.commands.models import open_model, open_tokenizer
 from loopwright.commands.wait import tell_wait
-from loopwright.commands.words import console, find_device, find_dtype, fitting_threads
-from loopwright.convert.source import Source
 from loopwright.generate.depths import StepGuess, next_token_by_depth
 from loopwright.generate.stream import Sampling, checked_seed, encode, encode_chat, stream
+from loopwright.source import Source
 
 
 def generate(

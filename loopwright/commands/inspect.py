@@ -9,11 +9,12 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from loopwright.commands.console import console, table
+from loopwright.commands.device import find_dtype
 from loopwright.commands.models import find_config, warn_of_damage
-from loopwright.commands.words import console, find_dtype, table
-from loopwright.convert.source import Source
 from loopwright.model import cost
 from loopwright.model.config import LoopedConfig
+from loopwright.source import Source
 
 
 def inspect(

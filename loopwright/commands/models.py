@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from loopwright.convert.source import Source
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import preset
 from loopwright.settings import merge, parse_overrides
+from loopwright.source import Source
 
 
 def find_config(source: Source, overrides: Iterable[str] = ()) -> LoopedConfig:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.table import Column, Table
 
+from loopwright.commands.console import console
 from loopwright.commands.inspect import stacks
-from loopwright.commands.words import console
 from loopwright.model import cost
 from loopwright.model.presets import PRESETS, preset
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Column, Table
 
 from loopwright.commands.console import console
-from loopwright.recipes.shelf import FOLDER, find, names
+from loopwright.recipes import FOLDER, find, names
 from loopwright.settings import read_yaml
 
 

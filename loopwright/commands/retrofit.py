@@ -15,25 +15,19 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
+from loopwright.commands.console import console, progress, table
+from loopwright.commands.device import find_device, find_dtype, fitting_threads
 from loopwright.commands.models import find_config, open_model
-from loopwright.commands.words import (
-    console,
-    find_device,
-    find_dtype,
-    fitting_threads,
-    progress,
-    table,
-)
-from loopwright.convert.bases import Reconstruction
-from loopwright.convert.layout import Layout, find_layout
 from loopwright.convert.save import check_replaceable, save
-from loopwright.convert.search import Candidate, loss_of, search
-from loopwright.convert.source import Source
-from loopwright.convert.surgery import Conversion, convert, freeze_base, source_layers, start_gaps
-from loopwright.convert.systems import Plan, make_plan, promised
 from loopwright.data.records import Files, text_field
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.retrofit.bases import Reconstruction
+from loopwright.retrofit.layout import Layout, find_layout
+from loopwright.retrofit.search import Candidate, loss_of, search
+from loopwright.retrofit.surgery import Conversion, convert, freeze_base, source_layers, start_gaps
+from loopwright.retrofit.systems import Plan, make_plan, promised
 from loopwright.settings import parse_overrides
+from loopwright.source import Source
 
 DEFAULT = "ouroboros-identity"
 BY, TOKENS = "loss", 2048  # how layouts are scored, and on how much of a text, where nobody says

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from accelerate import PartialState
 
-from loopwright.commands.words import console, fitting_threads
-from loopwright.recipes.shelf import find, recipe
+from loopwright.commands.console import console
+from loopwright.commands.device import fitting_threads
+from loopwright.recipes import find, recipe
 from loopwright.train.loop import train as run_training
-from loopwright.train.watch import Terminal
+from loopwright.train.progress import Terminal
 
 
 def train(word: str, overrides: Iterable[str] = (), *, out: str | None = None, resume: bool = False, toy: bool = False) -> bool:
@@ -19,7 +20,7 @@ def train(word: str, overrides: Iterable[str] = (), *, out: str | None = None, r
     overrides = list(overrides)
     chosen = recipe(word, overrides, toy=toy)
     folder = Path(out) if out else Path("runs") / (find(word).stem + ("-toy" if toy else ""))
-    outcome = run_training(chosen, folder, resume=resume, watch=Terminal(folder.name), within=fitting_threads)
+    outcome = run_training(chosen, folder, resume=resume, reporter=Terminal(folder.name), within=fitting_threads)
     if PartialState().is_main_process:
         again = shlex.join(["loopwright", "train", word, *overrides, *(["--toy"] if toy else []), "--out", str(folder), "--resume"])
         line = f"next: loopwright evaluate {folder}" if outcome.finished else f"go on with: {again}"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
+from loopwright.convert.families.own import OWN
 from loopwright.convert.load import ModelFiles, read_files, read_model
-from loopwright.convert.own import OWN
 from loopwright.convert.parts import RECORD, put_on
 from loopwright.convert.parts import WEIGHTS as PARTS_FILE
 from loopwright.convert.weights import INDEX, SINGLE, load_tensors, read_json

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from loopwright.convert.families import FAMILIES
+from loopwright.convert.families.own import OWN
 from loopwright.convert.family import Family, Rule
 from loopwright.convert.load import parameter_shapes
-from loopwright.convert.own import OWN
 from loopwright.convert.save import model_folder
 from loopwright.convert.weights import INDEX, SINGLE
 from loopwright.model.adapter import ADAPTERS

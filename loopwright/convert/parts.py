@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from loopwright.convert.export import SILENT
+from loopwright.convert.families.own import OWN
 from loopwright.convert.family import listed
 from loopwright.convert.load import empty_model, parameter_shapes
-from loopwright.convert.own import OWN
 from loopwright.convert.weights import check_fit, fill, read_header, read_json
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from loopwright.data.addition import Addition
 from loopwright.data.batch import Progress, Splits
-from loopwright.data.chain import Chain
 from loopwright.data.chat import Chat
-from loopwright.data.columns import Columns
-from loopwright.data.hops import Hops
-from loopwright.data.stories import Stories
+from loopwright.data.tasks.addition import Addition
+from loopwright.data.tasks.chain import Chain
+from loopwright.data.tasks.columns import Columns
+from loopwright.data.tasks.hops import Hops
+from loopwright.data.tasks.stories import Stories
 from loopwright.data.text import Hub, Text
 from loopwright.settings import build_kind, check_kind
 from loopwright.untrusted import user_path

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from loopwright.check.conformance import check
+from loopwright.check.verdict import Verdict
 from loopwright.data.batch import Batch
-from loopwright.evaluate.conformance import check
 from loopwright.evaluate.passages import Passages, padded_batch
 from loopwright.evaluate.sweep import Column, Progress, column, columns_of, number_table, read_report
-from loopwright.evaluate.verdict import Verdict
 from loopwright.generate.readings import check_depths, readings
 from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
 from loopwright.model.looped import LoopedForCausalLM

@@ -1,1 +1,1 @@
-"""The looped model: one loop, five parts, a cache by (step, layer). `loopwright.announce` tells transformers' Auto classes."""
+"""The looped model: one loop, five parts, a cache by (step, layer). `loopwright.autoregister` tells transformers' Auto classes."""

@@ -33,7 +33,7 @@ from loopwright.model.span import Span
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
-    from loopwright.model.graph import DecodeGraph
+    from loopwright.model.decode_graph import DecodeGraph
 
 
 KEYS, VALUES = "keys", "values"

@@ -10,7 +10,7 @@ from transformers import GenerationMixin, LogitsProcessor
 
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
-from loopwright.model.graph import DecodeGraph
+from loopwright.model.decode_graph import DecodeGraph
 
 FIRST_CAPACITY = 2048
 ALIGNMENT = 16

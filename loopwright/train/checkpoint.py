@@ -24,14 +24,14 @@ from loopwright.convert.family import listed
 from loopwright.convert.parts import RECORD, References, check_values, divided, find_references, read_references, write_parts
 from loopwright.convert.parts import WEIGHTS as PARTS_FILE
 from loopwright.convert.save import without_bars
-from loopwright.convert.source import load
 from loopwright.convert.weights import read_header, read_tensors, stored_tensors
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import STATE, saved, update_of
+from loopwright.source import load
 from loopwright.storage.files import read_json, write_json
 from loopwright.storage.folder import clear_leftovers, remove_folder, whole_folder
 from loopwright.storage.manifest import verify
-from loopwright.train.optim import spread, whole
+from loopwright.train.optim.optimisers import spread, whole
 
 
 @dataclass(frozen=True)

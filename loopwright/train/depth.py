@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from loopwright.settings import build_kind, check_kind, suggest
-from loopwright.train.walk import Plan
+from loopwright.train.rollout import Plan
 
 HALF = math.nextafter(0.5, 0.0)  # the quantile of the lower median
 WIDEST = 3.0  # of the logarithm of a depth: a spread of e³ either way

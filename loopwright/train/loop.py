@@ -1,4 +1,4 @@
-"""The training loop: one function, read from top to bottom. What it needs is built in `setup`, what it shows goes to a `Watch`."""
+"""The training loop: one function, read from top to bottom. `job` builds what it needs; a `ProgressReporter` shows it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import RunFolder
+from loopwright.train.distributed import Processes, join
+from loopwright.train.job import Outcome, Progress, resume_job, save_job, start_job
 from loopwright.train.log import Log
-from loopwright.train.look import first_look, look_around
+from loopwright.train.progress import ProgressReporter, Silent, StopRequest
 from loopwright.train.recipe import Recipe
-from loopwright.train.setup import Outcome, Progress, resume_job, save_job, start_job
-from loopwright.train.spread import Spread, join
-from loopwright.train.trainee import Share
-from loopwright.train.watch import Quiet, StopRequest, Watch
+from loopwright.train.training_module import Share
+from loopwright.train.validation import check_first, validate_when_due
 
 
 def train(
@@ -28,51 +28,51 @@ def train(
     folder: str | Path,
     *,
     resume: bool = False,
-    watch: Watch | None = None,
+    reporter: ProgressReporter | None = None,
     within: Callable[[LoopedForCausalLM], AbstractContextManager] = nullcontext,
 ) -> Outcome:
     """Trains as the recipe says, into a run folder, and returns how it ended. Ctrl-C ends it after the update in hand, saved.
 
     `within` gives a context that the updates run in, made for the model: the command line chooses the number of threads there.
     """
-    spread = join()
-    watch = watch if watch is not None and spread.main else Quiet()
+    processes = join()
+    reporter = reporter if reporter is not None and processes.main else Silent()
     with ExitStack() as held:
-        held.enter_context(closing(watch))
+        held.enter_context(closing(reporter))
         held.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())  # a run may ask for less
-        run = held.enter_context(own_folder(folder, spread))
-        job = start_job(recipe, run, spread, resume=resume, watch=watch)
+        run = held.enter_context(own_folder(folder, processes))
+        job = start_job(recipe, run, processes, resume=resume, reporter=reporter)
         held.enter_context(within(job.model))
-        progress, mark = resume_job(job, run, watch) if resume else (Progress(), None)
-        first_look(job, watch)
-        log = Log(run.log, mark) if spread.main else None
-        watch.start(recipe, run, progress)
-        stop = held.enter_context(StopRequest(told=spread.main))
+        progress, mark = resume_job(job, run, reporter) if resume else (Progress(), None)
+        check_first(job, reporter)
+        log = Log(run.log, mark) if processes.main else None
+        reporter.start(recipe, run, progress)
+        stop = held.enter_context(StopRequest(told=processes.main))
 
-        while progress.update < recipe.updates and not spread.anywhere(bool(stop)):
+        while progress.update < recipe.updates and not processes.anywhere(bool(stop)):
             update, began = progress.update, time.perf_counter()
             job.begin_update(update)
             drawn = job.draw(progress)
             pairs = drawn.pairs
-            targets, tokens = spread.totals(sum(drawn.targets), drawn.tokens)
+            targets, tokens = processes.totals(sum(drawn.targets), drawn.tokens)
 
             # forward and backward, batch by batch: shares that add up to the update's loss over all processes
             losses, notes = [], []
             for place, (batch, plan) in enumerate(pairs):
-                share = Share(targets=drawn.targets[place] / max(targets, 1), rows=1 / (len(pairs) * spread.world))
-                with spread.syncing(last=place == len(pairs) - 1):
-                    loss, metrics = job.learn(batch, plan, share, progress.solved_at)
+                share = Share(targets=drawn.targets[place] / max(targets, 1), rows=1 / (len(pairs) * processes.world))
+                with processes.syncing(last=place == len(pairs) - 1):
+                    loss, metrics = job.backward(batch, plan, share, progress.solved_at)
                 losses.append(loss)
                 notes.append(metrics)
             norm = job.clip()
             job.draw_ahead(progress)  # here nobody waits for it: the device is busy
-            loss_value, norm_value, values = collect(spread, losses, norm, notes)
+            loss_value, norm_value, values = collect(processes, losses, norm, notes)
 
             # a loss or gradient that is not finite never reaches the parameters
             finite = math.isfinite(loss_value) and math.isfinite(norm_value)
             if finite:
-                job.move(update)
-            job.forget()
+                job.step(update)
+            job.zero_grad()
             first_row = progress.rows
             progress.count(finite, rows=recipe.batch, tokens=tokens, targets=targets)
 
@@ -85,14 +85,14 @@ def train(
             seconds = time.perf_counter() - began
             if log is not None:
                 log.write({**row, "seconds": seconds, "tokens_per_second": tokens / seconds})
-            watch.update(row, progress, seconds)
+            reporter.update(row, progress, seconds)
             if progress.skipped_in_a_row > recipe.patience:
                 raise ValueError(hopeless(row, progress, recipe, save_job(job, run, progress, log)))
 
-            # once in a while: look, save
-            seen, better = look_around(job, recipe, progress)
+            # once in a while: validate, save
+            seen, better = validate_when_due(job, recipe, progress)
             if seen:
-                watch.look(seen, progress)
+                reporter.validation(seen, progress)
                 if log is not None:
                     log.write({"update": update, **seen})
             due = recipe.save.every and progress.update % recipe.save.every == 0
@@ -102,32 +102,32 @@ def train(
         saved = save_job(job, run, progress, log)
         if log is not None:
             log.close()
-        watch.end(progress, saved, stopped=bool(stop))
-        warn_of_skips(progress, watch)
+        reporter.end(progress, saved, stopped=bool(stop))
+        warn_of_skips(progress, reporter)
         return Outcome(job.whole_model(), job.splits, run, progress, saved, finished=progress.update >= recipe.updates)
 
 
-def own_folder(folder: str | Path, spread: Spread) -> AbstractContextManager[RunFolder]:
+def own_folder(folder: str | Path, processes: Processes) -> AbstractContextManager[RunFolder]:
     """Returns the run folder, held by the main process for all of them."""
     run = RunFolder(folder)
-    return run.locked() if spread.main else nullcontext(run)
+    return run.locked() if processes.main else nullcontext(run)
 
 
 def collect(
-    spread: Spread, losses: Sequence[Tensor], norm: Tensor, notes: Sequence[Mapping[str, Tensor]]
+    processes: Processes, losses: Sequence[Tensor], norm: Tensor, notes: Sequence[Mapping[str, Tensor]]
 ) -> tuple[float, float, dict[str, float]]:
     """Returns loss, gradient norm and metrics as numbers, summed over batches and processes: one wait for the device."""
     names = list(notes[0])
     sums = [torch.stack([note[name].float() for note in notes]).sum() for name in names]
-    total = spread.sum(torch.stack([torch.stack(list(losses)).sum().float(), *sums]))
+    total = processes.sum(torch.stack([torch.stack(list(losses)).sum().float(), *sums]))
     numbers = torch.cat([total, norm.detach().float().reshape(1).to(total.device)]).tolist()
     return numbers[0], numbers[-1], dict(zip(names, numbers[1:-1], strict=True))
 
 
-def warn_of_skips(progress: Progress, watch: Watch) -> None:
+def warn_of_skips(progress: Progress, reporter: ProgressReporter) -> None:
     """Says so where a run ended on updates that were skipped."""
     if progress.skipped_in_a_row:
-        watch.note(
+        reporter.note(
             f"warning: the last {progress.skipped_in_a_row} updates were skipped, since loss or gradient was not finite; "
             "the model is likely of no use: lower optim.lr"
         )

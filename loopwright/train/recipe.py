@@ -10,14 +10,14 @@ from typing import Any
 
 from loopwright.data.build import DATA
 from loopwright.settings import check_kind, fill_section, merge, parse_overrides, read_yaml, suggest, write_yaml
-from loopwright.train.average import AVERAGES
 from loopwright.train.depth import RULES
-from loopwright.train.objective import OBJECTIVES
-from loopwright.train.optim import OPTIMISERS
-from loopwright.train.origin import MODELS
-from loopwright.train.penalty import PENALTIES, Weighted
-from loopwright.train.remat import REMATS
-from loopwright.train.schedule import SCHEDULES
+from loopwright.train.gradients.remat import REMATS
+from loopwright.train.models import MODELS
+from loopwright.train.objectives.losses import OBJECTIVES
+from loopwright.train.objectives.penalties import PENALTIES, Weighted
+from loopwright.train.optim.average import AVERAGES
+from loopwright.train.optim.optimisers import OPTIMISERS
+from loopwright.train.optim.schedule import SCHEDULES
 from loopwright.untrusted import read_text, shown
 
 RECIPE_BYTES = 2**17  # of a recipe's file
@@ -32,8 +32,8 @@ RANGES = {
 
 
 @dataclass(frozen=True)
-class Looks:
-    """When a run looks at itself: `every` so many updates at these `depths` (and always at the median training depth) on
+class Validation:
+    """When a run validates: `every` so many updates at these `depths` (and always at the median training depth) on
     the first `rows` of the validation split; the spectral radius every `radius` updates, on `radius_rows` rows."""
 
     every: int = 0
@@ -53,7 +53,7 @@ class Orders:
 
 @dataclass(frozen=True)
 class Saves:
-    """When a run saves beside at its end: `every` so many updates (0: never), and at each look that is the `best` so far; the
+    """When a run saves beside at its end: `every` so many updates (0: never), and at each validation that is the `best` so far; the
     newest `keep` checkpoints and the best are kept. With `parts` what is frozen of the model's base is left out of them."""
 
     every: int = 0
@@ -86,7 +86,7 @@ class Recipe:
     patience: int = 10  # updates in a row that may be skipped for a loss that is not finite
     seed: int = 0
     order: Orders = field(default_factory=Orders)
-    look: Looks = field(default_factory=Looks)
+    validate: Validation = field(default_factory=Validation)
     save: Saves = field(default_factory=Saves)
     toy: dict = field(default_factory=dict)
 
@@ -114,7 +114,7 @@ class Recipe:
         if self.clip is not None and self.clip <= 0:
             yield f"clip is {self.clip}; allowed: above 0, or null for none"
         sections = {
-            "look": {"every": 0, "radius": 0, "rows": 1, "radius_rows": 1},
+            "validate": {"every": 0, "radius": 0, "rows": 1, "radius_rows": 1},
             "save": {"every": 0, "keep": 1},
             "order": {"repeat": 1},
         }
@@ -126,15 +126,15 @@ class Recipe:
                 if getattr(found, n) < low
             )
         waiting = [spec for spec in self.penalties if isinstance(spec, Mapping) and spec.get("start_accuracy") is not None]
-        if waiting and not self.look.every:
-            yield "penalties: start_accuracy waits for a look at the validation split; look: every is 0, allowed there: at least 1"
+        if waiting and not self.validate.every:
+            yield "penalties: start_accuracy waits for a validation; validate.every must be >= 1 (got 0)"
         if len({str(spec["start_accuracy"]) for spec in waiting}) > 1:
             yield "penalties: start_accuracy differs between penalties; allowed: one bar for all"
         if self.graph and self.objective.get("kind") == "shortcut" and self.objective.get("fraction", 0) is None:
             yield "graph: a shortcut whose step is drawn anew each update cannot be captured; allowed: a fraction"
-        wrong = [d for d in self.look.depths if isinstance(d, bool) or not isinstance(d, int) or d < 1]
+        wrong = [d for d in self.validate.depths if isinstance(d, bool) or not isinstance(d, int) or d < 1]
         if wrong:
-            yield f"look: depths has {shown(wrong[0])}; allowed: whole numbers of at least 1"
+            yield f"validate: depths has {shown(wrong[0])}; allowed: whole numbers of at least 1"
 
     @property
     def remat_spec(self) -> dict[str, Any]:
@@ -145,6 +145,8 @@ class Recipe:
         """Returns the recipe as plain data."""
         return dataclasses.asdict(self)
 
+
+RENAMED = {"look": "validate"}  # keys of recipes before 0.2
 
 TABLES: dict[str, Mapping[str, type]] = {
     "model": MODELS, "data": DATA, "depth": RULES, "objective": OBJECTIVES, "optim": OPTIMISERS, "schedule": SCHEDULES,
@@ -161,7 +163,10 @@ def make_recipe(data: Any, where: str = "recipe", *, changes: Mapping[str, Any] 
             raise ValueError(f"{where}: toy is {small!r}; allowed: a mapping of names to values")
         data = merge(data, small)
     data = merge(data, changes or {})
-    sections: dict[str, type] = {"order": Orders, "look": Looks, "save": Saves}
+    for old, new in RENAMED.items():
+        if old in data:
+            raise ValueError(f"{where}: {old} is called {new} now; rename it")
+    sections: dict[str, type] = {"order": Orders, "validate": Validation, "save": Saves}
     try:
         made = {key: fill_section(sections[key], value, key) for key, value in data.items() if key in sections}
         return fill_section(Recipe, {**data, **made}, "recipe")

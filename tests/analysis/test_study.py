@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from loopwright.analysis import study as analysis_study
-from loopwright.analysis.edit import ablate_massive
-from loopwright.analysis.record import OutOfMemory
 from loopwright.analysis.study import Subject, study
-from loopwright.analysis.trace import check_lengths
+from loopwright.analysis.trace.edit import ablate_massive
+from loopwright.analysis.trace.record import OutOfMemory
+from loopwright.analysis.trace.trace import check_lengths
 from tests.analysis.summaries import ROWS, dense, looped
 from tests.cases import noisy
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from loopwright.analysis.record import trace_prompts
 from loopwright.analysis.summary import Answers, Moments, Settling, as_list, grid, one_step, summarise
-from loopwright.analysis.trace import Trace, trace
+from loopwright.analysis.trace.record import trace_prompts
+from loopwright.analysis.trace.trace import Trace, trace
 from loopwright.metrics.limits import classify_limit, limit_counts
 from tests.analysis.summaries import ROWS, dense, looped
 from tests.cases import noisy

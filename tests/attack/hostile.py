@@ -18,9 +18,8 @@ import torch
 from loopwright.analysis.prompts import read_prompts
 from loopwright.cli import VERBS, main
 from loopwright.convert.families import FAMILIES
+from loopwright.convert.families.own import OWN
 from loopwright.convert.load import empty_model
-from loopwright.convert.own import OWN
-from loopwright.convert.source import load, tokenizer
 from loopwright.convert.weights import read_json
 from loopwright.data.build import build_data
 from loopwright.data.records import Files
@@ -28,16 +27,17 @@ from loopwright.model import cost
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import PRESETS, preset
-from loopwright.recipes.shelf import FOLDER, names
+from loopwright.recipes import FOLDER, names
 from loopwright.settings import build_kind, read_yaml, write_yaml
-from loopwright.train.average import AVERAGES
+from loopwright.source import load, tokenizer
 from loopwright.train.depth import RULES
-from loopwright.train.objective import OBJECTIVES
-from loopwright.train.optim import OPTIMISERS
-from loopwright.train.penalty import PENALTIES, Weighted
+from loopwright.train.gradients.remat import REMATS
+from loopwright.train.objectives.losses import OBJECTIVES
+from loopwright.train.objectives.penalties import PENALTIES, Weighted
+from loopwright.train.optim.average import AVERAGES
+from loopwright.train.optim.optimisers import OPTIMISERS
+from loopwright.train.optim.schedule import SCHEDULES
 from loopwright.train.recipe import read_recipe
-from loopwright.train.remat import REMATS
-from loopwright.train.schedule import SCHEDULES
 from tests.attack.mutate import BYTES, NASTY, as_json, damage, mutate
 from tests.attack.pool import WrongError
 from tests.generate.tiny import DENSE, save_model
@@ -189,7 +189,7 @@ def recipe(rng: Random, folder: Path) -> None:
 OVERRIDES = [
     "optim.lr", "optim.betas", "accumulate", "batch", "updates", "model.name", "model.changes", "depth.kind", "data.kind",
     "data.train",
-    "look.depths", "seed", "clip", "a.b.c", "", "toy", "objective.kind", "penalties", "schedule.kind", "save.keep",
+    "validate.depths", "seed", "clip", "a.b.c", "", "toy", "objective.kind", "penalties", "schedule.kind", "save.keep",
     "order.repeat", "about",
 ]  # fmt: skip
 

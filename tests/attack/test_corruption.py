@@ -24,8 +24,8 @@ import torch
 import loopwright as lw
 from loopwright.commands.retrofit import retrofit
 from loopwright.storage.manifest import verify
-from loopwright.train.average import EMA
 from loopwright.train.checkpoint import base_references, latest_good, save_checkpoint
+from loopwright.train.optim.average import EMA
 from tests.attack.harness import hurt, swap
 from tests.cases import noisy
 from tests.generate.tiny import DENSE, word_tokenizer

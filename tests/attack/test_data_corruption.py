@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from loopwright.analysis.record import TraceSet, trace_prompts
+from loopwright.analysis.trace.record import TraceSet, trace_prompts
 from loopwright.data.tokens import Shards, kept_shards
 from loopwright.train.loop import train
 from tests.cases import noisy
@@ -107,13 +107,13 @@ def test_traces(tmp_path: Path) -> None:
 def test_logs(tmp_path: Path) -> None:
     """A log that is damaged before the checkpoint is refused at the resume, as is one that is cut; a missing one is told."""
     torch.manual_seed(0)
-    chosen = small({"updates": 9, "look": {"every": 2}})
-    train(chosen, tmp_path / "run", watch=Act(8, interrupt))
+    chosen = small({"updates": 9, "validate": {"every": 2}})
+    train(chosen, tmp_path / "run", reporter=Act(8, interrupt))
 
     def resume(folder: Path) -> None:
         told = Act(0, interrupt)
         before = (folder / "log.jsonl").read_bytes() if (folder / "log.jsonl").exists() else None
-        train(chosen, folder, resume=True, watch=told)
+        train(chosen, folder, resume=True, reporter=told)
         if before is None and any("log.jsonl is not there" in note for note in told.notes):
             raise ValueError("told")
         if before is not None and before.startswith((tmp_path / "run" / "log.jsonl").read_bytes()):

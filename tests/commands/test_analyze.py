@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from loopwright.cli import main
-from loopwright.convert.source import Source
 from loopwright.model.cost import weight_bytes
+from loopwright.source import Source
 from loopwright.train.loop import train
 from tests.generate.tiny import save_model
 from tests.train.runs import small

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import loopwright as lw
+from loopwright.check import conformance
+from loopwright.check.conformance import CheckReport, CheckRow
 from loopwright.commands.check import check, check_presets
-from loopwright.evaluate import conformance
-from loopwright.evaluate.conformance import CheckReport, CheckRow
 from loopwright.model.presets import PRESETS
 from tests.cases import noisy
 from tests.generate.tiny import save_model

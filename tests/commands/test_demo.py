@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from loopwright.commands.demo import BEYOND, Story, _path, demo, judge, plain_sum, tell, write
-from loopwright.data.table import Table
+from loopwright.data.tasks.table import Table
 
 
 @pytest.fixture(scope="module")

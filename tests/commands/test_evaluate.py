@@ -13,10 +13,10 @@ from loopwright import cli
 from loopwright.commands import evaluate as module
 from loopwright.commands.evaluate import evaluate, evaluate_text, name_texts, usual_depths
 from loopwright.commands.train import train
-from loopwright.convert.source import load
 from loopwright.evaluate.heldout import NOT_A_LIKELIHOOD, HeldOut
 from loopwright.evaluate.sweep import SweepReport
-from loopwright.recipes.shelf import recipe
+from loopwright.recipes import recipe
+from loopwright.source import load
 from tests.generate.tiny import save_model
 
 

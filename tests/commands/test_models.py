@@ -12,10 +12,10 @@ import loopwright as lw
 from loopwright.commands.generate import generate
 from loopwright.commands.models import find_config, open_model
 from loopwright.convert.parts import RECORD
-from loopwright.convert.source import Source
-from loopwright.recipes.shelf import recipe
+from loopwright.recipes import recipe
+from loopwright.source import Source
+from loopwright.train.job import Outcome
 from loopwright.train.loop import train
-from loopwright.train.setup import Outcome
 from tests.generate.tiny import DENSE, WORDS, save_model
 
 IDS = torch.arange(7)[None]
@@ -30,7 +30,7 @@ def healed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     changes = ["adapters={rank: 4, style: 8}", "depth=2", "max_steps=4"]
     chosen = recipe("ouroboros-fixed", [
         data, f"model.source={source}", *[f"model.changes.{change}" for change in changes], "depth={kind: fixed, depth: 2}",
-        "updates=2", "batch=4", "accumulate=1", "precision=fp32", "look.every=0", "schedule.warmup=0",
+        "updates=2", "batch=4", "accumulate=1", "precision=fp32", "validate.every=0", "schedule.warmup=0",
         f"save={{every: 1, parts: {str(request.param).lower()}}}",
     ])  # fmt: skip
     found = train(chosen, place / "run")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loopwright.commands.recipes import recipes
-from loopwright.recipes.shelf import names
+from loopwright.recipes import names
 from loopwright.train.recipe import read_recipe
 
 ROOT = Path(__file__).parents[2]

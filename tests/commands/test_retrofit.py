@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 import loopwright as lw
 from loopwright.commands.retrofit import read_ids, retrofit, said_of, spelled
-from loopwright.convert.systems import make_plan
+from loopwright.retrofit.systems import make_plan
 from tests.convert.dense import IDS, source
 from tests.generate.tiny import STORIES, WORDS, word_tokenizer
 from tests.test_cli import run

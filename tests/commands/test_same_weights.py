@@ -15,11 +15,11 @@ from torch import Tensor
 import loopwright as lw
 from loopwright.commands import analyze, check, evaluate, generate, retrofit
 from loopwright.commands.models import find_config
-from loopwright.convert.source import Source
-from loopwright.recipes.shelf import recipe
+from loopwright.recipes import recipe
+from loopwright.source import Source
+from loopwright.train.job import Outcome
 from loopwright.train.loop import train
-from loopwright.train.origin import FromWeights
-from loopwright.train.setup import Outcome
+from loopwright.train.models import FromWeights
 from tests.generate.tiny import DENSE, WORDS, save_model
 
 IDS = torch.arange(9)[None]
@@ -43,7 +43,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Tens
         chosen = recipe("ouroboros-fixed", [
             data, f"model.source={source}", *[f"model.changes.{change}" for change in changes],
             "depth={kind: fixed, depth: 2}", "average={kind: ema, decay: 0.5}", "optim.lr=0.1",
-            "updates=3", "batch=4", "accumulate=1", "precision=fp32", "look.every=0", "schedule.warmup=0",
+            "updates=3", "batch=4", "accumulate=1", "precision=fp32", "validate.every=0", "schedule.warmup=0",
             f"save={{every: 0, parts: {parts}}}",
         ])  # fmt: skip
         outcome = train(chosen, place / parts)

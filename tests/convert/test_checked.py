@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import loopwright as lw
 from loopwright.convert import checked as checked_module
 from loopwright.convert.checked import AVERAGE, CheckedFolder
-from loopwright.convert.source import Source
+from loopwright.source import Source
 from loopwright.storage.manifest import MANIFEST, Damaged, Manifest
 from loopwright.train.checkpoint import save_checkpoint
 from tests.cases import noisy

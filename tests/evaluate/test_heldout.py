@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import loopwright as lw
+from loopwright.check.verdict import Verdict
 from loopwright.evaluate.heldout import NOT_A_LIKELIHOOD, HeldOut, causality_of, held_out, need_likelihood, prefix_batch
 from loopwright.evaluate.passages import Passage, Passages
-from loopwright.evaluate.verdict import Verdict
 from tests.cases import noisy
 
 CAUSAL = Verdict(True, "as planted")

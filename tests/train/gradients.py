@@ -10,7 +10,7 @@ from torch import Tensor
 
 import loopwright as lw
 from loopwright.data.batch import Batch
-from loopwright.train.walk import Plan, Walk, walk
+from loopwright.train.rollout import Plan, Rollout, rollout
 
 
 def padded_batch(model: lw.LoopedForCausalLM, *, length: int = 6) -> Batch:
@@ -20,7 +20,7 @@ def padded_batch(model: lw.LoopedForCausalLM, *, length: int = 6) -> Batch:
     return Batch(ids, ids.masked_fill(mask == 0, -100), mask)
 
 
-def loss_of(model: lw.LoopedForCausalLM, path: Walk) -> Tensor:
+def loss_of(model: lw.LoopedForCausalLM, path: Rollout) -> Tensor:
     """Every state counts, each with another weight; padding does not."""
     weight = path.batch.valid[..., None]
     return sum((t + 1) * (model.read_out(s, path.p).double().square() * weight).mean() for t, s in enumerate(path.states))
@@ -29,7 +29,7 @@ def loss_of(model: lw.LoopedForCausalLM, path: Walk) -> Tensor:
 def gradients(
     model: lw.LoopedForCausalLM, plan: Plan, *, autocast: bool = False, batch: Batch | None = None, **options: Any
 ) -> dict[str, Tensor]:
-    """Returns the gradients of one walk, on dropout masks that are the same each time."""
+    """Returns the gradients of one rollout, on dropout masks that are the same each time."""
     model.zero_grad(set_to_none=True)
     loss(model, plan, autocast=autocast, batch=batch, **options).backward()
     return {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
@@ -38,7 +38,7 @@ def gradients(
 def loss(model: lw.LoopedForCausalLM, plan: Plan, *, autocast: bool = False, batch: Batch | None = None, **options: Any) -> Tensor:
     torch.manual_seed(11)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        return loss_of(model, walk(model, padded_batch(model) if batch is None else batch, plan, **options))
+        return loss_of(model, rollout(model, padded_batch(model) if batch is None else batch, plan, **options))
 
 
 def differing(a: dict[str, Tensor], b: dict[str, Tensor], same: Callable[[Tensor, Tensor], bool] = torch.equal) -> list[str]:

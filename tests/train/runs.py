@@ -20,13 +20,13 @@ from loopwright.data.order import Order
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import merge
 from loopwright.storage.files import read_json, write_json
+from loopwright.train.job import MADE, Outcome, Progress
 from loopwright.train.log import read_log, untimed
 from loopwright.train.loop import train
-from loopwright.train.objective import OBJECTIVES, Final
+from loopwright.train.objectives.losses import OBJECTIVES, Final
+from loopwright.train.progress import Silent
 from loopwright.train.recipe import Recipe, make_recipe
-from loopwright.train.setup import MADE, Outcome, Progress
-from loopwright.train.walk import Walk
-from loopwright.train.watch import Quiet
+from loopwright.train.rollout import Rollout
 
 PLAIN: dict[str, Any] = {
     "about": "a test",
@@ -36,7 +36,7 @@ PLAIN: dict[str, Any] = {
     "batch": 8,
     "depth": {"kind": "uniform", "least": 2, "most": 4},
     "optim": {"kind": "adamw", "lr": 3e-3, "weight_decay": 0.01},
-    "look": {"every": 4, "depths": [1, 2, 5], "rows": 24},
+    "validate": {"every": 4, "depths": [1, 2, 5], "rows": 24},
 }
 # all that a resumed run could forget: dropout, an average, penalties that wait, random and growing depth, truncation
 RICH: dict[str, Any] = {
@@ -54,7 +54,7 @@ RICH: dict[str, Any] = {
     "optim": {"lr": 2e-2},
     "average": {"kind": "ema", "decay": 0.8},
     "remat": "step",
-    "look": {"every": 3, "depths": [1, 4], "rows": 16, "radius": 18, "radius_rows": 1},
+    "validate": {"every": 3, "depths": [1, 4], "rows": 16, "radius": 18, "radius_rows": 1},
     "save": {"every": 5, "keep": 2},
 }  # fmt: skip
 OPTIMISERS = {
@@ -93,15 +93,15 @@ class Poisoned(Final):
         super().__init__()
         self.at, self.what, self.rank = at, what, rank
 
-    def __call__(self, model: LoopedForCausalLM, walk: Walk) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, metrics = super().__call__(model, walk)
-        if walk.plan.update in self.at and self.rank == int(os.environ.get("RANK", "0")):
+    def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = super().__call__(model, rollout)
+        if rollout.plan.update in self.at and self.rank == int(os.environ.get("RANK", "0")):
             zero = (loss - loss.detach()).abs()
             loss = loss * float("nan") if self.what == "loss" else loss + zero.sqrt()  # a slope without end at 0
         return loss, metrics
 
 
-class Act(Quiet):
+class Act(Silent):
     """Does something once so many updates are done."""
 
     def __init__(self, at: int, act: Callable[[], None]) -> None:
@@ -186,9 +186,9 @@ def ranked(rank: int, world: int, port: int, folder: str, turns: list[Turn]) -> 
 
         Order.share = noted
         # a stop that only one process hears of must stop all
-        watch = Act(turn.stop, interrupt) if turn.stop and rank == 0 else None
+        reporter = Act(turn.stop, interrupt) if turn.stop and rank == 0 else None
         try:
-            outcome = train(turn.recipe, Path(folder) / turn.name, resume=turn.resume, watch=watch)
+            outcome = train(turn.recipe, Path(folder) / turn.name, resume=turn.resume, reporter=reporter)
         except ValueError as error:
             if turn.fails is None or turn.fails not in str(error):
                 raise

@@ -17,7 +17,6 @@ from loopwright.convert.weights import load_tensors
 from loopwright.run import saved
 from loopwright.storage.files import write_json
 from loopwright.storage.manifest import write_manifest
-from loopwright.train.average import EMA
 from loopwright.train.checkpoint import (
     latest_good,
     load_weights,
@@ -26,7 +25,8 @@ from loopwright.train.checkpoint import (
     save_checkpoint,
 )
 from loopwright.train.loop import train
-from loopwright.train.optim import AdamW, as_masters
+from loopwright.train.optim.average import EMA
+from loopwright.train.optim.optimisers import AdamW, as_masters
 from loopwright.train.recipe import Recipe
 from tests.cases import noisy
 from tests.train.runs import Act, end_of, interrupt, rows_of, small
@@ -313,18 +313,18 @@ def test_parts_come_back_in_any_dtype_as_a_whole_model_does(base: Path, tmp_path
 def test_parts_are_resumed_bit_for_bit_as_whole_models_are(base: Path, tmp_path: Path) -> None:
     straight = train(healing(base), tmp_path / "a")
     whole = train(healing(base, parts=False), tmp_path / "w")
-    train(healing(base), tmp_path / "b", watch=Act(4, interrupt))
+    train(healing(base), tmp_path / "b", reporter=Act(4, interrupt))
     resumed = train(healing(base), tmp_path / "b", resume=True)
     assert resumed.finished and rows_of(resumed) == rows_of(straight) == rows_of(whole)
     assert end_of(tmp_path / "a") == end_of(tmp_path / "b")
-    mixed = train(healing(base), tmp_path / "c", watch=Act(4, interrupt))
+    mixed = train(healing(base), tmp_path / "c", reporter=Act(4, interrupt))
     assert not mixed.finished
     changed = train(healing(base, parts=False), tmp_path / "c", resume=True)  # how it is saved may change on the way
     assert end_of(tmp_path / "c") == end_of(tmp_path / "w") and rows_of(changed) == rows_of(whole)
 
 
 def test_parts_of_another_base_are_not_resumed(base: Path, tmp_path: Path) -> None:
-    train(healing(base), tmp_path / "run", watch=Act(4, interrupt))
+    train(healing(base), tmp_path / "run", reporter=Act(4, interrupt))
     moved = lw.load(base)
     kept = lw.load(base)
     try:

@@ -1,171 +1,75 @@
-"""R6 and R7: copies (DDP) and shards (FSDP2) in several processes give the run of one process, and each goes on from the other's
-checkpoints."""
+"""Who asks for which spread; what several processes do is tested in test_distributed.py."""
 
 from __future__ import annotations
 
-import math
-import socket
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
+from torch import nn
 
-import loopwright as lw
-from loopwright.data.order import Order
-from loopwright.storage.files import read_json
-from loopwright.train.loop import train
-from loopwright.train.objective import OBJECTIVES
-from loopwright.train.recipe import Recipe
-from tests.train.runs import Act, Poisoned, Turn, children, interrupt, ranked, rows_of, small
+import loopwright.recipes
+from loopwright.train import processes as module
+from loopwright.train.distributed import PROCESSES, Single, asked_for, join
 
-# rows with different numbers of targets, several batches an update, random depth, an average; the penalty comes in on the way
-BASE: dict[str, Any] = {
-    "data": {"train_digits": [1, 2, 3], "train": 90},
-    "updates": 50,
-    "accumulate": 2,
-    "optim": {"lr": 1e-3},
-    "average": {"kind": "ema", "decay": 0.9},
-    "look": {"every": 25},
-    "save": {"best": False},
-}  # fmt: skip
-LATE = {"penalties": [{"kind": "jacobian", "mode": "fd", "share": 0.5, "weight": 0.1, "start": 25}]}
+LAUNCH = Path(loopwright.recipes.__file__).parent / "launch"
 
 
-def processes(folder: Path, turns: list[Turn], world: int) -> list[int]:
-    """Makes the runs in so many processes and returns how these ended (killed where they wait for one another)."""
-    latest = time.monotonic() + 60 * (1 + len(turns))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = children()
-    found = [context.Process(target=ranked, args=(rank, world, port, str(folder), turns)) for rank in range(world)]
-    for child in found:
-        child.start()
-    while any(child.is_alive() for child in found) and all(child.exitcode in (None, 0) for child in found):
-        if time.monotonic() > latest:
-            break
-        time.sleep(0.05)
-    for child in found:
-        child.join(5)
-        child.kill()  # one that waits for a process that has gone waits for ever
-        child.join()
-    return [child.exitcode for child in found]
+def test_one_process_alone_agrees_with_itself() -> None:
+    alone = join()
+    assert isinstance(alone, Single) and alone.main and (alone.rank, alone.world) == (0, 1)
+    net, x = nn.Linear(2, 2), torch.randn(3)
+    assert alone.wrap(net) is net and torch.equal(alone.sum(x), x) and alone.totals(3, 4) == [3, 4]
+    assert alone.anywhere(True) and not alone.anywhere(False)
+    before = [p.clone() for p in net.parameters()]
+    with alone.gathered(), alone.syncing(last=False), alone.main_first():
+        pass
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
-def assert_alike(one: Path, many: Path, *, tolerance: float = 1e-5) -> float:
-    """All numbers of two logs within the tolerance, depths and counts equal; returns the largest difference of losses."""
-    worst = 0.0
-
-    def same(a: Any, b: Any, where: str) -> None:
-        nonlocal worst
-        if isinstance(a, float):
-            assert math.isclose(a, b, rel_tol=0, abs_tol=tolerance), (where, a, b)
-            worst = max(worst, abs(a - b) if where.endswith("loss") else 0)
-        elif isinstance(a, dict):
-            assert list(a) == list(b), where
-            for key in a:
-                same(a[key], b[key], f"{where}.{key}")
-        else:
-            assert a == b, where
-
-    rows, others = rows_of(one), rows_of(many)
-    assert len(rows) == len(others)
-    for row, other in zip(rows, others, strict=True):
-        same(row, other, f"{many.name}, update {row['update']}")
-    return worst
+def test_what_a_launcher_writes_into_the_environment_decides() -> None:
+    assert asked_for({}) == asked_for({"ACCELERATE_USE_FSDP": "false"}) == "copies"
+    assert asked_for({"ACCELERATE_USE_FSDP": "true"}) == "shards"
+    zero = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}
+    assert asked_for(zero) == "shards" and asked_for({**zero, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "0"}) == "copies"
+    assert set(PROCESSES) == {"alone", "copies", "shards"}
 
 
-def assert_each_sample_once(folder: Path, name: str, recipe: Recipe, world: int, samples: int) -> None:
-    """All processes together took the places of the order from 0 on, each once, and the samples that stand there."""
-    taken = [read_json(folder / f"{name}.{rank}.json")["taken"] for rank in range(world)]
-    pairs = sorted((row, index) for own in taken for indices, rows in own for index, row in zip(indices, rows, strict=True))
-    count = recipe.updates * recipe.batch
-    assert [row for row, _ in pairs] == list(range(count))
-    assert [index for _, index in pairs] == Order(samples, recipe.seed).indices(0, count).tolist()
-    for epoch in range(count // samples):
-        assert len({index for row, index in pairs if row // samples == epoch}) == samples
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"},
+        {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "true"},
+        {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu"},
+    ],
+)
+def test_what_is_not_offered_is_refused_in_one_line(environment: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"^launch: .*allowed: ") as caught:
+        asked_for(environment)
+    assert "\n" not in str(caught.value)
 
 
-def test_two_processes_give_the_run_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All in one pair of processes, since starting them is what costs."""
-    monkeypatch.setitem(OBJECTIVES, "poisoned", Poisoned)
-    chosen = small(BASE, LATE)
-    ill = small({"updates": 4, "objective": {"kind": "poisoned", "at": [1, 2], "what": "gradient", "rank": 1}, "patience": 1})
-    stopped = train(chosen, tmp_path / "grown", watch=Act(20, interrupt))
-    assert stopped.progress.update == 20
-    turns = [
-        Turn("copies", chosen),
-        Turn("shards", chosen, shards=True),
-        Turn("shrunk", chosen, shards=True, stop=30),
-        Turn("grown", chosen, resume=True),
-        Turn("ill-copies", ill, fails="not finite 2 times in a row"),
-        Turn("ill-shards", ill, shards=True, fails="not finite 2 times in a row"),
-    ]
-    assert processes(tmp_path, turns, 2) == [0, 0]
-    outcome = train(chosen, tmp_path / "one")
-    assert (
-        any("jacobian" in row for row in rows_of(outcome)) and len({tuple(r["depth"]) for r in rows_of(outcome) if "loss" in r}) > 5
-    )
-    for name in ("copies", "shards", "grown"):
-        assert_alike(tmp_path / "one", tmp_path / name)
-    for name in ("copies", "shards"):
-        assert_each_sample_once(tmp_path, name, chosen, 2, 90)
+def test_a_launcher_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(cpu: bool) -> None:
+        raise ImportError("DeepSpeed is not available")
 
-    # what only one process heard of stopped both, at the same update; one process goes on alone
-    assert [read_json(tmp_path / f"shrunk.{rank}.json")["update"] for rank in range(2)] == [30, 30]
-    train(chosen, tmp_path / "shrunk", resume=True)
-    assert_alike(tmp_path / "one", tmp_path / "shrunk")
-
-    # a gradient that is not finite in one process is skipped in all
-    for name in ("ill-copies", "ill-shards"):
-        assert [row.get("skipped", False) for row in rows_of(tmp_path / name)] == [False, True, True]
-        files = [read_json(tmp_path / name / "checkpoints" / f"{3:08d}" / "manifest.json")["files"]]
-        assert files[0] and all(
-            t.isfinite().all() for t in lw.load(tmp_path / name / "checkpoints" / f"{3:08d}").state_dict().values()
-        )
+    monkeypatch.setattr(module, "PartialState", missing)
+    with pytest.raises(ValueError, match=r"^launch: DeepSpeed is not available; allowed: launch/fsdp2.yaml"):
+        join()
 
 
-SLOW: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "fd": {"penalties": [{"kind": "jacobian", "mode": "fd", "weight": 0.1}], "batch": 16},
-    # not mode fd: over ReLU its gradient jumps where rounding changes the sign of a unit (docs/objectives.md)
-    "exact-relu": {
-        "model": {"changes": {"mlp": "relu"}}, "penalties": [{"kind": "jacobian", "mode": "exact", "weight": 0.1}], "batch": 16,
-    },
-    "exact": {"penalties": [{"kind": "jacobian", "mode": "exact", "weight": 0.1}]},
-    "released": {"penalties": [{"kind": "jacobian", "mode": "released", "weight": 0.1}]},
-    "muon": {"optim": {"kind": "muon", "lr": 1e-3, "adam_lr": 1e-3}},
-    "bf16": {"precision": "bf16", "remat": "step"},
-    "step": {"remat": "step"},
-    "tree": {"remat": "tree"},
-    "checkpoint": {"remat": "checkpoint"},
-    "huginn": {"model": {"kind": "preset", "name": "huginn-tiny"}, "objective": {"kind": "every-step"}},
-    # no injection, so that deep batches leave prelude and embedding without a gradient, and shallow ones do not
-    "unreached": {
-        "model": {"changes": {"injection": {"kind": "none"}, "tie_word_embeddings": False, "prelude_layers": 1}},
-        "depth": {"kind": "choice", "values": [1, 4], "grad_steps": 1},
-    },
-    "unread": {"model": {"kind": "preset", "name": "ouro-1.4b-tiny"}, "optim": {"weight_decay": 0.1}},
-}  # fmt: skip
+@pytest.mark.parametrize(("name", "kind"), [("ddp", "copies"), ("fsdp2", "shards")])
+def test_the_shipped_configurations_ask_for_what_they_say(name: str, kind: str) -> None:
+    words = ["--config_file", str(LAUNCH / f"{name}.yaml"), "-m", "loopwright", "train", "demo-stable"]
+    asked, *_ = _validate_launch_command(launch_command_parser().parse_args(words))
+    environment = prepare_multi_gpu_env(asked)
+    assert asked_for(environment) == kind and environment["ACCELERATE_MIXED_PRECISION"] == "no", "the recipe decides"
 
 
-# Muon sums in bfloat16, which its losses do not show but its gradient norms do; in bfloat16 a sum over rows is rounded as it falls
-LOOSER = {"muon": 1e-4, "bf16": 2e-2}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 4])
-def test_many_kinds_of_runs_in_several_processes_are_those_of_one(tmp_path: Path, world: int) -> None:
-    recipes = {name: small(BASE, change) for name, change in SLOW.items()}
-    turns = [
-        Turn(f"{name}-{kind}", recipe, shards=kind == "shards") for name, recipe in recipes.items() for kind in ("copies", "shards")
-    ]
-    assert processes(tmp_path, turns, world) == [0] * world
-    for name, recipe in recipes.items():
-        train(recipe, tmp_path / name)
-        for kind in ("copies", "shards"):
-            worst = assert_alike(tmp_path / name, tmp_path / f"{name}-{kind}", tolerance=LOOSER.get(name, 1e-5))
-            print(f"{world} processes, {kind}, {name}: losses within {worst:.1e} over {recipe.updates} updates")
-            assert worst <= 1e-5 or name == "bf16"
-            assert_each_sample_once(tmp_path, f"{name}-{kind}", recipe, world, 90)
+def test_every_shipped_configuration_is_one_that_accelerate_reads() -> None:
+    found = {path.stem: load_config_from_file(str(path)) for path in LAUNCH.glob("*.yaml")}
+    assert set(found) == {"ddp", "fsdp2", "deepspeed-zero2"}
+    assert found["deepspeed-zero2"].deepspeed_config["zero_stage"] == 2

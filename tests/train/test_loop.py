@@ -18,17 +18,17 @@ import torch
 from safetensors.torch import load_file
 
 import loopwright as lw
-from loopwright.convert.source import Source
-from loopwright.recipes.shelf import names, recipe
+from loopwright.recipes import names, recipe
 from loopwright.run import RunFolder, update_of
 from loopwright.settings import read_yaml
+from loopwright.source import Source
 from loopwright.storage.files import DiskFull, read_json
 from loopwright.train.checkpoint import latest_good
 from loopwright.train.log import read_log
 from loopwright.train.loop import train
-from loopwright.train.objective import OBJECTIVES
+from loopwright.train.objectives.losses import OBJECTIVES
+from loopwright.train.progress import Silent
 from loopwright.train.recipe import make_recipe, read_recipe
-from loopwright.train.watch import Quiet
 from tests.train.runs import OPTIMISERS, RICH, Act, Poisoned, end_of, interrupt, rows_of, small
 
 
@@ -76,7 +76,7 @@ def test_a_run_leaves_the_precision_of_products_as_it_was(tmp_path: Path) -> Non
 
 
 def test_a_run_learns(tmp_path: Path) -> None:
-    outcome = train(small({"updates": 40, "batch": 16, "look": {"every": 0}}), tmp_path / "run")
+    outcome = train(small({"updates": 40, "batch": 16, "validate": {"every": 0}}), tmp_path / "run")
     losses = [row["loss"] for row in rows_of(outcome)]
     assert sum(losses[-10:]) / 10 < 0.8 * losses[0]
 
@@ -104,7 +104,7 @@ def test_a_run_that_was_stopped_and_resumed_is_bitwise_the_uninterrupted_one(
     whole_runs: dict[str, Path], tmp_path: Path, optimiser: str, at: int
 ) -> None:
     chosen, folder = small(RICH, {"optim": OPTIMISERS[optimiser]}), tmp_path / "run"
-    stopped = train(chosen, folder, watch=Act(at, interrupt))
+    stopped = train(chosen, folder, reporter=Act(at, interrupt))
     assert not stopped.finished and stopped.progress.update == at == latest_good(folder / "checkpoints")[0].update
     outcome = train(chosen, folder, resume=True)
     assert outcome.finished
@@ -122,10 +122,10 @@ def test_a_run_that_broke_goes_on_from_its_last_checkpoint_and_writes_the_lost_r
 
     for at in (3, 14, 17):  # before the first checkpoint, between two, after the last
         with pytest.raises(RuntimeError, match="power cut"):
-            train(small(RICH), folder, resume=folder.exists(), watch=Act(at, break_down))
-    watch = Quiet()
-    train(small(RICH), folder, resume=True, watch=watch)
-    assert any("resumed from" in note for note in watch.notes)
+            train(small(RICH), folder, resume=folder.exists(), reporter=Act(at, break_down))
+    reporter = Silent()
+    train(small(RICH), folder, resume=True, reporter=reporter)
+    assert any("resumed from" in note for note in reporter.notes)
     assert rows_of(folder) == rows_of(whole_runs["adamw"]) and end_of(folder) == end_of(whole_runs["adamw"])
 
 
@@ -180,7 +180,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("poisoned")
 def test_what_is_not_finite_never_reaches_the_parameters(tmp_path: Path, what: str) -> None:
     poison = {"objective": {"kind": "poisoned", "at": [3, 4], "what": what}, "average": {"kind": "ema", "decay": 0.9}}
-    changes = {"updates": 7, "accumulate": 2, "look": {"every": 0}, "save": {"every": 1, "keep": 9, "best": False}}
+    changes = {"updates": 7, "accumulate": 2, "validate": {"every": 0}, "save": {"every": 1, "keep": 9, "best": False}}
     outcome = train(small(poison, changes), tmp_path / "run")
     assert outcome.finished and (outcome.progress.skipped, outcome.progress.skipped_in_a_row) == (2, 0)
     files = {int(p.name): read_json(p / "manifest.json")["files"] for p in outcome.run.checkpoints.iterdir()}
@@ -198,7 +198,7 @@ def test_what_is_not_finite_never_reaches_the_parameters(tmp_path: Path, what: s
 
 @pytest.mark.usefixtures("poisoned")
 def test_a_run_gives_up_after_its_patience_and_loses_nothing(tmp_path: Path) -> None:
-    changes = {"patience": 2, "objective": {"kind": "poisoned", "at": [2, 4, 5, 6, 7], "what": "loss"}, "look": {"every": 0}}
+    changes = {"patience": 2, "objective": {"kind": "poisoned", "at": [2, 4, 5, 6, 7], "what": "loss"}, "validate": {"every": 0}}
     line = (
         r"update 6: loss nan.*at depth \[\d\]: not finite 3 times in a row \(patience 2\); the parameters have not changed since "
         r"update 4 and are saved in .*00000007; lower optim\.lr or lengthen schedule\.warmup$"
@@ -214,10 +214,10 @@ def test_a_run_gives_up_after_its_patience_and_loses_nothing(tmp_path: Path) -> 
 @pytest.mark.usefixtures("poisoned")
 def test_a_run_that_ends_on_skipped_updates_says_so(tmp_path: Path) -> None:
     for at, warned in (([4, 5], True), ([2], False)):
-        watch = Quiet()
-        changes = {"updates": 6, "objective": {"kind": "poisoned", "at": at, "what": "loss"}, "look": {"every": 0}}
-        train(small(changes), tmp_path / str(warned), watch=watch)
-        assert any("the last 2 updates were skipped" in note for note in watch.notes) == warned
+        reporter = Silent()
+        changes = {"updates": 6, "objective": {"kind": "poisoned", "at": at, "what": "loss"}, "validate": {"every": 0}}
+        train(small(changes), tmp_path / str(warned), reporter=reporter)
+        assert any("the last 2 updates were skipped" in note for note in reporter.notes) == warned
 
 
 def test_clipping_holds_an_update_back(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_clipping_holds_an_update_back(tmp_path: Path) -> None:
     steps = {}
     for clip in (None, 0.05, 0.01):
         chosen = small(
-            {"updates": 1, "clip": clip, "look": {"every": 0}, "optim": {"kind": "adamw", "lr": 1e-3, "betas": [0.0, 0.9]}}
+            {"updates": 1, "clip": clip, "validate": {"every": 0}, "optim": {"kind": "adamw", "lr": 1e-3, "betas": [0.0, 0.9]}}
         )
         outcome = train(chosen, tmp_path / str(clip))
         state = load_file(outcome.checkpoint / "optimizer.safetensors")
@@ -266,7 +266,9 @@ def test_bad_data_and_depths_are_refused_before_anything_is_written(tmp_path: Pa
     endless = {"kind": "poisson", "mean": 2}
     refused(lambda: train(small({"model": steps, "depth": endless}), tmp_path / "c"), "no largest depth", "max_steps")
     refused(
-        lambda: train(small({"model": steps, "depth": {"kind": "fixed", "depth": 2}, "look": {"depths": [50]}}), tmp_path / "c"),
+        lambda: train(
+            small({"model": steps, "depth": {"kind": "fixed", "depth": 2}, "validate": {"depths": [50]}}), tmp_path / "c"
+        ),
         "50",
     )
     for name in "abc":
@@ -308,7 +310,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_room(
         monkeypatch.setattr(os, "fsync", full)
 
     with pytest.raises(DiskFull) as caught:
-        train(chosen, tmp_path / "run", watch=Act(5, fill))
+        train(chosen, tmp_path / "run", reporter=Act(5, fill))
     assert "the disk is full" in str(caught.value) and "unharmed" in str(caught.value) and "\n" not in str(caught.value)
     assert latest_good(tmp_path / "run" / "checkpoints")[0].update == 4
     monkeypatch.undo()

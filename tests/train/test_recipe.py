@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.recipes.shelf import FOLDER, names, recipe
+from loopwright.recipes import FOLDER, names, recipe
 from loopwright.settings import read_yaml, write_yaml
 from loopwright.train.recipe import first_difference, make_recipe, read_recipe, written
 
@@ -42,16 +42,17 @@ def test_every_shipped_recipe_is_sound_and_reads_back(name: str, toy: bool, tmp_
         ("remat=stepp", "remat: unknown kind 'stepp'; did you mean 'step'"),
         ("remat={kind: implicit, term: 3}", "remat (implicit): unknown 'term'; did you mean 'terms'"),
         ("clip=-1", "clip is -1"),
-        ("look.evry=3", "look: unknown 'evry'; did you mean 'every'"),
-        ("look.depths=[0]", "depths has 0"),
+        ("validate.evry=3", "validate: unknown 'evry'; did you mean 'every'"),
+        ("validate.depths=[0]", "depths has 0"),
         ("data.digits=two", "data (addition): digits is 'two'; allowed: a whole number"),
         ("model.kind=presets", "model: unknown kind 'presets'; did you mean 'preset'"),
         ("schedule.warmup=1.5", "schedule (wsd): warmup is 1.5; allowed: a whole number"),
-        ("look=3", "look: 3; allowed: a mapping"),
+        ("look.every=3", "look is called validate now; rename it"),
+        ("validate=3", "validate: 3; allowed: a mapping"),
         ("save.keep=0", "save: keep is 0; allowed: at least 1"),
-        ("look.rows=0", "look: rows is 0; allowed: at least 1"),
-        ("look.every=-1", "look: every is -1; allowed: at least 0"),
-        ("look.every=0", "start_accuracy waits for a look at the validation split"),
+        ("validate.rows=0", "validate: rows is 0; allowed: at least 1"),
+        ("validate.every=-1", "validate: every is -1; allowed: at least 0"),
+        ("validate.every=0", "start_accuracy waits for a validation"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_one_line(change: str, message: str) -> None:
@@ -84,9 +85,9 @@ def test_a_missing_setting_and_a_broken_file_are_named(tmp_path: Path) -> None:
 
 
 def test_overrides_reach_into_sections_and_kinds() -> None:
-    chosen = recipe("demo-stable", ["optim.lr=1e-4", "look.every=7", "depth={kind: fixed, depth: 3}", "penalties=[]"])
+    chosen = recipe("demo-stable", ["optim.lr=1e-4", "validate.every=7", "depth={kind: fixed, depth: 3}", "penalties=[]"])
     assert chosen.optim["lr"] == 1e-4 and chosen.optim["betas"] == [0.9, 0.99]
-    assert chosen.look.every == 7 and chosen.look.rows == 300
+    assert chosen.validate.every == 7 and chosen.validate.rows == 300
     assert chosen.depth == {"kind": "fixed", "depth": 3} and chosen.penalties == []
 
 

@@ -18,7 +18,9 @@ from loopwright.train.recipe import Recipe, written
 from tests.train.runs import RICH, children, command, counted, end_of, rows_of, small
 
 KILLED = -signal.SIGKILL
-RECIPE = small(RICH, {"updates": 40, "depth": {"updates": 20}, "look": {"radius": 0, "every": 5}, "save": {"every": 2, "keep": 2}})
+RECIPE = small(
+    RICH, {"updates": 40, "depth": {"updates": 20}, "validate": {"radius": 0, "every": 5}, "save": {"every": 2, "keep": 2}}
+)
 
 
 class Trial:
@@ -90,7 +92,7 @@ def test_a_run_that_is_killed_at_twenty_random_points_is_bitwise_the_one_that_ne
 
 
 def test_control_c_saves_exits_130_and_resuming_ends_bitwise_where_an_undisturbed_run_does(tmp_path: Path) -> None:
-    context, recipe = children(), small(RICH, {"look": {"radius": 0}})
+    context, recipe = children(), small(RICH, {"validate": {"radius": 0}})
     (tmp_path / "mine.yaml").write_text(written(recipe))
 
     def run(name: str, *more: str) -> Any:

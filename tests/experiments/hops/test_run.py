@@ -9,12 +9,12 @@ import pytest
 from experiments.hops.plan import ARMS, GROUPS, Run
 from experiments.hops.reading import at_own_depth
 from experiments.hops.run import RECIPE, carry_out
-from loopwright.recipes.shelf import recipe
+from loopwright.recipes import recipe
 
 TINY = (
     "updates=2", "batch=4", "schedule.warmup=1", "schedule.decay=1", "compile=false", "graph=false", "precision=fp32",
     "model.changes.hidden_size=32", "model.changes.intermediate_size=32", "data.hops=[1, 2]", "data.length=24", "data.valid=8",
-    "data.test=16", "look.every=1",
+    "data.test=16", "validate.every=1",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from experiments.ouroboros.plan import GROUPS, Row
 from experiments.ouroboros.run import depths_of, recipe_of, take_textbooks
 from loopwright.settings import build_kind, parse_overrides
 from loopwright.train.depth import RULES
-from loopwright.train.setup import look_depths
+from loopwright.train.job import validation_depths
 
 TRAINED = [row for group in GROUPS.values() for row in group() if row.objective is not None and row.seed == 0]
 
@@ -50,7 +50,7 @@ def test_a_rows_model_has_the_steps_it_is_trained_and_measured_at(row: Row, dens
     made = recipe_of(row, "base", "corpus")
     config = lw.retrofit(dense, row.system or "", **parse_overrides(row.changes)).config
     rule = build_kind(made.depth, RULES)
-    assert look_depths(config, rule, made) == [rule.median], "a run that never looks asks for no other depth"
+    assert validation_depths(config, rule, made) == [rule.median], "a run that never looks asks for no other depth"
     measured = depths_of(lw.LoopedForCausalLM(config)) or []
     assert measured == ([1] if row.system == "healed" else [1, 2, 4, 8, 16])
 

@@ -11,7 +11,7 @@ import pytest
 from experiments.ouroboros import tables
 from experiments.ouroboros.figures import BY_DEPTH, sizes
 from experiments.ouroboros.tables import CONTROLLER, FULL, HEALED, SHIFTED, STATIC, TRUNCATED
-from loopwright.analysis.drawing import COLOURS
+from loopwright.analysis.figures.drawing import COLOURS
 from tests.experiments.results import result
 
 DEPTHS = (1, 2, 4, 8, 16)

@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file
 
 import loopwright as lw
-from loopwright.convert.bases import start_bases
 from loopwright.model.adapter.effects import Adaptation, Effects
 from loopwright.model.context import Place
 from loopwright.model.looped import plain_config
 from loopwright.model.part import StepIndex
+from loopwright.retrofit.bases import start_bases
 from tests.cases import gap, golden_folders, noisy
 from tests.convert.layouts import Layout
 

@@ -1,0 +1,310 @@
+"""Figures of where states go, from a saved summary: fixed points, all pairs of depths, paths, orbits, answers, attention maps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from loopwright.analysis.figures.drawing import (
+    END,
+    INK,
+    START,
+    WIDTH,
+    Axes,
+    Numbers,
+    far_enough,
+    finite,
+    line_at_one,
+    mosaic,
+    panels,
+    shades,
+    step_axis,
+)
+from loopwright.analysis.figures.stages import LABELS, LAYER_ENDS, STEP_ENDS
+from loopwright.analysis.figures.training import state_paths
+from loopwright.analysis.report.page import count
+from loopwright.analysis.summary import grid
+from loopwright.analysis.trace.places import Places
+
+Metrics = Mapping[str, Any]
+FLOOR_COLUMNS = 6  # maps side by side in a floorplan
+ROUNDING = 1e-5  # of a state's size: smaller changes are what float32 leaves of them
+PRELUDE, CODA = "#0072B2", "#D55E00"  # around the maps of a stack that runs once
+
+
+def same_and_far(metrics: Metrics, *, layer: int = 0, path: str | Path | None = None) -> str:
+    """Returns one layer against its own fixed point and against the farthest layer's: where both meet, the fixed point is
+    degenerate."""
+
+    def draw(kind: str) -> Callable[[Axes], None]:
+        def inner(axes: Axes) -> None:
+            for name, label, colour in (
+                (f"fixed_{kind}", "its own", LAYER_ENDS[0]),
+                (f"far_{kind}", "the farthest layer's", LAYER_ENDS[1]),
+            ):
+                values = [row[layer] for row in grid(metrics, name)]
+                axes.plot(*finite(range(1, len(values) + 1), values), color=colour, linewidth=1.8, label=label)
+            step_axis(axes, metrics["places"]["steps"])
+            axes.set_ylabel(LABELS[f"fixed_{kind}"])
+
+        return inner
+
+    return panels([draw("cosine"), draw("norm")], path)
+
+
+def pair_matrices(metrics: Metrics, *, path: str | Path | None = None) -> str:
+    """Returns every pair of realised depths: how far apart the attention maps are, and how alike the residuals."""
+    drawn = (("attention", "attention distance", "viridis_r"), ("residual", "residual cosine", "viridis"))
+    return panels(
+        [lambda axes, each=each: _matrix(axes, metrics["pairs"][each[0]], *each[1:]) for each in drawn], path, columns=1, height=4.4
+    )
+
+
+def _matrix(axes: Axes, values: Sequence[Numbers], title: str, colours: str) -> None:
+    image = mosaic(axes, values, colours)
+    axes.set_aspect("equal")
+    axes.set_title(title, loc="left", fontsize=9.5, fontweight="normal")
+    axes.set_xlabel("layer, as run")
+    _bar(axes, image)
+
+
+def _bar(axes: Axes, image: Any, *, ticks: Sequence[float] | None = None) -> None:
+    bar = axes.figure.colorbar(image, ax=axes, pad=0.02, aspect=25, shrink=0.8, ticks=ticks)
+    bar.outline.set_visible(False)
+
+
+def cycles(metrics: Metrics, *, path: str | Path | None = None) -> str:
+    """Returns the last token's path through the layers of each step, in windows of steps that share their two directions."""
+    points, steps = metrics["path"]["points"], len(metrics["path"]["points"])
+    size = 8 if steps > 8 else max(1, steps)
+    starts = sorted({0, size, steps // 2, steps - size} & set(range(max(1, steps - size + 1))))
+    every = [p for step in points for p in step]
+    limits = [(min(p[i] for p in every), max(p[i] for p in every)) for i in (0, 1)]
+
+    def draw(start: int) -> Callable[[Axes], None]:
+        def inner(axes: Axes) -> None:
+            window = points[start : start + size]
+            flat = [p for step in window for p in step]
+            if start:
+                flat = [points[start - 1][-1], *flat]
+            colours = shades(*STEP_ENDS, len(window))
+            layers = len(window[0])
+            for i in range(len(flat) - 1):
+                colour = colours[min(i // max(layers, 1), len(window) - 1)]
+                axes.plot([flat[i][0], flat[i + 1][0]], [flat[i][1], flat[i + 1][1]], color=colour, linewidth=1.2)
+            for layer, colour in enumerate(shades(*LAYER_ENDS, layers)):
+                label = f"layer {layer}" if layer in (0, layers - 1) else "_"
+                at = [step[layer] for step in window]
+                axes.plot(
+                    [p[0] for p in at], [p[1] for p in at], linestyle="none", marker="o", markersize=3, color=colour, label=label
+                )
+            axes.set_title(f"steps {start + 1}–{start + len(window)}", loc="left", fontsize=9.5)
+            for (low, high), scale in zip(limits, (axes.set_xlim, axes.set_ylim), strict=True):
+                margin = 0.08 * (high - low) or 1
+                scale(low - margin, high + margin)
+            axes.set_xticks([])
+            axes.set_yticks([])
+
+        return inner
+
+    return panels([draw(start) for start in starts], path, height=2.6)
+
+
+def layer_paths(metrics: Metrics, *, path: str | Path | None = None) -> str:
+    """Returns the last token's path over the steps at each of up to eight layers, in that layer's own two directions."""
+    paths = metrics["path"]["layers"]
+    chosen = sorted({round(i * (len(paths) - 1) / 7) for i in range(8)}) if len(paths) > 8 else range(len(paths))
+
+    def draw(layer: int) -> Callable[[Axes], None]:
+        def inner(axes: Axes) -> None:
+            points, colours = paths[layer], shades(*STEP_ENDS, len(paths[layer]))
+            for i, j in pairwise(far_enough(points)):
+                axes.plot([points[i][0], points[j][0]], [points[i][1], points[j][1]], color=colours[i], linewidth=1.2)
+            axes.plot(*points[0], **START | {"markersize": 4.5}, label="first step")
+            axes.plot(*points[-1], **END | {"markersize": 4}, label="last step")
+            axes.set_title(f"layer {layer}", loc="left", fontsize=9.5)
+            axes.set_xticks([])
+            axes.set_yticks([])
+
+        return inner
+
+    return panels([draw(layer) for layer in chosen], path, height=2.1)
+
+
+def orbit_parts(metrics: Metrics, *, path: str | Path | None = None) -> str:
+    """Returns the orbit of largest amplitude as the classifier sees it: the series and its trend, windowed, its spectrum."""
+    orbit = metrics["limits"]["orbit"]
+
+    def line(*names: str, x: str, y: str) -> Callable[[Axes], None]:
+        def inner(axes: Axes) -> None:
+            for name, colour in zip(names, (LAYER_ENDS[0], "#D55E00"), strict=False):
+                values = orbit[name]
+                label = name if len(names) > 1 else "_"
+                axes.plot(*finite(range(1, len(values) + 1), values), color=colour, linewidth=1.4, label=label)
+            axes.set_xlabel(x)
+            axes.set_ylabel(y)
+
+        return inner
+
+    parts = [
+        line("series", "trend", x="step", y="cosine to final step"),
+        line("windowed", x="step", y="rest, windowed"),
+        line("spectrum", x="cycles in the window", y="magnitude"),
+    ]
+    return panels(parts, path, height=2.5)
+
+
+def together(metrics: Metrics, *, path: str | Path | None = None) -> str:
+    """Returns how often one limit occurs on a token at some layer, given that another one does: rows are given."""
+    values, labels = metrics["limits"]["together"], metrics["limits"]["labels"]
+
+    def draw(axes: Axes) -> None:
+        shown = [[math.nan if v is None else v for v in row] for row in values]
+        mosaic(axes, shown, "cividis", low=0, high=1)
+        for i, row in enumerate(shown):
+            for j, value in enumerate(row):
+                word = "–" if math.isnan(value) else f"{value:.2f}"
+                axes.text(
+                    j + 0.5, i + 0.5, word, ha="center", va="center", color="#ffffff" if value < 0.55 else "#000000", fontsize=9
+                )
+        axes.set_xticks([i + 0.5 for i in range(len(labels))], labels)
+        axes.set_yticks([i + 0.5 for i in range(len(labels))], labels)
+        axes.set_xlabel("also seen")
+        axes.set_ylabel("given")
+
+    return panels([draw], path, columns=1, height=3.2)
+
+
+def answers(metrics: Metrics, *, path: str | Path | None = None) -> str:
+    """Returns what the steps say next: the share of examples already at the last answer and that flips, entropy, and change."""
+    said, by_step = metrics["answers"], metrics["by_step"]
+    flips = [None if value is None else 100 * value for value in said["flips"]]
+    lines = {
+        "examples (%)": {"at the final answer": [100 * value for value in said["final"]], "flips": flips},
+        "entropy (nats)": {"_": by_step["answer_entropy"]["mean"]},
+        "KL from step before (nats)": {"_": by_step["answer_change"]["mean"]},
+        "change of the state": {"_": by_step["state_step_norm"]["mean"]},
+    }
+
+    def draw(label: str) -> Callable[[Axes], None]:
+        def inner(axes: Axes) -> None:
+            for (name, values), colour in zip(lines[label].items(), (LAYER_ENDS[0], "#D55E00"), strict=False):
+                axes.plot(*finite(range(1, len(values) + 1), values), color=colour, linewidth=1.6, label=name)
+            if said.get("depth"):
+                axes.axvline(said["depth"], color=INK, linewidth=0.9, linestyle=(0, (2, 2)))
+            step_axis(axes, metrics["places"]["steps"])
+            axes.set_ylabel(label)
+
+        return inner
+
+    return panels([draw(label) for label in lines], path, height=2.5)
+
+
+def floorplan(metrics: Metrics, *, path: str | Path | None = None) -> str:
+    """Returns the mean attention map of every layer of a few steps on one prompt: depth goes up, a space stands between steps,
+    prelude and coda have a frame."""
+    places, maps = Places(**metrics["floorplan"]["places"]), metrics["floorplan"]["maps"]
+    columns = min(FLOOR_COLUMNS, max(places.prelude, places.core, places.coda))
+    return _plan(places, lambda place: [maps[place]], columns, path)
+
+
+def floorplan_heads(metrics: Metrics, *, path: str | Path | None = None) -> str:
+    """Returns the attention maps of single heads on one prompt, a row per layer as run and a column per head: depth goes up."""
+    found = metrics["floorplan_heads"]
+    return _plan(Places(**found["places"]), lambda place: found["maps"][place], len(found["heads"]), path)
+
+
+def _plan(places: Places, maps_at: Callable[[int], Sequence[Sequence[Numbers]]], columns: int, path: str | Path | None) -> str:
+    """Returns maps in rows of so many columns from the bottom up, the stacks and steps apart from one another."""
+    stacks: list[tuple[str, str | None, list[int]]] = [("prelude", PRELUDE, list(range(places.prelude)))]
+    for t in range(places.steps):
+        stacks.append((f"step {t + 1}", None, [places.index("core", t, i) for i in range(places.core)]))
+    stacks.append(("coda", CODA, [places.index("coda", 0, i) for i in range(places.coda)]))
+    drawn = [
+        ("layers" if not places.core else name, frame, [one for place in each for one in maps_at(place)])
+        for name, frame, each in stacks
+        if each
+    ]
+    side = len(drawn[0][2][0])
+    cell, gap = side + max(1, side // 8), max(2, side // 3)
+    heights = [-(-len(each) // columns) * cell for _, _, each in drawn]
+    sheet: list[list[float | None]] = [[None] * (columns * cell) for _ in range(sum(heights) + gap * (len(drawn) - 1))]
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.patches import Rectangle
+
+        bottom = len(sheet)
+        for (name, frame, each), height in zip(drawn, heights, strict=True):
+            for n, one in enumerate(each):
+                top, left = bottom - (n // columns + 1) * cell, n % columns * cell
+                for i, row in enumerate(one):
+                    sheet[top + i][left : left + i + 1] = row[: i + 1]
+                if frame and places.core:
+                    box = Rectangle(
+                        (left - 1, top - 1), side + 2, side + 2, fill=False, edgecolor=frame, linewidth=1, clip_on=False
+                    )
+                    axes.add_patch(box)
+            axes.text(-gap / 2, bottom - height / 2, name, ha="right", va="center", color=INK, fontsize=9)
+            bottom -= height + gap
+        image = mosaic(axes, sheet, "viridis", low=0, power=0.5)
+        axes.set_aspect("equal")
+        axes.set_axis_off()
+        _bar(axes, image, ticks=(0, 0.1, 0.5, 1))
+
+    high = max(1.6, 0.86 * WIDTH * len(sheet) / len(sheet[0]))
+    return panels([draw], path, columns=1, height=min(high, 9.0))
+
+
+def prompt_path(metrics: Metrics, *, path: str | Path | None = None) -> str:
+    """Returns the path of the whole prompt's state, every token at once, over the steps in the two directions it spreads most."""
+    return state_paths([metrics["path"]["prompt"]], explained=metrics["path"]["prompt_explained"], path=path)
+
+
+def spectrum(metrics: Metrics, *, path: str | Path | None = None) -> str:
+    """Returns the leading eigenvalues of a step in the complex plane at each depth looked at, and how changes shrink by step."""
+    found, changes = metrics["spectrum"], metrics["by_step"]["state_step_norm"]["mean"]
+    sizes = metrics["by_step"]["state_norm"]["mean"]
+
+    def plane(axes: Axes) -> None:
+        from matplotlib.patches import Circle
+
+        axes.add_patch(Circle((0, 0), 1, fill=False, edgecolor=INK, linewidth=0.9, linestyle=(0, (2, 2))))
+        for depth, values, line_style in zip(found["depths"], found["eigenvalues"], ("o", "s", "^"), strict=False):
+            real = [z for z in values if None not in z]
+            axes.plot(
+                [z[0] for z in real], [z[1] for z in real],
+                linestyle="none", marker=line_style, markersize=4.5, alpha=0.8, label=f"after {count(depth, 'step')}",
+                color=shades(*STEP_ENDS, len(found["depths"]))[found["depths"].index(depth)],
+            )  # fmt: skip
+        axes.set_aspect("equal", adjustable="datalim")
+        axes.set_xlabel("real part")
+        axes.set_ylabel("imaginary part")
+
+    def shrink(axes: Axes) -> None:
+        real = [None if None in (a, n) or a < ROUNDING * n else a for a, n in zip(changes, sizes, strict=True)]
+        factors = [None if None in (a, b) else b / a for a, b in pairwise(real)]
+        axes.plot(*finite(range(2, len(changes) + 1), factors), color=LAYER_ENDS[0], linewidth=1.4)
+        line_at_one(axes.axhline)
+        axes.set_ylim(bottom=0)
+        step_axis(axes, metrics["places"]["steps"])
+        axes.set_ylabel("ratio of changes")
+
+    return panels([plane, shrink], path)
+
+
+FIGURES: dict[str, tuple[str, Callable[..., str]]] = {
+    # file: what the summary must hold, and the function that draws it
+    "same-and-farthest": ("convergence", same_and_far),
+    "pairs": ("pairs", pair_matrices),
+    "cycles": ("path", cycles),
+    "layer-paths": ("path", layer_paths),
+    "prompt-path": ("path", prompt_path),
+    "limits-together": ("limits", together),
+    "spectrum": ("spectrum", spectrum),
+    "answers": ("answers", answers),
+    "floorplan": ("floorplan", floorplan),
+    "floorplan-heads": ("floorplan_heads", floorplan_heads),
+}

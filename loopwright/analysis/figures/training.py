@@ -1,0 +1,214 @@
+"""Figures of training and evaluation from plain saved numbers, as SVG text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from loopwright.analysis.figures.drawing import (
+    COLOURS,
+    EARLY,
+    END,
+    INK,
+    LATE,
+    MOST_LABELLED_CELLS,
+    MOST_POINTS,
+    SHADES,
+    START,
+    WIDTH,
+    Axes,
+    Curve,
+    Numbers,
+    blend,
+    cell,
+    depth_axis,
+    far_enough,
+    figure,
+    finite,
+    legend,
+    line_at_one,
+    line_style,
+    lines,
+    log_axis,
+    mark_trained,
+    running_mean,
+    spread,
+)
+
+
+@dataclass(frozen=True)
+class Radius:
+    """A spectral radius: its mean, and the least and largest over rows."""
+
+    mean: float
+    low: float
+    high: float
+
+
+# the figures
+
+
+def accuracy_by_depth(
+    curves: Mapping[str, Curve], *, trained: tuple[int, int, int] | None = None, path: str | Path | None = None
+) -> str:
+    """Returns exact match over depth, a line per model with its interval; `trained` marks the least, median and largest depth
+    trained at."""
+
+    def draw(axes: Axes) -> None:
+        mark_trained(axes, trained)
+        lines(axes, curves, scale=100)
+        depth_axis(axes, curves)
+        axes.set_ylim(-3, 103)
+        axes.set_ylabel("exact match (%)")
+        legend(axes)
+
+    return figure(draw, path)
+
+
+def loss_curves(curves: Mapping[str, Curve], *, path: str | Path | None = None) -> str:
+    """Returns the training loss over updates, each value faint and a running mean bold, on a logarithmic axis."""
+
+    def draw(axes: Axes) -> None:
+        for place, (name, curve) in enumerate(curves.items()):
+            x, y = finite(curve.x, curve.y)
+            kept = spread(len(x), MOST_POINTS)
+            smooth = running_mean(y)
+            axes.plot([x[i] for i in kept], [y[i] for i in kept], color=COLOURS[place % len(COLOURS)], linewidth=0.6, alpha=0.3)
+            axes.plot([x[i] for i in kept], [smooth[i] for i in kept], label=name, linewidth=2, **line_style(place, marker=False))
+        log_axis(axes, curves)
+        axes.set_xlabel("update")
+        axes.set_ylabel("loss")
+        legend(axes)
+
+    return figure(draw, path)
+
+
+def loss_by_depth(
+    curves: Mapping[str, Curve], *, trained: tuple[int, int, int] | None = None, path: str | Path | None = None
+) -> str:
+    """Returns the loss over depth, a line per split or model with its interval, on a logarithmic axis."""
+
+    def draw(axes: Axes) -> None:
+        mark_trained(axes, trained)
+        lines(axes, curves)
+        depth_axis(axes, curves)
+        log_axis(axes, curves)
+        axes.set_ylabel("loss")
+        legend(axes)
+
+    return figure(draw, path)
+
+
+def radius_by_depth(
+    curves: Mapping[str, Curve], *, trained: tuple[int, int, int] | None = None, path: str | Path | None = None
+) -> str:
+    """Returns the spectral radius over depth, with the line at 1 below which a step contracts near the state."""
+
+    def draw(axes: Axes) -> None:
+        mark_trained(axes, trained)
+        lines(axes, curves)
+        depth_axis(axes, curves)
+        line_at_one(axes.axhline)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("spectral radius ρ")
+        legend(axes)
+
+    return figure(draw, path)
+
+
+def radius_bars(radii: Mapping[str, Radius], *, path: str | Path | None = None) -> str:
+    """Returns a bar per model: the mean spectral radius, with the least and largest over rows, and the line at 1."""
+
+    def draw(axes: Axes) -> None:
+        for place, (name, radius) in enumerate(radii.items()):
+            reach = [[radius.mean - radius.low], [radius.high - radius.mean]]
+            axes.barh(place, radius.mean, height=0.36, color=COLOURS[place % len(COLOURS)])
+            axes.errorbar(radius.mean, place, xerr=reach, color=INK, capsize=4, linewidth=1.4)
+            words = f"{name}: {radius.mean:.2f} ({radius.low:.2f}–{radius.high:.2f})"
+            axes.text(0, place - 0.25, words, va="bottom", ha="left", color=INK)
+        line_at_one(axes.axvline)
+        axes.set_yticks([])
+        axes.set_ylim(len(radii) - 0.6, -0.7)
+        axes.set_xlim(0, 1.08 * max([1.0, *(radius.high for radius in radii.values())]))
+        axes.set_xlabel("spectral radius ρ")
+        axes.spines["left"].set_visible(False)
+        axes.grid(False)
+
+    return figure(draw, path, height=0.9 + 0.75 * len(radii))
+
+
+def state_paths(
+    paths: Sequence[Sequence[Sequence[float]]],
+    *,
+    explained: Sequence[float] | None = None,
+    title: str = "",
+    path: str | Path | None = None,
+) -> str:
+    """Returns the paths of states in two dimensions, [paths][steps][2]: blue at first, red at last, hollow where they start,
+    square where they end."""
+
+    def draw(axes: Axes) -> None:
+        for points in paths:
+            last = max(len(points) - 2, 1)
+            for t, (here, there) in ((i, (points[i], points[j])) for i, j in pairwise(far_enough(points))):
+                axes.plot([here[0], there[0]], [here[1], there[1]], color=blend(EARLY, LATE, t / last), linewidth=1.4)
+            axes.plot(*points[0][:2], **START)
+            axes.plot(*points[-1][:2], **END)
+        shares = [f" ({100 * share:.0f} % of variance)" for share in explained or []] + ["", ""]
+        axes.set_xlabel(f"first direction{shares[0]}")
+        axes.set_ylabel(f"second direction{shares[1]}")
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.margins(0.08)
+        axes.set_title(title, loc="left")
+        axes.plot([], [], label="start", **START)
+        axes.plot([], [], label=f"after {len(paths[0]) - 1} steps", **END)
+        legend(axes)
+
+    return figure(draw, path, width=4.4, height=4.2)
+
+
+def length_by_depth_heatmap(
+    values: Sequence[Numbers],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[int],
+    trained_rows: Sequence[str] = (),
+    path: str | Path | None = None,
+) -> str:
+    """Returns exact match as a grid: a row per split (operand length, say), a column per depth; trained splits in bold."""
+
+    def draw(axes: Axes) -> None:
+        from matplotlib import colormaps
+
+        shares = [[math.nan if value is None else 100 * value for value in row] for row in values]
+        # few enough shades that the bar beside the grid stays a drawing; matplotlib makes a bitmap of many
+        shades = colormaps["cividis"].resampled(SHADES)
+        image = axes.pcolormesh(shares, cmap=shades, vmin=0, vmax=100, edgecolors="face", linewidth=0.3)
+        if len(rows) * len(columns) <= MOST_LABELLED_CELLS:
+            for i, row in enumerate(shares):
+                for j, value in enumerate(row):
+                    # white on the dark half, black on the light half, whatever the page
+                    colour = "#ffffff" if value < 55 else "#000000"
+                    axes.text(j + 0.5, i + 0.5, cell(value), ha="center", va="center", color=colour, fontsize=8)
+        kept = spread(len(columns), 14)
+        axes.set_xticks([place + 0.5 for place in kept], [str(columns[place]) for place in kept])
+        axes.set_yticks([place + 0.5 for place in range(len(rows))], rows)
+        for label in axes.get_yticklabels():
+            label.set_fontweight("bold" if label.get_text() in trained_rows else "normal")
+        axes.tick_params(length=0)
+        axes.grid(False)
+        axes.invert_yaxis()
+        axes.set_xlabel("depth")
+        for side in axes.spines.values():
+            side.set_visible(False)
+        bar = axes.figure.colorbar(image, ax=axes, pad=0.02, aspect=30)
+        bar.set_label("exact match (%)")
+        bar.outline.set_visible(False)
+
+    # room for the names of rows beside cells that hold a number
+    width = max(WIDTH, 1.4 + 0.075 * max(map(len, rows), default=0) + 0.36 * min(len(columns), 20))
+    return figure(draw, path, width=width, height=1.1 + 0.3 * max(len(rows), 4))

@@ -1,0 +1,247 @@
+"""The page of an analysis, from a saved summary alone: what the model is, what it converges to, whose stages it has, is more depth
+safe; each figure with one sentence on how to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from loopwright.analysis.figures import stages, states
+from loopwright.analysis.report.findings import Finding, converges, percent, safe
+from loopwright.analysis.report.findings import stages as stages_finding
+from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, count, write_report
+from loopwright.storage.files import write_whole
+
+Metrics = Mapping[str, Any]
+BETWEEN_LAYERS = ("same-and-farthest", "layer-paths", "limits-together")  # figures that say nothing of a core of one layer
+
+# how to read each figure, by the name of its file
+READ = {
+    "stages-by-step": "Each line is one pass through the block, early steps green, late ones yellow; lines on one another are "
+    "stages that every step repeats.",
+    "stages-realised": "Left to right the layers as they run; a layer whose own solid line is flat does the same at every step.",
+    "stages-by-layer": "Each line is one layer over the steps, with one standard deviation over prompts; flat lines keep their "
+    "stage however deep the pass.",
+    "stages": "The layers from first to last: how much attention gathers on few tokens (ColSum, sink rates), how widely it is "
+    "spread (mixing), how many directions the residual fills (entropy), how sure the next token is (logit lens).",
+    "norms": "The size of the residual and its largest entry over the block; a jump is a massive activation.",
+    "neurons": "Shares of neurons whose effect on the vocabulary raises (predict) or lowers (suppress) few tokens; weights alone, "
+    "so no step changes them.",
+    "halves": "The first half of the core (solid) and the second (dashed) laid over one another: where they agree, the block runs "
+    "through its stages twice.",
+    "changes": "How far each layer's residual and attention move from one step to the next; towards 0 (cosine: 1) the layer "
+    "repeats itself. The bound, of the kind of Proposition 4.2, is how far its queries and keys let attention move.",
+    "fixed-points": "How far each layer is from where it stands after the last step; a line that reaches 0 (cosine: 1) early has "
+    "come to rest.",
+    "same-and-farthest": "The first layer against its own end and against the end of the layer farthest from it: lines apart are a "
+    "cycle; lines that meet at cosine 1 mean that all layers rest at one point.",
+    "pairs": "Every layer run against every other; diagonal stripes mean that a layer resembles itself at other steps more than "
+    "its neighbours.",
+    "cycles": "The last token's state after each layer in two directions, in windows of steps; one closed figure drawn over and "
+    "over is a cyclic fixed point.",
+    "layer-paths": "The same token at each layer on its own, early steps green: a path that ends in one point is rest, one "
+    "that goes round or back and forth an orbit.",
+    "limits-together": "Of the tokens on which some layer does what the row says, the share on which some layer does what the "
+    "column says.",
+    "orbit": "The clearest orbit as the classifier saw it: cosine to the final step, its trend, the rest windowed, its spectrum.",
+    "orbit-realised": "The stages of the prompt with that orbit over all layers in the order they run: an orbit that reaches "
+    "attention shows as a wave in the solid lines.",
+    "orbit-by-step": "The same prompt at the later half of the steps: lines on one another are stages that the orbit leaves alone.",
+    "prompt-path": "The state of the whole first prompt, all its tokens at once, step by step from the start: blue at first, red "
+    "at last; a path that stops has come to rest.",
+    "spectrum": "Left, the leading eigenvalues of one step at the state reached: inside the dotted circle a small push dies out. "
+    "Right, each step's change by that of the step before, for as long as rounding lets it be seen: below 1 the path contracts.",
+    "answers": "What would be said next if the pass stopped after each step; the dotted line is the model's own depth.",
+    "floorplan": "Mean attention of each layer on the first tokens of the first prompt (rows look, columns are looked at), later "
+    "layers to the right and above; the same picture in every step is a cycle.",
+    "floorplan-heads": "Single heads on the same tokens, a row per layer from the bottom up, a column per head: a head that looks "
+    "elsewhere at each step breaks the cycle that the mean shows.",
+}
+
+# what is said besides where a picture shows it: a word of its legend or labels, and the sentence
+MORE: dict[str, tuple[tuple[str, ...], str]] = {
+    "stages-by-step": ((">dense model<",), "The dashed red line is the dense model."),
+    "fixed-points": ((">cosine to farthest<",), "On the right the same to where the layer farthest from it ends."),
+    "floorplan": ((">prelude<", ">coda<"), "Layers that run once are framed, prelude blue and coda red."),
+    "floorplan-heads": ((">prelude<", ">coda<"), "Prelude is framed blue, coda red."),
+}
+
+# and where a model has no core
+READ_DENSE = {
+    "floorplan": "Mean attention of each layer on the first tokens of the first prompt (rows look, columns are looked at), later "
+    "layers to the right and above; a bright first column is a sink.",
+    "floorplan-heads": "Single heads on the same tokens, a row per layer from the bottom up, a column per head.",
+    "pairs": "Every layer against every other; bright blocks are runs of layers that do alike.",
+    "neurons": "Shares of neurons whose effect on the vocabulary raises (predict) or lowers (suppress) few tokens; weights alone, "
+    "no prompt changes them.",
+}
+
+
+def write_analysis(metrics: Metrics, folder: str | Path, *, dense: Metrics | None = None, footer: str = "") -> Path:
+    """Draws every figure of a summary into `folder`/figures, writes `folder`/report.html, and returns the page."""
+    folder = Path(folder)
+    pictures = draw_all(metrics, dense)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    for name, svg in pictures.items():
+        write_whole(folder / "figures" / f"{name}.svg", svg)
+    model, depth = metrics["model"], safe(metrics)
+    outcome = Outcome(depth.good, f"“More depth is safe”: {depth.reason}", depth.numbers) if metrics["places"]["core"] else None
+    steps = count(metrics["places"]["steps"], "step") if metrics["places"]["core"] else "each layer once"
+    lead = f"{count(metrics['examples'], 'prompt')}, {count(metrics['tokens'], 'token')}, {steps}."
+    return write_report(
+        folder / "report.html",
+        f"Inside {model['name']}",
+        sections(metrics, dense, pictures),
+        outcome=outcome,
+        lead=lead,
+        footer=footer,
+    )
+
+
+def draw_all(metrics: Metrics, dense: Metrics | None = None) -> dict[str, str]:
+    """Returns every figure that a summary holds the numbers of, as SVG text by name."""
+    places = metrics["places"]
+    found = {"stages-by-step" if places["core"] else "stages": stages.by_step(metrics, dense=dense)}
+    found["norms"] = stages.by_step(metrics, ("norm", "largest"), dense=dense)
+    found["neurons"] = stages.neurons(metrics, dense=dense)
+    if places["core"] and places["steps"] > 1:
+        found["stages-realised"] = stages.realised(metrics)
+        found["stages-by-layer"] = stages.by_layer(metrics)
+        for name in ("changes", "fixed-points"):
+            found[name] = stages.FIGURES[name](metrics)
+        if places["core"] > 3:
+            found["halves"] = stages.halves(metrics, dense=dense)
+    for name, (needed, draw) in states.FIGURES.items():
+        if needed in metrics and (places["core"] > 1 or name not in BETWEEN_LAYERS):
+            found[name] = draw(metrics)
+    if "orbit" in metrics.get("limits", {}):
+        found["orbit"] = states.orbit_parts(metrics)
+        found["orbit-realised"], found["orbit-by-step"] = stages.orbit_realised(metrics), stages.orbit_by_step(metrics)
+    return found
+
+
+def caption(name: str, svg: str, looped: bool) -> str:
+    """Returns how to read a figure, and no word of what it does not show."""
+    said = (READ if looped else READ | READ_DENSE)[name]
+    signs, more = MORE.get(name, ((), ""))
+    return f"{said} {more}" if looped and any(sign in svg for sign in signs) else said
+
+
+def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str]) -> list[Section]:
+    """Returns the page's sections in the order of the questions."""
+
+    looped = bool(metrics["places"]["core"])
+
+    def part(heading: str, finding: Finding, *names: str, tables: tuple[Grid, ...] = ()) -> list[Section]:
+        shown = [Picture(pictures[name], caption(name, pictures[name], looped)) for name in names if name in pictures]
+        if not shown and not tables:
+            return []
+        return [Section(heading, finding.sentence, shown[:1], tables, finding.numbers), *(Section("", "", [p]) for p in shown[1:])]
+
+    found = [Section("What this model is", "", (), [_card(metrics, dense)])]
+    if looped:
+        found += part(
+            "Does it converge, and to what?", converges(metrics),
+            "fixed-points", "same-and-farthest", "cycles", "layer-paths", "prompt-path", "changes", "pairs", "limits-together",
+            "orbit", "orbit-realised", "orbit-by-step", tables=_limits(metrics),
+        )  # fmt: skip
+    asked = "Are its stages those of a feedforward model?" if looped else "Its stages"
+    found += part(
+        asked,
+        stages_finding(metrics, dense),
+        "stages-by-step",
+        "stages",
+        "stages-realised",
+        "halves",
+        "norms",
+        "neurons",
+        "floorplan",
+        "floorplan-heads",
+        *([] if looped else ["pairs"]),
+    )
+    if looped:
+        depth = replace(safe(metrics), numbers=())  # they stand at the head of the page
+        found += part("Is more depth safe?", depth, "answers", "stages-by-layer", "spectrum", tables=_spectrum(metrics))
+    return found
+
+
+def _card(metrics: Metrics, dense: Metrics | None) -> Grid:
+    def facts(whole: Metrics) -> dict[str, str]:
+        about = whole["model"]
+        layers = about["layers"]
+        looped = f"{layers['prelude']} + {layers['core']} looped + {layers['coda']}"
+        once = {
+            "parameters": f"{about['parameters']:,}",
+            "layers": looped if about["looped"] else str(sum(layers.values())),
+            "width": f"{about['width']} ({count(about['heads'], 'head')})",
+            "norms": about["norms"],
+        }
+        loop = {
+            "steps by default": str(about["depth"]),
+            "norm after a step": about["end_norm"],
+            "input injection": about["injection"],
+            "start state": about["state"],
+        }
+        last = {"dtype": about["dtype"], "edited": about["edited"] or "nothing", "largest residual entry": _largest(whole)}
+        return once | (loop if about["looped"] else {}) | last
+
+    columns = [facts(each) for each in (metrics, *([] if dense is None else [dense]))]
+    names = list(columns[0])  # a dense model beside it has no loop to tell of
+    head = ["", metrics["model"]["name"]] + ([] if dense is None else [dense["model"]["name"]])
+    return Grid(head, [[name, *(each.get(name, "–") for each in columns)] for name in names])
+
+
+def _largest(metrics: Metrics) -> str:
+    """Says how large the largest entry is, mean over prompts, and after how many layers as they run."""
+    values = {place: value for place, value in enumerate(metrics["by_place"]["largest"]["mean"]) if value is not None}
+    if not values:
+        return "no number"
+    place = max(values, key=values.__getitem__)
+    return f"{values[place]:,.4g} after layer {place + 1}"
+
+
+def _limits(metrics: Metrics) -> tuple[Grid, ...]:
+    if "limits" not in metrics:
+        return ()
+    limits = metrics["limits"]
+    rows = [
+        ["tokens", *map(percent, limits["tokens"])],
+        ["prompts with any", *map(percent, limits["examples"])],
+    ]
+    said = "At the last layer of the core, by similarity to the final step."
+    return (Grid(["settles into", *limits["labels"]], rows, " ".join([said, *_orbits_and_layers(limits)])),)
+
+
+def _orbits_and_layers(limits: Metrics) -> list[str]:
+    """Returns what is said of orbits and of the other layers; nothing where a summary is older than the numbers."""
+    said = []
+    if "orbits" in limits:
+        found = limits["orbits"]
+        orbit = f"{count(found['tokens'], 'token')} orbit{'s' if found['tokens'] == 1 else ''}"
+        size = f"amplitude {found['median_amplitude']:.2f} (median; largest {found['largest_amplitude']:.2f})"
+        said.append(f"There {orbit}, with {size} and {found['median_frequency']:.2f} turns a step (median).")
+    rests = [rates[0] for rates in limits.get("by_layer", {"tokens": ()})["tokens"]]
+    if len(rests) > 1:
+        least, most = (f"{percent(end(rests))} (layer {rests.index(end(rests))})" for end in (min, max))
+        alike = f"At every layer {percent(rests[0])} of tokens rest."
+        said.append(alike if least == most else f"By layer, from {least} to {most} of tokens rest.")
+    return said
+
+
+def _spectrum(metrics: Metrics) -> tuple[Grid, ...]:
+    if "spectrum" not in metrics:
+        return ()
+    found = metrics["spectrum"]
+    rows = [
+        [str(depth), "–" if radius is None else f"{radius:.3f}", "–" if turn is None else f"{turn:.3f}"]
+        for depth, radius, turn in zip(found["depths"], found["radius"], found["frequency"], strict=True)
+    ]
+    return (
+        Grid(
+            ["after steps", "spectral radius ρ", "turns per step"],
+            rows,
+            "Of one step's derivative at the state reached, first prompt.",
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Numbers per step, layer and head, taken while a model runs."""

@@ -1,0 +1,1 @@
+"""The conformance suite: equalities that a model must keep."""

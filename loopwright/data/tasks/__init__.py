@@ -1,0 +1,1 @@
+"""Tasks whose rows are made by rule."""

@@ -1,0 +1,119 @@
+"""Addition of numbers, digit by digit, in the form of the STARS study: `1750+4733= 3846§`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from loopwright.data.checks import check_choice, check_count
+from loopwright.data.tasks.draw import Matrix, below
+from loopwright.data.tasks.table import EOS, PAD, PADDINGS, Alphabet, Rows
+from loopwright.data.tasks.task import Task
+
+ALPHABET = Alphabet([*"0123456789", "+", "=", " ", PAD, EOS])
+PLUS, EQUALS, SPACE, PADDING, END = ALPHABET.encode(f"+= {PAD}{EOS}")
+REVERSALS = ("answer", "all")
+READINGS = {
+    "answer": "the sum is written from its last digit on: 12+34= 64 says that the sum is 46",
+    "all": "every number is written from its last digit on: 21+43= 64 says that 12 + 34 is 46",
+}
+
+
+class Addition(Task):
+    """a + b of `digits` digits each, without leading zeros: the operands, one space, the sum from its last digit, EOS.
+
+    The labels are the space, the sum and EOS. Where a + b is in one split, neither a + b nor b + a is in another.
+
+    Needed depth: a carry may ripple through all digits (`needs` is the longest ripple of a row), but the sum is written from its
+    last digit, so that each digit follows from four digits that can be seen: a constant depth can do it, whatever the length.
+
+    `train_digits` trains on several lengths, in equal parts as far as there are pairs; `longer` adds tests of other lengths.
+    Three options serve generalisation over length: `reverse` "all" writes the operands from their last digit too; `width` fills
+    operands with zeros up to so many digits, and sums up to one more, so that all rows have one shape and every position is
+    trained; `offset` begins each row with 0 … offset spaces, drawn per row, so that no digit is tied to one position.
+    """
+
+    unit = "digits"
+    alphabet = ALPHABET
+
+    def __init__(
+        self,
+        *,
+        digits: int = 4,
+        train: int = 100_000,
+        valid: int = 1_000,
+        test: int = 5_000,
+        seed: int = 0,
+        longer: Sequence[int] = (),
+        train_digits: Sequence[int] | None = None,
+        reverse: str = "answer",
+        width: int | None = None,
+        offset: int = 0,
+        padding: str = "masked",
+    ) -> None:
+        check_count("data (addition)", "digits", digits, least=1)
+        trained = {"train_digits": (digits,) if train_digits is None else train_digits}
+        where = self.hold("addition", trained, {"longer": longer}, test=test, valid=valid, train=train, seed=seed)
+        self.reverse = check_choice(where, "reverse", reverse, REVERSALS)
+        self.reading = READINGS[reverse]
+        self.width = None if width is None else check_count(where, "width", width, least=max(*self.trained, *self.beyond, 1))
+        self.offset = check_count(where, "offset", offset)
+        self.padding = check_choice(where, "padding", padding, PADDINGS)
+
+    def draw(self, group: int, bits: np.random.PCG64, count: int) -> Matrix:
+        """Returns random pairs of numbers with exactly `group` digits [count, 2 · group], most significant digit first."""
+        drawn = below(bits, 10, count, 2, group)
+        if group > 1:
+            drawn[:, :, 0] = 1 + below(bits, 9, count, 2)
+        return drawn.reshape(count, 2 * group)
+
+    def key(self, problems: Matrix) -> Matrix:
+        """Returns the pairs with the smaller operand first: equal for a + b and b + a."""
+        n = problems.shape[1] // 2
+        a, b = problems[:, :n], problems[:, n:]
+        differs = (a != b).argmax(1)[:, None]  # the first digit that does
+        swapped = np.take_along_axis(a, differs, axis=1) > np.take_along_axis(b, differs, axis=1)
+        return np.where(swapped, np.concatenate([b, a], axis=1), problems)
+
+    def room(self, group: int, held: Matrix | None) -> int:
+        pairs = (10 if group == 1 else 9 * 10 ** (group - 1)) ** 2
+        if held is None:
+            return pairs
+        keys = np.unique(held, axis=0)
+        doubles = int((keys[:, :group] == keys[:, group:]).all(1).sum())  # a + a has no other order
+        return pairs - 2 * len(keys) + doubles
+
+    def extent(self, group: int) -> int:
+        return self.offset + 3 * (self.width or group) + 5
+
+    def write(self, group: int, problems: Matrix, bits: np.random.PCG64, extent: int) -> Rows:
+        count, wide = len(problems), self.width or group
+        operands = np.zeros((count, 2, wide), dtype=np.int64)
+        operands[:, :, wide - group :] = problems.reshape(count, 2, group)
+        total, ripple = add_digits(operands[:, 0, ::-1], operands[:, 1, ::-1])
+        if self.reverse == "all":
+            operands = operands[:, :, ::-1]
+        plus, equals, space, end = (np.full((count, 1), symbol) for symbol in (PLUS, EQUALS, SPACE, END))
+        body = np.concatenate([operands[:, 0], plus, operands[:, 1], equals, space, total, end], axis=1)
+        if self.width is None:  # no leading zero: EOS moves up where there is no last carry
+            short = total[:, -1] == 0
+            body[short, -2], body[short, -1] = END, PADDING
+        offsets = below(bits, self.offset + 1, count)
+        ids = np.full((count, extent), PADDING)
+        ids[np.arange(extent) < offsets[:, None]] = SPACE
+        np.put_along_axis(ids, offsets[:, None] + np.arange(body.shape[1]), body, axis=1)
+        return Rows(ids, offsets + 2 * wide + 2, offsets + (body != PADDING).sum(1), ripple)
+
+
+def add_digits(a: Matrix, b: Matrix) -> tuple[Matrix, np.ndarray]:
+    """Returns the digits of a + b [N, n + 1] and the longest ripple of a carry [N]; all digits stand from the last one on."""
+    carry, ripple, longest = (np.zeros(len(a), dtype=np.int64) for _ in range(3))
+    digits = []
+    for x, y in zip(a.T, b.T, strict=True):
+        plain = x + y
+        digits.append((plain + carry) % 10)
+        ripple = np.where(plain > 9, 1, np.where((plain == 9) & (carry == 1), ripple + 1, 0))
+        carry = (plain + carry) // 10
+        longest = np.maximum(longest, ripple)
+    return np.stack([*digits, carry], axis=1), longest

@@ -1,0 +1,1 @@
+"""A dense model made into a looped one."""

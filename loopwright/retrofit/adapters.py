@@ -1,0 +1,44 @@
+"""Parts-only saving (parts.py says in what form), and the way back onto a base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from loopwright.convert.parts import check_config, digest, divided, find_references, write_parts
+from loopwright.convert.save import model_folder
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.source import Source, load
+
+
+def save_adapters(model: LoopedForCausalLM, folder: str | Path, base: LoopedForCausalLM | str | Path | None = None) -> Path:
+    """Writes only what the parts hold (adapters and their bases, gate, per-step norms, injection, halting, learned state).
+
+    With a `base`, a model or what `lw.load` takes, such as the dense source of a retrofit: all that differs from it is written.
+    """
+    parts, rest = divided(dict(model.named_parameters()), model.config)
+    if base is None:
+        references = {name: (name, digest(tensor)) for name, tensor in rest.items()}
+    else:
+        found = base if isinstance(base, LoopedForCausalLM) else load(base)
+        check_config("save_adapters", model.config, found.config)
+        references = find_references(rest, found)
+        if not references:
+            raise ValueError("save_adapters: the model has no tensor of this base; allowed: the base it was made from")
+    stored = {name: p for name, p in {**parts, **rest}.items() if name not in references}
+    if not stored:
+        raise ValueError("save_adapters: no part of this model holds parameters; save the whole model instead")
+    with model_folder(folder, stored.values()) as place:
+        write_parts(place, model, stored, references)
+    return Path(folder)
+
+
+def load_adapters(base: LoopedForCausalLM | str | Path, folder: str | Path, dtype: torch.dtype | None = None) -> LoopedForCausalLM:
+    """Returns the base with the saved parts on it; the tensors of a base given as a model are shared, not copied.
+
+    Another base than the one the parts were saved from is refused, and the same one in another dtype, if that changed its values.
+    With a `dtype` the whole is cast to it after that; left out, the parts take the base's. Of a run that averages its weights
+    the parts are the averaged ones, as `lw.load` gives them.
+    """
+    return Source(folder).parts_on(base if isinstance(base, LoopedForCausalLM) else load(base), dtype)

@@ -1,0 +1,139 @@
+"""Which layers to keep: candidate layouts scored on a text, before any training.
+
+Two scores. The *turn* is how far the state turns where layers are dropped: the mean angle, in half turns, between the states before
+and after a dropped stretch of the intact model (after arXiv 2403.17887), of the stretch where it is largest; one pass gives it for
+all candidates. The *loss* is that of the truncated model itself; it takes a pass for each, so only those with the smallest turn
+get one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from loopwright.convert.load import empty_model
+from loopwright.model.config import LoopedConfig
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.output import shifted_loss
+from loopwright.model.tap import Recorder
+from loopwright.retrofit.layout import Layout, Lists
+from loopwright.retrofit.surgery import source_layers
+
+SCORES = ("loss", "turn")
+ROWS = 8  # of one pass
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout with its scores; the loss, in nats a token, is that of its layers once each, where it was measured."""
+
+    layout: Layout
+    turn: float
+    loss: float | None = None
+
+    @property
+    def perplexity(self) -> float | None:
+        """The exponential of the loss."""
+        return None if self.loss is None else math.exp(self.loss)
+
+
+def search(
+    source: LoopedForCausalLM,
+    ids: Tensor,
+    layout: Layout,
+    *,
+    by: str = "loss",
+    most: int = 16,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Candidate]:
+    """Returns layouts of as many layers as `layout` keeps and loops, best first, from rows of token ids [N, T].
+
+    With `by` "loss", the `most` sets of layers with the smallest turn, and that of `layout`, are scored by loss; with "turn" none.
+    """
+    layers = source_layers(source)
+    if by not in SCORES:
+        raise ValueError(f"search: by is {by!r}; allowed: {', '.join(SCORES)}")
+    if most < 1:
+        raise ValueError(f"search: most is {most}; allowed: a whole number of at least 1")
+    if ids.dim() != 2 or ids.shape[0] < 1 or ids.shape[1] < 2:
+        raise ValueError(f"search: token ids of shape {tuple(ids.shape)}; allowed: rows of at least two tokens")
+    angles = turns(source, ids)
+    every = {*candidates(layout, len(layers)), layout}
+    scored = sorted((Candidate(one, turn_of(one, angles)) for one in every), key=lambda c: (c.turn, c.layout.kept, c.layout.core))
+    if by == "turn":
+        return scored
+    # the same layers may be divided in several ways, and are measured once
+    chosen = dict.fromkeys([*list(dict.fromkeys(c.layout.kept for c in scored))[:most], layout.kept])
+    losses = {}
+    for done, kept in enumerate(chosen):
+        one = next(c.layout for c in scored if c.layout.kept == kept)
+        losses[kept] = loss_of(truncated(source, one), ids)
+        if progress is not None:
+            progress(done + 1, len(chosen))
+    measured = [replace(c, loss=losses[c.layout.kept]) for c in scored if c.layout.kept in losses]
+    return sorted(measured, key=lambda c: (losses[c.layout.kept], c.turn, c.layout.kept, c.layout.core))
+
+
+def candidates(layout: Layout, layers: int) -> list[Layout]:
+    """Returns every layout with as many layers in prelude and coda together, and in the core, one after another, as this one."""
+    looped, around = len(layout.core), len(layout.prelude) + len(layout.coda)
+    if around < 2 or not layout.dropped(layers):
+        raise ValueError(
+            f"search: the layout keeps {around} layers around the core and drops {len(layout.dropped(layers))}; allowed: one "
+            "with a prelude and a coda that drops some"
+        )
+    found = []
+    for prelude in range(1, around):
+        coda = around - prelude
+        for first in range(prelude, layers - coda - looped + 1):
+            made = Lists([*range(first, first + looped)], prelude, coda)(layers)
+            found.append(replace(made, depth=layout.depth))
+    return found
+
+
+@torch.no_grad()
+def turns(source: LoopedForCausalLM, ids: Tensor) -> Tensor:
+    """Returns [L + 1, L + 1]: the mean angle, in half turns, between the states before layers a and b of a dense model."""
+    total, tokens = torch.zeros((), dtype=torch.float64), 0
+    for rows in ids.split(ROWS):
+        recorder = Recorder(("embed", "residual"))
+        source(rows.to(source.device), tap=recorder, logits_to_keep=1)
+        states = torch.stack([value.float() for value in recorder.seen.values()]).flatten(1, 2)
+        unit = nn.functional.normalize(states, dim=-1)
+        cosine = torch.einsum("and,bnd->nab", unit, unit).clamp(-1, 1)
+        total = total + (cosine.arccos() / math.pi).double().sum(0).cpu()
+        tokens += rows.numel()
+    return (total / tokens).float()
+
+
+def turn_of(layout: Layout, angles: Tensor) -> float:
+    """Returns how far the state turns over what a layout drops: over the stretch where it turns most."""
+    edges = [-1, *layout.kept, len(angles) - 1]
+    stretches = [(a + 1, b) for a, b in pairwise(edges) if b > a + 1]
+    return max((angles[a, b].item() for a, b in stretches), default=0.0)
+
+
+def truncated(source: LoopedForCausalLM, layout: Layout) -> LoopedForCausalLM:
+    """Returns the layers of a layout, once each, as a dense model on the source's own tensors."""
+    layers = source_layers(source)
+    made = empty_model(LoopedConfig(**{**source.config.to_dict(), "prelude_layers": len(layout.kept), "coda_layers": 0}))
+    for name, module in source.named_children():
+        if name not in ("prelude", "coda"):
+            setattr(made, name, module)
+    made.prelude = nn.ModuleList(layers[layer] for layer in layout.kept)
+    return made.eval()
+
+
+@torch.no_grad()
+def loss_of(model: LoopedForCausalLM, ids: Tensor) -> float:
+    """Returns the mean next-token loss over rows of token ids, every token alike."""
+    total = 0.0
+    for rows in ids.split(ROWS):
+        rows = rows.to(model.device)
+        total += shifted_loss(model(rows).logits, rows).item() * len(rows)
+    return total / len(ids)

@@ -1,0 +1,1 @@
+"""How the gradient of the loop is had: recomputed, implicit, from CUDA graphs."""

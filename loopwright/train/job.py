@@ -1,0 +1,394 @@
+"""What a run consists of, built from its recipe: model, data, optimiser, schedule, generators; and its way to and from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopwright.convert.weights import load_tensors
+from loopwright.data.batch import Batch, Splits
+from loopwright.data.build import build_data, check_vocab
+from loopwright.data.order import Order
+from loopwright.generate.readings import check_depths
+from loopwright.model.config import LoopedConfig
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.run import RunFolder, origin, saved
+from loopwright.settings import build_kind
+from loopwright.storage.files import read_json, write_json, write_whole
+from loopwright.train.checkpoint import (
+    base_references,
+    latest_good,
+    load_weights,
+    model_tensors,
+    save_checkpoint,
+)
+from loopwright.train.depth import RULES, DepthRule
+from loopwright.train.distributed import Processes
+from loopwright.train.gradients.graphs import GraphedWork
+from loopwright.train.gradients.remat import REMATS
+from loopwright.train.log import Log
+from loopwright.train.models import MODELS
+from loopwright.train.objectives.distil import Distil
+from loopwright.train.objectives.losses import OBJECTIVES
+from loopwright.train.objectives.penalties import PENALTIES, Weighted
+from loopwright.train.optim.average import AVERAGES
+from loopwright.train.optim.optimisers import OPTIMISERS, Optimiser, clip, whole
+from loopwright.train.optim.schedule import SCHEDULES
+from loopwright.train.optim.trainable import check_trainable, depth_generator, drawn_plans, out_of_reach
+from loopwright.train.progress import ProgressReporter
+from loopwright.train.recipe import Recipe, first_difference, read_recipe, written
+from loopwright.train.rollout import Plan
+from loopwright.train.training_module import Share, TrainingModule, Weights
+
+# in a checkpoint: how long the log was and its sha256, and what the run was made with; times in the log make it differ each time
+MADE = "made.json"
+
+
+@dataclass
+class Progress:
+    """How far a run is: plain numbers, all of what a checkpoint needs beside tensors.
+
+    `rows`, `tokens` and `targets` count what was read, also by updates that were then skipped.
+    """
+
+    update: int = 0
+    rows: int = 0
+    tokens: int = 0
+    targets: int = 0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    solved_at: int | None = None
+    best_loss: float | None = None
+    best_update: int | None = None
+
+    def count(self, finite: bool, *, rows: int, tokens: int, targets: int) -> None:
+        """Counts one update, skipped where its loss or gradient was not finite."""
+        self.update += 1
+        self.rows += rows
+        self.tokens += tokens
+        self.targets += targets
+        self.skipped += not finite
+        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: the model as it stands, its data, the run folder, how far it got, the last checkpoint."""
+
+    model: LoopedForCausalLM
+    splits: Splits
+    run: RunFolder
+    progress: Progress
+    checkpoint: Path
+    finished: bool
+
+    def __repr__(self) -> str:
+        """How it ended and where it is: the model and its data would fill a notebook."""
+        word = "finished" if self.finished else "stopped"
+        where = f"run {str(self.run.path)!r}; checkpoint {self.checkpoint.name!r}"
+        return f"Outcome({word} after {self.progress.update} updates; {where})"
+
+
+@dataclass(frozen=True)
+class UpdateBatches:
+    """One process's rows of an update: (batch, plan) pairs on its device, the targets of each batch, the real tokens of all."""
+
+    pairs: list[tuple[Batch, Plan]]
+    targets: list[int]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Prefetched:
+    """What was drawn for the next update, and where the depth generator stood before: that is what a checkpoint must hold."""
+
+    drawn: UpdateBatches
+    depths: Tensor
+
+
+class Job:
+    """The live objects of a run. How it is spread over processes stays behind its methods; the loop reads like one process."""
+
+    def __init__(self, recipe: Recipe, run: RunFolder, processes: Processes, reporter: ProgressReporter) -> None:
+        torch.set_float32_matmul_precision("highest" if recipe.precision == "fp32" else "high")
+        self.recipe, self.processes, self.device = recipe, processes, processes.device
+        with processes.main_first():  # one process tokenises, the others find it done
+            self.splits: Splits = build_data(recipe.data, run.path / "data", progress=reporter.prepare)
+        self.model: LoopedForCausalLM = build_kind(recipe.model, MODELS).build(recipe.seed)
+        check_vocab(self.splits, self.model.config.vocab_size)
+        self.rule: DepthRule = build_kind(recipe.depth, RULES)
+        self.depths = validation_depths(self.model.config, self.rule, recipe)
+        self.schedule = build_kind(recipe.schedule, SCHEDULES)
+        optim = build_kind(recipe.optim, OPTIMISERS)
+        optim.prepare(self.model)
+        check_precision(self.model, recipe.precision)
+        self.references = base_references(recipe.model, self.model) if recipe.save.parts else None
+        self.model.to(self.device).train()
+        objective = build_kind(recipe.objective, OBJECTIVES)
+        if isinstance(objective, Distil):  # now, and not at the first batch: a teacher that does not fit must leave no run behind
+            objective.prepare(self.model, self.device)
+        self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
+        bare = TrainingModule(
+            self.model, objective, self.penalties, remat=build_kind(recipe.remat_spec, REMATS), compiled=recipe.compile
+        )
+        with self.autocast():  # before the wrapper takes the model: it counts passes
+            check_trainable(self.model, objective, drawn_plans(self.rule, recipe))
+        self.module = processes.wrap(bare)
+        if not self.splits.exact and any(penalty.start_accuracy is not None for penalty in self.penalties):
+            raise ValueError(
+                f"penalties: start_accuracy needs answers that are right or wrong; data {recipe.data['kind']!r} has none"
+            )
+        self.optimiser: Optimiser = optim(self.model)  # of what the wrapper made of the parameters
+        self.average = None if recipe.average is None else build_kind(recipe.average, AVERAGES)(self.model)
+        if recipe.graph and (self.device.type != "cuda" or processes.world > 1):
+            raise ValueError(f"graph: asked for on {self.device.type} with {processes.world} processes; allowed: one, on cuda")
+        self.replayed = GraphedWork(self._backward_given, self.device) if recipe.graph else None
+        size = recipe.batch // recipe.accumulate
+        self.order = Order(len(self.splits.train), recipe.seed, recipe.order.shuffled, repeat=recipe.order.repeat, batch=size)
+        self.depth_generator = depth_generator(recipe)
+        self._ahead: Prefetched | None = None
+
+    @property
+    def median(self) -> int:
+        """The depth that validation take as typical: the median one of training, 1 where there is no loop."""
+        return self.rule.median if self.model.config.is_looped else 1
+
+    def begin_update(self, update: int) -> None:
+        """Sets the learning rates, and seeds what dropout draws as a function of (seed, update, process): nothing to save."""
+        self.optimiser.set_factor(self.schedule(update, self.recipe.updates))
+        seed = (self.recipe.seed * 1_000_003 + update) * 4_099 + self.processes.rank
+        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which writes down where it was called from each time
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def draw(self, progress: Progress) -> UpdateBatches:
+        """Returns this process's rows of one update, taken ahead or now; depths are drawn alike in all processes."""
+        ahead, self._ahead = self._ahead, None
+        return ahead.drawn if ahead is not None else self._draw(progress.update, progress.rows)
+
+    def draw_ahead(self, progress: Progress) -> None:
+        """Takes the rows of the next update now, while the device works on those of this one."""
+        if progress.update + 1 < self.recipe.updates:
+            depths = self.depth_generator.get_state()
+            self._ahead = Prefetched(self._draw(progress.update + 1, progress.rows + self.recipe.batch), depths)
+
+    def _draw(self, update: int, first: int) -> UpdateBatches:
+        size = self.recipe.batch // self.recipe.accumulate
+        pairs, targets, tokens = [], [], 0
+        for place in range(self.recipe.accumulate):
+            indices, rows = self.order.share(first + place * size, size, self.processes.rank, self.processes.world)
+            plan = self.rule(update, self.depth_generator)
+            batch = replace(self.splits.train.batch(indices), rows=rows)
+            targets.append(batch.targets)
+            tokens += int(batch.valid.sum())
+            pairs.append((batch.ready().to(self.device), plan))
+        return UpdateBatches(pairs, targets, tokens)
+
+    def backward(self, batch: Batch, plan: Plan, share: Share, solved_at: int | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Adds the gradients of a batch, as the share of the update that it is; returns its loss and metrics."""
+        found = [penalty.factor(plan.update, solved_at) for penalty in self.penalties]
+        weights = [factor if factor > 0 else None for factor in found]
+        if self.replayed is None:
+            return self._backward(batch, plan, share, weights)
+        if batch.attention_mask is not None or batch.segment_ids is not None:
+            raise ValueError(
+                "graph: batches come with a mask or document ids, whose values decide what is run; allowed: rows without them "
+                "(tasks: data.padding=plain, text: data.apart=false), or graph: false"
+            )
+
+        def number(x: float | None) -> Tensor | None:
+            return None if x is None else torch.full((), x, device=self.device)
+
+        held = {f.name: getattr(batch, f.name) for f in fields(batch)}
+        given = {"batch": held, "share": [number(share.targets), number(share.rows)], "weights": [number(w) for w in weights]}
+        return self.replayed(given, plan.depth, plan.grad_steps)
+
+    def _backward(self, batch: Batch, plan: Plan, share: Share, weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
+        with self.autocast():
+            loss, metrics = self.module(batch, plan, share, weights)
+        if not loss.requires_grad:
+            raise out_of_reach(plan.depth, self.optimiser.parameters)
+        (loss * self.processes.world).backward()  # wrappers average over processes, and shares are to be summed
+        return loss.detach(), metrics
+
+    def _backward_given(self, given: dict[str, Any], depth: int, grad_steps: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same on plain tensors, and on what decides the shape of the work: the form that can be captured."""
+        return self._backward(Batch(**given["batch"]), Plan(depth, grad_steps), Share(*given["share"]), given["weights"])
+
+    def zero_grad(self) -> None:
+        """Makes room for the gradients of the next update; captured passes add to the same tensors for ever."""
+        if self.replayed is None:
+            self.optimiser.zero_grad()
+        else:
+            torch._foreach_zero_([p.grad for p in self.model.parameters() if p.grad is not None])
+
+    def clip(self) -> Tensor:
+        """Clips the gradients to the recipe's norm, where it has one, and returns the norm they had."""
+        return clip(self.optimiser.parameters.values(), self.recipe.clip)
+
+    def step(self, update: int) -> None:
+        """Moves the parameters, and takes them into the running average, where there is one."""
+        self.optimiser.step()
+        if self.average is not None:
+            self.average.take_in(update)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Returns the context of a pass in the run's precision; the parameters are float32 whatever it is."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16")
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The model as it is measured: without dropout and gradients, in the run's precision, averaged where it averages."""
+        averaged = nullcontext() if self.average is None else self.average.swapped()
+        self.model.eval()
+        try:
+            with torch.no_grad(), averaged, self.processes.gathered(), self.autocast():
+                yield
+        finally:
+            self.model.train()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Returns the model's tensors, whole; where they are spread over processes, all must ask."""
+        return {name: whole(tensor.detach()) for name, tensor in model_tensors(self.model).items()}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Returns what a checkpoint holds beside the weights, by file; where it is spread over processes, all must ask."""
+        depths = self.depth_generator.get_state() if self._ahead is None else self._ahead.depths
+        found = {"optimizer": self.optimiser.state_tensors(), "generators": {"depth": depths}}
+        return found if self.average is None else {**found, "average": self.average.state_tensors()}
+
+    def load(self, folder: Path) -> None:
+        """Puts a checkpoint's weights and tensors in the place of this run's."""
+        load_weights(folder, self.model)
+        self._ahead = None
+        self.optimiser.load_state_tensors(load_tensors(folder, "optimizer", self.optimiser.state_forms()))
+        state = {"depth": self.depth_generator.get_state()}
+        self.depth_generator.set_state(load_tensors(folder, "generators", state)["depth"])
+        if self.average is not None:
+            self.average.load_state_tensors(load_tensors(folder, "average", self.average.state_tensors()))
+
+    def whole_model(self) -> LoopedForCausalLM:
+        """Returns the model for use after the run: evaluating, its parameters whole in every process."""
+        self.processes.gather()
+        return self.model.eval()
+
+
+def check_precision(model: LoopedForCausalLM, precision: str) -> None:
+    """Refuses frozen parameters of another dtype than float32 where nothing casts between it and the trained ones."""
+    odd = next(
+        (f"{name} is {p.dtype}".replace("torch.", "") for name, p in model.named_parameters() if p.dtype != torch.float32), None
+    )
+    if odd is not None and precision != "bf16":
+        raise ValueError(f"precision: {precision!r}, and {odd} (frozen); allowed: bf16, or a model loaded with dtype: float32")
+
+
+def validation_depths(config: LoopedConfig, rule: DepthRule, recipe: Recipe) -> list[int]:
+    """Returns the depths of validation: the recipe's and the median of training; refuses now what would fail later."""
+    if not config.is_looped:
+        return [1]
+    limited = config.max_steps is not None and config.beyond_max_steps == "refuse"
+    if limited and rule.most is None:
+        raise ValueError(f"depth: the rule has no largest depth, and the model has max_steps={config.max_steps}; allowed: most set")
+    if rule.most is not None:
+        config.check_depth(rule.most)
+    return check_depths(config, {*recipe.validate.depths, rule.median})
+
+
+def holds_updates(run: RunFolder) -> bool:
+    """Returns whether a folder holds what a run has reached; one that ended before its first update has left nothing to lose."""
+    return run.recipe.is_file() and (run.checkpoints.is_dir() or (run.log.is_file() and run.log.stat().st_size > 0))
+
+
+def start_job(recipe: Recipe, run: RunFolder, processes: Processes, *, resume: bool, reporter: ProgressReporter) -> Job:
+    """Builds a run's objects; refuses a folder that holds another run, or none where one is to be resumed."""
+    if resume:
+        if not run.recipe.is_file():
+            raise ValueError(f"resume: {run.path} holds no run (no recipe.yaml); leave --resume out to start one")
+        difference = first_difference(read_recipe(run.recipe), recipe)
+        if difference:
+            raise ValueError(f"resume: {run.path} was trained with another recipe; it differs in {difference}")
+    elif holds_updates(run):
+        raise ValueError(f"train: {run.path} already holds a run; --resume continues it, --out names another folder")
+    job = Job(recipe, run, processes, reporter)
+    if processes.main and not resume:
+        write_json(run.origin, origin())
+        write_whole(run.recipe, written(recipe))
+    return job
+
+
+def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Progress, dict[str, Any] | None]:
+    """Puts the newest good checkpoint into a run's objects; returns how far it was, and its mark of the log (None: no log yet)."""
+    try:
+        found, damaged = latest_good(run.checkpoints)
+    except FileNotFoundError:
+        reporter.note("no checkpoint yet: the run starts again from its first update")
+        return Progress(), None
+    for line in damaged:
+        reporter.note(f"skipped a damaged checkpoint: {line}")
+    if not (found.folder / MADE).is_file():
+        raise ValueError(
+            f"{found.folder}: has no {MADE}, so an older version saved it; train with that version, or start a new run"
+        )
+    job.load(found.folder)
+    reporter.note(f"resumed from {found.folder} ({found.update} updates done)")
+    made = read_json(found.folder / MADE)
+    before, now = made["with"], made_with(job)
+    differs = [f"{name}: {before.get(name)} then, {now[name]} now" for name in now if before.get(name) != now[name]]
+    if differs:
+        reporter.note(
+            f"not made as before ({'; '.join(differs)}): sums are rounded otherwise, so the run goes on alike, but not bit for bit"
+        )
+    if not run.log.is_file():
+        reporter.note(f"{run.log} is not there: it begins anew at update {found.update}")
+    return Progress(**found.state), made["log"]
+
+
+def made_with(job: Job) -> dict[str, Any]:
+    """Returns what decides how sums are rounded, beside the recipe: a run that goes on with the same goes on bit for bit."""
+    device = torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else job.device.type
+    threads = torch.get_num_threads() if job.device.type == "cpu" else None
+    return {"threads": threads, "processes": job.processes.world, "device": device, "torch": str(torch.__version__)}
+
+
+def check_finite(weights: Mapping[str, Tensor], run: RunFolder, update: int, lr: float) -> None:
+    """Raises a ValueError where a parameter is not finite: it is not worth saving, and must not take a good checkpoint's place."""
+    odd = next((name for name, x in weights.items() if x.is_floating_point() and not bool(x.isfinite().all())), None)
+    if odd is None:
+        return
+    good = next(iter(saved(run.checkpoints)), None)
+    kept = "there is no checkpoint yet" if good is None else f"the newest checkpoint is {good}"
+    raise ValueError(f"update {update}: {odd} is not finite, so nothing is saved; {kept}; lower optim.lr (it is {lr:g}) or clip")
+
+
+def _saved_best(run: RunFolder, progress: Progress) -> int | None:
+    """The best update so far where it is, or is being, saved: validation goes on judging where a recipe does not save the best."""
+    best = progress.best_update
+    return best if best == progress.update or (run.checkpoints / f"{best or 0:08d}").is_dir() else None
+
+
+def save_job(job: Job, run: RunFolder, progress: Progress, log: Log | None) -> Path:
+    """Saves a run as it stands, its log first, and returns the checkpoint's folder. Parameters must be finite."""
+    weights, tensors = job.weights(), job.tensors()
+    check_finite(weights, run, progress.update, job.optimiser.lr)
+    if log is not None:  # in the main process
+        made = {"log": log.mark(), "with": made_with(job)}
+
+        def beside(folder: Path) -> None:
+            write_json(folder / MADE, made)
+            if job.splits.tokenizer is not None:
+                job.splits.tokenizer.save_pretrained(folder)
+
+        save_checkpoint(
+            run.checkpoints, progress.update,
+            model=job.model, weights=weights, tensors=tensors, state=asdict(progress),
+            best=_saved_best(run, progress), keep=job.recipe.save.keep, references=job.references,
+            beside=beside,
+        )  # fmt: skip
+    job.processes.wait()
+    return run.checkpoints / f"{progress.update:08d}"

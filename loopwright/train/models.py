@@ -1,0 +1,76 @@
+"""Where a run's model comes from: a preset freshly started, weights that are loaded, or a dense model made into a looped one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from loopwright.model.config import LoopedConfig
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.presets import preset
+from loopwright.retrofit.surgery import convert, freeze_base
+from loopwright.retrofit.systems import find_system, make_plan
+from loopwright.settings import merge
+from loopwright.source import load
+
+
+class FromPreset:
+    """A preset (`loopwright presets`), or a plain config where no name is given, with `changes` laid over it, freshly started."""
+
+    def __init__(self, name: str | None = None, changes: dict | None = None) -> None:
+        self.name = name
+        self.changes: dict[str, Any] = dict(changes or {})
+
+    def build(self, seed: int) -> LoopedForCausalLM:
+        """Returns the model; the seed alone decides its weights."""
+        config = LoopedConfig(**self.changes) if self.name is None else preset(self.name, **self.changes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return LoopedForCausalLM(config)
+
+
+class FromWeights:
+    """A folder or hub id, as `lw.load` takes it; `changes` are laid over its config where the tensors still fit."""
+
+    def __init__(self, source: str, dtype: str = "float32", changes: dict | None = None) -> None:
+        self.source = source
+        self.dtype = dtype
+        self.changes: dict[str, Any] = dict(changes or {})
+
+    def build(self, seed: int) -> LoopedForCausalLM:
+        """Returns the model with its weights; the seed is not used."""
+        model = load(self.source, dtype=self.dtype)
+        if not self.changes:
+            return model
+        changed = LoopedForCausalLM(LoopedConfig(**merge(model.config.to_dict(), self.changes)))
+        wanted, there = changed.state_dict(), model.state_dict()
+        shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in (wanted, there)]
+        odd = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
+        if odd:
+            raise ValueError(f"model (load): changes {self.changes} do not fit the weights of {self.source} ({odd[0]})")
+        changed.load_state_dict(there)
+        return changed.to(next(model.parameters()).dtype)
+
+
+class FromRetrofit:
+    """A dense model made into a looped one, as `lw.retrofit` does: a `system` with `changes` to it.
+
+    What the system trains is trained, its parts alone or all, unless the optimiser's `train` says otherwise.
+    """
+
+    def __init__(
+        self, source: str, system: str = "ouroboros-identity", changes: dict | None = None, dtype: str = "float32"
+    ) -> None:
+        self.source, self.dtype, self.system = source, dtype, find_system(system)
+        self.plan = make_plan(system, dict(changes or {}))
+
+    def build(self, seed: int) -> LoopedForCausalLM:
+        """Returns the model; the seed decides what its parts start from."""
+        model = convert(load(self.source, dtype=self.dtype), self.plan, seed=seed).model
+        if self.system.trains == "parts":
+            freeze_base(model)
+        return model
+
+
+MODELS: dict[str, type] = {"preset": FromPreset, "load": FromWeights, "retrofit": FromRetrofit}

@@ -1,0 +1,225 @@
+"""What is trained for. An objective takes a model and a rollout, and returns (loss, metrics): the loss is a mean over the batch's
+targets (0 where it has none), metrics are detached numbers, under the same names for every batch.
+
+Below, i counts the N targets and t the steps that have a gradient; L_i(t) = −log p_t(target i) is the cross-entropy of the
+read-out after step t, T the last step. `reads` says which states an objective looks at: those of "every" step, or the "last".
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.output import weighted_sum
+from loopwright.settings import suggest
+from loopwright.train.objectives.distil import Distil, Shortcut
+from loopwright.train.objectives.readout import cross_entropies, find_targets, target_features
+from loopwright.train.rollout import Rollout
+
+Metrics = dict[str, Tensor]
+
+
+class Final:
+    """The last step's cross-entropy: L = mean_i L_i(T) + z_loss · mean_i (log Z_i)².
+
+    Z is the normaliser of the softmax; the z-loss keeps logits from drifting (PaLM, arXiv 2204.02311, with 1e-4). `ahead` 2
+    asks each position for the token after the next one: what the public Ouroboros code trains by shifting its labels twice.
+    """
+
+    reads: ClassVar[str] = "last"
+
+    def __init__(self, z_loss: float = 0.0, ahead: int = 1) -> None:
+        if z_loss < 0:
+            raise ValueError(f"objective (final): z_loss is {z_loss}; allowed: at least 0")
+        if ahead < 1:
+            raise ValueError(f"objective (final): ahead is {ahead}; allowed: at least 1, the next token")
+        self.z_loss, self.ahead = z_loss, ahead
+
+    def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, Metrics]:
+        """Returns (loss, {loss_last, z})."""
+        targets = find_targets(rollout.batch, self.ahead)
+        losses, log_z = cross_entropies(model, target_features(model, [rollout.last], rollout.p, targets), rollout.p, targets)
+        last, z = targets.mean(losses[0]), targets.mean(log_z[0] ** 2)
+        loss = last + self.z_loss * z if self.z_loss else last
+        return loss, {"loss_last": last.detach(), "z": z.detach()}
+
+
+class EveryStep:
+    """A weighted mean over steps: L = Σ_t w_t · mean_i L_i(t), Σ_t w_t = 1.
+
+    `weights`, before they are scaled to sum to 1, are "uniform" (1), "linear" (1, 2, 3 …: later steps count more),
+    "geometric" (`ratio` to the power of the steps still to come) or a list that ends at the last step: a longer rollout gives
+    its earlier steps no weight and a shorter one uses the end of the list. Deep supervision (Lee et al., arXiv 1409.5185).
+    """
+
+    reads: ClassVar[str] = "every"
+
+    def __init__(self, weights: str | list[float] = "uniform", ratio: float = 0.5) -> None:
+        named = ("uniform", "linear", "geometric")
+        if isinstance(weights, str) and weights not in named:
+            raise ValueError(f"objective (every-step): weights is {weights!r}; {suggest(weights, named)}, or a list of numbers")
+        numbers = not isinstance(weights, str) and all(isinstance(w, int | float) and math.isfinite(w) for w in weights)
+        if not isinstance(weights, str) and (not numbers or not weights or min(weights) < 0 or weights[-1] <= 0):
+            raise ValueError(f"objective (every-step): weights is {weights}; allowed: numbers of at least 0, the last above 0")
+        if ratio <= 0:
+            raise ValueError(f"objective (every-step): ratio is {ratio}; allowed: above 0")
+        self.weights, self.ratio = weights, ratio
+
+    def step_weights(self, steps: int) -> list[float]:
+        """Returns the weights of the last steps of a rollout, at most `steps` of them; they sum to 1."""
+        if isinstance(self.weights, str):
+            forms = {"uniform": lambda t: 1.0, "linear": lambda t: t + 1.0, "geometric": lambda t: self.ratio ** (steps - 1 - t)}
+            raw = [forms[self.weights](t) for t in range(steps)]
+        else:
+            raw = self.weights[-steps:]
+        return [w / sum(raw) for w in raw]
+
+    def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, Metrics]:
+        """Returns (loss, {loss_last, loss_first})."""
+        targets, weights = find_targets(rollout.batch), self.step_weights(len(rollout.states))
+        features = target_features(model, rollout.states[-len(weights) :], rollout.p, targets)
+        losses, _ = cross_entropies(model, features, rollout.p, targets)
+        # a product and a sum: autocast would make a matrix product bfloat16
+        loss = targets.mean((_on(losses.device, tuple(weights))[:, None].to(losses.dtype) * losses).sum(0))
+        return loss, {"loss_last": targets.mean(losses[-1]).detach(), "loss_first": targets.mean(losses[0]).detach()}
+
+
+@lru_cache(maxsize=1024)
+def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
+    """Numbers on a device, brought there once: a copy from the host cannot be part of a captured pass."""
+    return torch.tensor(numbers, dtype=torch.float64, device=device)
+
+
+class ExpectedExit:
+    """Ouro's first stage: L = mean_i [ Σ_t p_i(t) L_i(t) − beta · H(p_i) ], H(p) = −Σ_t p(t) log p(t).
+
+    p is the exit gate's distribution over steps. The entropy term, a uniform prior over exits, keeps the gate from
+    settling on one step (Zhu et al., arXiv 2510.25741).
+    """
+
+    reads: ClassVar[str] = "every"
+
+    def __init__(self, beta: float = 0.05) -> None:
+        if beta < 0:
+            raise ValueError(f"objective (expected-exit): beta is {beta}; allowed: at least 0")
+        self.beta = beta
+
+    def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, Metrics]:
+        """Returns (loss, {loss_last, loss_first, entropy, exit_step}); exit_step is the mean step of leaving, from 0."""
+        _need_halting(model, "expected-exit", "exit")
+        _need_all_steps(rollout, "expected-exit")
+        targets = find_targets(rollout.batch)
+        losses, _ = cross_entropies(model, target_features(model, rollout.states, rollout.p, targets), rollout.p, targets)
+        log_p = exit_log_probabilities(torch.stack([targets.pick(model.halting.proj(s))[:, 0] for s in rollout.states]))
+        p = log_p.exp()
+        expected, entropy = (p * losses).sum(0), -(p * log_p).sum(0)
+        loss = targets.mean(expected - self.beta * entropy)
+        steps = torch.arange(len(p), device=p.device)[:, None]
+        return loss, {
+            "loss_last": targets.mean(losses[-1]).detach(),
+            "loss_first": targets.mean(losses[0]).detach(),
+            "entropy": targets.mean(entropy).detach(),
+            "exit_step": targets.mean((steps * p).sum(0)).detach(),
+        }
+
+
+class ExitGateStage:
+    """Ouro's second stage, for the gate alone: L = mean_i mean_{t>0} BCE(1 − λ_i(t); w_i(t)), with the continuation target
+    w_i(t) = σ(slope · (I_i(t) − threshold)) of the improvement I_i(t) = max(0, L_i(t−1) − L_i(t)).
+
+    Where the last step still helped, the gate should go on; where it did not, leave. Losses and states are constants here,
+    so only the gate has a gradient; freeze the rest all the same (no optimiser state, no weight decay). A rollout of one step
+    compares nothing: its loss is 0 (Zhu et al., arXiv 2510.25741, section 3.4: slope 50, threshold 0.005).
+    """
+
+    reads: ClassVar[str] = "every"
+
+    def __init__(self, slope: float = 50.0, threshold: float = 0.005) -> None:
+        if slope <= 0:
+            raise ValueError(f"objective (exit-gate): slope is {slope}; allowed: above 0")
+        self.slope, self.threshold = slope, threshold
+
+    def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, Metrics]:
+        """Returns (loss, {loss_last, improvement, continue}): of the last two, means over targets and judged steps."""
+        _need_halting(model, "exit-gate", "exit")
+        targets = find_targets(rollout.batch)
+        with torch.no_grad():
+            losses, _ = cross_entropies(model, target_features(model, rollout.states, rollout.p, targets), rollout.p, targets)
+            improvement = (losses[:-1] - losses[1:]).clamp(min=0)
+            go_on = torch.sigmoid(self.slope * (improvement - self.threshold))
+        gate = torch.stack([targets.pick(model.halting.proj(s.detach()))[:, 0] for s in rollout.states])
+        misses = F.binary_cross_entropy_with_logits(-_wide(gate[1:]), go_on, reduction="none")
+        judged = max(len(misses), 1)
+        return targets.mean(misses.sum(0) / judged), {
+            "loss_last": targets.mean(losses[-1]),
+            "improvement": targets.mean(improvement.sum(0) / judged),
+            "continue": targets.mean(go_on.sum(0) / judged),
+        }
+
+
+class Ponder:
+    """Adaptive computation time: L = mean_i [ −log p(target i | Σ_t w_i(t) s_i(t)) + weight · (N_i + R_i) ].
+
+    The read-out is that of the states' mean by halting weight; N + R, steps taken plus the remainder, is the ponder cost
+    (Graves, arXiv 1603.08983; Universal Transformer, arXiv 1807.03819). It is charged at the targets, like every loss here.
+    """
+
+    reads: ClassVar[str] = "every"
+
+    def __init__(self, weight: float = 0.01) -> None:
+        if weight < 0:
+            raise ValueError(f"objective (ponder): weight is {weight}; allowed: at least 0")
+        self.weight = weight
+
+    def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, Metrics]:
+        """Returns (loss, {loss_last, ponder}); loss_last is the cross-entropy of the mixed state."""
+        _need_halting(model, "ponder", "act")
+        _need_all_steps(rollout, "ponder")
+        targets, halt = find_targets(rollout.batch), model.halting.values(rollout.states)
+        mixed = weighted_sum(model.halting(halt), rollout.states)
+        losses, _ = cross_entropies(model, target_features(model, [mixed], rollout.p, targets), rollout.p, targets)
+        cost = targets.mean(_wide(targets.pick(model.halting.ponder_cost(halt))))
+        loss = targets.mean(losses[0])
+        return loss + self.weight * cost, {"loss_last": loss.detach(), "ponder": cost.detach()}
+
+
+def exit_log_probabilities(gate: Tensor) -> Tensor:
+    """Returns log p [S, N] of the exit gate's logits [S, N]: p_t = λ_t ∏_{u<t}(1 − λ_u), what is left at the last step.
+
+    In logarithms throughout: a gate that is sure of itself has a finite entropy, and a finite gradient of it.
+    """
+    gate = _wide(gate)
+    stay = F.logsigmoid(-gate[:-1]).cumsum(0)
+    reach = torch.cat([torch.zeros_like(gate[:1]), stay])
+    return reach + torch.cat([F.logsigmoid(gate[:-1]), torch.zeros_like(gate[:1])])
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _need_halting(model: LoopedForCausalLM, objective: str, kind: str) -> None:
+    found = model.config.halting["kind"]
+    if found != kind:
+        raise ValueError(f"objective ({objective}): the model's halting is {found!r}; allowed: a model with halting {kind!r}")
+
+
+def _need_all_steps(rollout: Rollout, objective: str) -> None:
+    kept, depth = len(rollout.states), rollout.plan.depth
+    if kept < depth:
+        raise ValueError(
+            f"objective ({objective}): {kept} of {depth} steps have a gradient, and halting weighs all of them; "
+            "allowed: a depth rule with a gradient through every step"
+        )
+
+
+OBJECTIVES: dict[str, type] = {
+    "final": Final, "every-step": EveryStep, "expected-exit": ExpectedExit, "exit-gate": ExitGateStage, "ponder": Ponder,
+    "distil": Distil, "shortcut": Shortcut,
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""What moves the parameters: optimisers, schedules, averages, and which parameters train."""

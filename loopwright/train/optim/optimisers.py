@@ -1,0 +1,373 @@
+"""Optimisers: AdamW, and Muon for the matrices of blocks with AdamW for the rest, behind one object.
+
+The torch optimisers do the work. What stands here is who gets which rate and decay, and state by parameter name, so that a
+checkpoint needs no pickle and a fresh optimiser goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from loopwright.model.norm import NORMS
+from loopwright.settings import check_form, refuse_unknown
+from loopwright.train.optim.trainable import choose, counted, nearest
+
+DECAYS = ("matrices", "all")
+MUON_STACKS = ("prelude", "core", "coda", "injection")
+# what the torch optimisers keep of a parameter, and whether that has the parameter's shape (else it is one number)
+_SLOTS: dict[type, dict[str, bool]] = {
+    torch.optim.AdamW: {"step": False, "exp_avg": True, "exp_avg_sq": True},
+    torch.optim.Muon: {"momentum_buffer": True},
+}
+
+
+class Optimiser:
+    """Torch optimisers as one. Parameters have names; every rate is its own base times one factor, that of the schedule."""
+
+    def __init__(self, optimisers: Sequence[torch.optim.Optimizer], lr: float) -> None:
+        self.optimisers = list(optimisers)
+        self.base_lr = lr
+        self.factor = 1.0
+        for group in self.param_groups:
+            group["base_lr"] = group["lr"]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all of them."""
+        return [group for optimiser in self.optimisers for group in optimiser.param_groups]
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that are trained, by name."""
+        return {n: p for group in self.param_groups for n, p in zip(group["param_names"], group["params"], strict=True)}
+
+    @property
+    def lr(self) -> float:
+        """The rate as it is now, of whatever has no other of its own."""
+        return self.base_lr * self.factor
+
+    def set_factor(self, factor: float) -> None:
+        """Sets every rate to its base times `factor`."""
+        self.factor = factor
+        for group in self.param_groups:
+            group["lr"] = group["base_lr"] * factor
+
+    def step(self) -> None:
+        """Moves the parameters."""
+        for optimiser in self.optimisers:
+            optimiser.step()
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients."""
+        for optimiser in self.optimisers:
+            optimiser.zero_grad(set_to_none=True)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Returns all state as "parameter/slot" tensors, whole where they are spread over processes (then all must ask).
+
+        A parameter that has never had a gradient has none.
+        """
+        found: dict[str, Tensor] = {}
+        for optimiser in self.optimisers:
+            for name, parameter in _named(optimiser).items():
+                found |= {f"{name}/{slot}": whole(value) for slot, value in optimiser.state.get(parameter, {}).items()}
+        return found
+
+    def state_forms(self) -> dict[str, Tensor]:
+        """Returns tensors without content in the names, shapes and dtypes that `state_tensors` can have."""
+        found: dict[str, Tensor] = {}
+        for optimiser in self.optimisers:
+            for name, parameter in _named(optimiser).items():
+                for slot, alike in _SLOTS[type(optimiser)].items():
+                    shape = parameter.shape if alike else ()
+                    found[f"{name}/{slot}"] = torch.empty(shape, dtype=torch.float32, device="meta")
+        return found
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on from the state of another optimiser of the same parameters."""
+        forms = self.state_forms()
+        unknown = [name for name in tensors if name not in forms]
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], forms, n=1) or ["nothing like it"]
+            raise ValueError(f"optimiser state: {unknown[0]} is of no trained parameter; near: {near[0]}")
+        wrong = [name for name, value in tensors.items() if value.shape != forms[name].shape]
+        if wrong:
+            raise ValueError(
+                f"optimiser state: {wrong[0]} is {list(tensors[wrong[0]].shape)}; allowed: {list(forms[wrong[0]].shape)}"
+            )
+        for optimiser in self.optimisers:
+            state: dict[int, dict[str, Tensor]] = {}
+            for place, (name, parameter) in enumerate(_named(optimiser).items()):
+                slots = _SLOTS[type(optimiser)]
+                there = [slot for slot in slots if f"{name}/{slot}" in tensors]
+                if there and len(there) < len(slots):
+                    raise ValueError(f"optimiser state: {name} has only {', '.join(there)}; allowed: {', '.join(slots)}")
+                # a copy: torch would keep the very tensors it is given
+                values = {slot: tensors[f"{name}/{slot}"].clone() for slot in there}
+                if values:
+                    state[place] = {slot: spread(value, parameter) if slots[slot] else value for slot, value in values.items()}
+            optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a name pattern sets for the parameters it decides: its own rate or decay, or that they are not trained."""
+
+    lr: float | None = None
+    weight_decay: float | None = None
+    freeze: bool = False
+
+
+Trained = Mapping[str, tuple[nn.Parameter, Part]]
+
+
+class AdamW:
+    """AdamW. `decay` says what weight decay reaches: "matrices" (no norm, no bias) or "all" (as in STARS).
+
+    `train` lists patterns of parameter names ("adapters.*", "coda.-1.*"): what none of them names is frozen. Left out: all that
+    the model itself leaves trainable. `parts` maps patterns to an `lr` or `weight_decay` of their own (of what `decay`
+    reaches), or to `freeze: true`; where several match, the last one decides alone.
+    """
+
+    def __init__(
+        self,
+        lr: float,
+        betas: list[float] | tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        decay: str = "matrices",
+        parts: dict[str, Any] | None = None,
+        train: list[str] | None = None,
+    ) -> None:
+        self.lr = _above_zero("lr", lr)
+        self.betas = _betas(betas)
+        self.eps = _above_zero("eps", eps)
+        self.weight_decay = _from_zero("weight_decay", weight_decay)
+        self.decay = _choice("decay", decay, DECAYS)
+        self.parts = _read_parts(parts or {})
+        self.train = _read_patterns(train)
+
+    def prepare(self, model: nn.Module) -> None:
+        """Freezes what `train` does not name and what `parts` freezes, and gives everything trainable fp32 master weights; before
+        the model is wrapped."""
+        if self.train is not None:
+            choose(model, self.train)
+        freeze(model, self.parts)
+        as_masters(model)
+
+    def __call__(self, model: nn.Module) -> Optimiser:
+        """Returns the optimiser of a prepared model."""
+        return Optimiser(self.over(model, _trainable(model, self.parts)), self.lr)
+
+    def over(self, model: nn.Module, trained: Trained) -> list[torch.optim.Optimizer]:
+        """Returns torch's optimiser of these parameters of a model; none where there are none."""
+        groups = _groups(trained, self.lr, self.weight_decay, _decayed(model, self.decay))
+        fused = all(parameter.device.type in ("cpu", "cuda") for parameter, _ in trained.values())
+        return [torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused)] if groups else []
+
+
+class Muon:
+    """Muon for the matrices of blocks and injection, AdamW at `adam_lr` for the rest: embeddings, head, adapters, norms, biases.
+
+    Muon moves a matrix along the nearest orthogonal matrix to its momentum, by torch's own Newton–Schulz. `scale` is how a
+    rate is fitted to a matrix [A, B]: "original", √max(1, A/B), or "match_rms_adamw", 0.2·√max(A, B), which takes rates
+    that suit AdamW. The other options are those of AdamW, for all parameters.
+    """
+
+    def __init__(
+        self,
+        lr: float,
+        adam_lr: float,
+        momentum: float = 0.95,
+        scale: str = "original",
+        betas: list[float] | tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        decay: str = "matrices",
+        parts: dict[str, Any] | None = None,
+        train: list[str] | None = None,
+    ) -> None:
+        self.lr = _above_zero("lr", lr)
+        self.momentum = _below_one("momentum", momentum)
+        self.scale = _choice("scale", scale, ("original", "match_rms_adamw"))
+        self.rest = AdamW(_above_zero("adam_lr", adam_lr), betas, eps, weight_decay, decay, parts, train)
+
+    def prepare(self, model: nn.Module) -> None:
+        """Freezes, and gives everything trainable fp32 master weights, as AdamW's own does."""
+        self.rest.prepare(model)
+
+    def __call__(self, model: nn.Module) -> Optimiser:
+        """Returns the optimiser of a prepared model."""
+        trained, matrices = _trainable(model, self.rest.parts), _linear_weights(model, MUON_STACKS)
+        mine = {name: pair for name, pair in trained.items() if name in matrices}
+        if not mine:
+            raise ValueError(f"optim: muon has nothing to move: no trainable matrix in {', '.join(MUON_STACKS)}; use adamw")
+        others = {name: pair for name, pair in trained.items() if name not in matrices}
+        groups = _groups(mine, self.lr, self.rest.weight_decay, _decayed(model, self.rest.decay))
+        muon = torch.optim.Muon(groups, lr=self.lr, momentum=self.momentum, adjust_lr_fn=self.scale)
+        return Optimiser([muon, *self.rest.over(model, others)], self.lr)
+
+
+def freeze(model: nn.Module, parts: Mapping[str, Part]) -> None:
+    """Makes the parameters untrainable that `parts` freezes."""
+    for name, part in _deciding(model, parts).items():
+        if part.freeze:
+            model.get_parameter(name).requires_grad_(False)
+
+
+def as_masters(model: nn.Module) -> None:
+    """Casts every trainable parameter to float32, in place; what is frozen keeps its dtype."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def clip(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
+    """Scales the gradients down where their common norm is above `max_norm`; returns the norm before, without waiting for it."""
+    found = [parameter for parameter in parameters if parameter.grad is not None]
+    if max_norm is None:
+        return whole(nn.utils.get_total_norm([parameter.grad for parameter in found]))
+    return whole(nn.utils.clip_grad_norm_(found, max_norm))
+
+
+# tensors that are spread over processes
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Returns all of a tensor; of one that is spread over processes, each must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def spread(tensor: Tensor, like: Tensor) -> Tensor:
+    """Returns a whole tensor spread over processes as another one is."""
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
+
+
+# who gets what
+
+
+def _trainable(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, tuple[nn.Parameter, Part]]:
+    """The parameters that are trained, by name, each with what `parts` sets for it."""
+    deciding = _deciding(model, parts)
+    found = {n: (p, deciding.get(n, Part())) for n, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise ValueError("optim: the model has no trainable parameter")
+    left = [name for name, (_, part) in found.items() if part.freeze]
+    coarse = [f"{name} is {p.dtype}" for name, (p, _) in found.items() if p.dtype != torch.float32]
+    if left or coarse:
+        raise ValueError(f"optim: {(left or coarse)[0]} and trainable; the model must be prepared first")
+    return found
+
+
+def _deciding(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, Part]:
+    """The part that decides for each parameter that any pattern matches; every pattern must decide for one."""
+    names = [name for name, _ in model.named_parameters()]
+    forms = {pattern: counted(pattern, model) for pattern in parts}
+    last = {name: [pattern for pattern, form in forms.items() if fnmatchcase(name, form)][-1:] for name in names}
+    for pattern in parts:
+        if [pattern] in last.values():
+            continue
+        if any(fnmatchcase(name, forms[pattern]) for name in names):
+            raise ValueError(f"optim: parts: {pattern!r} decides nothing: later patterns match all that it matches")
+        raise ValueError(f"optim: parts: {pattern!r} matches no parameter; {nearest(pattern, model, names)}")
+    return {name: parts[patterns[0]] for name, patterns in last.items() if patterns}
+
+
+def _groups(trained: Trained, lr: float, weight_decay: float, decayed: set[str]) -> list[dict[str, Any]]:
+    """Groups of equal rate and decay, each parameter in exactly one."""
+    found: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
+    for name, (parameter, part) in trained.items():
+        drop = weight_decay if part.weight_decay is None else part.weight_decay
+        key = (lr if part.lr is None else part.lr, drop if name in decayed else 0.0)
+        found.setdefault(key, []).append((name, parameter))
+    return [{"params": pairs, "lr": rate, "weight_decay": drop} for (rate, drop), pairs in found.items()]
+
+
+def _decayed(model: nn.Module, decay: str) -> set[str]:
+    """The names of what weight decay reaches. A norm or bias with one row per step is no matrix."""
+    if decay == "all":
+        return {name for name, _ in model.named_parameters()}
+    norms = tuple(NORMS.values())
+    inside = {id(p) for module in model.modules() if isinstance(module, norms) for p in module.parameters()}
+    named = [(name, p) for name, p in model.named_parameters() if p.dim() >= 2 and id(p) not in inside]
+    return {name for name, _ in named if name.split(".")[-1] != "bias"}
+
+
+def _linear_weights(model: nn.Module, stacks: Sequence[str]) -> set[str]:
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return {f"{name}.weight" for name in linear if name.split(".")[0] in stacks}
+
+
+def _named(optimiser: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+    groups = optimiser.param_groups
+    return {n: p for group in groups for n, p in zip(group["param_names"], group["params"], strict=True)}
+
+
+# checks
+
+
+def _read_parts(parts: Mapping[str, Any]) -> dict[str, Part]:
+    found = {}
+    for pattern, data in parts.items():
+        where = f"optim: parts: {pattern}"
+        check_form(where, data, "dict")
+        refuse_unknown(where, data, ("lr", "weight_decay", "freeze"))
+        if not data or (data.get("freeze") and len(data) > 1):
+            raise ValueError(f"{where}: {dict(data)}; allowed: lr, weight_decay or both, or freeze: true alone")
+        for name, form in (("lr", "float"), ("weight_decay", "float"), ("freeze", "bool")):
+            if name in data:
+                check_form(f"{where}: {name}", data[name], form)
+                _from_zero(f"parts: {pattern}: {name}", data[name])
+        found[pattern] = Part(**data)
+    return found
+
+
+def _read_patterns(patterns: Sequence[str] | None) -> list[str] | None:
+    if patterns is None:
+        return None
+    if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ValueError(f"optim: train is {patterns!r}; allowed: a list of patterns of parameter names")
+    return list(patterns)
+
+
+def _above_zero(name: str, value: float) -> float:
+    if not value > 0:
+        raise ValueError(f"optim: {name} is {value}; allowed: above 0")
+    return value
+
+
+def _from_zero(name: str, value: float) -> float:
+    if not value >= 0:
+        raise ValueError(f"optim: {name} is {value}; allowed: from 0")
+    return value
+
+
+def _below_one(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ValueError(f"optim: {name} is {value!r}; allowed: from 0 to below 1")
+    return value
+
+
+def _betas(values: Sequence[float]) -> tuple[float, float]:
+    if not isinstance(values, list | tuple) or len(values) != 2:
+        raise ValueError(f"optim: betas is {values!r}; allowed: two numbers from 0 to below 1")
+    return float(_below_one("betas", values[0])), float(_below_one("betas", values[1]))
+
+
+def _choice(name: str, value: str, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise ValueError(f"optim: {name} is {value!r}; allowed: {', '.join(allowed)}")
+    return value
+
+
+OPTIMISERS: dict[str, type] = {"adamw": AdamW, "muon": Muon}

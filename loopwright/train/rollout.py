@@ -1,0 +1,107 @@
+"""One pass of a batch through the loop, with gradients: what objectives and penalties read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from loopwright.data.batch import Batch
+from loopwright.model.context import Pass
+from loopwright.model.looped import LoopedForCausalLM, StepRunner
+from loopwright.train.gradients.recompute import GradSteps, forget_casts
+from loopwright.train.gradients.remat import REMATS, Remat
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the depth rule drew for a batch: `depth` steps, of which the last `grad_steps` keep their gradient."""
+
+    depth: int
+    grad_steps: int
+    update: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.depth, self.grad_steps) < 1:
+            raise ValueError(f"plan: depth {self.depth}, grad_steps {self.grad_steps}; allowed: at least 1")
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Where a batch went. `states` are those after the steps with a gradient, the last one last, or where only the last was
+    asked for, that one; `before` is what the last step took in; `probe` is what a penalty that rode along in the last step
+    brought back."""
+
+    batch: Batch
+    plan: Plan
+    e: Tensor
+    p: Pass
+    start: Tensor
+    states: list[Tensor]
+    before: Tensor
+    step: StepRunner
+    probe: Tensor | None = None
+
+    @property
+    def last(self) -> Tensor:
+        """The state after the last step."""
+        return self.states[-1]
+
+    @property
+    def last_step(self) -> int:
+        """The index of the last step."""
+        return self.plan.depth - 1
+
+
+class LastStepHook(Protocol):
+    """A penalty that rides along in the last step, so that what the step computes anyway is computed once."""
+
+    def run_last_step(
+        self, step: StepRunner, s: Tensor, e: Tensor, t: int, p: Pass, batch: Batch, update: int
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the state after the step, and what the penalty measured on the way."""
+        ...
+
+
+def rollout(
+    model: LoopedForCausalLM,
+    batch: Batch,
+    plan: Plan,
+    *,
+    step: StepRunner | None = None,
+    remat: str | Remat = "none",
+    keeps: str = "every",
+    hook: LastStepHook | None = None,
+) -> Rollout:
+    """Runs a batch to the depth of the plan. `keeps` "last" allows a loop that never holds all states at once.
+
+    `remat` is the name of a kind of REMATS, or such a kind built with its options.
+    """
+    step = model.step if step is None else step
+    run: Remat = REMATS[remat]() if isinstance(remat, str) else remat
+    depth = plan.depth if model.config.is_looped else 1
+    e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
+    start = model.start_state(e, p)
+    grad_steps = min(plan.grad_steps, depth)
+    s, first = start, depth - grad_steps
+    if first:
+        with torch.no_grad():
+            for s in model.unroll(e, first, p, state=start, step=step):  # noqa: B007  (the last one is wanted)
+                pass
+    if not model.config.is_looped:
+        return Rollout(batch, plan, e, p, start, [s], s, step)
+    # the last step is neither rematerialised nor left to a hook's wrapping
+    states = run(GradSteps(model, e, p, s, first, grad_steps - 1, step, keeps))
+    before, probe = states[-1] if states else s, None
+    forget_casts()
+    if hook is None:
+        last = step(before, e, depth - 1, p)
+    else:
+        last, probe = hook.run_last_step(step, before, e, depth - 1, p, batch, plan.update)
+    return Rollout(batch, plan, e, p, start, [*states, last] if keeps == "every" else [last], before, step, probe)
+
+
+Objective = Callable[[LoopedForCausalLM, Rollout], tuple[Tensor, dict[str, Tensor]]]

@@ -1,0 +1,113 @@
+"""What a run measures of itself: the validation split at several depths from one pass, the spectral radius, what a
+truncated gradient leaves out; and, before the first update, whether its finite differences can be trusted."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopwright.data.batch import Batch
+from loopwright.generate.readings import readings
+from loopwright.metrics.residual import contraction
+from loopwright.train.monitor import last_states, measure
+from loopwright.train.objectives.jacobian import JacobianPenalty
+from loopwright.train.progress import ProgressReporter, truncation_in_words
+from loopwright.train.rollout import Plan, rollout
+
+if TYPE_CHECKING:
+    from loopwright.train.job import Job, Progress
+    from loopwright.train.recipe import Recipe
+
+ROWS_AT_ONCE = 512
+ROWS_OF_A_CHECK = 4
+LARGEST_ERROR = 0.05  # of a finite difference against the exact product
+
+
+def check_first(job: Job, reporter: ProgressReporter) -> None:
+    """Notes, before the first update, whether the model sees the future, how good a finite difference is here and what a
+    truncated gradient leaves out."""
+    if job.model.leaks_future:
+        reporter.note("warning: the controller's pooling sees future tokens: no loss of this run is a likelihood")
+    with job.evaluating():
+        for penalty in (weighted.penalty for weighted in job.penalties):
+            if isinstance(penalty, JacobianPenalty) and penalty.mode == "fd" and job.model.config.is_looped:
+                path = rollout(job.model, first_rows(job, ROWS_OF_A_CHECK), Plan(job.median, job.median), keeps="last")
+                error = penalty.self_check(job.model, path)
+                verdict = "" if error <= LARGEST_ERROR else f"; warning: above {LARGEST_ERROR:.0%}, set eps or take mode exact"
+                reporter.note(f"jacobian: the finite difference is {error:.2%} off the exact product{verdict}")
+                if job.processes.world > 1 and job.model.config.mlp == "relu":
+                    reporter.note(
+                        "jacobian: over ReLU the gradient of a finite difference jumps where rounding changes the sign of a unit; "
+                        "another number of processes may then give another run (mode exact does not jump)"
+                    )
+        if truncates(job):
+            reporter.note(truncation_in_words(truncation(job)))
+
+
+def validate_when_due(job: Job, recipe: Recipe, progress: Progress) -> tuple[dict[str, Any], bool]:
+    """Returns what is seen at this update (nothing mostly), and whether it is the best so far; the progress notes the best, and
+    when a task was first solved."""
+    wanted, last = recipe.validate, progress.update == recipe.updates
+    due = bool(wanted.every) and (last or progress.update % wanted.every == 0)
+    radius_due = bool(wanted.radius) and job.model.config.is_looped and (last or progress.update % wanted.radius == 0)
+    if not due and not radius_due:
+        return {}, False
+    seen: dict[str, Any] = {}
+    with job.evaluating():
+        if due:
+            seen["valid"] = validate(job, wanted.rows)
+        if due and truncates(job):
+            seen["truncation"] = truncation(job)
+        if radius_due:
+            seen["radius"] = measure(job.model, first_rows(job, wanted.radius_rows), job.median)
+    bars = [penalty.start_accuracy for penalty in job.penalties]
+    return seen, due and judge(progress, seen["valid"][job.median], bars)
+
+
+def first_rows(job: Job, count: int) -> Batch:
+    """Returns the first rows of the validation split, on the device."""
+    return job.splits.valid.batch(torch.arange(min(count, len(job.splits.valid)))).to(job.device)
+
+
+def validate(job: Job, rows: int) -> dict[int, dict[str, float | None]]:
+    """Returns loss and exact-match rate of the first rows of the validation split at each depth; processes share the rows."""
+    source, count, processes = job.splits.valid, min(rows, len(job.splits.valid)), job.processes
+    sums = {depth: [0.0, 0, 0] for depth in job.depths}
+    own = torch.arange(count)[processes.rank :: processes.world]
+    for chunk in own.split(ROWS_AT_ONCE) if len(own) else ():
+        for reading in readings(job.model, source.batch(chunk).to(job.device), job.depths):
+            found = (float(reading.loss.sum()), int(reading.targets.sum()), int(reading.exact.sum()))
+            sums[reading.depth] = [a + b for a, b in zip(sums[reading.depth], found, strict=True)]
+    totals = processes.sum(torch.tensor(list(sums.values()), dtype=torch.float64)).tolist()
+    return {
+        depth: {"loss": loss / max(targets, 1), "exact": right / count if job.splits.exact else None}
+        for depth, (loss, targets, right) in zip(sums, totals, strict=True)
+    }
+
+
+def truncates(job: Job) -> bool:
+    """Returns whether the gradient of some depths leaves out steps."""
+    k, most = job.rule.grad_steps, job.rule.most
+    return job.model.config.is_looped and k is not None and (most is None or k < most)
+
+
+def truncation(job: Job) -> dict[str, float]:
+    """Returns how many steps have a gradient, and by which factor a step is shorter than the one before, at the median depth."""
+    assert job.rule.grad_steps is not None
+    batch, depth = first_rows(job, ROWS_OF_A_CHECK), max(job.median, 2)  # two steps at least, to compare them
+    factor = contraction(last_states(job.model, batch, depth)[2], batch.valid).log().mean().exp()
+    return {"grad_steps": job.rule.grad_steps, "depth": depth, "contraction": float(factor)}
+
+
+def judge(progress: Progress, found: dict[str, float | None], bars: list[float | None]) -> bool:
+    """Returns whether this is the best so far, by loss; notes it, and the update at which an accuracy bar was first reached."""
+    loss, exact = found["loss"], found["exact"]
+    better = loss is not None and math.isfinite(loss) and (progress.best_loss is None or loss < progress.best_loss)
+    if better:
+        progress.best_loss, progress.best_update = loss, progress.update
+    waiting = [bar for bar in bars if bar is not None]
+    if progress.solved_at is None and waiting and exact is not None and exact >= max(waiting):
+        progress.solved_at = progress.update
+    return better

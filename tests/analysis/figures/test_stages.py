@@ -1,0 +1,78 @@
+"""Figures of stages: each is drawn from plain numbers, says what it shows, and depends on them."""
+
+import copy
+import json
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from loopwright.analysis.figures import stages
+from loopwright.analysis.summary import STAGES
+from tests.analysis.summaries import dense, looped
+
+
+@pytest.mark.parametrize("name", stages.FIGURES)
+def test_every_figure_is_svg_from_plain_numbers(name: str, tmp_path):
+    metrics = json.loads(json.dumps(looped()))
+    svg = stages.FIGURES[name](metrics, path=tmp_path / "x.svg")
+    ET.fromstring(svg)
+    assert (tmp_path / "x.svg").read_text() == svg == stages.FIGURES[name](metrics)
+    changed = copy.deepcopy(metrics)
+    for numbers in changed["by_place"].values():
+        numbers["mean"] = [None if v is None else 0.5 * v * (i % 3) for i, v in enumerate(numbers["mean"])]
+    assert stages.FIGURES[name](changed) != svg
+
+
+def test_groupings_have_their_colours_and_words():
+    assert all(colour in stages.by_step(looped()) for colour in stages.STEP_ENDS)
+    assert all(colour in stages.by_layer(looped()) for colour in stages.LAYER_ENDS)
+    assert "step 12" in stages.by_step(looped()) and "layer 3" in stages.by_layer(looped())
+    assert "ColSum concentration" in stages.realised(looped())
+
+
+def test_a_dense_model_is_laid_over_and_drawn_alone():
+    alone, over = stages.by_step(looped()), stages.by_step(looped(), dense=dense())
+    assert stages.DENSE in over and stages.DENSE not in alone and "dense model" in over
+    assert "this model" in stages.by_step(dense())
+    assert stages.DENSE in stages.halves(looped(), dense=dense())
+    assert "predict, dense" in stages.neurons(looped(), dense=dense())
+
+
+def test_numbers_that_are_not_there_are_said():
+    with pytest.raises(ValueError, match="holds none of nothing"):
+        stages.by_step(looped(), ("nothing",))
+
+
+def test_fixed_points_have_the_farthest_layers_beside_them_and_older_summaries_are_drawn_without():
+    metrics = copy.deepcopy(looped())
+    draw, panel = stages.FIGURES["fixed-points"], f">{stages.LABELS['far_attention']}<"
+    assert panel in draw(metrics)
+    del metrics["by_place"]["far_attention"]
+    assert panel not in draw(metrics) and f">{stages.LABELS['far_cosine']}<" in draw(metrics)
+
+
+def test_the_prompt_of_the_largest_orbit_is_drawn_from_its_own_numbers():
+    metrics = copy.deepcopy(looped())
+    flat = {name: {"mean": list(metrics["by_place"][name]["mean"])} for name in STAGES}
+    metrics["limits"]["orbit"] = {"by_place": flat}
+    late, whole = stages.orbit_by_step(metrics), stages.orbit_realised(metrics)
+    assert ">step 7<" in late and ">step 12<" in late and ">step 1<" not in late
+    flat["colsum"]["mean"][1] = 5.0  # the first step of the core: not among the later half
+    assert stages.orbit_by_step(metrics) == late and stages.orbit_realised(metrics) != whole
+
+
+def test_halves_are_drawn_for_every_step():
+    svg = stages.halves(looped())
+    assert ">first half, step 1<" in svg and ">second half, step 12<" in svg
+
+
+def test_shares_that_are_zero_everywhere_lie_at_the_foot_of_their_axis():
+    metrics = copy.deepcopy(looped())
+    numbers = metrics["by_place"]["sink_rate"]
+    numbers["mean"] = [0.0 for _ in numbers["mean"]]
+    for draw in (stages.by_step, stages.realised, stages.halves):
+        svg = draw(metrics, ("sink_rate",))
+        assert ">1.0<" in svg and not re.search(r">[-−]0\.0", svg)
+    numbers["mean"][0] = 0.01
+    assert ">1.0<" not in stages.by_step(metrics, ("sink_rate",))

@@ -1,0 +1,110 @@
+"""The page of an analysis: its questions in order, each figure with its sentence, from saved numbers alone."""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+from loopwright.analysis.report.analysis import MORE, READ, READ_DENSE, draw_all, sections, write_analysis
+from tests.analysis.summaries import bare, dense, looped, overflowing
+
+QUESTIONS = [
+    "What this model is",
+    "Does it converge, and to what?",
+    "Are its stages those of a feedforward model?",
+    "Is more depth safe?",
+]
+
+
+@cache
+def drawn_of(kind: str, beside: bool = False) -> dict[str, str]:
+    """The figures of a summary, drawn once for all tests."""
+    return draw_all({"looped": looped, "bare": bare, "dense": dense}[kind](), dense() if beside else None)
+
+
+def test_the_page_answers_the_questions_in_order(tmp_path):
+    page = write_analysis(json.loads(json.dumps(looped())), tmp_path, dense=json.loads(json.dumps(dense())), footer="made here")
+    text = page.read_text()
+    places = [text.index(question) for question in QUESTIONS]
+    assert places == sorted(places)
+    assert "“More depth is safe”: " in text and "made here" in text and "<script" not in text and "src=" not in text
+    drawn = {path.stem for path in (tmp_path / "figures").glob("*.svg")}
+    assert drawn == set(drawn_of("looped", True)) and len(drawn) >= 14
+
+
+def test_every_figure_is_on_the_page_with_its_sentence():
+    pictures = drawn_of("looped", True)
+    shown = [picture for section in sections(looped(), dense(), pictures) for picture in section.pictures]
+    assert sorted(picture.svg for picture in shown) == sorted(pictures.values())
+    whole = {name: f"{said} {MORE[name][1]}" if name in MORE else said for name, said in READ.items()}
+    assert {picture.caption for picture in shown} == {whole[name] for name in pictures}
+
+
+def captions(metrics, kind: str) -> str:
+    found = sections(metrics, None, drawn_of(kind))
+    return " ".join(picture.caption for section in found for picture in section.pictures)
+
+
+def test_captions_say_nothing_of_what_is_not_drawn():
+    whole, lonely = captions(looped(), "looped"), captions(bare(), "bare")
+    assert "dashed red" not in whole and "framed" in whole and "farthest from it ends" in whole
+    assert "framed" not in lonely and "farthest from it ends" not in lonely
+    assert "cosine to farthest" not in drawn_of("bare")["fixed-points"]
+
+
+def limits_line(**changes) -> str:
+    metrics = json.loads(json.dumps(looped()))
+    metrics["limits"] |= changes
+    kept = {**metrics, "limits": {name: each for name, each in metrics["limits"].items() if each is not None}}
+    tables = [table for section in sections(kept, None, {}) for table in section.tables]
+    return next(table.caption for table in tables if table.head[0] == "settles into")
+
+
+def test_orbits_and_layers_are_spoken_of_where_there_are_numbers():
+    orbits = {"tokens": 7, "median_amplitude": 0.123, "largest_amplitude": 0.4, "median_frequency": 0.5}
+    rates = {"tokens": [[0.5, 0.5, 0.0, 0.0], [0.25, 0.75, 0.0, 0.0]], "examples": []}
+    said = limits_line(orbits=orbits, by_layer=rates)
+    assert "7 tokens orbit, with amplitude 0.12 (median; largest 0.40) and 0.50 turns a step (median)" in said
+    assert "from 25 % (layer 1) to 50 % (layer 0) of tokens rest" in said
+    assert "tokens orbit" not in limits_line(orbits=None, by_layer=rates)
+    assert "At every layer 100 % of tokens rest." in limits_line(by_layer={"tokens": [[1.0, 0.0, 0.0, 0.0]] * 2, "examples": []})
+    assert "layer 0" not in limits_line(orbits=None, by_layer={"tokens": rates["tokens"][:1], "examples": []})
+    assert limits_line(orbits=None, by_layer=None) == "At the last layer of the core, by similarity to the final step."
+    assert "1 token orbits, with amplitude" in limits_line(orbits=orbits | {"tokens": 1})
+
+
+def test_a_dense_models_page(tmp_path):
+    text = write_analysis(dense(), tmp_path).read_text()
+    assert "Its stages" in text and "Does it converge" not in text and 'class="outcome' not in text
+    assert "each layer once" in text and "input injection" not in text and "Each layer runs once: attention gathers" in text
+    drawn = drawn_of("dense")
+    shown = [picture for section in sections(dense(), None, drawn) for picture in section.pictures]
+    assert sorted(picture.svg for picture in shown) == sorted(drawn.values())
+    assert {picture.caption for picture in shown} == {(READ | READ_DENSE)[name] for name in drawn}
+
+
+def test_the_same_numbers_give_the_same_bytes(tmp_path):
+    made = write_analysis(looped(), tmp_path)
+    drawn = {path.stem: path.read_text() for path in (tmp_path / "figures").glob("*.svg")}
+    assert drawn == drawn_of("looped") and all(svg in made.read_text() for svg in drawn.values())
+
+
+def test_the_example_pages_are_small_whole_and_linked():
+    folder = Path(__file__).parents[2] / "docs"
+    pages = sorted(folder.glob("examples/*/report.html"))
+    assert len(pages) == 3 and sum(page.stat().st_size for page in pages) < 3e6
+    told = (folder / "analysis.md").read_text()
+    for page in pages:
+        text = page.read_text()
+        assert f"(examples/{page.parent.name}/report.html)" in told
+        assert "<script" not in text and not re.search(r"(?:src|href)=\"(?!#|data:)", text)
+        assert not re.search(r"/(?:home|root|tmp|work|Users)/", text)
+
+
+def test_a_model_that_overflows_has_a_page_that_says_so(tmp_path):
+    metrics = json.loads(json.dumps(overflowing(), allow_nan=False))
+    for beside in (dense(), None):
+        text = write_analysis(metrics, tmp_path, dense=beside).read_text()
+        assert "No: 100 % of layers do not stay" in text and "✗ Does not hold." in text
+        assert "“More depth is safe”: by step 12 layers have lost their numbers" in text
+        assert not re.search(r"\bnan\b", text)

@@ -1,0 +1,126 @@
+"""A report is one file that needs nothing else, says what it was given, and lets no text become markup."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, count, render_report, write_report
+
+SVG = '<?xml version="1.0"?>\n<svg viewBox="0 0 1 1" xmlns="http://www.w3.org/2000/svg"><path d="M 0 0"/></svg>'
+SECTIONS = [
+    Section("Accuracy", "Higher is better.", [Picture(SVG, "Bands are intervals.")]),
+    Section(
+        "States",
+        pictures=[Picture(SVG), Picture(SVG)],
+        tables=[Grid(["model", "ρ"], [["plain", "1.4"], ["stable", "0.3"]], "On test.")],
+    ),
+]
+OUTCOME = Outcome(True, "The stable one holds.", [("100 %", "stable at depth 64"), ("0 %", "plain at depth 64")])
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Reader(HTMLParser):
+    """Collects tags and text, and fails where tags do not nest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def read(html: str) -> Reader:
+    reader = Reader()
+    reader.feed(html)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def test_the_file_needs_nothing_else(tmp_path: Path) -> None:
+    path = write_report(tmp_path / "run" / "report.html", "Demo", SECTIONS, outcome=OUTCOME, lead="Two models.", footer="torch")
+    html = path.read_text(encoding="utf-8")
+    reader = read(html)
+    assert html.startswith("<!doctype html>") and html.count("<svg") == 3 and "<?xml" not in html
+    tags = {tag for tag, _ in reader.tags}
+    assert not tags & {"script", "link", "img", "iframe"}
+    assert not re.search(r"@import|url\(|https?://(?!www\.w3\.org/)", html)
+    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in reader.tags
+    assert "prefers-color-scheme: dark" in html
+
+
+def test_everything_given_is_said() -> None:
+    text = " ".join(read(render_report("Demo", SECTIONS, outcome=OUTCOME, lead="Two models.", footer="torch 2")).text)
+    wanted = [
+        "Demo",
+        "Two models.",
+        "✓ Holds.",
+        "The stable one holds.",
+        "100 %",
+        "stable at depth 64",
+        "Accuracy",
+        "Higher is better.",
+    ]
+    wanted += ["Bands are intervals.", "States", "model", "ρ", "plain", "1.4", "On test.", "torch 2"]
+    assert [word for word in wanted if word not in text] == []
+
+
+def test_a_failure_is_said_as_one() -> None:
+    html = render_report("Demo", [], outcome=Outcome(False, "It fell to 3 %."))
+    assert "✗ Does not hold." in html and 'class="outcome fails"' in html and "✓" not in html
+    assert 'class="outcome' not in render_report("Demo", [])
+
+
+def test_what_was_not_shown_is_neither_a_yes_nor_a_no() -> None:
+    html = render_report("Demo", [], outcome=Outcome(None, "Too few steps were run."))
+    assert "? Not shown." in html and 'class="outcome open"' in html
+    assert "✓" not in html and "✗" not in html
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
+    first, second = (write_report(tmp_path / name, "Demo", SECTIONS, outcome=OUTCOME).read_bytes() for name in ("a.html", "b.html"))
+    assert first == second
+
+
+def test_text_does_not_become_markup() -> None:
+    evil = '<script>alert("x")</script>'
+    outcome = Outcome(True, evil, [(evil, evil)])
+    section = Section(evil, evil, [Picture(SVG, evil)], [Grid([evil], [[evil]], evil)])
+    html = render_report(evil, [section], outcome=outcome, lead=evil, footer=evil)
+    assert "<script" not in html and '"x"' not in html and read(html)
+
+
+def test_pictures_and_tables_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"a picture of 'A' begins 'figure\.svg'; allowed: SVG text"):
+        render_report("Demo", [Section("A", pictures=[Picture("figure.svg")])])
+    with pytest.raises(ValueError, match="a picture of 'A' holds a script"):
+        render_report("Demo", [Section("A", pictures=[Picture("<svg><SCRIPT></SCRIPT></svg>")])])
+    with pytest.raises(ValueError, match="a row of 'A' has 1 cells; allowed: 2, one per column"):
+        render_report("Demo", [Section("A", tables=[Grid(["x", "y"], [["1"]])])])
+
+
+def test_a_section_shows_its_numbers():
+    page = render_report("t", [Section("a", "b", numbers=[("97 %", "of <tokens>")])])
+    assert "<dt>of &lt;tokens&gt;</dt><dd>97 %</dd>" in page
+
+
+def test_counts_have_their_ending():
+    assert [count(1, "step"), count(2, "step"), count(1234, "token")] == ["1 step", "2 steps", "1,234 tokens"]

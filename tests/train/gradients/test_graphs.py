@@ -1,0 +1,114 @@
+"""Replayed passes = plain passes. Needs a CUDA device; without one a run that asks for them is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from loopwright.recipes import recipe
+from loopwright.train.gradients.graphs import GraphedWork
+from loopwright.train.log import read_log
+from loopwright.train.loop import train
+from tests.data.words import save_words
+
+BASE = (
+    "updates=16",
+    "batch=8",
+    "validate.every=0",
+    "validate.radius=0",
+    "save.best=false",
+    "depth={kind: uniform, least: 1, most: 3}",
+)
+SMALL = ("data.train=64", "data.valid=16", "data.test=16")
+
+
+def losses(folder: Path, *changes: str) -> list[float]:
+    train(recipe("demo-stable", [*BASE, *SMALL, *changes]), folder)
+    return [row["loss"] for row in read_log(folder / "log.jsonl")]
+
+
+def test_a_run_without_a_gpu_is_refused(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ValueError, match="graph: asked for on cpu with 1 processes; allowed: one, on cuda"):
+        losses(tmp_path / "run", "graph=true", "penalties=[]")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "penalty", ["[]", "[{kind: jacobian}]", "[{kind: jacobian, mode: exact, ramp: 8}]", "[{kind: state-change}]"]
+)
+def test_replayed_is_plain(penalty: str, tmp_path: Path) -> None:
+    changes = (f"penalties={penalty}", "data.padding=plain")
+    plain, replayed = losses(tmp_path / "plain", *changes), losses(tmp_path / "replayed", *changes, "graph=true")
+    assert replayed == pytest.approx(plain, abs=1e-5)
+
+
+@pytest.mark.gpu
+def test_replayed_is_plain_on_text_whose_documents_are_not_kept_apart(tmp_path: Path) -> None:
+    words = save_words(tmp_path / "words")
+    text = tmp_path / "text.txt"
+    text.write_text("one two three four five six seven " * 40)
+    data = f"data={{kind: text, files: {text}, valid_files: {text}, tokenizer: {words}, length: 16, apart: false}}"
+    sizes = ["batch=4", "updates=12", "precision=bf16", "validate.every=0", "save.every=0", "model.changes.vocab_size=264"]
+    rules = ["remat=none", "schedule.warmup=0", "optim.lr=1e-2", "objective={kind: final}", "average=null"]
+    found = []
+    for name in ("plain", "replayed"):
+        changes = [data, *sizes, *rules, f"graph={str(name == 'replayed').lower()}"]
+        train(recipe("asura-text", changes, toy=True), tmp_path / name)
+        found.append([row["loss"] for row in read_log(tmp_path / name / "log.jsonl")])
+    assert found[1] == pytest.approx(found[0], abs=2e-2) and found[0][-1] < found[0][0]
+
+
+@pytest.mark.gpu
+def test_rows_with_a_mask_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"graph: batches come with a mask .*; allowed: rows without them \(tasks: data.padding=plain"
+    ):
+        losses(tmp_path / "run", "graph=true", "penalties=[]", "data.padding=masked")
+
+
+@pytest.mark.gpu
+def test_dropout_of_a_replayed_pass_follows_the_seed(tmp_path: Path) -> None:
+    changes = ("data.padding=plain", "model.changes.dropout=0.3", "penalties=[]", "graph=true", "depth={kind: fixed, depth: 2}")
+    first, again = losses(tmp_path / "a", *changes), losses(tmp_path / "b", *changes)
+    assert first == pytest.approx(again, abs=1e-6)
+    assert losses(tmp_path / "c", *changes, "seed=1") != pytest.approx(first, abs=1e-3)
+
+
+@pytest.mark.gpu
+def test_inputs_reach_the_graph_and_gradients_add_up() -> None:
+    weight = torch.ones(3, device="cuda", requires_grad=True)
+
+    def work(given: dict, scale: float) -> tuple[torch.Tensor, dict]:
+        loss = (weight * given["x"]).sum() * scale
+        loss.backward()
+        return loss.detach(), {"twice": 2 * loss.detach()}
+
+    run = GraphedWork(work, torch.device("cuda"))
+    for number in range(1, 5):  # as written, captured, replayed, replayed
+        loss, metrics = run({"x": torch.full((3,), float(number), device="cuda"), "none": None}, 2.0)
+        assert (loss.item(), metrics["twice"].item()) == (6.0 * number, 12.0 * number)
+    assert weight.grad.tolist() == [20.0] * 3
+    assert run({"x": torch.ones(3, device="cuda"), "none": None}, 5.0)[0].item() == 15.0  # other work, another graph
+
+
+@pytest.mark.gpu
+def test_every_replay_draws_anew() -> None:
+    """What dropout keeps follows the seed set before a replay: it is not what was drawn when the graph was captured."""
+    ones = torch.ones(4096, device="cuda")
+    weight = torch.ones((), device="cuda", requires_grad=True)
+
+    def work(given: dict) -> tuple[torch.Tensor, dict]:
+        kept = torch.nn.functional.dropout(given["x"] * weight, 0.5)
+        kept.sum().backward()
+        return kept.detach().sum(), {"kept": kept.detach()}
+
+    run, seen = GraphedWork(work, torch.device("cuda")), []
+    for seed in (1, 1, 2, 3, 1):  # the first runs as written, the second is captured
+        torch.cuda.manual_seed(seed)
+        seen.append(run({"x": ones})[1]["kept"])
+    assert torch.equal(seen[1], seen[4])
+    assert not torch.equal(seen[1], seen[2]) and not torch.equal(seen[2], seen[3])

@@ -1,0 +1,71 @@
+"""Schedules: exact values against closed forms, and what holds of every one of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loopwright.settings import build_kind, check_kind
+from loopwright.train.optim.schedule import SCHEDULES
+
+KINDS: list[dict[str, Any]] = [
+    {"kind": "constant", "warmup": 3},
+    {"kind": "cosine", "warmup": 3, "floor": 0.1},
+    {"kind": "linear", "warmup": 3},
+    {"kind": "wsd", "warmup": 3, "decay": 4, "shape": "sqrt"},
+    {"kind": "wsd", "warmup": 3, "decay": 4, "shape": "linear", "floor": 0.2},
+]
+
+
+def factors(spec: dict[str, Any], updates: int) -> list[float]:
+    check_kind("schedule", spec, SCHEDULES)
+    schedule = build_kind(spec, SCHEDULES)
+    return [schedule(update, updates) for update in range(updates + 2)]
+
+
+def test_exact_values() -> None:
+    warm = [1 / 4, 2 / 4, 3 / 4, 1.0]
+    assert factors({"kind": "constant", "warmup": 3}, 6) == [*warm, 1, 1, 1, 1]
+    assert factors({"kind": "constant"}, 2) == [1, 1, 1, 1]
+    assert factors({"kind": "linear", "warmup": 3}, 8) == [*warm, 4 / 5, 3 / 5, 2 / 5, pytest.approx(1 / 5), 0, 0]
+    half = 0.1 + 0.9 * 0.5
+    cosine = [0.1 + 0.9 * (1 + math.cos(math.pi * x)) / 2 for x in (0, 0.25, 0.5, 0.75)]
+    assert factors({"kind": "cosine", "warmup": 3, "floor": 0.1}, 7) == pytest.approx([*warm[:3], *cosine, 0.1, 0.1])
+    assert cosine[2] == pytest.approx(half)
+    root = [1 - math.sqrt(x) for x in (0, 0.25, 0.5, 0.75)]
+    assert factors({"kind": "wsd", "warmup": 3, "decay": 4, "shape": "sqrt"}, 10) == pytest.approx([*warm, 1, 1, *root, 0, 0])
+    line = [0.2 + 0.8 * x for x in (1, 0.75, 0.5, 0.25)]
+    spec = {"kind": "wsd", "warmup": 3, "decay": 4, "floor": 0.2}
+    assert factors(spec, 10) == pytest.approx([*warm, 1, 1, *line, 0.2, 0.2])
+
+
+@pytest.mark.parametrize("spec", KINDS, ids=lambda spec: f"{spec['kind']}-{spec.get('shape', '')}")
+@given(updates=st.integers(1, 40), warmup=st.integers(0, 50))
+def test_every_update_moves_and_none_is_above_the_full_rate(spec: dict[str, Any], updates: int, warmup: int) -> None:
+    """Also where the run is shorter than its warm-up or decay: a recipe must run at toy size."""
+    found = factors({**spec, "warmup": warmup}, updates)
+    assert all(0 < factor <= 1 for factor in found[:updates])
+    top = min(warmup, updates - 1)
+    assert found[: top + 1] == pytest.approx([(u + 1) / (warmup + 1) for u in range(top + 1)])
+    if updates > warmup:
+        assert found[top:] == sorted(found[top:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"kind": "cosine", "warmup": -1}, "warmup is -1; allowed: a number of updates from 0"),
+        ({"kind": "linear", "floor": 1.5}, "floor is 1.5; allowed: from 0 to 1"),
+        ({"kind": "wsd", "decay": 3, "shape": "cubic"}, "shape is 'cubic'; allowed: linear, cosine, sqrt"),
+        ({"kind": "wsd"}, "missing decay"),
+        ({"kind": "cosine", "warmups": 3}, "did you mean 'warmup'"),
+        ({"kind": "cosine", "warmup": 0.1}, "allowed: a whole number"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        factors(spec, 4)

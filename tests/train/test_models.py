@@ -1,0 +1,95 @@
+"""Where a model comes from: the seed alone decides a fresh one; loaded weights stay what they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import loopwright as lw
+from loopwright.settings import build_kind, check_kind
+from loopwright.train.loop import train
+from loopwright.train.models import MODELS, FromPreset, FromRetrofit, FromWeights
+from loopwright.train.progress import Silent
+from loopwright.train.recipe import make_recipe
+from tests.cases import noisy
+from tests.convert.dense import source
+from tests.train.runs import PLAIN
+
+
+def test_the_seed_alone_decides_a_fresh_model() -> None:
+    spec = {"kind": "preset", "name": "stars-addition-tiny", "changes": {"hidden_size": 16}}
+    check_kind("model", spec, MODELS)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    a = build_kind(spec, MODELS).build(3)
+    assert torch.equal(torch.get_rng_state(), before), "nobody else's random numbers change"
+    torch.manual_seed(2)
+    b, c = build_kind(spec, MODELS).build(3), build_kind(spec, MODELS).build(4)
+    assert a.config.hidden_size == 16
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    assert not all(torch.equal(x, y) for x, y in zip(a.parameters(), c.parameters(), strict=True))
+
+
+def test_a_plain_config_needs_no_preset() -> None:
+    model = FromPreset(changes={"hidden_size": 16, "num_attention_heads": 2, "vocab_size": 9, "core_layers": 2}).build(0)
+    assert model.config.core_layers == 2 and model.config.vocab_size == 9
+
+
+def test_weights_are_loaded_and_changes_that_fit_are_laid_over_the_config(tmp_path: Path) -> None:
+    model = noisy("stars-addition-tiny")
+    lw.save(model, tmp_path)
+    same = FromWeights(str(tmp_path)).build(0)
+    assert all(torch.equal(x, y) for x, y in zip(same.parameters(), model.parameters(), strict=True))
+    changed = FromWeights(str(tmp_path), dtype="bfloat16", changes={"dropout": 0.1, "depth": 7}).build(0)
+    assert (changed.config.dropout, changed.config.depth) == (0.1, 7)
+    for x, y in zip(changed.parameters(), model.parameters(), strict=True):
+        assert x.dtype == torch.bfloat16 and torch.equal(x, y.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("changes", [{"core_layers": 2}, {"injection": {"kind": "concat"}}, {"hidden_size": 16}])
+def test_changes_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, changes: dict) -> None:
+    lw.save(noisy("stars-addition-tiny"), tmp_path)
+    with pytest.raises(ValueError, match=r"model \(load\): changes .* do not fit the weights") as caught:
+        FromWeights(str(tmp_path), changes=changes).build(0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_retrofit_is_built_with_its_parts_alone_trainable(tmp_path: Path) -> None:
+    lw.save(source("llama"), tmp_path)
+    changes = {"adapters": {"rank": 4, "style": 8}, "depth": 2}
+    spec = {"kind": "retrofit", "source": str(tmp_path), "system": "ouroboros-identity", "changes": changes}
+    check_kind("model", spec, MODELS)
+    models = [build_kind(spec, MODELS).build(seed) for seed in (3, 3, 4)]
+    made = lw.retrofit(source("llama"), "ouroboros-identity", **changes, seed=3)
+    for model in models[:2]:
+        assert all(torch.equal(x, y) for x, y in zip(model.parameters(), made.parameters(), strict=True))
+    assert not torch.equal(models[0].adapters[0].style1.weight, models[2].adapters[0].style1.weight), "the seed is the parts'"
+    free = {name.split(".")[0] for name, p in models[0].named_parameters() if p.requires_grad}
+    assert free == {"adapters", "gate"}
+    half = FromRetrofit(str(tmp_path), changes={**changes, "core": [2], "prelude": 1, "coda": 2}, dtype="bfloat16").build(0)
+    assert half.dtype == torch.bfloat16 and half.config.coda_layers == 2
+    whole = FromRetrofit(str(tmp_path), system="ouro", changes={"depth": 2}).build(0)
+    assert all(p.requires_grad for p in whole.parameters()), "a system that is trained as a whole"
+    with pytest.raises(ValueError, match="did you mean 'static'"):
+        FromRetrofit(str(tmp_path), system="statik")
+
+
+def test_a_healing_run_moves_the_parts_alone_and_resumes(tmp_path: Path) -> None:
+    lw.save(source("qwen2"), tmp_path / "dense")
+    model = {
+        "kind": "retrofit",
+        "source": str(tmp_path / "dense"),
+        "system": "static",
+        "changes": {"adapters": {"rank": 2}, "depth": 2},
+    }
+    depth = {"kind": "fixed", "depth": 2}
+    data = {"kind": "addition", "digits": 2, "train": 64, "valid": 24, "test": 8}
+    recipe = make_recipe({**PLAIN, "model": model, "data": data, "depth": depth, "updates": 2, "validate": {"every": 0}})
+    outcome = train(recipe, tmp_path / "run", reporter=Silent())
+    start = build_kind(model, MODELS).build(recipe.seed)
+    moved = {name for name, p in outcome.model.named_parameters() if not torch.equal(p, start.get_parameter(name))}
+    assert moved == {"gate.weight", "gate.bias", "adapters.0.table"}
+    again = lw.load(outcome.checkpoint)
+    assert all(torch.equal(x, y) for x, y in zip(again.parameters(), outcome.model.parameters(), strict=True))
