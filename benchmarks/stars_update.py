@@ -42,7 +42,7 @@ def milliseconds(depth: int, precision: str, mode: str | None) -> float:
     changes = (*FAST, f"precision={precision}", f"depth={{kind: fixed, depth: {depth}}}", penalties, f"updates={UPDATES}")
     with tempfile.TemporaryDirectory() as folder:
         outcome = train(recipe("stars-addition", changes), Path(folder) / "run")
-        seconds = [row["seconds"] for row in read_log(outcome.run.log) if "loss" in row]
+        seconds = [row["seconds"] for row in read_log(outcome.folder.log) if "loss" in row]
     torch._dynamo.reset()
     return 1e3 * sum(seconds[-COUNTED:]) / COUNTED
 

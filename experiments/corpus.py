@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loopwright.train.job import Outcome
     from loopwright.train.recipe import Recipe
+    from loopwright.train.state import Run
 
 VOCABULARY = 8192
 
@@ -52,7 +52,7 @@ def prepare(data: dict[str, Any], shards: str) -> None:
 class Trained:
     """A run that has ended: how, its log of updates, and how long it took."""
 
-    outcome: Outcome
+    outcome: Run
     log: list[dict[str, Any]]
     seconds: float
 
@@ -78,4 +78,4 @@ def train_once(chosen: Recipe, shards: str) -> Trained:
         began = time.perf_counter()
         outcome = train(chosen, place)
         seconds = time.perf_counter() - began
-        return Trained(outcome, [entry for entry in read_log(outcome.run.log) if "loss" in entry], seconds)
+        return Trained(outcome, [entry for entry in read_log(outcome.folder.log) if "loss" in entry], seconds)

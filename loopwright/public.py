@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import loopwright.metrics as metrics  # `from loopwright` would ask this file for it
+from loopwright.analysis.trace.edit import at, noise, patch, swap, zero
 from loopwright.analysis.trace.record import TraceSet, load_trace, save_trace, trace_prompts
 from loopwright.analysis.trace.trace import Trace, trace
 from loopwright.check.conformance import CheckReport, CheckRow, check
 from loopwright.convert.export import export
 from loopwright.convert.save import save
+from loopwright.data.batch import Splits
+from loopwright.data.rows import TokenRows, splits
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
@@ -18,3 +21,6 @@ from loopwright.retrofit.adapters import load_adapters, save_adapters
 from loopwright.retrofit.merge import merge
 from loopwright.retrofit.surgery import retrofit
 from loopwright.source import load, tokenizer
+from loopwright.train.recipe import Recipe
+from loopwright.train.state import Run
+from loopwright.verbs import Comparison, Evaluation, compare, evaluate, train

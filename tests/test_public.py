@@ -38,9 +38,12 @@ def test_an_unknown_name_is_refused_as_everywhere() -> None:
 
 def test_importing_loopwright_loads_nothing_heavy_until_a_name_is_asked_for() -> None:
     assert fresh(f"import sys, loopwright; dir(loopwright); loopwright.__version__; {HEAVY}") == "[]"
-    code = f"import sys; from loopwright import *; print(load.__module__, metrics.__name__); {HEAVY}"
-    names, heavy = fresh(code).splitlines()
-    assert names == "loopwright.source loopwright.metrics" and "torch" in heavy and "transformers" in heavy
+    # folders of the same name are imported first: the public names win
+    before = "import loopwright as lw, loopwright.train.loop, loopwright.check.conformance, loopwright.metrics.score"
+    shown = "print(load.__module__, metrics.__name__, train.__module__, lw.check.__module__, lw.train is train)"
+    names, heavy = fresh(f"import sys; {before}; from loopwright import *; {shown}; {HEAVY}").splitlines()
+    assert names == "loopwright.source loopwright.metrics loopwright.verbs loopwright.check.conformance True"
+    assert "torch" in heavy and "transformers" in heavy
 
 
 @pytest.mark.parametrize(

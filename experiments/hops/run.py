@@ -43,7 +43,7 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
         began = time.perf_counter()
         outcome = train(chosen, Path(folder) / "run")
         trained = time.perf_counter() - began
-        log = read_log(outcome.run.log)
+        log = read_log(outcome.folder.log)
     if not outcome.finished:
         raise RuntimeError(f"stopped after {outcome.progress.update} of {chosen.updates} updates; nothing is measured")
     torch.set_float32_matmul_precision("highest")

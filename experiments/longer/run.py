@@ -76,7 +76,7 @@ def carry_out(arm: str, seed: int, changes: Sequence[str], rows: int) -> dict[st
         began = time.perf_counter()
         outcome = train(chosen, Path(folder) / "run")
         trained = time.perf_counter() - began
-        log = read_log(outcome.run.log)
+        log = read_log(outcome.folder.log)
     if not outcome.finished:
         sys.exit(f"{arm}-{seed}: stopped after {outcome.progress.update} of {chosen.updates} updates; nothing is measured")
     torch.set_float32_matmul_precision("highest")

@@ -20,7 +20,7 @@ from loopwright.analysis.trace.record import OutOfMemory, is_full
 from loopwright.analysis.trace.single_prompt import PAIR_PROMPTS, PAIR_STEPS, pair_bytes, path_bytes
 from loopwright.analysis.trace.trace import check_lengths, trace_depth
 from loopwright.commands.console import console, progress
-from loopwright.commands.device import find_device, find_dtype, fitting_threads
+from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.models import open_model, open_tokenizer
 from loopwright.commands.results import need_writable
 from loopwright.commands.wait import tell_wait
@@ -31,6 +31,7 @@ from loopwright.model.room import free_bytes
 from loopwright.run import RunFolder
 from loopwright.source import Source
 from loopwright.storage.files import write_json
+from loopwright.threads import fitting_threads
 
 VALID = "valid"  # the prompts of a run folder that are its own validation rows
 

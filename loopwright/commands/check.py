@@ -11,12 +11,13 @@ from rich.markup import escape
 
 from loopwright.check import conformance
 from loopwright.commands.console import console, progress, table
-from loopwright.commands.device import find_device, find_dtype, fitting_threads
+from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.models import open_model
 from loopwright.commands.wait import tell_wait
 from loopwright.model.presets import PRESETS, build
 from loopwright.source import Source
 from loopwright.storage.manifest import MANIFEST
+from loopwright.threads import fitting_threads
 
 
 def check(source: str, *, dtype: str = "float32", device: str = "cpu", seed: int = 0, full: bool = False) -> bool:

@@ -15,20 +15,20 @@ import torch
 from loopwright.analysis.figures.training import Curve, accuracy_by_depth, loss_curves, radius_by_depth, state_paths
 from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, write_report
 from loopwright.commands.console import console
-from loopwright.commands.device import fitting_threads
 from loopwright.commands.results import need_writable
 from loopwright.data.tasks.table import EOS, PAD, Table
 from loopwright.evaluate.sweep import SweepReport, sweep
 from loopwright.metrics.trajectory import pca_path
 from loopwright.recipes import recipe
 from loopwright.settings import build_kind
+from loopwright.threads import fitting_threads
 from loopwright.train.depth import RULES
-from loopwright.train.job import Outcome as Trained
 from loopwright.train.log import read_log
 from loopwright.train.loop import train
 from loopwright.train.monitor import measure
 from loopwright.train.progress import Terminal
 from loopwright.train.recipe import Recipe
+from loopwright.train.state import Run as Trained
 
 RECIPES = {"plain": "demo-plain", "stable": "demo-stable"}
 BEYOND = 16  # times the median training depth: where the claim is judged
@@ -93,7 +93,7 @@ def tell(name: str, folder: Path, *, toy: bool) -> Story:
         depths=depths, batch_size=500, exact=True, eos_id=trained.splits.eos_id, pad_id=trained.splits.pad_id,
         decode_depths=[median, last], split=f"{name} model",
     )  # fmt: skip
-    report.save(trained.run.eval / "test.json")
+    report.save(trained.folder.eval / "test.json")
     batch = source.batch(torch.arange(4) * (len(source) // 4)).to(trained.model.device)
     radius = {depth: measure(trained.model, batch, depth) for depth in (median, 2 * median, 4 * median, last)}
     return Story(chosen, trained, report, radius, time.perf_counter() - began, median)
@@ -197,7 +197,7 @@ def plain_sum(row: str) -> str:
 
 
 def _losses(story: Story) -> Curve:
-    rows = [row for row in read_log(story.trained.run.log) if "loss" in row]
+    rows = [row for row in read_log(story.trained.folder.log) if "loss" in row]
     return Curve([row["update"] for row in rows], [row["loss"] for row in rows])
 
 
@@ -208,7 +208,7 @@ def _short(value: float | None) -> str:
 def _runs(stories: dict[str, Story]) -> Grid:
     head = ["", *stories]
     lines: dict[str, Callable[[Story], str]] = {
-        "recipe": lambda s: RECIPES[s.trained.run.path.name],
+        "recipe": lambda s: RECIPES[s.trained.folder.path.name],
         "parameters": lambda s: f"{sum(p.numel() for p in s.trained.model.parameters()):,}",
         "depth in training": lambda s: ", ".join(f"{k} {v}" for k, v in s.recipe.depth.items()),
         "loss": lambda s: s.recipe.objective["kind"],

@@ -10,7 +10,7 @@ from rich.progress import Progress, TaskID
 
 from loopwright.analysis.figures.training import Curve, accuracy_by_depth, length_by_depth_heatmap, loss_by_depth
 from loopwright.commands.console import console, progress
-from loopwright.commands.device import find_device, find_dtype, fitting_threads
+from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.models import open_model
 from loopwright.commands.results import file_stem, keep_more, need_writable
 from loopwright.commands.wait import tell_wait
@@ -29,6 +29,7 @@ from loopwright.run import RunFolder
 from loopwright.settings import build_kind, suggest
 from loopwright.source import Source
 from loopwright.storage.files import write_whole
+from loopwright.threads import fitting_threads
 from loopwright.train.depth import RULES
 from loopwright.train.recipe import Recipe, make_recipe
 

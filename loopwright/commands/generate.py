@@ -9,12 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from loopwright.commands.console import console
-from loopwright.commands.device import find_device, find_dtype, fitting_threads
+from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.models import open_model, open_tokenizer
 from loopwright.commands.wait import tell_wait
 from loopwright.generate.depths import StepGuess, next_token_by_depth
 from loopwright.generate.stream import Sampling, checked_seed, encode, encode_chat, stream
 from loopwright.source import Source
+from loopwright.threads import fitting_threads
 
 
 def generate(

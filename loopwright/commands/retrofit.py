@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from loopwright.commands.console import console, progress, table
-from loopwright.commands.device import find_device, find_dtype, fitting_threads
+from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.models import find_config, open_model
 from loopwright.convert.save import check_replaceable, save
 from loopwright.data.records import Files, text_field
@@ -28,6 +28,7 @@ from loopwright.retrofit.surgery import Conversion, convert, freeze_base, source
 from loopwright.retrofit.systems import Plan, make_plan, promised
 from loopwright.settings import parse_overrides
 from loopwright.source import Source
+from loopwright.threads import fitting_threads
 
 DEFAULT = "ouroboros-identity"
 BY, TOKENS = "loss", 2048  # how layouts are scored, and on how much of a text, where nobody says

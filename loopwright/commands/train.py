@@ -9,8 +9,8 @@ from pathlib import Path
 from accelerate import PartialState
 
 from loopwright.commands.console import console
-from loopwright.commands.device import fitting_threads
 from loopwright.recipes import find, recipe
+from loopwright.threads import fitting_threads
 from loopwright.train.loop import train as run_training
 from loopwright.train.progress import Terminal
 

@@ -15,6 +15,7 @@ from loopwright.data.tasks.columns import Columns
 from loopwright.data.tasks.hops import Hops
 from loopwright.data.tasks.stories import Stories
 from loopwright.data.text import Hub, Text
+from loopwright.given import Given
 from loopwright.settings import build_kind, check_kind
 from loopwright.untrusted import user_path
 
@@ -48,4 +49,5 @@ DATA: dict[str, type] = {
     "text": Text,
     "hub": Hub,
     "chat": Chat,
+    "given": Given,
 }

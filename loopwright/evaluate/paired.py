@@ -1,17 +1,26 @@
-"""Two or three models on the same passages: the difference of their losses, passages won, and how much of a gap is recovered.
+"""Two or three models on the same passages or rows: the difference of their losses, what is won, how much of a gap is recovered.
 
 All draw the same documents in each resample, so that what is hard about a passage cancels out of a difference.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from loopwright.evaluate.heldout import HeldOut
+from loopwright.data.batch import Source
+from loopwright.evaluate.heldout import NOT_A_LIKELIHOOD, HeldOut
+from loopwright.evaluate.sweep import number_table
+from loopwright.generate.readings import Reading, readings
 from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
+from loopwright.model.looped import LoopedForCausalLM
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class Paired:
     won_low: float
     won_high: float
     likelihood: bool
+    measure: str = "loss"  # or "exact match", where more is better
 
     @property
     def decided(self) -> bool:
@@ -64,6 +74,71 @@ def compare(first: HeldOut, second: HeldOut, *, depths: tuple[int | None, int | 
         first.text, chosen, len(targets), first.unit, float(mean[0] - mean[1]), float(low), float(high),
         float(wins.mean()), float(won_low), float(won_high), first.likelihood and second.likelihood,
     )  # fmt: skip
+
+
+def compare_rows(
+    name: str,
+    first: LoopedForCausalLM,
+    second: LoopedForCausalLM,
+    rows: Source,
+    *,
+    depths: tuple[int, int],
+    exact: bool,
+    batch_size: int,
+) -> list[Paired]:
+    """Returns how the first model does against the second on the rows of a task: the loss and, where answers are right or wrong
+    as a whole, exact match (`won`: rows that the first has right and the second wrong; equal ones count half)."""
+    found = [_measured(model, rows, depth, batch_size) for model, depth in zip((first, second), depths, strict=True)]
+    targets, ones = found[0]["targets"], torch.ones_like(found[0]["targets"])
+    losses = torch.stack([each["loss"] for each in found])
+    results = [_paired(name, depths, losses, targets, "loss", lower_wins=True)]
+    if exact:
+        right = torch.stack([each["exact"] for each in found])
+        results.append(_paired(name, depths, right, ones, "exact match", lower_wins=False))
+    return results
+
+
+def _measured(model: LoopedForCausalLM, rows: Source, depth: int, batch_size: int) -> dict[str, Tensor]:
+    parts: list[Reading] = []
+    training = model.training
+    model.eval()
+    try:
+        for start in range(0, len(rows), batch_size):
+            batch = rows.batch(range(start, min(start + batch_size, len(rows)))).to(model.device)
+            parts += readings(model, batch, [depth])
+    finally:
+        model.train(training)
+    return {name: torch.cat([getattr(part, name).double().cpu() for part in parts]) for name in ("loss", "targets", "exact")}
+
+
+def _paired(name: str, depths: tuple[int, int], values: Tensor, weights: Tensor, measure: str, *, lower_wins: bool) -> Paired:
+    means = resampled_means(values, weights)
+    low, high = percentile_interval(means[0] - means[1])
+    ahead = values[0] < values[1] if lower_wins else values[0] > values[1]
+    wins = ahead.double() + (values[0] == values[1]).double() / 2
+    won_low, won_high = percentile_interval(resampled_means(wins[None], torch.ones_like(wins))[0])
+    mean = values.sum(1) / weights.sum()
+    return Paired(
+        name, depths, values.shape[1], "row", float(mean[0] - mean[1]), float(low), float(high),
+        float(wins.mean()), float(won_low), float(won_high), True, measure,
+    )  # fmt: skip
+
+
+def paired_table(results: Sequence[Paired], first: str, second: str, width: int | None = None) -> Table:
+    """Returns results as a rich table, each with its verdict in words."""
+    rows = []
+    for r in results:
+        better = (r.difference < 0) == (r.measure == "loss")
+        verdict = f"{'first' if better else 'second'} is better" if r.decided else "undecided"
+        difference = f"{r.difference:+.4g} ({r.difference_low:+.4g} to {r.difference_high:+.4g})"
+        won = f"{100 * r.won:.1f} % ({100 * r.won_low:.1f}–{100 * r.won_high:.1f})"
+        mark = "" if r.likelihood else f"; {NOT_A_LIKELIHOOD}"
+        rows.append([r.text, r.measure, f"{r.depths[0]} / {r.depths[1]}", difference, won, verdict + mark])
+    table = number_table(["on", "measure", "depths", "first - second", "won", "verdict"], rows, width)
+    table.title = f"first: {first}\nsecond: {second}"
+    units = sorted({r.unit for r in results})
+    table.caption = f"paired over {sum(r.passages for r in results):,} rows; 95 % intervals by drawing {' and '.join(units)}s"
+    return table
 
 
 def recovered(

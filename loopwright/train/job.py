@@ -44,55 +44,11 @@ from loopwright.train.optim.trainable import check_trainable, depth_generator, d
 from loopwright.train.progress import ProgressReporter
 from loopwright.train.recipe import Recipe, first_difference, read_recipe, written
 from loopwright.train.rollout import Plan
+from loopwright.train.state import Objects, Progress
 from loopwright.train.training_module import Share, TrainingModule, Weights
 
 # in a checkpoint: how long the log was and its sha256, and what the run was made with; times in the log make it differ each time
 MADE = "made.json"
-
-
-@dataclass
-class Progress:
-    """How far a run is: plain numbers, all of what a checkpoint needs beside tensors.
-
-    `rows`, `tokens` and `targets` count what was read, also by updates that were then skipped.
-    """
-
-    update: int = 0
-    rows: int = 0
-    tokens: int = 0
-    targets: int = 0
-    skipped: int = 0
-    skipped_in_a_row: int = 0
-    solved_at: int | None = None
-    best_loss: float | None = None
-    best_update: int | None = None
-
-    def count(self, finite: bool, *, rows: int, tokens: int, targets: int) -> None:
-        """Counts one update, skipped where its loss or gradient was not finite."""
-        self.update += 1
-        self.rows += rows
-        self.tokens += tokens
-        self.targets += targets
-        self.skipped += not finite
-        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: the model as it stands, its data, the run folder, how far it got, the last checkpoint."""
-
-    model: LoopedForCausalLM
-    splits: Splits
-    run: RunFolder
-    progress: Progress
-    checkpoint: Path
-    finished: bool
-
-    def __repr__(self) -> str:
-        """How it ended and where it is: the model and its data would fill a notebook."""
-        word = "finished" if self.finished else "stopped"
-        where = f"run {str(self.run.path)!r}; checkpoint {self.checkpoint.name!r}"
-        return f"Outcome({word} after {self.progress.update} updates; {where})"
 
 
 @dataclass(frozen=True)
@@ -115,12 +71,15 @@ class Prefetched:
 class Job:
     """The live objects of a run. How it is spread over processes stays behind its methods; the loop reads like one process."""
 
-    def __init__(self, recipe: Recipe, run: RunFolder, processes: Processes, reporter: ProgressReporter) -> None:
+    def __init__(
+        self, recipe: Recipe, run: RunFolder, processes: Processes, reporter: ProgressReporter, given: Objects | None = None
+    ) -> None:
+        given = given or Objects()
         torch.set_float32_matmul_precision("highest" if recipe.precision == "fp32" else "high")
         self.recipe, self.processes, self.device = recipe, processes, processes.device
         with processes.main_first():  # one process tokenises, the others find it done
-            self.splits: Splits = build_data(recipe.data, run.path / "data", progress=reporter.prepare)
-        self.model: LoopedForCausalLM = build_kind(recipe.model, MODELS).build(recipe.seed)
+            self.splits: Splits = given.data or build_data(recipe.data, run.path / "data", progress=reporter.prepare)
+        self.model: LoopedForCausalLM = given.model or build_kind(recipe.model, MODELS).build(recipe.seed)
         check_vocab(self.splits, self.model.config.vocab_size)
         self.rule: DepthRule = build_kind(recipe.depth, RULES)
         self.depths = validation_depths(self.model.config, self.rule, recipe)
@@ -130,7 +89,7 @@ class Job:
         check_precision(self.model, recipe.precision)
         self.references = base_references(recipe.model, self.model) if recipe.save.parts else None
         self.model.to(self.device).train()
-        objective = build_kind(recipe.objective, OBJECTIVES)
+        objective = given.objective or build_kind(recipe.objective, OBJECTIVES)
         if isinstance(objective, Distil):  # now, and not at the first batch: a teacher that does not fit must leave no run behind
             objective.prepare(self.model, self.device)
         self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
@@ -305,7 +264,9 @@ def holds_updates(run: RunFolder) -> bool:
     return run.recipe.is_file() and (run.checkpoints.is_dir() or (run.log.is_file() and run.log.stat().st_size > 0))
 
 
-def start_job(recipe: Recipe, run: RunFolder, processes: Processes, *, resume: bool, reporter: ProgressReporter) -> Job:
+def start_job(
+    recipe: Recipe, run: RunFolder, processes: Processes, *, resume: bool, reporter: ProgressReporter, given: Objects | None = None
+) -> Job:
     """Builds a run's objects; refuses a folder that holds another run, or none where one is to be resumed."""
     if resume:
         if not run.recipe.is_file():
@@ -315,7 +276,7 @@ def start_job(recipe: Recipe, run: RunFolder, processes: Processes, *, resume: b
             raise ValueError(f"resume: {run.path} was trained with another recipe; it differs in {difference}")
     elif holds_updates(run):
         raise ValueError(f"train: {run.path} already holds a run; --resume continues it, --out names another folder")
-    job = Job(recipe, run, processes, reporter)
+    job = Job(recipe, run, processes, reporter, given)
     if processes.main and not resume:
         write_json(run.origin, origin())
         write_whole(run.recipe, written(recipe))

@@ -15,10 +15,11 @@ from torch import Tensor
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import RunFolder
 from loopwright.train.distributed import Processes, join
-from loopwright.train.job import Outcome, Progress, resume_job, save_job, start_job
+from loopwright.train.job import resume_job, save_job, start_job
 from loopwright.train.log import Log
 from loopwright.train.progress import ProgressReporter, Silent, StopRequest
 from loopwright.train.recipe import Recipe
+from loopwright.train.state import Objects, Progress, Run
 from loopwright.train.training_module import Share
 from loopwright.train.validation import check_first, validate_when_due
 
@@ -29,10 +30,14 @@ def train(
     *,
     resume: bool = False,
     reporter: ProgressReporter | None = None,
+    given: Objects | None = None,
+    on_update: Callable[[dict[str, Any]], object] | None = None,
     within: Callable[[LoopedForCausalLM], AbstractContextManager] = nullcontext,
-) -> Outcome:
+) -> Run:
     """Trains as the recipe says, into a run folder, and returns how it ended. Ctrl-C ends it after the update in hand, saved.
 
+    `given` holds objects in the place of the recipe's kinds. `on_update` is called with each update's row of the log; where it
+    returns True the run ends there, saved.
     `within` gives a context that the updates run in, made for the model: the command line chooses the number of threads there.
     """
     processes = join()
@@ -41,7 +46,7 @@ def train(
         held.enter_context(closing(reporter))
         held.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())  # a run may ask for less
         run = held.enter_context(own_folder(folder, processes))
-        job = start_job(recipe, run, processes, resume=resume, reporter=reporter)
+        job = start_job(recipe, run, processes, resume=resume, reporter=reporter, given=given)
         held.enter_context(within(job.model))
         progress, mark = resume_job(job, run, reporter) if resume else (Progress(), None)
         check_first(job, reporter)
@@ -86,6 +91,8 @@ def train(
             if log is not None:
                 log.write({**row, "seconds": seconds, "tokens_per_second": tokens / seconds})
             reporter.update(row, progress, seconds)
+            if on_update is not None and on_update(row) is True:
+                stop.asked = True
             if progress.skipped_in_a_row > recipe.patience:
                 raise ValueError(hopeless(row, progress, recipe, save_job(job, run, progress, log)))
 
@@ -104,7 +111,7 @@ def train(
             log.close()
         reporter.end(progress, saved, stopped=bool(stop))
         warn_of_skips(progress, reporter)
-        return Outcome(job.whole_model(), job.splits, run, progress, saved, finished=progress.update >= recipe.updates)
+        return Run(job.whole_model(), job.splits, run, progress, saved, finished=progress.update >= recipe.updates)
 
 
 def own_folder(folder: str | Path, processes: Processes) -> AbstractContextManager[RunFolder]:

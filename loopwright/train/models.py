@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from loopwright.given import Given
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import preset
@@ -73,4 +74,4 @@ class FromRetrofit:
         return model
 
 
-MODELS: dict[str, type] = {"preset": FromPreset, "load": FromWeights, "retrofit": FromRetrofit}
+MODELS: dict[str, type] = {"preset": FromPreset, "load": FromWeights, "retrofit": FromRetrofit, "given": Given}

@@ -18,8 +18,8 @@ from loopwright.interrupt import second_ends_at_once
 from loopwright.run import RunFolder
 
 if TYPE_CHECKING:
-    from loopwright.train.job import Progress as State
     from loopwright.train.recipe import Recipe
+    from loopwright.train.state import Progress as State
 
 
 class ProgressReporter(Protocol):

@@ -17,8 +17,9 @@ from loopwright.train.progress import ProgressReporter, truncation_in_words
 from loopwright.train.rollout import Plan, rollout
 
 if TYPE_CHECKING:
-    from loopwright.train.job import Job, Progress
+    from loopwright.train.job import Job
     from loopwright.train.recipe import Recipe
+    from loopwright.train.state import Progress
 
 ROWS_AT_ONCE = 512
 ROWS_OF_A_CHECK = 4

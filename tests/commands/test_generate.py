@@ -62,7 +62,7 @@ def test_generate_on_a_dense_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_trained_task_is_asked_in_its_own_symbols(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = train(small({"updates": 2, "save": {"every": 1, "best": False}}), tmp_path / "run")
-    for source in (outcome.run.path, outcome.checkpoint, outcome.run.checkpoints / "00000001"):
+    for source in (outcome.folder.path, outcome.checkpoint, outcome.folder.checkpoints / "00000001"):
         generate(str(source), "12+34=", max_new_tokens=3)
         printed = capsys.readouterr()
         words = lw.tokenizer(source)
@@ -73,7 +73,7 @@ def test_a_trained_task_is_asked_in_its_own_symbols(tmp_path: Path, capsys: pyte
         assert printed.out == words.decode(expected[0, 6:], skip_special_tokens=True) + "\n"
         assert printed.err.endswith("[the sum is written from its last digit on: 12+34= 64 says that the sum is 46]\n")
     with pytest.raises(ValueError, match=r"prompt: '12-34=' cannot be told in this tokenizer's words .*; allowed: '0' '1' .* '§'$"):
-        generate(str(outcome.run.path), "12-34=")
+        generate(str(outcome.folder.path), "12-34=")
 
 
 def test_a_model_without_a_tokenizer_is_given_one(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,15 +14,15 @@ from loopwright.commands.models import find_config, open_model
 from loopwright.convert.parts import RECORD
 from loopwright.recipes import recipe
 from loopwright.source import Source
-from loopwright.train.job import Outcome
 from loopwright.train.loop import train
+from loopwright.train.state import Run
 from tests.generate.tiny import DENSE, WORDS, save_model
 
 IDS = torch.arange(7)[None]
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["parts alone", "whole"])
-def healed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def healed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     place = tmp_path_factory.mktemp("healed")
     source = save_model(place / "source", "ouroboros-qwen2.5-3b-tiny", **DENSE)
     (place / "text.jsonl").write_text("".join(f'{{"text": "{" ".join(WORDS[:12])}"}}\n' for _ in range(30)))
@@ -38,8 +38,8 @@ def healed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return found
 
 
-def test_a_run_is_opened_with_its_base_and_its_tokenizer(healed: Outcome) -> None:
-    source = Source(str(healed.run.path))
+def test_a_run_is_opened_with_its_base_and_its_tokenizer(healed: Run) -> None:
+    source = Source(str(healed.folder.path))
     model = open_model(source, torch.float32, "cpu")
     with torch.no_grad():
         assert torch.equal(model(IDS, depth=3).logits, healed.model(IDS, depth=3).logits)
@@ -53,16 +53,16 @@ def test_a_run_is_opened_with_its_base_and_its_tokenizer(healed: Outcome) -> Non
     assert source.tokenizer_folder() == healed.checkpoint
 
 
-def test_a_run_speaks(healed: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
-    generate(str(healed.run.path), WORDS[0], depth=2, max_new_tokens=3)
+def test_a_run_speaks(healed: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    generate(str(healed.folder.path), WORDS[0], depth=2, max_new_tokens=3)
     assert "depth 2" in capsys.readouterr().err
 
 
 def test_a_damaged_checkpoint_that_is_passed_over_is_one_line_on_stderr(
-    healed: Outcome, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    healed: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    shutil.copytree(healed.run.path, run)
+    shutil.copytree(healed.folder.path, run)
     (run / "checkpoints" / "00000002" / "config.json").unlink()
     open_model(Source(run), torch.float32, "cpu")
     said = capsys.readouterr().err
@@ -71,8 +71,8 @@ def test_a_damaged_checkpoint_that_is_passed_over_is_one_line_on_stderr(
     )
 
 
-def test_a_folder_is_itself(healed: Outcome) -> None:
-    name = str((Source(healed.run.path).recipe or {})["model"]["source"])
+def test_a_folder_is_itself(healed: Run) -> None:
+    name = str((Source(healed.folder.path).recipe or {})["model"]["source"])
     source = Source(name)
     assert source.recipe is None and source.folder == Path(name)
     assert not open_model(source, torch.float32, "cpu").config.is_looped

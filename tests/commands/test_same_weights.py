@@ -17,9 +17,9 @@ from loopwright.commands import analyze, check, evaluate, generate, retrofit
 from loopwright.commands.models import find_config
 from loopwright.recipes import recipe
 from loopwright.source import Source
-from loopwright.train.job import Outcome
 from loopwright.train.loop import train
 from loopwright.train.models import FromWeights
+from loopwright.train.state import Run
 from tests.generate.tiny import DENSE, WORDS, save_model
 
 IDS = torch.arange(9)[None]
@@ -50,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Tens
         name = "parts" if parts == "true" else "whole"
         expected = averaged(outcome)
         assert not torch.equal(logits(outcome.model), expected)  # or nothing would be tested
-        found[name], found[f"{name} checkpoint"] = (outcome.run.path, expected), (outcome.checkpoint, expected)
+        found[name], found[f"{name} checkpoint"] = (outcome.folder.path, expected), (outcome.checkpoint, expected)
     folder = place / "folder"
     lw.save(lw.load(found["whole"][0]), folder, lw.tokenizer(source))
     found["folder"] = (folder, found["whole"][1])
@@ -62,7 +62,7 @@ def logits(model: lw.LoopedForCausalLM) -> Tensor:
     return model(IDS, depth=2).logits
 
 
-def averaged(outcome: Outcome) -> Tensor:
+def averaged(outcome: Run) -> Tensor:
     """From the file alone: the averages laid over the model that was trained."""
     from safetensors.torch import load_file
 

@@ -11,6 +11,7 @@ import torch
 
 import loopwright as lw
 from loopwright.check.verdict import Verdict
+from loopwright.evaluate import heldout
 from loopwright.evaluate.heldout import NOT_A_LIKELIHOOD, HeldOut, causality_of, held_out, need_likelihood, prefix_batch
 from loopwright.evaluate.passages import Passage, Passages
 from tests.cases import noisy
@@ -83,9 +84,9 @@ def test_intervals_hold_the_truth_as_often_as_they_say(monkeypatch: pytest.Monke
         generator = torch.Generator().manual_seed(seed)
         luck = torch.randn(40, generator=generator, dtype=torch.float64).repeat_interleave(4)
         table = (5 + luck + 0.1 * torch.randn(160, generator=generator, dtype=torch.float64))[None]
-        monkeypatch.setattr("loopwright.evaluate.heldout._scored", lambda *a, table=table, **k: table)
+        monkeypatch.setattr(heldout, "_scored", lambda *a, table=table, **k: table)
         for unit, fewest in (("document", 30), ("passage", 1000)):
-            monkeypatch.setattr("loopwright.evaluate.heldout.FEWEST_DOCUMENTS", fewest)
+            monkeypatch.setattr(heldout, "FEWEST_DOCUMENTS", fewest)
             report = held_out(model, text, depths=[1], causality=CAUSAL)
             assert report.unit == unit
             covered[unit] += report.loss_low[0] < 5 < report.loss_high[0]
@@ -97,7 +98,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(monkeypatch: pytest.Monke
 
 def test_a_planted_leak_is_refused_before_any_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     model = leaky()
-    monkeypatch.setattr("loopwright.evaluate.heldout.readings", lambda *a: pytest.fail("a loss was computed"))
+    monkeypatch.setattr(heldout, "readings", lambda *a: pytest.fail("a loss was computed"))
     with pytest.raises(ValueError, match=r"not causal, so its loss is not a likelihood.*--teacher-forced.*--honest N"):
         held_out(model, made(4), depths=[2])
     assert causality_of(model).passed is False and causality_of(noisy("ouroboros-qwen2.5-3b-tiny")).passed is True

@@ -20,13 +20,14 @@ from loopwright.data.order import Order
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import merge
 from loopwright.storage.files import read_json, write_json
-from loopwright.train.job import MADE, Outcome, Progress
+from loopwright.train.job import MADE
 from loopwright.train.log import read_log, untimed
 from loopwright.train.loop import train
 from loopwright.train.objectives.losses import OBJECTIVES, Final
 from loopwright.train.progress import Silent
 from loopwright.train.recipe import Recipe, make_recipe
 from loopwright.train.rollout import Rollout
+from loopwright.train.state import Progress, Run
 
 PLAIN: dict[str, Any] = {
     "about": "a test",
@@ -71,9 +72,9 @@ def small(*changes: Mapping[str, Any]) -> Recipe:
     return make_recipe(data)
 
 
-def rows_of(outcome: Outcome | Path) -> list[dict[str, Any]]:
+def rows_of(outcome: Run | Path) -> list[dict[str, Any]]:
     """The log of a run without what a clock decided."""
-    log = outcome.run.log if isinstance(outcome, Outcome) else outcome / "log.jsonl"
+    log = outcome.folder.log if isinstance(outcome, Run) else outcome / "log.jsonl"
     return [untimed(row) for row in read_log(log)]
 
 

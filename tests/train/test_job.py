@@ -13,11 +13,12 @@ from loopwright.run import RunFolder
 from loopwright.train import setup as module
 from loopwright.train.checkpoint import latest_good
 from loopwright.train.distributed import join
-from loopwright.train.job import Job, Progress, resume_job, save_job
+from loopwright.train.job import Job, resume_job, save_job
 from loopwright.train.log import Log
 from loopwright.train.loop import train
 from loopwright.train.progress import Silent
 from loopwright.train.rollout import Plan
+from loopwright.train.state import Progress
 from loopwright.train.training_module import Share
 from tests.train.runs import Act, end_of, interrupt, rows_of, small
 
@@ -185,17 +186,12 @@ def test_bfloat16_has_float32_masters_and_resumes_bitwise(tmp_path: Path) -> Non
     assert rows_of(tmp_path / "run") == rows_of(whole) and end_of(tmp_path / "run") == end_of(tmp_path / "whole")
 
 
-def test_an_outcome_in_a_notebook_is_one_line(tmp_path: Path) -> None:
-    outcome = train(small({"updates": 2}), tmp_path / "run")
-    assert repr(outcome) == f"Outcome(finished after 2 updates; run {str(tmp_path / 'run')!r}; checkpoint '00000002')"
-
-
 def test_a_dense_model_trains_and_looks_at_its_one_depth(tmp_path: Path) -> None:
     dense = {"kind": "preset", "name": "stars-addition-tiny", "changes": {"core_layers": 0, "prelude_layers": 1, "injection": None}}
     outcome = train(small({"model": dense, "validate": {"every": 4, "radius": 2}}), tmp_path / "run")
     looks = [row for row in rows_of(outcome) if "valid" in row]
     assert [list(row["valid"]) for row in looks] == [["1"], ["1"]] and not any("radius" in row for row in rows_of(outcome))
-    assert latest_good(outcome.run.checkpoints)[0].update == 8
+    assert latest_good(outcome.folder.checkpoints)[0].update == 8
 
 
 def test_a_frozen_base_in_bfloat16_needs_products_in_bfloat16(tmp_path: Path) -> None:

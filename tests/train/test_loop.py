@@ -45,7 +45,7 @@ def test_every_shipped_recipe_runs_two_updates_at_toy_size(name: str, tmp_path: 
     ids = outcome.splits.valid.batch([0, 1]).input_ids
     depth = {"depth": 2} if outcome.model.config.is_looped else {}
     assert torch.equal(again(ids, **depth).logits, outcome.model(ids, **depth).logits)
-    assert read_recipe(outcome.run.recipe) == chosen and read_json(outcome.run.origin)["torch"] == torch.__version__
+    assert read_recipe(outcome.folder.recipe) == chosen and read_json(outcome.folder.origin)["torch"] == torch.__version__
 
 
 def test_a_run_leaves_a_row_an_update_looks_between_and_its_last_and_best_checkpoints(tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ def test_a_run_leaves_a_row_an_update_looks_between_and_its_last_and_best_checkp
     looks = {row["update"] + 1: row["valid"] for row in rows if "valid" in row}
     assert all(list(found) == ["1", "2", "3", "5"] for found in looks.values()), "the recipe's depths and the median one"
     best = min(looks, key=lambda update: looks[update]["3"]["loss"])
-    assert Source(outcome.run.path).folder.name == "00000010"
-    assert update_of(Source(outcome.run.path, checkpoint="best").folder) == best == outcome.progress.best_update
-    assert {int(path.name) for path in outcome.run.checkpoints.iterdir()} == {best, 10}
-    timed = read_log(outcome.run.log)[0]
+    assert Source(outcome.folder.path).folder.name == "00000010"
+    assert update_of(Source(outcome.folder.path, checkpoint="best").folder) == best == outcome.progress.best_update
+    assert {int(path.name) for path in outcome.folder.checkpoints.iterdir()} == {best, 10}
+    timed = read_log(outcome.folder.log)[0]
     assert timed["seconds"] > 0 and timed["tokens_per_second"] > 0
     assert not outcome.model.training
 
@@ -183,7 +183,7 @@ def test_what_is_not_finite_never_reaches_the_parameters(tmp_path: Path, what: s
     changes = {"updates": 7, "accumulate": 2, "validate": {"every": 0}, "save": {"every": 1, "keep": 9, "best": False}}
     outcome = train(small(poison, changes), tmp_path / "run")
     assert outcome.finished and (outcome.progress.skipped, outcome.progress.skipped_in_a_row) == (2, 0)
-    files = {int(p.name): read_json(p / "manifest.json")["files"] for p in outcome.run.checkpoints.iterdir()}
+    files = {int(p.name): read_json(p / "manifest.json")["files"] for p in outcome.folder.checkpoints.iterdir()}
     held = ("model.safetensors", "optimizer.safetensors", "average.safetensors")
     for name in held:
         assert files[3][name] == files[4][name] == files[5][name] != files[6][name], name
@@ -193,7 +193,7 @@ def test_what_is_not_finite_never_reaches_the_parameters(tmp_path: Path, what: s
     assert [row["update"] for row in rows if row.get("skipped")] == [3, 4]
     assert [(row["rows"], row["in_a_row"], len(row["depth"])) for row in rows[3:5]] == [([24, 32], 1, 2), ([32, 40], 2, 2)]
     assert rows[3]["loss" if what == "loss" else "grad_norm"] is None, "JSON has no word for it"
-    json.loads(outcome.run.log.read_text().splitlines()[3])
+    json.loads(outcome.folder.log.read_text().splitlines()[3])
 
 
 @pytest.mark.usefixtures("poisoned")

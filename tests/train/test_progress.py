@@ -15,8 +15,8 @@ import pytest
 
 from loopwright.run import RunFolder
 from loopwright.train import reporter as module
-from loopwright.train.job import Progress
 from loopwright.train.progress import Silent, StopRequest, Terminal, in_words, tensorboard_writer, truncation_in_words
+from loopwright.train.state import Progress
 from tests.train.runs import small
 
 ROW: dict[str, Any] = {"update": 2, "loss": 1.5, "depth": [3, 4], "grad_norm": 0.5, "lr": 1e-3, "targets": 8, "tokens": 40}

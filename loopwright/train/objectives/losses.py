@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from loopwright.given import Given
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.output import weighted_sum
 from loopwright.settings import suggest
@@ -221,5 +222,5 @@ def _need_all_steps(rollout: Rollout, objective: str) -> None:
 
 OBJECTIVES: dict[str, type] = {
     "final": Final, "every-step": EveryStep, "expected-exit": ExpectedExit, "exit-gate": ExitGateStage, "ponder": Ponder,
-    "distil": Distil, "shortcut": Shortcut,
+    "distil": Distil, "shortcut": Shortcut, "given": Given,
 }  # fmt: skip

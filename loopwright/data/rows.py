@@ -1,0 +1,98 @@
+"""Data of the user's own: rows of token ids in memory, and the splits that training reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopwright.data.batch import IGNORED, Batch, Source, Splits
+
+Ids = Sequence[int] | Tensor
+
+
+class TokenRows:
+    """Rows of token ids, each of its own length. A batch is padded on the right, with a mask where its rows differ in length.
+
+    `labels` holds, for each row, the id where a token is to be predicted and -100 elsewhere, in the places of the row itself (the
+    model shifts them). Left out, every token but the first is predicted.
+    """
+
+    def __init__(self, rows: Sequence[Ids] | Tensor, labels: Sequence[Ids] | Tensor | None = None) -> None:
+        self.rows = [_ids("rows", place, row) for place, row in enumerate(rows)]
+        if not self.rows:
+            raise ValueError("rows: there are none; give at least one row of token ids")
+        answers = self.rows if labels is None else [_ids("labels", place, row) for place, row in enumerate(labels)]
+        if [len(row) for row in answers] != [len(row) for row in self.rows]:
+            raise ValueError("labels: must have the length of its row in every row (-100 where nothing is predicted)")
+        self.labels = answers
+        short = next((place for place, row in enumerate(self.rows) if len(row) < 2), None)
+        if short is not None:
+            raise ValueError(f"rows: row {short} has {len(self.rows[short])} tokens; the model predicts from 2 on")
+        least = min(int(row.min()) for row in self.rows)
+        if least < 0:
+            raise ValueError(f"rows: ids must be >= 0 (got {least})")
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return 1 + max(int(row.max()) for row in (*self.rows, *self.labels))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
+        """Returns the rows of these indices as one batch."""
+        chosen = [int(i) for i in indices]
+        ids, labels = [self.rows[i] for i in chosen], [self.labels[i] for i in chosen]
+        lengths = torch.tensor([len(row) for row in ids])
+        mask = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+        return Batch(
+            torch.nn.utils.rnn.pad_sequence(ids, batch_first=True),
+            torch.nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=IGNORED),
+            attention_mask=None if bool(mask.all()) else mask,
+        )
+
+
+def splits(
+    train: Source | Sequence[Ids] | Tensor,
+    valid: Source | Sequence[Ids] | Tensor,
+    *,
+    tests: Mapping[str, Source | Sequence[Ids] | Tensor] | None = None,
+    tokenizer: Any = None,
+    exact: bool = False,
+    eos_id: int | None = None,
+    pad_id: int | None = None,
+) -> Splits:
+    """Returns a data set of the user's own for `lw.train` and `lw.evaluate`.
+
+    Args:
+        train, valid, tests: rows of token ids, or objects with `__len__` and `batch(indices)` (`lw.TokenRows` is one).
+        tokenizer: transformers' own; saved with every checkpoint, so that the model can be asked in text.
+        exact: whether an answer is right or wrong as a whole; then exact match is measured beside the loss.
+        eos_id, pad_id: needed where exact answers are decoded; taken from the tokenizer where it has them.
+    """
+    parts = {name: _source(rows) for name, rows in {"train": train, "valid": valid, **(tests or {})}.items()}
+    sizes = [part.vocab_size for part in parts.values() if isinstance(part, TokenRows)]
+    return Splits(
+        parts.pop("train"), parts.pop("valid"), parts,
+        vocab_size=max(sizes, default=0), exact=exact, tokenizer=tokenizer,
+        eos_id=eos_id if eos_id is not None else getattr(tokenizer, "eos_token_id", None),
+        pad_id=pad_id if pad_id is not None else getattr(tokenizer, "pad_token_id", None),
+    )  # fmt: skip
+
+
+def _source(rows: Any) -> Source:
+    return rows if callable(getattr(rows, "batch", None)) else TokenRows(rows)
+
+
+def _ids(what: str, place: int, row: Ids) -> Tensor:
+    try:
+        ids = torch.as_tensor(row)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{what}: row {place} holds no token ids ({str(error).splitlines()[0]})") from None
+    if ids.ndim != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise TypeError(f"{what}: row {place} must be one list of whole numbers (got {ids.dtype} of shape {tuple(ids.shape)})")
+    return ids.long()

@@ -1,0 +1,24 @@
+"""What results look like in a notebook."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+WIDTH = 110  # columns of a table in a notebook
+
+
+def html_of(renderable: Any) -> str:
+    """Returns what rich would print as HTML for a notebook's cell; text in it is escaped."""
+    from rich.console import Console
+
+    console = Console(record=True, file=io.StringIO(), width=WIDTH, highlight=False, force_jupyter=False)
+    console.print(renderable)
+    return console.export_html(inline_styles=True, code_format='<pre style="line-height:1.25">{code}</pre>')
+
+
+class Picture(str):
+    """An SVG figure: a string that a notebook draws."""
+
+    def _repr_svg_(self) -> str:
+        return str(self)

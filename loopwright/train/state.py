@@ -1,0 +1,70 @@
+"""Records of a run: what was passed to it, how far it is, how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loopwright.data.batch import Splits
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.run import RunFolder
+from loopwright.train.log import read_log
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What was passed from Python in the place of the recipe's kinds; None where the recipe builds it."""
+
+    model: LoopedForCausalLM | None = None
+    data: Splits | None = None
+    objective: Any = None
+
+
+@dataclass
+class Progress:
+    """How far a run is: plain numbers, all of what a checkpoint needs beside tensors.
+
+    `rows`, `tokens` and `targets` count what was read, also by updates that were then skipped.
+    """
+
+    update: int = 0
+    rows: int = 0
+    tokens: int = 0
+    targets: int = 0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    solved_at: int | None = None
+    best_loss: float | None = None
+    best_update: int | None = None
+
+    def count(self, finite: bool, *, rows: int, tokens: int, targets: int) -> None:
+        """Counts one update, skipped where its loss or gradient was not finite."""
+        self.update += 1
+        self.rows += rows
+        self.tokens += tokens
+        self.targets += targets
+        self.skipped += not finite
+        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run ended: the model as it stands, its data, the run folder, how far it got, the last checkpoint."""
+
+    model: LoopedForCausalLM
+    splits: Splits
+    folder: RunFolder
+    progress: Progress
+    checkpoint: Path
+    finished: bool
+
+    def __repr__(self) -> str:
+        """How it ended and where it is: the model and its data would fill a notebook."""
+        word = "finished" if self.finished else "stopped"
+        where = f"{str(self.folder.path)!r}; checkpoint {self.checkpoint.name!r}"
+        return f"Run({word} after {self.progress.update} updates; {where})"
+
+    def log(self) -> list[dict[str, Any]]:
+        """Returns the rows of the log: one per update, and one per validation (those with "valid", by depth)."""
+        return list(read_log(self.folder.log))

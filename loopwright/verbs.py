@@ -1,0 +1,314 @@
+"""The verbs from Python: train, evaluate and compare, with objects in the place of names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+
+from loopwright.analysis.figures.training import Curve, accuracy_by_depth, loss_by_depth
+from loopwright.data.batch import FirstRows, Splits
+from loopwright.data.batch import Source as Rows
+from loopwright.data.build import build_data, check_vocab
+from loopwright.data.tokenizer import Tokenizer
+from loopwright.evaluate.heldout import HeldOut, held_out
+from loopwright.evaluate.paired import Paired, compare_rows, paired_table
+from loopwright.evaluate.paired import compare as compare_texts
+from loopwright.evaluate.passages import read_passages
+from loopwright.evaluate.sweep import SweepReport, sweep
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.notebook import Picture, html_of
+from loopwright.recipes import find
+from loopwright.recipes import recipe as find_recipe
+from loopwright.settings import merge
+from loopwright.source import Source
+from loopwright.threads import fitting_threads
+from loopwright.train.loop import train as run_training
+from loopwright.train.progress import Silent, Terminal
+from loopwright.train.recipe import Recipe, make_recipe
+from loopwright.train.state import Objects, Run
+
+CONTEXT = 512  # tokens of a passage, where nothing is said and the model has as many positions
+BATCH = 500  # rows of a pass over a task, where nothing is said
+
+Model = LoopedForCausalLM | Run | str | Path
+Data = Splits | Rows | Mapping[str, Any] | str
+Texts = str | Path | Mapping[str, str | Path]
+
+
+def train(
+    recipe: Recipe | Mapping[str, Any] | str | Path,
+    *,
+    model: LoopedForCausalLM | Mapping[str, Any] | None = None,
+    data: Splits | Mapping[str, Any] | None = None,
+    objective: Any = None,
+    on_update: Callable[[dict[str, Any]], object] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+) -> Run:
+    """Trains and returns the run: its model, its folder, its log.
+
+    Args:
+        recipe: the name of a shipped recipe, a YAML file, a dict or an `lw.Recipe`.
+        model, data, objective: objects in the place of the recipe's kinds, or `{"kind": …}`. Data comes from `lw.splits`. An
+            objective is called with (model, rollout) and returns (loss, metrics).
+        on_update: called with each update's row of the log; where it returns True the run ends there, saved.
+        out: the run folder; left out, runs/NAME of the recipe.
+        resume: go on with the run in the folder, bit for bit; objects are passed again.
+        progress: print a bar, or a line now and then, on stderr.
+    """
+    parts = {"model": model, "data": data, "objective": objective}
+    specs = {name: dict(part) for name, part in parts.items() if isinstance(part, Mapping)}
+    objects = {name: part for name, part in parts.items() if part is not None and name not in specs}
+    given = {name: {"kind": "given", "what": f"the {name} ({type(part).__name__})"} for name, part in objects.items()}
+    plain, name = _plain(recipe)
+    chosen = make_recipe({**plain, **specs, **given})
+    folder = Path(out) if out is not None else Path("runs") / name
+    reporter = Terminal(folder.name) if progress else Silent()
+    return run_training(
+        chosen, folder,
+        resume=resume, reporter=reporter, given=Objects(**objects), on_update=on_update, within=fitting_threads,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Reports by split or text, as `loopwright evaluate` gives them."""
+
+    reports: Mapping[str, SweepReport | HeldOut]
+
+    def __getitem__(self, name: str) -> SweepReport | HeldOut:
+        if name not in self.reports:
+            raise KeyError(f"{name!r} was not measured; there are {', '.join(self.reports)}")
+        return self.reports[name]
+
+    def table(self, width: int | None = None) -> Group:
+        """Returns the tables, for rich to print."""
+        return Group(*(report.table(width) for report in self.reports.values()))
+
+    def plot(self, path: str | Path | None = None) -> Picture:
+        """Returns exact match, or else the loss, over depth as an SVG figure, written to `path` where one is given."""
+        exact = all(isinstance(r, SweepReport) and r.exact[0] is not None for r in self.reports.values())
+        curves = {name: _curve(report, "exact" if exact else "loss") for name, report in self.reports.items()}
+        return Picture((accuracy_by_depth if exact else loss_by_depth)(curves, path=path))
+
+    def to_dict(self) -> dict[str, list[dict[str, Any]]]:
+        """Returns the numbers as plain data: for each split or text, a row per depth."""
+        names = ("loss", "loss_low", "loss_high", "perplexity", "bits_per_byte", "exact", "exact_low", "exact_high")
+        return {
+            split: [
+                {"depth": depth, **{name: getattr(report, name)[i] for name in names if name in report.__dataclass_fields__}}
+                for i, depth in enumerate(report.depth)
+            ]
+            for split, report in self.reports.items()
+        }
+
+    def to_pandas(self) -> Any:
+        """Returns the rows of `to_dict` as a pandas DataFrame with a column for the split; pandas must be installed."""
+        import pandas
+
+        return pandas.DataFrame([{"split": split, **row} for split, rows in self.to_dict().items() for row in rows])
+
+    def __repr__(self) -> str:
+        return f"Evaluation({'; '.join(repr(report) for report in self.reports.values())})"
+
+    def _repr_html_(self) -> str:
+        return html_of(self.table())
+
+
+def evaluate(
+    model: Model,
+    *,
+    depths: Iterable[int] | None = None,
+    data: Data | None = None,
+    text: Texts | None = None,
+    tokenizer: str | Path | None = None,
+    splits: Sequence[str] = (),
+    rows: int | None = None,
+    batch: int | None = None,
+    context: int | None = None,
+) -> Evaluation:
+    """Measures a model at several depths from one pass. Nothing is written.
+
+    Args:
+        model: a model, an `lw.train` run, or what `lw.load` takes.
+        depths: left out, the model's own depth.
+        data: `lw.splits`, rows of one, `{"kind": …}` or a recipe's name; left out, the data that a run was trained on.
+        text: a file of running text or JSON lines (patterns allowed), or several by name; gives the held-out loss.
+        tokenizer: a folder or hub id; left out, that of the model's folder or run.
+        splits: which of the data's test splits, or "valid"; left out, all tests.
+        rows: the first so many rows of a split, or so many passages drawn from a text; left out, all.
+        batch: rows of a pass.
+        context: tokens of a passage of text.
+    """
+    opened = _open(model)
+    if (data is None) == (text is None) and not (data is None and opened.data is not None):
+        raise ValueError("evaluate: give data= (rows with answers) or text= (files of running text), one of them")
+    with fitting_threads(opened.model):
+        if text is not None:
+            length = _context(opened.model, context)
+            words = Tokenizer(tokenizer if tokenizer is not None else opened.words())
+            reports: dict[str, SweepReport | HeldOut] = {}
+            for name, files in _named(text).items():
+                passages = read_passages(name, files, words, length)
+                passages = passages if rows is None else passages.drawn(rows)
+                reports[name] = held_out(opened.model, passages, depths=depths, batch_size=batch, source=opened.name)
+            return Evaluation(reports)
+        found = opened.data() if data is None and opened.data is not None else _splits(data)
+        check_vocab(found, opened.model.config.vocab_size)
+        reports = {}
+        for name, part in _parts(found, splits, rows).items():
+            reports[name] = sweep(
+                opened.model, part,
+                depths=depths, batch_size=batch or BATCH, exact=found.exact, eos_id=found.eos_id, pad_id=found.pad_id,
+                split=name, source_name=opened.name,
+            )  # fmt: skip
+        return Evaluation(reports)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on the same rows or passages, paired: differences of the first minus the second, with 95 % intervals."""
+
+    first: str
+    second: str
+    results: tuple[Paired, ...]
+
+    def table(self, width: int | None = None) -> Any:
+        """Returns the results as a rich table."""
+        return paired_table(self.results, self.first, self.second, width)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the results as plain data."""
+        rows = [{**vars(result), "depths": list(result.depths), "decided": result.decided} for result in self.results]
+        return {"first": self.first, "second": self.second, "results": rows}
+
+    def __repr__(self) -> str:
+        words = (
+            f"{r.text} {r.measure} {r.difference:+.4g} ({r.difference_low:.4g} to {r.difference_high:.4g})" for r in self.results
+        )
+        return f"Comparison({self.first!r} - {self.second!r}: {'; '.join(words)})"
+
+    def _repr_html_(self) -> str:
+        return html_of(self.table())
+
+
+def compare(
+    first: Model,
+    second: Model,
+    *,
+    depths: int | tuple[int | None, int | None] | None = None,
+    data: Data | None = None,
+    text: Texts | None = None,
+    tokenizer: str | Path | None = None,
+    splits: Sequence[str] = (),
+    rows: int | None = None,
+    batch: int | None = None,
+    context: int | None = None,
+) -> Comparison:
+    """Compares two models row by row on the same data, or passage by passage on the same text; options as for `evaluate`.
+
+    `depths` is one depth for both, or a pair; left out, each model's own. One model at two depths is a comparison too.
+    """
+    one, two = _open(first), _open(second)
+    pair = depths if isinstance(depths, tuple) else (depths, depths)
+    if len(pair) != 2:
+        raise ValueError(f"depths: {pair}; give one depth for both, or a pair")
+    at = [opened.model.config.check_depth(depth) for opened, depth in zip((one, two), pair, strict=True)]
+    if text is not None:
+        options = {"text": text, "rows": rows, "batch": batch, "context": context}
+        words = tokenizer if tokenizer is not None else one.words()
+        found = [evaluate(o.model, depths=[d], tokenizer=words, **options) for o, d in zip((one, two), at, strict=True)]
+        results = [compare_texts(found[0].reports[name], found[1].reports[name]) for name in found[0].reports]
+        return Comparison(one.name, two.name, tuple(results))
+    chosen = one.data() if data is None and one.data is not None else None if data is None else _splits(data)
+    if chosen is None:
+        raise ValueError("compare: give data= (rows with answers) or text= (files of running text)")
+    for opened in (one, two):
+        check_vocab(chosen, opened.model.config.vocab_size)
+    results = []
+    for name, part in _parts(chosen, splits, rows).items():
+        with fitting_threads(one.model):
+            results += compare_rows(
+                name, one.model, two.model, part, depths=(at[0], at[1]), exact=chosen.exact, batch_size=batch or BATCH
+            )
+    return Comparison(one.name, two.name, tuple(results))
+
+
+# what the arguments mean
+
+
+@dataclass(frozen=True)
+class _Opened:
+    model: LoopedForCausalLM
+    name: str
+    data: Callable[[], Splits] | None
+    words: Callable[[], str | Path]
+
+
+def _open(model: Model) -> _Opened:
+    if isinstance(model, LoopedForCausalLM):
+        return _Opened(model, type(model).__name__, None, _no_words)
+    if isinstance(model, Run):
+        return _Opened(model.model, str(model.folder.path), lambda: model.splits, lambda: model.checkpoint)
+    source = Source(model)
+    source.need_weights("evaluate")
+    recipe, run = source.recipe, source.run
+    data = None
+    if recipe is not None and run is not None:
+        data = lambda: build_data(recipe["data"], run.path / "data")  # noqa: E731  (asked for only where nothing else is given)
+    return _Opened(source.model(), source.name, data, source.tokenizer_folder)
+
+
+def _no_words() -> str:
+    raise ValueError("tokenizer: a model alone has none; give tokenizer= (a folder or hub id)")
+
+
+def _plain(recipe: Recipe | Mapping[str, Any] | str | Path) -> tuple[dict[str, Any], str]:
+    """Returns a recipe as plain data, and the name of its run folder."""
+    if isinstance(recipe, Recipe):
+        return recipe.data_of(), "run"
+    if isinstance(recipe, Mapping):
+        return merge({}, recipe), "run"
+    return find_recipe(str(recipe)).data_of(), find(str(recipe)).stem
+
+
+def _splits(data: Any) -> Splits:
+    if isinstance(data, Splits):
+        return data
+    if isinstance(data, str):
+        return build_data(find_recipe(data).data)
+    if isinstance(data, Mapping):
+        return build_data(data)
+    if callable(getattr(data, "batch", None)):
+        return Splits(data, data, {"test": data})
+    raise TypeError(f"data: {type(data).__name__}; give lw.splits(…), lw.TokenRows(…), {{'kind': …}} or the name of a recipe")
+
+
+def _parts(found: Splits, splits: Sequence[str], rows: int | None) -> dict[str, Rows]:
+    there = {**found.tests} or {"valid": found.valid}
+    unknown = [name for name in splits if name not in {**there, "valid": None}]
+    if unknown:
+        raise ValueError(f"split: unknown {unknown[0]!r}; allowed: {', '.join({**there, 'valid': None})}")
+    parts = {name: found.valid if name == "valid" else found.tests[name] for name in splits or there}
+    return parts if rows is None else {name: FirstRows(part, rows) for name, part in parts.items()}
+
+
+def _named(text: Texts) -> dict[str, str | Path]:
+    return dict(text) if isinstance(text, Mapping) else {Path(text).name.split(".")[0]: text}
+
+
+def _context(model: LoopedForCausalLM, context: int | None) -> int:
+    room = model.config.max_position_embeddings
+    if context is not None and not 2 <= context <= room:
+        raise ValueError(f"context must be from 2 to {room}, the positions of the model (got {context})")
+    return min(CONTEXT, room) if context is None else context
+
+
+def _curve(report: SweepReport | HeldOut, name: str) -> Curve:
+    low, high = getattr(report, f"{name}_low"), getattr(report, f"{name}_high")
+    return Curve(x=list(report.depth), y=list(getattr(report, name)), low=list(low), high=list(high))

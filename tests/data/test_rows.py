@@ -1,0 +1,55 @@
+"""Data of the user's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loopwright.data.batch import IGNORED
+from loopwright.data.rows import TokenRows, splits
+
+ROWS = st.lists(st.lists(st.integers(0, 30), min_size=2, max_size=7), min_size=1, max_size=6)
+
+
+@given(rows=ROWS, draw=st.data())
+def test_a_batch_holds_its_rows_and_masks_the_rest(rows: list[list[int]], draw: st.DataObject) -> None:
+    source = TokenRows(rows)
+    chosen = draw.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=5))
+    batch = source.batch(chosen)
+    for place, index in enumerate(chosen):
+        real = batch.valid[place]
+        assert batch.input_ids[place][real].tolist() == batch.labels[place][real].tolist() == rows[index]
+        assert (batch.labels[place][~real] == IGNORED).all()
+    assert (batch.attention_mask is None) == (len({len(rows[i]) for i in chosen}) == 1)
+    assert source.vocab_size == 1 + max(max(row) for row in rows)
+
+
+def test_labels_say_what_is_predicted() -> None:
+    source = TokenRows([[1, 2, 3], [4, 5]], labels=[[IGNORED, IGNORED, 3], [IGNORED, 5]])
+    assert source.batch([0, 1]).labels.tolist() == [[IGNORED, IGNORED, 3], [IGNORED, 5, IGNORED]]
+    assert source.batch([0, 1]).targets == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels", "words"),
+    [
+        ([], None, "rows: there are none"),
+        ([[1]], None, "row 0 has 1 tokens"),
+        ([[1, 2], [0.5, 1]], None, "row 1 must be one list of whole numbers"),
+        ([[1, "a"]], None, "row 0 holds no token ids"),
+        ([[1, -2]], None, r"ids must be >= 0 \(got -2\)"),
+        ([[1, 2]], [[1]], "must have the length of its row"),
+        (torch.zeros(2, 3, 4, dtype=torch.long), None, "row 0 must be one list of whole numbers"),
+    ],
+)
+def test_mistakes_are_one_line(rows: list, labels: list | None, words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words) as error:
+        TokenRows(rows, labels)
+    assert "\n" not in str(error.value)
+
+
+def test_splits_take_rows_tensors_and_sources() -> None:
+    found = splits(torch.randint(0, 9, (4, 5)), TokenRows([[1, 2]]), tests={"far": [[3, 12]]}, exact=True, eos_id=2)
+    assert found.vocab_size == 13 and found.exact and found.eos_id == 2 and list(found.tests) == ["far"] and len(found.train) == 4
