@@ -38,6 +38,12 @@ def test_the_first_example_runs():
     exec(compile(blocks(README, "python")[0], "README.md", "exec"), {})
 
 
+def test_the_example_of_the_python_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks((ROOT / "docs" / "python.md").read_text(), "python")[0], "python.md", "exec"), {})
+    assert (tmp_path / "runs" / "counting" / "log.jsonl").exists()
+
+
 def test_commands_parse():
     """Every `$ loopwright …` line of the README has a verb and flags that the command line knows."""
     verbs = typer.main.get_command(make_app()).commands

@@ -132,7 +132,7 @@ def test_a_run_opens_at_its_newest_checkpoint_its_best_or_one_by_number(run: Pat
         Source(run, checkpoint="first")
     shutil.rmtree(run / "checkpoints" / "00000040")
     shutil.rmtree(run / "checkpoints" / "00000060")
-    with pytest.raises(ValueError, match="no look at the validation split has chosen a best checkpoint; allowed: last"):
+    with pytest.raises(ValueError, match="no validation has chosen a best checkpoint; allowed: last"):
         opened(Source(run, checkpoint="best"))
     with pytest.raises(ValueError, match=r"checkpoint: best is asked for, and .* is no run"):
         Source(lw.save(lw.build("huginn-tiny"), run.parent / "m"), checkpoint="best")

@@ -12,7 +12,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from torch import nn
 
 import loopwright.recipes
-from loopwright.train import processes as module
+from loopwright.train import distributed as module
 from loopwright.train.distributed import PROCESSES, Single, asked_for, join
 
 LAUNCH = Path(loopwright.recipes.__file__).parent / "launch"

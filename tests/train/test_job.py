@@ -10,7 +10,7 @@ import torch
 
 import loopwright as lw
 from loopwright.run import RunFolder
-from loopwright.train import setup as module
+from loopwright.train import job as module
 from loopwright.train.checkpoint import latest_good
 from loopwright.train.distributed import join
 from loopwright.train.job import Job, resume_job, save_job

@@ -12,7 +12,7 @@ from loopwright.model.looped import plain_config
 from loopwright.train.monitor import evaluating, measure, state_map
 from tests.cases import noisy
 from tests.metrics.test_dual import NAMES
-from tests.train.test_jacobian import SMALL, batch_of
+from tests.train.objectives.test_jacobian import SMALL, batch_of
 
 KEYS = ["radius_mean", "radius_least", "radius_largest", "reading", "drift_mean", "drift_largest", "contraction"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from loopwright.run import RunFolder
-from loopwright.train import reporter as module
+from loopwright.train import progress as module
 from loopwright.train.progress import Silent, StopRequest, Terminal, in_words, tensorboard_writer, truncation_in_words
 from loopwright.train.state import Progress
 from tests.train.runs import small

@@ -14,7 +14,7 @@ from loopwright.model.presets import PRESETS
 from loopwright.train.gradients.remat import EachStep
 from loopwright.train.rollout import Plan, rollout
 from tests.cases import noisy
-from tests.train.gradients import differing, gradients, loss_of, padded_batch
+from tests.train.gradient_helpers import differing, gradients, loss_of, padded_batch
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

@@ -90,7 +90,7 @@ def test_the_same_numbers_give_the_same_bytes(tmp_path):
 
 
 def test_the_example_pages_are_small_whole_and_linked():
-    folder = Path(__file__).parents[2] / "docs"
+    folder = Path(__file__).parents[3] / "docs"
     pages = sorted(folder.glob("examples/*/report.html"))
     assert len(pages) == 3 and sum(page.stat().st_size for page in pages) < 3e6
     told = (folder / "analysis.md").read_text()

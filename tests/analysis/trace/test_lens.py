@@ -5,7 +5,7 @@ import torch
 
 from loopwright.analysis.trace.trace import trace
 from loopwright.metrics.prediction import prediction_divergence
-from tests.analysis.test_maps import IDS, MASK
+from tests.analysis.trace.test_maps import IDS, MASK
 from tests.cases import gap, noisy
 
 

@@ -22,7 +22,7 @@ from loopwright.metrics.fixedpoint import farthest_maps
 from loopwright.model.presets import PRESETS
 from loopwright.model.span import place_tokens
 from tests.analysis.dense import dense_maps
-from tests.analysis.test_maps import IDS, KINDS, MASK
+from tests.analysis.trace.test_maps import IDS, KINDS, MASK
 from tests.cases import gap, noisy
 from tests.generate.tiny import STORIES
 

@@ -40,11 +40,11 @@ def test_all_panels_share_their_scale():
     assert len(numbers) == 2
 
 
-def test_the_interval_is_drawn_and_looks_are_taken():
+def test_the_interval_is_drawn_and_styles_are_taken():
     plain = {"a": {"x": Curve(X, [1.0] * 8)}}
     wide = {"a": {"x": Curve(X, [1.0] * 8, [0.5] * 8, [1.5] * 8)}}
     assert "opacity: 0.18" in side_by_side(wide, y_label="y") and "opacity: 0.18" not in side_by_side(plain, y_label="y")
-    assert "#123456" in side_by_side(plain, y_label="y", looks={"x": {"color": "#123456"}})
+    assert "#123456" in side_by_side(plain, y_label="y", styles={"x": {"color": "#123456"}})
 
 
 def test_zeros_and_missing_numbers_are_left_out():

@@ -13,7 +13,7 @@ from loopwright.data.batch import Batch
 from loopwright.train.gradients.implicit import Implicit
 from loopwright.train.rollout import Plan, rollout
 from tests.cases import noisy
-from tests.train.gradients import gradients, padded_batch
+from tests.train.gradient_helpers import gradients, padded_batch
 
 DEPTH = 30
 

@@ -12,7 +12,7 @@ from loopwright.model.context import Pass
 from loopwright.model.presets import PRESETS
 from loopwright.train.gradients.recompute import OUTSIDE, GradSteps, Recompute, Start, forget_casts, pull_back, step_parameters
 from tests.cases import noisy
-from tests.train.gradients import padded_batch
+from tests.train.gradient_helpers import padded_batch
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

@@ -17,7 +17,7 @@ from loopwright.train.gradients.recompute import GradSteps, Recompute
 from loopwright.train.gradients.remat import REMATS, Rerun, Tree, reversible, stops
 from loopwright.train.rollout import Plan, rollout
 from tests.cases import noisy
-from tests.train.gradients import differing, gradients, loss, padded_batch
+from tests.train.gradient_helpers import differing, gradients, loss, padded_batch
 
 BITWISE = ("step", "tree", "checkpoint")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.cases import noisy
-from tests.train.test_jacobian import SMALL, batch_of, gradients, off, value_of
+from tests.train.objectives.test_jacobian import SMALL, batch_of, gradients, off, value_of
 
 WIDER = {"hidden_size": 32, "intermediate_size": 128}
 

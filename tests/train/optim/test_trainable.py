@@ -43,7 +43,7 @@ def test_only_what_is_named_moves_and_costs(tmp_path: Path, kind: str) -> None:
     wanted = {n for n, _ in job.model.named_parameters() if n.startswith(("gate.", "adapters.", "coda.1."))}
     wanted = {n for n in wanted if ".bases." not in n}
     learn_once(job)
-    job.move(0)
+    job.step(0)
     assert names(job.model) == wanted == set(job.optimiser.parameters)
     assert {n for n, p in job.model.named_parameters() if p.grad is not None} == wanted
     assert {key.split("/")[0] for key in job.optimiser.state_tensors()} == wanted

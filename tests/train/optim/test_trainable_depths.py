@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import loopwright as lw
 from loopwright.run import RunFolder
 from loopwright.settings import build_kind
-from loopwright.train import reach as module
 from loopwright.train.depth import RULES
 from loopwright.train.loop import train
 from loopwright.train.objectives.losses import OBJECTIVES, Final
+from loopwright.train.optim import trainable as module
 from loopwright.train.optim.trainable import check_trainable, choose, drawn_plans, shallowest
 from loopwright.train.rollout import Plan
 from tests.train.runs import RICH, rows_of, small

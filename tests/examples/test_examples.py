@@ -1,0 +1,51 @@
+"""The examples run, at test size."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+import loopwright as lw
+from loopwright.train.loop import train
+from tests.data.words import save_words
+from tests.train.runs import small
+
+FOLDER = Path(__file__).parents[2] / "examples"
+
+
+def run_example(name: str, *arguments: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+    runpy.run_path(str(FOLDER / name), run_name="__main__")
+
+
+def test_train_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run_example("train_own_data.py", 2, tmp_path / "run", monkeypatch=monkeypatch)
+    assert "exact match" in capsys.readouterr().out and (tmp_path / "run" / "by-depth.svg").exists()
+
+
+def test_look_inside(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run_example("look_inside.py", monkeypatch=monkeypatch)
+    said = capsys.readouterr().out
+    assert "step 11" in said and "of the predictions stay as they were" in said
+
+
+def test_compare_depths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(small({"updates": 2}), tmp_path / "run")
+    run_example("compare_depths.py", run.folder.path, tmp_path / "figure.svg", monkeypatch=monkeypatch)
+    said = capsys.readouterr().out
+    assert "paired over" in said and (tmp_path / "figure.svg").exists()
+
+
+def test_retrofit_and_heal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 272}
+    dense = lw.LoopedForCausalLM(lw.LoopedConfig(prelude_layers=6, core_layers=0, **sizes))
+    lw.save(dense, tmp_path / "dense")
+    save_words(tmp_path / "dense")
+    (tmp_path / "text.jsonl").write_text('{"text": "the thing at the end of a line, there and there"}\n' * 40)
+    arguments = (tmp_path / "dense", tmp_path / "text.jsonl", 2, tmp_path / "run")
+    run_example("retrofit_and_heal.py", *arguments, monkeypatch=monkeypatch)
+    said = capsys.readouterr().out
+    assert said.count("bits per byte") == 2 and "paired over" in said
