@@ -31,11 +31,11 @@ def test_one_process_alone_agrees_with_itself() -> None:
 
 
 def test_what_a_launcher_writes_into_the_environment_decides() -> None:
-    assert asked_for({}) == asked_for({"ACCELERATE_USE_FSDP": "false"}) == "copies"
-    assert asked_for({"ACCELERATE_USE_FSDP": "true"}) == "shards"
+    assert asked_for({}) == asked_for({"ACCELERATE_USE_FSDP": "false"}) == "ddp"
+    assert asked_for({"ACCELERATE_USE_FSDP": "true"}) == "fsdp"
     zero = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}
-    assert asked_for(zero) == "shards" and asked_for({**zero, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "0"}) == "copies"
-    assert set(PROCESSES) == {"alone", "copies", "shards"}
+    assert asked_for(zero) == "fsdp" and asked_for({**zero, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "0"}) == "ddp"
+    assert set(PROCESSES) == {"single", "ddp", "fsdp"}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_launcher_that_is_not_installed_is_one_line(monkeypatch: pytest.Monkey
         join()
 
 
-@pytest.mark.parametrize(("name", "kind"), [("ddp", "copies"), ("fsdp2", "shards")])
+@pytest.mark.parametrize(("name", "kind"), [("ddp", "ddp"), ("fsdp2", "fsdp")])
 def test_the_shipped_configurations_ask_for_what_they_say(name: str, kind: str) -> None:
     words = ["--config_file", str(LAUNCH / f"{name}.yaml"), "-m", "loopwright", "train", "demo-stable"]
     asked, *_ = _validate_launch_command(launch_command_parser().parse_args(words))

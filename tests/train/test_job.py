@@ -99,7 +99,7 @@ def test_the_log_is_on_the_disk_before_the_checkpoint_that_counts_on_it(tmp_path
 )
 def test_a_log_that_was_edited_before_the_checkpoint_is_refused(tmp_path: Path, edit: tuple[bytes, bytes]) -> None:
     chosen = small()
-    run = train(chosen, tmp_path / "run", reporter=Act(5, interrupt)).run
+    run = train(chosen, tmp_path / "run", reporter=Act(5, interrupt)).folder
     text = run.log.read_bytes()
     assert edit[0] in text
     run.log.write_bytes(text.replace(*edit, 1))

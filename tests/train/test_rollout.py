@@ -94,13 +94,13 @@ def test_steps_without_a_gradient_leave_none_in_the_graph() -> None:
 
 @pytest.mark.parametrize("remat", ["none", "step", "tree"])
 @pytest.mark.parametrize("grad_steps", [1, 4])
-def test_a_rider_takes_the_last_step(remat: str, grad_steps: int) -> None:
+def test_a_hook_takes_the_last_step(remat: str, grad_steps: int) -> None:
     model = noisy("huginn-tiny")
     batch = padded_batch(model)
     seen: list[tuple[Any, ...]] = []
 
     class Watcher:
-        def ride(self, *given: Any) -> tuple[Tensor, Tensor]:
+        def run_last_step(self, *given: Any) -> tuple[Tensor, Tensor]:
             seen.append(given)
             step, s, e, t, p, *_ = given
             return step(s, e, t, p) * 2, s.sum()
