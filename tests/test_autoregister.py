@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -31,25 +32,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_transformers_opens_our_folders_in_every_order_of_imports(folder: Path, order: str) -> None:
-    code = (
-        f"{ORDERS[order]}\nimport sys\nfrom loopwright.autoregister import Announcer\n"
-        f"print(type(AutoConfig.from_pretrained({str(folder)!r})).__name__,"
-        f" type(AutoModelForCausalLM.from_pretrained({str(folder)!r})).__name__,"
-        " any(isinstance(finder, Announcer) for finder in sys.meta_path))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["LoopedConfig", "LoopedForCausalLM", "False"]
+# one process that has loaded what costs most of a start, and knows neither loopwright nor transformers, forks before each order
+FORKED = """
+import json, os, sys, torch._dynamo, torch.distributed.tensor
+for name, code in json.loads(sys.argv[1]).items():
+    assert not {"loopwright", "transformers"} & set(sys.modules)
+    if os.fork() == 0:
+        exec(code)
+        from loopwright.autoregister import Announcer
+        config, model = (auto.from_pretrained(sys.argv[2]) for auto in (AutoConfig, AutoModelForCausalLM))
+        waiting = any(isinstance(finder, Announcer) for finder in sys.meta_path)
+        print(name, type(config).__name__, type(model).__name__, waiting, sep=",", flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_transformers_opens_our_folders_in_every_order_of_imports(folder: Path) -> None:
+    words = [sys.executable, "-c", FORKED, json.dumps(ORDERS), str(folder)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{order},LoopedConfig,LoopedForCausalLM,False" for order in ORDERS], done.stderr
 
 
 def test_the_finder_finds_nothing_else() -> None:
     assert all(Announcer(name).find_spec("torch") is None for name in OURS)
 
 
-@pytest.mark.parametrize("code", ["import loopwright, transformers", "import loopwright; from transformers import AutoConfig"])
-def test_whoever_wants_no_model_does_not_wait_for_ours(code: str) -> None:
+def test_whoever_wants_no_model_does_not_wait_for_ours() -> None:
     heavy = "print('loopwright.model.looped' in sys.modules, 'torch._dynamo' in sys.modules)"
-    words = [sys.executable, "-c", f"{code}; import sys; {heavy}"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    code = f"import sys, loopwright, transformers; {heavy}; from transformers import AutoConfig; {heavy}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"] * 4

@@ -6,29 +6,35 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from loopwright.analysis.study import Subject, study
+from loopwright.model.looped import LoopedForCausalLM
 from tests.cases import noisy
 
 ROWS = [[1, 2, 3, 4, 5], [6, 7, 8], [9, 10, 11, 12, 13, 14]]
+
+
+def summary_of(name: str, model: LoopedForCausalLM, **options: Any) -> dict[str, Any]:
+    """Returns a summary with a spectrum of few products, which are most of the time of a study."""
+    with TemporaryDirectory() as folder, patch("loopwright.analysis.trace.single_prompt.KRYLOV", 8):
+        return study(Subject(name, model, ROWS), Path(folder), **options)
 
 
 @cache
 def looped() -> dict[str, Any]:
     """Returns the summary of 12 steps of a model with prelude, core and coda."""
     model = noisy("huginn-tiny", prelude_layers=1, core_layers=4, coda_layers=1, std=0.3)
-    with TemporaryDirectory() as folder:
-        return study(Subject("loop", model, ROWS), Path(folder), depth=12, batch=2)
+    return summary_of("loop", model, depth=12, batch=2)
 
 
 @cache
 def dense() -> dict[str, Any]:
     """Returns the summary of the same layers run once."""
     model = noisy("huginn-tiny", prelude_layers=1, core_layers=4, coda_layers=1, std=0.3).without_adapters()
-    with TemporaryDirectory() as folder:
-        return study(Subject("plain", model, ROWS), Path(folder))
+    return summary_of("plain", model)
 
 
 @cache
@@ -40,13 +46,11 @@ def overflowing() -> dict[str, Any]:
             block.mlp.down_proj.weight.mul_(1e18)
         for weight in model.injection.parameters():
             weight.mul_(1e10)
-    with TemporaryDirectory() as folder:
-        return study(Subject("grows", model, ROWS), Path(folder), depth=12, batch=2)
+    return summary_of("grows", model, depth=12, batch=2)
 
 
 @cache
 def bare() -> dict[str, Any]:
     """Returns the summary of a model that is a core of one layer."""
     model = noisy("huginn-tiny", prelude_layers=0, core_layers=1, coda_layers=0, std=0.3)
-    with TemporaryDirectory() as folder:
-        return study(Subject("bare", model, ROWS), Path(folder), depth=6, batch=2)
+    return summary_of("bare", model, depth=6, batch=2)

@@ -11,6 +11,8 @@ from loopwright.analysis.trace.trace import check_lengths
 from tests.analysis.summaries import ROWS, dense, looped
 from tests.cases import noisy
 
+pytestmark = pytest.mark.usefixtures("few_products")
+
 
 def test_what_the_model_is():
     about = looped()["model"]

@@ -1,6 +1,7 @@
 """Summaries: means and spreads are those of the traces, labels those of the classifier, and everything is plain data."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -87,10 +88,9 @@ def test_answers_count_flips_and_what_stays():
 
 
 def test_the_orbit_kept_is_the_largest_with_the_stages_of_its_prompt():
-    steps = torch.arange(40)
-    settle = Settling()
+    steps, settle, traced = torch.arange(40), Settling(), trace(noisy("huginn-tiny"), torch.tensor([[1, 2, 3]]), 41)
     for number, size in enumerate((0.1, 0.3, 0.2)):
-        one = trace(noisy("huginn-tiny"), torch.tensor([[1, 2, 3]]), 41)
+        one = deepcopy(traced)
         one.values["token_cosine"].fill_(1.0)
         one.core("token_cosine")[0, :40, 1, 2] = (0.6 + size * torch.cos(steps * 2 * torch.pi / 8)).half()
         settle.add(one, {"colsum": torch.full((one.places.count,), float(number)), "norm": torch.ones(1)})
@@ -101,10 +101,10 @@ def test_the_orbit_kept_is_the_largest_with_the_stages_of_its_prompt():
 
 
 def test_orbits_have_their_amplitude_and_frequency_and_every_layer_its_rates():
-    steps = torch.arange(40)
+    steps, traced = torch.arange(40), trace(noisy("huginn-tiny"), torch.tensor([[1, 2, 3, 4]]), 41)
     settle, last = Settling(), []
     for size, period in ((0.1, 8), (0.3, 4), (0.2, 8)):
-        one = trace(noisy("huginn-tiny"), torch.tensor([[1, 2, 3, 4]]), 41)
+        one = deepcopy(traced)
         one.values["token_cosine"].fill_(1.0)
         wave = torch.cos(steps * 2 * torch.pi / period)
         if period == 8:  # larger ones at the first layer, of two tokens in two examples

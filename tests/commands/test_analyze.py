@@ -12,6 +12,8 @@ from loopwright.train.loop import train
 from tests.generate.tiny import save_model
 from tests.train.runs import small
 
+pytestmark = pytest.mark.usefixtures("few_products", "unlaid")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

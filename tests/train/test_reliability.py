@@ -18,9 +18,12 @@ from loopwright.train.recipe import Recipe, written
 from tests.train.runs import RICH, children, command, counted, end_of, rows_of, small
 
 KILLED = -signal.SIGKILL
-RECIPE = small(
-    RICH, {"updates": 40, "depth": {"updates": 20}, "validate": {"radius": 0, "every": 5}, "save": {"every": 2, "keep": 2}}
-)
+
+
+def rich(updates: int) -> Recipe:
+    """Returns a run that saves at every second update and has all that a resumed run could forget."""
+    changes = {"depth": {"updates": updates // 2}, "validate": {"radius": 0, "every": 5}, "save": {"every": 2, "keep": 2}}
+    return small(RICH, {"updates": updates, **changes})
 
 
 class Trial:
@@ -45,7 +48,7 @@ class Trial:
 
     def kill_in_a_save(self, folder: Path, draw: random.Random) -> None:
         """Kills a run at a random call of one of the first saves."""
-        assert self.finish(folder, draw.randrange(*draw.choice(self.saves[:12]))) == KILLED
+        assert self.finish(folder, draw.randrange(*draw.choice(self.saves[: self.recipe.updates // 3]))) == KILLED
 
     def kill_at_a_call(self, folder: Path, draw: random.Random) -> None:
         """Kills a run at a random call."""
@@ -67,11 +70,12 @@ class Trial:
         return rows_of(folder) == rows_of(whole) and end_of(folder) == end_of(whole)
 
 
-def test_a_run_that_was_killed_twice_is_bitwise_the_one_that_never_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("updates", [12, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_run_that_was_killed_twice_is_bitwise_the_one_that_never_was(tmp_path: Path, updates: int) -> None:
     """Once at a random call in the middle, once inside a save."""
-    trial, draw, folder = Trial(RECIPE, tmp_path), random.Random(0), tmp_path / "run"
+    trial, draw, folder = Trial(rich(updates), tmp_path), random.Random(0), tmp_path / "run"
     assert trial.finish(folder, draw.randrange(trial.calls // 4, trial.calls // 2)) == KILLED
-    assert 0 < read_log(folder / "log.jsonl")[-1]["update"] < 39
+    assert 0 < read_log(folder / "log.jsonl")[-1]["update"] < updates - 1
     trial.kill_in_a_save(folder, draw)
     assert trial.is_equal(folder)
 
@@ -79,7 +83,7 @@ def test_a_run_that_was_killed_twice_is_bitwise_the_one_that_never_was(tmp_path:
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_twenty_random_points_is_bitwise_the_one_that_never_was(tmp_path: Path) -> None:
     """Inside a save, at a random call, from outside at a random moment; every second one is killed twice."""
-    trial, draw, equal, kills = Trial(RECIPE, tmp_path), random.Random(1), [], []
+    trial, draw, equal, kills = Trial(rich(40), tmp_path), random.Random(1), [], []
     for number in range(20):
         folder = tmp_path / f"run-{number}"
         for kill in (trial.kill_in_a_save, trial.kill_at_a_call, trial.kill_from_outside)[number % 3 :][: 1 + number % 2]:

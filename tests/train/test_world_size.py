@@ -19,7 +19,7 @@ from loopwright.train.objectives.losses import OBJECTIVES
 from loopwright.train.recipe import Recipe
 from tests.train.runs import Act, Poisoned, Turn, children, interrupt, ranked, rows_of, small
 
-# rows with different numbers of targets, several batches an update, random depth, an average; the penalty comes in on the way
+# rows with different numbers of targets, several batches an update, random depth, an average
 BASE: dict[str, Any] = {
     "data": {"train_digits": [1, 2, 3], "train": 90},
     "updates": 50,
@@ -29,7 +29,13 @@ BASE: dict[str, Any] = {
     "validate": {"every": 25},
     "save": {"best": False},
 }  # fmt: skip
-LATE = {"penalties": [{"kind": "jacobian", "mode": "fd", "share": 0.5, "weight": 0.1, "start": 25}]}
+
+
+def with_late_penalty(updates: int, samples: int) -> Recipe:
+    """Returns a run whose penalty comes in half-way, over more than one epoch."""
+    half = updates // 2
+    penalty = {"kind": "jacobian", "mode": "fd", "share": 0.5, "weight": 0.1, "start": half}
+    return small(BASE, {"data": {"train": samples}, "updates": updates, "penalties": [penalty], "validate": {"every": half}})
 
 
 def processes(folder: Path, turns: list[Turn], world: int) -> list[int]:
@@ -87,33 +93,35 @@ def assert_each_sample_once(folder: Path, name: str, recipe: Recipe, world: int,
         assert len({index for row, index in pairs if row // samples == epoch}) == samples
 
 
-def test_two_processes_give_the_run_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("updates", "samples", "depths"), [(8, 30, 3), pytest.param(50, 90, 6, marks=pytest.mark.slow)])
+def test_two_processes_give_the_run_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: int, samples: int, depths: int
+) -> None:
     """All in one pair of processes, since starting them is what costs."""
     monkeypatch.setitem(OBJECTIVES, "poisoned", Poisoned)
-    chosen = small(BASE, LATE)
+    chosen, before, after = with_late_penalty(updates, samples), updates * 2 // 5, updates * 3 // 5
     ill = small({"updates": 4, "objective": {"kind": "poisoned", "at": [1, 2], "what": "gradient", "rank": 1}, "patience": 1})
-    stopped = train(chosen, tmp_path / "grown", reporter=Act(20, interrupt))
-    assert stopped.progress.update == 20
+    stopped = train(chosen, tmp_path / "grown", reporter=Act(before, interrupt))
+    assert stopped.progress.update == before
     turns = [
         Turn("copies", chosen),
         Turn("shards", chosen, shards=True),
-        Turn("shrunk", chosen, shards=True, stop=30),
+        Turn("shrunk", chosen, shards=True, stop=after),
         Turn("grown", chosen, resume=True),
         Turn("ill-copies", ill, fails="not finite 2 times in a row"),
         Turn("ill-shards", ill, shards=True, fails="not finite 2 times in a row"),
     ]
     assert processes(tmp_path, turns, 2) == [0, 0]
     outcome = train(chosen, tmp_path / "one")
-    assert (
-        any("jacobian" in row for row in rows_of(outcome)) and len({tuple(r["depth"]) for r in rows_of(outcome) if "loss" in r}) > 5
-    )
+    rows = rows_of(outcome)
+    assert any("jacobian" in row for row in rows) and len({tuple(row["depth"]) for row in rows if "loss" in row}) >= depths
     for name in ("copies", "shards", "grown"):
         assert_alike(tmp_path / "one", tmp_path / name)
     for name in ("copies", "shards"):
-        assert_each_sample_once(tmp_path, name, chosen, 2, 90)
+        assert_each_sample_once(tmp_path, name, chosen, 2, samples)
 
     # what only one process heard of stopped both, at the same update; one process goes on alone
-    assert [read_json(tmp_path / f"shrunk.{rank}.json")["update"] for rank in range(2)] == [30, 30]
+    assert [read_json(tmp_path / f"shrunk.{rank}.json")["update"] for rank in range(2)] == [after, after]
     train(chosen, tmp_path / "shrunk", resume=True)
     assert_alike(tmp_path / "one", tmp_path / "shrunk")
 

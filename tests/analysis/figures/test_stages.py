@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import xml.etree.ElementTree as ET
+from functools import cache
 
 import pytest
 
@@ -11,13 +12,21 @@ from loopwright.analysis.figures import stages
 from loopwright.analysis.summary import STAGES
 from tests.analysis.summaries import dense, looped
 
+pytestmark = pytest.mark.usefixtures("unlaid")
+
+
+@cache
+def drawn(name: str) -> str:
+    """A figure of the looped model, drawn once for all tests."""
+    return stages.FIGURES[name](looped())
+
 
 @pytest.mark.parametrize("name", stages.FIGURES)
 def test_every_figure_is_svg_from_plain_numbers(name: str, tmp_path):
     metrics = json.loads(json.dumps(looped()))
     svg = stages.FIGURES[name](metrics, path=tmp_path / "x.svg")
     ET.fromstring(svg)
-    assert (tmp_path / "x.svg").read_text() == svg == stages.FIGURES[name](metrics)
+    assert (tmp_path / "x.svg").read_text() == svg == drawn(name)
     changed = copy.deepcopy(metrics)
     for numbers in changed["by_place"].values():
         numbers["mean"] = [None if v is None else 0.5 * v * (i % 3) for i, v in enumerate(numbers["mean"])]
@@ -25,14 +34,13 @@ def test_every_figure_is_svg_from_plain_numbers(name: str, tmp_path):
 
 
 def test_groupings_have_their_colours_and_words():
-    assert all(colour in stages.by_step(looped()) for colour in stages.STEP_ENDS)
-    assert all(colour in stages.by_layer(looped()) for colour in stages.LAYER_ENDS)
-    assert "step 12" in stages.by_step(looped()) and "layer 3" in stages.by_layer(looped())
-    assert "ColSum concentration" in stages.realised(looped())
+    by_step, by_layer = drawn("stages-by-step"), drawn("stages-by-layer")
+    assert all(colour in by_step for colour in stages.STEP_ENDS) and all(colour in by_layer for colour in stages.LAYER_ENDS)
+    assert "step 12" in by_step and "layer 3" in by_layer and "ColSum concentration" in drawn("stages-realised")
 
 
 def test_a_dense_model_is_laid_over_and_drawn_alone():
-    alone, over = stages.by_step(looped()), stages.by_step(looped(), dense=dense())
+    alone, over = drawn("stages-by-step"), stages.by_step(looped(), dense=dense())
     assert stages.DENSE in over and stages.DENSE not in alone and "dense model" in over
     assert "this model" in stages.by_step(dense())
     assert stages.DENSE in stages.halves(looped(), dense=dense())
@@ -47,9 +55,10 @@ def test_numbers_that_are_not_there_are_said():
 def test_fixed_points_have_the_farthest_layers_beside_them_and_older_summaries_are_drawn_without():
     metrics = copy.deepcopy(looped())
     draw, panel = stages.FIGURES["fixed-points"], f">{stages.LABELS['far_attention']}<"
-    assert panel in draw(metrics)
+    assert panel in drawn("fixed-points")
     del metrics["by_place"]["far_attention"]
-    assert panel not in draw(metrics) and f">{stages.LABELS['far_cosine']}<" in draw(metrics)
+    older = draw(metrics)
+    assert panel not in older and f">{stages.LABELS['far_cosine']}<" in older
 
 
 def test_the_prompt_of_the_largest_orbit_is_drawn_from_its_own_numbers():

@@ -9,6 +9,8 @@ import pytest
 from loopwright.analysis.figures import states
 from tests.analysis.summaries import dense, looped
 
+pytestmark = pytest.mark.usefixtures("unlaid")
+
 
 @pytest.mark.parametrize("name", states.FIGURES)
 def test_every_figure_is_svg_from_plain_numbers(name: str, tmp_path):

@@ -5,9 +5,13 @@ import re
 from functools import cache
 from pathlib import Path
 
-from loopwright.analysis.report.analysis import MORE, READ, READ_DENSE, draw_all, sections, write_analysis
+import pytest
+
+from loopwright.analysis.figures import stages, states
+from loopwright.analysis.report.analysis import BETWEEN_LAYERS, MORE, READ, READ_DENSE, draw_all, sections, write_analysis
 from tests.analysis.summaries import bare, dense, looped, overflowing
 
+pytestmark = pytest.mark.usefixtures("unlaid")
 QUESTIONS = [
     "What this model is",
     "Does it converge, and to what?",
@@ -17,39 +21,49 @@ QUESTIONS = [
 
 
 @cache
-def drawn_of(kind: str, beside: bool = False) -> dict[str, str]:
-    """The figures of a summary, drawn once for all tests."""
-    return draw_all({"looped": looped, "bare": bare, "dense": dense}[kind](), dense() if beside else None)
+def drawn() -> dict[str, str]:
+    """The figures of the looped model beside the dense one, drawn once for all tests."""
+    return draw_all(looped(), dense())
 
 
-def test_the_page_answers_the_questions_in_order(tmp_path):
+def test_the_page_answers_the_questions_in_order_and_the_same_numbers_give_the_same_bytes(tmp_path):
     page = write_analysis(json.loads(json.dumps(looped())), tmp_path, dense=json.loads(json.dumps(dense())), footer="made here")
     text = page.read_text()
     places = [text.index(question) for question in QUESTIONS]
     assert places == sorted(places)
     assert "“More depth is safe”: " in text and "made here" in text and "<script" not in text and "src=" not in text
-    drawn = {path.stem for path in (tmp_path / "figures").glob("*.svg")}
-    assert drawn == set(drawn_of("looped", True)) and len(drawn) >= 14
+    figures = {path.stem: path.read_text() for path in (tmp_path / "figures").glob("*.svg")}
+    assert figures == drawn() and len(figures) >= 14 and all(svg in text for svg in figures.values())
 
 
 def test_every_figure_is_on_the_page_with_its_sentence():
-    pictures = drawn_of("looped", True)
+    pictures = drawn()
     shown = [picture for section in sections(looped(), dense(), pictures) for picture in section.pictures]
     assert sorted(picture.svg for picture in shown) == sorted(pictures.values())
     whole = {name: f"{said} {MORE[name][1]}" if name in MORE else said for name, said in READ.items()}
     assert {picture.caption for picture in shown} == {whole[name] for name in pictures}
 
 
-def captions(metrics, kind: str) -> str:
-    found = sections(metrics, None, drawn_of(kind))
+def captions(metrics, pictures: dict[str, str]) -> str:
+    found = sections(metrics, None, pictures)
     return " ".join(picture.caption for section in found for picture in section.pictures)
 
 
 def test_captions_say_nothing_of_what_is_not_drawn():
-    whole, lonely = captions(looped(), "looped"), captions(bare(), "bare")
+    few = {"fixed-points": stages.FIGURES["fixed-points"]} | {name: states.FIGURES[name][1] for name in MORE if "plan" in name}
+    lone = {name: draw(bare()) for name, draw in few.items()}
+    whole, lonely = captions(looped(), drawn() | {"stages-by-step": stages.by_step(looped())}), captions(bare(), lone)
     assert "dashed red" not in whole and "framed" in whole and "farthest from it ends" in whole
     assert "framed" not in lonely and "farthest from it ends" not in lonely
-    assert "cosine to farthest" not in drawn_of("bare")["fixed-points"]
+    assert "cosine to farthest" not in lone["fixed-points"]
+
+
+@pytest.mark.slow
+def test_a_core_of_one_layer_has_every_figure_but_those_between_layers():
+    pictures = draw_all(bare())
+    assert {"fixed-points", "floorplan", "spectrum"} <= set(pictures) and not set(BETWEEN_LAYERS) & set(pictures)
+    said = captions(bare(), pictures)
+    assert "framed" not in said and "farthest from it ends" not in said
 
 
 def limits_line(**changes) -> str:
@@ -77,16 +91,10 @@ def test_a_dense_models_page(tmp_path):
     text = write_analysis(dense(), tmp_path).read_text()
     assert "Its stages" in text and "Does it converge" not in text and 'class="outcome' not in text
     assert "each layer once" in text and "input injection" not in text and "Each layer runs once: attention gathers" in text
-    drawn = drawn_of("dense")
-    shown = [picture for section in sections(dense(), None, drawn) for picture in section.pictures]
-    assert sorted(picture.svg for picture in shown) == sorted(drawn.values())
-    assert {picture.caption for picture in shown} == {(READ | READ_DENSE)[name] for name in drawn}
-
-
-def test_the_same_numbers_give_the_same_bytes(tmp_path):
-    made = write_analysis(looped(), tmp_path)
-    drawn = {path.stem: path.read_text() for path in (tmp_path / "figures").glob("*.svg")}
-    assert drawn == drawn_of("looped") and all(svg in made.read_text() for svg in drawn.values())
+    pictures = {path.stem: path.read_text() for path in (tmp_path / "figures").glob("*.svg")}
+    shown = [picture for section in sections(dense(), None, pictures) for picture in section.pictures]
+    assert sorted(picture.svg for picture in shown) == sorted(pictures.values())
+    assert {picture.caption for picture in shown} == {(READ | READ_DENSE)[name] for name in pictures}
 
 
 def test_the_example_pages_are_small_whole_and_linked():
@@ -101,10 +109,10 @@ def test_the_example_pages_are_small_whole_and_linked():
         assert not re.search(r"/(?:home|root|tmp|work|Users)/", text)
 
 
-def test_a_model_that_overflows_has_a_page_that_says_so(tmp_path):
+@pytest.mark.parametrize("beside", [dense, pytest.param(lambda: None, marks=pytest.mark.slow)])
+def test_a_model_that_overflows_has_a_page_that_says_so(tmp_path, beside):
     metrics = json.loads(json.dumps(overflowing(), allow_nan=False))
-    for beside in (dense(), None):
-        text = write_analysis(metrics, tmp_path, dense=beside).read_text()
-        assert "No: 100 % of layers do not stay" in text and "✗ Does not hold." in text
-        assert "“More depth is safe”: by step 12 layers have lost their numbers" in text
-        assert not re.search(r"\bnan\b", text)
+    text = write_analysis(metrics, tmp_path, dense=beside()).read_text()
+    assert "No: 100 % of layers do not stay" in text and "✗ Does not hold." in text
+    assert "“More depth is safe”: by step 12 layers have lost their numbers" in text
+    assert not re.search(r"\bnan\b", text)

@@ -15,6 +15,7 @@ from experiments.inside.page import FIGURES
 from experiments.inside.plan import Row
 from experiments.inside.random_init import FILE, conclude, measure, said
 
+pytestmark = pytest.mark.usefixtures("unlaid")
 NORM_FIELDS = {"norm_placement", "end_norm", "final_norm"}
 
 

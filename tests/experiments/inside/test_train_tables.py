@@ -7,12 +7,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from experiments.inside.train_claims import CLAIMS, readings
 from experiments.inside.train_plan import CONTROL, Row
 from experiments.inside.train_tables import draw, in_words, page, paired_table, prompt_parts, read
 from tests.analysis.summaries import dense, looped, overflowing
 from tests.experiments.results import hard, held_out
 
+pytestmark = pytest.mark.usefixtures("unlaid")
 ROOT = Path(__file__).parents[3]
 
 
