@@ -30,3 +30,18 @@ def test_small_models_run_on_one_thread_unless_somebody_has_chosen(
         assert capsys.readouterr().err == ""
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("machine", "left"), [("aarch64", False), ("x86_64", True)])
+def test_small_models_do_without_onednn_on_arm(monkeypatch: pytest.MonkeyPatch, machine: str, left: bool) -> None:
+    monkeypatch.setattr(threads.platform, "machine", lambda: machine)
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = True
+    try:
+        with fitting_threads(lw.build("huginn-tiny")):
+            assert torch.backends.mkldnn.enabled == left
+        assert torch.backends.mkldnn.enabled
+        with fitting_threads(torch.nn.Linear(1200, 1000)):
+            assert torch.backends.mkldnn.enabled, "a large model keeps it"
+    finally:
+        torch.backends.mkldnn.enabled = before
