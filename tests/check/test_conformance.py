@@ -33,7 +33,7 @@ def passed(report: lw.CheckReport) -> dict[str, bool | None]:
     return {row.name: row.passed for row in report.rows}
 
 
-LIKE_ANOTHER = {"ouro-2.6b", "retrofit-tinyllama", "retrofit-llama-1b"}  # in all but sizes
+LIKE_ANOTHER = {"ouro-2.6b", "retrofit-tinyllama"}  # in all but sizes
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LIKE_ANOTHER)) for n in PRESETS])
