@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 import loopwright as lw
 from loopwright.check.conformance import CHECKS
-from loopwright.model.presets import PRESETS
-from tests.cases import noisy
+from tests.cases import CASES, noisy
 from tests.evaluate.foreign import Bare, Foreign
 
 STORIES = Path(__file__).parents[3] / "shared" / "data" / "models" / "stories260K"
@@ -33,10 +32,7 @@ def passed(report: lw.CheckReport) -> dict[str, bool | None]:
     return {row.name: row.passed for row in report.rows}
 
 
-LIKE_ANOTHER = {"ouro-2.6b", "retrofit-tinyllama"}  # in all but sizes
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LIKE_ANOTHER)) for n in PRESETS])
+@pytest.mark.parametrize("name", CASES)
 def test_every_preset_passes_every_check(name: str) -> None:
     torch.manual_seed(0)
     report = lw.check(lw.build(f"{name}-tiny"))
