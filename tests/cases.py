@@ -11,8 +11,13 @@ from torch import Tensor
 
 import loopwright as lw
 from loopwright.model.filled import Filled, Group
+from loopwright.model.presets import PRESETS
 
 HERE = Path(__file__).parent
+LIKE_ANOTHER = {"ouro-2.6b", "retrofit-tinyllama"}  # presets that differ from another in sizes alone
+# every preset as a case of a test, those behind `-m slow`
+CASES = [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_ANOTHER)) for name in PRESETS]
+TINY_CASES = [pytest.param(f"{name}-tiny", marks=[pytest.mark.slow] * (name in LIKE_ANOTHER)) for name in PRESETS]
 ROOTS = (HERE / "golden", HERE.parent.parent / "shared" / "golden")
 
 

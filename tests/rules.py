@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 FOLDERS = ("loopwright", "tests", "benchmarks")
@@ -77,7 +78,13 @@ Rule = Callable[[Path], list[str]]
 def sources(root: Path, *folders: str) -> Iterator[tuple[str, ast.Module]]:
     for folder in folders or ("loopwright",):
         for path in sorted((root / folder).rglob("*.py")):
-            yield path.relative_to(root).as_posix(), ast.parse(path.read_text())
+            yield path.relative_to(root).as_posix(), parsed(path.read_text())
+
+
+@cache
+def parsed(text: str) -> ast.Module:
+    """Each file is parsed once for all rules, none of which changes a tree."""
+    return ast.parse(text)
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:

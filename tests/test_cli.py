@@ -227,7 +227,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_module_runs_as_a_program() -> None:
-    command = [sys.executable, "-m", "loopwright.cli", "inspect", "hugin"]
+    command = [sys.executable, "-m", "loopwright.cli", "inspekt", "huginn"]  # a mistake that loads nothing heavy
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("loopwright: model: 'hugin'") and done.stderr.count("\n") == 1 and not done.stdout
+    assert done.stderr.startswith("loopwright: No such command 'inspekt'") and done.stderr.count("\n") == 1 and not done.stdout

@@ -34,31 +34,34 @@ def start(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, *words], env=environment, text=True, **pipes)  # type: ignore[call-overload]
 
 
-def interrupted_twice(child: subprocess.Popen[str], number: int) -> tuple[int, float]:
-    """Returns how a child ended, and after how many seconds, when the signal came again."""
-    time.sleep(1.0)  # from the word that it is ready into the long call
-    child.send_signal(number)
-    time.sleep(0.3)
-    child.send_signal(number)  # the same key press, told twice
-    time.sleep(1.0)
-    assert child.poll() is None
-    began = time.monotonic()
-    child.send_signal(number)
+def interrupted_twice(children: dict[subprocess.Popen[str], int]) -> list[tuple[int, float]]:
+    """Returns how children ended, and after how many seconds, when their signals came again."""
     try:
-        return child.wait(20), time.monotonic() - began
+        for wait in (1.0, 0.3):  # from the word that they are ready into the long call; the same key press, told twice
+            time.sleep(wait)
+            for child, number in children.items():
+                child.send_signal(number)
+        time.sleep(1.0)
+        assert all(child.poll() is None for child in children)
+        ends = []
+        for child, number in children.items():
+            began = time.monotonic()
+            child.send_signal(number)
+            ends.append((child.wait(20), time.monotonic() - began))
+        return ends
     finally:
-        child.kill()
-        child.communicate()
+        for child in children:
+            child.kill()
+            child.communicate()
 
 
-@pytest.mark.parametrize(
-    ("program", "number", "code"), [(VERB, signal.SIGINT, 130), (TRAIN, signal.SIGINT, 130), (TRAIN, signal.SIGTERM, 143)]
-)
-def test_a_second_signal_ends_a_call_that_does_not_come_back(program: str, number: int, code: int) -> None:
-    child = start("-c", program)
-    assert child.stdout is not None and child.stdout.readline() == "ready\n"
-    found, seconds = interrupted_twice(child, number)
-    assert found == code and seconds < 2
+def test_a_second_signal_ends_a_call_that_does_not_come_back() -> None:
+    """A verb and a run, by Ctrl-C and by a polite kill, side by side: most of the time is waiting."""
+    cases = ((VERB, signal.SIGINT, 130), (TRAIN, signal.SIGINT, 130), (TRAIN, signal.SIGTERM, 143))
+    children = {start("-c", program): number for program, number, _ in cases}
+    assert all(child.stdout is not None and child.stdout.readline() == "ready\n" for child in children)
+    for (found, seconds), (_, _, code) in zip(interrupted_twice(children), cases, strict=True):
+        assert found == code and seconds < 2
 
 
 def test_what_was_set_before_is_set_again() -> None:
@@ -75,11 +78,11 @@ def test_what_was_set_before_is_set_again() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_training_at_an_absurd_depth_ends_at_the_second_signal(tmp_path: Path, number: int) -> None:
-    words = ["train", "demo-stable", "--toy", "depth={kind: fixed, depth: 100000}", "look={every: 0}", "penalties=[]"]
+    words = ["train", "demo-stable", "--toy", "depth={kind: fixed, depth: 100000}", "validate={every: 0}", "penalties=[]"]
     child = start("-m", "loopwright", *words, "--out", str(tmp_path / "run"))
     deadline = time.monotonic() + 60
     while not (tmp_path / "run" / "log.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(5)  # inside the first update
-    found, seconds = interrupted_twice(child, number)
+    ((found, seconds),) = interrupted_twice({child: number})
     assert found == 128 + number and seconds < 2

@@ -11,6 +11,7 @@ import pytest
 
 import loopwright as lw
 from loopwright import public
+from tests.rules import HOMES
 
 ROOT = Path(__file__).parent.parent
 HEAVY = "print(sorted({'torch', 'transformers', 'numpy', 'accelerate'} & set(sys.modules)))"
@@ -36,14 +37,15 @@ def test_an_unknown_name_is_refused_as_everywhere() -> None:
         lw.laod  # noqa: B018
 
 
-def test_importing_loopwright_loads_nothing_heavy_until_a_name_is_asked_for() -> None:
+def test_importing_loopwright_loads_nothing_heavy_until_a_name_is_asked_for_and_no_optional_package() -> None:
     assert fresh(f"import sys, loopwright; dir(loopwright); loopwright.__version__; {HEAVY}") == "[]"
     # folders of the same name are imported first: the public names win
     before = "import loopwright as lw, loopwright.train.loop, loopwright.check.conformance, loopwright.metrics.score"
     shown = "print(load.__module__, metrics.__name__, train.__module__, lw.check.__module__, lw.train is train)"
-    names, heavy = fresh(f"import sys; {before}; from loopwright import *; {shown}; {HEAVY}").splitlines()
+    extras = f"import loopwright.cli, loopwright.commands; print([name for name in {list(HOMES)} if name in sys.modules])"
+    names, heavy, optional = fresh(f"import sys; {before}; from loopwright import *; {shown}; {HEAVY}; {extras}").splitlines()
     assert names == "loopwright.source loopwright.metrics loopwright.verbs loopwright.check.conformance True"
-    assert "torch" in heavy and "transformers" in heavy
+    assert "torch" in heavy and "transformers" in heavy and optional == "[]"
 
 
 @pytest.mark.parametrize(

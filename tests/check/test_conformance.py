@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 import loopwright as lw
 from loopwright.check.conformance import CHECKS
-from loopwright.model.presets import PRESETS
-from tests.cases import noisy
+from tests.cases import CASES, noisy
 from tests.evaluate.foreign import Bare, Foreign
 
 STORIES = Path(__file__).parents[3] / "shared" / "data" / "models" / "stories260K"
@@ -33,20 +32,20 @@ def passed(report: lw.CheckReport) -> dict[str, bool | None]:
     return {row.name: row.passed for row in report.rows}
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", CASES)
 def test_every_preset_passes_every_check(name: str) -> None:
     torch.manual_seed(0)
     report = lw.check(lw.build(f"{name}-tiny"))
     assert set(passed(report).values()) == {True}, str(report)
 
 
-@pytest.mark.parametrize("name", ["huginn", "asura", "ouroboros-qwen2.5-3b"])
+@pytest.mark.parametrize("name", ["asura", "ouroboros-qwen2.5-3b", pytest.param("huginn", marks=pytest.mark.slow)])
 def test_presets_pass_when_every_part_has_an_effect(name: str) -> None:
     report = lw.check(noisy(f"{name}-tiny"))
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("name", ["ouro-1.4b", "relaxed"])
+@pytest.mark.parametrize("name", ["relaxed", pytest.param("ouro-1.4b", marks=pytest.mark.slow)])
 def test_presets_pass_in_bfloat16(name: str) -> None:
     torch.manual_seed(0)
     report = lw.check(lw.build(f"{name}-tiny").bfloat16())

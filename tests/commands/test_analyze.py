@@ -35,14 +35,20 @@ def undrawn(monkeypatch):
     monkeypatch.setattr(analyze, "write_analysis", lambda metrics, folder, **given: folder / "report.html")
 
 
-def test_a_page_with_its_numbers_and_figures(folder, tmp_path, capsys):
-    code, out, _ = run(capsys, folder, "--prompts", "the cat sat and then", "--depth", 8, "--out", tmp_path / "o")
+@pytest.mark.parametrize("redrawn", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_page_with_its_numbers_and_figures(folder, tmp_path, capsys, request, redrawn):
+    words = (folder, "--prompts", "the cat sat and then", "--depth", 8, "--out", tmp_path / "o")
+    code, out, _ = run(capsys, *words)
     assert code == 0 and "memory at batch 1: about" in out and "Is more depth safe?" in out
-    found = json.loads((tmp_path / "o" / "metrics" / "analysis.json").read_text())
+    numbers = (tmp_path / "o" / "metrics" / "analysis.json").read_bytes()
+    found = json.loads(numbers)
     assert found["places"]["steps"] == 8 and found["examples"] == 1
     assert (tmp_path / "o" / "report.html").is_file() and (tmp_path / "o" / "figures" / "cycles.svg").is_file()
     page = (tmp_path / "o" / "report.html").read_bytes()
-    assert run(capsys, folder, "--prompts", "the cat sat and then", "--depth", 8, "--out", tmp_path / "o")[0] == 0
+    if not redrawn:
+        request.getfixturevalue("undrawn")
+    assert run(capsys, *words)[0] == 0
+    assert (tmp_path / "o" / "metrics" / "analysis.json").read_bytes() == numbers
     assert (tmp_path / "o" / "report.html").read_bytes() == page
 
 

@@ -19,6 +19,8 @@ from loopwright.recipes import recipe
 from loopwright.source import load
 from tests.generate.tiny import save_model
 
+pytestmark = pytest.mark.usefixtures("unlaid")
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:

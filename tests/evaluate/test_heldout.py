@@ -75,12 +75,13 @@ def test_documents_are_drawn_where_there_are_enough() -> None:
     assert float(losses.sum() / targets.sum()) == pytest.approx(many.loss[0], rel=1e-5)
 
 
-def test_intervals_hold_the_truth_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("times", [24, pytest.param(60, marks=pytest.mark.slow)])
+def test_intervals_hold_the_truth_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Passages of a document share its luck: drawing documents covers, drawing passages would be too sure."""
     text = Passages("luck", 3, tuple(Passage((1, 2), 1, 1, i // 4) for i in range(160)), 4)
     model = noisy("stars-addition-tiny", vocab_size=96).eval()
     covered = {"document": 0, "passage": 0}
-    for seed in range(60):
+    for seed in range(times):
         generator = torch.Generator().manual_seed(seed)
         luck = torch.randn(40, generator=generator, dtype=torch.float64).repeat_interleave(4)
         table = (5 + luck + 0.1 * torch.randn(160, generator=generator, dtype=torch.float64))[None]
@@ -90,7 +91,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(monkeypatch: pytest.Monke
             report = held_out(model, text, depths=[1], causality=CAUSAL)
             assert report.unit == unit
             covered[unit] += report.loss_low[0] < 5 < report.loss_high[0]
-    assert covered["document"] >= 50 and covered["passage"] <= 45
+    assert covered["document"] >= times * 5 / 6 and covered["passage"] <= times * 3 / 4
 
 
 # models that see the future

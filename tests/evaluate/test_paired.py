@@ -54,9 +54,10 @@ def test_depths_are_chosen_for_each() -> None:
     assert found.depths == (1, 2) and found.difference == pytest.approx(1.0)
 
 
-def test_noise_is_not_a_win_more_often_than_it_says() -> None:
-    decided = sum(compare(report(hard(2 * s)[None]), report(hard(2 * s + 1)[None])).decided for s in range(60))
-    assert decided <= 9
+@pytest.mark.parametrize(("pairs", "most"), [(20, 3), pytest.param(60, 9, marks=pytest.mark.slow)])
+def test_noise_is_not_a_win_more_often_than_it_says(pairs: int, most: int) -> None:
+    decided = sum(compare(report(hard(2 * s)[None]), report(hard(2 * s + 1)[None])).decided for s in range(pairs))
+    assert decided <= most
 
 
 def test_the_recovered_share_of_a_gap() -> None:

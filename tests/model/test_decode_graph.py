@@ -8,10 +8,8 @@ import torch
 
 import loopwright as lw
 from loopwright.model.decode_graph import DecodeGraph
-from loopwright.model.presets import PRESETS
-from tests.cases import gap, noisy
+from tests.cases import TINY_CASES, gap, noisy
 
-NAMES = [f"{name}-tiny" for name in PRESETS]
 GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
 
 
@@ -44,7 +42,7 @@ class Eager:
         self.cache.filled.begin()  # a real replay runs no Python code: what it ran must be counted without it
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TINY_CASES)
 @torch.no_grad()
 def test_what_the_graph_counts_without_a_gpu(name, monkeypatch):
     """Its host side on a CPU, up to the last place of the cache, also where the first decoded token takes that place."""
@@ -77,7 +75,7 @@ def test_what_the_graph_counts_without_a_gpu(name, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TINY_CASES)
 @torch.no_grad()
 def test_graph_equals_plain(name):
     model = noisy(name).cuda()
@@ -104,7 +102,7 @@ def test_graph_equals_plain(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TINY_CASES)
 @torch.no_grad()
 def test_static_generation_equals_dynamic(name):
     model = noisy(name).cuda()

@@ -98,8 +98,10 @@ def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
-@pytest.mark.parametrize("at", [2, 13])
+@pytest.mark.parametrize(
+    ("optimiser", "at"),
+    [("muon", 2), ("adamw", 13), *(pytest.param(*more, marks=pytest.mark.slow) for more in (("adamw", 2), ("muon", 13)))],
+)
 def test_a_run_that_was_stopped_and_resumed_is_bitwise_the_uninterrupted_one(
     whole_runs: dict[str, Path], tmp_path: Path, optimiser: str, at: int
 ) -> None:

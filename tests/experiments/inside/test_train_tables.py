@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ def run(row: Row, near: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def runs(tmp_path: Path, near: dict[str, Any]) -> list[Any]:
-    rows = [Row(CONTROL), Row("sandwich", 8), Row("sandwich", 4), Row("sandwich", 4, True), Row("bare", 4)]
+ROWS = (Row(CONTROL), Row("sandwich", 8), Row("sandwich", 4), Row("sandwich", 4, True), Row("bare", 4))
+
+
+def runs(tmp_path: Path, near: dict[str, Any], rows: Sequence[Row] = ROWS) -> list[Any]:
     found = [run(row, dense() if row.label == CONTROL else near) for row in rows]
     (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, found)) + "\n")
     return list(read([str(tmp_path / "runs.jsonl")]))
@@ -57,7 +60,7 @@ def test_figures_of_a_model_and_the_page(tmp_path: Path) -> None:
 
 
 def test_a_run_that_overflowed_is_told_and_drawn(tmp_path: Path) -> None:
-    found = runs(tmp_path, overflowing())
+    found = runs(tmp_path, overflowing(), (Row(CONTROL), Row("sandwich", 4)))
     assert draw(found, tmp_path) and "No: by step 12 layers have lost their numbers" in page(found)
 
 

@@ -14,6 +14,7 @@ from experiments.ouroboros.tables import CONTROLLER, FULL, HEALED, SHIFTED, STAT
 from loopwright.analysis.figures.drawing import COLOURS
 from tests.experiments.results import result
 
+pytestmark = pytest.mark.usefixtures("unlaid")
 DEPTHS = (1, 2, 4, 8, 16)
 LEAKING = "controller, whole sequence (leaks)"
 
