@@ -1,4 +1,4 @@
-"""The model with and without its head, on every preset: documents, sweeps, selection, taps, dtypes, wrong input."""
+"""The language model, on every preset: documents, sweeps, selection, taps, dtypes, wrong input."""
 
 import pytest
 import torch

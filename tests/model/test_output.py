@@ -52,16 +52,11 @@ def written_out(model: lw.LoopedForCausalLM, depth: int) -> LlamaForCausalLM:
     runs = [*model.prelude, *(block for _ in range(depth) for block in model.core), *model.coda]
     config = model.config
     shared = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-    llama = LlamaForCausalLM(
-        LlamaConfig(
-            **{name: getattr(config, name) for name in shared},
-            num_hidden_layers=len(runs),
-            rms_norm_eps=config.norm["eps"],
-            tie_word_embeddings=False,
-            attn_implementation="eager",
-            rope_parameters=dict(config.rope_parameters),
-        )  # fmt: skip
-    ).eval()
+    theirs = LlamaConfig(
+        **{name: getattr(config, name) for name in shared}, num_hidden_layers=len(runs), rms_norm_eps=config.norm["eps"],
+        tie_word_embeddings=False, attn_implementation="eager", rope_parameters=dict(config.rope_parameters),
+    )  # fmt: skip
+    llama = LlamaForCausalLM(theirs).eval()
     for layer, block in zip(llama.model.layers, runs, strict=True):
         layer.self_attn.load_state_dict(block.self_attn.state_dict())
         layer.mlp.load_state_dict(block.mlp.state_dict())
