@@ -7,7 +7,6 @@ step; training, tracing, sweeps, early exit and serving differ only in who consu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -170,7 +169,7 @@ class Backbone(PreTrainedModel):
         if adapt is not None:
             x = adapt.shift(x)
         for layer, block in enumerate(self.core):
-            x = block(x, p, Place("core", t, layer), adapt)
+            x = self._recomputable(block, x, p, Place("core", t, layer), adapt)
             if self.config.layer_post_norm == "per-step":
                 x = self.layer_post_norm(x, index)
             p.keep_state(x, Place("core", t, layer))
@@ -225,11 +224,15 @@ class Backbone(PreTrainedModel):
         effects = [adapter.begin(step, x, p) for adapter in self.adapters if adapter.stack == stack]
         return Adaptation(effects) if effects else None
 
-    def _recomputable(self, run: Callable[..., Tensor], *args: Any) -> Tensor:
-        """Returns run(*args), whose activations the backward pass makes again where gradient checkpointing is on."""
+    def _recomputable(self, block: Block, *args: Any) -> Tensor:
+        """Returns block(*args); where gradient checkpointing is on, only what goes in is kept for the backward pass.
+
+        A layer at a time, as transformers does: a whole step would hold the activations of every core layer while it is made
+        again, which for a core of many layers saves little. Our own trainer can keep whole steps, or fewer (`remat`).
+        """
         if self.gradient_checkpointing and self.training:
-            return self._gradient_checkpointing_func(run, *args)
-        return run(*args)
+            return self._gradient_checkpointing_func(block, *args)
+        return block(*args)
 
     def _run(
         self, tokens: dict[str, Any], *, depth: int, initial_state: Tensor | None, seed: int | Tensor | None,
@@ -245,7 +248,7 @@ class Backbone(PreTrainedModel):
         states: list[Tensor] = []
         halts: list[Tensor] = []
         results: list[Tensor] = []
-        for steps, s in enumerate(self.unroll(e, depth, p, state=state, step=partial(self._recomputable, self.step)), start=1):
+        for steps, s in enumerate(self.unroll(e, depth, p, state=state), start=1):
             if self.config.halting["kind"] != "none":
                 halts.append(self.halting.value(s))
             if output_steps or mixes:
