@@ -293,6 +293,8 @@ class Backbone(PreTrainedModel):
         limit = self.config.max_position_embeddings
         if self.config.positions != "learned" or (span.plain and not span.explicit and span.extent <= limit):
             return
+        if torch.compiler.is_compiling():  # a compiled graph must not depend on what a tensor holds; the lookup itself refuses
+            return
         last = int(span.positions.max())
         if last >= limit:
             raise ValueError(f"input: position {last}; learned positions end at max_position_embeddings={limit}")

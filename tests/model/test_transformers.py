@@ -85,6 +85,25 @@ def test_a_cache_comes_back_where_it_is_asked_for(name):
     assert model(ids).past_key_values is None and model(ids, use_cache=False).past_key_values is None
 
 
+# compilation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["universal-tiny", "huginn-tiny", "stars-addition-tiny", "ouroboros-qwen2.5-3b-tiny"])
+@torch.no_grad()
+def test_a_pass_without_a_cache_is_one_graph(name):
+    """Padding, states and maps included."""
+    model = noisy(name, depth=2)
+    ids, mask = ids_of(model, 2, 6), torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    torch.compiler.reset()
+    options = {"attention_mask": mask, "output_hidden_states": True, "output_attentions": True}
+    found, expected = torch.compile(model, fullgraph=True, backend="eager")(ids, **options), model(ids, **options)
+    assert found.keys() == expected.keys()
+    assert gap(found.logits, expected.logits) < 1e-5
+    for a, b in zip((*found.hidden_states, *found.attentions), (*expected.hidden_states, *expected.attentions), strict=True):
+        assert gap(a, b) < 1e-5
+
+
 # Trainer
 
 
