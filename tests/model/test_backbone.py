@@ -109,6 +109,14 @@ def test_the_reentrant_form_gives_the_same_gradients(name):
         assert gap(found[key], value) <= 1e-6 * value.abs().max(), key
 
 
+def test_the_reentrant_form_is_refused_by_torch_where_layers_share_an_adapter_of_the_state():
+    """Never silently wrong: what the controller makes of a state is read by several layers, each with a backward pass of its own."""
+    model = noisy("ouroboros-qwen2.5-3b-tiny", core_layers=2).train()
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(RuntimeError, match="second time"):
+        gradients(model, ids_of(model, 2, 5))
+
+
 def test_checkpointing_keeps_what_goes_into_each_layer_run(monkeypatch):
     calls = []
     plain = torch_checkpoint.checkpoint
