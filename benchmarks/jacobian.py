@@ -15,7 +15,8 @@ from torch import Tensor
 import loopwright as lw
 from benchmarks.pairs import compare, replayed, report
 from loopwright.data.batch import IGNORED, Batch
-from loopwright.model.looped import LoopedForCausalLM, StepRunner
+from loopwright.model.backbone import StepRunner
+from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.output import shifted_loss
 from loopwright.train.objectives.jacobian import JacobianPenalty
 from loopwright.train.rollout import Plan, rollout

@@ -25,6 +25,8 @@ __all__ = [
     "LoopCache",
     "LoopedConfig",
     "LoopedForCausalLM",
+    "LoopedModel",
+    "LoopedModelOutput",
     "LoopedOutput",
     "Recipe",
     "Run",

@@ -9,15 +9,15 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-# where transformers keeps an Auto class, and what of ours is registered there; the first need not wait for the second
+# where transformers keeps its Auto classes, and where what is registered there stands; the first need not wait for the second
 AUTO = {
-    "transformers.models.auto.configuration_auto": ("AutoConfig", "loopwright.model.config"),
-    "transformers.models.auto.modeling_auto": ("AutoModelForCausalLM", "loopwright.model.looped"),
+    "transformers.models.auto.configuration_auto": "loopwright.model.config",
+    "transformers.models.auto.modeling_auto": "loopwright.model.looped",
 }
 
 
 def autoregister() -> None:
-    """Registers our config and model: now where an Auto class is already there, else when it comes."""
+    """Registers our config and models: now where an Auto class is already there, else when it comes."""
     for name in AUTO:
         if name in sys.modules:
             register(name)
@@ -26,13 +26,13 @@ def autoregister() -> None:
 
 
 def register(name: str) -> None:
-    """Tells the Auto class of one module of transformers of what is ours."""
-    kind, ours = AUTO[name]
-    auto, module = getattr(sys.modules[name], kind), import_module(ours)
-    if kind == "AutoConfig":
-        auto.register("loopwright", module.LoopedConfig, exist_ok=True)
+    """Tells the Auto classes of one module of transformers of what is ours."""
+    theirs, ours = sys.modules[name], import_module(AUTO[name])
+    if name.endswith("configuration_auto"):
+        theirs.AutoConfig.register("loopwright", ours.LoopedConfig, exist_ok=True)
     else:
-        auto.register(module.LoopedConfig, module.LoopedForCausalLM, exist_ok=True)
+        theirs.AutoModel.register(ours.LoopedConfig, ours.LoopedModel, exist_ok=True)
+        theirs.AutoModelForCausalLM.register(ours.LoopedConfig, ours.LoopedForCausalLM, exist_ok=True)
 
 
 class Announcer(MetaPathFinder):

@@ -14,8 +14,8 @@ from loopwright.data.batch import Splits
 from loopwright.data.rows import TokenRows, splits
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
-from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.output import LoopedOutput
+from loopwright.model.looped import LoopedForCausalLM, LoopedModel
+from loopwright.model.output import LoopedModelOutput, LoopedOutput
 from loopwright.model.presets import build, preset
 from loopwright.retrofit.adapters import load_adapters, save_adapters
 from loopwright.retrofit.merge import merge

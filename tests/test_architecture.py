@@ -56,10 +56,10 @@ def test_rule(rule: Rule) -> None:
 
 
 SOUND = {
-    "loopwright/__init__.py": '"""All."""\nfrom loopwright.model.looped import unroll\n',
+    "loopwright/__init__.py": '"""All."""\nfrom loopwright.model.backbone import unroll\n',
     "loopwright/settings.py": '"""Settings."""\nfrom loopwright.version import VERSION\n',
     "loopwright/version.py": '"""Version."""\nVERSION = "1"\n',
-    "loopwright/model/looped.py": (
+    "loopwright/model/backbone.py": (
         '"""The loop."""\nfrom loopwright import settings\nfrom loopwright.model.part import Part\n\n\n'
         'def unroll(m, s, e, p):\n    """Yields."""\n    for t in range(4):\n        s = m.step(s, e, t, p)\n        yield s\n'
     ),
@@ -70,7 +70,7 @@ SOUND = {
     "loopwright/data/text.py": '"""Files."""\n\n\ndef read():\n    """Reads."""\n    import datasets\n',
     "tests/test_settings.py": "",
     "tests/test_version.py": "",
-    "tests/model/test_looped.py": "",
+    "tests/model/test_backbone.py": "",
     "tests/model/test_part.py": "",
     "tests/data/test_text.py": "",
     "README.md": "See http://example.org/home/page, a/home/b and the state of things.\n",
@@ -87,7 +87,7 @@ PLANTS: list[tuple[Rule, str, str, str]] = [
     (imports_point_down, "loopwright/model/part.py", "def f():\n    from loopwright import cli\n", "model imports loopwright.cli"),
     (imports_point_down, "loopwright/model/part.py", "import loopwright\n", "model imports loopwright"),
     (imports_point_down, "loopwright/model/part.py", "from loopwright import build\n", "model imports loopwright.build"),
-    (imports_point_down, "loopwright/model/part.py", "from .looped import unroll\n", "relative import"),
+    (imports_point_down, "loopwright/model/part.py", "from .backbone import unroll\n", "relative import"),
     (imports_point_down, "loopwright/extras.py", "", "extras has no row"),
     (optional_packages_stay_home, "loopwright/data/text.py", "import datasets\n", "datasets is imported with the module"),
     (
@@ -135,7 +135,7 @@ PLANTS: list[tuple[Rule, str, str, str]] = [
     ),
     (one_loop, "loopwright/model/part.py", "x = [m.step(s, e, t=t) for t in r]\n", "loopwright/model/part.py: the module"),
     (one_loop, "loopwright/model/part.py", "for t in r:\n    s = step(s, e, t, p)\n", "loopwright/model/part.py: the module"),
-    (one_loop, "loopwright/model/looped.py", PUBLIC, "no loop over steps anywhere"),
+    (one_loop, "loopwright/model/backbone.py", PUBLIC, "no loop over steps anywhere"),
     (no_hasattr, "loopwright/model/part.py", "x = hasattr(y, 'z')\n", "loopwright/model/part.py:1: hasattr"),
     (no_machine_in_files, "docs/notes.md", "Data lie in /" + "home/me/data.\n", "docs/notes.md:1: /" + "home/m"),
 ]

@@ -14,7 +14,7 @@ from loopwright.autoregister import AUTO as OURS
 from loopwright.autoregister import Announcer
 
 ROOT = Path(__file__).parent.parent
-AUTO = "from transformers import AutoConfig, AutoModelForCausalLM"
+AUTO = "from transformers import AutoConfig, AutoModel, AutoModelForCausalLM"
 ORDERS = {
     "transformers first": f"{AUTO}\nimport loopwright",
     # who asks whether it is installed, as many packages do, has not imported it
@@ -40,9 +40,9 @@ for name, code in json.loads(sys.argv[1]).items():
     if os.fork() == 0:
         exec(code)
         from loopwright.autoregister import Announcer
-        config, model = (auto.from_pretrained(sys.argv[2]) for auto in (AutoConfig, AutoModelForCausalLM))
+        opened = [type(auto.from_pretrained(sys.argv[2])).__name__ for auto in (AutoConfig, AutoModel, AutoModelForCausalLM)]
         waiting = any(isinstance(finder, Announcer) for finder in sys.meta_path)
-        print(name, type(config).__name__, type(model).__name__, waiting, sep=",", flush=True)
+        print(name, *opened, waiting, sep=",", flush=True)
         os._exit(0)
     os.wait()
 """
@@ -51,7 +51,8 @@ for name, code in json.loads(sys.argv[1]).items():
 def test_transformers_opens_our_folders_in_every_order_of_imports(folder: Path) -> None:
     words = [sys.executable, "-c", FORKED, json.dumps(ORDERS), str(folder)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"{order},LoopedConfig,LoopedForCausalLM,False" for order in ORDERS], done.stderr
+    expected = [f"{order},LoopedConfig,LoopedModel,LoopedForCausalLM,False" for order in ORDERS]
+    assert done.stdout.splitlines() == expected, done.stderr
 
 
 def test_the_finder_finds_nothing_else() -> None:

@@ -73,8 +73,9 @@ def test_lm_eval_scores_and_generates(name, tokenizer, tmp_path):
     assert abs(ours - sample["filtered_resps"][0][0]) < 1e-4
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", PRESETS)
-def test_trl_trains_it(name, tokenizer, tmp_path):
+def test_trl_trains_it(name, checkpointing, tokenizer, tmp_path):
     datasets = pytest.importorskip("datasets")
     trl = pytest.importorskip("trl")
 
@@ -83,10 +84,11 @@ def test_trl_trains_it(name, tokenizer, tmp_path):
     data = datasets.Dataset.from_list([{"text": " ".join(f"w{(i + j) % 90}" for j in range(12))} for i in range(8)])
     arguments = trl.SFTConfig(
         output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=2, learning_rate=1e-2, report_to=[], use_cpu=True,
-        save_strategy="no", bf16=False, gradient_checkpointing=False, logging_steps=1, disable_tqdm=True,
+        save_strategy="no", bf16=False, gradient_checkpointing=checkpointing, logging_steps=1, disable_tqdm=True,
     )  # fmt: skip
     trainer = trl.SFTTrainer(model=model, args=arguments, train_dataset=data, processing_class=tokenizer)
     trainer.train()
+    assert model.is_gradient_checkpointing == checkpointing
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     assert len(losses) == 2
     assert all(0 < loss < 10 for loss in losses)

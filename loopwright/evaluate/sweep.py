@@ -17,8 +17,9 @@ from torch import Tensor
 from loopwright.data.batch import Source
 from loopwright.generate.readings import check_depths, decode_exact, readings
 from loopwright.metrics.score import DepthRates, bootstrap_interval, depth_rates, settled_depths, wilson_interval
+from loopwright.model.backbone import StepRunner
 from loopwright.model.bounds import MOST_DEPTH
-from loopwright.model.looped import LoopedForCausalLM, StepRunner
+from loopwright.model.looped import LoopedForCausalLM
 from loopwright.storage.files import write_whole
 from loopwright.untrusted import shown
 

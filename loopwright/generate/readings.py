@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from loopwright.metrics.score import IGNORED, exact_rows, row_losses
+from loopwright.model.backbone import StepRunner
 from loopwright.model.config import LoopedConfig
-from loopwright.model.looped import LoopedForCausalLM, StepRunner
+from loopwright.model.looped import LoopedForCausalLM
 
 
 class Rows(Protocol):

@@ -74,6 +74,25 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool
     return y.transpose(1, 2)
 
 
+def attend_with_map(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, dropout: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Returns what `attend` does, and the map softmax(q kᵀ / √K) [B, H, T, N] before dropout, which SDPA does not give.
+
+    The result is made from the map, so that gradients reach it; it agrees with SDPA's to rounding.
+    """
+    groups = q.shape[2] // k.shape[2]
+    query, key, value = q.transpose(1, 2), *(x.transpose(1, 2).repeat_interleave(groups, dim=1) for x in (k, v))
+    kind = torch.promote_types(q.dtype, torch.float32)
+    scores = query.to(kind) @ key.to(kind).transpose(-1, -2) * q.shape[-1] ** -0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), float("-inf"))
+    elif mask is not None:
+        scores = scores + mask
+    weights = scores.softmax(-1).to(q.dtype)
+    return (F.dropout(weights, dropout) @ value).transpose(1, 2), weights
+
+
 class Attention(nn.Module):
     """Self-attention over [B, T, D], with Llama's names for its projections."""
 
@@ -111,5 +130,9 @@ class Attention(nn.Module):
         q, k = p.see("query", q, place), p.see("key", k, place)
         if p.cache is not None:
             k, v = p.cache.write(place, k, v, p)
-        y = attend(q, k, v, mask=p.mask, causal=p.causal, dropout=self.dropout if self.training else 0.0)
+        dropout = self.dropout if self.training else 0.0
+        if p.outputs is None or p.outputs.maps is None:
+            y = attend(q, k, v, mask=p.mask, causal=p.causal, dropout=dropout)
+        else:
+            y, p.outputs.maps[place] = attend_with_map(q, k, v, mask=p.mask, causal=p.causal, dropout=dropout)
         return project({"o_proj": self.o_proj}, y.flatten(2), place.layer, adapt)[0]

@@ -87,7 +87,8 @@ class LoopedConfig(PreTrainedConfig):
     """The whole model as data. See the module's docstring; defaults give a small Llama-like block looped four times."""
 
     model_type = "loopwright"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  (the name and form transformers reads)
+    # what Trainer does not gather: a metric is handed the logits alone
+    keys_to_ignore_at_inference = ["past_key_values", "last_hidden_state", "exit_probs"]  # noqa: RUF012
 
     vocab_size: int = 512
     hidden_size: int = 64

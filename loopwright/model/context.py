@@ -12,6 +12,7 @@ from loopwright.model.tap import Tap
 
 if TYPE_CHECKING:
     from loopwright.model.cache import LoopCache
+    from loopwright.model.output import LayerOutputs
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ Reading = int | Tensor | Expected
 @dataclass(frozen=True)
 class Pass:
     """One forward pass. `rotary` holds cos and sin; `mask` [B, 1, T, N] is added to attention scores; where it is None,
-    `causal` decides. `coda_group` says which of the cache's coda slots belong to the reading at hand (one per row, or an int)."""
+    `causal` decides. `coda_group` says which of the cache's coda slots belong to the reading at hand (one per row, or an int);
+    `outputs` keeps what the layers leave, where the caller wants it."""
 
     span: Span
     rotary: tuple[Tensor, Tensor] | None
@@ -46,12 +48,18 @@ class Pass:
     cache: LoopCache | None = None
     tap: Tap | None = None
     coda_group: int | Tensor = 0
+    outputs: LayerOutputs | None = None
 
     def see(self, name: str, value: Tensor, place: Place) -> Tensor:
         """Shows a tensor to the tap, and returns what the tap makes of it."""
         if self.tap is None:
             return value
         return self.tap(name, value, stack=place.stack, step=place.step, layer=place.layer)
+
+    def keep_state(self, x: Tensor, place: Place) -> None:
+        """Keeps what a layer leaves, where the caller asks for `hidden_states`."""
+        if self.outputs is not None and self.outputs.states is not None:
+            self.outputs.states[place] = x
 
     def at_reading(self, reading: Reading | None) -> Pass:
         """Returns the pass as the coda sees it at a reading; on a cache it says which of the coda's slots are meant."""

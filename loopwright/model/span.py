@@ -124,7 +124,8 @@ def place_tokens(
     """Returns the span of `length` new tokens per row, after what the cache holds."""
     offset = 0 if cache is None else cache.length
     _check_shapes(rows, length, offset, attention_mask, position_ids, segment_ids)
-    if attention_mask is not None and bool(attention_mask.all()):
+    # a compiled graph must not depend on what a tensor holds: there, a mask counts as padding whatever it says
+    if attention_mask is not None and not torch.compiler.is_compiling() and bool(attention_mask.all()):
         attention_mask = None
     explicit = position_ids is not None
     if position_ids is not None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from loopwright.data.batch import Batch
+from loopwright.model.backbone import StepRunner
 from loopwright.model.context import Pass
-from loopwright.model.looped import LoopedForCausalLM, StepRunner
+from loopwright.model.looped import LoopedForCausalLM
 from loopwright.train.gradients.recompute import GradSteps, forget_casts
 from loopwright.train.gradients.remat import REMATS, Remat
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.data.batch import Batch
+from loopwright.model.backbone import StepRunner
 from loopwright.model.context import Pass
-from loopwright.model.looped import LoopedForCausalLM, StepRunner
+from loopwright.model.looped import LoopedForCausalLM
 from loopwright.train.gradients.remat import Remat
 from loopwright.train.objectives.penalties import Weighted
 from loopwright.train.rollout import Plan, rollout

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import loopwright as lw
-import loopwright.model.looped
+import loopwright.model.backbone
 from loopwright.check.conformance import CHECKS
 from tests.cases import noisy
 from tests.evaluate.foreign import Foreign
@@ -96,12 +96,12 @@ def test_an_ignored_attention_mask_fails_left_padding() -> None:
 
 
 def test_an_ignored_attention_mask_in_our_own_model_fails_left_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = loopwright.model.looped.place_tokens
+    place = loopwright.model.backbone.place_tokens
 
     def blind(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
         return place(*args, **kwargs)
 
-    monkeypatch.setattr(loopwright.model.looped, "place_tokens", blind)
+    monkeypatch.setattr(loopwright.model.backbone, "place_tokens", blind)
     torch.manual_seed(0)
     assert "left padding" in failures(lw.build("ouro-1.4b-tiny"))
 

@@ -5,7 +5,7 @@ import torch
 
 import loopwright as lw
 from loopwright.model import room
-from tests.cases import TINY_CASES, noisy
+from tests.cases import TINY_CASES, gap, noisy
 
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
 
@@ -182,3 +182,50 @@ def test_a_depth_whose_cache_does_not_fit_is_refused_before_it_is_allocated(monk
     with pytest.raises(ValueError, match="are free on cpu"):
         model(ids, depth=10**6, past_key_values=cache)
     assert torch.equal(model(ids, past_key_values=cache).logits, model(ids, use_cache=True).logits)
+
+
+# the dict outputs
+
+DICT = {"return_dict_in_generate": True, "output_hidden_states": True, "output_attentions": True, "output_logits": True}
+DECODINGS = {
+    "greedy": {},
+    "uncached": {"use_cache": False},
+    "static": {"cache_implementation": "static"},
+    "sampling": {"do_sample": True},
+    "beams": {"num_beams": 2},
+    "assisted": {"draft": True},
+    "prompt lookup": {"prompt_lookup_num_tokens": 2},
+}
+
+
+@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "huginn-tiny", "ouroboros-qwen2.5-3b-tiny", "asura-tiny"])
+@pytest.mark.parametrize("kind", DECODINGS)
+@torch.no_grad()
+def test_dict_outputs_hold_states_and_maps_of_each_new_token(name, kind):
+    """Each tuple is that of one pass over the sequence so far: its last rows, or all of them for the prompt."""
+    model = noisy(name)
+    options = dict(DECODINGS[kind])
+    if options.pop("draft", False):
+        options["assistant_model"] = noisy(name, std=2.0)
+    ids = prompt_of(model, 1, 5)
+    torch.manual_seed(0)
+    out = model.generate(ids, **{**GREEDY, "max_new_tokens": 4, **DICT, **options})
+    layers, count = model.config.num_hidden_layers, out.sequences.shape[1] - 5
+    assert len(out.hidden_states) == len(out.attentions) >= count
+    for states, maps in zip(out.hidden_states, out.attentions, strict=True):
+        assert len(states) == layers + 1 and len(maps) == layers
+    if kind == "beams":  # a beam may have moved to another row since; the prompt is the same in all
+        whole = model(ids, output_hidden_states=True, output_attentions=True)
+        assert out.hidden_states[0][0].shape[0] == 2 and out.attentions[1][0].shape[2:] == (1, 6)
+        for a, b in zip((*out.hidden_states[0], *out.attentions[0]), (*whole.hidden_states, *whole.attentions), strict=True):
+            assert gap(a, b.expand(a.shape)) < 1e-4
+        return
+    whole = model(out.sequences, output_hidden_states=True, output_attentions=True)
+    end = 5
+    for states, maps in list(zip(out.hidden_states, out.attentions, strict=True))[:count]:
+        new = states[0].shape[1]
+        for a, b in zip(states, whole.hidden_states, strict=True):
+            assert gap(a, b[:, end - new : end]) < 1e-4
+        for a, b in zip(maps, whole.attentions, strict=True):
+            assert gap(a, b[:, :, end - new : end, :end]) < 1e-5
+        end += 1

@@ -1,4 +1,4 @@
-"""The one loop, on every preset: rows at different depths, documents, sweeps, selection, taps, dtypes, wrong input."""
+"""The language model, on every preset: documents, sweeps, selection, taps, dtypes, wrong input."""
 
 import pytest
 import torch
@@ -14,46 +14,6 @@ NAMES = [f"{name}-tiny" for name in PRESETS]
 
 def ids_of(model, rows: int, length: int, seed: int = 1) -> torch.Tensor:
     return torch.randint(0, model.config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("name", NAMES)
-@torch.no_grad()
-def test_rows_at_their_own_steps_equal_each_row_alone(name):
-    """One pass through the core with one step index per row, with and without a cache."""
-    model = noisy(name)
-    depth = model.config.depth
-    ids = ids_of(model, 3, 6)
-    e, p = model.embed(ids)
-    steps = torch.tensor([depth - 1, 0, 1 % depth])
-    s = torch.randn(e.shape, generator=torch.Generator().manual_seed(3))
-    mixed = model.step(s, e, steps, p)
-    for row, t in enumerate(steps.tolist()):
-        _, alone = model.embed(ids[row : row + 1])
-        assert gap(mixed[row : row + 1], model.step(s[row : row + 1], e[row : row + 1], t, alone)) < 1e-5
-
-
-@pytest.mark.parametrize("name", NAMES)
-@torch.no_grad()
-def test_rows_at_their_own_depths_decode_with_one_cache(name):
-    """Continuous depth: row 0 is at its second step while row 1 is at its first; both end as if they had run alone."""
-    model = noisy(name)
-    ids = ids_of(model, 2, 6)
-    cache = lw.LoopCache(model.config)
-    model(ids[:, :5], depth=2, past_key_values=cache)
-    e, p = model.embed(ids[:, 5:], depth=2, cache=cache)
-    s = model.start_state(e, p)
-    first = model.step(s[:1].expand(2, -1, -1), e[:1].expand(2, -1, -1), 0, model.embed(ids[:1, 5:].expand(2, -1), depth=2)[1])
-    del first  # a pass without the cache must not disturb it
-    one = model.step(s, e, torch.tensor([0, 0]), p)
-    two = model.step(torch.stack([one[0], s[1]]), e, torch.tensor([1, 0]), p)
-    # row 0 waits: it repeats its last step from the same state, so that its keys stay as they are
-    done = model.step(torch.stack([one[0], two[1]]), e, torch.tensor([1, 1]), p)
-    logits = model.read_out(done, p, reading=2)
-    assert gap(logits[:, 0], model(ids, depth=2).logits[:, -1]) < 1e-5
-    cache.advance(p.span)
-    more = ids_of(model, 2, 3, seed=5)
-    want = model(torch.cat([ids, more], 1), depth=2).logits[:, 6:]
-    assert gap(model(more, depth=2, past_key_values=cache).logits, want) < 1e-5
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from loopwright.model.backbone import StepRunner
 from loopwright.model.context import Pass
-from loopwright.model.looped import LoopedForCausalLM, StepRunner
+from loopwright.model.looped import LoopedForCausalLM
 
 # what runs before or after the loop; all else may belong to a step, and a new part of the model does until it is named here
 OUTSIDE = ("embed_tokens", "embed_positions", "embed_norm", "prelude", "state", "coda", "norm", "halting", "lm_head")

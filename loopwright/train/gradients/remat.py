@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from loopwright.model.backbone import StepRunner
 from loopwright.model.context import Pass
-from loopwright.model.looped import StepRunner
 from loopwright.train.gradients.implicit import Implicit
 from loopwright.train.gradients.recompute import GradSteps, Recompute, Start, draws, forget_casts, pull_back, step_parameters
 

@@ -27,8 +27,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from loopwright.data.batch import Batch
 from loopwright.metrics.dual import product
+from loopwright.model.backbone import StepRunner
 from loopwright.model.context import Pass
-from loopwright.model.looped import LoopedForCausalLM, StepRunner
+from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import suggest
 from loopwright.train.gradients.recompute import random_state, set_random_state
 from loopwright.train.monitor import evaluating

@@ -1,0 +1,338 @@
+"""Backbone: embed → unroll → features. The modules of a looped transformer without its head, and the one loop of the code base.
+
+One step is one equation: s′ = gate(s, end_norm_t(core(inject_t(s, e); adapters_t))). `unroll` yields the state after each
+step; training, tracing, sweeps, early exit and serving differ only in who consumes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from loopwright.model.adapter import build_adapters
+from loopwright.model.adapter.diagonal import Bases
+from loopwright.model.adapter.effects import Adaptation
+from loopwright.model.attention import Rotary
+from loopwright.model.block import Block
+from loopwright.model.cache import LoopCache
+from loopwright.model.config import LoopedConfig
+from loopwright.model.context import Expected, Pass, Place, Reading
+from loopwright.model.gate import GATES
+from loopwright.model.halting import HALTINGS
+from loopwright.model.injection import INJECTIONS
+from loopwright.model.norm import build_norm
+from loopwright.model.output import LayerOutputs, Unrolled, weighted_sum
+from loopwright.model.part import Part, StepIndex
+from loopwright.model.room import need_room
+from loopwright.model.selection import mixes_states, pick
+from loopwright.model.span import Span, place_tokens
+from loopwright.model.state import STATES
+from loopwright.model.tap import Tap
+from loopwright.settings import build_kind
+
+StepRunner = Callable[[Tensor, Tensor, int, Pass], Tensor]
+# what is made of the features of a reading: logits, or nothing more
+Reader = Callable[[Tensor, Pass], Tensor]
+
+
+class Backbone(PreTrainedModel):
+    """The stacks, parts and norms of a looped transformer. Abstract: `LoopedModel` and `LoopedForCausalLM` are built on it."""
+
+    config_class = LoopedConfig
+    config: LoopedConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    gradient_checkpointing = False  # transformers sets it, and the function beside it
+    _gradient_checkpointing_func: Callable[..., Tensor]
+    _supports_sdpa = True
+    _no_split_modules = ["Block"]  # noqa: RUF012
+
+    def __init__(self, config: LoopedConfig) -> None:
+        need_room(config)
+        super().__init__(config)
+        width, steps = config.hidden_size, config.max_steps
+        self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        if config.positions == "learned":
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, width)
+        self.embed_norm = build_norm(config.norm, width) if config.embedding_norm else nn.Identity()
+        self.prelude = nn.ModuleList(Block(config) for _ in range(config.prelude_layers))
+        self.core = nn.ModuleList(Block(config) for _ in range(config.core_layers))
+        self.coda = nn.ModuleList(Block(config) for _ in range(config.coda_layers))
+        if config.end_norm in ("every", "per-step"):
+            self.end_norm = build_norm(config.norm, width, steps=steps if config.end_norm == "per-step" else None)
+        if config.layer_post_norm == "per-step":
+            self.layer_post_norm = build_norm(config.norm, width, steps=steps)
+        self.state = build_kind(config.state, STATES, config)
+        self.injection = build_kind(config.injection, INJECTIONS, config)
+        self.adapters = nn.ModuleList(build_adapters(config))
+        self.gate = build_kind(config.gate, GATES, config)
+        self.halting = build_kind(config.halting, HALTINGS, config)
+        self.norm = nn.Identity() if config.final_norm["kind"] == "none" else build_norm(config.final_norm, width)
+        self.leaks_future = any(adapter.leaks_future for adapter in self.adapters)
+        self.rotary = Rotary(config) if config.positions == "rotary" else None
+
+    # the three stages
+
+    def embed(
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        depth: int = 1,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        cache: LoopCache | None = None,
+        tap: Tap | None = None,
+        outputs: LayerOutputs | None = None,
+    ) -> tuple[Tensor, Pass]:
+        """Returns the input e [B, T, D], through the prelude, and the pass that later stages need.
+
+        `depth` is how many steps the cache, if any, makes room for; `outputs` keeps what the layers leave.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("input: give either input_ids or inputs_embeds, not both and not neither")
+        if input_ids is not None and (not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point()):
+            raise ValueError("input_ids: allowed: a tensor of whole numbers, one row per sequence [B, T]")
+        x = self.token_vectors(input_ids) if inputs_embeds is None else inputs_embeds * self.config.embedding_scale
+        rows, length = x.shape[:2]
+        if not rows or not length:
+            raise ValueError(f"input: shape {(rows, length)} holds no token")
+        if cache is not None:
+            cache.fit_rows(rows)
+        span = place_tokens(
+            rows, length, x.device,
+            cache=cache, attention_mask=attention_mask, position_ids=position_ids, segment_ids=segment_ids,
+        )  # fmt: skip
+        self._check_positions(span)
+        if cache is not None:
+            cache.reserve(span, depth, x)
+        return self.embed_at(x, span, cache=cache, tap=tap, outputs=outputs)
+
+    def embed_at(
+        self,
+        x: Tensor,
+        span: Span,
+        *,
+        cache: LoopCache | None = None,
+        tap: Tap | None = None,
+        outputs: LayerOutputs | None = None,
+    ) -> tuple[Tensor, Pass]:
+        """Returns the input e and the pass of embedded tokens x [B, T, D] that stand at `span`."""
+        if self.config.positions == "learned":
+            x = x + self.embed_positions(span.positions)
+        visible, causal = span.mask(self.config.sliding_window)
+        # added to the scores: made once here, where a boolean mask would be converted by every layer of every step
+        mask = None if visible is None else torch.zeros_like(visible, dtype=x.dtype).masked_fill_(~visible, float("-inf"))
+        rotary = None if self.rotary is None else self.rotary.table(span.positions, x.dtype)
+        p = Pass(span, rotary, mask, causal, cache, tap, outputs=outputs)
+        x = F.dropout(self.embed_norm(x), self.config.dropout, self.training)
+        x = p.see("embed", x, Place("prelude", 0, 0))
+        p.keep_state(x, Place("prelude", 0, -1))
+        x, adapt = self._enter("prelude", x, p)
+        for layer, block in enumerate(self.prelude):
+            place = Place("prelude", 0, layer)
+            x = self._recomputable(block, x, p, place, adapt)
+            p.keep_state(x, place)
+        return x, p
+
+    def token_vectors(self, input_ids: Tensor) -> Tensor:
+        """Returns the scaled embedding rows of tokens, [B, T, D]."""
+        try:
+            return self.embed_tokens(input_ids) * self.config.embedding_scale
+        except IndexError:
+            low, high = int(input_ids.min()), int(input_ids.max())
+            raise ValueError(f"input_ids: from {low} to {high}; allowed: 0 to {self.config.vocab_size - 1}") from None
+
+    def start_state(self, e: Tensor, p: Pass, seed: int | Tensor | None = None) -> Tensor:
+        """Returns the state before the first step, [B, T, D]; `seed` is one for all rows, or a tensor of one per row."""
+        if seed is not None and not isinstance(seed, int) and not (isinstance(seed, Tensor) and seed.numel() in (1, e.shape[0])):
+            raise ValueError(f"state_seed: {seed!r}; allowed: a whole number, or a tensor of one per row ({e.shape[0]})")
+        return self.state(e, p.span.positions, seed)
+
+    def step(self, s: Tensor, e: Tensor, t: int | Tensor, p: Pass) -> Tensor:
+        """Returns the state after step `t`, an int or one index per row [B]: what the next step takes in.
+
+        A cache keeps what a row's step wrote last: a row that waits for others repeats its step from the same state.
+        """
+        index = self._step_index(t)
+        if p.cache is not None:
+            p.cache.begin_step(t)
+        adapt = self._adaptation("core", index, s, p)
+        x = self.injection(s, e, index)
+        if adapt is not None:
+            x = adapt.shift(x)
+        for layer, block in enumerate(self.core):
+            x = self._recomputable(block, x, p, Place("core", t, layer), adapt)
+            if self.config.layer_post_norm == "per-step":
+                x = self.layer_post_norm(x, index)
+            p.keep_state(x, Place("core", t, layer))
+        if self.config.end_norm == "every":
+            x = self.end_norm(x)
+        elif self.config.end_norm == "per-step":
+            x = self.end_norm(x, index)
+        s = p.see("state", self.gate(s, x, index), Place("core", t, len(self.core)))
+        p.keep_state(s, Place("core", t, len(self.core) - 1))  # what the last layer leaves is what the step leaves
+        return s
+
+    def unroll(
+        self, e: Tensor, depth: int, p: Pass, *, state: Tensor | None = None, first_step: int = 0, step: StepRunner | None = None
+    ) -> Iterator[Tensor]:
+        """Yields the state after each of `depth` steps, from `state` (or the model's own start) at `first_step`.
+
+        `step` runs in the place of `self.step`: compiled, rematerialised, watched.
+        """
+        s = self.start_state(e, p) if state is None else state
+        if not self.config.is_looped:
+            yield s
+            return
+        step = self.step if step is None else step
+        for t in range(first_step, first_step + depth):
+            s = step(s, e, t, p)
+            yield s
+
+    def features(self, s: Tensor, p: Pass, *, reading: Reading | None = None, keep: int = 0) -> Tensor:
+        """Returns what the head reads of a state: coda and final norm; of the last `keep` positions where that is above 0.
+
+        `reading` says after how many steps the state stands (one number, or one per row [B]). The coda's keys depend on it, so a
+        pass on a cache needs it where there is a coda.
+        """
+        p = p.at_reading(reading)
+        x = self.norm(s) if self.config.end_norm == "last" else s
+        x, adapt = self._enter("coda", x, p)
+        for layer, block in enumerate(self.coda):
+            place = Place("coda", 0, layer)
+            x = self._recomputable(block, x, p, place, adapt)
+            p.keep_state(x, place)
+        y = self.norm(x[:, -keep:] if keep else x)
+        if p.outputs is not None:
+            p.outputs.last = self.norm(x) if keep else y
+        return y
+
+    def _enter(self, stack: str, x: Tensor, p: Pass) -> tuple[Tensor, Adaptation | None]:
+        """Returns what enters a stack that runs once, and what its adapters do there."""
+        adapt = self._adaptation(stack, StepIndex(0, 0), x, p)
+        return x if adapt is None else adapt.shift(x), adapt
+
+    def _adaptation(self, stack: str, step: StepIndex, x: Tensor, p: Pass) -> Adaptation | None:
+        effects = [adapter.begin(step, x, p) for adapter in self.adapters if adapter.stack == stack]
+        return Adaptation(effects) if effects else None
+
+    def _recomputable(self, block: Block, *args: Any) -> Tensor:
+        """Returns block(*args); where gradient checkpointing is on, only what goes in is kept for the backward pass.
+
+        A layer at a time, as transformers does: a whole step would hold the activations of every core layer while it is made
+        again, which for a core of many layers saves little. Our own trainer can keep whole steps, or fewer (`remat`).
+        """
+        if self.gradient_checkpointing and self.training:
+            return self._gradient_checkpointing_func(block, *args)
+        return block(*args)
+
+    def _run(
+        self, tokens: dict[str, Any], *, depth: int, initial_state: Tensor | None, seed: int | Tensor | None,
+        readings: Sequence[int | Expected], select: str, output_steps: bool, keep: int, read: Reader,
+    ) -> Unrolled:  # fmt: skip
+        """Runs `depth` steps over the tokens (the arguments of `embed`) and reads the states out at `readings`."""
+        cache: LoopCache | None = tokens["cache"]
+        e, p = self.embed(depth=depth, **tokens)
+        state = self._first_state(e, p, initial_state, seed)
+        if cache is not None:
+            cache.make_room(readings)
+        wanted, mixes = set(readings), mixes_states(select, self.halting)
+        states: list[Tensor] = []
+        halts: list[Tensor] = []
+        results: list[Tensor] = []
+        for steps, s in enumerate(self.unroll(e, depth, p, state=state), start=1):
+            if self.config.halting["kind"] != "none":
+                halts.append(self.halting.value(s))
+            if output_steps or mixes:
+                states.append(s)
+            if steps in wanted:
+                features = self.features(s, p, reading=steps, keep=keep)
+                results.append(read(features, p))
+        exit_probs = self.halting(torch.cat(halts, dim=-1)) if halts else None
+        if mixes:
+            features = self.features(weighted_sum(exit_probs, states), p, reading=readings[-1], keep=keep)
+            answer = read(features, p)
+        else:
+            answer = pick(results, exit_probs, select, self.halting, keep)
+        return Unrolled(answer, results, features, states, exit_probs, p.span)
+
+    def _ready(
+        self, cache: LoopCache | None, wanted: bool | None, depth: int, readings: Sequence[int | Expected]
+    ) -> LoopCache | None:
+        """Returns the cache of a pass; what it misses is refused before anything is written."""
+        cache = self._usable_cache(cache, wanted)
+        if cache is not None:
+            cache.check(depth if self.config.is_looped else 0, readings)
+        return cache
+
+    def _usable_cache(self, cache: LoopCache | None, wanted: bool | None) -> LoopCache | None:
+        if cache is None:
+            return LoopCache(self.config) if wanted else None
+        if not isinstance(cache, LoopCache):
+            raise TypeError(f"past_key_values: {type(cache).__name__}; allowed: a LoopCache (one slot per step and layer)")
+        return cache
+
+    def _first_state(self, e: Tensor, p: Pass, initial_state: Tensor | None, seed: int | Tensor | None) -> Tensor:
+        if initial_state is None:
+            return self.start_state(e, p, seed)
+        if initial_state.shape != e.shape:
+            raise ValueError(
+                f"initial_state: shape {tuple(initial_state.shape)}; allowed: {tuple(e.shape)}, one vector per new token"
+            )
+        return initial_state.to(e)
+
+    def _check_positions(self, span: Span) -> None:
+        limit = self.config.max_position_embeddings
+        if self.config.positions != "learned" or (span.plain and not span.explicit and span.extent <= limit):
+            return
+        if torch.compiler.is_compiling():  # a compiled graph must not depend on what a tensor holds; the lookup itself refuses
+            return
+        last = int(span.positions.max())
+        if last >= limit:
+            raise ValueError(f"input: position {last}; learned positions end at max_position_embeddings={limit}")
+
+    def _step_index(self, t: int | Tensor) -> StepIndex:
+        limit = self.config.max_steps
+        if limit is None:
+            return StepIndex(t, t)
+        if self.config.beyond_max_steps == "repeat":
+            return StepIndex(t, t.clamp(max=limit - 1) if isinstance(t, Tensor) else min(t, limit - 1))
+        if int(t.max() if isinstance(t, Tensor) else t) >= limit:
+            raise ValueError(
+                f"step: {t} is beyond max_steps={limit}; {', '.join(self.config.step_tables)} have no later parameters"
+            )
+        return StepIndex(t, t)
+
+    # what transformers asks of a model
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Returns the model as transformers loads it, with what is frozen frozen again."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        for module in (loaded[0] if isinstance(loaded, tuple) else loaded).modules():
+            if isinstance(module, Bases):
+                module.requires_grad_(False)
+        return loaded
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embed_tokens = value
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, Part):
+            module.start()

@@ -1,0 +1,139 @@
+"""At home in transformers: AutoModel and the base model, the cache in the output, Trainer with gradient checkpointing."""
+
+import pytest
+import torch
+from transformers import AutoModel, Trainer, TrainingArguments
+
+import loopwright as lw
+from loopwright.model.presets import PRESETS
+from tests.cases import gap, noisy
+
+NAMES = [f"{name}-tiny" for name in PRESETS]
+
+
+def ids_of(model, rows: int, length: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(0, model.config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+# without the head
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_the_headless_model_gives_what_the_head_reads(name, tmp_path):
+    """The same folder opens as either; the head on the one is the other, on a cache too."""
+    model = noisy(name)
+    ids = ids_of(model, 2, 6)
+    model.save_pretrained(tmp_path)
+    body = AutoModel.from_pretrained(tmp_path)
+    assert isinstance(body, lw.LoopedModel) and set(model.state_dict()) - set(body.state_dict()) <= {
+        "lm_head.weight",
+        "lm_head.bias",
+    }
+    whole, both = model(ids), {"output_hidden_states": True, "output_attentions": True}
+    assert torch.equal(model.lm_head(body(ids).last_hidden_state), whole.logits)
+    first = body(ids[:, :4], use_cache=True)
+    later = body(ids[:, 4:], past_key_values=first.past_key_values, **both)
+    assert gap(later.last_hidden_state, whole.last_hidden_state[:, 4:]) < 1e-5
+    assert gap(later.hidden_states[-1], later.last_hidden_state) == 0
+    assert len(later.attentions) == model.config.num_hidden_layers and body(ids, return_dict=False)[0].shape == (2, 6, 32)
+
+
+def test_nothing_is_missing_and_nothing_reported_when_the_head_is_left_out(tmp_path):
+    model = noisy("asura-tiny")
+    lw.save(model, tmp_path)
+    _, report = lw.LoopedModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    body = AutoModel.from_config(model.config)
+    assert isinstance(body, lw.LoopedModel) and not body.can_generate() and body.base_model is body
+
+
+@torch.no_grad()
+def test_the_base_model_is_a_view():
+    """It shares every module and follows what is done to the model: new embeddings, a cast, training."""
+    model = noisy("ouro-1.4b-tiny")
+    ids = ids_of(model, 1, 4)
+    assert isinstance(model.base_model, lw.LoopedModel) and model.get_decoder().embed_tokens is model.embed_tokens
+    assert "lm_head" not in dict(model.model.named_children()) and model.lm_head is not None
+    assert all(a is b for a, b in zip(model.model.parameters(), model.parameters(), strict=False))
+    assert not any(name.startswith("model.") for name in model.state_dict())
+    model.set_input_embeddings(torch.nn.Embedding(96, 32))
+    model.train().double()
+    assert model.model.training and torch.equal(model.lm_head(model.model(ids).last_hidden_state), model(ids).logits)
+
+
+@torch.no_grad()
+def test_a_headless_folder_opens_with_a_fresh_head(tmp_path):
+    model = noisy("ouro-1.4b-tiny")
+    model.model.save_pretrained(tmp_path)
+    found, report = lw.LoopedForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert set(report["missing_keys"]) == {"lm_head.weight"}
+    assert torch.equal(found.core[0].mlp.up_proj.weight, model.core[0].mlp.up_proj.weight)
+
+
+# a cache in the output
+
+
+@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "huginn-tiny"])
+@torch.no_grad()
+def test_a_cache_comes_back_where_it_is_asked_for(name):
+    model = noisy(name)
+    ids = ids_of(model, 2, 6)
+    first = model(ids[:, :4], use_cache=True)
+    assert first.past_key_values.get_seq_length() == 4 and len(first.past_key_values) == model.config.num_hidden_layers
+    assert gap(model(ids[:, 4:], past_key_values=first.past_key_values).logits, model(ids).logits[:, 4:]) < 1e-5
+    assert model(ids).past_key_values is None and model(ids, use_cache=False).past_key_values is None
+
+
+# compilation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["universal-tiny", "huginn-tiny", "stars-addition-tiny", "ouroboros-qwen2.5-3b-tiny"])
+@torch.no_grad()
+def test_a_pass_without_a_cache_is_one_graph(name):
+    """Padding, states and maps included."""
+    model = noisy(name, depth=2)
+    ids, mask = ids_of(model, 2, 6), torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    torch.compiler.reset()
+    options = {"attention_mask": mask, "output_hidden_states": True, "output_attentions": True}
+    found, expected = torch.compile(model, fullgraph=True, backend="eager")(ids, **options), model(ids, **options)
+    assert found.keys() == expected.keys()
+    assert gap(found.logits, expected.logits) < 1e-5
+    for a, b in zip((*found.hidden_states, *found.attentions), (*expected.hidden_states, *expected.attentions), strict=True):
+        assert gap(a, b) < 1e-5
+
+
+# Trainer
+
+
+def trained(name: str, folder, *, checkpointing: bool) -> tuple[lw.LoopedForCausalLM, list[float]]:
+    """Returns a model after two updates of transformers' Trainer, and the loss of each."""
+    model = noisy(name, dropout=0.1)
+    rows = [{"input_ids": row, "labels": row} for row in ids_of(model, 8, 6)]
+    arguments = TrainingArguments(
+        output_dir=str(folder), max_steps=2, per_device_train_batch_size=2, learning_rate=1e-2, report_to=[], use_cpu=True,
+        save_strategy="no", logging_steps=1, disable_tqdm=True, gradient_checkpointing=checkpointing, eval_strategy="steps",
+        eval_steps=2,
+    )  # fmt: skip
+    shapes = []
+
+    def metric(found):
+        shapes.append(found.predictions.shape)  # a metric is handed the logits alone, not whatever else a pass returns
+        return {}
+
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows[:4], compute_metrics=metric)
+    trainer.train()
+    assert shapes == [(4, 6, model.config.vocab_size)]
+    return model, [row["loss"] for row in trainer.state.log_history if "loss" in row]
+
+
+@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "ouroboros-qwen2.5-3b-tiny"])
+def test_trainer_trains_the_same_weights_with_gradient_checkpointing(name, tmp_path):
+    plain, losses = trained(name, tmp_path / "plain", checkpointing=False)
+    saved, same = trained(name, tmp_path / "saved", checkpointing=True)
+    assert saved.is_gradient_checkpointing and not plain.is_gradient_checkpointing
+    assert len(losses) == 2 and losses == same
+    assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), plain.parameters(), strict=True))
+    start = noisy(name)
+    assert not torch.equal(saved.core[0].self_attn.q_proj.weight, start.core[0].self_attn.q_proj.weight)
