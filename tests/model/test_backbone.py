@@ -7,17 +7,14 @@ from torch.utils import checkpoint as torch_checkpoint
 
 import loopwright as lw
 from loopwright.model.block import Block
-from loopwright.model.presets import PRESETS
-from tests.cases import gap, noisy
-
-NAMES = [f"{name}-tiny" for name in PRESETS]
+from tests.cases import TINY_CASES, gap, noisy
 
 
 def ids_of(model, rows: int, length: int, seed: int = 1) -> torch.Tensor:
     return torch.randint(0, model.config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TINY_CASES)
 @torch.no_grad()
 def test_rows_at_their_own_steps_equal_each_row_alone(name):
     """One pass through the core with one step index per row, with and without a cache."""
@@ -33,7 +30,7 @@ def test_rows_at_their_own_steps_equal_each_row_alone(name):
         assert gap(mixed[row : row + 1], model.step(s[row : row + 1], e[row : row + 1], t, alone)) < 1e-5
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TINY_CASES)
 @torch.no_grad()
 def test_rows_at_their_own_depths_decode_with_one_cache(name):
     """Continuous depth: row 0 is at its second step while row 1 is at its first; both end as if they had run alone."""
@@ -69,7 +66,7 @@ def gradients(model: lw.LoopedForCausalLM, ids: Tensor, **inputs) -> tuple[Tenso
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TINY_CASES)
 def test_checkpointing_changes_no_gradient(name, monkeypatch):
     """Bitwise; and the layers do run again in the backward pass, which `train` turns on and `eval` off."""
     model = noisy(name, dropout=0.1).train()

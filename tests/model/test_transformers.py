@@ -5,10 +5,7 @@ import torch
 from transformers import AutoModel, Trainer, TrainingArguments
 
 import loopwright as lw
-from loopwright.model.presets import PRESETS
-from tests.cases import gap, noisy
-
-NAMES = [f"{name}-tiny" for name in PRESETS]
+from tests.cases import TINY_CASES, gap, noisy
 
 
 def ids_of(model, rows: int, length: int, seed: int = 1) -> torch.Tensor:
@@ -18,7 +15,7 @@ def ids_of(model, rows: int, length: int, seed: int = 1) -> torch.Tensor:
 # without the head
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TINY_CASES)
 @torch.no_grad()
 def test_the_headless_model_gives_what_the_head_reads(name, tmp_path):
     """The same folder opens as either; the head on the one is the other, on a cache too."""
