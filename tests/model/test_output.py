@@ -1,7 +1,11 @@
 """The loss shifts once; the weighted sum is one; what layers leave is what an independent model computes, in order."""
 
+from functools import cache
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -174,6 +178,34 @@ def test_on_a_cache_they_are_the_last_rows_of_the_whole_ones(name):
             assert gap(a, b[:, start:stop]) < 1e-4
         for a, b in zip(part.attentions, whole.attentions, strict=True):
             assert gap(a, b[:, :, start:stop, :stop]) < 1e-5
+
+
+@cache
+def windowed() -> lw.LoopedForCausalLM:
+    return noisy("ouroboros-qwen2.5-3b-tiny", sliding_window=3, depth=2, prelude_layers=0, coda_layers=1)
+
+
+@settings(max_examples=6, deadline=None)
+@given(padding=st.lists(st.integers(0, 5), min_size=1, max_size=3), cuts=st.sets(st.integers(1, 7)))
+@torch.no_grad()
+def test_any_padding_and_any_cuts_give_the_same_maps(padding, cuts):
+    """With a sliding window: zeros where nothing is seen, rows that sum to 1, pieces that are parts of the whole."""
+    model = windowed()
+    ids, mask = ids_of(model, len(padding), 8), (torch.arange(8) >= torch.tensor(padding)[:, None]).long()
+    whole = model(ids, attention_mask=mask, **BOTH)
+    query, key = torch.arange(8)[:, None], torch.arange(8)
+    seen = ((key <= query) & (key > query - 3) & mask[:, None].bool()) | ((key == query) & ~mask[:, :, None].bool())
+    for weights in whole.attentions:
+        assert not weights.transpose(0, 1)[:, ~seen].any()
+        assert gap(weights.sum(-1), torch.ones(weights.shape[:3])) < 1e-5
+    held, ends = lw.LoopCache(model.config), sorted({*cuts, 8})
+    for start, stop in zip([0, *ends], ends, strict=False):
+        part = model(ids[:, start:stop], attention_mask=mask[:, start:stop], past_key_values=held, **BOTH)
+        for a, b in zip(part.attentions, whole.attentions, strict=True):
+            assert gap(a, b[:, :, start:stop, :stop]) < 1e-5
+        for a, b in zip(part.hidden_states, whole.hidden_states, strict=True):
+            real = mask[:, start:stop].bool()
+            assert gap(a[real], b[:, start:stop][real]) < 1e-4
 
 
 @pytest.mark.parametrize("select", ["hub", "expected"])
