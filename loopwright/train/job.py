@@ -16,6 +16,7 @@ from loopwright.data.batch import Batch, Splits
 from loopwright.data.build import build_data, check_vocab
 from loopwright.data.order import Order
 from loopwright.generate.readings import check_depths
+from loopwright.metrics.score import METRICS, Metric
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import RunFolder, origin, saved
@@ -34,7 +35,6 @@ from loopwright.train.gradients.graphs import GraphedWork
 from loopwright.train.gradients.remat import REMATS
 from loopwright.train.log import Log
 from loopwright.train.models import MODELS
-from loopwright.train.objectives.distil import Distil
 from loopwright.train.objectives.losses import OBJECTIVES
 from loopwright.train.objectives.penalties import PENALTIES, Weighted
 from loopwright.train.optim.average import AVERAGES
@@ -89,9 +89,9 @@ class Job:
         check_precision(self.model, recipe.precision)
         self.references = base_references(recipe.model, self.model) if recipe.save.parts else None
         self.model.to(self.device).train()
-        objective = given.objective or build_kind(recipe.objective, OBJECTIVES)
-        if isinstance(objective, Distil):  # now, and not at the first batch: a teacher that does not fit must leave no run behind
-            objective.prepare(self.model, self.device)
+        objective = as_objective(given.objective) or build_kind(recipe.objective, OBJECTIVES)
+        objective.prepare(self.model, self.device)
+        self.metrics: dict[str, Metric] = {spec["kind"]: build_kind(spec, METRICS) for spec in recipe.validate.metrics}
         self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
         bare = TrainingModule(
             self.model, objective, self.penalties, remat=build_kind(recipe.remat_spec, REMATS), compiled=recipe.compile

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.data.build import DATA
-from loopwright.settings import check_kind, fill_section, merge, parse_overrides, read_yaml, suggest, write_yaml
+from loopwright.metrics.score import METRICS
+from loopwright.settings import build_kind, check_kind, fill_section, merge, parse_overrides, read_yaml, suggest, write_yaml
 from loopwright.train.depth import RULES
 from loopwright.train.gradients.remat import REMATS
 from loopwright.train.models import MODELS
@@ -34,13 +35,15 @@ RANGES = {
 @dataclass(frozen=True)
 class Validation:
     """When a run validates: `every` so many updates at these `depths` (and always at the median training depth) on
-    the first `rows` of the validation split; the spectral radius every `radius` updates, on `radius_rows` rows."""
+    the first `rows` of the validation split, with `metrics` beside the loss; the spectral radius every `radius` updates, on
+    `radius_rows` rows."""
 
     every: int = 0
     depths: list = field(default_factory=list)
     rows: int = 512
     radius: int = 0
     radius_rows: int = 4
+    metrics: list = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,17 @@ class Recipe:
         check_kind("remat", self.remat_spec, REMATS)
         for place, spec in enumerate(self.penalties):
             Weighted.check(f"penalties[{place}]", spec, PENALTIES)
+        for place, spec in enumerate(self.validate.metrics):
+            check_kind(f"validate: metrics[{place}]", spec, METRICS)
+            if any(spec["kind"] == other["kind"] for other in self.validate.metrics[:place]):
+                raise ValueError(f"validate: metrics: {spec['kind']} stands there twice; allowed: each kind once")
         if self.average is not None:
             check_kind("average", self.average, AVERAGES)
+        if self.graph and not build_kind(self.objective, OBJECTIVES).capturable:
+            raise ValueError(
+                f"graph: the work of this objective ({self.objective['kind']}) changes from update to update, so it cannot be "
+                "captured; allowed: graph: false, or options that fix it (shortcut: a fraction)"
+            )
 
     def _problems(self) -> Iterator[str]:
         for name, (low, high) in RANGES.items():
@@ -130,8 +142,6 @@ class Recipe:
             yield "penalties: start_accuracy waits for a validation; validate.every must be >= 1 (got 0)"
         if len({str(spec["start_accuracy"]) for spec in waiting}) > 1:
             yield "penalties: start_accuracy differs between penalties; allowed: one bar for all"
-        if self.graph and self.objective.get("kind") == "shortcut" and self.objective.get("fraction", 0) is None:
-            yield "graph: a shortcut whose step is drawn anew each update cannot be captured; allowed: a fraction"
         wrong = [d for d in self.validate.depths if isinstance(d, bool) or not isinstance(d, int) or d < 1]
         if wrong:
             yield f"validate: depths has {shown(wrong[0])}; allowed: whole numbers of at least 1"

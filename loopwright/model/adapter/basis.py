@@ -65,6 +65,10 @@ class BasisController(Conditioned):
         nn.init.zeros_(self.offset)
         nn.init.constant_(self.offset[:, :, 0], self.count**-0.5)
 
+    @property
+    def token_numbers(self) -> int:
+        return 0 if self.pooling == "sequence" else self.heads.shape[0]
+
     def coefficients(self, step: StepIndex, s: Tensor, p: Pass) -> Tensor:
         """Returns the coefficients [B, T, L, targets, 2, count], of A and of B (T is 1 for pooling "sequence")."""
         pooled = self.pooled(self.state_proj, step, s, p)

@@ -24,6 +24,8 @@ from loopwright.model.part import Part, StepIndex, take
 class Bases(Part):
     """Frozen bases per target: a [L, r, in] and b [L, out, r]."""
 
+    frozen = True
+
     def __init__(self, site: Site, rank: int, alpha: float, targets: str | Sequence[str]) -> None:
         super().__init__()
         shapes = chosen_shapes(site, targets, branches=False)
@@ -60,6 +62,7 @@ class StaticDiagonal(Adapter):
     """One diagonal per step, layer and map, zero at the start: what a controller without input would learn."""
 
     per_step = True
+    second_output = False
 
     def __init__(self, site: Site, rank: int = 32, alpha: float = 16.0, targets: str | Sequence[str] = "linears") -> None:
         super().__init__()
@@ -104,6 +107,10 @@ class Controller(Conditioned):
     def start(self) -> None:
         nn.init.normal_(self.step_embedding)
         nn.init.zeros_(self.heads)
+
+    @property
+    def token_numbers(self) -> int:
+        return 0 if self.pooling == "sequence" else self.heads.shape[0]
 
     def diagonals(self, step: StepIndex, s: Tensor, p: Pass) -> Tensor:
         """Returns the diagonals [B, T, L, targets, r] (T is 1 for pooling "sequence")."""
