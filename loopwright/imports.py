@@ -48,6 +48,12 @@ def noted_files() -> list[str]:
     return [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in _FILES]
 
 
+def file_digests() -> dict[str, str]:
+    """Returns the beginning of the sha256 of each file that parts came from: it differs where the file was changed."""
+    digests = (hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else "gone" for path in _FILES)
+    return dict(zip(noted_files(), digests, strict=True))
+
+
 def missing_files(named: object) -> str:
     """Returns the end of an error about something that was made with files of parts, of which some are not imported here."""
     names = [name for name in named if isinstance(name, str)] if isinstance(named, Sequence) and not isinstance(named, str) else []

@@ -20,6 +20,11 @@ class Norm(Part):
         """Returns x [B, T, D] normed, by the weights of `step` where there is one row per step."""
         raise NotImplementedError
 
+    @property
+    def gain(self) -> Tensor | None:
+        """The factor of each channel, where that is all the norm does after it has scaled a token: a map may then hold it."""
+        return None
+
 
 class RMSNorm(Norm):
     """y = w · x / sqrt(mean(x²) + eps); the scaled value is rounded to the input dtype before the weight, as in Llama."""
@@ -31,6 +36,10 @@ class RMSNorm(Norm):
 
     def start(self) -> None:
         nn.init.ones_(self.weight)
+
+    @property
+    def gain(self) -> Tensor | None:
+        return self.weight
 
     def forward(self, x: Tensor, step: StepIndex | None = None) -> Tensor:
         weight = self.weight if step is None else take_width(self.weight, step)

@@ -19,6 +19,7 @@ from loopwright.convert.load import empty_model
 from loopwright.convert.parts import divided
 from loopwright.model.config import LoopedConfig
 from loopwright.model.gate import GATES
+from loopwright.model.injection import INJECTIONS
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.retrofit.bases import Reconstruction, check_ranks, input_scales, start_bases
 from loopwright.retrofit.layout import Layout, find_layout, stepwise
@@ -188,8 +189,8 @@ def _start_parts(model: LoopedForCausalLM, plan: Plan) -> None:
         try:
             model.injection.start_as_input()
         except NotImplementedError:
-            kind = model.config.injection["kind"]
-            raise ValueError(f"injection_start: 'input' with an injection of kind {kind!r}; allowed: concat") from None
+            kind, able = model.config.injection["kind"], [n for n, k in INJECTIONS.items() if "start_as_input" in vars(k)]
+            raise ValueError(f"injection_start: 'input' with an injection of kind {kind!r}; allowed: {', '.join(able)}") from None
 
 
 def _start_bases(

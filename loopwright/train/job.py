@@ -16,6 +16,7 @@ from loopwright.data.batch import Batch, Splits
 from loopwright.data.build import build_data, check_vocab
 from loopwright.data.order import Order
 from loopwright.generate.readings import check_depths
+from loopwright.imports import file_digests, noted_files
 from loopwright.metrics.score import METRICS, Metric
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
@@ -279,7 +280,7 @@ def start_job(
     job = Job(recipe, run, processes, reporter, given)
     if processes.main and not resume:
         write_json(run.origin, origin())
-        write_whole(run.recipe, written(recipe))
+        write_whole(run.recipe, written(replace(recipe, imported=noted_files())))
     return job
 
 
@@ -314,7 +315,8 @@ def made_with(job: Job) -> dict[str, Any]:
     """Returns what decides how sums are rounded, beside the recipe: a run that goes on with the same goes on bit for bit."""
     device = torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else job.device.type
     threads = torch.get_num_threads() if job.device.type == "cpu" else None
-    return {"threads": threads, "processes": job.processes.world, "device": device, "torch": str(torch.__version__)}
+    made: dict[str, Any] = {"threads": threads, "processes": job.processes.world, "device": device, "torch": str(torch.__version__)}
+    return made | {f"parts from {file}": digest for file, digest in file_digests().items()}
 
 
 def check_finite(weights: Mapping[str, Tensor], run: RunFolder, update: int, lr: float) -> None:

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from loopwright.model.adapter.conditioned import CHUNK, Conditioned
 from loopwright.model.adapter.effects import Effects
-from loopwright.model.adapter.target import FactorTable, Site, chosen_shapes, scale_of
+from loopwright.model.adapter.target import Factored, FactorTable, Site, chosen_shapes, scale_of
 from loopwright.model.context import Pass
 from loopwright.model.part import StepIndex
 
 
-class BasisController(Conditioned):
+class BasisController(Conditioned, Factored):
     """Low-rank updates mixed from `count` trained bases per map; the sizes are those of the public code."""
 
     def __init__(

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from loopwright.model.adapter.conditioned import CHUNK, Conditioned
 from loopwright.model.adapter.effects import Adapter, Effects, Modulation
-from loopwright.model.adapter.target import FactorTable, Site, chosen_shapes, scale_of
+from loopwright.model.adapter.target import Factored, FactorTable, Site, chosen_shapes, scale_of
 from loopwright.model.context import Pass
-from loopwright.model.part import Part, StepIndex, take
+from loopwright.model.part import StepIndex, take
 
 
-class Bases(Part):
+class Bases(Factored):
     """Frozen bases per target: a [L, r, in] and b [L, out, r]."""
 
     frozen = True
@@ -63,6 +63,7 @@ class StaticDiagonal(Adapter):
 
     per_step = True
     second_output = False
+    starts_from = "bases"
 
     def __init__(self, site: Site, rank: int = 32, alpha: float = 16.0, targets: str | Sequence[str] = "linears") -> None:
         super().__init__()
@@ -81,6 +82,8 @@ class StaticDiagonal(Adapter):
 
 class Controller(Conditioned):
     """Diagonals from the pooled state and the step."""
+
+    starts_from = "bases"
 
     def __init__(
         self,

@@ -41,6 +41,7 @@ class Adapter(Part):
     unfoldable: ClassVar[str | None] = (
         "it does not say what it adds to a weight"  # why no weight can hold it; None: `fold` says what
     )
+    starts_from: ClassVar[str | None] = None  # what a retrofit may start by an SVD: its "factors" per step, its shared "bases"
     second_output: ClassVar[bool] = True  # whether it makes an output of its own of a linear map, beside the map's
     stack = "core"  # where it stands
     key = "adapter"  # the name of its running sums in a cache

@@ -22,6 +22,7 @@ class LowRank(Adapter):
 
     per_step = True
     unfoldable = None
+    starts_from = "factors"
 
     def __init__(
         self, site: Site, rank: int = 8, alpha: float | None = None, targets: str | Sequence[str] = "linears", bias: bool = False
