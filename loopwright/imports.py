@@ -26,7 +26,7 @@ def import_file(name: str | Path, folder: str | Path = ".") -> Path:
     if path.suffix != ".py" or not path.is_file():
         wrong = "is no Python file" if path.is_file() else "there is no such file"
         raise ValueError(f"import: {name}: {wrong} (looked for {path}); allowed: the path of a .py file")
-    if path not in _FILES and path not in _loaded():
+    if path not in _FILES and not _is_loaded(path):
         _execute(path)
     note_file(path)
     return path
@@ -60,14 +60,14 @@ def missing_files(named: object) -> str:
     missing = [shown(name)[1:-1] for name in names[:SHOWN] if user_path(name).resolve() not in _FILES]
     if not missing:
         return ""
-    again = " ".join(f"--import {name}" for name in missing)
-    return f"; it was trained with parts from {', '.join(missing)}: look at what they do, then give {again}"
+    again = " ".join(f"--import {name}" for name in dict.fromkeys(missing))
+    return f"; it was trained with parts of somebody's own: look at what they do, then give {again}"
 
 
-def _loaded() -> set[Path]:
-    """The files of the modules that are there already: a script, a notebook's own import."""
+def _is_loaded(path: Path) -> bool:
+    """Whether a module of that file is there already: a script, a notebook's own import."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    return {Path(file).resolve() for file in files if isinstance(file, str) and file.endswith(".py")}
+    return any(isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path for file in files)
 
 
 def _execute(path: Path) -> None:

@@ -18,7 +18,7 @@ from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM, LoopedModel
 from loopwright.model.output import LoopedModelOutput, LoopedOutput
 from loopwright.model.presets import build, preset
-from loopwright.register import register
+from loopwright.registry import register
 from loopwright.retrofit.adapters import load_adapters, save_adapters
 from loopwright.retrofit.merge import merge
 from loopwright.retrofit.surgery import retrofit

@@ -24,7 +24,7 @@ ROWS = [
     {"source"},
     {"retrofit", "engine", "check"},
     {"train", "analysis", "evaluate", "serve"},
-    {"recipes", "register", "parts"},
+    {"recipes", "registry", "parts"},
     {"verbs"},
     {"commands", "public"},
     {"cli"},

@@ -97,7 +97,7 @@ def _check_free(kinds: Kinds, name: str, kind: type, replace: bool) -> None:
     if not replace and not again:
         raise ValueError(
             f"register: {kinds.place} {name!r} is taken by {there.__module__}.{there.__qualname__}; choose another name, or "
-            f"lw.register({kinds.place!r}, {name!r}, replace=True) to put {kind.__qualname__} in its place"
+            f"lw.register({kinds.place!r}, {name!r}, replace=True) to put {kind.__name__} in its place"
         )
 
 
