@@ -87,13 +87,4 @@ if not TYPE_CHECKING:  # or every name would seem to be there
     sys.modules[__name__].__class__ = _Package
 
 
-class _Public(ModuleType):
-    """This package. Importing `loopwright.check` must not put the package in the place of the function `lw.check`."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (isinstance(value, ModuleType) and name in ("check", "retrofit")):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Public
 autoregister()

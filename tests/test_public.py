@@ -54,11 +54,3 @@ def test_importing_loopwright_loads_nothing_heavy_until_a_name_is_asked_for_and_
 def test_help_and_mistyped_verbs_load_nothing_heavy(words: list[str]) -> None:
     code = f"import sys\nfrom loopwright.cli import main\ntry:\n    main({words})\nexcept SystemExit:\n    {HEAVY}"
     assert fresh(code).splitlines()[-1] == "[]"
-
-
-def test_a_package_never_hides_the_function_of_its_name() -> None:
-    code = "import loopwright.check.conformance, loopwright.retrofit.merge, loopwright as lw"
-    assert fresh(f"{code}; print(callable(lw.check), callable(lw.retrofit))") == "True True"
-    package = ROOT / "loopwright"
-    twins = {name for name in lw.__all__ if (package / name).is_dir() or (package / f"{name}.py").is_file()}
-    assert twins == {"check", "metrics", "parts", "retrofit"}  # of which metrics and parts are meant to be modules

@@ -44,7 +44,7 @@ from loopwright.train.optim.schedule import SCHEDULES
 from loopwright.train.optim.trainable import check_trainable, depth_generator, drawn_plans, out_of_reach
 from loopwright.train.progress import ProgressReporter
 from loopwright.train.recipe import Recipe, first_difference, read_recipe, written
-from loopwright.train.rollout import Plan
+from loopwright.train.rollout import Called, Objective, Plan
 from loopwright.train.state import Objects, Progress
 from loopwright.train.training_module import Share, TrainingModule, Weights
 
@@ -90,7 +90,7 @@ class Job:
         check_precision(self.model, recipe.precision)
         self.references = base_references(recipe.model, self.model) if recipe.save.parts else None
         self.model.to(self.device).train()
-        objective = as_objective(given.objective) or build_kind(recipe.objective, OBJECTIVES)
+        objective: Objective = self._objective(given.objective)
         objective.prepare(self.model, self.device)
         self.metrics: dict[str, Metric] = {spec["kind"]: build_kind(spec, METRICS) for spec in recipe.validate.metrics}
         self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
@@ -113,6 +113,17 @@ class Job:
         self.order = Order(len(self.splits.train), recipe.seed, recipe.order.shuffled, repeat=recipe.order.repeat, batch=size)
         self.depth_generator = depth_generator(recipe)
         self._ahead: Prefetched | None = None
+
+    def _objective(self, given: Any) -> Objective:
+        if given is not None:
+            return given if isinstance(given, Objective) else Called(given)
+        objective: Objective = build_kind(self.recipe.objective, OBJECTIVES)
+        if self.recipe.graph and not objective.capturable:
+            raise ValueError(
+                f"graph: the work of the objective {self.recipe.objective['kind']!r} changes from update to update; allowed: "
+                "options that fix it (shortcut: a fraction), or graph: false"
+            )
+        return objective
 
     @property
     def median(self) -> int:

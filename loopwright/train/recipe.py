@@ -12,7 +12,7 @@ from loopwright.data.build import DATA
 from loopwright.imports import import_file, missing_files
 from loopwright.metrics.score import METRICS
 from loopwright.run import RunFolder
-from loopwright.settings import build_kind, check_kind, fill_section, merge, parse_overrides, read_yaml, suggest, write_yaml
+from loopwright.settings import check_kind, fill_section, merge, parse_overrides, read_yaml, suggest, write_yaml
 from loopwright.train.depth import RULES
 from loopwright.train.gradients.remat import REMATS
 from loopwright.train.models import MODELS
@@ -111,11 +111,6 @@ class Recipe:
                 raise ValueError(f"validate: metrics: {spec['kind']} stands there twice; allowed: each kind once")
         if self.average is not None:
             check_kind("average", self.average, AVERAGES)
-        if self.graph and not build_kind(self.objective, OBJECTIVES).capturable:
-            raise ValueError(
-                f"graph: the work of this objective ({self.objective['kind']}) changes from update to update, so it cannot be "
-                "captured; allowed: graph: false, or options that fix it (shortcut: a fraction)"
-            )
 
     def _problems(self) -> Iterator[str]:
         for name, (low, high) in RANGES.items():
@@ -180,7 +175,9 @@ def make_recipe(data: Any, where: str = "recipe", *, changes: Mapping[str, Any] 
         if old in data:
             raise ValueError(f"{where}: {old} is called {new} now; rename it")
     if "import" in data:
-        raise ValueError(f"{where}: import stands in what is no recipe file of your own; give --import FILE instead")
+        raise ValueError(
+            f"{where}: import stands in what is no recipe file of your own; import the file in Python, or give --import FILE"
+        )
     sections: dict[str, type] = {"order": Orders, "validate": Validation, "save": Saves}
     try:
         made = {key: fill_section(sections[key], value, key) for key, value in data.items() if key in sections}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -60,7 +59,7 @@ class Rollout:
 class Objective:
     """What is trained for. Abstract: a kind is (model, rollout) → (loss, metrics), and says what it needs for that."""
 
-    reads: ClassVar[str] = "every"  # which states it looks at: those of "every" step with a gradient, or the "last" alone
+    reads: str = "every"  # which states it looks at: those of "every" step with a gradient, or the "last" alone
     capturable: bool = True  # whether what it computes is the same work at every update, so that a CUDA graph can replay it
 
     def prepare(self, model: LoopedForCausalLM, device: torch.device | str) -> None:
@@ -69,6 +68,17 @@ class Objective:
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, a mean over the batch's targets (0 where it has none), and detached numbers for the log."""
         raise NotImplementedError
+
+
+class Called(Objective):
+    """A function of (model, rollout), or an object that is none of ours, as an objective."""
+
+    def __init__(self, function: Callable[[LoopedForCausalLM, Rollout], tuple[Tensor, dict[str, Tensor]]]) -> None:
+        self.function = function
+        self.reads = getattr(function, "reads", "every")
+
+    def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.function(model, rollout)
 
 
 class Penalty:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -36,7 +35,7 @@ class Distil(Objective):
     is loaded by `prepare`, which a run calls before it begins, or at the first batch.
     """
 
-    reads: ClassVar[str] = "last"
+    reads = "last"
 
     def __init__(
         self,
@@ -153,7 +152,7 @@ class Shortcut(Objective):
     earlier one: its kl is 0. (Be your own teacher, arXiv 1905.08094; LoopFormer matches states instead, arXiv 2602.11451.)
     """
 
-    reads: ClassVar[str] = "every"
+    reads = "every"
 
     def __init__(self, fraction: float | None = 0.5, weight: float = 1.0, temperature: float = 1.0, seed: int = 0) -> None:
         if fraction is not None and not 0 < fraction < 1:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +33,7 @@ class Final(Objective):
     asks each position for the token after the next one: what the public Ouroboros code trains by shifting its labels twice.
     """
 
-    reads: ClassVar[str] = "last"
+    reads = "last"
 
     def __init__(self, z_loss: float = 0.0, ahead: int = 1) -> None:
         if z_loss < 0:
@@ -60,7 +59,7 @@ class EveryStep(Objective):
     its earlier steps no weight and a shorter one uses the end of the list. Deep supervision (Lee et al., arXiv 1409.5185).
     """
 
-    reads: ClassVar[str] = "every"
+    reads = "every"
 
     def __init__(self, weights: str | list[float] = "uniform", ratio: float = 0.5) -> None:
         named = ("uniform", "linear", "geometric")
@@ -105,7 +104,7 @@ class ExpectedExit(Objective):
     settling on one step (Zhu et al., arXiv 2510.25741).
     """
 
-    reads: ClassVar[str] = "every"
+    reads = "every"
 
     def __init__(self, beta: float = 0.05) -> None:
         if beta < 0:
@@ -140,7 +139,7 @@ class ExitGateStage(Objective):
     compares nothing: its loss is 0 (Zhu et al., arXiv 2510.25741, section 3.4: slope 50, threshold 0.005).
     """
 
-    reads: ClassVar[str] = "every"
+    reads = "every"
 
     def __init__(self, slope: float = 50.0, threshold: float = 0.005) -> None:
         if slope <= 0:
@@ -172,7 +171,7 @@ class Ponder(Objective):
     (Graves, arXiv 1603.08983; Universal Transformer, arXiv 1807.03819). It is charged at the targets, like every loss here.
     """
 
-    reads: ClassVar[str] = "every"
+    reads = "every"
 
     def __init__(self, weight: float = 0.01) -> None:
         if weight < 0:

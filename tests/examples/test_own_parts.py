@@ -21,12 +21,12 @@ from loopwright.commands.train import train as train_verb
 from loopwright.model.cost import pass_flops
 from loopwright.recipes import recipe
 from loopwright.settings import read_yaml, write_yaml
-from loopwright.train.job import Outcome
 from loopwright.train.loop import train
 from loopwright.train.recipe import make_recipe
+from loopwright.train.state import Run
 from tests.own_kinds import own_kinds, table_of
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 PARTS, RECIPE = ROOT / "examples" / "own_parts.py", ROOT / "examples" / "own_parts.yaml"
 OWN = {"injection": "scaled", "objective": "last-two", "penalty": "state-size", "data": "alphabet"}
 FEW = ["updates=3", "validate.every=3"]
@@ -38,7 +38,7 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A run of the example, with its parts registered for as long as it is used."""
     with pytest.MonkeyPatch.context() as patch, own_kinds():
         patch.chdir(ROOT)
@@ -47,7 +47,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
 
 
 @pytest.fixture
-def strange(outcome: Outcome) -> Iterator[Path]:
+def strange(outcome: Run) -> Iterator[Path]:
     """The same run where nobody has imported its parts."""
     with own_kinds():
         for place, name in OWN.items():
@@ -55,44 +55,44 @@ def strange(outcome: Outcome) -> Iterator[Path]:
         from loopwright import imports
 
         imports._FILES.clear()
-        yield outcome.run.path
+        yield outcome.folder.path
 
 
 def test_the_file_is_short() -> None:
     assert len(PARTS.read_text().splitlines()) <= 60
 
 
-def test_the_example_is_costed_trained_saved_and_generated_from(outcome: Outcome, tmp_path: Path) -> None:
+def test_the_example_is_costed_trained_saved_and_generated_from(outcome: Run, tmp_path: Path) -> None:
     config = outcome.model.config
     assert config.injection == {"kind": "scaled", "gain": 0.5} and config.step_tables == ["injection"]
     assert pass_flops(config)["injection"] == 0  # a product of channels is no matrix product
-    row = json.loads(outcome.run.log.read_text().splitlines()[-2])
+    row = json.loads(outcome.folder.log.read_text().splitlines()[-2])
     assert row["state-size"] > 0 and "loss_last" in row
     assert outcome.model.injection.gains.grad is None and not bool((outcome.model.injection.gains == 0.5).all())
     lw.save(outcome.model, tmp_path / "model")
     ids = torch.tensor([[2, 3, 4]])
     assert torch.equal(lw.load(tmp_path / "model")(ids).logits, outcome.model(ids).logits)
-    assert lw.load(outcome.run.path).generate(ids, max_new_tokens=2).shape == (1, 5)
+    assert lw.load(outcome.folder.path).generate(ids, max_new_tokens=2).shape == (1, 5)
 
 
-def test_a_run_names_the_file_of_its_parts(outcome: Outcome) -> None:
-    data = read_yaml(outcome.run.recipe.read_text(), "run")
+def test_a_run_names_the_file_of_its_parts(outcome: Run) -> None:
+    data = read_yaml(outcome.folder.recipe.read_text(), "run")
     assert data["imported"] == ["examples/own_parts.py"] and "import" not in data
     assert make_recipe(data).objective == {"kind": "last-two"}
 
 
 @pytest.mark.slow
-def test_the_trained_example_passes_every_check(outcome: Outcome) -> None:
+def test_the_trained_example_passes_every_check(outcome: Run) -> None:
     report = lw.check(outcome.model)
     assert report.ok, report.rows
 
 
 @pytest.mark.slow
-def test_a_fresh_process_needs_the_import_and_then_does_all(outcome: Outcome) -> None:
+def test_a_fresh_process_needs_the_import_and_then_does_all(outcome: Run) -> None:
     def loopwright(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-m", "loopwright", *words], cwd=ROOT, capture_output=True, text=True, check=False)
 
-    run = str(outcome.run.path)
+    run = str(outcome.folder.path)
     refused = loopwright("generate", run, "abc")
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "--import examples/own_parts.py" in refused.stderr
     told = loopwright("generate", run, "abc", "--import", "examples/own_parts.py", "--max-new-tokens", "3")
@@ -153,8 +153,8 @@ def test_a_strangers_run_executes_nothing(strange: Path, tmp_path: Path, key: st
     assert not mark.exists()
 
 
-def test_a_resumed_run_executes_the_users_recipe_alone(outcome: Outcome, tmp_path: Path) -> None:
-    run, mark = _planted(outcome.run.path, tmp_path, "import")
+def test_a_resumed_run_executes_the_users_recipe_alone(outcome: Run, tmp_path: Path) -> None:
+    run, mark = _planted(outcome.folder.path, tmp_path, "import")
     with pytest.raises(ValueError, match=r"recipe.yaml: import stands in what is no recipe file of your own; give --import FILE"):
         train(recipe(str(RECIPE), FEW), run, resume=True)
     assert not mark.exists()
