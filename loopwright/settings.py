@@ -12,7 +12,7 @@ import inspect
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -211,7 +211,7 @@ _IN_WORDS = {
 
 def check_form(where: str, value: Any, annotation: Any) -> None:
     """Raises a ValueError where a value does not have the form that an annotation such as "list[int] | None" asks for."""
-    written = list(_written_types(annotation if isinstance(annotation, str) else ""))
+    written = list(_written_types(_as_written(annotation)))
     if not written or any(name not in _FORMS for name, _ in written):
         return
     fitting = [(name, inner) for name, inner in written if _fits(value, name)]
@@ -231,6 +231,13 @@ def check_form(where: str, value: Any, annotation: Any) -> None:
         wrong = [key for key in value if not isinstance(key, str)]
         if wrong:
             raise ValueError(f"{where} names {shown(wrong[0])}; allowed: names that are text")
+
+
+def _as_written(annotation: Any) -> str:
+    """An annotation as text: a module without `from __future__ import annotations` has types in their place."""
+    if isinstance(annotation, str):
+        return annotation
+    return annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
 
 
 def _fits(value: Any, name: str) -> bool:

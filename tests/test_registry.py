@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,38 @@ def test_a_halting_answers_by_every_rule() -> None:
         out.logits, sum(p[..., None] * x for p, x in zip(out.exit_probs.unbind(-1), out.step_logits, strict=True))
     )
     assert torch.equal(model(ids, select="hub").logits, out.step_logits[-1])  # a threshold of 1 is reached at the end
+
+
+def test_the_page_says_of_every_place_what_it_asks_for() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "extend.md").read_text()
+    rows = {row.split("|")[1].strip(" `"): row for row in page.splitlines() if row.startswith("| `") and row.count("|") == 6}
+    assert set(rows) == set(PLACES)
+    for place, row in rows.items():
+        table = table_of(place)
+        assert place == "data" or table.inherits is object or f"`{table.inherits.__name__}`" in row
+        assert all(f"`{given}`" in row for given in table.given) and all(f"`{offer}" in row for offer in table.offers), place
+
+
+@pytest.mark.slow
+def test_the_page_runs() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "extend.md").read_text()
+    for place, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.DOTALL)):
+        exec(compile(block, f"extend.md, block {place}", "exec"), {"__name__": "extend"})
+
+
+@pytest.mark.parametrize("future", ["from __future__ import annotations\n", ""])
+def test_options_are_checked_by_their_types_however_the_file_is_written(future: str) -> None:
+    code = f"""{future}
+class Typed(Gains):
+    def __init__(self, config, gain: float = 1.0, names: list[int] | None = None):
+        super().__init__(config, gain)
+"""
+    space: dict[str, Any] = {"Gains": Gains, "__name__": "typed"}
+    exec(compile(code, "typed", "exec", dont_inherit=True), space)
+    register("injection", "typed")(space["Typed"])
+    for wrong in ({"gain": "much"}, {"names": ["a"]}):
+        with pytest.raises(ValueError, match=r"injection \(typed\): (gain|names\[0\]) is .*; allowed: a "):
+            lw.LoopedConfig(**SMALL, max_steps=2, injection={"kind": "typed", **wrong})
 
 
 def test_parts_are_modules() -> None:
