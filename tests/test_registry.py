@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -351,6 +352,21 @@ class Typed(Gains):
     for wrong in ({"gain": "much"}, {"names": ["a"]}):
         with pytest.raises(ValueError, match=r"injection \(typed\): (gain|names\[0\]) is .*; allowed: a "):
             lw.LoopedConfig(**SMALL, max_steps=2, injection={"kind": "typed", **wrong})
+
+
+def test_nobody_asks_for_a_kind_by_its_class() -> None:
+    """What the rest must know of a kind the kind says itself, or a kind of the user's own could not say it."""
+    kinds = {kind.__name__ for place in PLACES for kind in table_of(place).values()}
+    root, found = Path(__file__).parent.parent, []
+    for path in sorted((root / "loopwright").rglob("*.py")):
+        module = ".".join(path.relative_to(root).with_suffix("").parts)
+        tree = ast.parse(path.read_text())
+        own = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+                names = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+                found += [f"{module}: {name}" for name in names - own if name in kinds]
+    assert found == []
 
 
 def test_parts_are_modules() -> None:
