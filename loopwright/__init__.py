@@ -46,8 +46,10 @@ __all__ = [
     "merge",
     "metrics",
     "noise",
+    "parts",
     "patch",
     "preset",
+    "register",
     "retrofit",
     "save",
     "save_adapters",
@@ -79,7 +81,7 @@ if not TYPE_CHECKING:  # or every name would seem to be there
         """Keeps a public name where a folder has the same: `lw.train` is the verb, also after `import loopwright.train.loop`."""
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if name not in __all__ or name == "metrics" or not isinstance(value, ModuleType):
+            if name not in __all__ or name in ("metrics", "parts") or not isinstance(value, ModuleType):
                 super().__setattr__(name, value)
 
     sys.modules[__name__].__class__ = _Package

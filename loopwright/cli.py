@@ -14,7 +14,7 @@ import typer
 
 from loopwright.exits import ending
 from loopwright.interrupt import second_ends_at_once
-from loopwright.options import Depth, Device, Dtype, Folder, Model, Words, seed_of, whole
+from loopwright.options import Depth, Device, Dtype, Folder, Import, Model, Words, seed_of, whole
 from loopwright.version import VERSION
 
 
@@ -30,6 +30,7 @@ def inspect(
     policy: Annotated[str, typer.Option(help="What the cache keeps: every step, the last one, or share(n) of them.")] = "every",
     tensors: Annotated[bool, typer.Option("--tensors", help="Print the state dict too: name, shape, dtype, parameters.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of tables.")] = False,
+    imports: Import = None,
 ) -> None:
     """What a model is and costs: parameters by part, FLOPs, activation and cache bytes. Nothing is loaded or allocated.
 
@@ -53,6 +54,7 @@ def check(
     device: Device = "cpu",
     seed: Annotated[int, typer.Option(callback=seed_of, help="Of a preset's fresh weights.")] = 0,
     full: Annotated[bool, typer.Option("--full", help="Build a preset at its full size, not at test size.")] = False,
+    imports: Import = None,
 ) -> None:
     """Is the model right? Cache, padding, causality, loss, depth, files: one row each. Exits 1 where a check fails.
 
@@ -89,6 +91,7 @@ def generate(
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the tokenizer's chat template.")] = False,
     show_depth: Annotated[bool, typer.Option("--show-depth", help="First print what each step would say next.")] = False,
     tokenizer: Words = None,
+    imports: Import = None,
 ) -> None:
     """Text from a prompt, streamed as it comes; then one line of statistics on stderr.
 
@@ -143,6 +146,7 @@ def retrofit(
     seed: Annotated[int, typer.Option(callback=seed_of, help="Of what starts at random.")] = 0,
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    imports: Import = None,
 ) -> None:
     """A dense model made into a looped one: layers kept and looped, parts put on, the folder written. Nothing is trained.
 
@@ -173,6 +177,7 @@ def train(
     out: Annotated[str | None, typer.Option(help="The run folder. Left out: runs/RECIPE.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder, bit for bit.")] = False,
     toy: Annotated[bool, typer.Option("--toy", help="Two updates at test size: is everything in its place?")] = False,
+    imports: Import = None,
 ) -> None:
     """A run from a recipe: trains, validates at several depths, saves. Ctrl-C saves first; --resume goes on exactly there.
 
@@ -186,12 +191,13 @@ def train(
     """
     from loopwright.commands import train as verb
 
-    if not verb.train(recipe, overrides or [], out=out, resume=resume, toy=toy):
+    if not verb.train(recipe, overrides or [], out=out, resume=resume, toy=toy, imports=imports or []):
         raise typer.Exit(130)
 
 
 def recipes(
     name: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Print this one in full, every setting resolved.")] = None,
+    imports: Import = None,
 ) -> None:
     """The shipped recipes, one published experiment each.
 
@@ -214,13 +220,11 @@ def evaluate(
     split: Annotated[
         list[str] | None, typer.Option(help="A test split, or valid; may be given again. Left out: all tests.")
     ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="Of a run: last, best, or the number of an update. Left out: last.")
-    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Of a run: last, best, or an update's number. Left out: last.")] = None,
     data: Annotated[str | None, typer.Option(help="A recipe whose data to measure on. Left out: the run's own.")] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(metavar="[NAME=]FILE", help="Held-out loss of this text (.jsonl, .txt, each also .gz); may be given again."),
+        typer.Option(metavar="[NAME=]FILE", help="Held-out loss of this text (.jsonl, .txt, also .gz); again: more."),
     ] = None,
     context: Annotated[
         int | None, typer.Option(callback=whole, help="Of --text: tokens of a passage. Left out: 512, or what it has.")
@@ -242,6 +246,7 @@ def evaluate(
     dtype: Dtype = "float32",
     out: Annotated[str | None, typer.Option(help="Where eval/ and figures/ go. Left out: into the run.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results of other depths, rows or weights.")] = False,
+    imports: Import = None,
 ) -> None:
     """A trained run at every depth from one pass: loss, exact match with intervals, overthinking; a table, a file, a figure.
 
@@ -284,8 +289,7 @@ def evaluate(
 def analyze(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, a run folder or a hub id, looped or dense.")],
     prompts: Annotated[
-        str,
-        typer.Option(help="A .jsonl or .txt file, gsm8k, hellaswag, valid (a run's own rows), or the text itself."),
+        str, typer.Option(help="A .jsonl or .txt file, gsm8k, hellaswag, valid (a run's own rows), or the text itself.")
     ],
     depth: Annotated[
         int | None, typer.Option(callback=whole, help="Steps of a pass. Left out: 128, or as many as the model has.")
@@ -303,6 +307,7 @@ def analyze(
     device: Device = "cpu",
     dtype: Dtype = "float32",
     out: Annotated[str | None, typer.Option(help="The folder of the analysis. Left out: runs/analyze-MODEL.")] = None,
+    imports: Import = None,
 ) -> None:
     """What goes on inside: does it converge, whose stages has it, is more depth safe? Numbers, figures and a page to read.
 

@@ -21,9 +21,22 @@ def seed_of(value: int | None) -> int | None:
     return value
 
 
+def bring(names: list[str] | None) -> list[str] | None:
+    """Executes the files that the user names, before anything is opened, and returns the names."""
+    if names:
+        from loopwright.imports import import_files
+
+        import_files(names)
+    return names
+
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, a hub id (owner/name) or a preset's name.")]
 Folder = Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder or a hub id (owner/name), with its tokenizer.")]
 Words = Annotated[str | None, typer.Option(metavar="PATH", help="A tokenizer's folder or hub id. Left out: the model's own.")]
+Import = Annotated[
+    list[str] | None,
+    typer.Option("--import", metavar="FILE", callback=bring, help="Execute this Python file of your own parts first; again: more."),
+]
 Depth = Annotated[
     int | None, typer.Option(callback=whole, help="Steps of a pass: how often the core runs. Left out: the model's own.")
 ]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import loopwright.metrics as metrics  # `from loopwright` would ask this file for it
+import loopwright.parts as parts
 from loopwright.analysis.trace.edit import at, noise, patch, swap, zero
 from loopwright.analysis.trace.record import TraceSet, load_trace, save_trace, trace_prompts
 from loopwright.analysis.trace.trace import Trace, trace
@@ -17,6 +18,7 @@ from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM, LoopedModel
 from loopwright.model.output import LoopedModelOutput, LoopedOutput
 from loopwright.model.presets import build, preset
+from loopwright.registry import register
 from loopwright.retrofit.adapters import load_adapters, save_adapters
 from loopwright.retrofit.merge import merge
 from loopwright.retrofit.surgery import retrofit

@@ -38,6 +38,11 @@ class RunFolder:
         self.figures = self.path / "figures"
         self.report = self.path / "report.html"
 
+    @property
+    def begun(self) -> bool:
+        """Whether a run has written here: what stands in the folder is then the run's, not its reader's own."""
+        return any(path.exists() for path in (self.origin, self.log, self.checkpoints))
+
     @contextmanager
     def locked(self) -> Iterator[RunFolder]:
         """Makes the folder, holds it for this process alone, clears what killed writes left, and gives it back.

@@ -11,8 +11,8 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 import yaml
 
@@ -21,6 +21,7 @@ from loopwright.untrusted import check_plain, shown
 LISTED = 20  # names in a message
 LONGEST_NAME = 100  # characters of a name that is compared with others
 LEVELS = 20  # of names in an override
+OF_YOUR_OWN = "if it is a part of your own, import its file first (lw.register; --import FILE; import: in the recipe)"
 
 
 class _Loader(yaml.SafeLoader):
@@ -121,6 +122,33 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 # kinds
 
 
+class Kinds(dict[str, Any]):
+    """The literal table of a place of variation, to which `lw.register` adds kinds of the user's own.
+
+    A kind inherits from `inherits`, which has all that may be left out, and offers the methods `offers` itself. Its `__init__`
+    takes `given` from the place, then its options, of which the place keeps `reserved` for itself.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        kinds: Mapping[str, type],
+        *,
+        inherits: type = object,
+        offers: Sequence[str],
+        given: Sequence[str] = (),
+        reserved: Sequence[str] = (),
+    ) -> None:
+        super().__init__(kinds)
+        self.place, self.inherits, self.offers = place, inherits, tuple(offers)
+        self.given, self.reserved = tuple(given), tuple(reserved)
+        self.shipped = frozenset(kinds)
+
+    def unknown(self, name: Any) -> str:
+        """Returns what is wrong with a name that is no kind of this table, and how a kind of the user's own comes to be one."""
+        return f"unknown kind {shown(name)}; {suggest(str(name), self)}; {OF_YOUR_OWN}"
+
+
 def options_of(kind: type) -> dict[str, inspect.Parameter]:
     """Returns the options of a kind: the arguments of its `__init__` after config or site; none where it has no `__init__`."""
     if kind.__init__ is object.__init__:  # type: ignore[misc]
@@ -133,7 +161,8 @@ def check_kind(where: str, spec: Any, table: Mapping[str, type]) -> None:
     if not isinstance(spec, Mapping) or "kind" not in spec:
         raise ValueError(f"{where}: {shown(spec)} is not a mapping with a 'kind'; {suggest('', table)}")
     if not isinstance(spec["kind"], str) or spec["kind"] not in table:
-        raise ValueError(f"{where}: unknown kind {shown(spec['kind'])}; {suggest(str(spec['kind']), table)}")
+        own = table.unknown(spec["kind"]) if isinstance(table, Kinds) else None
+        raise ValueError(f"{where}: " + (own or f"unknown kind {shown(spec['kind'])}; {suggest(str(spec['kind']), table)}"))
     options = options_of(table[spec["kind"]])
     place = f"{where} ({spec['kind']})"
     refuse_unknown(place, [key for key in spec if key != "kind"], options)
@@ -182,7 +211,7 @@ _IN_WORDS = {
 
 def check_form(where: str, value: Any, annotation: Any) -> None:
     """Raises a ValueError where a value does not have the form that an annotation such as "list[int] | None" asks for."""
-    written = list(_written_types(annotation if isinstance(annotation, str) else ""))
+    written = list(_written_types(_as_written(annotation)))
     if not written or any(name not in _FORMS for name, _ in written):
         return
     fitting = [(name, inner) for name, inner in written if _fits(value, name)]
@@ -202,6 +231,13 @@ def check_form(where: str, value: Any, annotation: Any) -> None:
         wrong = [key for key in value if not isinstance(key, str)]
         if wrong:
             raise ValueError(f"{where} names {shown(wrong[0])}; allowed: names that are text")
+
+
+def _as_written(annotation: Any) -> str:
+    """An annotation as text: a module without `from __future__ import annotations` has types in their place."""
+    if isinstance(annotation, str):
+        return annotation
+    return annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
 
 
 def _fits(value: Any, name: str) -> bool:

@@ -28,6 +28,7 @@ from loopwright.convert.checked import (
 from loopwright.convert.load import named_dtype, usable_device
 from loopwright.convert.parts import RECORD
 from loopwright.convert.weights import read_json
+from loopwright.imports import missing_files
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import PRESETS, preset
@@ -220,6 +221,8 @@ class Source:
                 self._opened = CheckedFolder.of(self._candidates[0], in_run=self.run is not None)
             except Damaged as error:
                 self._pass_over(error)
+            except ValueError as error:
+                raise ValueError(f"{error}{missing_files((self.recipe or {}).get('imported'))}") from None
         return self._opened
 
     @cached_property

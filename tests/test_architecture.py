@@ -15,6 +15,7 @@ import typer.main
 
 from loopwright.cli import make_app
 from loopwright.convert.families import FAMILIES
+from loopwright.metrics.score import METRICS
 from loopwright.model.adapter import ADAPTERS
 from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.norm import NORMS
@@ -46,7 +47,7 @@ from tests.rules import (
 
 ROOT = Path(__file__).parent.parent
 STORED = Path(__file__).parent / "options.txt"
-TRAINING = {**TABLES, "penalties": PENALTIES, "average": AVERAGES, "remat": REMATS}
+TRAINING = {**TABLES, "penalties": PENALTIES, "average": AVERAGES, "remat": REMATS, "metrics": METRICS}
 REWRITE = "python -m tests.test_architecture > tests/options.txt"
 
 

@@ -12,6 +12,7 @@ import pytest
 from loopwright import cli
 from loopwright.commands import check, demo, evaluate, presets, train
 from tests.generate.tiny import STORIES, save_model
+from tests.own_kinds import own_kinds
 
 
 def run(*words: str) -> int:
@@ -162,11 +163,19 @@ def test_a_run_that_was_stopped_exits_with_130(monkeypatch: pytest.MonkeyPatch) 
     assert run("train", "demo-plain") == 130
 
 
-def test_training_options_reach_the_work(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_options_reach_the_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     seen: dict[str, object] = {}
     monkeypatch.setattr(train, "train", lambda *args, **options: seen.update(args=args, **options) or True)
-    assert run("train", "demo-plain", "seed=3", "optim.lr=1e-4", "--out", "here", "--resume", "--toy") == 0
-    assert seen == {"args": ("demo-plain", ["seed=3", "optim.lr=1e-4"]), "out": "here", "resume": True, "toy": True}
+    (tmp_path / "parts_of_a_run.py").write_text("NAME = 'executed'\n")
+    parts = str(tmp_path / "parts_of_a_run.py")
+    with own_kinds():
+        assert run("train", "demo-plain", "seed=3", "optim.lr=1e-4", "--out", "here", "--resume", "--toy", "--import", parts) == 0
+        assert sys.modules.pop("parts_of_a_run").NAME == "executed"
+        assert run("train", "demo-plain", "--import", str(tmp_path / "gone.py")) == 2
+    words = {"args": ("demo-plain", ["seed=3", "optim.lr=1e-4"]), "out": "here", "resume": True, "toy": True}
+    assert seen == {**words, "imports": [parts]}
     monkeypatch.setattr(evaluate, "evaluate", lambda run, **options: seen.update(run=run, **options))
     assert run("evaluate", "runs/x", "--depths", "1:8", "--split", "test", "--split", "valid", "--rows", "9", "--no-decode") == 0
     assert (seen["run"], seen["depths"], seen["splits"], seen["rows"], seen["decode"]) == (

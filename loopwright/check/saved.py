@@ -103,7 +103,7 @@ def _training_loss(probe: Probe) -> Tensor:
         config = probe.own.config
         # per-step tables end where they end; an exit gate needs a second step to choose from
         options["depth"] = config.max_steps or max(probe.depth, 2)
-        if config.halting["kind"] != "none":
+        if probe.own.halting.mixes is not None:
             options["select"] = "expected"
     answer = probe.call(ids, options=options)
     if answer.loss is not None:
@@ -113,7 +113,11 @@ def _training_loss(probe: Probe) -> Tensor:
 
 def _is_step_table(name: str, gradient: Tensor, steps: int) -> bool:
     holder = name.split(".")[0]
-    return holder in ("end_norm", "layer_post_norm", "injection", "adapters") and gradient.dim() > 1 and len(gradient) == steps
+    return (
+        holder in ("end_norm", "layer_post_norm", "injection", "adapters", "gate", "halting")
+        and gradient.dim() > 1
+        and len(gradient) == steps
+    )
 
 
 def save_and_load(probe: Probe) -> Verdict:

@@ -54,7 +54,7 @@ def causality(probe: Probe) -> Verdict:
 
 def _answers(probe: Probe) -> dict[str, dict[str, Any]]:
     """Returns the ways in which a model in evaluation mode can answer, each with its options."""
-    learned = probe.own is not None and probe.own.config.halting["kind"] != "none"
+    learned = probe.own is not None and probe.own.halting.mixes is not None
     return {"evaluation mode": {}, **({"select='expected'": {"select": "expected"}} if learned else {})}
 
 

@@ -37,7 +37,7 @@ def _own_state(probe: Probe, model: LoopedForCausalLM, tally: Tally, ids: Tensor
     want = probe.logits(ids)
     tally.same("the model's own state given as initial_state", probe.logits(ids, options={"initial_state": state}), want)
     tally.differ("another initial_state", probe.logits(ids, options={"initial_state": state + 1}), want)
-    if model.config.state["kind"] != "noise":
+    if not model.state.seeded:
         return
     seeds = torch.tensor([7, 8, 9], device=ids.device)
     by_row = model.start_state(e, p, seeds)

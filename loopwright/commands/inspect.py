@@ -13,7 +13,7 @@ from loopwright.commands.console import console, table
 from loopwright.commands.device import find_dtype
 from loopwright.commands.models import find_config, warn_of_damage
 from loopwright.model import cost
-from loopwright.model.config import LoopedConfig
+from loopwright.model.config import PLAIN, LoopedConfig
 from loopwright.source import Source
 
 
@@ -51,8 +51,7 @@ def inspect(
 
 def describe(config: LoopedConfig, depth: int) -> str:
     """Returns what a model is at a depth, in one line: its stacks and the parts that are not the plainest."""
-    parts = {"state": "input", "injection": "none", "gate": "none", "halting": "none"}
-    words = [f"{name} {getattr(config, name)['kind']}" for name, plain in parts.items() if getattr(config, name)["kind"] != plain]
+    words = [f"{name} {getattr(config, name)['kind']}" for name, plain in PLAIN.items() if getattr(config, name)["kind"] != plain]
     words += [f"adapter {spec['kind']}" + (f" on the {spec['stack']}" if "stack" in spec else "") for spec in config.adapters]
     words += [f"end norm {config.end_norm}"] if config.end_norm != "never" else []
     words += ["norms per step after each layer"] if config.layer_post_norm != "none" else []

@@ -20,8 +20,8 @@ from loopwright.convert.weights import INDEX, SINGLE
 from loopwright.model.adapter import ADAPTERS
 from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.state import STATES
-from loopwright.settings import build_kind, options_of, suggest
+from loopwright.model.part import Part
+from loopwright.settings import options_of, suggest
 
 # fields that do not change what a trained model computes
 SILENT = {"dropout", "initializer_range", "use_cache"}
@@ -105,18 +105,17 @@ def _effective(config: LoopedConfig) -> dict[str, Any]:
     fields = {name: getattr(config, name) for name in LoopedConfig.__annotations__ if name not in SILENT}
     fields = {name: value for name, value in fields.items() if name not in ("model_type", "keys_to_ignore_at_inference")}
     for name, table in PARTS.items():
-        fields[name] = _spelled(fields[name], table)
-    fields["adapters"] = [_spelled(spec, ADAPTERS) for spec in fields["adapters"]]
-    if fields["state"]["kind"] == "noise":
-        fields["state"]["std"] = build_kind(config.state, STATES, config).std  # the width decides where none is given
+        fields[name] = _spelled(config, fields[name], table)
+    fields["adapters"] = [_spelled(config, spec, ADAPTERS) for spec in fields["adapters"]]
     if not config.is_looped:
         fields["depth"] = 1
     return fields
 
 
-def _spelled(spec: Mapping[str, Any], table: Mapping[str, type]) -> dict[str, Any]:
-    defaults = {name: option.default for name, option in options_of(table[spec["kind"]]).items()}
-    return {**defaults, **spec}
+def _spelled(config: LoopedConfig, spec: Mapping[str, Any], table: Mapping[str, type[Part]]) -> dict[str, Any]:
+    kind = table[spec["kind"]]
+    defaults = {name: option.default for name, option in options_of(kind).items()}
+    return kind.spelled_out(config, {**defaults, **spec})
 
 
 def _made(entry: Rule | str, parameters: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> tuple[str, Tensor]:

@@ -16,7 +16,7 @@ from loopwright.data.tasks.hops import Hops
 from loopwright.data.tasks.stories import Stories
 from loopwright.data.text import Hub, Text
 from loopwright.given import Given
-from loopwright.settings import build_kind, check_kind
+from loopwright.settings import Kinds, build_kind, check_kind
 from loopwright.untrusted import user_path
 
 
@@ -40,14 +40,18 @@ def check_vocab(splits: Splits, vocab_size: int) -> None:
         )
 
 
-DATA: dict[str, type] = {
-    "addition": Addition,
-    "hops": Hops,
-    "chain": Chain,
-    "columns": Columns,
-    "stories": Stories,
-    "text": Text,
-    "hub": Hub,
-    "chat": Chat,
-    "given": Given,
-}
+DATA = Kinds(
+    "data",
+    {
+        "addition": Addition,
+        "hops": Hops,
+        "chain": Chain,
+        "columns": Columns,
+        "stories": Stories,
+        "text": Text,
+        "hub": Hub,
+        "chat": Chat,
+        "given": Given,
+    },
+    offers=["splits"],
+)  # fmt: skip

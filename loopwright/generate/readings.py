@@ -5,15 +5,15 @@ Only the state at hand is alive: memory does not grow with the depth. One pass g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from loopwright.metrics.score import IGNORED, exact_rows, row_losses
+from loopwright.metrics.score import IGNORED, Metric, exact_rows, row_losses
 from loopwright.model.backbone import StepRunner
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
@@ -43,7 +43,8 @@ class Rows(Protocol):
 class Reading:
     """The answers of a batch at one depth, a number per row [B]: summed loss (float64), targets, whether all are right.
 
-    `change` is ‖s − s′‖ / ‖s′‖ of the last step, from s′ to s, over the tokens that a target of the row can see, where asked for.
+    `change` is ‖s − s′‖ / ‖s′‖ of the last step, from s′ to s, over the tokens that a target of the row can see, where asked for;
+    `measured` holds a number per row [B] of each metric asked for.
     """
 
     depth: int
@@ -51,6 +52,7 @@ class Reading:
     targets: Tensor
     exact: Tensor
     change: Tensor | None = None
+    measured: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def readings(
@@ -60,6 +62,7 @@ def readings(
     *,
     change: bool = False,
     step: StepRunner | None = None,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> Iterator[Reading]:
     """Yields the reading of a batch at each depth, ascending, from one pass without gradients; a dense model has one depth.
 
@@ -68,11 +71,18 @@ def readings(
     wanted = check_depths(model.config, depths)
     if model.training:
         raise ValueError("readings: the model is in training mode, where dropout is on; call model.eval() first")
-    return _readings(model, batch, wanted, change, step)
+    return _readings(model, batch, wanted, change, step, metrics or {})
 
 
 @torch.no_grad()  # of a generator it holds while the generator runs, not where the readings are used
-def _readings(model: LoopedForCausalLM, batch: Rows, depths: list[int], change: bool, step: StepRunner | None) -> Iterator[Reading]:
+def _readings(
+    model: LoopedForCausalLM,
+    batch: Rows,
+    depths: list[int],
+    change: bool,
+    step: StepRunner | None,
+    metrics: Mapping[str, Metric],
+) -> Iterator[Reading]:
     e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
     before = model.start_state(e, p)
     seen = _seen_by_targets(batch) if change else None
@@ -80,14 +90,15 @@ def _readings(model: LoopedForCausalLM, batch: Rows, depths: list[int], change: 
     for depth, s in enumerate(model.unroll(e, depths[-1], p, state=before, step=step), start=1):
         if depth in wanted:
             moved = None if seen is None else _relative_change(before, s, seen)
-            yield _read(model.read_out(s, p), batch.labels, depth, moved)
+            yield _read(model.read_out(s, p), batch.labels, depth, moved, metrics)
         before = s
 
 
-def _read(logits: Tensor, labels: Tensor, depth: int, change: Tensor | None) -> Reading:
+def _read(logits: Tensor, labels: Tensor, depth: int, change: Tensor | None, metrics: Mapping[str, Metric]) -> Reading:
     loss, targets = row_losses(logits, labels)
+    measured = {name: metric(logits, labels) for name, metric in metrics.items()}
     # of logits that are no numbers some token is still the largest: such an answer is never right
-    return Reading(depth, loss, targets, exact_rows(logits, labels) & loss.isfinite(), change)
+    return Reading(depth, loss, targets, exact_rows(logits, labels) & loss.isfinite(), change, measured)
 
 
 def _seen_by_targets(batch: Rows) -> Tensor:

@@ -171,7 +171,7 @@ def context_left(model: LoopedForCausalLM, prompt_tokens: int) -> int | None:
 def checked_seed(model: LoopedForCausalLM, state_seed: int) -> int:
     """Returns the seed of the state; raises where the model's state starts without noise."""
     kind = model.config.state["kind"]
-    if kind != "noise":
+    if not model.state.seeded:
         raise ValueError(f"state_seed: {state_seed} would change nothing; this model's state starts as {kind!r}, not as noise")
     return state_seed
 

@@ -14,6 +14,8 @@ import numpy
 import torch
 from torch import Tensor
 
+from loopwright.settings import Kinds
+
 IGNORED = -100
 CONFIDENCE = 0.95
 RESAMPLES = 1000
@@ -54,6 +56,29 @@ def exact_rows(logits: Tensor, labels: Tensor) -> Tensor:
 def _check_labels(logits: Tensor, labels: Tensor) -> None:
     if labels.shape != logits.shape[:2]:
         raise ValueError(f"labels: shape {tuple(labels.shape)}; allowed: {tuple(logits.shape[:2])}, the shape of the input ids")
+
+
+class Metric:
+    """A number per row that validation means over rows. Abstract: a kind is (logits, labels) → [B]."""
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Returns a number per row [B] of logits [B, T, V] and labels [B, T], unshifted, −100 where nothing is predicted."""
+        raise NotImplementedError
+
+
+class TokenAccuracy(Metric):
+    """The share of a row's targets whose likeliest token is the right one; 0 for a row without a target."""
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Returns the share of each row [B]."""
+        _check_labels(logits, labels)
+        targets = labels[:, 1:].to(logits.device)
+        asked = targets != IGNORED
+        right = (logits[:, :-1].argmax(-1) == targets) & asked
+        return right.sum(1) / asked.sum(1).clamp(min=1)
+
+
+METRICS = Kinds("metric", {"token-accuracy": TokenAccuracy}, inherits=Metric, offers=["__call__"], reserved=["kind"])
 
 
 # intervals

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from loopwright.model.adapter import build_adapters
-from loopwright.model.adapter.diagonal import Bases
 from loopwright.model.adapter.effects import Adaptation
 from loopwright.model.attention import Rotary
 from loopwright.model.block import Block
@@ -74,7 +73,7 @@ class Backbone(PreTrainedModel):
         self.gate = build_kind(config.gate, GATES, config)
         self.halting = build_kind(config.halting, HALTINGS, config)
         self.norm = nn.Identity() if config.final_norm["kind"] == "none" else build_norm(config.final_norm, width)
-        self.leaks_future = any(adapter.leaks_future for adapter in self.adapters)
+        self.leaks_future = any(module.leaks_future for module in self.modules() if isinstance(module, Part))
         self.rotary = Rotary(config) if config.positions == "rotary" else None
 
     # the three stages
@@ -249,7 +248,7 @@ class Backbone(PreTrainedModel):
         halts: list[Tensor] = []
         results: list[Tensor] = []
         for steps, s in enumerate(self.unroll(e, depth, p, state=state), start=1):
-            if self.config.halting["kind"] != "none":
+            if self.halting.mixes is not None:
                 halts.append(self.halting.value(s))
             if output_steps or mixes:
                 states.append(s)
@@ -318,7 +317,7 @@ class Backbone(PreTrainedModel):
         """Returns the model as transformers loads it, with what is frozen frozen again."""
         loaded = super().from_pretrained(*args, **kwargs)
         for module in (loaded[0] if isinstance(loaded, tuple) else loaded).modules():
-            if isinstance(module, Bases):
+            if isinstance(module, Part) and module.frozen:
                 module.requires_grad_(False)
         return loaded
 

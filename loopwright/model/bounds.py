@@ -14,13 +14,16 @@ import torch
 from loopwright.model.adapter import ADAPTERS, stack_of
 from loopwright.model.adapter.effects import BRANCHES
 from loopwright.model.adapter.target import Site, map_shapes
+from loopwright.model.gate import GATES
+from loopwright.model.injection import INJECTIONS
+from loopwright.model.part import MOST_NUMBER
 from loopwright.settings import options_of
 from loopwright.untrusted import shown
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
 
-LEAST_NUMBER, MOST_NUMBER = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+LEAST_NUMBER = torch.finfo(torch.float32).tiny
 MOST_DEPTH = 1_000_000
 MOST_LAYERS = 1024  # of the three stacks together
 MOST_ADAPTERS = 64
@@ -33,20 +36,8 @@ MOST: dict[str, int] = {
     "head_dim": 2**14, "max_position_embeddings": 2**31, "prelude_layers": MOST_LAYERS, "core_layers": MOST_LAYERS,
     "coda_layers": MOST_LAYERS, "depth": MOST_DEPTH, "max_steps": 2**16, "sliding_window": 2**31,
 }  # fmt: skip
+_SIZED = {"injection": INJECTIONS, "gate": GATES}  # the parts whose size grows with the square of the width
 LARGEST_OPTION = 2**20  # of an adapter: every whole number there is a size
-# place and option → the least, the most, and whether the least itself is allowed
-_RANGES: dict[tuple[str, str], tuple[float, float, bool]] = {
-    ("state", "std"): (0, MOST_NUMBER, True),
-    ("state", "scale"): (-MOST_NUMBER, MOST_NUMBER, True),
-    ("gate", "weight"): (0, 1, False),
-    ("gate", "bias"): (-MOST_NUMBER, MOST_NUMBER, True),
-    ("halting", "threshold"): (0, MOST_NUMBER, False),
-    ("halting", "bias"): (-MOST_NUMBER, MOST_NUMBER, True),
-    ("halting", "eps"): (0, 1, True),
-    ("adapters", "alpha"): (0, MOST_NUMBER, False),
-    ("adapters", "gamma"): (-MOST_NUMBER, MOST_NUMBER, True),
-    ("adapters", "dropout"): (0, 1, True),
-}
 
 
 def is_whole(value: Any, least: int, most: int) -> bool:
@@ -59,14 +50,19 @@ def is_number(value: Any, least: float = -MOST_NUMBER, most: float = MOST_NUMBER
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
-def wrong_options(place: str, where: str, spec: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what is out of bounds in the options of a checked kind; an option that is null is left to its kind."""
+def wrong_options(
+    where: str, spec: Mapping[str, Any], ranges: Mapping[str, tuple[float, float, bool]], *, sizes: bool = False
+) -> Iterator[str]:
+    """Yields what is out of the ranges of a checked kind; an option that is null is left to its kind.
+
+    `sizes`: a whole number that has no range is a size.
+    """
     for name, value in spec.items():
-        if place == "adapters" and isinstance(value, int) and not isinstance(value, bool) and (place, name) not in _RANGES:
+        if sizes and isinstance(value, int) and not isinstance(value, bool) and name not in ranges:
             if not 1 <= value <= LARGEST_OPTION:
                 yield f"{where} ({spec['kind']}): {name} is {shown(value)}; allowed: a whole number from 1 to {LARGEST_OPTION}"
-        elif (place, name) in _RANGES and value is not None:
-            low, high, included = _RANGES[place, name]
+        elif name in ranges and value is not None:
+            low, high, included = ranges[name]
             if not is_number(value, low, high) or (value == low and not included):
                 most = "a number of float32" if high == MOST_NUMBER else f"at most {high:g}"
                 least = f"{'from' if included else 'above'} {low:g}, " if low > -MOST_NUMBER else ""
@@ -90,13 +86,13 @@ def too_large(config: LoopedConfig) -> Iterator[str]:
 
 def plain_parameters(config: LoopedConfig) -> int:
     """Returns how many parameters a model has at least: its linear maps, embeddings and per-step projections, without adapters."""
-    width, steps = config.hidden_size, config.max_steps or 0
+    width = config.hidden_size
     layers = config.prelude_layers + config.core_layers + config.coda_layers
     block = sum(out * inner for name, (out, inner) in map_shapes(config).items() if name not in BRANCHES)
     tables = config.vocab_size * (1 if config.tie_word_embeddings else 2)
     tables += config.max_position_embeddings if config.positions == "learned" else 0
-    injected = {"concat": 2, "concat-per-step": 2 * steps, "diagonal": 1}.get(config.injection["kind"], 0)
-    return layers * block + tables * width + injected * width**2
+    parts = sum(table[getattr(config, name)["kind"]].least_parameters(config) for name, table in _SIZED.items())
+    return layers * block + tables * width + parts
 
 
 def _adapter_entries(config: LoopedConfig, spec: Mapping[str, Any]) -> int:

@@ -28,8 +28,10 @@ from loopwright.model.bounds import (
 from loopwright.model.gate import GATES
 from loopwright.model.halting import HALTINGS
 from loopwright.model.injection import INJECTIONS
+from loopwright.model.norm import NORMS
+from loopwright.model.part import Part
 from loopwright.model.state import STATES
-from loopwright.settings import check_form, check_kind, refuse_unknown
+from loopwright.settings import OF_YOUR_OWN, Kinds, check_form, check_kind, options_of, refuse_unknown
 from loopwright.untrusted import shown
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -51,7 +53,8 @@ ROPE_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
     ),
 }
-PARTS: dict[str, dict[str, type]] = {"state": STATES, "injection": INJECTIONS, "gate": GATES, "halting": HALTINGS}
+PARTS: dict[str, Kinds] = {"state": STATES, "injection": INJECTIONS, "gate": GATES, "halting": HALTINGS}
+PLAIN = {"state": "input", "injection": "none", "gate": "none", "halting": "none"}  # the kinds of a model without parts
 
 # the form of each value: whole numbers with their least, numbers, mappings, lists
 _WHOLE = {
@@ -65,6 +68,7 @@ _FLAGS = ("mlp_bias", "embedding_norm", "head_bias", "tie_word_embeddings", "use
 _MAPPINGS = ("norm", "final_norm", "rope_parameters", *PARTS)
 _LISTS = ("attention_bias", "norm_placement", "adapters")
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+_OF_STEPS = ("state", "injection", "gate")  # parts that a model without steps cannot have
 # what transformers keeps in a config beside our fields: it reads some of it without a look
 _KEPT = {
     "transformers_version": "str | None", "architectures": "list[str] | None", "output_hidden_states": "bool | None",
@@ -152,11 +156,9 @@ class LoopedConfig(PreTrainedConfig):
         # None means "the same norm as everywhere else"; {"kind": "none"} means that the head reads the state as it is
         self.final_norm = dict(self.norm) if self.final_norm is None else dict(self.final_norm)
         self.norm_placement = list(["input"] if self.norm_placement is None else self.norm_placement)
-        self.state = dict(self.state or {"kind": "input"})
-        self.injection = dict(self.injection or {"kind": "none"})
+        for name, kind in PLAIN.items():
+            setattr(self, name, dict(getattr(self, name) or {"kind": kind}))
         self.adapters = [{k: v for k, v in a.items() if (k, v) != ("stack", "core")} for a in (self.adapters or [])]
-        self.gate = dict(self.gate or {"kind": "none"})
-        self.halting = dict(self.halting or {"kind": "none"})
         self.rope_parameters = dict(self.rope_parameters or {"rope_type": "default", "rope_theta": 10_000.0})
         super().__post_init__(**kwargs)
         _refuse("model config", self._problems())
@@ -175,7 +177,7 @@ class LoopedConfig(PreTrainedConfig):
     def step_tables(self) -> list[str]:
         """The fields that hold one row of parameters per step."""
         found = [name for name in ("end_norm", "layer_post_norm") if getattr(self, name) == "per-step"]
-        found += ["injection"] if self.injection["kind"] == "concat-per-step" else []
+        found += [name for name, table in PARTS.items() if table[getattr(self, name)["kind"]].per_step]
         return found + [f"adapters ({a['kind']})" for a in self._core_adapters if ADAPTERS[a["kind"]].per_step]
 
     @property
@@ -183,14 +185,20 @@ class LoopedConfig(PreTrainedConfig):
         return [a for a in self.adapters if stack_of(a) == "core"]
 
     @property
+    def _parts(self) -> list[tuple[type[Part], dict]]:
+        """Each part with its options, the adapters last."""
+        parts = [(table[getattr(self, name)["kind"]], getattr(self, name)) for name, table in PARTS.items()]
+        return parts + [(ADAPTERS[spec["kind"]], spec) for spec in self.adapters]
+
+    @property
     def counts_steps(self) -> bool:
         """Whether a part does something else at one step than at another."""
-        return bool(self.step_tables or self._core_adapters) or GATES[self.gate["kind"]].counts_steps
+        return bool(self.step_tables) or any(kind.counts_steps for kind, spec in self._parts if stack_of(spec) == "core")
 
     @property
     def draws(self) -> bool:
-        """Whether a pass draws random numbers while it trains: dropout, of the blocks or of an adapter."""
-        return self.dropout > 0 or any(a.get("dropout", 0) > 0 for a in self.adapters)
+        """Whether a pass draws random numbers while it trains: dropout of the blocks, or a part that says so."""
+        return self.dropout > 0 or any(kind.draws or spec.get("dropout", 0) > 0 for kind, spec in self._parts)
 
     def check_depth(self, depth: int | None) -> int:
         """Returns the depth of a pass, the default one where none is given; raises where it cannot be run."""
@@ -258,8 +266,8 @@ class LoopedConfig(PreTrainedConfig):
             yield f"dropout is {self.dropout}; allowed: at least 0, below 1"
         yield from _wrong_members("attention_bias", self.attention_bias, ("q", "k", "v", "o"))
         yield from _wrong_members("norm_placement", self.norm_placement, ("input", "output", "residual"))
-        yield from _wrong_norm("norm", self.norm, ("rms", "layer", "simple"))
-        yield from _wrong_norm("final_norm", self.final_norm, ("rms", "layer", "simple", "none"))
+        yield from _wrong_norm("norm", self.norm)
+        yield from _wrong_norm("final_norm", self.final_norm, "none")
         if self.end_norm == "last" and self.final_norm.get("kind") == "none":
             yield "end_norm 'last' applies the final norm after the loop; final_norm must not be none"
         yield from self._part_problems()
@@ -276,13 +284,14 @@ class LoopedConfig(PreTrainedConfig):
                 yield str(error)
         if not sound:
             return
-        for name in PARTS:
-            yield from wrong_options(name, name, getattr(self, name))
+        for name, table in PARTS.items():
+            spec = getattr(self, name)
+            yield from wrong_options(name, spec, table[spec["kind"]].ranges)
         for place, spec in enumerate(self.adapters):
-            yield from wrong_options("adapters", f"adapters[{place}]", spec)
+            yield from wrong_options(f"adapters[{place}]", spec, ADAPTERS[spec["kind"]].ranges, sizes=True)
         yield from too_large(self)
-        kinds = (self.state["kind"], self.injection["kind"], self.gate["kind"], self.end_norm, self.layer_post_norm)
-        if not self.is_looped and (self._core_adapters or kinds != ("input", "none", "none", "never", "none")):
+        kinds = [getattr(self, name)["kind"] for name in _OF_STEPS] + [self.end_norm, self.layer_post_norm]
+        if not self.is_looped and (self._core_adapters or kinds != [*(PLAIN[name] for name in _OF_STEPS), "never", "none"]):
             yield (
                 "a model without a core has no steps: it takes no adapters there, injection or gate, state 'input', end_norm "
                 f"'never' and layer_post_norm 'none', not {', '.join(map(repr, kinds))}"
@@ -347,10 +356,13 @@ def _wrong_bands(kind: str, parameters: Mapping[str, Any]) -> Iterator[str]:
             yield f"rope_parameters: {low} is {least} and {high} {most}; the first must be below the second"
 
 
-def _wrong_norm(name: str, spec: Mapping[str, Any], kinds: tuple[str, ...]) -> Iterator[str]:
-    sound = spec.get("kind") == "none" or is_number(spec.get("eps"), LEAST_NUMBER)
-    if spec.get("kind") not in kinds or set(spec) - {"kind", "eps"} or not sound:
-        yield f"{name} is {shown(dict(spec))}; allowed: a kind ({', '.join(kinds)}) and an eps above 0 that float32 can hold"
+def _wrong_norm(name: str, spec: Mapping[str, Any], *more: str) -> Iterator[str]:
+    kind, kinds = spec.get("kind"), [*NORMS, *more]
+    known = isinstance(kind, str) and kind in kinds
+    options = set(options_of(NORMS[kind])) - {"width", "steps"} if known and kind in NORMS else {"eps"}
+    if not known or set(spec) - {"kind", *options} or not (kind in more or is_number(spec.get("eps"), LEAST_NUMBER)):
+        own = "" if known else f"; {OF_YOUR_OWN}"
+        yield f"{name} is {shown(dict(spec))}; allowed: a kind ({', '.join(kinds)}) and an eps above 0 that float32 can hold{own}"
 
 
 def _wrong_kept(values: Mapping[str, Any]) -> Iterator[str]:

@@ -5,7 +5,6 @@ The model is built on the meta device, so that a preset of any size takes a mome
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +12,13 @@ import torch
 from torch import nn
 
 from loopwright.model.adapter import build_adapters
-from loopwright.model.adapter.conditioned import Conditioned
-from loopwright.model.adapter.cost import ADAPTER_COSTS
 from loopwright.model.adapter.effects import BRANCHES, Adapter
 from loopwright.model.adapter.target import map_shapes
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
+from loopwright.model.count import Bench
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.untrusted import shown
+from loopwright.model.norm import build_norm
 
 # a backward pass multiplies twice for each multiplication of the forward pass: by the weights and by the inputs
 TRAINING_FACTOR = 3
@@ -69,9 +67,9 @@ def parameters(config: LoopedConfig) -> dict[str, Count]:
     return counts | {"total": total}
 
 
-def _adapters(config: LoopedConfig) -> list[tuple[str, Adapter]]:
+def _adapters(config: LoopedConfig) -> list[Adapter]:
     with torch.device("meta"):
-        return [(spec["kind"], adapter) for spec, adapter in zip(config.adapters, build_adapters(config), strict=True)]
+        return build_adapters(config)
 
 
 def _kinds(config: LoopedConfig) -> list[str]:
@@ -134,41 +132,20 @@ def pass_flops(
         "core": block * config.core_layers * steps,
         "coda": block * config.coda_layers,
         "attention": 4 * tokens * (cached + length) * query * runs,
-        "injection": 2 * tokens * steps * _known("injection", _INJECTION_MACS, config.injection["kind"]) * width**2,
     }
-    for kind, adapter in _adapters(config):
-        cost, _ = _known("adapter", ADAPTER_COSTS, kind)(adapter, batch, length)
-        flops[kind] = flops.get(kind, 0) + _runs(adapter, steps) * cost
-    flops["gate"] = 4 * tokens * _gated_steps(config, steps) * width**2
-    flops["halting"] = 2 * tokens * max(steps, 1) * width if config.halting["kind"] != "none" else 0
+    bench = Bench(skeleton(config), batch, length)
+    parts = bench.step_costs(steps)
+    flops["injection"] = parts["injection"].flops
+    for spec, adapter in zip(config.adapters, bench.model.adapters, strict=True):
+        flops[spec["kind"]] = flops.get(spec["kind"], 0) + bench.adapter_cost(adapter, steps).flops
+    flops |= {name: parts[name].flops for name in ("gate", "halting")}
     flops["head"] = 2 * tokens * width * config.vocab_size
     return flops | {"total": sum(flops.values())}
-
-
-def _runs(adapter: Adapter, steps: int) -> int:
-    """Returns how often an adapter acts in a pass of so many steps."""
-    return steps if adapter.stack == "core" else 1
-
-
-def _gated_steps(config: LoopedConfig, steps: int) -> int:
-    """Returns at how many of the steps the gate multiplies."""
-    return _known("gate", {"none": 0, "mix": 0, "learned": steps, "grown": max(steps - 1, 0)}, config.gate["kind"])
 
 
 def training_flops(config: LoopedConfig, *, depth: int | None = None, batch: int = 1, length: int = 1) -> int:
     """Returns the FLOPs of one forward and backward pass with gradients through every step and one read-out."""
     return TRAINING_FACTOR * pass_flops(config, depth=depth, batch=batch, length=length)["total"]
-
-
-# multiplications per token and step, in units of D²
-_INJECTION_MACS = {"none": 0, "add": 0, "concat": 2, "concat-per-step": 2, "diagonal": 1}
-
-
-def _known(place: str, table: Mapping[str, Any], kind: str) -> Any:
-    """Returns the entry of a kind; one that was added to the models and not here is refused: its cost would be a guess."""
-    if kind not in table:
-        raise ValueError(f"cost: nothing is known of the {place} {shown(kind)}; known: {', '.join(sorted(table))}")
-    return table[kind]
 
 
 def _linear_shapes(config: LoopedConfig) -> list[tuple[int, int]]:
@@ -207,13 +184,9 @@ def cache_bytes(
     tokens = batch * context
     keys = 2 * slots * tokens * config.num_key_value_heads * config.head_dim * dtype.itemsize
     runs = {"prelude": 1, "core": steps, "coda": readings}
-    widths: list[int] = [runs[a.stack] * a.state_proj.out_features for _, a in _adapters(config) if _keeps_sums(a)]
-    sums = tokens * sum(widths) * torch.promote_types(dtype, torch.float32).itemsize
+    widths = sum(runs[adapter.stack] * adapter.cached_numbers for adapter in _adapters(config))
+    sums = tokens * widths * torch.promote_types(dtype, torch.float32).itemsize
     return {"keys and values": keys, "running sums": sums, "total": keys + sums}
-
-
-def _keeps_sums(adapter: Adapter) -> bool:
-    return isinstance(adapter, Conditioned) and adapter.pooling in ("prefix", "chunk")
 
 
 def inference_bytes(config: LoopedConfig, *, batch: int = 1, context: int = 1, dtype: torch.dtype) -> dict[str, int]:
@@ -226,21 +199,13 @@ def inference_bytes(config: LoopedConfig, *, batch: int = 1, context: int = 1, d
     positions, 2 without; 2 D less without a core; a controller holds its diagonals too. Attention is taken not to form its T × N
     scores, as the flash and memory-efficient kernels do not.
     """
-    width, streams = config.hidden_size, 5 if config.is_looped else 3
-    inner = (3 if config.mlp == "swiglu" else 2) + int(any(kind not in _IN_PLACE for kind in _kinds(config)))
+    width, streams, adapters = config.hidden_size, 5 if config.is_looped else 3, _adapters(config)
+    inner = (3 if config.mlp == "swiglu" else 2) + int(any(adapter.second_output for adapter in adapters))
     heads = (4 if config.positions == "rotary" else 2) * config.num_attention_heads + 2 * config.num_key_value_heads
-    diagonals = sum(a.heads.shape[0] for _, a in _adapters(config) if _predicts_per_token(a))
-    blocks = streams * width + max(inner * config.intermediate_size, heads * config.head_dim - width) + diagonals
+    held = sum(adapter.token_numbers for adapter in adapters)
+    blocks = streams * width + max(inner * config.intermediate_size, heads * config.head_dim - width) + held
     number = batch * context * dtype.itemsize
     return {"blocks": number * blocks, "logits": number * ((streams - 1) * width + config.vocab_size)}
-
-
-def _predicts_per_token(adapter: Adapter) -> bool:
-    return isinstance(adapter, Conditioned) and adapter.pooling != "sequence"
-
-
-# adapters that make no second output of a linear map: signals, and what is added in place
-_IN_PLACE = ("sinusoidal", "step-embedding", "diagonal", "controller", "basis-controller")
 
 
 def training_bytes(config: LoopedConfig, *, depth: int | None = None, batch: int = 1, context: int = 1, dtype: torch.dtype) -> int:
@@ -248,40 +213,42 @@ def training_bytes(config: LoopedConfig, *, depth: int | None = None, batch: int
 
     Per token and run of a layer, what the products, norms and activations save is
         2 D + 2 H K + 2 Hk K + m F + Σ norms,   m = 4 (SwiGLU), 2 (GELU) or 1 (ReLU); a norm 2 D (rms) or D (layer, simple)
-    and H float32 numbers of the softmax. Per step come the loop's norms, 2 D of a concatenated or diagonal injection, 5 D of
-    a gate that learns, D of a halting head, and the adapters' inner values. Once come D at the head, its norm, and V float32
-    log-probabilities.
+    and H float32 numbers of the softmax. Per step come the loop's norms and what injection, gate, halting and adapters keep, which
+    is counted. Once come D at the head, its norm, and V float32 log-probabilities.
     """
     steps = config.check_depth(depth) if config.is_looped else 0
     width, tokens = config.hidden_size, batch * context
     runs = config.prelude_layers + config.coda_layers + steps * config.core_layers
-    shared, per_step = _norm_kept(config.norm["kind"], width), _norm_kept(config.norm["kind"], width, steps=True)
-    loop = 2 * width * (config.injection["kind"] not in ("none", "add"))
-    loop += width if config.halting["kind"] != "none" else 0
-    loop += {"every": shared, "per-step": per_step}.get(config.end_norm, 0)
-    loop += config.core_layers * per_step if config.layer_post_norm == "per-step" else 0
-    once = width + _norm_kept(config.final_norm["kind"], width) * (2 if config.end_norm == "last" else 1)
+    model = skeleton(config)
+    bench = Bench(model, batch, context)
+    shared = bench.norm_cost(_block_norm(config), width).kept
+    loop = 0
+    if config.end_norm in ("every", "per-step"):
+        loop += bench.norm_cost(model.end_norm, width, 0 if config.end_norm == "per-step" else None).kept
+    if config.layer_post_norm == "per-step":
+        loop += config.core_layers * bench.norm_cost(model.layer_post_norm, width, 0).kept
+    once = tokens * width + bench.norm_cost(model.norm, width).kept * (2 if config.end_norm == "last" else 1)
     once += shared if config.embedding_norm else 0
-    numbers = tokens * (runs * _layer_kept(config) + steps * loop + _gated_steps(config, steps) * 5 * width + once)
-    for kind, adapter in _adapters(config):
-        _, kept = _known("adapter", ADAPTER_COSTS, kind)(adapter, batch, context)
-        numbers += _runs(adapter, steps) * kept
+    numbers = runs * _layer_kept(config, bench, shared) + steps * loop + once
+    numbers += sum(cost.kept for cost in bench.step_costs(steps).values())
+    numbers += sum(bench.adapter_cost(adapter, steps).kept for adapter in model.adapters)
     return numbers * dtype.itemsize + 4 * tokens * (runs * config.num_attention_heads + config.vocab_size)
 
 
-def _layer_kept(config: LoopedConfig) -> int:
-    width, kind = config.hidden_size, config.norm["kind"]
+def _block_norm(config: LoopedConfig) -> nn.Module:
+    with torch.device("meta"):
+        return build_norm(config.norm, config.hidden_size)
+
+
+def _layer_kept(config: LoopedConfig, bench: Bench, norm: int) -> int:
+    """The numbers that one run of a layer keeps, of which `norm` is what each of its norms does."""
+    width, tokens = config.hidden_size, bench.rows * bench.length
     query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    inner = _known("mlp", {"swiglu": 4, "gelu": 2, "gelu_tanh": 2, "relu": 1}, config.mlp) * config.intermediate_size
-    norms = 2 * len(config.norm_placement) * _norm_kept(kind, width)
+    inner = {"swiglu": 4, "gelu": 2, "gelu_tanh": 2, "relu": 1}[config.mlp] * config.intermediate_size
+    norms = 2 * len(config.norm_placement) * norm
     if config.qk_norm != "none":
-        norms += _norm_kept(kind, query + key)
-    return 2 * width + 2 * (query + key) + inner + norms
-
-
-def _norm_kept(kind: str, width: int, *, steps: bool = False) -> int:
-    """Returns the numbers a norm keeps: its input, and the scaled one where a weight multiplies it apart."""
-    return _known("norm", {"none": 0, "simple": width, "rms": 2 * width, "layer": 2 * width if steps else width}, kind)
+        norms += norm * (query + key) // width
+    return tokens * (2 * width + 2 * (query + key) + inner) + norms
 
 
 # all of it

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loopwright.model.part import Part, StepIndex
+from loopwright.model.part import ANY_NUMBER, Part, StepIndex
+from loopwright.settings import Kinds
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
@@ -18,13 +20,16 @@ EPS = 1e-6  # of what the grown gate sees
 
 
 class Gate(Part):
-    """How old and new state mix. Abstract: `counts_steps` says whether the kind does something else at one step than at another."""
-
-    counts_steps: ClassVar[bool] = False
+    """How old and new state mix. Abstract: a kind is built from the config."""
 
     def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
         """Returns the state after the step."""
         raise NotImplementedError
+
+    @classmethod
+    def fitted(cls, options: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        """Returns the options with which a model that is made to loop `depth` times starts, where they say nothing."""
+        return dict(options)
 
 
 class ReplaceGate(Gate):
@@ -40,11 +45,17 @@ class ReplaceGate(Gate):
 class LinearGate(Gate):
     """A gate that is read off both states: W [D, 2D] zero and b at `bias` at the start. Abstract."""
 
+    ranges: ClassVar = {"bias": ANY_NUMBER}
+
     def __init__(self, config: LoopedConfig, bias: float) -> None:
         super().__init__()
         self.start_bias = bias
         self.weight = nn.Parameter(torch.empty(config.hidden_size, 2 * config.hidden_size))
         self.bias = nn.Parameter(torch.empty(config.hidden_size))
+
+    @classmethod
+    def least_parameters(cls, config: LoopedConfig) -> int:
+        return 2 * config.hidden_size**2
 
     def start(self) -> None:
         nn.init.zeros_(self.weight)
@@ -90,6 +101,8 @@ class GrownGate(LinearGate):
 class MixGate(Gate):
     """s′ = w · new + (1 − w) · old with a fixed w (damped looping)."""
 
+    ranges: ClassVar = {"weight": (0, 1, False)}
+
     def __init__(self, config: LoopedConfig, weight: float = 0.5) -> None:
         super().__init__()
         if not 0 < weight <= 1:
@@ -99,5 +112,13 @@ class MixGate(Gate):
     def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
         return torch.lerp(old, new, self.weight)
 
+    @classmethod
+    def fitted(cls, options: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        return {"weight": 1 / depth, **options}  # the damped steps together go as far as one whole one
 
-GATES: dict[str, type[Gate]] = {"none": ReplaceGate, "learned": LearnedGate, "grown": GrownGate, "mix": MixGate}
+
+GATES = Kinds(
+    "gate",
+    {"none": ReplaceGate, "learned": LearnedGate, "grown": GrownGate, "mix": MixGate},
+    inherits=Gate, offers=["forward"], given=["config"],
+)  # fmt: skip

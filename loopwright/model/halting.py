@@ -12,16 +12,21 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from loopwright.model.part import Part
+from loopwright.model.part import ABOVE_ZERO, ANY_NUMBER, Part
+from loopwright.settings import Kinds
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
 
 
 class HaltingHead(Part):
-    """A halting value per token and step. Abstract: `mixes` says what the probabilities weight, logits or states."""
+    """A halting value per token and step. Abstract: `mixes` says what the probabilities weight, "logits" or "states".
 
-    mixes: ClassVar[str]
+    `threshold` is the cumulative probability at which `select="hub"` leaves, where logits are mixed.
+    """
+
+    mixes: ClassVar[str | None]
+    threshold: float = 1.0
 
     def value(self, s: Tensor) -> Tensor:
         """Returns the halting value [B, T, 1] of the state after a step."""
@@ -31,8 +36,26 @@ class HaltingHead(Part):
         """Returns the halting values [B, T, depth] of all steps' states."""
         return torch.cat([self.value(s) for s in states], dim=-1)
 
+    def logit(self, s: Tensor) -> Tensor:
+        """Returns the logit of the halting value [B, T, 1]; a kind that has it before its sigmoid gives that."""
+        return torch.logit(self.value(s))
 
-class NoHalting(Part):
+    def forward(self, halt: Tensor) -> Tensor:
+        """Returns the probability of each step, [B, T, depth] for values [B, T, depth]; each row sums to 1."""
+        raise NotImplementedError
+
+    def exit_step(self, probabilities: Tensor, threshold: float | None = None) -> Tensor:
+        """Returns [B, T]: the first step whose cumulative probability reaches the threshold, else the last (the hub's rule)."""
+        reached = probabilities.cumsum(-1) >= (self.threshold if threshold is None else threshold)
+        last = probabilities.shape[-1] - 1
+        return torch.where(reached.any(-1), reached.float().argmax(-1), last)
+
+    def ponder_cost(self, halt: Tensor) -> Tensor:
+        """Returns what the steps taken cost per token [B, T], for values [B, T, depth]; a kind need not have one."""
+        raise NotImplementedError
+
+
+class NoHalting(HaltingHead):
     """Every step runs and the last one answers."""
 
     mixes = None
@@ -45,6 +68,7 @@ class ExitGate(HaltingHead):
     """Ouro's exit gate; `threshold` is the cumulative probability at which `select="hub"` leaves."""
 
     mixes = "logits"
+    ranges: ClassVar = {"threshold": ABOVE_ZERO}
 
     def __init__(self, config: LoopedConfig, threshold: float = 1.0) -> None:
         super().__init__()
@@ -55,23 +79,21 @@ class ExitGate(HaltingHead):
         """Returns λ [B, T, 1] of the state after a step."""
         return torch.sigmoid(self.proj(s))
 
+    def logit(self, s: Tensor) -> Tensor:
+        return self.proj(s)
+
     def forward(self, halt: Tensor) -> Tensor:
         """Returns p [B, T, depth] for λ [B, T, depth]; each row sums to 1."""
         one = torch.ones_like(halt[..., :1])
         survive = torch.cat([one, (1 - halt[..., :-1]).cumprod(-1)], dim=-1)
         return survive * torch.cat([halt[..., :-1], one], dim=-1)
 
-    def exit_step(self, probabilities: Tensor, threshold: float | None = None) -> Tensor:
-        """Returns [B, T]: the first step whose cumulative probability reaches the threshold, else the last (the hub's rule)."""
-        reached = probabilities.cumsum(-1) >= (self.threshold if threshold is None else threshold)
-        last = probabilities.shape[-1] - 1
-        return torch.where(reached.any(-1), reached.float().argmax(-1), last)
-
 
 class AdaptiveComputation(HaltingHead):
     """ACT: the answer is the mean of the states by halting weight."""
 
     mixes = "states"
+    ranges: ClassVar = {"bias": ANY_NUMBER, "eps": (0, 1, True)}
 
     def __init__(self, config: LoopedConfig, bias: float = 1.0, eps: float = 0.01) -> None:
         super().__init__()
@@ -110,4 +132,8 @@ class AdaptiveComputation(HaltingHead):
         return before, stop
 
 
-HALTINGS: dict[str, type] = {"none": NoHalting, "exit": ExitGate, "act": AdaptiveComputation}
+HALTINGS = Kinds(
+    "halting",
+    {"none": NoHalting, "exit": ExitGate, "act": AdaptiveComputation},
+    inherits=HaltingHead, offers=["mixes", "value", "forward"], given=["config"],
+)  # fmt: skip

@@ -10,12 +10,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loopwright.model.part import Part, StepIndex, take
+from loopwright.settings import Kinds
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
 
 
-class NoInjection(Part):
+class Injection(Part):
+    """How the input re-enters. Abstract: a kind is built from the config."""
+
+    def forward(self, s: Tensor, e: Tensor, step: StepIndex) -> Tensor:
+        """Returns what enters the core, from the state s and the input e, both [B, T, D]."""
+        raise NotImplementedError
+
+    def start_as_input(self) -> None:
+        """Starts so that what enters the core is the input alone; a kind that cannot raises NotImplementedError."""
+        raise NotImplementedError
+
+
+class NoInjection(Injection):
     """x = s."""
 
     def __init__(self, config: LoopedConfig) -> None:
@@ -25,7 +38,7 @@ class NoInjection(Part):
         return s
 
 
-class AddInjection(Part):
+class AddInjection(Injection):
     """x = s + e."""
 
     def __init__(self, config: LoopedConfig) -> None:
@@ -35,7 +48,7 @@ class AddInjection(Part):
         return s + e
 
 
-class ConcatInjection(Part):
+class ConcatInjection(Injection):
     """x = W [s; e] with one projection for all steps (Huginn); `order` says which comes first."""
 
     def __init__(self, config: LoopedConfig, order: str = "state-input", bias: bool = False) -> None:
@@ -45,18 +58,34 @@ class ConcatInjection(Part):
         self.state_first = order == "state-input"
         self.proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=bias)
 
+    @classmethod
+    def least_parameters(cls, config: LoopedConfig) -> int:
+        return 2 * config.hidden_size**2
+
+    def start_as_input(self) -> None:
+        width = self.proj.out_features
+        weight = self.proj.weight.zero_()
+        half = weight[:, width:] if self.state_first else weight[:, :width]
+        half.copy_(torch.eye(width))
+
     def forward(self, s: Tensor, e: Tensor, step: StepIndex) -> Tensor:
         return self.proj(torch.cat([s, e] if self.state_first else [e, s], dim=-1))
 
 
-class ConcatPerStepInjection(Part):
+class ConcatPerStepInjection(Injection):
     """x = W_t [s; e] + b_t, one biased projection per step (ASURA's ProjConcat)."""
+
+    per_step = True
 
     def __init__(self, config: LoopedConfig) -> None:
         super().__init__()
         width = config.hidden_size
         self.weight = nn.Parameter(torch.empty(config.max_steps or 0, width, 2 * width))
         self.bias = nn.Parameter(torch.empty(config.max_steps or 0, width))
+
+    @classmethod
+    def least_parameters(cls, config: LoopedConfig) -> int:
+        return 2 * (config.max_steps or 0) * config.hidden_size**2
 
     def start(self) -> None:
         nn.init.normal_(self.weight, std=1 / math.sqrt(self.weight.shape[-1]))
@@ -69,7 +98,7 @@ class ConcatPerStepInjection(Part):
         return torch.baddbmm(bias[:, None], both, weight.transpose(1, 2))
 
 
-class DiagonalInjection(Part):
+class DiagonalInjection(Injection):
     """x = exp(−dt·exp(a)) ⊙ s + dt ⊙ (B e): its state part contracts with spectral radius below 1 by construction.
 
     dt = softplus(d) and a are per channel; B starts as the identity (after Parcae, arXiv 2604.12946).
@@ -80,6 +109,10 @@ class DiagonalInjection(Part):
         self.rate = nn.Parameter(torch.empty(config.hidden_size))
         self.step_size = nn.Parameter(torch.empty(config.hidden_size))
         self.input_proj = nn.Parameter(torch.empty(config.hidden_size, config.hidden_size))
+
+    @classmethod
+    def least_parameters(cls, config: LoopedConfig) -> int:
+        return config.hidden_size**2
 
     def start(self) -> None:
         nn.init.zeros_(self.rate)
@@ -97,10 +130,14 @@ class DiagonalInjection(Part):
         return self.decay() * s + F.softplus(self.step_size) * F.linear(e, self.input_proj)
 
 
-INJECTIONS: dict[str, type] = {
-    "none": NoInjection,
-    "add": AddInjection,
-    "concat": ConcatInjection,
-    "concat-per-step": ConcatPerStepInjection,
-    "diagonal": DiagonalInjection,
-}
+INJECTIONS = Kinds(
+    "injection",
+    {
+        "none": NoInjection,
+        "add": AddInjection,
+        "concat": ConcatInjection,
+        "concat-per-step": ConcatPerStepInjection,
+        "diagonal": DiagonalInjection,
+    },
+    inherits=Injection, offers=["forward"], given=["config"],
+)  # fmt: skip

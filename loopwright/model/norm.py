@@ -10,9 +10,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loopwright.model.part import Part, StepIndex, take_width
+from loopwright.settings import Kinds
 
 
-class RMSNorm(Part):
+class Norm(Part):
+    """A norm of a width. Abstract: a kind is built from (width, *, eps, steps); where `steps` is given, with weights per step."""
+
+    def forward(self, x: Tensor, step: StepIndex | None = None) -> Tensor:
+        """Returns x [B, T, D] normed, by the weights of `step` where there is one row per step."""
+        raise NotImplementedError
+
+    @property
+    def gain(self) -> Tensor | None:
+        """The factor of each channel, where that is all the norm does after it has scaled a token: a map may then hold it."""
+        return None
+
+
+class RMSNorm(Norm):
     """y = w · x / sqrt(mean(x²) + eps); the scaled value is rounded to the input dtype before the weight, as in Llama."""
 
     def __init__(self, width: int, *, eps: float, steps: int | None = None) -> None:
@@ -23,6 +37,10 @@ class RMSNorm(Part):
     def start(self) -> None:
         nn.init.ones_(self.weight)
 
+    @property
+    def gain(self) -> Tensor | None:
+        return self.weight
+
     def forward(self, x: Tensor, step: StepIndex | None = None) -> Tensor:
         weight = self.weight if step is None else take_width(self.weight, step)
         if x.dtype == torch.float32 and weight.dim() == 1:  # nothing is rounded in between: one kernel
@@ -30,7 +48,7 @@ class RMSNorm(Part):
         return F.rms_norm(x, (x.shape[-1],), None, self.eps) * weight
 
 
-class LayerNorm(Part):
+class LayerNorm(Norm):
     """y = w · (x − mean) / sqrt(var + eps) + b."""
 
     def __init__(self, width: int, *, eps: float, steps: int | None = None) -> None:
@@ -51,7 +69,7 @@ class LayerNorm(Part):
         return scaled * take_width(self.weight, step) + take_width(self.bias, step)
 
 
-class SimpleNorm(Part):
+class SimpleNorm(Norm):
     """A layer norm without scale and shift (the STARS study's third operator)."""
 
     def __init__(self, width: int, *, eps: float, steps: int | None = None) -> None:
@@ -63,8 +81,12 @@ class SimpleNorm(Part):
 
 
 def build_norm(spec: Mapping[str, Any], width: int, *, steps: int | None = None) -> nn.Module:
-    """Returns the norm that `{"kind", "eps"}` describes."""
-    return NORMS[spec["kind"]](width, eps=spec["eps"], steps=steps)
+    """Returns the norm that `{"kind", "eps", options}` describes."""
+    return NORMS[spec["kind"]](width, steps=steps, **{name: value for name, value in spec.items() if name != "kind"})
 
 
-NORMS: dict[str, type] = {"rms": RMSNorm, "layer": LayerNorm, "simple": SimpleNorm}
+NORMS = Kinds(
+    "norm",
+    {"rms": RMSNorm, "layer": LayerNorm, "simple": SimpleNorm},
+    inherits=Norm, offers=["forward"], given=["width", "eps", "steps"],
+)  # fmt: skip

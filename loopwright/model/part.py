@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from loopwright.model.config import LoopedConfig
+
+MOST_NUMBER = torch.finfo(torch.float32).max
+ANY_NUMBER = (-MOST_NUMBER, MOST_NUMBER, True)
+FROM_ZERO = (0, MOST_NUMBER, True)
+ABOVE_ZERO = (0, MOST_NUMBER, False)
 
 
 class Part(nn.Module):
-    """A module with its own start values. Abstract: every kind is a final subclass."""
+    """A module with its own start values. Abstract: every kind is a final subclass.
+
+    What the rest of the package must know of a kind the kind says itself, in these attributes; nobody asks for its name.
+    """
+
+    per_step: ClassVar[bool] = False  # whether it holds one row of parameters per step: the config then needs max_steps
+    counts_steps: ClassVar[bool] = False  # whether it does something else at one step than at another (per_step implies it)
+    draws: ClassVar[bool] = False  # whether it draws random numbers while it trains, beside what an option `dropout` says
+    frozen: ClassVar[bool] = False  # whether its parameters are never trained
+    leaks_future: bool = False  # whether a token's output depends on later tokens: generation is then refused
+    # option → the least, the most, and whether the least itself is allowed
+    ranges: ClassVar[Mapping[str, tuple[float, float, bool]]] = {}
 
     def start(self) -> None:
         """Sets the start values of the parameters this module itself holds (sub-modules start themselves)."""
+
+    @classmethod
+    def least_parameters(cls, config: LoopedConfig) -> int:
+        """Returns how many parameters there are at least, from the sizes alone: a model that cannot fit is not built."""
+        return 0
+
+    @classmethod
+    def spelled_out(cls, config: LoopedConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the options with what the config decides where they say nothing; two parts that compute the same are equal."""
+        return dict(options)
 
 
 class StepIndex:
@@ -20,6 +53,9 @@ class StepIndex:
     def __init__(self, t: int | Tensor, row: int | Tensor) -> None:
         self.t = t
         self.row = row
+
+
+FIRST = StepIndex(0, 0)
 
 
 def take(table: Tensor, step: StepIndex) -> Tensor:

@@ -22,7 +22,7 @@ def check_select(select: str, halting: Any) -> None:
         return
     if halting.mixes is None:
         raise ValueError(f"select: {select!r} needs learned halting, and this model has none; allowed: last")
-    raise ValueError("select: 'hub' is the exit gate's rule; this model halts by ACT; allowed: last, expected")
+    raise ValueError("select: 'hub' picks the logits of one step, and this model's halting mixes states; allowed: last, expected")
 
 
 def rules_of(halting: Any) -> tuple[str, ...]:

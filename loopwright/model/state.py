@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from loopwright.model.part import Part
+from loopwright.model.part import ANY_NUMBER, FROM_ZERO, Part
+from loopwright.settings import Kinds
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
 
 
-class InputState(Part):
+class State(Part):
+    """How the state starts. Abstract: `seeded` says whether the kind reads the seed."""
+
+    seeded: ClassVar[bool] = False
+
+    def forward(self, e: Tensor, positions: Tensor, seed: int | Tensor | None) -> Tensor:
+        """Returns the state [B, T, D] before the first step, of the input e at positions [B or 1, T]."""
+        raise NotImplementedError
+
+
+class InputState(State):
     """s₀ = e."""
 
     def __init__(self, config: LoopedConfig) -> None:
@@ -24,7 +36,7 @@ class InputState(Part):
         return e
 
 
-class ZeroState(Part):
+class ZeroState(State):
     """s₀ = 0."""
 
     def __init__(self, config: LoopedConfig) -> None:
@@ -34,8 +46,10 @@ class ZeroState(Part):
         return torch.zeros_like(e)
 
 
-class LearnedState(Part):
+class LearnedState(State):
     """s₀ = one trained vector for all positions."""
+
+    ranges: ClassVar = {"std": FROM_ZERO}
 
     def __init__(self, config: LoopedConfig, std: float = 0.02) -> None:
         super().__init__()
@@ -49,18 +63,25 @@ class LearnedState(Part):
         return self.vector.expand_as(e)
 
 
-class NoiseState(Part):
+class NoiseState(State):
     """s₀ = scale · truncated normal (std, cut at ±3 std), a pure function of (seed, position).
 
     A sequential draw would break cached = uncached, padding, beams and drafts, and make a row depend on its batch mates.
     `seed` is the default; a pass may bring its own, one for all rows or one per row.
     """
 
+    seeded = True
+    ranges: ClassVar = {"std": FROM_ZERO, "scale": ANY_NUMBER}
+
     def __init__(self, config: LoopedConfig, std: float | None = None, scale: float = 1.0, seed: int = 0) -> None:
         super().__init__()
         self.std = huginn_std(config.hidden_size) if std is None else std
         self.scale = scale
         self.seed = seed
+
+    @classmethod
+    def spelled_out(cls, config: LoopedConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {**options, "std": huginn_std(config.hidden_size) if options.get("std") is None else options["std"]}
 
     def forward(self, e: Tensor, positions: Tensor, seed: int | Tensor | None) -> Tensor:
         noise = hashed_normal(self.seed if seed is None else seed, positions, e.shape[-1])
@@ -103,4 +124,8 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-STATES: dict[str, type] = {"input": InputState, "zero": ZeroState, "learned": LearnedState, "noise": NoiseState}
+STATES = Kinds(
+    "state",
+    {"input": InputState, "zero": ZeroState, "learned": LearnedState, "noise": NoiseState},
+    inherits=State, offers=["forward"], given=["config"],
+)  # fmt: skip

@@ -32,7 +32,10 @@ def find(word: str) -> Path:
 
 
 def recipe(word: str, overrides: Iterable[str] = (), *, toy: bool = False) -> Recipe:
-    """Returns a recipe by path or name, with `a.b=c` overrides laid over it; `toy` first shrinks it to test size."""
-    from loopwright.train.recipe import read_recipe  # with torch, which a list of names does not need
+    """Returns a recipe by path or name, with `a.b=c` overrides laid over it; `toy` first shrinks it to test size.
 
-    return read_recipe(find(word), overrides, toy=toy)
+    What a file that is given by its path imports is executed.
+    """
+    from loopwright.train.recipe import open_recipe  # with torch, which a list of names does not need
+
+    return open_recipe(find(word), overrides, toy=toy)

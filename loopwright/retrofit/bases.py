@@ -17,18 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from loopwright.model.adapter.basis import BasisController
-from loopwright.model.adapter.diagonal import Bases, Controller, StaticDiagonal
+from loopwright.model.adapter import ADAPTERS
 from loopwright.model.adapter.effects import BRANCHES
-from loopwright.model.adapter.lowrank import LowRank
-from loopwright.model.adapter.target import StepFactors
+from loopwright.model.adapter.target import Factored
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.norm import RMSNorm
+from loopwright.model.norm import Norm
 from loopwright.settings import refuse_unknown
 
 HOWS = ("mean", "per-step", "weighted")
@@ -78,22 +76,22 @@ def start_bases(
     if (how == "weighted") != (activations is not None):
         given = "without" if activations is None else "with"
         raise ValueError(f"bases: how {how!r} {given} activations; 'weighted' needs them, no other takes them")
-    holders = (LowRank, StaticDiagonal, Controller)
-    adapters = [(i, a) for i, a in enumerate(model.adapters) if a.stack == "core" and isinstance(a, holders)]
+    adapters = [(i, a) for i, a in enumerate(model.adapters) if a.stack == "core" and a.starts_from is not None]
     if not adapters:
-        raise ValueError("bases: no adapter of the core holds any; allowed: low-rank, diagonal, controller")
+        allowed = ", ".join(name for name, kind in ADAPTERS.items() if kind.starts_from is not None)
+        raise ValueError(f"bases: no adapter of the core holds any; allowed: {allowed}")
     for _, adapter in adapters:
         _check_maps(adapter)
         check_ranks("bases", adapter)
     removal = Removal(model, source, layout, fold=how != "mean", scales=activations, decompose=METHODS[method])
-    if how == "mean" or not all(isinstance(adapter, LowRank) for _, adapter in adapters):
+    if how == "mean" or any(adapter.starts_from == "bases" for _, adapter in adapters):
         for layer in range(len(layout.core)):
             removal.removed(layer)  # refuses before anything is written
     found: list[Reconstruction] = []
     for index, adapter in adapters:
         where = f"adapters.{index}"
-        low_rank = isinstance(adapter, LowRank)
-        found += _start_low_rank(where, adapter, removal, how) if low_rank else _start_shared(where, adapter, removal, how)
+        begin = _start_low_rank if adapter.starts_from == "factors" else _start_shared
+        found += begin(where, adapter, removal, how)
     return found
 
 
@@ -179,7 +177,8 @@ class Removal:
         if not self.fold or name in ("o_proj", "down_proj"):
             return None
         norm = block.get_submodule(("attention_norms" if name[0] in "qkv" else "mlp_norms") + ".input")
-        return norm.weight.float() if isinstance(norm, RMSNorm) else None
+        gain = norm.gain if isinstance(norm, Norm) else None  # no norm may stand there
+        return None if gain is None else gain.float()
 
     def _folded(self, block: nn.Module, name: str) -> Tensor:
         weight, gain = _linear(block, name).weight.float(), self._gain(block, name)
@@ -215,7 +214,7 @@ def randomised(delta: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return q @ b, a
 
 
-def _start_low_rank(where: str, adapter: LowRank, removal: Removal, how: str) -> Iterator[Reconstruction]:
+def _start_low_rank(where: str, adapter: Any, removal: Removal, how: str) -> Iterator[Reconstruction]:
     rank = adapter.factors.rank
     for name in adapter.shapes:
         a = adapter.factors.a[name]
@@ -231,7 +230,7 @@ def _start_low_rank(where: str, adapter: LowRank, removal: Removal, how: str) ->
                 yield Reconstruction(f"{where}.{name}", layer, step, rank, error)
 
 
-def _start_shared(where: str, adapter: StaticDiagonal | Controller, removal: Removal, how: str) -> Iterator[Reconstruction]:
+def _start_shared(where: str, adapter: Any, removal: Removal, how: str) -> Iterator[Reconstruction]:
     bases = adapter.bases
     for name in bases.names:
         a = bases.a[name]
@@ -261,15 +260,15 @@ def stands_for(group: Sequence[int], step: int, steps: int) -> list[int]:
 def check_ranks(where: str, adapter: nn.Module) -> None:
     """Raises a ValueError where factors of an adapter have a rank above the smaller side of the weight they stand for."""
     for module in adapter.modules():
-        if isinstance(module, Bases | StepFactors | BasisController):
+        if isinstance(module, Factored):
             for name, a in module.a.items():
                 least = min(a.shape[-1], module.b[name].shape[-2])
                 if module.rank > least:
                     raise ValueError(f"{where}: rank {module.rank} on {name}; allowed: at most {least}, its smaller side")
 
 
-def _check_maps(adapter: LowRank | StaticDiagonal | Controller) -> None:
-    for name in adapter.shapes if isinstance(adapter, LowRank) else adapter.bases.names:
+def _check_maps(adapter: Any) -> None:
+    for name in adapter.shapes if adapter.starts_from == "factors" else adapter.bases.names:
         if name in BRANCHES:
             raise ValueError(f"bases: target {name!r} is a whole branch, which has no weight; allowed: linear maps")
 

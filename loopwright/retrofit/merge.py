@@ -13,22 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.convert.load import empty_model
-from loopwright.model.adapter import stack_of
-from loopwright.model.adapter.effects import BRANCHES
-from loopwright.model.adapter.lowrank import LowRank
+from loopwright.model.adapter import ADAPTERS, stack_of
+from loopwright.model.adapter.effects import BRANCHES, Adapter
 from loopwright.model.adapter.target import STACKS, map_shapes
 from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM, plain_config
-from loopwright.model.part import StepIndex
 
 # what makes a core more than layers that run once, where it is not as in a plain model
 _AROUND = ("state", "injection", "gate", "halting", "end_norm", "layer_post_norm")
-# why no weight can hold an adapter
-_UNFOLDABLE = dict.fromkeys(("controller", "basis-controller", "level-signal"), "it reads the input") | dict.fromkeys(
-    ("sinusoidal", "step-embedding"), "it shifts the state"
-)
 _ATTENTION_BIASES = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"}
-_FIRST = StepIndex(0, 0)
 
 
 @torch.no_grad()
@@ -57,16 +50,16 @@ def merge(model: LoopedForCausalLM) -> LoopedForCausalLM:
     return made.eval()
 
 
-def _foldable(model: LoopedForCausalLM) -> list[LowRank]:
+def _foldable(model: LoopedForCausalLM) -> list[Adapter]:
     """Returns the adapters, each of which some weight of its own can hold; raises where one is not so."""
     linears = [name for name in map_shapes(model.config) if name not in BRANCHES]
-    found = []
+    found: list[Adapter] = []
     for index, adapter in enumerate(model.adapters):
         where = f"merge: {_named(model.config, index)} cannot be folded"
-        if not isinstance(adapter, LowRank):
-            reason = _UNFOLDABLE.get(model.config.adapters[index]["kind"], "it is of another kind")
-            raise ValueError(f"{where}: {reason}; allowed: low-rank")
-        beside = [name for name in adapter.shapes if name not in linears]
+        if adapter.unfoldable is not None:
+            allowed = ", ".join(name for name, kind in ADAPTERS.items() if kind.unfoldable is None)
+            raise ValueError(f"{where}: {adapter.unfoldable}; allowed: {allowed}")
+        beside = [name for name in adapter.targets if name not in linears]
         if beside:
             raise ValueError(
                 f"{where}: it runs beside a whole branch ({', '.join(beside)}), not a linear map; allowed: targets among "
@@ -108,9 +101,9 @@ def _named(config: LoopedConfig, index: int) -> str:
     return f"adapters[{index}] ({spec['kind']} on the {stack_of(spec)})"
 
 
-def _config(config: LoopedConfig, adapters: Sequence[LowRank], *, plain: bool) -> LoopedConfig:
+def _config(config: LoopedConfig, adapters: Sequence[Adapter], *, plain: bool) -> LoopedConfig:
     """Returns the config of the merged model; where an adapter shifts a map by a bias, every layer's map has one."""
-    shifted = {name for adapter in adapters for name in adapter.biases}
+    shifted = {name for adapter in adapters for name in adapter.targets if adapter.fold(name, "bias", 0, torch.float32) is not None}
     attention = {*config.attention_bias, *(_ATTENTION_BIASES[name] for name in shifted if name in _ATTENTION_BIASES)}
     changes: dict[str, Any] = {
         "adapters": [],
@@ -125,7 +118,7 @@ def _origins(config: LoopedConfig) -> list[str]:
     return [f"{stack}.{layer}" for stack in STACKS for layer in range(getattr(config, f"{stack}_layers"))]
 
 
-def _folded(name: str, held: Mapping[str, Tensor], adapters: Sequence[LowRank]) -> Tensor:
+def _folded(name: str, held: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Tensor:
     """Returns a tensor of its own: the given model's of that name, plus the adapters' updates of it, rounded once."""
     if name in held:
         value = held[name].detach()
@@ -136,17 +129,13 @@ def _folded(name: str, held: Mapping[str, Tensor], adapters: Sequence[LowRank]) 
     return (value.to(wide) + sum(updates)).to(value.dtype) if updates else value.clone()
 
 
-def _updates(name: str, adapters: Sequence[LowRank], wide: torch.dtype) -> Iterator[Tensor]:
+def _updates(name: str, adapters: Sequence[Adapter], wide: torch.dtype) -> Iterator[Tensor]:
     """Yields what each adapter adds to a weight or a bias at the one step that its stack runs."""
     stack, *rest = name.split(".")
     if stack not in STACKS:
         return
     layer, target, leaf = int(rest[0]), rest[-2], rest[-1]
     for adapter in adapters:
-        if adapter.stack != stack or target not in adapter.shapes:
-            continue
-        if leaf == "weight":
-            b, a = adapter.factors.at(target, layer, _FIRST)
-            yield adapter.scale * (b.to(wide) @ a.to(wide))
-        elif target in adapter.biases:
-            yield adapter.biases.at(target, layer, _FIRST).to(wide)
+        update = adapter.fold(target, leaf, layer, wide) if adapter.stack == stack and target in adapter.targets else None
+        if update is not None:
+            yield update

@@ -6,7 +6,7 @@ bases from what the layers that were removed differ by (bases.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from loopwright.convert.load import empty_model
 from loopwright.convert.parts import divided
 from loopwright.model.config import LoopedConfig
-from loopwright.model.injection import ConcatInjection
+from loopwright.model.gate import GATES
+from loopwright.model.injection import INJECTIONS
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.retrofit.bases import Reconstruction, check_ranks, input_scales, start_bases
 from loopwright.retrofit.layout import Layout, find_layout, stepwise
@@ -153,8 +154,8 @@ def _config(source: LoopedConfig, layout: Layout, plan: Plan) -> LoopedConfig:
     parts = {name: getattr(plan, name) for name in PARTS}
     if plan.final_norm is None:
         parts["final_norm"] = source.final_norm
-    if plan.gate == {"kind": "mix"}:
-        parts["gate"] = {"kind": "mix", "weight": 1 / layout.depth}  # the damped steps together go as far as one whole one
+    if isinstance(plan.gate, Mapping) and str(plan.gate.get("kind")) in GATES:  # one that is none is for the config to refuse
+        parts["gate"] = GATES[plan.gate["kind"]].fitted(plan.gate, layout.depth)
     if parts["final_norm"]["kind"] == "none" != source.final_norm["kind"] and plan.end_norm != "every":
         raise ValueError(f"final_norm: none, with end_norm {plan.end_norm!r}; allowed: with 'every', which then takes the source's")
     stacks = {f"{name}_layers": len(getattr(layout, name)) for name in ("prelude", "core", "coda")}
@@ -169,7 +170,7 @@ def _config(source: LoopedConfig, layout: Layout, plan: Plan) -> LoopedConfig:
 def _has_step_tables(plan: Plan) -> bool:
     """Whether something of a plan holds one row per step: asked of a config, which alone knows."""
     probe = LoopedConfig()
-    for name in ("adapters", "injection", "end_norm", "layer_post_norm"):
+    for name in ("adapters", "state", "injection", "gate", "halting", "end_norm", "layer_post_norm"):
         value = getattr(plan, name)
         setattr(probe, name, getattr(probe, name) if value is None else value)
     try:
@@ -185,14 +186,11 @@ def _start_parts(model: LoopedForCausalLM, plan: Plan) -> None:
         if part is not None:
             part.apply(model._init_weights)
     if plan.injection_start == "input":
-        if not isinstance(model.injection, ConcatInjection):
-            raise ValueError(
-                f"injection_start: 'input' with an injection of kind {model.config.injection['kind']!r}; allowed: concat"
-            )
-        width = model.config.hidden_size
-        weight = model.injection.proj.weight.zero_()
-        half = weight[:, width:] if model.injection.state_first else weight[:, :width]
-        half.copy_(torch.eye(width))
+        try:
+            model.injection.start_as_input()
+        except NotImplementedError:
+            kind, able = model.config.injection["kind"], [n for n, k in INJECTIONS.items() if "start_as_input" in vars(k)]
+            raise ValueError(f"injection_start: 'input' with an injection of kind {kind!r}; allowed: {', '.join(able)}") from None
 
 
 def _start_bases(

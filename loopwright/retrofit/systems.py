@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from loopwright.model.adapter import ADAPTERS, stack_of
 from loopwright.model.state import huginn_std
 from loopwright.retrofit.bases import HOWS, METHODS
 from loopwright.retrofit.layout import Layout
@@ -191,7 +192,9 @@ def _ground(plan: Plan, equals: str) -> list[Any]:
     ground: list[Any] = [getattr(plan, name) for name in fields]
     ground += [[(spec["kind"], spec.get("stack")) for spec in plan.adapters or []]]
     if any(
-        spec["kind"] == "low-rank" and spec.get("stack", "core") == "core" for spec in plan.adapters or []
+        ADAPTERS[spec["kind"]].starts_from == "factors" and stack_of(spec) == "core"
+        for spec in plan.adapters or []
+        if spec["kind"] in ADAPTERS
     ):  # bases are what its update starts as
         ground.append(plan.bases)
     rule = plan.layout["kind"] if isinstance(plan.layout, Mapping) else "given"

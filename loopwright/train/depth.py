@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopwright.settings import build_kind, check_kind, suggest
+from loopwright.settings import Kinds, build_kind, check_kind, suggest
 from loopwright.train.rollout import Plan
 
 HALF = math.nextafter(0.5, 0.0)  # the quantile of the lower median
@@ -28,9 +28,9 @@ class DepthRule:
     `most` is the largest depth there can be, None where there is none; `size` is what a curriculum grows.
     """
 
-    size: float
-    most: int | None
-    grad_steps: int | None
+    size: float = 1.0
+    most: int | None = None
+    grad_steps: int | None = None
 
     def __call__(self, update: int, generator: torch.Generator) -> Plan:
         """Returns the plan of one batch."""
@@ -194,6 +194,12 @@ class Curriculum(DepthRule):
             raise ValueError(f"depth (curriculum): updates {updates}; allowed: at least 1")
         if not 1 <= start <= self.rule.size:
             raise ValueError(f"depth (curriculum): start {start}; allowed: from 1 to the rule's own size, {self.rule.size:g}")
+        try:
+            self.rule.resized(start)
+        except NotImplementedError:
+            raise ValueError(
+                f"depth (curriculum): rule {rule['kind']!r} cannot be resized; allowed: a rule that offers it"
+            ) from None
         if shape not in SHAPES:
             raise ValueError(f"depth (curriculum): shape {shape!r}; {suggest(shape, SHAPES)}")
         self.updates, self.start, self.shape = updates, start, shape
@@ -260,7 +266,11 @@ def _check(
 
 SHAPES = {"linear": lambda x: x, "1-sqrt": lambda x: 1 - math.sqrt(1 - x)}
 
-RULES: dict[str, type] = {
-    "fixed": Fixed, "choice": Choice, "uniform": Uniform, "poisson": Poisson, "log-normal": LogNormal,
-    "poisson-log-normal": PoissonLogNormal, "curriculum": Curriculum,
-}  # fmt: skip
+RULES = Kinds(
+    "depth",
+    {
+        "fixed": Fixed, "choice": Choice, "uniform": Uniform, "poisson": Poisson, "log-normal": LogNormal,
+        "poisson-log-normal": PoissonLogNormal, "curriculum": Curriculum,
+    },
+    inherits=DepthRule, offers=["depth_at"],
+)  # fmt: skip

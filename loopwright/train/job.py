@@ -16,6 +16,8 @@ from loopwright.data.batch import Batch, Splits
 from loopwright.data.build import build_data, check_vocab
 from loopwright.data.order import Order
 from loopwright.generate.readings import check_depths
+from loopwright.imports import file_digests, noted_files
+from loopwright.metrics.score import METRICS, Metric
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import RunFolder, origin, saved
@@ -34,7 +36,6 @@ from loopwright.train.gradients.graphs import GraphedWork
 from loopwright.train.gradients.remat import REMATS
 from loopwright.train.log import Log
 from loopwright.train.models import MODELS
-from loopwright.train.objectives.distil import Distil
 from loopwright.train.objectives.losses import OBJECTIVES
 from loopwright.train.objectives.penalties import PENALTIES, Weighted
 from loopwright.train.optim.average import AVERAGES
@@ -43,7 +44,7 @@ from loopwright.train.optim.schedule import SCHEDULES
 from loopwright.train.optim.trainable import check_trainable, depth_generator, drawn_plans, out_of_reach
 from loopwright.train.progress import ProgressReporter
 from loopwright.train.recipe import Recipe, first_difference, read_recipe, written
-from loopwright.train.rollout import Plan
+from loopwright.train.rollout import Called, Objective, Plan
 from loopwright.train.state import Objects, Progress
 from loopwright.train.training_module import Share, TrainingModule, Weights
 
@@ -89,9 +90,9 @@ class Job:
         check_precision(self.model, recipe.precision)
         self.references = base_references(recipe.model, self.model) if recipe.save.parts else None
         self.model.to(self.device).train()
-        objective = given.objective or build_kind(recipe.objective, OBJECTIVES)
-        if isinstance(objective, Distil):  # now, and not at the first batch: a teacher that does not fit must leave no run behind
-            objective.prepare(self.model, self.device)
+        objective: Objective = self._objective(given.objective)
+        objective.prepare(self.model, self.device)
+        self.metrics: dict[str, Metric] = {spec["kind"]: build_kind(spec, METRICS) for spec in recipe.validate.metrics}
         self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
         bare = TrainingModule(
             self.model, objective, self.penalties, remat=build_kind(recipe.remat_spec, REMATS), compiled=recipe.compile
@@ -112,6 +113,17 @@ class Job:
         self.order = Order(len(self.splits.train), recipe.seed, recipe.order.shuffled, repeat=recipe.order.repeat, batch=size)
         self.depth_generator = depth_generator(recipe)
         self._ahead: Prefetched | None = None
+
+    def _objective(self, given: Any) -> Objective:
+        if given is not None:
+            return given if isinstance(given, Objective) else Called(given)
+        objective: Objective = build_kind(self.recipe.objective, OBJECTIVES)
+        if self.recipe.graph and not objective.capturable:
+            raise ValueError(
+                f"graph: the work of the objective {self.recipe.objective['kind']!r} changes from update to update; allowed: "
+                "options that fix it (shortcut: a fraction), or graph: false"
+            )
+        return objective
 
     @property
     def median(self) -> int:
@@ -279,7 +291,7 @@ def start_job(
     job = Job(recipe, run, processes, reporter, given)
     if processes.main and not resume:
         write_json(run.origin, origin())
-        write_whole(run.recipe, written(recipe))
+        write_whole(run.recipe, written(replace(recipe, imported=noted_files())))
     return job
 
 
@@ -314,7 +326,8 @@ def made_with(job: Job) -> dict[str, Any]:
     """Returns what decides how sums are rounded, beside the recipe: a run that goes on with the same goes on bit for bit."""
     device = torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else job.device.type
     threads = torch.get_num_threads() if job.device.type == "cpu" else None
-    return {"threads": threads, "processes": job.processes.world, "device": device, "torch": str(torch.__version__)}
+    made: dict[str, Any] = {"threads": threads, "processes": job.processes.world, "device": device, "torch": str(torch.__version__)}
+    return made | {f"parts from {file}": digest for file, digest in file_digests().items()}
 
 
 def check_finite(weights: Mapping[str, Tensor], run: RunFolder, update: int, lr: float) -> None:

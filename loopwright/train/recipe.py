@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.data.build import DATA
+from loopwright.imports import import_file, missing_files
+from loopwright.metrics.score import METRICS
+from loopwright.run import RunFolder
 from loopwright.settings import check_kind, fill_section, merge, parse_overrides, read_yaml, suggest, write_yaml
 from loopwright.train.depth import RULES
 from loopwright.train.gradients.remat import REMATS
@@ -23,7 +26,7 @@ from loopwright.untrusted import read_text, shown
 RECIPE_BYTES = 2**17  # of a recipe's file
 PRECISIONS = ("fp32", "tf32", "bf16")
 # what may differ between a run and its resumption: none of it changes an update
-FREE = ("about", "toy", "save")
+FREE = ("about", "toy", "save", "imported")
 
 # What is beyond the upper bounds is no run: it would not end, or its seeds of each update would not fit 64 bits.
 RANGES = {
@@ -34,13 +37,15 @@ RANGES = {
 @dataclass(frozen=True)
 class Validation:
     """When a run validates: `every` so many updates at these `depths` (and always at the median training depth) on
-    the first `rows` of the validation split; the spectral radius every `radius` updates, on `radius_rows` rows."""
+    the first `rows` of the validation split, with `metrics` beside the loss; the spectral radius every `radius` updates, on
+    `radius_rows` rows."""
 
     every: int = 0
     depths: list = field(default_factory=list)
     rows: int = 512
     radius: int = 0
     radius_rows: int = 4
+    metrics: list = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,7 @@ class Recipe:
     validate: Validation = field(default_factory=Validation)
     save: Saves = field(default_factory=Saves)
     toy: dict = field(default_factory=dict)
+    imported: list = field(default_factory=list)  # of a run: the files that its parts came from; a record, never executed
 
     def __post_init__(self) -> None:
         problems = list(self._problems())
@@ -99,6 +105,10 @@ class Recipe:
         check_kind("remat", self.remat_spec, REMATS)
         for place, spec in enumerate(self.penalties):
             Weighted.check(f"penalties[{place}]", spec, PENALTIES)
+        for place, spec in enumerate(self.validate.metrics):
+            check_kind(f"validate: metrics[{place}]", spec, METRICS)
+            if any(spec["kind"] == other["kind"] for other in self.validate.metrics[:place]):
+                raise ValueError(f"validate: metrics: {spec['kind']} stands there twice; allowed: each kind once")
         if self.average is not None:
             check_kind("average", self.average, AVERAGES)
 
@@ -130,8 +140,6 @@ class Recipe:
             yield "penalties: start_accuracy waits for a validation; validate.every must be >= 1 (got 0)"
         if len({str(spec["start_accuracy"]) for spec in waiting}) > 1:
             yield "penalties: start_accuracy differs between penalties; allowed: one bar for all"
-        if self.graph and self.objective.get("kind") == "shortcut" and self.objective.get("fraction", 0) is None:
-            yield "graph: a shortcut whose step is drawn anew each update cannot be captured; allowed: a fraction"
         wrong = [d for d in self.validate.depths if isinstance(d, bool) or not isinstance(d, int) or d < 1]
         if wrong:
             yield f"validate: depths has {shown(wrong[0])}; allowed: whole numbers of at least 1"
@@ -166,22 +174,45 @@ def make_recipe(data: Any, where: str = "recipe", *, changes: Mapping[str, Any] 
     for old, new in RENAMED.items():
         if old in data:
             raise ValueError(f"{where}: {old} is called {new} now; rename it")
+    if "import" in data:
+        raise ValueError(
+            f"{where}: import stands in what is no recipe file of your own; import the file in Python, or give --import FILE"
+        )
     sections: dict[str, type] = {"order": Orders, "validate": Validation, "save": Saves}
     try:
         made = {key: fill_section(sections[key], value, key) for key, value in data.items() if key in sections}
         return fill_section(Recipe, {**data, **made}, "recipe")
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{where}: {error}{missing_files(data.get('imported'))}") from None
 
 
 def read_recipe(path: str | Path, overrides: Iterable[str] = (), *, toy: bool = False) -> Recipe:
-    """Returns the recipe of a YAML file, with `a.b=c` overrides laid over it."""
+    """Returns the recipe of a YAML file that may be anybody's, with `a.b=c` overrides laid over it: an import in it is refused."""
+    return make_recipe(_read(Path(path)), str(path), changes=parse_overrides(overrides), toy=toy)
+
+
+def open_recipe(path: str | Path, overrides: Iterable[str] = (), *, toy: bool = False) -> Recipe:
+    """Returns the recipe of the user's own YAML file. The Python files that it imports are executed first; their paths start at
+    the file's folder. The recipe.yaml of a run is nobody's own: there an import is refused, as by `read_recipe`."""
     path = Path(path)
+    data = _read(path)
+    if isinstance(data, Mapping) and "import" in data and not (path.name == "recipe.yaml" and RunFolder(path.parent).begun):
+        named = data["import"]
+        names = [named] if isinstance(named, str) else named
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{path}: import is {shown(named)}; allowed: a Python file, or a list of them")
+        for name in names:
+            import_file(name, path.parent)
+        data = {key: value for key, value in data.items() if key != "import"}
+    return make_recipe(data, str(path), changes=parse_overrides(overrides), toy=toy)
+
+
+def _read(path: Path) -> Any:
     try:
         text = read_text(path, RECIPE_BYTES)
     except OSError as error:
         raise ValueError(f"recipe: {path} cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    return make_recipe(read_yaml(text, str(path)), str(path), changes=parse_overrides(overrides), toy=toy)
+    return read_yaml(text, str(path))
 
 
 def written(recipe: Recipe) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -57,14 +56,49 @@ class Rollout:
         return self.plan.depth - 1
 
 
-class LastStepHook(Protocol):
-    """A penalty that rides along in the last step, so that what the step computes anyway is computed once."""
+class Objective:
+    """What is trained for. Abstract: a kind is (model, rollout) → (loss, metrics), and says what it needs for that."""
+
+    reads: str = "every"  # which states it looks at: those of "every" step with a gradient, or the "last" alone
+    capturable: bool = True  # whether what it computes is the same work at every update, so that a CUDA graph can replay it
+
+    def prepare(self, model: LoopedForCausalLM, device: torch.device | str) -> None:
+        """Brings what it needs onto a device, before the first update: a teacher that does not fit must leave no run behind."""
+
+    def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the loss, a mean over the batch's targets (0 where it has none), and detached numbers for the log."""
+        raise NotImplementedError
+
+
+class Called(Objective):
+    """A function of (model, rollout), or an object that is none of ours, as an objective."""
+
+    def __init__(self, function: Callable[[LoopedForCausalLM, Rollout], tuple[Tensor, dict[str, Tensor]]]) -> None:
+        self.function = function
+        self.reads = getattr(function, "reads", "every")
+
+    def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.function(model, rollout)
+
+
+class Penalty:
+    """A number that training makes small. Abstract: a kind is (model, rollout) → number, a mean over rows."""
+
+    in_last_step: bool = False  # whether it rides along in the last step: a kind that does offers `run_last_step`
+
+    def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> Tensor:
+        """Returns the penalty of a rollout."""
+        raise NotImplementedError
 
     def run_last_step(
         self, step: StepRunner, s: Tensor, e: Tensor, t: int, p: Pass, batch: Batch, update: int
     ) -> tuple[Tensor, Tensor]:
-        """Returns the state after the step, and what the penalty measured on the way."""
-        ...
+        """Returns the state after the last step, and what the penalty measured on the way: `rollout.probe`."""
+        raise NotImplementedError
+
+    def first_notes(self, model: LoopedForCausalLM, path: Callable[[], Rollout], processes: int) -> list[str]:
+        """Returns what a person should read before the first update; `path` gives a rollout of a few validation rows."""
+        return []
 
 
 def rollout(
@@ -75,7 +109,7 @@ def rollout(
     step: StepRunner | None = None,
     remat: str | Remat = "none",
     keeps: str = "every",
-    hook: LastStepHook | None = None,
+    hook: Penalty | None = None,
 ) -> Rollout:
     """Runs a batch to the depth of the plan. `keeps` "last" allows a loop that never holds all states at once.
 
@@ -103,6 +137,3 @@ def rollout(
     else:
         last, probe = hook.run_last_step(step, before, e, depth - 1, p, batch, plan.update)
     return Rollout(batch, plan, e, p, start, [*states, last] if keeps == "every" else [last], before, step, probe)
-
-
-Objective = Callable[[LoopedForCausalLM, Rollout], tuple[Tensor, dict[str, Tensor]]]

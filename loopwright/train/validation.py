@@ -12,9 +12,8 @@ from loopwright.data.batch import Batch
 from loopwright.generate.readings import readings
 from loopwright.metrics.residual import contraction
 from loopwright.train.monitor import last_states, measure
-from loopwright.train.objectives.jacobian import JacobianPenalty
 from loopwright.train.progress import ProgressReporter, truncation_in_words
-from loopwright.train.rollout import Plan, rollout
+from loopwright.train.rollout import Plan, Rollout, rollout
 
 if TYPE_CHECKING:
     from loopwright.train.job import Job
@@ -23,28 +22,24 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 512
 ROWS_OF_A_CHECK = 4
-LARGEST_ERROR = 0.05  # of a finite difference against the exact product
 
 
 def check_first(job: Job, reporter: ProgressReporter) -> None:
     """Notes, before the first update, whether the model sees the future, how good a finite difference is here and what a
     truncated gradient leaves out."""
     if job.model.leaks_future:
-        reporter.note("warning: the controller's pooling sees future tokens: no loss of this run is a likelihood")
+        reporter.note("warning: a part of the model sees future tokens: no loss of this run is a likelihood")
     with job.evaluating():
         for penalty in (weighted.penalty for weighted in job.penalties):
-            if isinstance(penalty, JacobianPenalty) and penalty.mode == "fd" and job.model.config.is_looped:
-                path = rollout(job.model, first_rows(job, ROWS_OF_A_CHECK), Plan(job.median, job.median), keeps="last")
-                error = penalty.self_check(job.model, path)
-                verdict = "" if error <= LARGEST_ERROR else f"; warning: above {LARGEST_ERROR:.0%}, set eps or take mode exact"
-                reporter.note(f"jacobian: the finite difference is {error:.2%} off the exact product{verdict}")
-                if job.processes.world > 1 and job.model.config.mlp == "relu":
-                    reporter.note(
-                        "jacobian: over ReLU the gradient of a finite difference jumps where rounding changes the sign of a unit; "
-                        "another number of processes may then give another run (mode exact does not jump)"
-                    )
+            for note in penalty.first_notes(job.model, lambda: _typical_rollout(job), job.processes.world):
+                reporter.note(note)
         if truncates(job):
             reporter.note(truncation_in_words(truncation(job)))
+
+
+def _typical_rollout(job: Job) -> Rollout:
+    """A rollout of a few validation rows at the median depth."""
+    return rollout(job.model, first_rows(job, ROWS_OF_A_CHECK), Plan(job.median, job.median), keeps="last")
 
 
 def validate_when_due(job: Job, recipe: Recipe, progress: Progress) -> tuple[dict[str, Any], bool]:
@@ -73,18 +68,24 @@ def first_rows(job: Job, count: int) -> Batch:
 
 
 def validate(job: Job, rows: int) -> dict[int, dict[str, float | None]]:
-    """Returns loss and exact-match rate of the first rows of the validation split at each depth; processes share the rows."""
+    """Returns loss, exact-match rate and the recipe's metrics of the first rows of the validation split at each depth; processes
+    share the rows."""
     source, count, processes = job.splits.valid, min(rows, len(job.splits.valid)), job.processes
-    sums = {depth: [0.0, 0, 0] for depth in job.depths}
+    sums = {depth: [0.0] * (3 + len(job.metrics)) for depth in job.depths}
     own = torch.arange(count)[processes.rank :: processes.world]
     for chunk in own.split(ROWS_AT_ONCE) if len(own) else ():
-        for reading in readings(job.model, source.batch(chunk).to(job.device), job.depths):
-            found = (float(reading.loss.sum()), int(reading.targets.sum()), int(reading.exact.sum()))
+        for reading in readings(job.model, source.batch(chunk).to(job.device), job.depths, metrics=job.metrics):
+            columns = (reading.loss, reading.targets, reading.exact, *reading.measured.values())
+            found = [float(column.sum()) for column in columns]
             sums[reading.depth] = [a + b for a, b in zip(sums[reading.depth], found, strict=True)]
     totals = processes.sum(torch.tensor(list(sums.values()), dtype=torch.float64)).tolist()
     return {
-        depth: {"loss": loss / max(targets, 1), "exact": right / count if job.splits.exact else None}
-        for depth, (loss, targets, right) in zip(sums, totals, strict=True)
+        depth: {
+            **{name: total / count for name, total in zip(job.metrics, more, strict=True)},
+            "loss": loss / max(targets, 1),
+            "exact": right / count if job.splits.exact else None,
+        }
+        for depth, (loss, targets, right, *more) in zip(sums, totals, strict=True)
     }
 
 

@@ -9,7 +9,7 @@ import loopwright as lw
 from loopwright.model.adapter import ADAPTERS
 from loopwright.model.config import CHOICES, PARTS, ROPE_TYPES, LoopedConfig
 from loopwright.model.presets import PRESETS
-from loopwright.settings import options_of
+from loopwright.settings import OF_YOUR_OWN, options_of
 
 EPS = " and an eps above 0 that float32 can hold"
 EVERY = [*PRESETS, *(f"{name}-tiny" for name in PRESETS)]
@@ -112,7 +112,7 @@ def test_choices(name):
         ({"adapters": ["abba"]}, "adapters[0] is 'abba'; allowed: a mapping with a 'kind'"),
         (
             {"final_norm": {"kind": "rsm", "eps": 1.0}},
-            "final_norm is {'kind': 'rsm', 'eps': 1.0}; allowed: a kind (rms, layer, simple, none)" + EPS,
+            "final_norm is {'kind': 'rsm', 'eps': 1.0}; allowed: a kind (rms, layer, simple, none)" + EPS + f"; {OF_YOUR_OWN}",
         ),
         (
             {"final_norm": {"kind": "rms", "eps": 0}},
@@ -132,7 +132,10 @@ def test_choices(name):
             {"rope_parameters": {"rope_type": "default", "rope_teta": 1.0}},
             "rope_parameters of type 'default': unknown 'rope_teta'; did you mean 'rope_theta'? allowed: rope_theta, rope_type",
         ),
-        ({"gate": {"kind": "mxi"}}, "gate: unknown kind 'mxi'; did you mean 'mix'? allowed: grown, learned, mix, none"),
+        (
+            {"gate": {"kind": "mxi"}},
+            f"gate: unknown kind 'mxi'; did you mean 'mix'? allowed: grown, learned, mix, none; {OF_YOUR_OWN}",
+        ),
         ({"gate": {"weight": 0.5}}, "gate: {'weight': 0.5} is not a mapping with a 'kind'; allowed: grown, learned, mix, none"),
         (
             {"gate": {"kind": "mix", "wieght": 0.5}},
@@ -141,7 +144,7 @@ def test_choices(name):
         (
             {"adapters": [{"kind": "sinusoidal"}, {"kind": "low_rank"}]},
             "adapters[1]: unknown kind 'low_rank'; did you mean 'low-rank'? allowed: abba, basis-controller, controller, diagonal, "
-            "hira, level-signal, low-rank, sinusoidal, step-embedding",
+            f"hira, level-signal, low-rank, sinusoidal, step-embedding; {OF_YOUR_OWN}",
         ),
         ({"end_norm": "per-step"}, "max_steps is missing; end_norm hold one row per step"),
         ({"max_steps": 4}, "max_steps is 4, but nothing here holds one row per step"),

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import loopwright as lw
-from loopwright.model import cost
 from loopwright.model.adapter import ADAPTERS
 from loopwright.model.cost import (
     Count,
@@ -287,14 +286,3 @@ def test_costs_refuse_a_depth_the_model_refuses() -> None:
         pass_flops(lw.preset("asura"), depth=4)
     with pytest.raises(ValueError, match="unknown policy"):
         cache_bytes(lw.preset("asura"), policy="sometimes", dtype=FLOAT)
-
-
-def test_a_kind_that_cost_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = lw.preset("huginn-tiny")
-    monkeypatch.setitem(config.injection, "kind", "mine")
-    with pytest.raises(ValueError, match=r"^cost: nothing is known of the injection 'mine'; known: add, concat"):
-        pass_flops(config)
-    config = _adapted("low-rank")
-    monkeypatch.delitem(cost.ADAPTER_COSTS, "low-rank")
-    with pytest.raises(ValueError, match=r"^cost: nothing is known of the adapter 'low-rank'; known: abba"):
-        training_bytes(config, dtype=FLOAT)

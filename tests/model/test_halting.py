@@ -182,7 +182,7 @@ def test_hub_answer_takes_each_tokens_exit_step():
     hub = model(IDS, select="hub").logits
     for token, step in enumerate(chosen):
         assert torch.equal(hub[0, token], out.step_logits[step][0, token])
-    with pytest.raises(ValueError, match="select: 'hub' is the exit gate's rule; this model halts by ACT"):
+    with pytest.raises(ValueError, match="select: 'hub' picks the logits of one step, and this model's halting mixes states"):
         noisy("universal-tiny")(IDS, select="hub")
 
 

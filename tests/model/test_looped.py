@@ -211,7 +211,7 @@ def test_selection_needs_halting():
     ids = torch.zeros(1, 3, dtype=torch.long)
     with pytest.raises(ValueError, match="needs learned halting"):
         lw.build("huginn-tiny")(ids, select="expected")
-    with pytest.raises(ValueError, match="halts by ACT"):
+    with pytest.raises(ValueError, match="halting mixes states"):
         lw.build("universal-tiny")(ids, select="hub")
     with pytest.raises(ValueError, match="learned positions end at max_position_embeddings=128"):
         lw.build("stars-addition-tiny")(torch.zeros(1, 129, dtype=torch.long))

@@ -10,7 +10,7 @@ from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.gate import GATES, MixGate
 from loopwright.model.part import Part, StepIndex, take, take_width
 from loopwright.model.state import STATES, NoiseState
-from loopwright.settings import build_kind, check_kind, options_of
+from loopwright.settings import OF_YOUR_OWN, build_kind, check_kind, options_of
 
 
 def test_one_step_and_one_per_row_read_the_same_rows():
@@ -49,8 +49,11 @@ class Needy(Part):
     [
         ("noise", "state: 'noise' is not a mapping with a 'kind'; allowed: input, learned, noise, zero"),
         ({}, "state: {} is not a mapping with a 'kind'; allowed: input, learned, noise, zero"),
-        ({"kind": "nois"}, "state: unknown kind 'nois'; did you mean 'noise'? allowed: input, learned, noise, zero"),
-        ({"kind": None}, "state: unknown kind None; allowed: input, learned, noise, zero"),
+        (
+            {"kind": "nois"},
+            f"state: unknown kind 'nois'; did you mean 'noise'? allowed: input, learned, noise, zero; {OF_YOUR_OWN}",
+        ),
+        ({"kind": None}, f"state: unknown kind None; allowed: input, learned, noise, zero; {OF_YOUR_OWN}"),
         ({"kind": "noise", "sdt": 1.0}, "state (noise): unknown 'sdt'; did you mean 'std'? allowed: scale, seed, std"),
         ({"kind": "zero", "std": 1.0}, "state (zero): unknown 'std'; allowed: nothing"),
     ],

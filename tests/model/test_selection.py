@@ -42,7 +42,7 @@ def test_a_rule_that_the_model_cannot_follow_is_refused():
     for select, halting, words in (
         ("best", NONE, "allowed: last, hub, expected"),
         ("expected", NONE, "needs learned halting"),
-        ("hub", ACT, "halts by ACT"),
+        ("hub", ACT, "halting mixes states"),
     ):
         with pytest.raises(ValueError, match=words):
             check_select(select, halting)

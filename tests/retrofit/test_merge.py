@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "other": (
         {**CORE, "max_steps": 1, "adapters": [LOW_RANK, {"kind": "abba", "stack": "prelude"}]},
-        "merge: adapters[1] (abba on the prelude) cannot be folded: it is of another kind; allowed: low-rank",
+        "merge: adapters[1] (abba on the prelude) cannot be folded: it does not say what it adds to a weight; allowed: low-rank",
     ),
     "branch": (
         {**CORE, "max_steps": 1, "adapters": [{**LOW_RANK, "targets": ["q_proj", "mlp"]}]},

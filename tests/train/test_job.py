@@ -60,6 +60,13 @@ def test_an_update_begins_the_same_whatever_came_before(tmp_path: Path) -> None:
     assert torch.equal(torch.rand(3), first[0]) and job.optimiser.lr == first[1] == pytest.approx(3e-3 / 2)
 
 
+def test_work_that_changes_from_update_to_update_is_not_captured(tmp_path: Path) -> None:
+    drawn = {"objective": {"kind": "shortcut", "fraction": None}}
+    make_job(tmp_path / "plain", drawn)
+    with pytest.raises(ValueError, match="graph: the work of the objective 'shortcut' changes from update to update"):
+        make_job(tmp_path / "graph", {**drawn, "graph": True})
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_what_was_saved_comes_back_whole(tmp_path: Path, ahead: bool) -> None:
     """Also where the rows and depths of the next update are drawn already: what is saved is before them."""

@@ -108,7 +108,3 @@ def test_what_cannot_go_together_is_refused() -> None:
     two = "[{kind: jacobian, start_accuracy: 0.5}, {kind: state-change, start_accuracy: 0.99}]"
     with pytest.raises(ValueError, match="start_accuracy differs between penalties"):
         recipe("demo-stable", [f"penalties={two}"])
-    drawn = ["objective={kind: shortcut, fraction: null}", "graph=true"]
-    with pytest.raises(ValueError, match="a shortcut whose step is drawn anew"):
-        recipe("demo-stable", drawn)
-    recipe("demo-stable", drawn[:1])

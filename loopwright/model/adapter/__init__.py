@@ -11,22 +11,26 @@ from loopwright.model.adapter.effects import Adapter
 from loopwright.model.adapter.lowrank import ABBA, HiRA, LowRank
 from loopwright.model.adapter.signal import LearnedStep, LevelSignal, SinusoidalStep
 from loopwright.model.adapter.target import STACKS, Site
-from loopwright.settings import build_kind, check_kind
+from loopwright.settings import Kinds, build_kind, check_kind
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
 
-ADAPTERS: dict[str, type[Adapter]] = {
-    "sinusoidal": SinusoidalStep,
-    "step-embedding": LearnedStep,
-    "level-signal": LevelSignal,
-    "low-rank": LowRank,
-    "hira": HiRA,
-    "abba": ABBA,
-    "diagonal": StaticDiagonal,
-    "controller": Controller,
-    "basis-controller": BasisController,
-}
+ADAPTERS = Kinds(
+    "adapter",
+    {
+        "sinusoidal": SinusoidalStep,
+        "step-embedding": LearnedStep,
+        "level-signal": LevelSignal,
+        "low-rank": LowRank,
+        "hira": HiRA,
+        "abba": ABBA,
+        "diagonal": StaticDiagonal,
+        "controller": Controller,
+        "basis-controller": BasisController,
+    },
+    inherits=Adapter, offers=["begin"], given=["site"], reserved=["stack"],
+)  # fmt: skip
 
 
 def stack_of(spec: Mapping[str, Any]) -> str:

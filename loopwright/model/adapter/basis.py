@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from loopwright.model.adapter.conditioned import CHUNK, Conditioned
 from loopwright.model.adapter.effects import Effects
-from loopwright.model.adapter.target import FactorTable, Site, chosen_shapes, scale_of
+from loopwright.model.adapter.target import Factored, FactorTable, Site, chosen_shapes, scale_of
 from loopwright.model.context import Pass
 from loopwright.model.part import StepIndex
 
 
-class BasisController(Conditioned):
+class BasisController(Conditioned, Factored):
     """Low-rank updates mixed from `count` trained bases per map; the sizes are those of the public code."""
 
     def __init__(
@@ -64,6 +64,10 @@ class BasisController(Conditioned):
         nn.init.zeros_(self.heads)
         nn.init.zeros_(self.offset)
         nn.init.constant_(self.offset[:, :, 0], self.count**-0.5)
+
+    @property
+    def token_numbers(self) -> int:
+        return 0 if self.pooling == "sequence" else self.heads.shape[0]
 
     def coefficients(self, step: StepIndex, s: Tensor, p: Pass) -> Tensor:
         """Returns the coefficients [B, T, L, targets, 2, count], of A and of B (T is 1 for pooling "sequence")."""

@@ -26,6 +26,9 @@ class Conditioned(Adapter):
     """
 
     per_step = True
+    unfoldable = "it reads the input"
+    second_output = False
+    state_proj: nn.Linear | None
 
     def __init__(self, kind: str, pooling: str, chunk: int, leak_future: bool, pool_norm: str, dropout: float) -> None:
         super().__init__()
@@ -51,6 +54,11 @@ class Conditioned(Adapter):
             raise ValueError(f"{kind}: dropout {dropout}; allowed: at least 0, below 1")
         self.pooling, self.chunk, self.leaks_future = pooling, chunk, leak_future
         self.pool_norm, self.dropout = pool_norm, dropout
+
+    @property
+    def cached_numbers(self) -> int:
+        running = self.pooling in ("prefix", "chunk") and self.state_proj is not None
+        return self.state_proj.out_features if running and self.state_proj is not None else 0
 
     def reader(self, site: Site, width: int) -> nn.Linear | None:
         """Returns the projection of the state; none for pooling "none", so that no parameter is there which nothing reads."""

@@ -16,13 +16,15 @@ from torch import Tensor, nn
 
 from loopwright.model.adapter.conditioned import CHUNK, Conditioned
 from loopwright.model.adapter.effects import Adapter, Effects, Modulation
-from loopwright.model.adapter.target import FactorTable, Site, chosen_shapes, scale_of
+from loopwright.model.adapter.target import Factored, FactorTable, Site, chosen_shapes, scale_of
 from loopwright.model.context import Pass
-from loopwright.model.part import Part, StepIndex, take
+from loopwright.model.part import StepIndex, take
 
 
-class Bases(Part):
+class Bases(Factored):
     """Frozen bases per target: a [L, r, in] and b [L, out, r]."""
+
+    frozen = True
 
     def __init__(self, site: Site, rank: int, alpha: float, targets: str | Sequence[str]) -> None:
         super().__init__()
@@ -60,6 +62,8 @@ class StaticDiagonal(Adapter):
     """One diagonal per step, layer and map, zero at the start: what a controller without input would learn."""
 
     per_step = True
+    second_output = False
+    starts_from = "bases"
 
     def __init__(self, site: Site, rank: int = 32, alpha: float = 16.0, targets: str | Sequence[str] = "linears") -> None:
         super().__init__()
@@ -78,6 +82,8 @@ class StaticDiagonal(Adapter):
 
 class Controller(Conditioned):
     """Diagonals from the pooled state and the step."""
+
+    starts_from = "bases"
 
     def __init__(
         self,
@@ -104,6 +110,10 @@ class Controller(Conditioned):
     def start(self) -> None:
         nn.init.normal_(self.step_embedding)
         nn.init.zeros_(self.heads)
+
+    @property
+    def token_numbers(self) -> int:
+        return 0 if self.pooling == "sequence" else self.heads.shape[0]
 
     def diagonals(self, step: StepIndex, s: Tensor, p: Pass) -> Tensor:
         """Returns the diagonals [B, T, L, targets, r] (T is 1 for pooling "sequence")."""

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from loopwright.model.context import Pass
-from loopwright.model.part import Part, StepIndex
+from loopwright.model.part import ABOVE_ZERO, ANY_NUMBER, Part, StepIndex
 
 # (layer, name of the linear map or branch, its input, its weight or None for a branch) → what to add, or None
 Update = Callable[[int, str, Tensor, Tensor | None], Tensor | None]
@@ -33,15 +34,39 @@ class Effects:
 
 
 class Adapter(Part):
-    """What differs per step. Abstract: `per_step` says whether the kind holds one row of parameters per step."""
+    """What differs per step. Abstract: a kind is built from the site that it stands on."""
 
-    per_step: ClassVar[bool]
+    counts_steps = True
+    ranges: ClassVar = {"alpha": ABOVE_ZERO, "gamma": ANY_NUMBER, "dropout": (0, 1, True)}
+    unfoldable: ClassVar[str | None] = (
+        "it does not say what it adds to a weight"  # why no weight can hold it; None: `fold` says what
+    )
+    starts_from: ClassVar[str | None] = None  # what a retrofit may start by an SVD: its "factors" per step, its shared "bases"
+    second_output: ClassVar[bool] = True  # whether it makes an output of its own of a linear map, beside the map's
     stack = "core"  # where it stands
     key = "adapter"  # the name of its running sums in a cache
-    leaks_future = False  # whether it reads future tokens
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
         """Returns the effects at a step whose incoming state is s."""
+        raise NotImplementedError
+
+    @property
+    def cached_numbers(self) -> int:
+        """The numbers that a cache holds for it, per token and step or reading (running sums, in float32 at least)."""
+        return 0
+
+    @property
+    def token_numbers(self) -> int:
+        """The numbers that it holds per token while a step runs."""
+        return 0
+
+    @property
+    def targets(self) -> Sequence[str]:
+        """The linear maps and branches that it adds to, where it can be folded."""
+        return ()
+
+    def fold(self, name: str, leaf: str, layer: int, dtype: torch.dtype) -> Tensor | None:
+        """Returns what it adds to the weight or bias (`leaf`) of a linear map at the first step; None where nothing."""
         raise NotImplementedError
 
 

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from loopwright.model.adapter.effects import Adapter, Effects
 from loopwright.model.adapter.target import BiasTable, Site, StepFactors, chosen_shapes, low_rank, scale_of
 from loopwright.model.context import Pass
-from loopwright.model.part import StepIndex
+from loopwright.model.part import FIRST, StepIndex
 
 
 class LowRank(Adapter):
     """y += (alpha/rank) · B_t A_t x, and with `bias` + b_t; B and b start at zero."""
 
     per_step = True
+    unfoldable = None
+    starts_from = "factors"
 
     def __init__(
         self, site: Site, rank: int = 8, alpha: float | None = None, targets: str | Sequence[str] = "linears", bias: bool = False
@@ -38,6 +41,16 @@ class LowRank(Adapter):
             return y + self.biases.at(name, layer, step) if name in self.biases else y
 
         return Effects(update=update)
+
+    @property
+    def targets(self) -> Sequence[str]:
+        return list(self.shapes)
+
+    def fold(self, name: str, leaf: str, layer: int, dtype: torch.dtype) -> Tensor | None:
+        if leaf == "weight" and name in self.shapes:
+            b, a = self.factors.at(name, layer, FIRST)
+            return self.scale * (b.to(dtype) @ a.to(dtype))
+        return self.biases.at(name, layer, FIRST).to(dtype) if leaf == "bias" and name in self.biases else None
 
 
 class HiRA(Adapter):

@@ -16,7 +16,8 @@ from loopwright.model.part import StepIndex, take_width
 class SinusoidalStep(Adapter):
     """Adds the Universal Transformer's coordinate signal: sinusoids of the step, and of the position unless switched off."""
 
-    per_step = False
+    unfoldable = "it shifts the state"
+    second_output = False
 
     def __init__(self, site: Site, position: bool = True) -> None:
         super().__init__()
@@ -43,6 +44,8 @@ class LearnedStep(Adapter):
     """Adds one trained vector per step, zero at the start."""
 
     per_step = True
+    unfoldable = "it shifts the state"
+    second_output = False
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -60,6 +63,7 @@ class LevelSignal(Adapter):
     MLP's input. Here the input is the branch's normed one; zero at the start."""
 
     per_step = True
+    unfoldable = "it reads the input"
 
     def __init__(self, site: Site, rank: int = 8) -> None:
         super().__init__()

@@ -82,7 +82,15 @@ class FactorTable(Part, nn.ParameterDict):
             nn.init.zeros_(table) if self.zero else nn.init.normal_(table, std=table.shape[-1] ** -0.5)
 
 
-class StepFactors(Part):
+class Factored(Part):
+    """A module with factors of one rank: a […, r, in] and b […, out, r] per target. Abstract."""
+
+    rank: int
+    a: FactorTable
+    b: FactorTable
+
+
+class StepFactors(Factored):
     """A pair of factors per step, layer and target: a [S, L, r, in] and b [S, L, out, r]; b starts at zero if asked."""
 
     def __init__(self, site: Site, shapes: dict[str, tuple[int, int]], rank: int, *, zero: bool = True) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,10 +22,10 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import build_kind, check_kind
 from loopwright.train.models import MODELS
 from loopwright.train.objectives.readout import Targets, find_targets, over_chunks, target_features, target_logits
-from loopwright.train.rollout import Rollout
+from loopwright.train.rollout import Objective, Rollout
 
 
-class Distil:
+class Distil(Objective):
     """L = mean_i [ KL_τ(teacher_i ‖ student_i) + weight · L_i(T) + match · mean_k ‖f_ik − f'_ik‖² / ‖f'_ik‖² ].
 
     The student answers after its last step. f and f' are what the two heads read (`layers` 0), or what stands after the last
@@ -36,7 +35,7 @@ class Distil:
     is loaded by `prepare`, which a run calls before it begins, or at the first batch.
     """
 
-    reads: ClassVar[str] = "last"
+    reads = "last"
 
     def __init__(
         self,
@@ -61,16 +60,18 @@ class Distil:
         self.layers, self.teacher_depth = layers, teacher_depth
         self.teacher: LoopedForCausalLM | None = None
 
-    def prepare(self, model: LoopedForCausalLM, device: torch.device | str) -> LoopedForCausalLM:
-        """Loads the teacher onto a device, frozen, and returns it; one that the student cannot learn from is refused."""
+    def prepare(self, model: LoopedForCausalLM, device: torch.device | str) -> None:
+        """Loads the teacher onto a device, frozen; one that the student cannot learn from is refused."""
         teacher = build_kind(self.spec, MODELS).build(0)
         self._check_fit(model, teacher)
         self.teacher = teacher.to(device).eval().requires_grad_(False)
-        return self.teacher
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns (loss, {loss_last, kl, match})."""
-        teacher = self.teacher or self.prepare(model, rollout.e.device)
+        if self.teacher is None:
+            self.prepare(model, rollout.e.device)
+        teacher = self.teacher
+        assert teacher is not None
         targets = find_targets(rollout.batch)
         ours, theirs = LastLayers(self.layers), LastLayers(self.layers)
         ours("residual", rollout.last, stack="core", step=rollout.last_step, layer=0)
@@ -143,7 +144,7 @@ def distance(ours: Tensor, theirs: Tensor) -> Tensor:
     return (ours - theirs).pow(2).sum(-1) / theirs.pow(2).sum(-1).clamp(min=torch.finfo(wide).tiny)
 
 
-class Shortcut:
+class Shortcut(Objective):
     """Self-distillation in depth: L = mean_i [ L_i(T) + weight · KL_τ(stop(p_i(T)) ‖ p_i(t)) ] for one earlier step t.
 
     The shallow read-out learns from the deep one, never the reverse. Of S steps with a gradient, t is the one after
@@ -151,7 +152,7 @@ class Shortcut:
     earlier one: its kl is 0. (Be your own teacher, arXiv 1905.08094; LoopFormer matches states instead, arXiv 2602.11451.)
     """
 
-    reads: ClassVar[str] = "every"
+    reads = "every"
 
     def __init__(self, fraction: float | None = 0.5, weight: float = 1.0, temperature: float = 1.0, seed: int = 0) -> None:
         if fraction is not None and not 0 < fraction < 1:
@@ -162,6 +163,7 @@ class Shortcut:
                 "temperature above 0"
             )
         self.fraction, self.weight, self.temperature, self.seed = fraction, weight, temperature, seed
+        self.capturable = fraction is not None  # else the step is drawn anew at each update
 
     def shallow(self, steps: int, update: int) -> int:
         """Returns which of `steps` states learns, from 0; below the last one, apart from rollouts of one step."""

@@ -34,12 +34,13 @@ from loopwright.settings import suggest
 from loopwright.train.gradients.recompute import random_state, set_random_state
 from loopwright.train.monitor import evaluating
 from loopwright.train.objectives.direction import Directions, Probe, norms, token_places
-from loopwright.train.rollout import Rollout
+from loopwright.train.rollout import Penalty, Rollout
 
+LARGEST_ERROR = 0.05  # of a finite difference against the exact product
 LEAST_SHARE = 1e-6  # of the rows; where fewer are probed the penalty says nothing
 
 
-class JacobianPenalty:
+class JacobianPenalty(Penalty):
     """The mean over rows of ‖J v‖², one direction v of norm 1 per row (over its real tokens), by one of four modes.
 
     `fd`: a difference (Φ(s + εv) − Φ(s)) / ε that rides in the last step as further rows of the batch. `exact`: the product
@@ -74,13 +75,9 @@ class JacobianPenalty:
             raise ValueError("jacobian: detach_state false in mode 'released'; allowed: true, as the released code has it")
         self.mode, self.power_steps, self.every, self.eps = mode, power_steps, round(1 / share), eps
         self.detach_state = mode == "released" if detach_state is None else detach_state
+        self.in_last_step = mode in ("fd", "exact")
         self.directions = Directions(seed)
         self.random = False  # whether the step drew random numbers (dropout) when it was last watched
-
-    @property
-    def in_last_step(self) -> bool:
-        """Whether the penalty shares the last step's pass."""
-        return self.mode in ("fd", "exact")
 
     def run_last_step(
         self, step: StepRunner, s: Tensor, e: Tensor, t: int, p: Pass, batch: Batch, update: int
@@ -97,6 +94,20 @@ class JacobianPenalty:
         if not model.config.is_looped:
             raise ValueError("jacobian: this model has no core, so no step to take the derivative of; allowed: core_layers above 0")
         return rollout.probe if self.in_last_step and rollout.probe is not None else MODES[self.mode](self, model, rollout)
+
+    def first_notes(self, model: LoopedForCausalLM, path: Callable[[], Rollout], processes: int) -> list[str]:
+        """Says how good a finite difference is here, and where its gradient may jump."""
+        if self.mode != "fd" or not model.config.is_looped:
+            return []
+        error = self.self_check(model, path())
+        verdict = "" if error <= LARGEST_ERROR else f"; warning: above {LARGEST_ERROR:.0%}, set eps or take mode exact"
+        notes = [f"jacobian: the finite difference is {error:.2%} off the exact product{verdict}"]
+        if processes > 1 and model.config.mlp == "relu":
+            notes.append(
+                "jacobian: over ReLU the gradient of a finite difference jumps where rounding changes the sign of a unit; "
+                "another number of processes may then give another run (mode exact does not jump)"
+            )
+        return notes
 
     def self_check(self, model: LoopedForCausalLM, rollout: Rollout) -> float:
         """Returns how far ‖J v‖² by difference is off, relative to the exact one, on the first row and without dropout.

@@ -9,31 +9,31 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from loopwright.given import Given
+from loopwright.model.halting import HALTINGS
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.output import weighted_sum
-from loopwright.settings import suggest
+from loopwright.settings import Kinds, suggest
 from loopwright.train.objectives.distil import Distil, Shortcut
 from loopwright.train.objectives.readout import cross_entropies, find_targets, target_features
-from loopwright.train.rollout import Rollout
+from loopwright.train.rollout import Objective, Rollout
 
 Metrics = dict[str, Tensor]
 
 
-class Final:
+class Final(Objective):
     """The last step's cross-entropy: L = mean_i L_i(T) + z_loss · mean_i (log Z_i)².
 
     Z is the normaliser of the softmax; the z-loss keeps logits from drifting (PaLM, arXiv 2204.02311, with 1e-4). `ahead` 2
     asks each position for the token after the next one: what the public Ouroboros code trains by shifting its labels twice.
     """
 
-    reads: ClassVar[str] = "last"
+    reads = "last"
 
     def __init__(self, z_loss: float = 0.0, ahead: int = 1) -> None:
         if z_loss < 0:
@@ -51,7 +51,7 @@ class Final:
         return loss, {"loss_last": last.detach(), "z": z.detach()}
 
 
-class EveryStep:
+class EveryStep(Objective):
     """A weighted mean over steps: L = Σ_t w_t · mean_i L_i(t), Σ_t w_t = 1.
 
     `weights`, before they are scaled to sum to 1, are "uniform" (1), "linear" (1, 2, 3 …: later steps count more),
@@ -59,7 +59,7 @@ class EveryStep:
     its earlier steps no weight and a shorter one uses the end of the list. Deep supervision (Lee et al., arXiv 1409.5185).
     """
 
-    reads: ClassVar[str] = "every"
+    reads = "every"
 
     def __init__(self, weights: str | list[float] = "uniform", ratio: float = 0.5) -> None:
         named = ("uniform", "linear", "geometric")
@@ -97,14 +97,14 @@ def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64, device=device)
 
 
-class ExpectedExit:
+class ExpectedExit(Objective):
     """Ouro's first stage: L = mean_i [ Σ_t p_i(t) L_i(t) − beta · H(p_i) ], H(p) = −Σ_t p(t) log p(t).
 
     p is the exit gate's distribution over steps. The entropy term, a uniform prior over exits, keeps the gate from
     settling on one step (Zhu et al., arXiv 2510.25741).
     """
 
-    reads: ClassVar[str] = "every"
+    reads = "every"
 
     def __init__(self, beta: float = 0.05) -> None:
         if beta < 0:
@@ -113,11 +113,11 @@ class ExpectedExit:
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Returns (loss, {loss_last, loss_first, entropy, exit_step}); exit_step is the mean step of leaving, from 0."""
-        _need_halting(model, "expected-exit", "exit")
+        _need_halting(model, "expected-exit", "logits")
         _need_all_steps(rollout, "expected-exit")
         targets = find_targets(rollout.batch)
         losses, _ = cross_entropies(model, target_features(model, rollout.states, rollout.p, targets), rollout.p, targets)
-        log_p = exit_log_probabilities(torch.stack([targets.pick(model.halting.proj(s))[:, 0] for s in rollout.states]))
+        log_p = exit_log_probabilities(torch.stack([targets.pick(model.halting.logit(s))[:, 0] for s in rollout.states]))
         p = log_p.exp()
         expected, entropy = (p * losses).sum(0), -(p * log_p).sum(0)
         loss = targets.mean(expected - self.beta * entropy)
@@ -130,7 +130,7 @@ class ExpectedExit:
         }
 
 
-class ExitGateStage:
+class ExitGateStage(Objective):
     """Ouro's second stage, for the gate alone: L = mean_i mean_{t>0} BCE(1 − λ_i(t); w_i(t)), with the continuation target
     w_i(t) = σ(slope · (I_i(t) − threshold)) of the improvement I_i(t) = max(0, L_i(t−1) − L_i(t)).
 
@@ -139,7 +139,7 @@ class ExitGateStage:
     compares nothing: its loss is 0 (Zhu et al., arXiv 2510.25741, section 3.4: slope 50, threshold 0.005).
     """
 
-    reads: ClassVar[str] = "every"
+    reads = "every"
 
     def __init__(self, slope: float = 50.0, threshold: float = 0.005) -> None:
         if slope <= 0:
@@ -148,13 +148,13 @@ class ExitGateStage:
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Returns (loss, {loss_last, improvement, continue}): of the last two, means over targets and judged steps."""
-        _need_halting(model, "exit-gate", "exit")
+        _need_halting(model, "exit-gate", "logits")
         targets = find_targets(rollout.batch)
         with torch.no_grad():
             losses, _ = cross_entropies(model, target_features(model, rollout.states, rollout.p, targets), rollout.p, targets)
             improvement = (losses[:-1] - losses[1:]).clamp(min=0)
             go_on = torch.sigmoid(self.slope * (improvement - self.threshold))
-        gate = torch.stack([targets.pick(model.halting.proj(s.detach()))[:, 0] for s in rollout.states])
+        gate = torch.stack([targets.pick(model.halting.logit(s.detach()))[:, 0] for s in rollout.states])
         misses = F.binary_cross_entropy_with_logits(-_wide(gate[1:]), go_on, reduction="none")
         judged = max(len(misses), 1)
         return targets.mean(misses.sum(0) / judged), {
@@ -164,14 +164,14 @@ class ExitGateStage:
         }
 
 
-class Ponder:
+class Ponder(Objective):
     """Adaptive computation time: L = mean_i [ −log p(target i | Σ_t w_i(t) s_i(t)) + weight · (N_i + R_i) ].
 
     The read-out is that of the states' mean by halting weight; N + R, steps taken plus the remainder, is the ponder cost
     (Graves, arXiv 1603.08983; Universal Transformer, arXiv 1807.03819). It is charged at the targets, like every loss here.
     """
 
-    reads: ClassVar[str] = "every"
+    reads = "every"
 
     def __init__(self, weight: float = 0.01) -> None:
         if weight < 0:
@@ -180,7 +180,7 @@ class Ponder:
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Returns (loss, {loss_last, ponder}); loss_last is the cross-entropy of the mixed state."""
-        _need_halting(model, "ponder", "act")
+        _need_halting(model, "ponder", "states")
         _need_all_steps(rollout, "ponder")
         targets, halt = find_targets(rollout.batch), model.halting.values(rollout.states)
         mixed = weighted_sum(model.halting(halt), rollout.states)
@@ -205,10 +205,11 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _need_halting(model: LoopedForCausalLM, objective: str, kind: str) -> None:
-    found = model.config.halting["kind"]
-    if found != kind:
-        raise ValueError(f"objective ({objective}): the model's halting is {found!r}; allowed: a model with halting {kind!r}")
+def _need_halting(model: LoopedForCausalLM, objective: str, mixes: str) -> None:
+    if model.halting.mixes != mixes:
+        fitting = " or ".join(repr(name) for name, kind in HALTINGS.items() if kind.mixes == mixes)
+        found = model.config.halting["kind"]
+        raise ValueError(f"objective ({objective}): the model's halting is {found!r}; allowed: a model with halting {fitting}")
 
 
 def _need_all_steps(rollout: Rollout, objective: str) -> None:
@@ -220,7 +221,11 @@ def _need_all_steps(rollout: Rollout, objective: str) -> None:
         )
 
 
-OBJECTIVES: dict[str, type] = {
-    "final": Final, "every-step": EveryStep, "expected-exit": ExpectedExit, "exit-gate": ExitGateStage, "ponder": Ponder,
-    "distil": Distil, "shortcut": Shortcut, "given": Given,
-}  # fmt: skip
+OBJECTIVES = Kinds(
+    "objective",
+    {
+        "final": Final, "every-step": EveryStep, "expected-exit": ExpectedExit, "exit-gate": ExitGateStage, "ponder": Ponder,
+        "distil": Distil, "shortcut": Shortcut, "given": Given,
+    },
+    inherits=Objective, offers=["__call__"],
+)  # fmt: skip

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.settings import build_kind, check_form, check_kind, options_of, refuse_unknown, suggest
+from loopwright.settings import Kinds, build_kind, check_form, check_kind, options_of, refuse_unknown, suggest
 from loopwright.train.objectives.jacobian import JacobianPenalty
-from loopwright.train.rollout import LastStepHook, Rollout
+from loopwright.train.rollout import Penalty, Rollout
 
 
-class Penalty(Protocol):
-    """A number that training makes small."""
-
-    def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> Tensor:
-        """Returns the penalty of a rollout."""
-        ...
-
-
-class StateChange:
+class StateChange(Penalty):
     """How far the last step still moves the state: mean over rows, and in each over real tokens, of ‖s(T) − s(T−1)‖₂.
 
     Not squared, the last step only, with a gradient to both states: the L2 variant of the STARS study, its negative result
@@ -93,9 +85,9 @@ class Weighted:
         return cls(build_kind(own, table), spec["kind"], **timing)
 
     @property
-    def hook(self) -> LastStepHook | None:
+    def hook(self) -> Penalty | None:
         """The penalty where it rides along in the last step, else None."""
-        return self.penalty if isinstance(self.penalty, JacobianPenalty) and self.penalty.in_last_step else None
+        return self.penalty if self.penalty.in_last_step else None
 
     def factor(self, update: int, solved_at: int | None = None) -> float:
         """Returns the weight at an update; `solved_at` is the update from which the task counts as solved, None before that."""
@@ -119,4 +111,8 @@ def _split(spec: Mapping[str, Any], schedule: Mapping[str, Any]) -> tuple[dict[s
 
 
 WEIGHTINGS = ("convex", "add")
-PENALTIES: dict[str, type] = {"jacobian": JacobianPenalty, "state-change": StateChange}
+PENALTIES = Kinds(
+    "penalty",
+    {"jacobian": JacobianPenalty, "state-change": StateChange},
+    inherits=Penalty, offers=["__call__"], reserved=["kind", "weight", "weighting", "start", "ramp", "start_accuracy"],
+)  # fmt: skip

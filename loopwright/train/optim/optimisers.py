@@ -10,30 +10,39 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from loopwright.model.norm import NORMS
-from loopwright.settings import check_form, refuse_unknown
+from loopwright.settings import Kinds, check_form, refuse_unknown
 from loopwright.train.optim.trainable import choose, counted, nearest
 
 DECAYS = ("matrices", "all")
 MUON_STACKS = ("prelude", "core", "coda", "injection")
-# what the torch optimisers keep of a parameter, and whether that has the parameter's shape (else it is one number)
-_SLOTS: dict[type, dict[str, bool]] = {
+# what a torch optimiser keeps of a parameter, and whether that has the parameter's shape (else it is one number)
+Slots = Mapping[type[torch.optim.Optimizer], Mapping[str, bool]]
+SLOTS: Slots = {
     torch.optim.AdamW: {"step": False, "exp_avg": True, "exp_avg_sq": True},
     torch.optim.Muon: {"momentum_buffer": True},
 }
 
 
 class Optimiser:
-    """Torch optimisers as one. Parameters have names; every rate is its own base times one factor, that of the schedule."""
+    """Torch optimisers as one. Parameters have names; every rate is its own base times one factor, that of the schedule.
 
-    def __init__(self, optimisers: Sequence[torch.optim.Optimizer], lr: float) -> None:
-        self.optimisers = list(optimisers)
+    `slots` says what a torch optimiser that is not in SLOTS keeps of a parameter: a checkpoint is checked against it.
+    """
+
+    def __init__(self, optimisers: Sequence[torch.optim.Optimizer], lr: float, slots: Slots | None = None) -> None:
+        self.optimisers, self.slots = list(optimisers), {**SLOTS, **(slots or {})}
+        unknown = [type(optimiser).__name__ for optimiser in self.optimisers if type(optimiser) not in self.slots]
+        if unknown:
+            raise ValueError(
+                f"optim: nothing says what {unknown[0]} keeps of a parameter; give its `slots`: {{{unknown[0]}: {{name: …}}}}"
+            )
         self.base_lr = lr
         self.factor = 1.0
         for group in self.param_groups:
@@ -86,7 +95,7 @@ class Optimiser:
         found: dict[str, Tensor] = {}
         for optimiser in self.optimisers:
             for name, parameter in _named(optimiser).items():
-                for slot, alike in _SLOTS[type(optimiser)].items():
+                for slot, alike in self.slots[type(optimiser)].items():
                     shape = parameter.shape if alike else ()
                     found[f"{name}/{slot}"] = torch.empty(shape, dtype=torch.float32, device="meta")
         return found
@@ -106,7 +115,7 @@ class Optimiser:
         for optimiser in self.optimisers:
             state: dict[int, dict[str, Tensor]] = {}
             for place, (name, parameter) in enumerate(_named(optimiser).items()):
-                slots = _SLOTS[type(optimiser)]
+                slots = self.slots[type(optimiser)]
                 there = [slot for slot in slots if f"{name}/{slot}" in tensors]
                 if there and len(there) < len(slots):
                     raise ValueError(f"optimiser state: {name} has only {', '.join(there)}; allowed: {', '.join(slots)}")
@@ -137,6 +146,8 @@ class AdamW:
     reaches), or to `freeze: true`; where several match, the last one decides alone.
     """
 
+    slots: ClassVar[Slots] = SLOTS
+
     def __init__(
         self,
         lr: float,
@@ -165,11 +176,15 @@ class AdamW:
 
     def __call__(self, model: nn.Module) -> Optimiser:
         """Returns the optimiser of a prepared model."""
-        return Optimiser(self.over(model, _trainable(model, self.parts)), self.lr)
+        return Optimiser(self.over(model, _trainable(model, self.parts)), self.lr, self.slots)
+
+    def groups(self, model: nn.Module, trained: Trained) -> list[dict[str, Any]]:
+        """Returns the parameters as groups of equal rate and decay, in the form that torch's optimisers take."""
+        return _groups(trained, self.lr, self.weight_decay, _decayed(model, self.decay))
 
     def over(self, model: nn.Module, trained: Trained) -> list[torch.optim.Optimizer]:
         """Returns torch's optimiser of these parameters of a model; none where there are none."""
-        groups = _groups(trained, self.lr, self.weight_decay, _decayed(model, self.decay))
+        groups = self.groups(model, trained)
         fused = all(parameter.device.type in ("cpu", "cuda") for parameter, _ in trained.values())
         return [torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused)] if groups else []
 
@@ -370,4 +385,4 @@ def _choice(name: str, value: str, allowed: Sequence[str]) -> str:
     return value
 
 
-OPTIMISERS: dict[str, type] = {"adamw": AdamW, "muon": Muon}
+OPTIMISERS = Kinds("optim", {"adamw": AdamW, "muon": Muon}, offers=["prepare", "__call__"])

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from loopwright.settings import Kinds
+
 
 class Constant:
     """The full rate after the warm-up."""
@@ -95,4 +97,6 @@ SHAPES: dict[str, Callable[[float], float]] = {
     "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
     "sqrt": lambda x: 1 - math.sqrt(x),
 }
-SCHEDULES: dict[str, type] = {"constant": Constant, "cosine": Cosine, "linear": Linear, "wsd": WarmupStableDecay}
+SCHEDULES = Kinds(
+    "schedule", {"constant": Constant, "cosine": Cosine, "linear": Linear, "wsd": WarmupStableDecay}, offers=["__call__"]
+)

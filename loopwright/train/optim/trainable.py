@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from loopwright.data.batch import Batch
-from loopwright.model.adapter.diagonal import Bases
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.part import Part
 from loopwright.train.rollout import Plan, rollout
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def choose(model: nn.Module, patterns: Sequence[str]) -> None:
 
     What is frozen gets no gradient and no optimiser state, and keeps its dtype.
     """
-    fixed = {id(p) for module in model.modules() if isinstance(module, Bases) for p in module.parameters()}
+    fixed = {id(p) for module in model.modules() if isinstance(module, Part) and module.frozen for p in module.parameters()}
     named = {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in fixed}
     if not patterns:
         raise ValueError("optim: train is empty; allowed: at least one pattern of parameter names, such as adapters.*")
@@ -41,7 +41,7 @@ def choose(model: nn.Module, patterns: Sequence[str]) -> None:
         found = [name for name in named if fnmatchcase(name, counted(pattern, model))]
         if not found:
             held = [name for name, p in model.named_parameters() if id(p) in fixed and fnmatchcase(name, counted(pattern, model))]
-            why = f"{held[0]} is a basis, which its part holds fixed" if held else nearest(pattern, model, list(named))
+            why = f"{held[0]} is frozen by its part" if held else nearest(pattern, model, list(named))
             raise ValueError(f"optim: train: {pattern!r} matches no parameter that can be trained; {why}")
         chosen |= set(found)
     for name, parameter in named.items():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from loopwright.data.batch import Batch
 from loopwright.train.objectives.losses import EveryStep, Final
 from loopwright.train.objectives.penalties import PENALTIES, StateChange, Weighted
-from loopwright.train.rollout import Plan, rollout
+from loopwright.train.rollout import Penalty, Plan, rollout
 from loopwright.train.training_module import TrainingModule
 from tests.cases import gap, noisy
 
@@ -20,7 +20,7 @@ def batch(padded: bool = True) -> Batch:
     return Batch(ids, torch.where(mask.bool(), ids, -100), mask) if padded else Batch(ids, ids)
 
 
-class Counted:
+class Counted(Penalty):
     """A penalty that says how often it was asked."""
 
     def __init__(self, value: float = 5.0) -> None:

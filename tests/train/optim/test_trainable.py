@@ -91,7 +91,7 @@ def test_layers_are_counted_from_the_end() -> None:
     [
         ([], "train is empty"),
         (["adapter.*"], r"train: 'adapter.\*' matches no parameter that can be trained; near: "),
-        (["adapters.0.bases.*"], r"adapters.0.bases.a.\w+ is a basis, which its part holds fixed"),
+        (["adapters.0.bases.*"], r"adapters.0.bases.a.\w+ is frozen by its part"),
         (["lm_head.*"], r"lm_head.weight is tied to embed_tokens.weight"),
         ("gate.*", "train is 'gate.*'; allowed: a list of patterns"),
         ([3], r"train is \[3\]"),

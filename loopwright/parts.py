@@ -1,0 +1,26 @@
+"""What the author of a part needs, in one place: the class that each kind inherits from, and what it is given or may call.
+
+docs/extend.md says what each place calls.
+"""
+
+# ruff: noqa: F401 (imported to be found here)
+from __future__ import annotations
+
+from loopwright.data.batch import Batch, FirstRows, Splits
+from loopwright.data.batch import Source as Samples
+from loopwright.data.tasks.table import Alphabet
+from loopwright.metrics.score import IGNORED, Metric
+from loopwright.model.adapter.effects import Adapter, Effects
+from loopwright.model.adapter.target import Site
+from loopwright.model.config import LoopedConfig
+from loopwright.model.context import Pass
+from loopwright.model.gate import Gate
+from loopwright.model.halting import HaltingHead
+from loopwright.model.injection import Injection
+from loopwright.model.norm import Norm
+from loopwright.model.part import Part, StepIndex, take, take_width
+from loopwright.model.state import State
+from loopwright.train.depth import DepthRule
+from loopwright.train.objectives.readout import Targets, cross_entropies, find_targets, target_features, target_logits
+from loopwright.train.optim.optimisers import AdamW, Optimiser
+from loopwright.train.rollout import Objective, Penalty, Plan, Rollout

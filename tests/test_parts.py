@@ -1,0 +1,20 @@
+"""loopwright.parts: the one place an author imports from has the class that every place asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+import loopwright as lw
+from loopwright import parts
+from loopwright.registry import PLACES
+from tests.own_kinds import table_of
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_class_that_a_place_asks_for_is_there(place: str) -> None:
+    base = table_of(place).inherits
+    assert base is object or getattr(parts, base.__name__) is base
+
+
+def test_it_is_public() -> None:
+    assert lw.parts is parts
