@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, nn
 
 
@@ -20,6 +23,16 @@ class StepIndex:
     def __init__(self, t: int | Tensor, row: int | Tensor) -> None:
         self.t = t
         self.row = row
+
+
+class RowSteps:
+    """One step index per batch row, known on the host as well, so that nobody has to ask the device for it."""
+
+    __slots__ = ("tensor", "values")
+
+    def __init__(self, values: Sequence[int], device: torch.device) -> None:
+        self.values = tuple(values)
+        self.tensor = torch.tensor(self.values, device=device)
 
 
 def take(table: Tensor, step: StepIndex) -> Tensor:
