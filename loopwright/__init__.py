@@ -21,6 +21,7 @@ __all__ = [
     "CheckReport",
     "CheckRow",
     "Comparison",
+    "Engine",
     "Evaluation",
     "LoopCache",
     "LoopedConfig",

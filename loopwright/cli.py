@@ -90,6 +90,13 @@ def generate(
     dtype: Dtype = "float32",
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the tokenizer's chat template.")] = False,
     show_depth: Annotated[bool, typer.Option("--show-depth", help="First print what each step would say next.")] = False,
+    exit: Annotated[
+        str | None,
+        typer.Option(help="Let tokens leave the loop early: gate, act, change, divergence, entropy or stable, as KIND:NUMBER."),
+    ] = None,
+    draft_depth: Annotated[
+        int | None, typer.Option(callback=whole, help="Draft at this lower depth and verify at --depth: the same text.")
+    ] = None,
     tokenizer: Words = None,
     imports: Import = None,
 ) -> None:
@@ -104,12 +111,13 @@ def generate(
     loopwright generate ./my-chat-model "Hello" --chat --temperature 0.7 --top-p 0.95 --seed 1
     """
     from loopwright.commands import generate as verb
-    from loopwright.generate.stream import Sampling
+    from loopwright.generate.sampling import Sampling
 
     verb.generate(
         model, prompt,
         depth=depth, max_new_tokens=max_new_tokens, sampling=Sampling(temperature, top_p, top_k, min_p), seed=seed,
-        state_seed=state_seed, device=device, dtype=dtype, chat=chat, show_depth=show_depth, tokenizer=tokenizer,
+        state_seed=state_seed, device=device, dtype=dtype, chat=chat, show_depth=show_depth, exit=exit, draft_depth=draft_depth,
+        tokenizer=tokenizer,
     )  # fmt: skip
 
 

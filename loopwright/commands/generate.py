@@ -12,8 +12,11 @@ from loopwright.commands.console import console
 from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.models import open_model, open_tokenizer
 from loopwright.commands.wait import tell_wait
+from loopwright.engine.stream import stream_uneven
 from loopwright.generate.depths import StepGuess, next_token_by_depth
-from loopwright.generate.stream import Sampling, checked_seed, encode, encode_chat, stream
+from loopwright.generate.exit_rules import parse_exit
+from loopwright.generate.sampling import Sampling
+from loopwright.generate.stream import checked_seed, encode, encode_chat, stream
 from loopwright.source import Source
 from loopwright.threads import fitting_threads
 
@@ -31,6 +34,8 @@ def generate(
     dtype: str = "float32",
     chat: bool = False,
     show_depth: bool = False,
+    exit: str | None = None,
+    draft_depth: int | None = None,
     tokenizer: str | None = None,
 ) -> None:
     """Streams what a model says after a prompt, then prints one line of statistics on stderr."""
@@ -41,8 +46,9 @@ def generate(
         raise ValueError(f"max_new_tokens: {max_new_tokens}; allowed: at least 0 (0 with --show-depth prints the table alone)")
     # what can be wrong is found before the weights are read
     opened.config.check_depth(depth)
-    if seed is not None and not (sampling or Sampling()).options()["do_sample"]:
+    if seed is not None and not (sampling or Sampling()).draws:
         raise ValueError(f"seed: {seed} would change nothing; nothing is drawn without a temperature, top_p, top_k or min_p")
+    rule = None if exit is None else parse_exit(exit)
     words = open_tokenizer(opened, tokenizer)
     model = open_model(opened, kind, where)
     if state_seed is not None:
@@ -54,11 +60,18 @@ def generate(
             guesses = next_token_by_depth(model, ids, depth, state_seed=state_seed)
             console().print(_guess_table(guesses, words))
         if max_new_tokens:
-            statistics = stream(
-                model, words, ids,
-                write=_write, max_new_tokens=max_new_tokens, depth=depth, sampling=sampling, seed=seed, state_seed=state_seed,
-            )  # fmt: skip
+            given: dict[str, Any] = {
+                "write": _write, "max_new_tokens": max_new_tokens, "depth": depth, "sampling": sampling, "seed": seed,
+                "state_seed": state_seed,
+            }  # fmt: skip
+            saved = None
+            if rule is None and draft_depth is None:
+                statistics = stream(model, words, ids, **given)
+            else:
+                statistics, saved = stream_uneven(model, words, ids, **given, exit=rule, draft_depth=draft_depth)
             print(flush=True)
+            if saved is not None:
+                print(f"[{saved}]", file=sys.stderr)
             print(f"[{statistics}]", file=sys.stderr)
             if words.init_kwargs.get("reading"):  # a task's own tokenizer: answers may be written in an order of their own
                 print(f"[{words.init_kwargs['reading']}]", file=sys.stderr)

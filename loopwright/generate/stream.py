@@ -1,8 +1,7 @@
-"""A prompt in, text out as it comes. Sampling is transformers' own."""
+"""A prompt in, text out as it comes. Draws are the engine's: a function of seed, position and token."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,38 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TextStreamer
 
+from loopwright.generate.sampling import HashedDraws, Sampling, checked_whole
 from loopwright.model.looped import LoopedForCausalLM
 
 LONGEST_REASON = 200  # characters of what a chat template raised
-COLDEST = 1e-6  # logits are divided by the temperature in float32, which ends near 3e38
 SHOWN_WORDS = 40  # of a vocabulary, where a prompt is refused
-LIMITS: dict[str, tuple[float, float, str]] = {
-    "temperature": (COLDEST, math.inf, f"0 (greedy), or at least {COLDEST}"),
-    "top_p": (0, 1, "from 0 to 1"),
-    "top_k": (1, math.inf, "a whole number of at least 1"),
-    "min_p": (0, 1, "from 0 to 1"),
-}
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is drawn: greedily unless something is given; a temperature of 0 is greedy too."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-
-    def options(self) -> dict[str, Any]:
-        """Returns the keyword arguments of `generate`."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        for name, value in given.items():
-            low, high, words = LIMITS[name]
-            if not low <= value <= high and (name, value) != ("temperature", 0):
-                raise ValueError(f"{name}: {value}; allowed: {words}")
-        if not given or self.temperature == 0:
-            return {"do_sample": False}
-        return {"do_sample": True, **given}
 
 
 @dataclass(frozen=True)
@@ -65,7 +37,7 @@ class Statistics:
         return f"{said}; stopped at the end of the model's context of {self.context} tokens (max_position_embeddings)"
 
 
-class _Writer(TextStreamer):
+class TextPieces(TextStreamer):
     """Hands finished pieces of text to a function instead of printing them."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], object]) -> None:
@@ -73,6 +45,7 @@ class _Writer(TextStreamer):
         self.write = write
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Hands one piece over."""
         self.write(text)
 
 
@@ -137,17 +110,19 @@ def stream(
     room = context_left(model, input_ids.shape[1])
     allowed = max_new_tokens if room is None else min(max_new_tokens, room)
     steps = model.config.check_depth(depth) if model.config.is_looped or depth is not None else None
-    given: dict[str, Any] = (sampling or Sampling()).options() | _endings(model, tokenizer)
+    sampling = sampling or Sampling()
+    given: dict[str, Any] = {"do_sample": False} | _endings(model, tokenizer)
+    if sampling.changes_scores:
+        seed = int(torch.randint(2**62, ())) if seed is None else checked_whole(seed)
+        given["logits_processor"] = [HashedDraws(sampling, seed, input_ids.shape[1])]
     if depth is not None:
         given["depth"] = depth
     if state_seed is not None:
         given["state_seed"] = checked_seed(model, state_seed)
-    if seed is not None:
-        torch.manual_seed(_checked_whole(seed))
     ids = input_ids.to(model.device)
     begin = time.perf_counter()
     output = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=allowed, streamer=_Writer(tokenizer, write), **given
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=allowed, streamer=TextPieces(tokenizer, write), **given
     )
     made = output.shape[1] - ids.shape[1]
     ended = made == allowed < max_new_tokens
@@ -174,12 +149,6 @@ def checked_seed(model: LoopedForCausalLM, state_seed: int) -> int:
     if not model.state.seeded:
         raise ValueError(f"state_seed: {state_seed} would change nothing; this model's state starts as {kind!r}, not as noise")
     return state_seed
-
-
-def _checked_whole(seed: int) -> int:
-    if not -(2**63) <= seed < 2**64:
-        raise ValueError(f"seed must be a whole number from -2**63 to 2**64 - 1 (got {seed})")
-    return seed
 
 
 def _endings(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

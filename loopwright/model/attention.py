@@ -62,16 +62,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, dropout: float = 0.0) -> Tensor:
     """Returns softmax(q kᵀ / √K) v for q [B, T, H, K] and k, v [B, N, Hk, K]."""
-    y = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=mask,
-        is_causal=causal,
-        dropout_p=dropout,
-        enable_gqa=q.shape[2] != k.shape[2],
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    return attend_heads(q, k, v, mask=mask, causal=causal, dropout=dropout).transpose(1, 2)
+
+
+def attend_heads(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, dropout: float = 0.0) -> Tensor:
+    """Returns the same where heads stand before tokens: q [B, H, T, K] and k, v [B, Hk, N, K]."""
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout, enable_gqa=q.shape[1] != k.shape[1]
     )
-    return y.transpose(1, 2)
 
 
 def attend_with_map(
@@ -91,6 +90,14 @@ def attend_with_map(
         scores = scores + mask
     weights = scores.softmax(-1).to(q.dtype)
     return (F.dropout(weights, dropout) @ value).transpose(1, 2), weights
+
+
+def attend_in(p: Pass, place: Place, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    """Returns what queries find among keys of the same rows under the mask of a pass, which may want to keep the map."""
+    if p.outputs is None or p.outputs.maps is None:
+        return attend(q, k, v, mask=p.mask, causal=p.causal, dropout=dropout)
+    y, p.outputs.maps[place] = attend_with_map(q, k, v, mask=p.mask, causal=p.causal, dropout=dropout)
+    return y
 
 
 class Attention(nn.Module):
@@ -128,11 +135,9 @@ class Attention(nn.Module):
             q = rotate(q, cos, sin, interleaved=self.interleaved)
             k = rotate(k, cos, sin, interleaved=self.interleaved)
         q, k = p.see("query", q, place), p.see("key", k, place)
-        if p.cache is not None:
-            k, v = p.cache.write(place, k, v, p)
         dropout = self.dropout if self.training else 0.0
-        if p.outputs is None or p.outputs.maps is None:
-            y = attend(q, k, v, mask=p.mask, causal=p.causal, dropout=dropout)
-        else:
-            y, p.outputs.maps[place] = attend_with_map(q, k, v, mask=p.mask, causal=p.causal, dropout=dropout)
+        if p.cache is None:
+            y = attend_in(p, place, q, k, v, dropout)
+        else:  # who keeps the keys decides who attends to them
+            y = p.cache.attend(place, q, k, v, p, dropout)
         return project({"o_proj": self.o_proj}, y.flatten(2), place.layer, adapt)[0]

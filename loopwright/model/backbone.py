@@ -20,14 +20,15 @@ from loopwright.model.attention import Rotary
 from loopwright.model.block import Block
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
-from loopwright.model.context import Expected, Pass, Place, Reading
+from loopwright.model.context import Expected, Pass, Place, Reading, open_pass
 from loopwright.model.gate import GATES
 from loopwright.model.halting import HALTINGS
 from loopwright.model.injection import INJECTIONS
 from loopwright.model.norm import build_norm
 from loopwright.model.output import LayerOutputs, Unrolled, weighted_sum
-from loopwright.model.part import Part, StepIndex
+from loopwright.model.part import Part, RowSteps, StepIndex
 from loopwright.model.room import need_room
+from loopwright.model.rows import PooledRows, RowSpan
 from loopwright.model.selection import mixes_states, pick
 from loopwright.model.span import Span, place_tokens
 from loopwright.model.state import STATES
@@ -117,20 +118,16 @@ class Backbone(PreTrainedModel):
     def embed_at(
         self,
         x: Tensor,
-        span: Span,
+        span: Span | RowSpan,
         *,
-        cache: LoopCache | None = None,
+        cache: LoopCache | PooledRows | None = None,
         tap: Tap | None = None,
         outputs: LayerOutputs | None = None,
     ) -> tuple[Tensor, Pass]:
         """Returns the input e and the pass of embedded tokens x [B, T, D] that stand at `span`."""
         if self.config.positions == "learned":
             x = x + self.embed_positions(span.positions)
-        visible, causal = span.mask(self.config.sliding_window)
-        # added to the scores: made once here, where a boolean mask would be converted by every layer of every step
-        mask = None if visible is None else torch.zeros_like(visible, dtype=x.dtype).masked_fill_(~visible, float("-inf"))
-        rotary = None if self.rotary is None else self.rotary.table(span.positions, x.dtype)
-        p = Pass(span, rotary, mask, causal, cache, tap, outputs=outputs)
+        p = open_pass(span, self.rotary, self.config.sliding_window, x.dtype, cache=cache, tap=tap, outputs=outputs)
         x = F.dropout(self.embed_norm(x), self.config.dropout, self.training)
         x = p.see("embed", x, Place("prelude", 0, 0))
         p.keep_state(x, Place("prelude", 0, -1))
@@ -155,7 +152,7 @@ class Backbone(PreTrainedModel):
             raise ValueError(f"state_seed: {seed!r}; allowed: a whole number, or a tensor of one per row ({e.shape[0]})")
         return self.state(e, p.span.positions, seed)
 
-    def step(self, s: Tensor, e: Tensor, t: int | Tensor, p: Pass) -> Tensor:
+    def step(self, s: Tensor, e: Tensor, t: int | Tensor | RowSteps, p: Pass) -> Tensor:
         """Returns the state after step `t`, an int or one index per row [B]: what the next step takes in.
 
         A cache keeps what a row's step wrote last: a row that waits for others repeats its step from the same state.
@@ -163,6 +160,7 @@ class Backbone(PreTrainedModel):
         index = self._step_index(t)
         if p.cache is not None:
             p.cache.begin_step(t)
+        t = index.t
         adapt = self._adaptation("core", index, s, p)
         x = self.injection(s, e, index)
         if adapt is not None:
@@ -298,13 +296,15 @@ class Backbone(PreTrainedModel):
         if last >= limit:
             raise ValueError(f"input: position {last}; learned positions end at max_position_embeddings={limit}")
 
-    def _step_index(self, t: int | Tensor) -> StepIndex:
-        limit = self.config.max_steps
+    def _step_index(self, t: int | Tensor | RowSteps) -> StepIndex:
+        limit, known = self.config.max_steps, t
+        if isinstance(t, RowSteps):
+            known, t = max(t.values), t.tensor
         if limit is None:
             return StepIndex(t, t)
         if self.config.beyond_max_steps == "repeat":
             return StepIndex(t, t.clamp(max=limit - 1) if isinstance(t, Tensor) else min(t, limit - 1))
-        if int(t.max() if isinstance(t, Tensor) else t) >= limit:
+        if int(known.max() if isinstance(known, Tensor) else known) >= limit:
             raise ValueError(
                 f"step: {t} is beyond max_steps={limit}; {', '.join(self.config.step_tables)} have no later parameters"
             )

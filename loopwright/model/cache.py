@@ -24,9 +24,11 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from loopwright.model.attention import attend_in
 from loopwright.model.context import Expected, Pass, Place, Reading
 from loopwright.model.filled import Filled, by_row, refusal
 from loopwright.model.ledger import Ledger, plain_ledger
+from loopwright.model.part import RowSteps
 from loopwright.model.room import check_room
 from loopwright.model.slots import SlotTable
 from loopwright.model.span import Span
@@ -131,7 +133,7 @@ class LoopCache(Cache):
         """Makes the coda's slots of all readings of a pass at once."""
         self._make_readings([self._shared(reading) for reading in readings], self.keys.data)
 
-    def begin_step(self, t: int | Tensor) -> None:
+    def begin_step(self, t: int | Tensor | RowSteps) -> None:
         """Begins a step of all rows, or one step per row [B]; refused where a row misses earlier tokens of it."""
         runs = by_row(t, len(self.row_lengths))
         for step, rows in runs:
@@ -158,7 +160,7 @@ class LoopCache(Cache):
             self._make_readings([key], self.keys.data)
             self.filled.ran(("coda", key), rows, self.row_lengths)
             places += [(row, self.readings[key]) for row in rows or [0]]
-        if not isinstance(reading, Tensor):
+        if not isinstance(reading, Tensor | RowSteps):
             return places[0][1]
         return torch.tensor([place for _, place in sorted(places)], device=self.keys.data.device)
 
@@ -166,6 +168,11 @@ class LoopCache(Cache):
         """Stores new keys and values [B, T, Hk, K] and returns those of all tokens up to now [B, N, Hk, K]."""
         slot, stack = self._slot(place, p), "coda" if place.stack == "coda" else "core"
         return self.tables[stack, KEYS].write(slot, key, p.span), self.tables[stack, VALUES].write(slot, value, p.span)
+
+    def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor, p: Pass, dropout: float = 0.0) -> Tensor:
+        """Stores new keys and values and returns what the queries q [B, T, H, K] find among all tokens up to now."""
+        k, v = self.write(place, k, v, p)
+        return attend_in(p, place, q, k, v, dropout)
 
     def carried_sum(self, name: str, place: Place, p: Pass, like: Tensor) -> Tensor | None:
         """Returns the running sum [B, W] of each row's last token at a step or reading, or None where nothing is cached."""

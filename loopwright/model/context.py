@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
+from loopwright.model.part import RowSteps
 from loopwright.model.span import Span
 from loopwright.model.tap import Tap
 
 if TYPE_CHECKING:
+    from loopwright.model.attention import Rotary
     from loopwright.model.cache import LoopCache
     from loopwright.model.output import LayerOutputs
+    from loopwright.model.rows import PooledRows, RowSpan
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,8 @@ class Expected:
     depth: int
 
 
-# what the coda reads: the state after so many steps (an int, or one per row [B]), or the mean of all states
-Reading = int | Tensor | Expected
+# what the coda reads: the state after so many steps (an int, or one per row), or the mean of all states
+Reading = int | Tensor | RowSteps | Expected
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,11 @@ class Pass:
     `causal` decides. `coda_group` says which of the cache's coda slots belong to the reading at hand (one per row, or an int);
     `outputs` keeps what the layers leave, where the caller wants it."""
 
-    span: Span
+    span: Span | RowSpan
     rotary: tuple[Tensor, Tensor] | None
     mask: Tensor | None
     causal: bool
-    cache: LoopCache | None = None
+    cache: LoopCache | PooledRows | None = None
     tap: Tap | None = None
     coda_group: int | Tensor = 0
     outputs: LayerOutputs | None = None
@@ -78,3 +82,20 @@ class Pass:
         chosen = Span(index.numel(), span.length, span.offset, explicit=span.explicit, **held)
         rotary = None if self.rotary is None else (pick(self.rotary[0]), pick(self.rotary[1]))
         return Pass(chosen, rotary, pick(self.mask), self.causal, None, self.tap)
+
+
+def open_pass(
+    span: Span | RowSpan,
+    rotary: Rotary | None,
+    window: int | None,
+    dtype: torch.dtype,
+    *,
+    cache: LoopCache | PooledRows | None = None,
+    tap: Tap | None = None,
+    outputs: LayerOutputs | None = None,
+) -> Pass:
+    """Returns the pass of tokens that stand at `span`: their rotations, and a mask where one is needed, in `dtype`."""
+    visible, causal = span.mask(window)
+    # added to the scores: made once here, where a boolean mask would be converted by every layer of every step
+    mask = None if visible is None else torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, float("-inf"))
+    return Pass(span, None if rotary is None else rotary.table(span.positions, dtype), mask, causal, cache, tap, outputs=outputs)

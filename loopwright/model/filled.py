@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from loopwright.model.context import Expected
+from loopwright.model.part import RowSteps
 
 Group = tuple[str, Hashable]  # the stack, and the step or the reading
 
@@ -90,13 +91,14 @@ def refusal(stack: str, at: int | Expected, count: str) -> str:
     return f"cache: the coda read {count} at {where}; {how}, or use policy 'last'"
 
 
-def by_row(at: int | Tensor | Expected, count: int) -> list[tuple[Any, list[int] | None]]:
+def by_row(at: int | Tensor | RowSteps | Expected, count: int) -> list[tuple[Any, list[int] | None]]:
     """Returns each step or reading with its rows (None: all). The one place where one per row is brought to the host."""
-    if not isinstance(at, Tensor):
+    if not isinstance(at, Tensor | RowSteps):
         return [(at, None)]
-    if at.shape != (count,):
-        raise ValueError(f"cache: steps of shape {tuple(at.shape)}; allowed: one number, or one per row ({count},)")
+    shape = at.shape if isinstance(at, Tensor) else (len(at.values),)
+    if shape != (count,):
+        raise ValueError(f"cache: steps of shape {tuple(shape)}; allowed: one number, or one per row ({count},)")
     rows: dict[int, list[int]] = {}
-    for row, one in enumerate(at.tolist()):
+    for row, one in enumerate(at.tolist() if isinstance(at, Tensor) else at.values):
         rows.setdefault(one, []).append(row)
     return list(rows.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -56,6 +56,16 @@ class StepIndex:
 
 
 FIRST = StepIndex(0, 0)
+
+
+class RowSteps:
+    """One step index per batch row, known on the host as well, so that nobody has to ask the device for it."""
+
+    __slots__ = ("tensor", "values")
+
+    def __init__(self, values: Sequence[int], device: torch.device) -> None:
+        self.values = tuple(values)
+        self.tensor = torch.tensor(self.values, device=device)
 
 
 def take(table: Tensor, step: StepIndex) -> Tensor:

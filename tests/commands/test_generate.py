@@ -9,7 +9,7 @@ import pytest
 import loopwright as lw
 from loopwright.commands.generate import generate
 from loopwright.generate.depths import next_token_by_depth
-from loopwright.generate.stream import Sampling
+from loopwright.generate.sampling import Sampling
 from loopwright.train.loop import train
 from tests.generate.tiny import STORIES, save_model, word_tokenizer
 from tests.train.runs import small
@@ -84,3 +84,20 @@ def test_a_model_without_a_tokenizer_is_given_one(folder: Path, tmp_path: Path, 
     given = capsys.readouterr().out
     generate(str(folder), "the cat sat", max_new_tokens=6)
     assert given == capsys.readouterr().out
+
+
+def test_generate_with_exits_and_drafts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generate(str(folder), "the cat sat", depth=3, max_new_tokens=6, dtype="float32")
+    plain = capsys.readouterr().out
+    generate(str(folder), "the cat sat", depth=3, max_new_tokens=6, draft_depth=1)
+    drafted = capsys.readouterr()
+    assert drafted.out == plain and "[drafts at depth 1: " in drafted.err
+    generate(str(folder), "the cat sat", depth=3, max_new_tokens=6, exit="never")
+    left = capsys.readouterr()
+    assert left.out == plain and "[exit by never: 3.00 of 3 steps a token on average]" in left.err
+    generate(str(folder), "the cat sat", depth=3, max_new_tokens=6, exit="stable:1")
+    assert "[exit by stable: 1.00 of 3 steps" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="exit: 'x' is not a number"):
+        generate(str(folder), "the cat sat", exit="change:x")
+    with pytest.raises(ValueError, match="exit: 'never' takes no number"):
+        generate(str(folder), "the cat sat", exit="never:3")

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from loopwright.generate.stream import Sampling, Statistics, checked_seed, encode, encode_chat, stream
+from loopwright.generate.sampling import Sampling
+from loopwright.generate.stream import Statistics, checked_seed, encode, encode_chat, stream
 from tests.cases import noisy
 from tests.generate.tiny import word_tokenizer
 
@@ -54,21 +55,6 @@ def test_the_end_token_of_the_tokenizer_stops() -> None:
     pieces: list[str] = []
     statistics = stream(model, TOKENIZER, encode(TOKENIZER, "the cat", 96), write=pieces.append, max_new_tokens=8)
     assert statistics.tokens == 1 and "".join(pieces) == ""
-
-
-def test_sampling_options() -> None:
-    assert Sampling().options() == {"do_sample": False}
-    assert Sampling(temperature=0.0, top_k=5).options() == {"do_sample": False}
-    assert Sampling(top_p=0.9).options() == {"do_sample": True, "top_p": 0.9}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("temperature", -1.0), ("temperature", math.nan), ("temperature", 1e-40), ("top_p", 2.0), ("top_k", 0), ("min_p", -0.1)],
-)
-def test_sampling_options_out_of_range(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{name}: {value}; allowed: "):
-        Sampling(**{name: value}).options()
 
 
 def test_chat_uses_the_template() -> None:

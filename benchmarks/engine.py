@@ -1,0 +1,137 @@
+"""P16: serving requests of many depths, beside batches at the deepest depth. P17: one tick with rows at mixed steps, beside a
+lockstep step of as many rows.
+
+P17 runs the same core step on the same number of rows and cached tokens, once over rows of the pool at their own steps and once
+over a LoopCache with all rows at one step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+
+import torch
+
+import loopwright as lw
+from benchmarks.decode import models
+from benchmarks.pairs import compare, report, seconds
+from loopwright.engine.request import Request, Wish
+from loopwright.engine.scheduler import Scheduler
+
+ROWS, DEEPEST = 8, 8
+LOCKSTEP_TOKENS = 12  # a batch costs the same for each token
+
+
+def main() -> None:
+    """Prints P17 and P16 for both sizes."""
+    for name, model in models().items():
+        for tokens in (256, 1024):
+            tick(name, model, tokens)
+        serve(name, model)
+
+
+def standing(model: lw.LoopedForCausalLM, tokens: int) -> Scheduler:
+    """Returns a scheduler whose rows hold `tokens` tokens each, of random keys, and stand before a step of the next one."""
+    depth = model.config.depth
+    scheduler = Scheduler(model, rows=ROWS, tokens=ROWS * (tokens + 4))
+    for _ in range(ROWS):
+        scheduler.add(Request(Wish((1,) * tokens, depth, 4)))
+    scheduler._admit()
+    for table in (*scheduler.pool.keys.values(), *scheduler.pool.values.values()):
+        table.normal_()
+    for run in scheduler.running:
+        run.row.filled = {("core", t): tokens for t in range(depth)}
+        run.drawn, run.phase = 1, "core"
+    return scheduler
+
+
+def filled_cache(model: lw.LoopedForCausalLM, tokens: int) -> lw.LoopCache:
+    """Returns a cache of as many rows that holds `tokens` tokens of random keys at every step."""
+    cache = lw.LoopCache(model.config, rows=ROWS, capacity=tokens + 4, fixed=True)
+    _, p = model.embed(torch.ones(ROWS, 1, dtype=torch.long), depth=model.config.depth, cache=cache)
+    for t in range(model.config.depth):
+        cache.begin_step(t)
+    cache.advance(p.span)
+    cache.row_lengths = [tokens] * ROWS  # as if they had been run
+    for table in cache.tables.values():
+        table.data.normal_()
+    return cache
+
+
+@torch.no_grad()
+def tick(name: str, model: lw.LoopedForCausalLM, tokens: int) -> None:
+    """Prints P17 for one model and number of cached tokens."""
+    depth = model.config.depth
+    scheduler = standing(model, tokens)
+    runs = list(scheduler.running)
+    e, p = model.embed(torch.ones(ROWS, 1, dtype=torch.long), depth=depth, cache=filled_cache(model, tokens))
+    scheduler.state.normal_()
+    scheduler.input.normal_()
+    s = model.start_state(e, p)
+
+    def mixed() -> None:
+        for i, run in enumerate(runs):
+            run.t = i % depth
+        scheduler._step(runs)
+
+    def same() -> None:
+        for run in runs:
+            run.t = 1
+        scheduler._step(runs)
+
+    def lockstep() -> None:
+        model.step(s, e, 1, p)
+
+    shape = {"model": name, "rows": ROWS, "cached_tokens": tokens, "depth": depth}
+    timing = {"pairs": 41, "warm_up": 5}
+    report("P17 tick at mixed steps / lockstep step", {**shape, "target": "<= 1.05", **compare(mixed, lockstep, **timing)})
+    report("P17 tick at equal steps / lockstep step", {**shape, **compare(same, lockstep, **timing)})
+
+
+@torch.no_grad()
+def serve(name: str, model: lw.LoopedForCausalLM, *, pairs: int = 3, prompt: int = 4, new: int = 32, ticks: int = 60) -> None:
+    """Prints P16: depths 1 to 8, uniformly, with requests always waiting, beside lockstep batches of as many rows at depth 8."""
+    rows: list[dict[str, float]] = []
+    for pair in range(pairs):
+        draw = random.Random(pair)
+        scheduler = Scheduler(model, rows=ROWS, tokens=ROWS * (prompt + new) * 2)
+        while scheduler.ran.admitted < 2 * ROWS:  # until rows stand at all steps
+            _fill(scheduler, model, draw, prompt, new)
+            scheduler.tick()
+        ran, made = dataclasses.replace(scheduler.ran), scheduler.ran.coda_rows + scheduler.ran.admitted
+
+        def engine(scheduler: Scheduler = scheduler, draw: random.Random = draw) -> None:
+            for _ in range(ticks):
+                _fill(scheduler, model, draw, prompt, new)
+                scheduler.tick()
+
+        ids = torch.randint(model.config.vocab_size, (ROWS, prompt))
+
+        def batch(ids: torch.Tensor = ids) -> None:
+            model.generate(ids, depth=DEEPEST, max_new_tokens=LOCKSTEP_TOKENS, do_sample=False, eos_token_id=None)
+
+        engine_rate = 1 / seconds(engine)
+        tokens = scheduler.ran.coda_rows + scheduler.ran.admitted - made
+        rate = ROWS * LOCKSTEP_TOKENS / seconds(batch)
+        busy = (scheduler.ran.row_steps - ran.row_steps) / (ticks * ROWS)
+        # by the depths that happened to be served while the clock ran
+        ideal = DEEPEST * (scheduler.ran.coda_rows - ran.coda_rows) / (scheduler.ran.row_steps - ran.row_steps)
+        ratio = tokens * engine_rate / rate
+        rows.append(
+            {"ratio": ratio, "ideal": ideal, "of_ideal": ratio / ideal, "tokens_per_s": tokens * engine_rate, "busy_rows": busy}
+        )
+    middle = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+    shape = {"model": name, "rows": ROWS, "prompt": prompt, "new_tokens": new, "pairs": pairs}
+    spread = {"ratio_low": min(row["ratio"] for row in rows), "ratio_high": max(row["ratio"] for row in rows)}
+    report("P16 throughput at depths 1 to 8 / lockstep at depth 8", {**shape, **middle, **spread})
+
+
+def _fill(scheduler: Scheduler, model: lw.LoopedForCausalLM, draw: random.Random, prompt: int, new: int) -> None:
+    while len(scheduler._waiting) < ROWS:
+        ids = tuple(draw.randrange(model.config.vocab_size) for _ in range(prompt))
+        scheduler.add(Request(Wish(ids, draw.randint(1, DEEPEST), new)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Engine: requests in, tokens out as they come. One thread works while there is something to do, and none afterwards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from loopwright.engine.request import Request, Result, Wish
+from loopwright.engine.scheduler import Ran, Scheduler
+from loopwright.generate.exit_rules import build_exit
+from loopwright.generate.sampling import Sampling, checked_whole
+from loopwright.generate.stream import token_ids
+from loopwright.model.looped import LoopedForCausalLM
+
+LINGER = 0.5  # seconds that the idle worker waits for more before it ends
+
+Prompt = str | Sequence[int] | Tensor
+
+
+class Engine:
+    """Serves a model: `max_rows` requests at a time, with keys for `max_tokens` tokens (at the model's own depth) in all.
+
+    Each request runs at its own depth. What it answers does not depend on the others: it is `model.generate` of it alone.
+    """
+
+    def __init__(
+        self,
+        model: LoopedForCausalLM,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        max_rows: int = 16,
+        max_tokens: int = 8192,
+        chunk_tokens: int = 256,
+    ) -> None:
+        for name, value in (("max_rows", max_rows), ("max_tokens", max_tokens), ("chunk_tokens", chunk_tokens)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number >= 1 (got {value!r})")
+        if model.leaks_future:
+            raise ValueError("engine: the controller's pooling 'sequence' reads future tokens; use prefix, chunk or token")
+        self.model, self.tokenizer = model, tokenizer
+        self._scheduler = Scheduler(model, rows=max_rows, tokens=max_tokens, chunk=chunk_tokens)
+        self._inbox: list[Request] = []
+        self._wake = threading.Condition()
+        self._worker: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def ran(self) -> Ran:
+        """What was run so far: ticks, row-steps, passes."""
+        return self._scheduler.ran
+
+    def submit(
+        self,
+        prompt: Prompt,
+        *,
+        depth: int | None = None,
+        max_new_tokens: int = 128,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        seed: int | None = None,
+        state_seed: int | None = None,
+        stop: str | Iterable[str | int] = (),
+        logprobs: bool = False,
+        priority: int = 0,
+        on_token: Callable[[int], object] | None = None,
+        exit: str | Mapping[str, Any] | None = None,
+        exit_keys: str = "backfill",
+        draft_depth: int | None = None,
+        draft_tokens: int = 4,
+    ) -> Request:
+        """Queues a prompt (text or token ids) and returns its handle; raises at once where the request can never be served.
+
+        `stop` are strings, or token ids beside the model's own end token, that end the answer. `priority` moves a request ahead
+        of earlier ones. `on_token` is called with each token by the engine's thread.
+
+        `exit` is a rule by which tokens leave the loop early (see exit_rules.py); the keys they then lack are run when a later
+        token needs them ("backfill": exact) or copied from their last step ("copy": an approximation). `draft_depth` drafts
+        `draft_tokens` − 1 tokens at a lower depth and verifies them together at `depth`: the same tokens, sooner.
+        """
+        sampling = Sampling(temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias)
+        sampling.check_vocabulary(self.model.config.vocab_size)
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be a whole number >= 1 (got {max_new_tokens!r})")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise ValueError(f"priority must be a whole number (got {priority!r})")
+        strings, tokens = self._endings(stop)
+        wish = Wish(
+            self._token_ids(prompt), self.model.config.check_depth(depth), max_new_tokens, sampling,
+            int(torch.randint(2**62, ())) if seed is None else checked_whole(seed),
+            self._state_seed(state_seed), tokens, strings, logprobs, priority, on_token,
+            None if exit is None else build_exit(exit, self.model), exit_keys, draft_depth, draft_tokens,
+        )  # fmt: skip
+        self._check_uneven(wish)
+        self._check_fits(wish)
+        request = Request(wish, None if self.tokenizer is None else self._decode)
+        with self._wake:
+            if self._closed:
+                raise RuntimeError("engine: closed; build a new one")
+            self._inbox.append(request)
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="loopwright-engine", daemon=True)
+                self._worker.start()
+            self._wake.notify()
+        return request
+
+    def generate(self, prompts: Sequence[Prompt | Mapping[str, Any]], **options: Any) -> list[Result]:
+        """Returns the results of many requests in their order. A mapping holds the options of `submit` for its own request.
+
+        A request that cannot be served raises, with its number, and the others are cancelled.
+        """
+        requests: list[Request] = []
+        try:
+            for number, prompt in enumerate(prompts):
+                own = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
+                try:
+                    requests.append(self.submit(**{**options, **own}))
+                except ValueError as error:
+                    raise ValueError(f"request {number}: {error}") from None
+            return [request.result() for request in requests]
+        except BaseException:
+            for request in requests:
+                request.cancel()
+            raise
+
+    def close(self) -> None:
+        """Cancels what is left and ends the worker. Closing twice is allowed."""
+        with self._wake:
+            self._closed = True
+            worker = self._worker
+            self._wake.notify()
+        if worker is not None and worker is not threading.current_thread():
+            worker.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:  # what was asked for is still answered
+            with self._wake:
+                self._wake.wait_for(lambda: not self._inbox and not self._scheduler.busy)
+        self.close()
+
+    # the worker
+
+    @torch.no_grad()
+    def _work(self) -> None:
+        scheduler = self._scheduler
+        while True:
+            with self._wake:
+                for request in self._inbox:
+                    scheduler.add(request)
+                self._inbox.clear()
+                if self._closed:
+                    scheduler.cancel_all()
+                if not scheduler.busy:
+                    self._wake.notify_all()
+                    if self._closed or not self._wake.wait_for(lambda: self._inbox or self._closed, timeout=LINGER):
+                        self._worker = None
+                        return
+                    continue
+            try:
+                scheduler.tick()
+            except Exception as error:  # of the model, so of every row: nobody waits for ever
+                scheduler.fail_all(error)
+
+    # what may be wrong with a request
+
+    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError("prompt: text needs a tokenizer; build the engine with one, or give token ids")
+            ids = token_ids(self.tokenizer, prompt)
+        else:
+            ids = prompt.flatten().tolist() if isinstance(prompt, Tensor) else list(prompt)
+        if not ids:
+            raise ValueError("prompt: it has no tokens; give at least one")
+        known = self.model.config.vocab_size
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < known:
+                raise ValueError(f"prompt: token {token!r}; the model knows tokens 0 to {known - 1}")
+        return tuple(ids)
+
+    def _endings(self, stop: str | Iterable[str | int]) -> tuple[tuple[str, ...], frozenset[int]]:
+        given = [stop] if isinstance(stop, str) else list(stop)
+        strings = tuple(one for one in given if isinstance(one, str))
+        if "" in strings:
+            raise ValueError("stop: an empty string would end every answer at once; leave it out")
+        if strings and self.tokenizer is None:
+            raise ValueError(f"stop: {strings[0]!r} needs a tokenizer; build the engine with one, or give token ids")
+        own = self.model.generation_config.eos_token_id  # type: ignore[union-attr]
+        if own is None and self.tokenizer is not None:
+            own = self.tokenizer.eos_token_id
+        ends = [] if own is None else own if isinstance(own, list) else [own]
+        return strings, frozenset([*ends, *(one for one in given if not isinstance(one, str))])
+
+    def _state_seed(self, seed: int | None) -> int | None:
+        kind = self.model.config.state["kind"]
+        if seed is not None and kind != "noise":
+            raise ValueError(f"state_seed: {seed} would change nothing; this model's state starts as {kind!r}, not as noise")
+        return None if seed is None else checked_whole(seed)
+
+    def _check_uneven(self, wish: Wish) -> None:
+        if wish.exit_keys not in ("backfill", "copy"):
+            raise ValueError(f"exit_keys: {wish.exit_keys!r}; allowed: backfill, copy")
+        if wish.exit_keys == "copy" and wish.exit is None:
+            raise ValueError("exit_keys: 'copy' would change nothing; no exit rule is given")
+        if wish.draft_depth is None:
+            return
+        if wish.exit is not None:
+            raise ValueError("draft_depth: given with exit; use one of them")
+        if not isinstance(wish.draft_depth, int) or not 1 <= wish.draft_depth < wish.depth:
+            raise ValueError(f"draft_depth must be a whole number >= 1 and below depth={wish.depth} (got {wish.draft_depth!r})")
+        if isinstance(wish.draft_tokens, bool) or not isinstance(wish.draft_tokens, int) or wish.draft_tokens < 2:
+            raise ValueError(f"draft_tokens must be a whole number >= 2 (got {wish.draft_tokens!r})")
+
+    def _check_fits(self, wish: Wish) -> None:
+        config = self.model.config
+        if self.model.training:
+            raise ValueError("engine: the model is in training mode, where dropout is on; call model.eval() first")
+        if config.positions == "learned" and wish.capacity > config.max_position_embeddings:
+            raise ValueError(
+                f"request: {len(wish.prompt)} prompt tokens and {wish.max_new_tokens} new ones go beyond the learned positions "
+                f"(max_position_embeddings={config.max_position_embeddings})"
+            )
+        self._scheduler.pool.check_fits(wish.capacity, wish.depth, len(wish.readings))
+
+    def _decode(self, tokens: list[int]) -> str:
+        assert self.tokenizer is not None
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))

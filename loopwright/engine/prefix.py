@@ -1,0 +1,70 @@
+"""Prompts that begin alike are run once: rows of requests that ended stay until their cells are needed.
+
+What is kept may serve a request only where the keys would be the same: equal tokens, equal depth (later layers depend on it) and
+equal state seed. An engine has one model with one set of adapters, and its weights must not change while it is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from loopwright.model.pool import KeyPool, Row
+
+SHORTEST = 8  # tokens; a shorter prefix is run again as fast as it is copied
+
+
+@dataclass(eq=False)
+class Held:
+    """A row with the tokens that it was given, and what else its keys depend on."""
+
+    key: Hashable
+    tokens: tuple[int, ...]
+    row: Row
+
+    def shared(self, tokens: Sequence[int]) -> int:
+        """Returns how many of the first tokens stand here too, at every step and reading."""
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, tokens, strict=False)))
+        return min(same, self.row.complete)
+
+
+class Prefixes:
+    """Rows that are kept after their requests, the longest unused first to go."""
+
+    def __init__(self, pool: KeyPool) -> None:
+        self.pool = pool
+        self.kept: list[Held] = []
+        self.tokens = 0  # that were copied instead of run
+
+    def keep(self, held: Held) -> None:
+        """Keeps a row instead of freeing it; one that is too short to be of use is freed."""
+        if min(len(held.tokens), held.row.complete) < SHORTEST:
+            self.pool.free(held.row)
+        else:
+            self.kept.append(held)
+
+    def evict(self) -> bool:
+        """Frees the row that was not used for the longest time; False where none is left."""
+        if not self.kept:
+            return False
+        self.pool.free(self.kept.pop(0).row)
+        return True
+
+    def forget(self) -> None:
+        """Frees all rows."""
+        while self.evict():
+            pass
+
+    def fill(self, row: Row, key: Hashable, prompt: Sequence[int], running: Iterable[Held]) -> int:
+        """Copies the longest known beginning of a prompt into a new row and returns its length: the last token is always run."""
+        fitting = [held for held in (*self.kept, *running) if held.key == key]
+        found = max(fitting, key=lambda held: held.shared(prompt), default=None)
+        length = 0 if found is None else min(found.shared(prompt), len(prompt) - 1)
+        if found is None or length < SHORTEST:
+            return 0
+        self.pool.copy_prefix(found.row, row, length)
+        if found in self.kept:
+            self.kept.append(self.kept.pop(self.kept.index(found)))
+        self.tokens += length
+        return length

@@ -1,0 +1,167 @@
+"""A request as the engine sees it, and the handle its caller holds: tokens as they come, the result, cancellation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from loopwright.generate.exit_rules import ExitRule
+from loopwright.generate.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for, checked. `ends` are the tokens, `stop` the strings that end an answer."""
+
+    prompt: tuple[int, ...]
+    depth: int
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    state_seed: int | None = None
+    ends: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    priority: int = 0
+    on_token: Callable[[int], object] | None = None
+    exit: ExitRule | None = None
+    exit_keys: str = "backfill"
+    draft_depth: int | None = None
+    draft_tokens: int = 1  # that one verification covers
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the tokens of this request are not all equally deep at all times."""
+        return self.exit is not None or self.draft_depth is not None
+
+    @property
+    def readings(self) -> tuple[int, ...]:
+        """The depths at which the coda reads tokens of this request."""
+        if self.exit is not None:
+            return tuple(range(1, self.depth + 1))
+        return (self.depth,) if self.draft_depth is None else (self.draft_depth, self.depth)
+
+    @property
+    def capacity(self) -> int:
+        """The tokens that are run: the last one drawn never is."""
+        return len(self.prompt) + self.max_new_tokens - 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a request. `depths` are the steps that each token took; `logprobs` those of the model's own distribution."""
+
+    tokens: list[int]
+    text: str | None
+    depths: list[int]
+    finish_reason: str  # "stop", "length" or "cancelled"
+    logprobs: list[float] | None
+    seed: int
+
+
+class Request:
+    """The handle of a submitted request. Iterating gives each token when it is there; every method may be called by any thread."""
+
+    def __init__(self, wish: Wish, decode: Callable[[list[int]], str] | None = None) -> None:
+        self.wish = wish
+        self.tokens: list[int] = []
+        self.depths: list[int] = []
+        self.logprobs: list[float] = []
+        self.text: str | None = None
+        self.finish_reason: str | None = None
+        self.error: Exception | None = None
+        self.cancelled = False
+        self._decode = decode
+        self._changed = threading.Condition()
+
+    def __iter__(self) -> Iterator[int]:
+        sent = 0
+        while fresh := self._after(sent):
+            yield from fresh
+            sent += len(fresh)
+
+    def _after(self, sent: int) -> list[int]:
+        """Waits for tokens beyond the first `sent` and returns them; none where the request is done."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self.tokens) > sent or self.done)
+            fresh = self.tokens[sent:]
+        if not fresh and self.error is not None:
+            raise self.error
+        return fresh
+
+    @property
+    def done(self) -> bool:
+        """Whether no further token will come."""
+        return self.finish_reason is not None
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Waits for the end and returns what came of it; raises what went wrong with this request."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.done, timeout):
+                raise TimeoutError(f"request: not done after {timeout} seconds ({len(self.tokens)} tokens so far)")
+        if self.error is not None:
+            raise self.error
+        assert self.finish_reason is not None
+        logprobs = list(self.logprobs) if self.wish.logprobs else None
+        return Result(list(self.tokens), self.text, list(self.depths), self.finish_reason, logprobs, self.wish.seed)
+
+    def cancel(self) -> bool:
+        """Asks the engine to stop; what came so far stays. Returns False where the request was done or cancelled already."""
+        with self._changed:
+            if self.done or self.cancelled:
+                return False
+            self.cancelled = True
+            return True
+
+    # called by the engine
+
+    def push(self, token: int, depth: int, logprob: float | None) -> None:
+        """Hands over one token; ends the request where the token does."""
+        wish = self.wish
+        with self._changed:
+            self.tokens.append(token)
+            self.depths.append(depth)
+            if logprob is not None:
+                self.logprobs.append(logprob)
+            self._changed.notify_all()
+        try:
+            if wish.on_token is not None:
+                wish.on_token(token)
+            stopped = token in wish.ends or self._stopped_by_text()
+        except Exception as error:  # of the caller's function or tokenizer: the other requests go on
+            self.fail(error)
+            return
+        if stopped or len(self.tokens) == wish.max_new_tokens:
+            self.finish("stop" if stopped else "length")
+
+    def finish(self, reason: str) -> None:
+        """Ends the request, once."""
+        with self._changed:
+            if self.done:
+                return
+            if self._decode is not None and self.error is None:
+                try:
+                    self.text = self._cut(self._decode(self.tokens))
+                except Exception as error:
+                    reason, self.error = "error", error
+            self.finish_reason = reason
+            self._changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        """Ends the request with an error that its caller will see."""
+        with self._changed:
+            if not self.done:
+                self.error = error
+        self.finish("error")
+
+    def _stopped_by_text(self) -> bool:
+        if not self.wish.stop or self._decode is None:
+            return False
+        text = self._decode(self.tokens)
+        return any(stop in text for stop in self.wish.stop)
+
+    def _cut(self, text: str) -> str:
+        """Returns the text up to the stop string that comes first."""
+        places = [text.find(stop) for stop in self.wish.stop]
+        return text[: min((place for place in places if place >= 0), default=len(text))]

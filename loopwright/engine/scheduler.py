@@ -1,0 +1,389 @@
+"""Continuous depth batching: every tick is one core step of all rows, each at its own step, with prelude and coda batched apart.
+
+A row is one request in flight. Its prompt is prefilled in chunks; then each of its tokens passes the prelude, as many ticks as its
+depth has steps, and the coda. Rows join and leave at every tick, so a shallow request never waits for a deep one and no row runs
+a step that nobody asked for. One thread at a time may call `tick`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopwright.engine.prefix import Held, Prefixes
+from loopwright.engine.request import Request
+from loopwright.engine.trail import Trail, read_trails, step_trails
+from loopwright.engine.uneven import draft, keep_even, leaving, verified
+from loopwright.generate.sampling import Draw, TokenCounts, sample
+from loopwright.model.context import Pass, open_pass
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.part import RowSteps
+from loopwright.model.pool import KeyPool, Row
+from loopwright.model.rows import PooledRows
+from loopwright.model.state import signed
+
+OVERTAKES = 64  # a priority of 1 lets a request pass this many that were submitted before it: a bounded wait for everybody
+
+
+@dataclass(eq=False)
+class Running:
+    """One request in a row: how far its prompt and its present token are."""
+
+    request: Request
+    row: Row
+    slot: int  # its place in the tensors of all rows
+    steps: int
+    counts: TokenCounts | None
+    prefilled: int = 0
+    drawn: int = 0  # tokens of the answer, on the device
+    t: int = 0
+    phase: str = "prefill"  # then "embed", "core" and again "embed"; "drained" once the last token is drawn
+    trail: Trail | None = None  # where tokens are not all equally deep
+    memory: dict[str, Any] = field(default_factory=dict)  # of the exit rule, about the present token
+    drafts: list[int] = field(default_factory=list)  # tokens that are not verified yet
+    work: int = 0  # steps of single tokens, those of earlier tokens included
+
+    @property
+    def base(self) -> int:
+        """The tokens before the first one that is not verified."""
+        return len(self.request.wish.prompt) + self.drawn - 1
+
+    @property
+    def offset(self) -> int:
+        """The tokens before the present one."""
+        return self.base + len(self.drafts)
+
+    @property
+    def to_prefill(self) -> int:
+        """The prompt tokens that the prefill runs; where the last one may leave early, it comes after."""
+        return len(self.request.wish.prompt) - (0 if self.trail is None else 1)
+
+    @property
+    def drafting(self) -> bool:
+        """Whether the present token is read out at the draft's depth, to go on from there."""
+        wish = self.request.wish
+        return wish.draft_depth is not None and len(self.drafts) + 1 < min(wish.draft_tokens, wish.max_new_tokens - self.drawn)
+
+    @property
+    def limit(self) -> int:
+        """The steps after which the present token is read out at the latest."""
+        return self.request.wish.draft_depth or self.steps if self.drafting else self.steps
+
+
+@dataclass
+class Ran:
+    """What was run, in row-steps and passes."""
+
+    ticks: int = 0
+    row_steps: int = 0
+    token_steps: int = 0  # the steps of earlier tokens that came along included
+    codas: int = 0
+    coda_rows: int = 0
+    preludes: int = 0
+    prefill_tokens: int = 0
+    admitted: int = 0
+    verified: int = 0  # passes that verified drafts
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(eq=False)
+class Drawn:
+    """Tokens that were drawn and not yet read."""
+
+    rows: list[Running]
+    tokens: Tensor
+    finite: Tensor
+    logprobs: Tensor | None
+    depths: list[int] = field(default_factory=list)
+
+
+class Scheduler:
+    """Requests in rows of a pool. `lag` is how many ticks later tokens are read: 1 lets the device run ahead of the host."""
+
+    def __init__(self, model: LoopedForCausalLM, *, rows: int, tokens: int, chunk: int = 256, lag: int | None = None) -> None:
+        weight = model.lm_head.weight
+        self.model, self.chunk = model, chunk
+        self.pool = KeyPool(model.config, tokens, weight)
+        self.state = weight.new_zeros(rows, 1, model.config.hidden_size)
+        self.input = torch.zeros_like(self.state)
+        self.token = torch.zeros(rows, 1, dtype=torch.long, device=weight.device)
+        self.prefixes = Prefixes(self.pool)
+        self.free_slots = list(range(rows))
+        self.running: list[Running] = []
+        self.ran = Ran()
+        self.lag = (0 if weight.device.type == "cpu" else 1) if lag is None else lag
+        self._waiting: list[tuple[int, int, Request]] = []
+        self._submitted = 0
+        self._unread: list[list[Drawn]] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a tick would do anything."""
+        return bool(self.running or self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Its order is its arrival, moved forward by its priority."""
+        self._submitted += 1
+        heapq.heappush(self._waiting, (self._submitted - OVERTAKES * request.wish.priority, self._submitted, request))
+
+    def tick(self) -> None:
+        """Runs one step of every row in the loop, and what stands before and after it."""
+        self._drop_cancelled()
+        self._admit()
+        self.ran.ticks += 1
+        self._unread.append([])
+        self._prefill()
+        self._embed([run for run in self.running if run.phase == "embed"])
+        inside = [run for run in self.running if run.phase == "core"]
+        self._step([run for run in inside if run.trail is None and run.t < run.steps])
+        self._step_uneven([run for run in inside if run.trail is not None])
+        self._read_out([run for run in inside if run.trail is None and run.t == run.steps])
+        while len(self._unread) > self.lag or (self._unread and not any(run.phase != "drained" for run in self.running)):
+            self._read_tokens(self._unread.pop(0))
+
+    def fail_all(self, error: Exception) -> None:
+        """Ends every running request with an error and empties the rows."""
+        self._unread = []
+        for run in list(self.running):
+            run.request.fail(error)
+            self._release(run)
+
+    def cancel_all(self) -> None:
+        """Cancels every request, running or waiting."""
+        for request in [run.request for run in self.running] + [entry[2] for entry in self._waiting]:
+            request.cancel()
+        self._drop_cancelled()
+
+    # who is in
+
+    def _drop_cancelled(self) -> None:
+        for run in [run for run in self.running if run.request.cancelled or run.request.done]:
+            run.request.finish("cancelled")
+            self._release(run)
+        gone = [entry for entry in self._waiting if entry[2].cancelled]
+        if gone:
+            self._waiting = [entry for entry in self._waiting if not entry[2].cancelled]
+            heapq.heapify(self._waiting)
+            for _, _, request in gone:
+                request.finish("cancelled")
+
+    def _admit(self) -> None:
+        while self._waiting and self.free_slots:
+            request = self._waiting[0][2]
+            wish = request.wish
+            # nobody passes the first in line, or a large request would wait for ever
+            row = self.pool.admit(wish.capacity, wish.depth, wish.readings)
+            while row is None and self.prefixes.evict():
+                row = self.pool.admit(wish.capacity, wish.depth, wish.readings)
+            if row is None:
+                return
+            heapq.heappop(self._waiting)
+            counts = None
+            if wish.sampling.counts_tokens:
+                counts = TokenCounts(torch.tensor(wish.prompt, device=self.token.device), self.model.config.vocab_size)
+            run = Running(request, row, self.free_slots.pop(), row.steps, counts)
+            if wish.uneven:
+                run.trail = Trail(row.capacity, row.steps, self.state, coda=bool(self.pool.layers["coda"]))
+                self._end_prefill(run)
+            else:
+                running = [_held(other) for other in self.running if other.trail is None]
+                run.prefilled = self.prefixes.fill(row, _held(run).key, wish.prompt, running)
+            self.running.append(run)
+            self.ran.admitted += 1
+
+    def _release(self, run: Running) -> None:
+        self.running.remove(run)
+        self.free_slots.append(run.slot)
+        if run.trail is None and run.request.error is None:
+            self.prefixes.keep(_held(run))
+        else:
+            self.pool.free(run.row)
+
+    # the three stages
+
+    def _prefill(self) -> None:
+        """Runs at most `chunk` prompt tokens, oldest requests first; rows of equal length and depth go together."""
+        left = self.chunk
+        groups: dict[tuple[int, int, bool, str | None], list[Running]] = {}
+        for run in self.running:
+            rest = run.to_prefill - run.prefilled
+            if run.phase == "prefill" and left > 0:
+                count = min(rest, left)
+                left -= count
+                keys = None if run.trail is None else run.request.wish.exit_keys
+                groups.setdefault((count, run.steps, count == rest, keys), []).append(run)
+        for (count, steps, last, keys), runs in groups.items():
+            if keys is None:
+                self._prefill_group(runs, count, steps, last)
+            else:
+                self._prefill_uneven(runs, count, steps, keys)
+
+    def _prefill_group(self, runs: list[Running], count: int, steps: int, last: bool) -> None:
+        model = self.model
+        slices = [run.request.wish.prompt[run.prefilled : run.prefilled + count] for run in runs]
+        e, p = self._enter(runs, torch.tensor(slices, device=self.token.device), [run.prefilled for run in runs])
+        *_, s = model.unroll(e, steps, p, state=self._start(runs, e, p))
+        if last or self.pool.layers["coda"]:  # the coda keeps keys of every token
+            features = model.features(s, p, reading=runs[0].request.wish.depth, keep=1)
+        self.ran.prefill_tokens += count * len(runs)
+        for run in runs:
+            run.prefilled += count
+        if last:
+            self._draw(runs, model.head(features, p)[:, 0])
+
+    def _prefill_uneven(self, runs: list[Running], count: int, steps: int, keys: str) -> None:
+        """Runs prompt tokens at full depth and keeps their states, for readings that later tokens may ask for."""
+        slices = [run.request.wish.prompt[run.prefilled : run.prefilled + count] for run in runs]
+        e, p = self._enter(runs, torch.tensor(slices, device=self.token.device), [run.prefilled for run in runs])
+        for t, s in enumerate(self.model.unroll(e, steps, p, state=self._start(runs, e, p))):
+            for i, run in enumerate(runs):
+                assert run.trail is not None
+                run.trail.keep(t, run.prefilled, s[i])
+            # the last reading as a plain prefill makes it; the others are filled when a token asks, unless keys are copied there
+            if self.pool.layers["coda"] and (keys == "copy" or t + 1 == steps):
+                self.model.features(s, p, reading=t + 1, keep=1)
+        self.ran.prefill_tokens += count * len(runs)
+        for run in runs:
+            run.prefilled += count
+            self._end_prefill(run)
+
+    def _end_prefill(self, run: Running) -> None:
+        """Lets the last prompt token of an uneven row go the way of the tokens that follow, once all others are run."""
+        if run.prefilled == run.to_prefill:
+            self.token[run.slot] = run.request.wish.prompt[-1]
+            run.phase = "embed"
+
+    def _embed(self, runs: list[Running]) -> None:
+        if not runs:
+            return
+        at = [run.slot for run in runs]
+        e, p = self._enter(runs, self.token[at], [run.offset for run in runs])
+        self.input[at], self.state[at] = e, self._start(runs, e, p)
+        self.ran.preludes += 1
+        for i, run in enumerate(runs):
+            run.t, run.phase, run.memory = 0, "core", {}
+            if run.trail is not None:
+                run.trail.begin(run.offset, self.input[at[i]], self.state[at[i]])
+
+    def _step(self, runs: list[Running]) -> None:
+        if not runs:
+            return
+        at, steps = [run.slot for run in runs], [run.t for run in runs]
+        t = steps[0] if len(set(steps)) == 1 else RowSteps(steps, self.token.device)
+        s = self.model.step(self.state[at], self.input[at], t, self._pass(runs))  # type: ignore[arg-type]
+        self.state[at] = s
+        self.ran.row_steps += len(runs)
+        self.ran.token_steps += len(runs)
+        for run in runs:
+            run.t += 1
+
+    def _step_uneven(self, runs: list[Running]) -> None:
+        """Runs a step of rows with exits or drafts, and reads out those that are through."""
+        before = sum(run.work for run in runs)
+        moved = step_trails(self.model, self.pool, [run for run in runs if run.t < run.limit])
+        self.ran.row_steps += len(moved)
+        self.ran.token_steps += sum(run.work for run in runs) - before
+        read = dict(leaving(self.model, self.pool, [entry for entry in moved if entry[0].request.wish.exit is not None]))
+        if read:
+            self._draw(list(read), torch.stack(list(read.values())))
+            for run in read:
+                keep_even(self.pool, run)
+        at_end = [run for run in runs if run.request.wish.draft_depth is not None and run.t == run.limit]
+        for run, logits in read_trails(self.model, self.pool, at_end, lambda run: 1 if run.drafting else len(run.drafts) + 1):
+            if run.drafting:
+                draft(run, logits, self.token)
+            else:
+                self._verify(run, logits)
+
+    def _verify(self, run: Running, logits: Tensor) -> None:
+        """Draws what full depth says after each draft, and goes on after the first that differs."""
+        tokens, count = verified(run, logits)
+        wish = run.request.wish
+        logprobs = logits.double().log_softmax(-1).gather(1, tokens[:, None])[:count, 0] if wish.logprobs else None
+        finite = logits.isfinite().all(-1)[:count]
+        self._unread[-1].append(Drawn([run] * count, tokens[:count], finite, logprobs, [run.t] * count))
+        self.ran.verified += 1
+        self.ran.drafted += len(run.drafts)
+        self.ran.accepted += count - 1
+        self.token[run.slot] = tokens[count - 1]
+        self._count(run, tokens[:count])
+
+    def _read_out(self, runs: list[Running]) -> None:
+        if not runs:
+            return
+        depths = [run.request.wish.depth for run in runs]
+        reading = depths[0] if len(set(depths)) == 1 else RowSteps(depths, self.token.device)
+        logits = self.model.read_out(self.state[[run.slot for run in runs]], self._pass(runs), reading=reading)
+        self.ran.codas += 1
+        self.ran.coda_rows += len(runs)
+        self._draw(runs, logits[:, 0])
+
+    def _enter(self, runs: Sequence[Running], ids: Tensor, offsets: list[int]) -> tuple[Tensor, Pass]:
+        cache = PooledRows(self.pool, [run.row for run in runs], offsets, ids.shape[1])
+        return self.model.embed_at(self.model.token_vectors(ids), cache.span, cache=cache)
+
+    def _pass(self, runs: Sequence[Running]) -> Pass:
+        """Returns the pass of the present tokens of some rows, prelude behind them."""
+        cache = PooledRows(self.pool, [run.row for run in runs], [run.offset for run in runs], 1)
+        config = self.model.config
+        return open_pass(cache.span, self.model.rotary, config.sliding_window, self.state.dtype, cache=cache)
+
+    def _start(self, runs: Sequence[Running], e: Tensor, p: Pass) -> Tensor:
+        seeds = [run.request.wish.state_seed for run in runs]
+        if all(seed is None for seed in seeds):
+            return self.model.start_state(e, p)
+        own: Any = self.model.state
+        each = torch.tensor([signed(own.seed if seed is None else seed) for seed in seeds], device=e.device)
+        return self.model.start_state(e, p, each)
+
+    # tokens
+
+    def _draw(self, runs: list[Running], logits: Tensor) -> None:
+        """Draws the next token of each row. It stays on the device, where the next prelude takes it from."""
+        draws = []
+        for run in runs:
+            wish = run.request.wish
+            draws.append(Draw(wish.sampling, wish.seed, len(wish.prompt) + run.drawn))
+        tokens = sample(logits, draws, [run.counts for run in runs])
+        self.token[[run.slot for run in runs]] = tokens[:, None]
+        logprobs = None
+        if any(run.request.wish.logprobs for run in runs):
+            logprobs = logits.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+        depths = [run.request.wish.depth if run.trail is None else run.t for run in runs]
+        for i, run in enumerate(runs):
+            self._count(run, tokens[i : i + 1])
+        self._unread[-1].append(Drawn(runs, tokens, logits.isfinite().all(-1), logprobs, depths))
+
+    def _count(self, run: Running, tokens: Tensor) -> None:
+        run.drawn += len(tokens)
+        run.drafts = []
+        run.phase = "drained" if run.drawn == run.request.wish.max_new_tokens else "embed"
+        if run.counts is not None:
+            run.counts.add(tokens)
+
+    def _read_tokens(self, unread: list[Drawn]) -> None:
+        """Hands drawn tokens to their requests, and frees the rows of those that are done."""
+        for drawn in unread:
+            logprobs = [None] * len(drawn.rows) if drawn.logprobs is None else drawn.logprobs.tolist()
+            columns = (drawn.rows, drawn.tokens.tolist(), drawn.finite.tolist(), logprobs, drawn.depths)
+            for run, token, finite, logprob, depth in zip(*columns, strict=True):
+                if run.request.done:
+                    continue
+                if not finite:
+                    held = len(run.request.wish.prompt) + len(run.request.tokens)
+                    run.request.fail(ValueError(f"request: logits are not finite after {held} tokens, so no token can be chosen"))
+                else:
+                    run.request.push(token, depth, logprob)
+                if run.request.done:
+                    self._release(run)
+
+
+def _held(run: Running) -> Held:
+    wish = run.request.wish
+    return Held((wish.depth, wish.state_seed), (*wish.prompt, *run.request.tokens), run.row)

@@ -1,0 +1,57 @@
+"""One request from prompt to streamed text, through an engine of one row: what early exits and drafts need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from loopwright.engine.engine import Engine
+from loopwright.generate.sampling import Sampling
+from loopwright.generate.stream import Statistics, TextPieces, context_left
+from loopwright.model.looped import LoopedForCausalLM
+
+
+def stream_uneven(
+    model: LoopedForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    input_ids: Tensor,
+    *,
+    write: Callable[[str], object],
+    max_new_tokens: int,
+    depth: int | None = None,
+    sampling: Sampling | None = None,
+    seed: int | None = None,
+    state_seed: int | None = None,
+    exit: Mapping[str, Any] | None = None,
+    draft_depth: int | None = None,
+) -> tuple[Statistics, str]:
+    """Generates after `input_ids` [1, T] with an exit rule or drafts; returns the statistics, and what was saved in words."""
+    room = context_left(model, input_ids.shape[1])
+    allowed = max_new_tokens if room is None else min(max_new_tokens, room)
+    steps = model.config.check_depth(depth)
+    pieces = TextPieces(tokenizer, write)
+    pieces.put(input_ids.cpu())
+    readings = steps if exit is not None else 2
+    begin = time.perf_counter()
+    with Engine(model, tokenizer, max_rows=1, max_tokens=(input_ids.shape[1] + allowed) * max(readings, steps)) as engine:
+        request = engine.submit(
+            input_ids, depth=depth, max_new_tokens=allowed, seed=seed, state_seed=state_seed, exit=exit, draft_depth=draft_depth,
+            **vars(sampling or Sampling()),
+        )  # fmt: skip
+        for token in request:
+            pieces.put(torch.tensor([token]))
+        pieces.end()
+        result, ran = request.result(), engine.ran
+    seconds = time.perf_counter() - begin
+    made = len(result.tokens)
+    context = model.config.max_position_embeddings if made == allowed < max_new_tokens else None
+    if exit is None:
+        saved = f"drafts at depth {draft_depth}: {ran.accepted} of {ran.drafted} held"
+    else:
+        saved = f"exit by {exit['kind']}: {sum(result.depths) / made:.2f} of {steps} steps a token on average"
+    return Statistics(input_ids.shape[1], made, seconds, steps, context), saved

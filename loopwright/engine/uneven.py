@@ -1,0 +1,74 @@
+"""What happens to a token that leaves early, and to tokens that were drafted at a lower depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from loopwright.engine.trail import read_trails
+from loopwright.generate.sampling import Draw, sample
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.pool import KeyPool
+
+if TYPE_CHECKING:
+    from loopwright.engine.scheduler import Running
+
+
+def leaving(
+    model: LoopedForCausalLM, pool: KeyPool, moved: Sequence[tuple[Running, Tensor, Tensor]]
+) -> Iterator[tuple[Running, Tensor]]:
+    """Yields the rows whose token leaves the loop now, by its rule or because it has run all steps, and its logits [V]."""
+    through: list[Running] = []
+    rules = [(run, run.request.wish.exit) for run, _, _ in moved]
+    looking = [run for run, rule in rules if rule is not None and rule.reads_out]
+    asked = {id(run): logits[-1] for run, logits in read_trails(model, pool, looking, lambda run: 1)}
+    for run, before, after in moved:
+        rule, logits = run.request.wish.exit, asked.get(id(run))
+        if run.t < run.steps and not (rule is not None and rule.leaves(model, before, after, logits, run.memory)):
+            continue
+        if logits is None:
+            through.append(run)
+        else:
+            yield run, logits
+    for run, read in read_trails(model, pool, through, lambda run: 1):
+        yield run, read[-1]
+
+
+def keep_even(pool: KeyPool, run: Running) -> None:
+    """Copies the keys of the token that has just left to every step and reading it did not run, where that was asked for."""
+    if run.request.wish.exit_keys != "copy":
+        return
+    index = run.base - 1  # the token whose successor was drawn
+    pool.copy_token(run.row, "core", index, run.t - 1, range(run.t, run.steps))
+    pool.copy_token(run.row, "coda", index, run.t - 1, (group for group in range(run.steps) if group != run.t - 1))
+
+
+def draft(run: Running, logits: Tensor, tokens: Tensor) -> None:
+    """Draws the next draft from logits [1, V] and lets the row go on with it, as if it were verified."""
+    wish = run.request.wish
+    seen = None if run.counts is None else run.counts.after(run.drafts)
+    drawn = sample(logits, [Draw(wish.sampling, wish.seed, run.offset + 1)], [seen])
+    tokens[run.slot] = drawn
+    run.drafts.append(int(drawn))
+    run.phase = "embed"
+
+
+def verified(run: Running, logits: Tensor) -> tuple[Tensor, int]:
+    """Returns the tokens that full depth draws after the last verified token and each draft [k], and how many of them hold.
+
+    The drafts up to the first that differs are what plain decoding draws: a draw depends on seed and position alone. Keys of the
+    others are dropped.
+    """
+    wish, base = run.request.wish, run.base
+    draws = [Draw(wish.sampling, wish.seed, base + 1 + i) for i in range(len(logits))]
+    seen = [None if run.counts is None else run.counts.after(run.drafts[:i]) for i in range(len(logits))]
+    tokens = sample(logits, draws, seen)
+    count = 1
+    for drafted, drawn in zip(run.drafts, tokens.tolist(), strict=False):
+        if drafted != drawn:
+            break
+        count += 1
+    run.row.crop(base + count)
+    return tokens, count

@@ -1,0 +1,184 @@
+"""The engine from outside: threads, text, bad input, closing."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from loopwright.engine import engine as module
+from loopwright.engine.engine import Engine
+from tests.cases import noisy
+from tests.engine.mix import alone, make
+from tests.generate.tiny import word_tokenizer
+
+WORDS = word_tokenizer()
+
+
+def test_results_are_those_of_generate() -> None:
+    model = noisy("huginn-tiny")  # float32: the tokens are equal
+    with Engine(model, WORDS, max_rows=3, max_tokens=80) as engine:
+        results = engine.generate(["the cat sat", {"prompt": [4, 5], "depth": 1}, "a dog"], depth=3, max_new_tokens=5, stop=["w9"])
+    for result, (text, depth) in zip(results, [("the cat sat", 3), ("cat dog", 1), ("a dog", 3)], strict=True):
+        ids = WORDS(text, return_tensors="pt")["input_ids"]
+        made = model.generate(ids, depth=depth, max_new_tokens=5, do_sample=False, eos_token_id=1, pad_token_id=1)[
+            0, ids.shape[1] :
+        ]
+        said = WORDS.decode(made, skip_special_tokens=True)
+        assert result.text == (said.split("w9")[0] if "w9" in said else said)
+        assert result.depths == [depth] * len(result.tokens)
+
+
+def test_a_request_streams_and_draws_by_its_seed() -> None:
+    model = make("huginn-tiny")
+    with Engine(model, max_rows=2, max_tokens=64) as engine:
+        same = [engine.submit([3, 4, 5], max_new_tokens=6, temperature=2.0, seed=seed) for seed in (1, 1, 2)]
+        seen: list[int] = []
+        called = engine.submit([3, 4, 5], max_new_tokens=6, temperature=2.0, seed=2, on_token=seen.append)
+        tokens = [list(request) for request in same]
+        assert tokens[0] == tokens[1] != tokens[2] == list(called) == seen
+        assert same[0].result().tokens == tokens[0] == alone(model, same[0].wish)
+
+
+def test_many_threads_submit() -> None:
+    model = make("huginn-tiny")
+    answers: dict[int, Any] = {}
+    with Engine(model, max_rows=3, max_tokens=64) as engine:
+
+        def ask(number: int) -> None:
+            answers[number] = engine.submit([number + 2, 5], depth=1 + number % 4, max_new_tokens=3).result(60)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        for number in range(8):
+            made = model.generate(torch.tensor([[number + 2, 5]]), depth=1 + number % 4, max_new_tokens=3, do_sample=False)
+            assert answers[number].tokens == made[0, 2:].tolist()
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": []}, "prompt: it has no tokens"),
+    ({"prompt": ""}, "prompt: it has no tokens"),
+    ({"prompt": [96]}, "prompt: token 96; the model knows tokens 0 to 95"),
+    ({"prompt": [-1]}, "prompt: token -1"),
+    ({"prompt": [1.5]}, "prompt: token 1.5"),
+    ({"depth": 0}, "depth: 0; allowed"),
+    ({"depth": 7}, "depth: 7 is beyond max_steps=6"),
+    ({"max_new_tokens": 0}, "max_new_tokens must be a whole number >= 1"),
+    ({"prompt": [1] * 100}, "request: 103 tokens at depth 4 take 412 core cells and the pool has 320"),
+    ({"temperature": math.nan}, "temperature: nan; allowed"),
+    ({"logit_bias": {200: 1.0}}, "logit_bias: token 200"),
+    ({"seed": 2**64}, "seed must be a whole number"),
+    ({"state_seed": 3}, "state_seed: 3 would change nothing"),
+    ({"stop": [""]}, "stop: an empty string"),
+    ({"priority": 0.5}, "priority must be a whole number"),
+    ({"exit": "gat"}, "exit: unknown kind 'gat'; did you mean 'gate'?"),
+    ({"exit": {"kind": "stable", "count": 0}}, r"exit \(stable\): count must be a whole number >= 1"),
+    ({"exit": "act"}, "exit: 'act' needs a model that halts by ACT"),
+    ({"exit": "change", "exit_keys": "forget"}, "exit_keys: 'forget'; allowed: backfill, copy"),
+    ({"exit_keys": "copy"}, "exit_keys: 'copy' would change nothing"),
+    ({"exit": "change", "draft_depth": 1}, "draft_depth: given with exit"),
+    ({"draft_depth": 4}, "draft_depth must be a whole number >= 1 and below depth=4"),
+    ({"draft_depth": 1, "draft_tokens": 1}, "draft_tokens must be a whole number >= 2"),
+]
+
+
+@pytest.fixture(scope="module")
+def serving() -> Any:
+    with Engine(make("ouro-1.4b-tiny", max_steps=6, end_norm="per-step"), WORDS, max_rows=2, max_tokens=80) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize(("options", "message"), BAD, ids=[next(iter(options)) + str(i) for i, (options, _) in enumerate(BAD)])
+def test_bad_input_is_one_clear_error_and_the_others_go_on(serving: Engine, options: dict[str, Any], message: str) -> None:
+    good = {"prompt": [3, 4], "depth": 2, "max_new_tokens": 4, "seed": 0}
+    before = serving.submit(**good)
+    with pytest.raises(ValueError, match=message) as caught:
+        serving.submit(**{"prompt": [3, 4], "max_new_tokens": 4, **options})
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=f"request 1: {message}"):
+        serving.generate([good, {"prompt": [3, 4], "max_new_tokens": 4, **options}])
+    assert before.result(60).tokens == serving.submit(**good).result(60).tokens
+
+
+def test_a_callback_that_fails_harms_nobody_else(serving: Engine) -> None:
+    def fails(token: int) -> None:
+        raise KeyError("mine")
+
+    bad, good = serving.submit([3, 4], on_token=fails, max_new_tokens=4), serving.submit([3, 4], max_new_tokens=4)
+    with pytest.raises(KeyError, match="mine"):
+        bad.result(60)
+    assert len(good.result(60).tokens) == 4
+
+
+def test_a_tick_that_fails_ends_its_requests_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("huginn-tiny")
+    with Engine(model, max_rows=2, max_tokens=64) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "read_out", lambda *args, **options: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                engine.submit([3, 4], max_new_tokens=4).result(60)
+        assert len(engine.submit([3, 4], max_new_tokens=4).result(60).tokens) == 4
+
+
+def test_the_worker_ends_when_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LINGER", 0.01)
+    engine = Engine(make("huginn-tiny"), max_rows=2, max_tokens=64)
+    assert engine._worker is None
+    for _ in range(2):
+        engine.submit([3, 4], max_new_tokens=2).result(60)
+        deadline = time.monotonic() + 10
+        while engine._worker is not None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert engine._worker is None
+
+
+def test_closing_cancels_what_is_left() -> None:
+    engine = Engine(make("huginn-tiny"), max_rows=1, max_tokens=2000)
+    requests = [engine.submit([3, 4], max_new_tokens=1000) for _ in range(2)]
+    next(iter(requests[0]))
+    engine.close()
+    engine.close()
+    assert [request.result(0).finish_reason for request in requests] == ["cancelled"] * 2
+    with pytest.raises(RuntimeError, match="engine: closed"):
+        engine.submit([3])
+
+
+def test_an_error_inside_the_context_does_not_wait() -> None:
+    engine = Engine(make("huginn-tiny"), max_rows=1, max_tokens=2000)
+    request = engine.submit([3, 4], max_new_tokens=1500)
+
+    def fail() -> None:
+        with engine:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert request.result(0).finish_reason == "cancelled"
+
+
+def test_what_no_engine_can_serve() -> None:
+    with pytest.raises(ValueError, match="max_rows must be a whole number >= 1"):
+        Engine(make("huginn-tiny"), max_rows=0)
+    engine = Engine(make("huginn-tiny"), max_tokens=16)
+    with pytest.raises(ValueError, match="text needs a tokenizer"):
+        engine.submit("the cat")
+    with pytest.raises(ValueError, match="stop: 'x' needs a tokenizer"):
+        engine.submit([3], stop="x")
+    engine.model.train()
+    with pytest.raises(ValueError, match="training mode"):
+        engine.submit([3], max_new_tokens=1)
+    with pytest.raises(ValueError, match="beyond the learned positions"):
+        Engine(make("stars-addition-tiny", positions="learned", max_position_embeddings=8), max_tokens=64).submit(
+            [3] * 6, max_new_tokens=4
+        )
+    with pytest.warns(UserWarning, match="leaks future"):
+        leaky = make("ouroboros-qwen2.5-3b-tiny", adapters=[{"kind": "controller", "pooling": "sequence", "leak_future": True}])
+    with pytest.raises(ValueError, match="reads future tokens"):
+        Engine(leaky)

@@ -1,0 +1,81 @@
+"""A prompt that begins like an earlier one is run from there on, where its keys would be the same, and answers the same."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from loopwright.engine import prefix
+from loopwright.engine.request import Request, Wish
+from loopwright.engine.scheduler import Scheduler
+from tests.engine.mix import alone, make, serve
+
+LONG = tuple(random.Random(0).sample(range(96), 12))
+
+
+@torch.no_grad()
+def served(scheduler: Scheduler, wish: Wish) -> list[int]:
+    request = Request(wish)
+    scheduler.add(request)
+    while scheduler.busy:
+        scheduler.tick()
+    return request.result(0).tokens
+
+
+@pytest.mark.parametrize("name", ["huginn-tiny", "ouroboros-qwen2.5-3b-tiny"])
+def test_a_shared_beginning_is_run_once(name: str) -> None:
+    model = make(name)
+    scheduler = Scheduler(model, rows=2, tokens=100)
+    first = Wish(LONG, 3, 4)
+    assert served(scheduler, first) == alone(model, first)
+    for wish, copied in (
+        (Wish((*LONG, 5, 6), 3, 4), 12),  # the whole prompt
+        (Wish((*LONG[:9], 5), 3, 4), 9),
+        (first, 11),  # the last token is always run
+        (Wish((*LONG, 5), 2, 4), 0),  # another depth has other keys
+        (Wish(LONG[:4], 3, 4), 0),  # too short
+    ):
+        before = scheduler.prefixes.tokens
+        assert served(scheduler, wish) == alone(model, wish)
+        assert scheduler.prefixes.tokens - before == copied
+
+
+def test_another_state_seed_has_other_keys() -> None:
+    model = make("huginn-tiny")
+    scheduler = Scheduler(model, rows=1, tokens=100)
+    for seed in (None, 3, 4, 3):
+        wish = Wish(LONG, 3, 3, state_seed=seed)
+        assert served(scheduler, wish) == alone(model, wish)
+    assert scheduler.prefixes.tokens == 11
+
+
+def test_a_running_request_shares_its_prompt() -> None:
+    model = make("huginn-tiny")
+    scheduler = Scheduler(model, rows=2, tokens=100)
+    wishes = [Wish(LONG, 3, 8), Wish((*LONG, 7), 3, 4)]
+    (one, two), _ = serve(scheduler, wishes, random.Random(5))
+    assert [one.tokens, two.tokens] == [alone(model, wish) for wish in wishes]
+    assert scheduler.prefixes.tokens == 12
+
+
+def test_kept_rows_go_when_their_cells_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix, "SHORTEST", 2)
+    model = make("huginn-tiny")  # depth 4
+    scheduler = Scheduler(model, rows=2, tokens=20)
+    for number in range(5):
+        wish = Wish((number, *LONG[:5]), 4, 4)
+        assert served(scheduler, wish) == alone(model, wish)
+        assert len(scheduler.prefixes.kept) <= 2
+    scheduler.prefixes.forget()
+    assert scheduler.pool.cells["core"].free == [(0, 80)]
+
+
+def test_a_planted_key_without_depth_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("huginn-tiny")
+    monkeypatch.setattr("loopwright.engine.scheduler._held", lambda run: prefix.Held(0, run.request.wish.prompt, run.row))
+    scheduler = Scheduler(model, rows=1, tokens=100)
+    served(scheduler, Wish(LONG, 3, 2))
+    wish = Wish(LONG, 2, 6)
+    assert served(scheduler, wish) != alone(model, wish)

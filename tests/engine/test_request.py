@@ -1,0 +1,78 @@
+"""The handle of a request: tokens as they come, one end, and errors for its own caller."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from loopwright.engine.request import Request, Wish
+
+
+def request_of(**options: object) -> Request:
+    return Request(Wish((1, 2), 3, 4, **options))  # type: ignore[arg-type]
+
+
+def test_tokens_come_while_others_wait() -> None:
+    request, seen = request_of(), []
+
+    def read() -> None:
+        seen.extend(request)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for token in (5, 6, 7, 8):
+        request.push(token, 3, None)
+    reader.join(5)
+    assert seen == [5, 6, 7, 8] == list(request)
+    result = request.result()
+    assert (result.tokens, result.depths, result.finish_reason, result.logprobs) == ([5, 6, 7, 8], [3] * 4, "length", None)
+
+
+def test_an_end_token_stops() -> None:
+    request = request_of(ends=frozenset({6}), logprobs=True)
+    request.push(5, 3, -1.0)
+    assert not request.done
+    request.push(6, 3, -2.0)
+    assert request.result().finish_reason == "stop" and request.result().logprobs == [-1.0, -2.0]
+
+
+def test_stop_strings_end_and_are_cut_off() -> None:
+    def decode(ids: list[int]) -> str:
+        return "".join(chr(96 + i) for i in ids)
+
+    request = Request(Wish((1,), 1, 9, stop=("zz", "bc")), decode)
+    for token in (1, 2):
+        request.push(token, 1, None)
+        assert not request.done
+    request.push(3, 1, None)
+    result = request.result()
+    assert (result.text, result.tokens, result.finish_reason) == ("a", [1, 2, 3], "stop")
+
+
+def test_cancelling_twice_changes_nothing() -> None:
+    request = request_of()
+    request.push(5, 3, None)
+    assert request.cancel() and not request.cancel()
+    request.finish("cancelled")
+    request.finish("length")
+    assert request.result().finish_reason == "cancelled" and request.result().tokens == [5]
+    assert not request.cancel()
+
+
+def test_an_error_reaches_its_caller() -> None:
+    def fails(token: int) -> None:
+        raise RuntimeError("mine")
+
+    request = request_of(on_token=fails)
+    request.push(5, 3, None)
+    with pytest.raises(RuntimeError, match="mine"):
+        request.result()
+    with pytest.raises(RuntimeError, match="mine"):
+        list(request)
+    assert request.finish_reason == "error"
+
+
+def test_waiting_has_an_end() -> None:
+    with pytest.raises(TimeoutError, match=r"not done after 0.01 seconds \(0 tokens so far\)"):
+        request_of().result(0.01)

@@ -1,0 +1,46 @@
+"""A row whose earlier tokens are less deep gives, once they are brought along, the logits of a full pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from loopwright.engine.trail import Trail, read_trails, step_trails
+from loopwright.model.pool import KeyPool, Row
+from loopwright.model.rows import PooledRows
+from tests.cases import gap
+from tests.engine.mix import make
+
+
+@dataclass(eq=False)
+class Token:
+    """What the functions read of a row in flight."""
+
+    row: Row
+    trail: Trail
+    offset: int = 0
+    t: int = 0
+    work: int = 0
+
+
+@torch.no_grad()
+def test_tokens_of_many_depths() -> None:
+    model = make("huginn-tiny")
+    ids = torch.randint(96, (1, 6), generator=torch.Generator().manual_seed(0))
+    pool = KeyPool(model.config, 60, model.lm_head.weight)
+    row = pool.admit(6, 4, (1, 2, 3, 4))
+    assert row is not None
+    run = Token(row, Trail(6, 4, model.lm_head.weight, coda=True))
+    full = {depth: model(ids, depth=depth).logits[0] for depth in range(1, 5)}
+    for offset, depth in enumerate((2, 1, 1, 4, 1, 3)):
+        run.offset, run.t = offset, 0
+        cache = PooledRows(pool, [row], [offset], 1)
+        e, p = model.embed_at(model.token_vectors(ids[:, offset : offset + 1]), cache.span, cache=cache)
+        run.trail.begin(offset, e[0], model.start_state(e, p)[0])
+        for _ in range(depth):
+            step_trails(model, pool, [run])  # type: ignore[list-item]
+        ((_, logits),) = read_trails(model, pool, [run], lambda run: 1)  # type: ignore[list-item]
+        assert gap(logits[0], full[depth][offset]) < 1e-9
+    # the fourth token brought three along, the last one the fifth: each step of each token once, those nobody needs never
+    assert run.work == 4 * 4 + 1 + 3 + 2

@@ -1,0 +1,118 @@
+"""Exits with backfill = full recomputation at the same exits; drafts = plain decoding; never leaving = plain, bitwise."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from loopwright.engine.request import Request, Wish
+from loopwright.engine.scheduler import Scheduler
+from loopwright.generate.exit_rules import build_exit
+from loopwright.generate.sampling import Sampling
+from tests.engine.mix import RULES, alone, make, random_wish, recomputed, serve
+
+CODA = {"kind": "exit", "threshold": 0.6}
+
+
+@pytest.mark.parametrize("name", ["huginn-tiny", "ouroboros-qwen2.5-3b-tiny"])
+def test_backfill_is_full_recomputation(name: str) -> None:
+    model, draw = make(name), random.Random(name)
+    wishes = []
+    for spec in RULES:
+        prompt = tuple(draw.randrange(96) for _ in range(draw.randint(1, 5)))
+        wishes.append(Wish(prompt, 4, 6, Sampling(temperature=1.0), seed=3, exit=build_exit(spec, model)))
+    scheduler = Scheduler(model, rows=4, tokens=200, chunk=3)
+    requests, _ = serve(scheduler, [*wishes, random_wish(model, draw)], draw)
+    found = set()
+    for wish, request in zip(wishes, requests, strict=False):
+        assert (request.tokens, request.depths) == recomputed(model, wish), wish.exit
+        found |= set(request.depths)
+    assert len(found) > 2  # tokens did leave at different depths
+    assert not scheduler.running and len(scheduler.free_slots) == 4
+
+
+@torch.no_grad()
+def test_the_gates_rule_is_the_hubs() -> None:
+    model = make("huginn-tiny", halting=CODA)
+    ids = torch.tensor([[5, 6, 7]])
+    theirs = model.generate(ids, depth=4, max_new_tokens=8, do_sample=False, eos_token_id=None, select="hub")[0, 3:].tolist()
+    wish = Wish((5, 6, 7), 4, 8, exit=build_exit("gate", model))
+    scheduler = Scheduler(model, rows=1, tokens=50)
+    (request,), _ = serve(scheduler, [wish], random.Random(0))
+    assert request.tokens == theirs
+    assert len(set(request.depths)) > 1, "choose weights with which some tokens leave early"
+    assert scheduler.ran.row_steps == sum(request.depths)  # steps that nobody needs are not run
+    # the last prompt token, and each token of the answer but the last, misses at most the steps it did not take
+    assert scheduler.ran.token_steps <= 4 * 8
+
+
+@pytest.mark.parametrize("name", ["huginn-tiny", "ouro-1.4b-tiny"])
+@pytest.mark.parametrize("keys", ["backfill", "copy"])
+def test_never_leaving_is_plain_bitwise(name: str, keys: str) -> None:
+    model = make(name).float()
+    plain = Wish((5, 6, 7, 8), 4, 6, logprobs=True)
+    outcomes = []
+    for wish in (plain, replace(plain, exit=build_exit("never", model), exit_keys=keys)):
+        (request,), _ = serve(Scheduler(model, rows=1, tokens=50, chunk=3), [wish], random.Random(0))  # both end the prefill alike
+        outcomes.append(request.result(0))
+    assert outcomes[0] == outcomes[1]
+
+
+@torch.no_grad()
+def test_copied_keys_are_those_of_the_exit() -> None:
+    model = make("huginn-tiny", adapters=[{"kind": "controller", "rank": 4, "style": 8}], max_steps=6, beyond_max_steps="repeat")
+    wish = Wish((5, 6, 7), 4, 6, exit=build_exit({"kind": "stable", "count": 1}, model), exit_keys="copy")
+    scheduler, request = Scheduler(model, rows=1, tokens=60), Request(wish)
+    scheduler.add(request)
+    while len(request.tokens) < 4:
+        scheduler.tick()
+    row, pool = scheduler.running[0].row, scheduler.pool
+    for index in (2, 3, 4):  # all left after one step
+        for table in (pool.keys["core"], pool.values["core"], *(x[None] for (stack, _), x in pool.sums.items() if stack == "core")):
+            kept = [table[:, row.cell("core", t) + index] for t in range(4)]
+            assert all(torch.equal(kept[0], other) for other in kept[1:])
+        kept = [pool.keys["coda"][:, row.cell("coda", d) + index] for d in range(4)]
+        assert all(torch.equal(kept[0], other) for other in kept[1:])
+    assert request.depths == [1] * 4 and scheduler.ran.token_steps == scheduler.ran.row_steps  # nothing is run again
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "shallow"), [("huginn-tiny", 3, 2), ("ouroboros-qwen2.5-3b-tiny", 4, 1), ("universal-tiny", 2, 3)]
+)
+def test_drafts_change_no_token(name: str, tokens: int, shallow: int) -> None:
+    model, draw = make(name), random.Random(name)
+    wishes = []
+    for _ in range(4):
+        wish = random_wish(model, draw, longest=6)
+        wishes.append(replace(wish, depth=4, draft_depth=shallow, draft_tokens=tokens, max_new_tokens=7))
+    scheduler = Scheduler(model, rows=3, tokens=160, chunk=4)
+    requests, _ = serve(scheduler, [*wishes, random_wish(model, draw)], draw)
+    for wish, request in zip(wishes, requests, strict=False):
+        assert request.tokens == alone(model, wish), wish
+    assert scheduler.ran.drafted > 0 and not scheduler.running
+
+
+def test_drafts_that_hold_save_passes() -> None:
+    model = make("ouro-1.4b-tiny")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "o_proj" in name or "down_proj" in name:
+                parameter.zero_()  # every depth says the same
+    wish = Wish((5, 6), 4, 13, draft_depth=1, draft_tokens=4)
+    scheduler = Scheduler(model, rows=1, tokens=60)
+    (request,), _ = serve(scheduler, [wish], random.Random(0))
+    assert request.tokens == alone(model, wish)
+    # 13 tokens: three verifications of four tokens each, and one token alone
+    assert (scheduler.ran.verified, scheduler.ran.accepted, scheduler.ran.drafted) == (4, 9, 9)
+    assert scheduler.ran.row_steps == 3 * (4 * 1 + 3) + 4
+
+
+def test_a_missing_backfill_would_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("huginn-tiny")
+    wish = Wish((5, 6, 7), 4, 6, exit=build_exit({"kind": "change", "threshold": 1.2}, model))
+    monkeypatch.setattr("loopwright.engine.trail._by_length", lambda runs, held: [(1, list(runs))] if runs else [])
+    with pytest.raises(ValueError, match="earlier tokens"):
+        serve(Scheduler(model, rows=1, tokens=50), [wish], random.Random(0))

@@ -1,0 +1,69 @@
+"""Each rule on numbers made by hand, and on a model whose own exit rule it repeats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from loopwright.generate.exit_rules import EXITS, build_exit
+from tests.cases import noisy
+from tests.generate.tiny import DENSE
+
+MODEL = noisy("huginn-tiny")
+
+
+def asked(spec: Any, states: list[float], logits: list[list[float]] | None = None, model: Any = MODEL) -> list[bool]:
+    """Returns what a rule says after each step of a token whose state is one number everywhere."""
+    rule, memory = build_exit(spec, model), {}
+    s = [torch.full((model.config.hidden_size,), x) for x in states]
+    read = [None] * len(states) if logits is None else [torch.tensor(row) for row in logits]
+    return [rule.leaves(model, s[t], s[t + 1], read[t], memory) for t in range(len(states) - 1)]
+
+
+def test_never() -> None:
+    assert asked("never", [0.0, 0.0, 0.0]) == [False, False]
+
+
+def test_change_is_relative() -> None:
+    assert asked({"kind": "change", "threshold": 0.1}, [1.0, 2.0, 2.1, 2.0]) == [False, True, True]
+    assert asked({"kind": "change", "threshold": 0.1}, [10.0, 20.0, 21.0, 20.0]) == [False, True, True]
+
+
+def test_read_outs() -> None:
+    sure, other, unsure = [9.0, 0.0, 0.0], [0.0, 9.0, 0.0], [0.1, 0.0, 0.0]
+    steps = [unsure, unsure, sure, other, other]
+    states = [1.0] * 6
+    assert asked({"kind": "entropy", "threshold": 0.5}, states, [*steps, sure]) == [False, False, True, True, True]
+    assert asked({"kind": "divergence", "threshold": 0.01}, states, [*steps, sure]) == [False, True, False, False, True]
+    assert asked({"kind": "stable", "count": 2}, states, [*steps, sure]) == [False, True, True, False, True]
+    assert asked({"kind": "stable", "count": 3}, states, [*steps, sure]) == [False, False, True, False, False]
+
+
+@torch.no_grad()
+def test_learned_halting_leaves_where_the_model_says() -> None:
+    states = torch.randn(5, 1, 32)
+    gate = noisy("huginn-tiny", halting={"kind": "exit", "threshold": 0.7})
+    wanted = int(gate.halting.exit_step(gate.halting(gate.halting.values(states[1:].split(1))[:, 0][None]))[0, 0])
+    rule, memory = build_exit("gate", gate), {}
+    left = [rule.leaves(gate, states[t, 0], states[t + 1, 0], None, memory) for t in range(4)]
+    assert (left.index(True) if True in left else 3) == wanted
+    act = noisy("huginn-tiny", halting={"kind": "act"})
+    halt = act.halting.values(states[1:].split(1))
+    rule, memory = build_exit("act", act), {}
+    left = [rule.leaves(act, states[t, 0], states[t + 1, 0], None, memory) for t in range(4)]
+    assert (left.index(True) if True in left else 3) == int(act.halting._stop(halt)[1].flatten()[0])
+
+
+def test_what_a_model_cannot_do_is_refused() -> None:
+    for kind in ("gate", "act"):
+        with pytest.raises(ValueError, match=f"exit: '{kind}' needs a model"):
+            build_exit(kind, MODEL)
+    with pytest.raises(ValueError, match="a dense model has no loop to leave"):
+        build_exit("never", noisy("ouroboros-qwen2.5-3b-tiny", **DENSE))
+    with pytest.raises(ValueError, match="unknown kind 'ever'; did you mean 'never'"):
+        build_exit("ever", MODEL)
+    with pytest.raises(ValueError, match="exit \\(change\\)"):
+        build_exit({"kind": "change", "limit": 1}, MODEL)
+    assert set(EXITS) == {"never", "gate", "act", "change", "divergence", "entropy", "stable"}
