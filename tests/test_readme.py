@@ -14,24 +14,39 @@ from tests.cases import noisy
 from tests.generate.tiny import WORDS, save_model
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = PAGES[0].read_text()
+MOST_LINES = 200  # of the README
 
 
 def blocks(text: str, language: str = "") -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    """The code blocks of a page that name this language; all fences are paired, so that no end is taken for a beginning."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [code for named, code in found if named == language]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that headings of a page get, as GitHub and the docs site make them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        assert target.startswith("https://") or (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+        if not target.startswith("https://"):
+            assert (page.parent / target).exists(), target
+            assert not anchor or anchor in anchors(page.parent / target if target else page), f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_named_files_are_there(page):
     for name in re.findall(r"`((?:tests|docs|experiments|benchmarks)/[\w./-]+)`", page.read_text()):
         assert (ROOT / name).exists(), name
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= MOST_LINES
 
 
 def test_the_first_example_runs():
@@ -45,10 +60,11 @@ def test_the_example_of_the_python_page_runs(tmp_path, monkeypatch):
 
 
 def test_commands_parse():
-    """Every `$ loopwright …` line of the README has a verb and flags that the command line knows."""
+    """Every `loopwright …` line in a code block of a page has a verb and flags that the command line knows."""
     verbs = typer.main.get_command(make_app()).commands
-    lines = re.findall(r"^\$ loopwright (.+)$", README, re.MULTILINE)
-    assert len(lines) > 3
+    code = "\n".join(block for page in PAGES for block in blocks(page.read_text()))
+    lines = re.findall(r"^(?:\$ )?loopwright (\w.+?)(?: #.*)?$", code.replace("\\\n", " "), re.MULTILINE)
+    assert len(lines) > 40
     for line in lines:
         verb = line.split()[0]
         known = {flag for param in verbs[verb].params for flag in param.opts}

@@ -1,17 +1,18 @@
-"""Prints what in the README differs from the rows, and fails if anything does: `python -m experiments.readme`."""
+"""Prints where the README and the study pages differ from the rows, and fails if they do: `python -m experiments.readme`."""
 
 from __future__ import annotations
 
 import sys
 
-from experiments.readme.check import README, problems
+from experiments.readme.check import PLACES, problems
 
 
 def main() -> None:
-    """Checks the README of this checkout."""
-    found = problems(README.read_text())
-    print("\n".join(found) or "README.md: every result number is that of the rows")
-    sys.exit(bool(found))
+    """Checks the pages of this checkout."""
+    lines = problems()
+    pages = ", ".join(dict.fromkeys(place.page for place in PLACES))
+    print("\n".join(lines) or f"{pages}: every result number is that of the rows")
+    sys.exit(bool(lines))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Holds the README's result sections to the rows: every claim stands there word for word, and no other number does.
+"""Holds the result numbers of the README and of the study pages to the committed rows.
 
-A claim is a piece of text made from the rows. A setting is a piece of text with numbers that no row decides (sizes, depths, the
-names of columns). What is left of a section without its claims and settings has no digit in it.
+A claim is a piece of text made from the rows; it must stand on its page word for word. Where a place lists its settings (text with
+numbers that no row decides: sizes, depths, names of columns), what is left of it without claims and settings has no digit in it.
 """
 
 from __future__ import annotations
@@ -12,58 +12,76 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from experiments.readme import asura, hops, ouroboros, speed, stars
+from experiments.readme import asura, headline, hops, ouroboros, speed, stars
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
 # a target, an image and a code span hold no result
 NOT_PROSE = r"!\[[^\]]*\]\([^)]*\)|(?<=\])\([^)]*\)|`[^`]*`"
 AROUND = 40  # letters shown on each side of a number that no row explains
 
 
 @dataclass(frozen=True)
-class Section:
-    """A section of the README: how its heading begins, what the rows say in it, and what its numbers are apart from results."""
+class Place:
+    """A section of a page (how its heading begins), or a whole page where the heading is empty, with what the rows say there.
 
+    With `settings` every number of the place is held; without (None) the claims alone are.
+    """
+
+    page: str
     heading: str
     claims: Callable[[], Iterable[str]]
-    settings: tuple[str, ...]
+    settings: tuple[str, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """How problems name it."""
+        return f"{self.page}, {self.heading!r}" if self.heading else self.page
 
 
-SECTIONS = (
-    Section("Does more depth hurt?", stars.claims, stars.SETTINGS),
-    Section("Does conditioning on the input pay?", lambda: [*ouroboros.claims(), *asura.claims()], ouroboros.SETTINGS),
-    Section("When does looping pay?", hops.claims, hops.SETTINGS),
-    Section("Speed, so far", speed.claims, speed.SETTINGS),
+PLACES = (
+    Place("README.md", "What was measured", headline.claims, headline.SETTINGS),
+    Place("docs/stars.md", "Exact match (%) by depth", stars.table_claims, stars.TABLE_SETTINGS),
+    Place("docs/stars.md", "", stars.claims),
+    Place("docs/longer.md", "", stars.longer_claims),
+    Place("docs/ouroboros.md", "", ouroboros.claims),
+    Place("docs/asura.md", "", asura.claims),
+    Place("docs/when-to-loop.md", "", hops.claims),
+    Place("docs/speed.md", "Measured", speed.claims, speed.SETTINGS),
 )
 
 
 @cache
-def claims_of(section: Section) -> tuple[str, ...]:
-    """Returns what the rows say in a section, longest first, so that no claim is looked for in the place of another."""
-    return tuple(sorted(map(plain, section.claims()), key=len, reverse=True))
+def claims_of(place: Place) -> tuple[str, ...]:
+    """Returns what the rows say at a place, longest first, so that no claim is looked for in the place of another."""
+    return tuple(sorted(map(plain, place.claims()), key=len, reverse=True))
 
 
-def problems(readme: str) -> list[str]:
-    """Returns one line for each claim that the README does not hold and for each number that no row explains."""
-    return [line for section in SECTIONS for line in problems_of(readme, section)]
+def problems() -> list[str]:
+    """Returns one line for each claim that its page does not hold and for each number that no row explains."""
+    return [line for place in PLACES for line in problems_of((ROOT / place.page).read_text(), place)]
 
 
-def problems_of(readme: str, section: Section) -> list[str]:
-    """Returns the problems of one section."""
-    parts = [part for part in re.split(r"^## ", readme, flags=re.MULTILINE) if part.startswith(section.heading)]
+def problems_of(page: str, place: Place) -> list[str]:
+    """Returns the problems of one place in the text of its page."""
+    parts = text_of(page, place)
     if len(parts) != 1:
-        return [f"README.md: {len(parts)} sections begin with {section.heading!r}; allowed: one"]
-    text, found = plain(parts[0]), []
-    for kind, pieces in (("the rows say", claims_of(section)), ("the settings are", map(plain, section.settings))):
+        return [f"{place.page}: {len(parts)} sections begin with {place.heading!r}; there must be one"]
+    text, problems = parts[0], []
+    for kind, pieces in (("the rows say", claims_of(place)), ("the settings are", map(plain, place.settings or ()))):
         for piece in pieces:
             if piece not in text:
-                found.append(f"README.md, {section.heading!r}: {kind} {piece!r}, which is not there")
-            text = text.replace(piece, " … ", 1)
-    for number in re.finditer(r"[\d][\d.,]*", text):
+                problems.append(f"{place.name}: {kind} {piece!r}, which is not there")
+            text = text.replace(piece, " … ", 1) if place.settings is not None else text
+    for number in re.finditer(r"[\d][\d.,]*", text if place.settings is not None else ""):
         near = text[max(0, number.start() - AROUND) : number.end() + AROUND].strip()
-        found.append(f"README.md, {section.heading!r}: no row explains {number[0].rstrip('.,')} in {near!r}")
-    return found
+        problems.append(f"{place.name}: no row explains {number[0].rstrip('.,')} in {near!r}")
+    return problems
+
+
+def text_of(page: str, place: Place) -> list[str]:
+    """Returns the sections that a place names, as plain text; the whole page where it names none."""
+    sections = re.split(r"^## ", page, flags=re.MULTILINE)
+    return [plain(part) for part in sections if part.startswith(place.heading)] if place.heading else [plain(page)]
 
 
 def plain(text: str) -> str:

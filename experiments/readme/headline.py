@@ -1,0 +1,49 @@
+"""What the README's table of headline results says: the studies' own numbers, in short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from experiments.ouroboros.tables import BEST, BEST_ONCE, BEST_STATIC
+from experiments.pages import percent
+from experiments.readme import asura, hops, ouroboros, speed, stars
+
+SETTINGS = (
+    "where its 95 % interval over three seeds excludes 0",
+    "Four-digit addition at depth 1,000, seeds side by side",
+    "when trained at fixed depth 4",
+    "trained on 4 to 8 digits, it adds numbers of 64",
+    "No gain was found beyond depth 1",
+    "SmolLM2-135M, cut from 30 to 15 layers",
+    "Ouro-1.4B's shape at depth 4 and batch 1",
+    "of an H200",
+)
+
+
+def claims() -> Iterator[str]:
+    """Yields what the rows say."""
+    yield f"{stars.exact_at('ours', 1000)} % right with"
+    yield f"{stars.exact_at('paper: random depth + penalty', 1000)} % with STARS as released"
+    yield f"; {stars.exact_at('paper: fixed depth 4', 1000)} %"
+    ahead, verdict, p = stars.released()
+    yield f"{'better' if ahead else 'not better'} on each seed, {verdict} (p = {p:.2f} at depth 1,000)"
+    yield f"At our settings {stars.without_penalty()} seeds are 100 % right without it as well"
+    least, random, rows, seeds = stars.longer()
+    yield f"(at least {100 * least:.1f} % of {rows} rows with far carries, {seeds} seeds; random digits: {100 * min(random):.1f} %"
+    yield f"against a blind controller {ouroboros.against_blind()}"
+    looped, once, controller = (percent(ouroboros.share(name, "test")) for name in (BEST_STATIC, BEST_ONCE, BEST))
+    apart, first = ouroboros.behind_once(BEST_STATIC)
+    behind, second = ouroboros.behind_once(BEST)
+    yield f"recovers {looped} of the gap to the intact model"
+    yield f"the same layers run once {once} ({apart:.3f} nats apart, {first})"
+    yield f"With a controller it is {controller} ({behind:.3f} nats behind, {second})"
+    yield f"(by {asura.equal_parameters()}, for more FLOPs)"
+    small, middle, chance, decided = asura.equal_flops()
+    yield f"behind by {small:.3f} at the small size and ahead by {middle:.3f} at the middle one ({chance}, {decided})"
+    few, many = hops.sizes()
+    yield f"with {few} million parameters what eight layers do with {many} million"
+    points, _, _, tie = hops.apart()
+    yield f"({abs(points):.2f} points apart, {tie})"
+    if hops.far()[0] < hops.GUESS:
+        yield "No model answers 24 or 32 hops."
+    yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"
