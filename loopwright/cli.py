@@ -23,16 +23,16 @@ def inspect(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Changes to the config.")] = None,
     depth: Depth = None,
     context: Annotated[
-        int | None, typer.Option(callback=whole, help="Tokens per row. Left out: 2048, or what the model can hold.")
+        int | None, typer.Option(callback=whole, help="Tokens per row. Default: 2048, or what the model can hold.")
     ] = None,
-    batch: Annotated[int, typer.Option(callback=whole, help="Rows of a pass and of the cache.")] = 1,
+    batch: Annotated[int, typer.Option(callback=whole, help="Rows in a pass and in the cache.")] = 1,
     dtype: Dtype = "bf16",
     policy: Annotated[str, typer.Option(help="What the cache keeps: every step, the last one, or share(n) of them.")] = "every",
     tensors: Annotated[bool, typer.Option("--tensors", help="Print the state dict too: name, shape, dtype, parameters.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of tables.")] = False,
     imports: Import = None,
 ) -> None:
-    """What a model is and costs: parameters by part, FLOPs, activation and cache bytes. Nothing is loaded or allocated.
+    """Show what a model is and costs: parameters by part, FLOPs, activation and cache bytes. Loads and allocates nothing.
 
     Examples:
 
@@ -49,14 +49,14 @@ def inspect(
 
 
 def check(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="As for inspect. Left out: all presets, tiny.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="As for inspect. Default: all presets, tiny.")] = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
-    seed: Annotated[int, typer.Option(callback=seed_of, help="Of a preset's fresh weights.")] = 0,
+    seed: Annotated[int, typer.Option(callback=seed_of, help="Seed of a preset's new weights.")] = 0,
     full: Annotated[bool, typer.Option("--full", help="Build a preset at its full size, not at test size.")] = False,
     imports: Import = None,
 ) -> None:
-    """Is the model right? Cache, padding, causality, loss, depth, files: one row each. Exits 1 where a check fails.
+    """Check that a model is right: cache, padding, causality, loss, depth, files, one row each. Exits 1 if a check fails.
 
     Examples:
 
@@ -73,23 +73,23 @@ def check(
 
 def generate(
     model: Folder,
-    prompt: Annotated[str, typer.Argument(help="The text to go on from (with --chat: what the user says).")],
+    prompt: Annotated[str, typer.Argument(help="The text to continue (with --chat: the user's message).")],
     depth: Depth = None,
-    max_new_tokens: Annotated[int, typer.Option(callback=whole, help="Stop after so many tokens.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(callback=whole, help="Stop after this many tokens.")] = 64,
     temperature: Annotated[float | None, typer.Option(help="Sample at this temperature. 0 or left out: greedy.")] = None,
     top_p: Annotated[
         float | None, typer.Option(help="Sample from the likeliest tokens that together reach this probability.")
     ] = None,
     top_k: Annotated[int | None, typer.Option(callback=whole, help="Sample from this many likeliest tokens.")] = None,
     min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one's probability.")] = None,
-    seed: Annotated[int | None, typer.Option(callback=seed_of, help="Of the sampling.")] = None,
+    seed: Annotated[int | None, typer.Option(callback=seed_of, help="Seed of the sampling.")] = None,
     state_seed: Annotated[
-        int | None, typer.Option(callback=seed_of, help="Of the initial state, in models that start from noise (Huginn).")
+        int | None, typer.Option(callback=seed_of, help="Seed of the initial state, in models that start from noise (Huginn).")
     ] = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the tokenizer's chat template.")] = False,
-    show_depth: Annotated[bool, typer.Option("--show-depth", help="First print what each step would say next.")] = False,
+    show_depth: Annotated[bool, typer.Option("--show-depth", help="First print what each step would predict next.")] = False,
     exit: Annotated[
         str | None,
         typer.Option(help="Let tokens leave the loop early: gate, act, change, divergence, entropy or stable, as KIND:NUMBER."),
@@ -100,7 +100,7 @@ def generate(
     tokenizer: Words = None,
     imports: Import = None,
 ) -> None:
-    """Text from a prompt, streamed as it comes; then one line of statistics on stderr.
+    """Continue a prompt, streaming the text; then print one line of statistics to stderr.
 
     Examples:
 
@@ -122,7 +122,7 @@ def generate(
 
 
 def presets() -> None:
-    """The systems that can be built by name, with their size and layout.
+    """List the systems that can be built by name, with their size and layout.
 
     Example:
 
@@ -147,19 +147,19 @@ def retrofit(
         str | None, typer.Option(metavar="TEXT", help="Score layouts of that size on this text file and take the best.")
     ] = None,
     search_by: Annotated[
-        str | None, typer.Option(help="loss (left out): of the truncated models; turn: how far dropped layers turn the state.")
+        str | None, typer.Option(help="loss (default): of the truncated models; turn: how far dropped layers turn the state.")
     ] = None,
-    text: Annotated[str | None, typer.Option(metavar="TEXT", help="What bases=weighted measures activations on.")] = None,
-    tokens: Annotated[int | None, typer.Option(callback=whole, help="How much of either text. Left out: 2048.")] = None,
-    seed: Annotated[int, typer.Option(callback=seed_of, help="Of what starts at random.")] = 0,
+    text: Annotated[str | None, typer.Option(metavar="TEXT", help="The text that bases=weighted measures activations on.")] = None,
+    tokens: Annotated[int | None, typer.Option(callback=whole, help="How many tokens of either text. Default: 2048.")] = None,
+    seed: Annotated[int, typer.Option(callback=seed_of, help="Seed of what starts at random.")] = 0,
     dtype: Dtype = "float32",
     device: Device = "cpu",
     imports: Import = None,
 ) -> None:
-    """A dense model made into a looped one: layers kept and looped, parts put on, the folder written. Nothing is trained.
+    """Make a dense model looped: keep some layers, loop some, add parts, write a folder. Nothing is trained.
 
     A system is a layout with parts: ouroboros, ouroboros-identity, ouroboros-coda, static, gate-only, plain-loop, healed, relaxed,
-    refiner, repeat, retrofit, retrofit-identity, ouro, upcycle (docs/retrofit.md). Changes reach the layout, the start of the
+    refiner, repeat, retrofit, retrofit-identity, ouro, upcycle (docs/retrofit.md). Changes apply to the layout, the start of the
     core, the bases and every part: layout=retrofit, start=average, depth=4, adapters.rank=8, gate.kind=none.
 
     Examples:
@@ -182,12 +182,12 @@ def retrofit(
 def train(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Changes to the recipe.")] = None,
-    out: Annotated[str | None, typer.Option(help="The run folder. Left out: runs/RECIPE.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder, bit for bit.")] = False,
-    toy: Annotated[bool, typer.Option("--toy", help="Two updates at test size: is everything in its place?")] = False,
+    out: Annotated[str | None, typer.Option(help="The run folder. Default: runs/RECIPE.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder, bit for bit.")] = False,
+    toy: Annotated[bool, typer.Option("--toy", help="Run two updates at test size, to see that everything works.")] = False,
     imports: Import = None,
 ) -> None:
-    """A run from a recipe: trains, validates at several depths, saves. Ctrl-C saves first; --resume goes on exactly there.
+    """Train a run from a recipe: train, validate at several depths, save. Ctrl-C saves first; --resume continues exactly there.
 
     Examples:
 
@@ -207,7 +207,7 @@ def recipes(
     name: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Print this one in full, every setting resolved.")] = None,
     imports: Import = None,
 ) -> None:
-    """The shipped recipes, one published experiment each.
+    """List the shipped recipes, or print one.
 
     Examples:
 
@@ -223,43 +223,42 @@ def recipes(
 def evaluate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder; or a model's folder, with --text or --data.")],
     depths: Annotated[
-        str | None, typer.Option(help="1:64, 1,2,4 or 1:1000:log. Left out: to 16 times the median trained; of --text: its own.")
+        str | None,
+        typer.Option(help="1:64, 1,2,4 or 1:1000:log. Default: up to 16 times the median trained depth; with --text: its own."),
     ] = None,
-    split: Annotated[
-        list[str] | None, typer.Option(help="A test split, or valid; may be given again. Left out: all tests.")
-    ] = None,
-    checkpoint: Annotated[str | None, typer.Option(help="Of a run: last, best, or an update's number. Left out: last.")] = None,
-    data: Annotated[str | None, typer.Option(help="A recipe whose data to measure on. Left out: the run's own.")] = None,
+    split: Annotated[list[str] | None, typer.Option(help="A test split, or valid; repeatable. Default: all tests.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="With a run: last, best, or an update's number. Default: last.")] = None,
+    data: Annotated[str | None, typer.Option(help="A recipe whose data to measure on. Default: the run's own.")] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(metavar="[NAME=]FILE", help="Held-out loss of this text (.jsonl, .txt, also .gz); again: more."),
+        typer.Option(metavar="[NAME=]FILE", help="Held-out loss of this text (.jsonl, .txt, also .gz); repeatable."),
     ] = None,
     context: Annotated[
-        int | None, typer.Option(callback=whole, help="Of --text: tokens of a passage. Left out: 512, or what it has.")
+        int | None, typer.Option(callback=whole, help="With --text: tokens in a passage. Default: 512, or what the model has.")
     ] = None,
     tokenizer: Words = None,
-    field: Annotated[str | None, typer.Option(help="Of --text: where the text of a JSON line stands. Left out: text.")] = None,
+    field: Annotated[str | None, typer.Option(help="With --text: the field of a JSON line with the text. Default: text.")] = None,
     teacher_forced: Annotated[
-        bool, typer.Option("--teacher-forced", help="Of --text: score a model that sees the future too, and mark it.")
+        bool, typer.Option("--teacher-forced", help="With --text: also score a model that sees the future, and mark it.")
     ] = False,
     honest: Annotated[
-        int, typer.Option(callback=whole, help="Of --text: so many tokens scored from their prefixes alone, too.")
+        int, typer.Option(callback=whole, help="With --text: also score this many tokens from their prefixes alone.")
     ] = 0,
     rows: Annotated[
-        int | None, typer.Option(callback=whole, help="Only the first so many rows of a split; of --text: so many passages, drawn.")
+        int | None, typer.Option(callback=whole, help="Only the first N rows of a split; with --text: N passages, drawn at random.")
     ] = None,
-    batch: Annotated[int | None, typer.Option(callback=whole, help="Rows of a pass. Left out: 500; of --text: what fits.")] = None,
-    decode: Annotated[bool, typer.Option(help="Decode greedily too, at three depths, and compare.")] = True,
+    batch: Annotated[int | None, typer.Option(callback=whole, help="Rows in a pass. Default: 500; with --text: what fits.")] = None,
+    decode: Annotated[bool, typer.Option(help="Also decode greedily at three depths, and compare.")] = True,
     device: Device = "cpu",
     dtype: Dtype = "float32",
-    out: Annotated[str | None, typer.Option(help="Where eval/ and figures/ go. Left out: into the run.")] = None,
+    out: Annotated[str | None, typer.Option(help="Where eval/ and figures/ go. Default: into the run.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results of other depths, rows or weights.")] = False,
     imports: Import = None,
 ) -> None:
-    """A trained run at every depth from one pass: loss, exact match with intervals, overthinking; a table, a file, a figure.
+    """Measure a run at every depth from one pass: loss, exact match with intervals, overthinking; as table, file and figure.
 
-    With --text: the held-out loss of any model on any text, by passage, with intervals and bits per byte. Causality is checked
-    before any loss is told.
+    With --text: measure the held-out loss of any model on any text, by passage, with intervals and bits per byte. Causality is
+    checked before any loss is printed.
 
     Examples:
 
@@ -300,26 +299,26 @@ def analyze(
         str, typer.Option(help="A .jsonl or .txt file, gsm8k, hellaswag, valid (a run's own rows), or the text itself.")
     ],
     depth: Annotated[
-        int | None, typer.Option(callback=whole, help="Steps of a pass. Left out: 128, or as many as the model has.")
+        int | None, typer.Option(callback=whole, help="Steps of a pass. Default: 128, or as many as the model has.")
     ] = None,
-    compare: Annotated[str | None, typer.Option(help="A dense model whose stages to draw beside.")] = None,
-    data: Annotated[str | None, typer.Option(help="The folder of gsm8k and hellaswag. Left out: $LOOPWRIGHT_DATA.")] = None,
-    examples: Annotated[int, typer.Option(callback=whole, help="At most so many prompts, drawn by the seed.")] = 32,
-    seed: Annotated[int, typer.Option(callback=seed_of, help="Of the drawing of prompts.")] = 0,
-    batch: Annotated[int, typer.Option(callback=whole, help="Prompts of a pass.")] = 8,
+    compare: Annotated[str | None, typer.Option(help="A dense model to draw beside it.")] = None,
+    data: Annotated[str | None, typer.Option(help="The folder of gsm8k and hellaswag. Default: $LOOPWRIGHT_DATA.")] = None,
+    examples: Annotated[int, typer.Option(callback=whole, help="At most this many prompts, drawn by the seed.")] = 32,
+    seed: Annotated[int, typer.Option(callback=seed_of, help="Seed for drawing prompts.")] = 0,
+    batch: Annotated[int, typer.Option(callback=whole, help="Prompts in a pass.")] = 8,
     pairs: Annotated[
-        int, typer.Option(callback=whole, help="Steps of which all pairs of layers as run are compared (8 or 32); 0: none.")
+        int, typer.Option(callback=whole, help="Compare all pairs of layers over this many steps (8 or 32); 0: none.")
     ] = 8,
     ablate: Annotated[bool, typer.Option("--ablate", help="Zero the second layer's MLP output (Figure 41).")] = False,
     tokenizer: Words = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
-    out: Annotated[str | None, typer.Option(help="The folder of the analysis. Left out: runs/analyze-MODEL.")] = None,
+    out: Annotated[str | None, typer.Option(help="The folder of the analysis. Default: runs/analyze-MODEL.")] = None,
     imports: Import = None,
 ) -> None:
-    """What goes on inside: does it converge, whose stages has it, is more depth safe? Numbers, figures and a page to read.
+    """Look inside a model: does it converge, which stages does it have, is more depth safe? Writes numbers, figures and a page.
 
-    A killed analysis goes on where it was when it is started again.
+    An analysis that was killed continues when it is started again.
 
     Examples:
 
@@ -338,12 +337,12 @@ def analyze(
 
 
 def demo(
-    out: Annotated[str | None, typer.Option(help="The folder of the demo. Left out: runs/demo (with --toy runs/demo-toy).")] = None,
-    toy: Annotated[bool, typer.Option("--toy", help="Two updates each: does the page come out? Shows nothing, exits 1.")] = False,
+    out: Annotated[str | None, typer.Option(help="The folder of the demo. Default: runs/demo (with --toy runs/demo-toy).")] = None,
+    toy: Annotated[bool, typer.Option("--toy", help="Two updates each: does the page come out? Shows nothing; exits 1.")] = False,
 ) -> None:
-    """Two small models learn to add; beyond the depth they were trained at one collapses, one holds. Minutes on a CPU.
+    """Train two small models to add. Beyond the training depth one collapses and one holds. Minutes on a CPU.
 
-    Writes a page to look at. Exits 1 where the run does not show it.
+    Writes a page to look at. Exits 1 if the run does not show it.
 
     Example:
 

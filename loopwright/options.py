@@ -32,13 +32,15 @@ def bring(names: list[str] | None) -> list[str] | None:
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, a hub id (owner/name) or a preset's name.")]
 Folder = Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder or a hub id (owner/name), with its tokenizer.")]
-Words = Annotated[str | None, typer.Option(metavar="PATH", help="A tokenizer's folder or hub id. Left out: the model's own.")]
+Words = Annotated[str | None, typer.Option(metavar="PATH", help="A tokenizer's folder or hub id. Default: the model's own.")]
 Import = Annotated[
     list[str] | None,
-    typer.Option("--import", metavar="FILE", callback=bring, help="Execute this Python file of your own parts first; again: more."),
+    typer.Option(
+        "--import", metavar="FILE", callback=bring, help="First execute this Python file with parts of yours; repeatable."
+    ),
 ]
 Depth = Annotated[
-    int | None, typer.Option(callback=whole, help="Steps of a pass: how often the core runs. Left out: the model's own.")
+    int | None, typer.Option(callback=whole, help="Number of steps: how often the core runs. Default: the model's own.")
 ]
 Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")]
 Dtype = Annotated[str, typer.Option(help="float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64.")]
