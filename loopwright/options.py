@@ -15,9 +15,9 @@ def whole(value: int | None) -> int | None:
 
 
 def seed_of(value: int | None) -> int | None:
-    """Returns a seed; torch's generators take those of 64 bits, and a negative one is another's."""
+    """Returns a seed that torch's generators take; a negative one would stand for another seed."""
     if value is not None and not 0 <= value < 2**63:
-        raise typer.BadParameter(f"{value} is no seed; allowed: a whole number from 0, below 2**63")
+        raise typer.BadParameter(f"a seed must be >= 0 and < 2**63 (got {value})")
     return value
 
 

@@ -79,7 +79,7 @@ def test_the_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         (["inspect", "huginn-tiny", "x=&a [*a]"], "nested more than 100 deep, or a part of itself"),
         (["inspect", "huginn-tiny", "depth=" + "9" * 5000], "override: 'depth': not valid YAML (Exceeds the limit"),
         (["inspect", "huginn-tiny", ".".join("a" * 5000) + "=1"], "levels; allowed: at most 20"),
-        (["check", "huginn-tiny", "--seed", "99999999999999999999"], "99999999999999999999 is no seed; allowed"),
+        (["check", "huginn-tiny", "--seed", "99999999999999999999"], "a seed must be >= 0 and < 2**63 (got 99999999999999999999)"),
         (["inspect", "huginn-tiny", "--batch", "99999999999999999999"], "99999999999999999999 has more than 32 bits"),
         (["evaluate", "tests", "--data", "demo-stable", "--depths", "1:99999999"], "allowed: depths of at most 1,000,000"),
         (["evaluate", "nothere", "--data", "demo-stable"], "evaluate: 'nothere' is no folder; allowed: the folder of a model"),

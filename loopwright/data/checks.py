@@ -15,9 +15,9 @@ LONGEST = 4096  # of the digits, hops or steps of a problem: numbers of that man
 def check_count(where: str, name: str, value: Any, least: int = 0) -> int:
     """Returns a whole number of at least `least` and below 2**31, or raises a ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{where}: {name} is {shown(value)}; allowed: a whole number, {least} or more")
+        raise ValueError(f"{where}: {name} must be a whole number >= {least} (got {shown(value)})")
     if value > MOST:
-        raise ValueError(f"{where}: {name} is {shown(value)}; allowed: at most {MOST:,}")
+        raise ValueError(f"{where}: {name} must be at most {MOST:,} (got {shown(value)})")
     return value
 
 
@@ -28,14 +28,14 @@ def check_numbers(where: str, name: str, values: Any, apart_from: Sequence[int] 
     """
     listed = isinstance(values, Sequence) and not isinstance(values, str)
     if not listed or not all(isinstance(x, int) and not isinstance(x, bool) and x >= 1 for x in values):
-        raise ValueError(f"{where}: {name} is {shown(values)}; allowed: a list of whole numbers, each 1 or more")
+        raise ValueError(f"{where}: {name} must be a list of whole numbers >= 1 (got {shown(values)})")
     if any(x > LONGEST for x in values):
-        raise ValueError(f"{where}: {name} is {shown(values)}; allowed: whole numbers of at most {LONGEST:,}")
+        raise ValueError(f"{where}: {name} must be whole numbers of at most {LONGEST:,} (got {shown(values)})")
     if not values and apart_from is None:
-        raise ValueError(f"{where}: {name} is empty; allowed: at least one number")
+        raise ValueError(f"{where}: {name} is empty; give at least one number")
     both = sorted(set(values) & set(apart_from or ()))
     if both:
-        raise ValueError(f"{where}: {name} is {list(values)}, but {both[0]} is trained on; allowed: other numbers")
+        raise ValueError(f"{where}: {name} must be numbers that are not trained on (got {list(values)}; {both[0]} is trained on)")
     return tuple(sorted(set(values)))
 
 

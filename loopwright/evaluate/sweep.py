@@ -211,7 +211,9 @@ def _check(
     if exact and model.leaks_future:
         raise ValueError("sweep: the controller's pooling 'sequence' reads future tokens, so one pass would see the answers")
     if decode_depths and not exact:
-        raise ValueError(f"sweep: decode_depths {list(decode_depths)} without exact match; allowed: none for running text")
+        raise ValueError(
+            f"sweep: decode_depths must be empty for running text, which has no exact match (got {list(decode_depths)})"
+        )
     absent = sorted(set(decode_depths) - set(depths))
     if absent:
         raise ValueError(f"sweep: decode_depths {absent} are not among the depths; allowed: {depths[0]} to {depths[-1]} as swept")
@@ -223,7 +225,7 @@ def _report(
     targets = table["targets"]
     total, rows, nothing = int(targets.sum()), targets.numel(), (None,) * len(depths)
     if not total or (exact and not bool(targets.all())):
-        raise ValueError(f"{split}: {int((targets == 0).sum())} of {rows} rows have no target; allowed: none for exact match")
+        raise ValueError(f"{split}: {int((targets == 0).sum())} of {rows} rows have no target; exact match needs one in every row")
     loss = table["loss"].sum(1) / total
     low, high = bootstrap_interval(table["loss"], targets)
     columns: dict[str, Column] = {

@@ -251,15 +251,15 @@ def _check(
     """Raises a ValueError that names the first bound, spread or number of steps that cannot be."""
     wrong = ""
     if least < 1:
-        wrong = f"least {least}; allowed: at least 1"
+        wrong = f"least must be >= 1 (got {least})"
     elif most is not None and most < least:
-        wrong = f"most {most}; allowed: at least {least}"
+        wrong = f"most must be >= {least}, the least depth (got {most})"
     elif grad_steps is not None and grad_steps < 1:
-        wrong = f"grad_steps {grad_steps}; allowed: at least 1, or null for all steps"
+        wrong = f"grad_steps must be >= 1, or null for all steps (got {grad_steps})"
     elif mean is not None and not 0 < mean < 1e6:
-        wrong = f"mean {mean}; allowed: above 0, below a million"
+        wrong = f"mean must be > 0 and below a million (got {mean})"
     elif sigma is not None and not 0 <= sigma <= WIDEST:
-        wrong = f"sigma {sigma}; allowed: from 0 to {WIDEST:g}"
+        wrong = f"sigma must be between 0 and {WIDEST:g} (got {sigma})"
     if wrong:
         raise ValueError(f"depth ({kind}): {wrong}")
 

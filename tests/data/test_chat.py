@@ -172,7 +172,7 @@ def test_faults_are_one_line(tmp_path: Path) -> None:
         ({}, "files is None and dataset is None; allowed: one of them"),
         ({"files": "a", "dataset": "b"}, "files is 'a' and dataset is 'b'; allowed: one of them"),
         ({"files": "a", "revision": "b"}, "subset, valid_split and revision belong to a dataset"),
-        ({"dataset": "a", "length": 1}, "length is 1; allowed: a whole number, 2 or more"),
+        ({"dataset": "a", "length": 1}, r"length must be a whole number >= 2 \(got 1\)"),
     ]:
         with pytest.raises(ValueError, match=message):
             Chat(tokenizer="words", **options)

@@ -110,9 +110,9 @@ def test_faults_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"train-\w+: 5 tokens; allowed: at least one window of 1,024"):
         Text(files=good, valid_files=good, tokenizer=words).splits(tmp_path / "kept")
     for options, message in [
-        ({"length": 1}, "length is 1; allowed: a whole number, 2 or more"),
-        ({"limit": 0}, "limit is 0"),
-        ({"valid": 0}, "valid is 0"),
+        ({"length": 1}, r"length must be a whole number >= 2 \(got 1\)"),
+        ({"limit": 0}, r"limit must be .* \(got 0\)"),
+        ({"valid": 0}, r"valid must be .* \(got 0\)"),
         ({"test_files": {"valid": good}}, "a test is called 'valid'; allowed: letters"),
         ({"test_files": {"../x": good}}, "a test is called '../x'; allowed: letters"),
         ({"valid_files": "nowhere.txt"}, "no file matches 'nowhere.txt'"),

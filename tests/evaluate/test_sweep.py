@@ -215,7 +215,7 @@ def test_bad_questions_are_refused(model: lw.LoopedForCausalLM) -> None:
         sweep(model, source, depths=[1], batch_size=0, exact=True)
     with pytest.raises(ValueError, match=r"decode_depths \[9\] are not among the depths; allowed: 1 to 2"):
         sweep(model, source, depths=[1, 2], batch_size=4, exact=True, decode_depths=[9])
-    with pytest.raises(ValueError, match=r"decode_depths \[1\] without exact match"):
+    with pytest.raises(ValueError, match=r"decode_depths must be empty for running text.* \(got \[1\]\)"):
         sweep(model, source, depths=[1], batch_size=4, exact=False, decode_depths=[1])
     source.rows[3] = (source.rows[3][0], 99)
     with pytest.raises(ValueError, match="test: 1 of 10 rows have no target"):

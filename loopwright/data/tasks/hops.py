@@ -67,9 +67,11 @@ class Hops(Task):
         self.in_place = check_choice(where, "answers", answers, ANSWERS) == "every"
         self.counted = check_choice(where, "count", count, COUNTS) == "marks"
         if self.beyond and not self.counted:
-            raise ValueError(f"{where}: harder is {list(harder)} with count 'symbol'; allowed: none, their symbols are not trained")
+            raise ValueError(
+                f"{where}: harder must be empty with count 'symbol' (got {list(harder)}): their symbols are not trained"
+            )
         if not 0 <= rising < 1:
-            raise ValueError(f"{where}: rising is {rising}; allowed: from 0 to below 1")
+            raise ValueError(f"{where}: rising must be >= 0 and < 1 (got {rising})")
         self.rising = rising
         said = [MARK, *([START] if self.in_place else [])] if self.counted else [str(group) for group in self.trained]
         self.alphabet = Alphabet([*LETTERS[:symbols], *said, *([NOWHERE] if self.in_place else []), PAD, EOS])

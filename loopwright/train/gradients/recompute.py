@@ -27,7 +27,7 @@ def step_parameters(model: LoopedForCausalLM) -> list[nn.Parameter]:
         # such modules put their gathered weights into the graph, where gradients of the shards cannot be asked for
         if any(isinstance(module, FSDPModule | FullyShardedDataParallel) for part in parts for module in part.modules()):
             raise ValueError(
-                "remat: parts of a step are sharded on their own (FSDP); allowed: none, checkpoint, or sharding the whole"
+                "remat: parts of a step are sharded on their own (FSDP); shard the whole model, or use remat none or checkpoint"
             )
     return list({id(x): x for part in parts for x in part.parameters() if x.requires_grad}.values())
 
@@ -85,7 +85,7 @@ class Recompute:
 
     def __init__(self, steps: GradSteps) -> None:
         if steps.p.cache is not None:
-            raise ValueError("remat: the pass has a cache, which a step that runs again would write twice; allowed: none")
+            raise ValueError("remat: the pass has a cache, which a recomputed step would write twice; run it without a cache")
         self.model, self.p, self.step = steps.model, steps.p, steps.step
         self.device = steps.e.device
         self.draws = draws(steps.model)

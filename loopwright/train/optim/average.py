@@ -70,9 +70,9 @@ class EMA:
 
     def __init__(self, decay: float = 0.999, warmup: int = 0) -> None:
         if not 0 <= decay < 1:
-            raise ValueError(f"average: decay is {decay}; allowed: from 0 to below 1")
+            raise ValueError(f"average.decay must be >= 0 and < 1 (got {decay})")
         if warmup < 0:
-            raise ValueError(f"average: warmup is {warmup}; allowed: a number of updates from 0")
+            raise ValueError(f"average.warmup must be a number of updates >= 0 (got {warmup})")
         self.decay = decay
         self.warmup = warmup
 

@@ -342,7 +342,7 @@ def _read_parts(parts: Mapping[str, Any]) -> dict[str, Part]:
         for name, form in (("lr", "float"), ("weight_decay", "float"), ("freeze", "bool")):
             if name in data:
                 check_form(f"{where}: {name}", data[name], form)
-                _from_zero(f"parts: {pattern}: {name}", data[name])
+                _from_zero(f"parts.{pattern}.{name}", data[name])
         found[pattern] = Part(**data)
     return found
 
@@ -357,25 +357,25 @@ def _read_patterns(patterns: Sequence[str] | None) -> list[str] | None:
 
 def _above_zero(name: str, value: float) -> float:
     if not value > 0:
-        raise ValueError(f"optim: {name} is {value}; allowed: above 0")
+        raise ValueError(f"optim.{name} must be > 0 (got {value})")
     return value
 
 
 def _from_zero(name: str, value: float) -> float:
     if not value >= 0:
-        raise ValueError(f"optim: {name} is {value}; allowed: from 0")
+        raise ValueError(f"optim.{name} must be >= 0 (got {value})")
     return value
 
 
 def _below_one(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ValueError(f"optim: {name} is {value!r}; allowed: from 0 to below 1")
+        raise ValueError(f"optim.{name} must be >= 0 and < 1 (got {value!r})")
     return value
 
 
 def _betas(values: Sequence[float]) -> tuple[float, float]:
     if not isinstance(values, list | tuple) or len(values) != 2:
-        raise ValueError(f"optim: betas is {values!r}; allowed: two numbers from 0 to below 1")
+        raise ValueError(f"optim.betas must be two numbers >= 0 and < 1 (got {values!r})")
     return float(_below_one("betas", values[0])), float(_below_one("betas", values[1]))
 
 

@@ -81,13 +81,13 @@ def _progress(update: int, begin: int, end: int) -> float:
 
 def _count(name: str, value: int) -> int:
     if value < 0:
-        raise ValueError(f"schedule: {name} is {value}; allowed: a number of updates from 0")
+        raise ValueError(f"schedule.{name} must be a number of updates >= 0 (got {value})")
     return value
 
 
 def _share(name: str, value: float) -> float:
     if not 0 <= value <= 1:
-        raise ValueError(f"schedule: {name} is {value}; allowed: from 0 to 1")
+        raise ValueError(f"schedule.{name} must be between 0 and 1 (got {value})")
     return value
 
 

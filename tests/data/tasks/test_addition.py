@@ -93,13 +93,13 @@ def test_all_pairs_of_two_digits_fit_as_far_as_they_go() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"digits": 0}, "digits is 0; allowed: a whole number, 1 or more"),
-        ({"train": -1}, "train is -1"),
-        ({"longer": [4]}, r"longer is \[4\], but 4 is trained on"),
-        ({"width": 3}, "width is 3; allowed: a whole number, 4 or more"),
+        ({"digits": 0}, r"digits must be a whole number >= 1 \(got 0\)"),
+        ({"train": -1}, r"train must be .* \(got -1\)"),
+        ({"longer": [4]}, r"longer must be .* \(got \[4\]; 4 is trained on\)"),
+        ({"width": 3}, r"width must be a whole number >= 4 \(got 3\)"),
         ({"reverse": "operands"}, "reverse is 'operands'; allowed: all, answer"),
         ({"padding": "left"}, "padding is 'left'; allowed: masked, plain"),
-        ({"seed": -1}, "seed is -1"),
+        ({"seed": -1}, r"seed must be .* \(got -1\)"),
     ],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:

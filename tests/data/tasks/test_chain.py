@@ -54,11 +54,11 @@ def test_every_operation_moves_values_without_losing_one() -> None:
         ({"operations": "subtract"}, "operations is 'subtract'; .*allowed: add, affine, swap"),
         ({"operations": "affine", "modulus": 6}, "modulus is 6 with 'affine'; allowed: a prime from 3 to 61"),
         ({"operations": "swap", "modulus": 30}, "modulus is 30 with 'swap'; allowed: 2 to 18"),
-        ({"modulus": 1}, "modulus is 1; allowed: a whole number, 2 or more"),
-        ({"places": 7}, "places is 7; allowed: a whole number, 8 or more"),
+        ({"modulus": 1}, r"modulus must be a whole number >= 2 \(got 1\)"),
+        ({"places": 7}, r"places must be a whole number >= 8 \(got 7\)"),
         ({"longer": [8]}, "8 is trained on"),
-        ({"lengths": [0]}, "each 1 or more"),
-        ({"test": 0}, "test is 0"),
+        ({"lengths": [0]}, "must be a list of whole numbers >= 1"),
+        ({"test": 0}, r"test must be .* \(got 0\)"),
     ],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:

@@ -118,10 +118,10 @@ def test_padding_can_be_told_without_a_mask() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lengths": [0]}, "each 1 or more"),
+        ({"lengths": [0]}, "must be a list of whole numbers >= 1"),
         ({"longer": [8]}, "8 is trained on"),
         ({"padding": "none"}, "padding is 'none'; .*allowed: masked, plain"),
-        ({"train": 0}, "train is 0"),
+        ({"train": 0}, r"train must be .* \(got 0\)"),
     ],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
