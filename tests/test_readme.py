@@ -53,10 +53,13 @@ def test_the_first_example_runs():
     exec(compile(blocks(README, "python")[0], "README.md", "exec"), {})
 
 
-def test_the_example_of_the_python_page_runs(tmp_path, monkeypatch):
+def test_the_examples_of_the_python_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(blocks((ROOT / "docs" / "python.md").read_text(), "python")[0], "python.md", "exec"), {})
+    names: dict = {}
+    for block in blocks((ROOT / "docs" / "python.md").read_text(), "python"):
+        exec(compile(block, "python.md", "exec"), names)
     assert (tmp_path / "runs" / "counting" / "log.jsonl").exists()
+    assert names["report"].ok and len(names["out"].states) == 4 and names["more"].shape == (1, 5)
 
 
 def test_commands_parse():
