@@ -80,7 +80,7 @@ def is_property(method: ast.FunctionDef) -> bool:
 def prose(node: Definition) -> str:
     """Returns a docstring, its `Args:` as a list."""
     text, _, arguments = (ast.get_docstring(node) or "").partition("\nArgs:\n")
-    items = re.sub(r"^ {4}(\w+): ", r"- `\1`: ", arguments, flags=re.MULTILINE)
+    items = re.sub(r"^ {4}(\w[\w, ]*): ", r"- `\1`: ", arguments, flags=re.MULTILINE)
     return f"{text.strip()}\n\n{items}".strip()
 
 

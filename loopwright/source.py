@@ -53,8 +53,8 @@ def load(
 ) -> LoopedForCausalLM:
     """Returns the model of a folder, a run, a checkpoint or a hub id, in eval mode: looped, or dense (no core).
 
-    `dtype` may be "auto", the file's own. Of a run that averages its weights the averaged ones are read, unless `weights` is
-    "raw". Files are checked against their manifest; a newer checkpoint that is damaged is passed over with a warning.
+    `dtype` may be "auto": the file's own. If a run averages its weights, the average is read; `weights="raw"` reads those of the
+    last update. Files are checked against their manifest. A damaged newer checkpoint is skipped with a warning.
     """
     opened = Source(source)
     model = opened.model(dtype, device, weights=weights)
@@ -64,7 +64,7 @@ def load(
 
 
 def tokenizer(source: str | Path) -> Any:
-    """Returns the tokenizer of what `load` takes: transformers' own class for it. A run's is the one that it trained on."""
+    """Returns the tokenizer of anything that `load` opens, as transformers' own class; for a run, the one it was trained with."""
     return Source(source).tokenizer()
 
 

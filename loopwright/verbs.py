@@ -54,11 +54,11 @@ def train(
 
     Args:
         recipe: the name of a shipped recipe, a YAML file, a dict or an `lw.Recipe`.
-        model, data, objective: objects in the place of the recipe's kinds, or `{"kind": …}`. Data comes from `lw.splits`. An
+        model, data, objective: objects instead of the recipe's kinds, or `{"kind": …}`. Data comes from `lw.splits`. An
             objective is called with (model, rollout) and returns (loss, metrics).
-        on_update: called with each update's row of the log; where it returns True the run ends there, saved.
-        out: the run folder; left out, runs/NAME of the recipe.
-        resume: go on with the run in the folder, bit for bit; objects are passed again.
+        on_update: called with each update's row of the log; if it returns True, the run stops there and is saved.
+        out: the run folder; default: runs/NAME of the recipe.
+        resume: continue the run in the folder, bit for bit; pass the same objects again.
         progress: print a bar, or a line now and then, on stderr.
     """
     parts = {"model": model, "data": data, "objective": objective}
@@ -135,15 +135,15 @@ def evaluate(
     """Measures a model at several depths from one pass. Nothing is written.
 
     Args:
-        model: a model, an `lw.train` run, or what `lw.load` takes.
-        depths: left out, the model's own depth.
-        data: `lw.splits`, rows of one, `{"kind": …}` or a recipe's name; left out, the data that a run was trained on.
+        model: a model, a run of `lw.train`, or anything that `lw.load` opens.
+        depths: default: the model's own depth.
+        data: `lw.splits`, rows of one, `{"kind": …}` or a recipe's name; default: the data that a run was trained on.
         text: a file of running text or JSON lines (patterns allowed), or several by name; gives the held-out loss.
-        tokenizer: a folder or hub id; left out, that of the model's folder or run.
-        splits: which of the data's test splits, or "valid"; left out, all tests.
-        rows: the first so many rows of a split, or so many passages drawn from a text; left out, all.
-        batch: rows of a pass.
-        context: tokens of a passage of text.
+        tokenizer: a folder or hub id; default: that of the model's folder or run.
+        splits: which of the data's test splits, or "valid"; default: all tests.
+        rows: how many rows of a split (the first ones), or passages drawn from a text; default: all.
+        batch: rows in a pass.
+        context: tokens in a passage of text.
     """
     opened = _open(model)
     if (data is None) == (text is None) and not (data is None and opened.data is not None):
@@ -212,7 +212,7 @@ def compare(
 ) -> Comparison:
     """Compares two models row by row on the same data, or passage by passage on the same text; options as for `evaluate`.
 
-    `depths` is one depth for both, or a pair; left out, each model's own. One model at two depths is a comparison too.
+    `depths` is one depth for both, or a pair; default: each model's own. One model at two depths is a comparison too.
     """
     one, two = _open(first), _open(second)
     pair = depths if isinstance(depths, tuple) else (depths, depths)

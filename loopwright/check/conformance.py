@@ -97,16 +97,16 @@ def check(
     names: Sequence[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> CheckReport:
-    """Returns what every check, or each of those named, finds in a model; the model comes back as it was.
+    """Runs the checks on a model and returns a report; the model itself is not changed.
 
-    The zeros of parameters that are mostly zero are given small values meanwhile: parts that start without effect (adapters, gates)
-    would otherwise be checked in name only.
+    Parameters that are mostly zero get small values while the checks run: parts that start without effect (adapters, gates) would
+    otherwise not be tested at all.
 
     Args:
         model: a loopwright model, or any module that takes input ids and returns logits.
-        vocab_size: the number of ids, where neither the config nor the input embedding says it.
-        names: of the checks to run; left out: all.
-        progress: is told the name of each check before it runs.
+        vocab_size: the number of ids, if neither the config nor the input embedding says it.
+        names: the checks to run; default: all.
+        progress: called with the name of each check before it runs.
     """
     refuse_unknown("check", names or (), CHECKS)
     probe = Probe(model, vocab_size)

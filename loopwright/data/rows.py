@@ -66,13 +66,13 @@ def splits(
     eos_id: int | None = None,
     pad_id: int | None = None,
 ) -> Splits:
-    """Returns a data set of the user's own for `lw.train` and `lw.evaluate`.
+    """Makes a data set of your own for `lw.train` and `lw.evaluate`.
 
     Args:
         train, valid, tests: rows of token ids, or objects with `__len__` and `batch(indices)` (`lw.TokenRows` is one).
-        tokenizer: transformers' own; saved with every checkpoint, so that the model can be asked in text.
-        exact: whether an answer is right or wrong as a whole; then exact match is measured beside the loss.
-        eos_id, pad_id: needed where exact answers are decoded; taken from the tokenizer where it has them.
+        tokenizer: transformers' own; saved with every checkpoint, so that the model takes text as a prompt.
+        exact: whether an answer is right or wrong as a whole; if so, exact match is measured too.
+        eos_id, pad_id: needed to decode exact answers; default: the tokenizer's.
     """
     parts = {name: _source(rows) for name, rows in {"train": train, "valid": valid, **(tests or {})}.items()}
     sizes = [part.vocab_size for part in parts.values() if isinstance(part, TokenRows)]

@@ -15,7 +15,7 @@ from loopwright.source import Source, load
 def save_adapters(model: LoopedForCausalLM, folder: str | Path, base: LoopedForCausalLM | str | Path | None = None) -> Path:
     """Writes only what the parts hold (adapters and their bases, gate, per-step norms, injection, halting, learned state).
 
-    With a `base`, a model or what `lw.load` takes, such as the dense source of a retrofit: all that differs from it is written.
+    With a `base` (a model or what `lw.load` opens, such as the dense source of a retrofit), writes all that differs from it.
     """
     parts, rest = divided(dict(model.named_parameters()), model.config)
     if base is None:
@@ -37,8 +37,8 @@ def save_adapters(model: LoopedForCausalLM, folder: str | Path, base: LoopedForC
 def load_adapters(base: LoopedForCausalLM | str | Path, folder: str | Path, dtype: torch.dtype | None = None) -> LoopedForCausalLM:
     """Returns the base with the saved parts on it; the tensors of a base given as a model are shared, not copied.
 
-    Another base than the one the parts were saved from is refused, and the same one in another dtype, if that changed its values.
-    With a `dtype` the whole is cast to it after that; left out, the parts take the base's. Of a run that averages its weights
-    the parts are the averaged ones, as `lw.load` gives them.
+    A base other than the one the parts were saved from is an error; so is the same base in another dtype, if that changed its
+    values. A `dtype` casts the whole model after that check; default: the parts take the base's. If a run averages its weights, its
+    averaged parts are read, as by `lw.load`.
     """
     return Source(folder).parts_on(base if isinstance(base, LoopedForCausalLM) else load(base), dtype)

@@ -26,9 +26,9 @@ _ATTENTION_BIASES = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"}
 
 @torch.no_grad()
 def merge(model: LoopedForCausalLM) -> LoopedForCausalLM:
-    """Returns a model without adapters whose logits are the given one's: low-rank adapters are added to the weights.
+    """Returns a model without adapters and with the same logits: low-rank adapters are added to the weights.
 
-    A core that runs once, and has no parts of its own, becomes plain layers; a looped one without adapters stays as it is.
+    A core that runs once and has no parts becomes plain layers; a looped core without adapters stays as it is.
     """
     if not isinstance(model, LoopedForCausalLM):
         raise TypeError(f"merge: the model is a {type(model).__name__}; allowed: what lw.load, lw.retrofit or lw.build returns")

@@ -50,10 +50,10 @@ def retrofit(
     input_ids: Tensor | None = None,
     **changes: Any,
 ) -> LoopedForCausalLM:
-    """Returns a dense model, or that of a folder or hub id, as the looped one that a named system makes of it.
+    """Makes a dense model, given as a model, folder or hub id, into the looped model of a named system.
 
-    `prelude`, `core` and `coda` say which layers (how many first ones, a list, how many last ones); `changes` are laid over the
-    system: `layout`, `start`, `bases`, `depth`, and the parts as a config has them. `input_ids` are the text of weighted bases.
+    `prelude`, `core` and `coda` choose layers: how many first ones, a list, how many last ones. `changes` override the system:
+    `layout`, `start`, `bases`, `depth`, and the parts as a config has them. `input_ids` are the text for weighted bases.
     """
     plan = make_plan(system, {**changes, "prelude": prelude, "core": core, "coda": coda})
     found = source if isinstance(source, LoopedForCausalLM) else load(source)

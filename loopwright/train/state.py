@@ -50,7 +50,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Run:
-    """How a run ended: the model as it stands, its data, the run folder, how far it got, the last checkpoint."""
+    """The result of training: the model, its data, the run folder, how far it got, the last checkpoint."""
 
     model: LoopedForCausalLM
     splits: Splits

@@ -74,7 +74,7 @@ class Chain:
 
 
 def at(*, stack: str | None = None, step: int | Iterable[int] | None = None, layer: int | Iterable[int] | None = None) -> Where:
-    """Returns the places of a stack, of a step or steps, and of a layer or layers; what is left out may be any."""
+    """Selects places by stack, step or steps, and layer or layers; what is not given matches all."""
     if stack not in (None, *STACKS):
         raise ValueError(f"edit: unknown stack {stack!r}; allowed: {', '.join(STACKS)}")
     return Spots(stack, _numbers("step", step), _numbers("layer", layer))
@@ -106,7 +106,7 @@ def check_edit(tap: Tap | None, places: Places) -> None:
 
 
 def zero(name: str, where: Where) -> Tap:
-    """Returns an edit that puts zeros: a layer whose "attention" or "mlp" is zero runs without that branch."""
+    """Returns an edit that sets values to zero: a layer whose "attention" or "mlp" is zero runs without that branch."""
     return change(name, where, lambda value, _: torch.zeros_like(value))
 
 
@@ -122,7 +122,7 @@ def ablate_massive(config: LoopedConfig, layer: int = 1) -> Tap:
 
 
 def patch(name: str, where: Where, values: Mapping[Place, Tensor], *, tokens: Tensor | None = None) -> Tap:
-    """Returns an edit that puts the value of another pass, by (stack, step, layer); only at `tokens` [B, T] where given."""
+    """Returns an edit that puts in the value of another pass, by (stack, step, layer); only at `tokens` [B, T] if given."""
 
     def make(value: Tensor, place: Place) -> Tensor:
         if place not in values:
@@ -134,8 +134,8 @@ def patch(name: str, where: Where, values: Mapping[Place, Tensor], *, tokens: Te
 
 
 def swap(name: str, seen: Mapping[Place, Tensor], first: int, second: int, *, layer: int | Iterable[int] | None = None) -> Tap:
-    """Returns an edit that puts what the core showed at step `second` at step `first`, and the other way round; `seen` holds the
-    tensors of an unedited pass, by (stack, step, layer)."""
+    """Returns an edit that exchanges the core's values of steps `first` and `second`; `seen` holds the tensors of an unedited pass,
+    by (stack, step, layer)."""
     if name not in OF_CORE:
         raise ValueError(f"swap: point {name!r}; allowed: {', '.join(OF_CORE)}")
     other = {first: second, second: first}

@@ -128,9 +128,9 @@ def trace_prompts(
 ) -> TraceSet:
     """Traces token rows batch by batch into a folder and returns the set. What is already there is not made again.
 
-    `about` is what else the numbers depend on, as the model's name: it goes into the set's file, and a folder whose file says
-    otherwise is refused. An `edit` must be named there, as {"edited": "second MLP zeroed"}: two edits of one name are one set.
-    The batch may change: what is there is kept, and the rest is made with the new one.
+    `about` holds what else the numbers depend on, such as the model's name. It is written into the set's file; a folder whose file
+    says otherwise is an error. Name an `edit` there, {"edited": "second MLP zeroed"}: two edits of one name are one set. The batch
+    may change: existing traces are kept, and the rest use the new batch.
     """
     if not prompts or not all(len(row) for row in prompts):
         raise ValueError("trace: an empty prompt, or none at all; allowed: one or more rows of at least one token")

@@ -145,10 +145,10 @@ def trace(
 ) -> Trace:
     """Returns what a pass over `input_ids` [B, T] shows at each place; padding counts nowhere.
 
-    `depth` left out: 128 steps of a looped model, the one of a dense one. `collect` names what to gather; "fixed" runs the
-    steps a second time, against where the first time ended. `capture` keeps chosen tensors of chosen tokens, as
+    `depth`: default 128 for a looped model, 1 for a dense one. `collect` names what to gather; "fixed" runs the steps a second
+    time, to compare them with where the first time ended. `capture` keeps chosen tensors of chosen tokens, as
     {"residual": [-1]}: the last valid token. `edit` is a tap that changes what passes; the numbers are those of the edited pass.
-    An edit that has no place in it is refused, and so is a row that the model's context does not hold.
+    An edit without a place in the pass is an error, and so is a row longer than the model's context.
     """
     check_collect(model.config, collect)
     wanted = read_capture(capture)
