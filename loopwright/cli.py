@@ -22,9 +22,7 @@ def inspect(
     model: Model,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Changes to the config.")] = None,
     depth: Depth = None,
-    context: Annotated[
-        int | None, typer.Option(callback=whole, help="Tokens per row. Default: 2048, or what the model can hold.")
-    ] = None,
+    context: Annotated[int | None, typer.Option(callback=whole, help="Tokens per row. Default: 2048, or the model's most.")] = None,
     batch: Annotated[int, typer.Option(callback=whole, help="Rows in a pass and in the cache.")] = 1,
     dtype: Dtype = "bf16",
     policy: Annotated[str, typer.Option(help="What the cache keeps: every step, the last one, or share(n) of them.")] = "every",
@@ -91,8 +89,7 @@ def generate(
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the tokenizer's chat template.")] = False,
     show_depth: Annotated[bool, typer.Option("--show-depth", help="First print what each step would predict next.")] = False,
     exit: Annotated[
-        str | None,
-        typer.Option(help="Let tokens leave the loop early: gate, act, change, divergence, entropy or stable, as KIND:NUMBER."),
+        str | None, typer.Option(help="Leave the loop early, KIND:NUMBER: gate, act, change, divergence, entropy, stable.")
     ] = None,
     draft_depth: Annotated[
         int | None, typer.Option(callback=whole, help="Draft at this lower depth and verify at --depth: the same text.")
@@ -223,15 +220,13 @@ def recipes(
 def evaluate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder; or a model's folder, with --text or --data.")],
     depths: Annotated[
-        str | None,
-        typer.Option(help="1:64, 1,2,4 or 1:1000:log. Default: up to 16 times the median trained depth; with --text: its own."),
+        str | None, typer.Option(help="1:64, 1,2,4 or 1:1000:log. Default: to 16 times the trained median; with --text: its own.")
     ] = None,
     split: Annotated[list[str] | None, typer.Option(help="A test split, or valid; repeatable. Default: all tests.")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="With a run: last, best, or an update's number. Default: last.")] = None,
     data: Annotated[str | None, typer.Option(help="A recipe whose data to measure on. Default: the run's own.")] = None,
     text: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[NAME=]FILE", help="Held-out loss of this text (.jsonl, .txt, also .gz); repeatable."),
+        list[str] | None, typer.Option(metavar="[NAME=]FILE", help="Held-out loss of this text (.jsonl, .txt, .gz); repeatable.")
     ] = None,
     context: Annotated[
         int | None, typer.Option(callback=whole, help="With --text: tokens in a passage. Default: 512, or what the model has.")
@@ -241,9 +236,7 @@ def evaluate(
     teacher_forced: Annotated[
         bool, typer.Option("--teacher-forced", help="With --text: also score a model that sees the future, and mark it.")
     ] = False,
-    honest: Annotated[
-        int, typer.Option(callback=whole, help="With --text: also score this many tokens from their prefixes alone.")
-    ] = 0,
+    honest: Annotated[int, typer.Option(callback=whole, help="With --text: also score N tokens from their prefixes alone.")] = 0,
     rows: Annotated[
         int | None, typer.Option(callback=whole, help="Only the first N rows of a split; with --text: N passages, drawn at random.")
     ] = None,
@@ -298,17 +291,13 @@ def analyze(
     prompts: Annotated[
         str, typer.Option(help="A .jsonl or .txt file, gsm8k, hellaswag, valid (a run's own rows), or the text itself.")
     ],
-    depth: Annotated[
-        int | None, typer.Option(callback=whole, help="Steps of a pass. Default: 128, or as many as the model has.")
-    ] = None,
+    depth: Annotated[int | None, typer.Option(callback=whole, help="Number of steps. Default: 128, or the model's most.")] = None,
     compare: Annotated[str | None, typer.Option(help="A dense model to draw beside it.")] = None,
     data: Annotated[str | None, typer.Option(help="The folder of gsm8k and hellaswag. Default: $LOOPWRIGHT_DATA.")] = None,
     examples: Annotated[int, typer.Option(callback=whole, help="At most this many prompts, drawn by the seed.")] = 32,
     seed: Annotated[int, typer.Option(callback=seed_of, help="Seed for drawing prompts.")] = 0,
     batch: Annotated[int, typer.Option(callback=whole, help="Prompts in a pass.")] = 8,
-    pairs: Annotated[
-        int, typer.Option(callback=whole, help="Compare all pairs of layers over this many steps (8 or 32); 0: none.")
-    ] = 8,
+    pairs: Annotated[int, typer.Option(callback=whole, help="Compare all pairs of layers over N steps (8 or 32); 0: none.")] = 8,
     ablate: Annotated[bool, typer.Option("--ablate", help="Zero the second layer's MLP output (Figure 41).")] = False,
     tokenizer: Words = None,
     device: Device = "cpu",
