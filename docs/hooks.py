@@ -16,7 +16,15 @@ PAGES = (
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "examples/*.md", "experiments/LOG.md",
     "experiments/results/**/*.md",
 )  # fmt: skip
-COPIED = ("LICENSE", "docs/*.svg", "docs/examples/**/*.html", "examples/*.py", "examples/*.yaml", "examples/*.ipynb", "experiments/results/**/*.svg")
+COPIED = (
+    "LICENSE",
+    "docs/*.svg",
+    "docs/examples/**/*.html",
+    "examples/*.py",
+    "examples/*.yaml",
+    "examples/*.ipynb",
+    "experiments/results/**/*.svg",
+)
 
 
 def on_files(files: Files, config: Any) -> Files:
