@@ -14,7 +14,7 @@ import typer
 
 from loopwright.exits import ending
 from loopwright.interrupt import second_ends_at_once
-from loopwright.options import Depth, Device, Dtype, Folder, Import, Model, Words, seed_of, whole
+from loopwright.options import Depth, Device, DraftDepth, Dtype, Exit, Folder, Import, Model, StateSeed, Words, seed_of, whole
 from loopwright.version import VERSION
 
 
@@ -83,20 +83,13 @@ def generate(
     top_k: Annotated[int | None, typer.Option(callback=whole, help="Sample from this many likeliest tokens.")] = None,
     min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one's probability.")] = None,
     seed: Annotated[int | None, typer.Option(callback=seed_of, help="Of the sampling.")] = None,
-    state_seed: Annotated[
-        int | None, typer.Option(callback=seed_of, help="Of the initial state, in models that start from noise (Huginn).")
-    ] = None,
+    state_seed: StateSeed = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the tokenizer's chat template.")] = False,
     show_depth: Annotated[bool, typer.Option("--show-depth", help="First print what each step would say next.")] = False,
-    exit: Annotated[
-        str | None,
-        typer.Option(help="Let tokens leave the loop early: gate, act, change, divergence, entropy or stable, as KIND:NUMBER."),
-    ] = None,
-    draft_depth: Annotated[
-        int | None, typer.Option(callback=whole, help="Draft at this lower depth and verify at --depth: the same text.")
-    ] = None,
+    exit: Exit = None,
+    draft_depth: DraftDepth = None,
     tokenizer: Words = None,
     imports: Import = None,
 ) -> None:
