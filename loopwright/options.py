@@ -1,4 +1,4 @@
-"""The options that several verbs share, and what every number on the command line must be."""
+"""Options that several verbs share or that take several lines to describe, and what a number on the command line must be."""
 
 from __future__ import annotations
 
@@ -44,3 +44,13 @@ Depth = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")]
 Dtype = Annotated[str, typer.Option(help="float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64.")]
+StateSeed = Annotated[
+    int | None, typer.Option(callback=seed_of, help="Of the initial state, in models that start from noise (Huginn).")
+]
+Exit = Annotated[
+    str | None,
+    typer.Option(help="Let tokens leave the loop early: gate, act, change, divergence, entropy or stable, as KIND:NUMBER."),
+]
+DraftDepth = Annotated[
+    int | None, typer.Option(callback=whole, help="Draft at this lower depth and verify at --depth: the same text.")
+]

@@ -27,6 +27,7 @@ ROWS = [
     {"recipes", "registry", "parts"},
     {"verbs"},
     {"commands", "public"},
+    {"cli_runs"},
     {"cli"},
     {"__main__"},
 ]

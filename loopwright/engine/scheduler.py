@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from loopwright.engine.prefix import Held, Prefixes
 from loopwright.engine.request import Request
+from loopwright.engine.running import Drawn, Ran, Running
 from loopwright.engine.trail import Trail, read_trails, step_trails
 from loopwright.engine.uneven import draft, keep_even, leaving, verified
 from loopwright.generate.sampling import Draw, TokenCounts, sample
@@ -28,79 +28,6 @@ from loopwright.model.rows import PooledRows
 from loopwright.model.state import signed
 
 OVERTAKES = 64  # a priority of 1 lets a request pass this many that were submitted before it: a bounded wait for everybody
-
-
-@dataclass(eq=False)
-class Running:
-    """One request in a row: how far its prompt and its present token are."""
-
-    request: Request
-    row: Row
-    slot: int  # its place in the tensors of all rows
-    steps: int
-    counts: TokenCounts | None
-    prefilled: int = 0
-    drawn: int = 0  # tokens of the answer, on the device
-    t: int = 0
-    phase: str = "prefill"  # then "embed", "core" and again "embed"; "drained" once the last token is drawn
-    trail: Trail | None = None  # where tokens are not all equally deep
-    memory: dict[str, Any] = field(default_factory=dict)  # of the exit rule, about the present token
-    drafts: list[int] = field(default_factory=list)  # tokens that are not verified yet
-    work: int = 0  # steps of single tokens, those of earlier tokens included
-
-    @property
-    def base(self) -> int:
-        """The tokens before the first one that is not verified."""
-        return len(self.request.wish.prompt) + self.drawn - 1
-
-    @property
-    def offset(self) -> int:
-        """The tokens before the present one."""
-        return self.base + len(self.drafts)
-
-    @property
-    def to_prefill(self) -> int:
-        """The prompt tokens that the prefill runs; where the last one may leave early, it comes after."""
-        return len(self.request.wish.prompt) - (0 if self.trail is None else 1)
-
-    @property
-    def drafting(self) -> bool:
-        """Whether the present token is read out at the draft's depth, to go on from there."""
-        wish = self.request.wish
-        return wish.draft_depth is not None and len(self.drafts) + 1 < min(wish.draft_tokens, wish.max_new_tokens - self.drawn)
-
-    @property
-    def limit(self) -> int:
-        """The steps after which the present token is read out at the latest."""
-        return self.request.wish.draft_depth or self.steps if self.drafting else self.steps
-
-
-@dataclass
-class Ran:
-    """What was run, in row-steps and passes."""
-
-    ticks: int = 0
-    row_steps: int = 0
-    token_steps: int = 0  # the steps of earlier tokens that came along included
-    codas: int = 0
-    coda_rows: int = 0
-    preludes: int = 0
-    prefill_tokens: int = 0
-    admitted: int = 0
-    verified: int = 0  # passes that verified drafts
-    drafted: int = 0
-    accepted: int = 0
-
-
-@dataclass(eq=False)
-class Drawn:
-    """Tokens that were drawn and not yet read."""
-
-    rows: list[Running]
-    tokens: Tensor
-    finite: Tensor
-    logprobs: Tensor | None
-    depths: list[int] = field(default_factory=list)
 
 
 class Scheduler:
@@ -184,18 +111,28 @@ class Scheduler:
             if row is None:
                 return
             heapq.heappop(self._waiting)
-            counts = None
-            if wish.sampling.counts_tokens:
-                counts = TokenCounts(torch.tensor(wish.prompt, device=self.token.device), self.model.config.vocab_size)
-            run = Running(request, row, self.free_slots.pop(), row.steps, counts)
-            if wish.uneven:
-                run.trail = Trail(row.capacity, row.steps, self.state, coda=bool(self.pool.layers["coda"]))
-                self._end_prefill(run)
-            else:
-                running = [_held(other) for other in self.running if other.trail is None]
-                run.prefilled = self.prefixes.fill(row, _held(run).key, wish.prompt, running)
-            self.running.append(run)
+            try:
+                self.running.append(self._seated(request, row))
+            except Exception as error:  # of this request alone: the others go on, and nobody waits for it
+                self.pool.free(row)
+                request.fail(error)
+                continue
+            self.free_slots.pop()
             self.ran.admitted += 1
+
+    def _seated(self, request: Request, row: Row) -> Running:
+        """Returns a request in the next free row, its prompt as far run as others have run it."""
+        wish, counts = request.wish, None
+        if wish.sampling.counts_tokens:
+            counts = TokenCounts(torch.tensor(wish.prompt, device=self.token.device), self.model.config.vocab_size)
+        run = Running(request, row, self.free_slots[-1], row.steps, counts)
+        if wish.uneven:
+            run.trail = Trail(row.capacity, row.steps, self.state, coda=bool(self.pool.layers["coda"]))
+            self._end_prefill(run)
+        else:
+            running = [_held(other) for other in self.running if other.trail is None]
+            run.prefilled = self.prefixes.fill(row, _held(run).key, wish.prompt, running)
+        return run
 
     def _release(self, run: Running) -> None:
         self.running.remove(run)

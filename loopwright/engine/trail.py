@@ -20,7 +20,7 @@ from loopwright.model.pool import KeyPool
 from loopwright.model.rows import PooledRows
 
 if TYPE_CHECKING:
-    from loopwright.engine.scheduler import Running
+    from loopwright.engine.running import Running
 
 
 class Trail:

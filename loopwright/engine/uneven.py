@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from loopwright.engine.running import Running
 from loopwright.engine.trail import read_trails
 from loopwright.generate.sampling import Draw, sample
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.pool import KeyPool
-
-if TYPE_CHECKING:
-    from loopwright.engine.scheduler import Running
 
 
 def leaving(

@@ -10,6 +10,7 @@ import torch
 
 from loopwright.engine.request import Request, Wish
 from loopwright.engine.scheduler import Scheduler
+from loopwright.generate.sampling import Sampling
 from tests.engine.mix import alone, answer, check, make, random_wish, serve
 from tests.generate.tiny import DENSE
 
@@ -97,6 +98,18 @@ def test_logits_that_are_not_finite_fail_their_request_alone() -> None:
     with pytest.raises(ValueError, match="request: logits are not finite after 2 tokens"):
         requests[1].result(0)
     assert requests[0].result(0).tokens == requests[2].result(0).tokens == alone(model, good)
+
+
+def test_a_request_that_cannot_be_seated_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("huginn-tiny")
+    monkeypatch.setattr("loopwright.engine.scheduler.TokenCounts", lambda *args: 1 / 0)
+    scheduler = Scheduler(model, rows=2, tokens=60)
+    good, bad = plain(3, 2, 4), plain(3, 2, 4, sampling=Sampling(presence_penalty=1.0))
+    requests, _ = serve(scheduler, [good, bad, good], random.Random(0))
+    with pytest.raises(ZeroDivisionError):
+        requests[1].result(0)
+    assert requests[0].result(0).tokens == requests[2].result(0).tokens == alone(model, good)
+    assert sorted(scheduler.free_slots) == [0, 1] and scheduler.pool.cells["core"].free == [(0, 240)]
 
 
 def test_log_probabilities_are_the_models_own() -> None:

@@ -1,0 +1,213 @@
+"""The verbs about runs and measurements (recipes, train, evaluate, compare, analyze, demo), which `cli` puts together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from loopwright.options import Device, Dtype, Import, Words, seed_of, whole
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Changes to the recipe.")] = None,
+    out: Annotated[str | None, typer.Option(help="The run folder. Default: runs/RECIPE.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder, bit for bit.")] = False,
+    toy: Annotated[bool, typer.Option("--toy", help="Run two updates at test size, to see that everything works.")] = False,
+    imports: Import = None,
+) -> None:
+    """Train a run from a recipe: train, validate at several depths, save. Ctrl-C saves first; --resume continues exactly there.
+
+    Examples:
+
+    loopwright train demo-stable updates=300 optim.lr=1e-3 --out runs/mine
+
+    loopwright train demo-stable updates=300 optim.lr=1e-3 --out runs/mine --resume
+
+    accelerate launch --num_processes 2 -m loopwright train addition-stable
+    """
+    from loopwright.commands import train as verb
+
+    if not verb.train(recipe, overrides or [], out=out, resume=resume, toy=toy, imports=imports or []):
+        raise typer.Exit(130)
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Print this one in full, every setting resolved.")] = None,
+    imports: Import = None,
+) -> None:
+    """List the shipped recipes, or print one.
+
+    Examples:
+
+    loopwright recipes
+
+    loopwright recipes stars-addition > mine.yaml
+    """
+    from loopwright.commands import recipes as verb
+
+    verb.recipes(name)
+
+
+def evaluate(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder; or a model's folder, with --text or --data.")],
+    depths: Annotated[
+        str | None, typer.Option(help="1:64, 1,2,4 or 1:1000:log. Default: to 16 times the trained median; with --text: its own.")
+    ] = None,
+    split: Annotated[list[str] | None, typer.Option(help="A test split, or valid; repeatable. Default: all tests.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="With a run: last, best, or an update's number. Default: last.")] = None,
+    data: Annotated[str | None, typer.Option(help="A recipe whose data to measure on. Default: the run's own.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(metavar="[NAME=]FILE", help="Held-out loss of this text (.jsonl, .txt, .gz); repeatable.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(callback=whole, help="With --text: tokens in a passage. Default: 512, or what the model has.")
+    ] = None,
+    tokenizer: Words = None,
+    field: Annotated[str | None, typer.Option(help="With --text: the field of a JSON line with the text. Default: text.")] = None,
+    teacher_forced: Annotated[
+        bool, typer.Option("--teacher-forced", help="With --text: also score a model that sees the future, and mark it.")
+    ] = False,
+    honest: Annotated[int, typer.Option(callback=whole, help="With --text: also score N tokens from their prefixes alone.")] = 0,
+    rows: Annotated[
+        int | None, typer.Option(callback=whole, help="Only the first N rows of a split; with --text: N passages, drawn at random.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(callback=whole, help="Rows in a pass. Default: 500; with --text: what fits.")] = None,
+    decode: Annotated[bool, typer.Option(help="Also decode greedily at three depths, and compare.")] = True,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    out: Annotated[str | None, typer.Option(help="Where eval/ and figures/ go. Default: into the run.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results of other depths, rows or weights.")] = False,
+    imports: Import = None,
+) -> None:
+    """Measure a run at every depth from one pass: loss, exact match with intervals, overthinking; as table, file and figure.
+
+    With --text: measure the held-out loss of any model on any text, by passage, with intervals and bits per byte. Causality is
+    checked before any loss is printed.
+
+    Examples:
+
+    loopwright evaluate runs/addition-stable --depths 1:64
+
+    loopwright evaluate ./my-model --data stars-addition --depths 1:1000:log --device cuda
+
+    loopwright evaluate ./my-model --text in=valid.jsonl.gz --text out=other.txt --context 512 --depths 1,2,4
+    """
+    from loopwright.commands import evaluate as verb
+
+    if text:
+        if split or data or not decode:
+            raise ValueError(
+                "evaluate: --text with --split, --data or --no-decode; allowed: texts, or the splits of a recipe's data"
+            )
+        verb.evaluate_text(
+            run, text,
+            context=context, depths=depths, checkpoint=checkpoint, tokenizer=tokenizer,
+            field=verb.FIELD if field is None else field, rows=rows, batch=batch, teacher_forced=teacher_forced, honest=honest,
+            device=device, dtype=dtype, out=out, overwrite=overwrite,
+        )  # fmt: skip
+        return
+    if teacher_forced or honest or not (context is field is tokenizer is None):
+        raise ValueError(
+            "evaluate: --context, --field, --teacher-forced, --honest and --tokenizer belong to --text, which is not given"
+        )
+    verb.evaluate(
+        run,
+        depths=depths, splits=split or [], checkpoint=checkpoint, data=data, rows=rows, batch=batch, decode=decode, device=device,
+        dtype=dtype, out=out, overwrite=overwrite,
+    )  # fmt: skip
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="FIRST", help="A run, a model's folder or a hub id.")],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="The other; the same again compares two depths.")],
+    depths: Annotated[
+        str | None, typer.Option(metavar="D[,D]", help="One depth for both (4), or one for each (8,1). Default: their own.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="A recipe whose data to compare on. Default: the first run's own.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(metavar="[NAME=]FILE", help="Compare the held-out loss of this text; repeatable.")
+    ] = None,
+    context: Annotated[int | None, typer.Option(callback=whole, help="With --text: tokens per passage. Default: 512.")] = None,
+    tokenizer: Words = None,
+    split: Annotated[list[str] | None, typer.Option(help="A test split, or valid; repeatable. Default: all tests.")] = None,
+    rows: Annotated[int | None, typer.Option(callback=whole, help="How many rows or passages. Default: all.")] = None,
+    batch: Annotated[int | None, typer.Option(callback=whole, help="Rows of a pass.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    imports: Import = None,
+) -> None:
+    """Compare two models, or one at two depths, on the same rows or passages: paired differences with 95 % intervals.
+
+    Examples:
+
+    loopwright compare runs/demo-stable runs/demo-plain --depths 16
+
+    loopwright compare runs/mine runs/mine --depths 8,1
+
+    loopwright compare ./looped ./dense --text heldout.jsonl --json
+    """
+    from loopwright.commands import compare as verb
+
+    verb.compare(
+        first, second,
+        depths=depths, data=data, texts=text or [], tokenizer=tokenizer, splits=split or [], rows=rows, batch=batch,
+        context=context, as_json=as_json,
+    )  # fmt: skip
+
+
+def analyze(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, a run folder or a hub id, looped or dense.")],
+    prompts: Annotated[
+        str, typer.Option(help="A .jsonl or .txt file, gsm8k, hellaswag, valid (a run's own rows), or the text itself.")
+    ],
+    depth: Annotated[int | None, typer.Option(callback=whole, help="Number of steps. Default: 128, or the model's most.")] = None,
+    compare: Annotated[str | None, typer.Option(help="A dense model to draw beside it.")] = None,
+    data: Annotated[str | None, typer.Option(help="The folder of gsm8k and hellaswag. Default: $LOOPWRIGHT_DATA.")] = None,
+    examples: Annotated[int, typer.Option(callback=whole, help="At most this many prompts, drawn by the seed.")] = 32,
+    seed: Annotated[int, typer.Option(callback=seed_of, help="Seed for drawing prompts.")] = 0,
+    batch: Annotated[int, typer.Option(callback=whole, help="Prompts in a pass.")] = 8,
+    pairs: Annotated[int, typer.Option(callback=whole, help="Compare all pairs of layers over N steps (8 or 32); 0: none.")] = 8,
+    ablate: Annotated[bool, typer.Option("--ablate", help="Zero the second layer's MLP output (Figure 41).")] = False,
+    tokenizer: Words = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    out: Annotated[str | None, typer.Option(help="The folder of the analysis. Default: runs/analyze-MODEL.")] = None,
+    imports: Import = None,
+) -> None:
+    """Look inside a model: does it converge, which stages does it have, is more depth safe? Writes numbers, figures and a page.
+
+    An analysis that was killed continues when it is started again.
+
+    Examples:
+
+    loopwright analyze ./my-model --prompts gsm8k --data ./eval --compare ./its-base
+
+    loopwright analyze runs/demo-stable --prompts valid --depth 64
+
+    loopwright analyze ./my-model --prompts "Hello! I hope that you are well." --device cuda --dtype bf16
+    """
+    from loopwright.commands import analyze as verb
+
+    verb.analyze(
+        model, verb.Asked(prompts, data, examples, seed, tokenizer),
+        depth=depth, compare=compare, batch=batch, pairs=pairs, ablate=ablate, device=device, dtype=dtype, out=out,
+    )  # fmt: skip
+
+
+def demo(
+    out: Annotated[str | None, typer.Option(help="The folder of the demo. Default: runs/demo (with --toy runs/demo-toy).")] = None,
+    toy: Annotated[bool, typer.Option("--toy", help="Two updates each: does the page come out? Shows nothing; exits 1.")] = False,
+) -> None:
+    """Train two small models to add. Beyond the training depth one collapses and one holds. Minutes on a CPU.
+
+    Writes a page to look at. Exits 1 if the run does not show it.
+
+    Example:
+
+    loopwright demo
+    """
+    from loopwright.commands import demo as verb
+
+    if not verb.demo(out, toy=toy):
+        raise typer.Exit(1)
