@@ -1,4 +1,4 @@
-"""The options that several verbs share, or that take several lines to describe, and what every number on the command line must be."""
+"""The options that several verbs share or that take lines to describe, and what every number on the command line must be."""
 
 from __future__ import annotations
 
