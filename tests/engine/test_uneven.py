@@ -23,7 +23,7 @@ def test_backfill_is_full_recomputation(name: str) -> None:
     wishes = []
     for spec in RULES:
         prompt = tuple(draw.randrange(96) for _ in range(draw.randint(1, 5)))
-        wishes.append(Wish(prompt, 4, 6, Sampling(temperature=1.0), seed=3, exit=build_exit(spec, model)))
+        wishes.append(Wish(prompt, 4, 5, Sampling(temperature=1.0), seed=3, exit=build_exit(spec, model)))
     scheduler = Scheduler(model, rows=4, tokens=200, chunk=3)
     requests, _ = serve(scheduler, [*wishes, random_wish(model, draw)], draw)
     found = set()
@@ -85,9 +85,9 @@ def test_copied_keys_are_those_of_the_exit() -> None:
 def test_drafts_change_no_token(name: str, tokens: int, shallow: int) -> None:
     model, draw = make(name), random.Random(name)
     wishes = []
-    for _ in range(4):
+    for _ in range(3):
         wish = random_wish(model, draw, longest=6)
-        wishes.append(replace(wish, depth=4, draft_depth=shallow, draft_tokens=tokens, max_new_tokens=7))
+        wishes.append(replace(wish, depth=4, draft_depth=shallow, draft_tokens=tokens, max_new_tokens=6))
     scheduler = Scheduler(model, rows=3, tokens=160, chunk=4)
     requests, _ = serve(scheduler, [*wishes, random_wish(model, draw)], draw)
     for wish, request in zip(wishes, requests, strict=False):
