@@ -95,13 +95,18 @@ def test_drafts_change_no_token(name: str, tokens: int, shallow: int) -> None:
     assert scheduler.ran.drafted > 0 and not scheduler.running
 
 
-def test_drafts_that_hold_save_passes() -> None:
+PENALISED = [Sampling(), Sampling(frequency_penalty=5.0), Sampling(temperature=2.0, repetition_penalty=3.0)]
+
+
+@pytest.mark.parametrize("sampling", PENALISED)
+def test_drafts_that_hold_save_passes(sampling: Sampling) -> None:
     model = make("ouro-1.4b-tiny")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "o_proj" in name or "down_proj" in name:
-                parameter.zero_()  # every depth says the same
-    wish = Wish((5, 6), 4, 13, draft_depth=1, draft_tokens=4)
+                parameter.zero_()
+        model.end_norm.weight.fill_(1.0)  # every depth says the same
+    wish = Wish((5, 6), 4, 13, sampling, draft_depth=1, draft_tokens=4)
     scheduler = Scheduler(model, rows=1, tokens=60)
     (request,), _ = serve(scheduler, [wish], random.Random(0))
     assert request.tokens == alone(model, wish)
