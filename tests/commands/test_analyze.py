@@ -97,7 +97,7 @@ def test_a_runs_own_rows(tmp_path, undrawn, capsys):
 
 
 def test_a_task_and_a_model_without_a_tokenizer_take_text(folder, tmp_path, undrawn, capsys):
-    run = train(small({"updates": 1}), tmp_path / "run").run.path
+    run = train(small({"updates": 1}), tmp_path / "run").folder.path
     for words in ((str(run), "--prompts", "12+34="), (str(folder), "--prompts", "12+34=", "--tokenizer", str(run))):
         with pytest.raises(SystemExit) as caught:
             main(["analyze", *words, "--depth", "2", "--pairs", "0", "--out", str(tmp_path / f"out-{len(words)}")])

@@ -27,7 +27,7 @@ MODELS: list[tuple[str, dict[str, Any], int]] = [
 def test_requests_are_what_they_are_alone(name: str, changes: dict[str, Any], lag: int) -> None:
     model, draw = make(name, **changes), random.Random(f"{name}{lag}")
     scheduler = Scheduler(model, rows=3, tokens=60, chunk=4, lag=lag)
-    wishes = [random_wish(model, draw) for _ in range(5)]
+    wishes = [random_wish(model, draw) for _ in range(4)]
     requests, cancelled = serve(scheduler, wishes, draw, cancels=0.03)
     assert check(model, requests, cancelled, [answer(model, wish) for wish in wishes]) == 0
     assert sorted(scheduler.free_slots) == [0, 1, 2]

@@ -23,7 +23,7 @@ def test_backfill_is_full_recomputation(name: str) -> None:
     wishes = []
     for spec in RULES:
         prompt = tuple(draw.randrange(96) for _ in range(draw.randint(1, 5)))
-        wishes.append(Wish(prompt, 4, 6, Sampling(temperature=1.0), seed=3, exit=build_exit(spec, model)))
+        wishes.append(Wish(prompt, 4, 5, Sampling(temperature=1.0), seed=3, exit=build_exit(spec, model)))
     scheduler = Scheduler(model, rows=4, tokens=200, chunk=3)
     requests, _ = serve(scheduler, [*wishes, random_wish(model, draw)], draw)
     found = set()
@@ -85,9 +85,9 @@ def test_copied_keys_are_those_of_the_exit() -> None:
 def test_drafts_change_no_token(name: str, tokens: int, shallow: int) -> None:
     model, draw = make(name), random.Random(name)
     wishes = []
-    for _ in range(4):
+    for _ in range(3):
         wish = random_wish(model, draw, longest=6)
-        wishes.append(replace(wish, depth=4, draft_depth=shallow, draft_tokens=tokens, max_new_tokens=7))
+        wishes.append(replace(wish, depth=4, draft_depth=shallow, draft_tokens=tokens, max_new_tokens=6))
     scheduler = Scheduler(model, rows=3, tokens=160, chunk=4)
     requests, _ = serve(scheduler, [*wishes, random_wish(model, draw)], draw)
     for wish, request in zip(wishes, requests, strict=False):
@@ -95,13 +95,18 @@ def test_drafts_change_no_token(name: str, tokens: int, shallow: int) -> None:
     assert scheduler.ran.drafted > 0 and not scheduler.running
 
 
-def test_drafts_that_hold_save_passes() -> None:
+PENALISED = [Sampling(), Sampling(frequency_penalty=5.0), Sampling(temperature=2.0, repetition_penalty=3.0)]
+
+
+@pytest.mark.parametrize("sampling", PENALISED)
+def test_drafts_that_hold_save_passes(sampling: Sampling) -> None:
     model = make("ouro-1.4b-tiny")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "o_proj" in name or "down_proj" in name:
-                parameter.zero_()  # every depth says the same
-    wish = Wish((5, 6), 4, 13, draft_depth=1, draft_tokens=4)
+                parameter.zero_()
+        model.end_norm.weight.fill_(1.0)  # every depth says the same
+    wish = Wish((5, 6), 4, 13, sampling, draft_depth=1, draft_tokens=4)
     scheduler = Scheduler(model, rows=1, tokens=60)
     (request,), _ = serve(scheduler, [wish], random.Random(0))
     assert request.tokens == alone(model, wish)
