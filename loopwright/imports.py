@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from loopwright.untrusted import first_line, shown, user_path
 SHOWN = 4  # files that a message names
 
 _FILES: dict[Path, None] = {}  # that parts came from, in the order in which they came
+_EXECUTED: set[Path] = set()  # here, to their end
 
 
 def import_file(name: str | Path, folder: str | Path = ".") -> Path:
@@ -26,8 +28,9 @@ def import_file(name: str | Path, folder: str | Path = ".") -> Path:
     if path.suffix != ".py" or not path.is_file():
         wrong = "is no Python file" if path.is_file() else "there is no such file"
         raise ValueError(f"import: {name}: {wrong} (looked for {path}); allowed: the path of a .py file")
-    if path not in _FILES and not _is_loaded(path):
+    if path not in _EXECUTED and not _is_loaded(path):
         _execute(path)
+        _EXECUTED.add(path)
     note_file(path)
     return path
 
@@ -60,7 +63,7 @@ def missing_files(named: object) -> str:
     missing = [shown(name)[1:-1] for name in names[:SHOWN] if user_path(name).resolve() not in _FILES]
     if not missing:
         return ""
-    again = " ".join(f"--import {name}" for name in dict.fromkeys(missing))
+    again = " ".join(f"--import {shlex.quote(name)}" for name in dict.fromkeys(missing))
     return f"; it was trained with parts of somebody's own: look at what they do, then give {again}"
 
 
@@ -87,6 +90,7 @@ def _execute(path: Path) -> None:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
+        _FILES.pop(path, None)  # which a part of it has noted: the next call executes it again
         if not isinstance(error, Exception):
             raise
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]

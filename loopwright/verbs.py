@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,8 @@ def train(
     parts = {"model": model, "data": data, "objective": objective}
     specs = {name: dict(part) for name, part in parts.items() if isinstance(part, Mapping)}
     objects = {name: part for name, part in parts.items() if part is not None and name not in specs}
-    given = {name: {"kind": "given", "what": f"the {name} ({type(part).__name__})"} for name, part in objects.items()}
+    _check_objects(objects, on_update)
+    given = {name: {"kind": "given", "what": f"the {name} ({_told(part)})"} for name, part in objects.items()}
     plain, name = _plain(recipe)
     chosen = make_recipe({**plain, **specs, **given})
     folder = Path(out) if out is not None else Path("runs") / name
@@ -123,11 +125,11 @@ class Evaluation:
 def evaluate(
     model: Model,
     *,
-    depths: Iterable[int] | None = None,
+    depths: int | Iterable[int] | None = None,
     data: Data | None = None,
     text: Texts | None = None,
     tokenizer: str | Path | None = None,
-    splits: Sequence[str] = (),
+    splits: str | Sequence[str] = (),
     rows: int | None = None,
     batch: int | None = None,
     context: int | None = None,
@@ -145,6 +147,11 @@ def evaluate(
         batch: rows in a pass.
         context: tokens in a passage of text.
     """
+    depths = [depths] if isinstance(depths, int) else depths
+    splits = [splits] if isinstance(splits, str) else splits
+    _check_numbers(rows=rows, batch=batch)
+    if context is not None and text is None:
+        raise ValueError(f"context: {context} belongs to text=, and none is given")
     opened = _open(model)
     if (data is None) == (text is None) and not (data is None and opened.data is not None):
         raise ValueError("evaluate: give data= (rows with answers) or text= (files of running text), one of them")
@@ -205,7 +212,7 @@ def compare(
     data: Data | None = None,
     text: Texts | None = None,
     tokenizer: str | Path | None = None,
-    splits: Sequence[str] = (),
+    splits: str | Sequence[str] = (),
     rows: int | None = None,
     batch: int | None = None,
     context: int | None = None,
@@ -214,6 +221,10 @@ def compare(
 
     `depths` is one depth for both, or a pair; default: each model's own. One model at two depths is a comparison too.
     """
+    splits = [splits] if isinstance(splits, str) else splits
+    _check_numbers(rows=rows, batch=batch)
+    if data is not None and text is not None:
+        raise ValueError("compare: give data= or text=, one of them")
     one, two = _open(first), _open(second)
     pair = depths if isinstance(depths, tuple) else (depths, depths)
     if len(pair) != 2:
@@ -221,7 +232,7 @@ def compare(
     at = [opened.model.config.check_depth(depth) for opened, depth in zip((one, two), pair, strict=True)]
     if text is not None:
         options = {"text": text, "rows": rows, "batch": batch, "context": context}
-        words = tokenizer if tokenizer is not None else one.words()
+        words = tokenizer if tokenizer is not None else _shared_words(one, two)
         found = [evaluate(o.model, depths=[d], tokenizer=words, **options) for o, d in zip((one, two), at, strict=True)]
         results = [compare_texts(found[0].reports[name], found[1].reports[name]) for name in found[0].reports]
         return Comparison(one.name, two.name, tuple(results))
@@ -253,6 +264,8 @@ class _Opened:
 def _open(model: Model) -> _Opened:
     if isinstance(model, LoopedForCausalLM):
         return _Opened(model, type(model).__name__, None, _no_words)
+    if not isinstance(model, Run | str | Path):
+        raise TypeError(f"model: must be a model, a run or what lw.load takes (got {type(model).__name__})")
     if isinstance(model, Run):
         return _Opened(model.model, str(model.folder.path), lambda: model.splits, lambda: model.checkpoint)
     source = Source(model)
@@ -262,6 +275,44 @@ def _open(model: Model) -> _Opened:
     if recipe is not None and run is not None:
         data = lambda: build_data(recipe["data"], run.path / "data")  # noqa: E731  (asked for only where nothing else is given)
     return _Opened(source.model(), source.name, data, source.tokenizer_folder)
+
+
+def _check_objects(objects: Mapping[str, Any], on_update: object) -> None:
+    wanted = {"model": (LoopedForCausalLM, "lw.build, lw.load or lw.retrofit"), "data": (Splits, "lw.splits")}
+    for name, (kind, source) in wanted.items():
+        if name in objects and not isinstance(objects[name], kind):
+            got = type(objects[name]).__name__
+            raise TypeError(f"{name}: must come from {source}, or be a {{'kind': …}} as in a recipe (got {got})")
+    for name, part in {"objective": objects.get("objective"), "on_update": on_update}.items():
+        if part is not None and not callable(part):
+            raise TypeError(f"{name}: must be callable (got {type(part).__name__})")
+
+
+def _told(part: Any) -> str:
+    """Returns what the recipe says of an object; of data enough to notice that a resumed run has been given another."""
+    if not isinstance(part, Splits):
+        return type(part).__name__
+    rows = len(part.train)
+    ends = [part.train.batch([place]).input_ids for place in (0, rows - 1)]
+    digest = hashlib.sha256(b"".join(ids.numpy().tobytes() for ids in ends)).hexdigest()[:8]
+    return f"Splits of {rows} rows, {digest}"
+
+
+def _check_numbers(**numbers: int | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} must be a whole number >= 1 (got {value!r})")
+
+
+def _shared_words(one: _Opened, two: _Opened) -> str | Path:
+    """Returns the tokenizer of two models, which must be one: losses per token of different tokens are not comparable."""
+    words = one.words()
+    if two.words is not _no_words and Tokenizer(words).fingerprint != Tokenizer(two.words()).fingerprint:
+        raise ValueError(
+            f"compare: {one.name} and {two.name} have different tokenizers, so their losses per token cannot be compared; "
+            "give tokenizer= where both were trained with one"
+        )
+    return words
 
 
 def _no_words() -> str:

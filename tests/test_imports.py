@@ -86,6 +86,20 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     assert noted_files() == [] and "broken" not in sys.modules
 
 
+def test_a_file_that_failed_half_way_is_executed_again(tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text(
+        "from loopwright.imports import note_file\nfrom pathlib import Path\nnote_file(Path(__file__))\n1 / 0\n"
+    )
+    for _ in range(2):
+        with pytest.raises(ValueError, match="line 4: ZeroDivisionError"):
+            import_file("half.py")
+    assert noted_files() == []
+
+
+def test_a_strangers_file_name_is_quoted() -> None:
+    assert "--import 'a.py; rm -r x'" in missing_files(["a.py; rm -r x"])
+
+
 def test_what_is_missing_is_named_and_what_is_there_is_not(tmp_path: Path) -> None:
     (tmp_path / "parts_here.py").write_text("")
     import_file("parts_here.py")

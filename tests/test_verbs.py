@@ -69,7 +69,7 @@ def test_the_recipe_of_such_a_run_says_what_was_passed(run: lw.Run, capsys: pyte
     with pytest.raises(SystemExit) as end:
         main(["evaluate", str(run.folder.path)])
     assert end.value.code == 2
-    assert "the data (Splits) was passed from Python, so the recipe cannot build it" in capsys.readouterr().err
+    assert "the data (Splits of 16 rows, " in (error := capsys.readouterr().err) and "so the recipe cannot build it" in error
 
 
 def test_resuming_with_the_same_objects_ends_bitwise_where_an_undisturbed_run_does(run: lw.Run, tmp_path: Path) -> None:
@@ -89,6 +89,54 @@ def test_resuming_with_the_same_objects_ends_bitwise_where_an_undisturbed_run_do
 def test_an_objective_of_ones_own(tmp_path: Path) -> None:
     found = lw.train({**RECIPE, "updates": 2}, model=model(), data=data(), objective=Squared(), out=tmp_path, progress=False)
     assert all(row["seen"] == pytest.approx(row["loss"]) for row in found.log() if "loss" in row)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda rollout: rollout.last.mean(), r"must return \(loss tensor, dict of metrics\) \(got Tensor\)"),
+        (lambda rollout: (rollout.last.mean(), 3), r"must return \(loss tensor, dict of metrics\)"),
+    ],
+)
+def test_what_an_objective_returns_is_checked(tmp_path: Path, made: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        lw.train(RECIPE, model=model(), data=data(), objective=lambda m, rollout: made(rollout), out=tmp_path, progress=False)
+
+
+def test_metrics_of_an_objective_may_be_numbers_and_what_it_reads_is_checked(tmp_path: Path) -> None:
+    def mine(model: lw.LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, dict[str, Any]]:
+        return rollout.last.square().mean(), {"half": 0.5}
+
+    found = lw.train({**RECIPE, "updates": 1}, model=model(), data=data(), objective=mine, out=tmp_path / "a", progress=False)
+    assert found.log()[0]["half"] == 0.5
+    mine.reads = "evry"  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="reads must be 'every' or 'last'"):
+        lw.train(RECIPE, model=model(), data=data(), objective=mine, out=tmp_path / "b", progress=False)
+
+
+def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
+    lw.train({**RECIPE, "updates": 1}, model=model(), data=data(), out=tmp_path / "run", progress=False)
+    other = lw.splits(counting(16, 2), counting(8, 3))
+    with pytest.raises(ValueError, match=r"was trained with another recipe; it differs in data\.what"):
+        lw.train({**RECIPE, "updates": 1}, model=model(), data=other, out=tmp_path / "run", resume=True, progress=False)
+
+
+def test_different_tokenizers_are_not_compared_on_a_text(tmp_path: Path) -> None:
+    sums = {**PLAIN, "updates": 1, "validate": {"every": 0}}
+    first = lw.train(sums, out=tmp_path / "a", progress=False)
+    words = json.loads((first.checkpoint / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    second = lw.train({**sums, "seed": 1}, out=tmp_path / "b", progress=False)
+    vocabulary["1"], vocabulary["2"] = vocabulary["2"], vocabulary["1"]
+    lw.save(second.model, tmp_path / "other")
+    for name in ("tokenizer_config.json",):
+        (tmp_path / "other" / name).write_text((second.checkpoint / name).read_text())
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(words))
+    (tmp_path / "other" / "manifest.json").unlink()
+    (tmp_path / "sums.txt").write_text("12+34=64§" * 4)
+    with pytest.raises(ValueError, match="have different tokenizers, so their losses per token cannot be compared"):
+        lw.compare(first, tmp_path / "other", text=tmp_path / "sums.txt", context=8)
+    assert lw.compare(first, second, text=tmp_path / "sums.txt", context=8).results
 
 
 def test_an_exception_of_a_callback_ends_the_run_with_its_own_words(tmp_path: Path) -> None:
@@ -158,6 +206,11 @@ def test_a_model_against_itself_is_undecided() -> None:
     assert loss.difference == 0 and loss.won == 0.5 and not loss.decided
 
 
+def test_five_rows_decide_nothing(run: lw.Run) -> None:
+    (few,) = lw.compare(run, model(), data=lw.TokenRows(counting(5))).results
+    assert few.difference_low * few.difference_high > 0 and not few.decided
+
+
 def test_exact_match_is_compared_where_answers_are_right_or_wrong(tmp_path: Path) -> None:
     torch.manual_seed(1)
     first, second = lw.build("stars-addition-tiny"), lw.build("stars-addition-tiny")
@@ -177,6 +230,15 @@ def test_exact_match_is_compared_where_answers_are_right_or_wrong(tmp_path: Path
         (lambda: lw.evaluate(model(), data=lw.TokenRows([[1, 2, 3, 99]])), "from 1 to 99; allowed: 0 to 10"),
         (lambda: lw.evaluate("huginn", data=data()), "is a preset, which has no trained weights"),
         (lambda: lw.compare(model(), model(), data=data(), depths=(1, 2, 3)), "one depth for both, or a pair"),
+        (lambda: lw.compare(model(), model(), data=data(), text="x.txt"), "data= or text=, one of them"),
+        (lambda: lw.evaluate(model(), data=data(), context=8), "context: 8 belongs to text="),
+        (lambda: lw.evaluate(model(), data=data(), rows=-1), r"rows must be a whole number >= 1 \(got -1\)"),
+        (lambda: lw.evaluate(model(), data=data(), batch=0), r"batch must be a whole number >= 1 \(got 0\)"),
+        (lambda: lw.evaluate(None, data=data()), r"model: must be a model, a run or what lw.load takes \(got NoneType\)"),
+        (lambda: lw.train(RECIPE, model="universal-tiny", data=data()), r"model: must come from lw.build.* \(got str\)"),
+        (lambda: lw.train(RECIPE, model=model(), data=[[1, 2]]), r"data: must come from lw.splits.* \(got list\)"),
+        (lambda: lw.train(RECIPE, model=model(), data=data(), objective="ce"), r"objective: must be callable \(got str\)"),
+        (lambda: lw.train(RECIPE, model=model(), data=data(), on_update=3), r"on_update: must be callable \(got int\)"),
         (lambda: lw.evaluate(model(), text="x.txt", tokenizer="y", context=1), "context must be from 2 to"),
     ],
 )

@@ -12,9 +12,9 @@ from loopwright.settings import read_yaml
 def recipes(name: str | None = None) -> None:
     """Prints the shipped recipes, or one of them in full, resolved."""
     if name is not None:
-        from loopwright.train.recipe import open_recipe, written  # every table of kinds, and torch with them
+        from loopwright.train.recipe import shown_recipe  # every table of kinds, and torch with them
 
-        print(written(open_recipe(find(name))), end="")
+        print(shown_recipe(find(name)), end="")
         return
     table = Table(Column("recipe", no_wrap=True), "what it trains")
     for one in names():

@@ -34,6 +34,9 @@ class TokenRows:
         least = min(int(row.min()) for row in self.rows)
         if least < 0:
             raise ValueError(f"rows: ids must be >= 0 (got {least})")
+        odd = next((int(row[(row < 0) & (row != IGNORED)][0]) for row in answers if ((row < 0) & (row != IGNORED)).any()), None)
+        if odd is not None:
+            raise ValueError(f"labels: must be ids >= 0, or {IGNORED} where nothing is predicted (got {odd})")
 
     @property
     def vocab_size(self) -> int:
@@ -74,10 +77,14 @@ def splits(
         exact: whether an answer is right or wrong as a whole; if so, exact match is measured too.
         eos_id, pad_id: needed to decode exact answers; default: the tokenizer's.
     """
-    parts = {name: _source(rows) for name, rows in {"train": train, "valid": valid, **(tests or {})}.items()}
-    sizes = [part.vocab_size for part in parts.values() if isinstance(part, TokenRows)]
+    taken = [name for name in tests or {} if name in ("train", "valid")]
+    if taken:
+        raise ValueError(f"tests: {taken[0]!r} is the name of another split; give the test another name")
+    parts = [_source(train), _source(valid)]
+    measured = {name: _source(rows) for name, rows in (tests or {}).items()}
+    sizes = [part.vocab_size for part in (*parts, *measured.values()) if isinstance(part, TokenRows)]
     return Splits(
-        parts.pop("train"), parts.pop("valid"), parts,
+        parts[0], parts[1], measured,
         vocab_size=max(sizes, default=0), exact=exact, tokenizer=tokenizer,
         eos_id=eos_id if eos_id is not None else getattr(tokenizer, "eos_token_id", None),
         pad_id=pad_id if pad_id is not None else getattr(tokenizer, "pad_token_id", None),

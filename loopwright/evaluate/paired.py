@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+FEWEST = 6  # rows or passages of a decision: five that agree come by chance more often than 5 times in 100
+
+
 @dataclass(frozen=True)
 class Paired:
     """One model against another on a text: `difference` of their mean losses (below 0: the first is better), and the share of
@@ -43,8 +46,8 @@ class Paired:
 
     @property
     def decided(self) -> bool:
-        """Whether the interval of the difference leaves 0 out."""
-        return self.difference_low > 0 or self.difference_high < 0
+        """Whether the interval of the difference leaves 0 out, and there are enough rows or passages to say so."""
+        return self.passages >= FEWEST and (self.difference_low > 0 or self.difference_high < 0)
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,8 @@ def paired_table(results: Sequence[Paired], first: str, second: str, width: int 
     table = number_table(["on", "measure", "depths", "first - second", "won", "verdict"], rows, width)
     table.title = f"first: {first}\nsecond: {second}"
     units = sorted({r.unit for r in results})
-    table.caption = f"paired over {sum(r.passages for r in results):,} rows; 95 % intervals by drawing {' and '.join(units)}s"
+    count = sum({r.text: r.passages for r in results}.values())  # a split stands there once per measure
+    table.caption = f"paired over {count:,} rows; 95 % intervals by drawing {' and '.join(units)}s"
     return table
 
 

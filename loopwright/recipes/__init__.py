@@ -21,8 +21,13 @@ def names() -> list[str]:
 
 
 def find(word: str) -> Path:
-    """Returns the file that a word on the command line means: a file of that path, or a shipped recipe of that name."""
+    """Returns the file that a word on the command line means: a file of that path, or a shipped recipe of that name.
+
+    A shipped name wins over a file that is called the same: a recipe may execute Python files, so nobody's file may pass for ours.
+    """
     path = user_path(word)
+    if word in names():
+        return FOLDER / f"{word}.yaml"
     if path.is_file():
         return path
     plain = path.stem if path.suffix in (".yaml", ".yml") else word

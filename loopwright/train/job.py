@@ -115,9 +115,10 @@ class Job:
         self._ahead: Prefetched | None = None
 
     def _objective(self, given: Any) -> Objective:
-        if given is not None:
-            return given if isinstance(given, Objective) else Called(given)
-        objective: Objective = build_kind(self.recipe.objective, OBJECTIVES)
+        if given is None:
+            objective: Objective = build_kind(self.recipe.objective, OBJECTIVES)
+        else:
+            objective = given if isinstance(given, Objective) else Called(given)
         if self.recipe.graph and not objective.capturable:
             raise ValueError(
                 f"graph: the work of the objective {self.recipe.objective['kind']!r} changes from update to update; allowed: "
@@ -127,7 +128,7 @@ class Job:
 
     @property
     def median(self) -> int:
-        """The depth that validation take as typical: the median one of training, 1 where there is no loop."""
+        """The depth that validation takes as typical: the median one of training, 1 where there is no loop."""
         return self.rule.median if self.model.config.is_looped else 1
 
     def begin_update(self, update: int) -> None:

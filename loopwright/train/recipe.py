@@ -207,6 +207,16 @@ def open_recipe(path: str | Path, overrides: Iterable[str] = (), *, toy: bool = 
     return make_recipe(data, str(path), changes=parse_overrides(overrides), toy=toy)
 
 
+def shown_recipe(path: str | Path) -> str:
+    """Returns a recipe with every setting resolved, to be read. What it imports is named, and not executed."""
+    data = _read(Path(path))
+    named = data.get("import") if isinstance(data, Mapping) else None
+    if named is None:
+        return written(make_recipe(data, str(path)))
+    rest = {key: value for key, value in data.items() if key != "import"}
+    return write_yaml({"import": named}) + written(make_recipe(rest, str(path)))
+
+
 def _read(path: Path) -> Any:
     try:
         text = read_text(path, RECIPE_BYTES)

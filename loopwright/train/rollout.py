@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -76,9 +76,16 @@ class Called(Objective):
     def __init__(self, function: Callable[[LoopedForCausalLM, Rollout], tuple[Tensor, dict[str, Tensor]]]) -> None:
         self.function = function
         self.reads = getattr(function, "reads", "every")
+        self.capturable = getattr(function, "capturable", True)
+        if self.reads not in ("every", "last"):
+            raise ValueError(f"objective: reads must be 'every' or 'last' (got {self.reads!r})")
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.function(model, rollout)
+        made = self.function(model, rollout)
+        if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], Tensor) or not isinstance(made[1], Mapping):
+            raise TypeError(f"objective: must return (loss tensor, dict of metrics) (got {type(made).__name__})")
+        loss, metrics = made
+        return loss, {name: torch.as_tensor(value, device=loss.device) for name, value in metrics.items()}
 
 
 class Penalty:

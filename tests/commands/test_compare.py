@@ -22,7 +22,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_one_run_at_two_depths_as_a_table_and_as_json(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = compare(run, run, depths="3,1")
     printed = capsys.readouterr().out
-    assert "paired over 16 rows" in printed and "3 / 1" in printed and "exact match" in printed
+    assert "paired over 8 rows" in printed and "3 / 1" in printed and "exact match" in printed
     compare(run, run, depths="3,1", as_json=True)
     plain = json.loads(capsys.readouterr().out)
     assert plain["results"] == json.loads(json.dumps(found.to_dict()))["results"] and len(plain["results"]) == 2

@@ -41,6 +41,7 @@ def test_labels_say_what_is_predicted() -> None:
         ([[1, "a"]], None, "row 0 holds no token ids"),
         ([[1, -2]], None, r"ids must be >= 0 \(got -2\)"),
         ([[1, 2]], [[1]], "must have the length of its row"),
+        ([[1, 2]], [[1, -5]], r"labels: must be ids >= 0, or -100 where nothing is predicted \(got -5\)"),
         (torch.zeros(2, 3, 4, dtype=torch.long), None, "row 0 must be one list of whole numbers"),
     ],
 )
@@ -53,3 +54,9 @@ def test_mistakes_are_one_line(rows: list, labels: list | None, words: str) -> N
 def test_splits_take_rows_tensors_and_sources() -> None:
     found = splits(torch.randint(0, 9, (4, 5)), TokenRows([[1, 2]]), tests={"far": [[3, 12]]}, exact=True, eos_id=2)
     assert found.vocab_size == 13 and found.exact and found.eos_id == 2 and list(found.tests) == ["far"] and len(found.train) == 4
+
+
+@pytest.mark.parametrize("name", ["train", "valid"])
+def test_a_test_cannot_take_the_name_of_another_split(name: str) -> None:
+    with pytest.raises(ValueError, match=f"tests: '{name}' is the name of another split"):
+        splits([[1, 2]], [[1, 2]], tests={name: [[3, 4]]})

@@ -10,6 +10,7 @@ import torch
 
 import loopwright as lw
 from loopwright.commands.evaluate import evaluate_text
+from loopwright.commands.recipes import recipes as show_recipes
 from loopwright.convert.parts import RECORD
 from loopwright.recipes import FOLDER, find, names, recipe
 from loopwright.train.loop import train
@@ -17,12 +18,12 @@ from tests.generate.tiny import DENSE, WORDS, save_model
 from tests.train.runs import end_of, rows_of
 
 
-def test_a_file_wins_over_a_name_and_names_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_names_a_file_and_a_word_a_shipped_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert {"demo-plain", "demo-stable", "stars-addition", "stars-ouro"} <= set(names())
     assert find("demo-plain") == FOLDER / "demo-plain.yaml" == find("recipes/demo-plain.yaml")
-    (tmp_path / "demo-plain").write_text((FOLDER / "demo-plain.yaml").read_text().replace("updates: 1200", "updates: 7"))
-    assert recipe("demo-plain").updates == 7
+    (tmp_path / "demo-plain.yaml").write_text((FOLDER / "demo-plain.yaml").read_text().replace("updates: 1200", "updates: 7"))
+    assert recipe("demo-plain.yaml").updates == 7 and recipe("demo-plain").updates == 1200
 
 
 def test_an_unknown_word_is_refused_with_the_nearest() -> None:
@@ -113,3 +114,17 @@ def test_the_phases_of_ouroboros_go_on_from_each_other(place: Path, tmp_path: Pa
         for before, later in pairwise(models)
     ]
     assert moved[0] == {"adapters", "gate", "end_norm"} and moved[1] == {"adapters", "gate", "end_norm", "halting"}
+
+
+def test_a_file_cannot_pass_for_a_shipped_recipe_and_showing_executes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("evil.py").write_text("raise SystemExit('executed')")
+    text = (FOLDER / "demo-stable.yaml").read_text()
+    Path("demo-stable").write_text("import: evil.py\n" + text)
+    Path("mine.yaml").write_text("import: evil.py\n" + text)
+    assert find("demo-stable") == FOLDER / "demo-stable.yaml"
+    show_recipes("mine.yaml")
+    shown = capsys.readouterr().out
+    assert shown.startswith("import: evil.py\n") and "updates:" in shown
