@@ -196,6 +196,7 @@ def test_the_right_base_in_another_dtype_is_told_apart_from_another_one(tmp_path
     assert torch.equal(cast.gate.weight, retrofitted(narrow).gate.weight)  # the parts were not rounded on the way
 
 
+@pytest.mark.slow
 def test_a_fresh_process_gives_the_same_bits(tmp_path: Path) -> None:
     source = dense()
     model = retrofitted(source)

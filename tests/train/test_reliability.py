@@ -70,7 +70,8 @@ class Trial:
         return rows_of(folder) == rows_of(whole) and end_of(folder) == end_of(whole)
 
 
-@pytest.mark.parametrize("updates", [12, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("updates", [12, 40])
 def test_a_run_that_was_killed_twice_is_bitwise_the_one_that_never_was(tmp_path: Path, updates: int) -> None:
     """Once at a random call in the middle, once inside a save."""
     trial, draw, folder = Trial(rich(updates), tmp_path), random.Random(0), tmp_path / "run"

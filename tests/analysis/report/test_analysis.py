@@ -109,7 +109,8 @@ def test_the_example_pages_are_small_whole_and_linked():
         assert not re.search(r"/(?:home|root|tmp|work|Users)/", text)
 
 
-@pytest.mark.parametrize("beside", [dense, pytest.param(lambda: None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("beside", [dense, lambda: None])
 def test_a_model_that_overflows_has_a_page_that_says_so(tmp_path, beside):
     metrics = json.loads(json.dumps(overflowing(), allow_nan=False))
     text = write_analysis(metrics, tmp_path, dense=beside()).read_text()

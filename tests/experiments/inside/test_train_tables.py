@@ -50,6 +50,7 @@ def test_models_of_one_kind_stand_side_by_side_the_smallest_core_first(tmp_path:
     assert 0 < svg.index(">(2, 4⊗4, 2)<") < svg.index(">(2, 8⊗4, 2)<") and ">dense model<" in svg and "I<" not in svg
 
 
+@pytest.mark.slow
 def test_figures_of_a_model_and_the_page(tmp_path: Path) -> None:
     found = runs(tmp_path, looped())
     made = {path.stem for path in draw(found, tmp_path, ["bare"])}

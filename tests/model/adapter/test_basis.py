@@ -62,7 +62,13 @@ def test_the_public_start_has_no_gradient_at_all():
     assert set(gradients(model).values()) == {0.0}
 
 
-@pytest.mark.parametrize("pooling", [{"pooling": "prefix"}, {"pooling": "chunk", "chunk": 3}, {"pooling": "token"}])
+SOUND = [
+    {"pooling": "prefix"},
+    *(pytest.param(each, marks=pytest.mark.slow) for each in ({"pooling": "chunk", "chunk": 3}, {"pooling": "token"})),
+]
+
+
+@pytest.mark.parametrize("pooling", SOUND)
 def test_it_is_sound(pooling):
     model = noisy(PRESET, std=0.3, adapters=[{**SPEC, **pooling}])
     report = lw.check(model)
