@@ -46,6 +46,7 @@ class Engine:
         self.model, self.tokenizer = model, tokenizer
         self._scheduler = Scheduler(model, rows=max_rows, tokens=max_tokens, chunk=chunk_tokens)
         self._inbox: list[Request] = []
+        self._open = 0  # requests that are submitted and not done
         self._wake = threading.Condition()
         self._worker: threading.Thread | None = None
         self._closed = False
@@ -104,15 +105,17 @@ class Engine:
         )  # fmt: skip
         self._check_uneven(wish)
         self._check_fits(wish)
-        request = Request(wish, None if self.tokenizer is None else self._decode)
+        request = Request(wish, None if self.tokenizer is None else self._decode, on_done=self._count_done)
         with self._wake:
             if self._closed:
                 raise RuntimeError("engine: closed; build a new one")
-            self._inbox.append(request)
             if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name="loopwright-engine", daemon=True)
-                self._worker.start()
-            self._wake.notify()
+                worker = threading.Thread(target=self._work, name="loopwright-engine", daemon=True)
+                worker.start()  # it waits for the lock; where no thread can be started, nothing is queued
+                self._worker = worker
+            self._inbox.append(request)
+            self._open += 1
+            self._wake.notify_all()
         return request
 
     def generate(self, prompts: Sequence[Prompt | Mapping[str, Any]], **options: Any) -> list[Result]:
@@ -139,7 +142,7 @@ class Engine:
         with self._wake:
             self._closed = True
             worker = self._worker
-            self._wake.notify()
+            self._wake.notify_all()
         if worker is not None and worker is not threading.current_thread():
             worker.join()
 
@@ -149,7 +152,7 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:  # what was asked for is still answered
             with self._wake:
-                self._wake.wait_for(lambda: not self._inbox and not self._scheduler.busy)
+                self._wake.wait_for(lambda: not self._open)
         self.close()
 
     # the worker
@@ -165,7 +168,6 @@ class Engine:
                 if self._closed:
                     scheduler.cancel_all()
                 if not scheduler.busy:
-                    self._wake.notify_all()
                     if self._closed or not self._wake.wait_for(lambda: self._inbox or self._closed, timeout=LINGER):
                         self._worker = None
                         return
@@ -174,6 +176,12 @@ class Engine:
                 scheduler.tick()
             except Exception as error:  # of the model, so of every row: nobody waits for ever
                 scheduler.fail_all(error)
+
+    def _count_done(self) -> None:
+        with self._wake:
+            self._open -= 1
+            if not self._open:
+                self._wake.notify_all()
 
     # what may be wrong with a request
 

@@ -63,7 +63,13 @@ class Result:
 class Request:
     """The handle of a submitted request. Iterating gives each token when it is there; every method may be called by any thread."""
 
-    def __init__(self, wish: Wish, decode: Callable[[list[int]], str] | None = None) -> None:
+    def __init__(
+        self,
+        wish: Wish,
+        decode: Callable[[list[int]], str] | None = None,
+        *,
+        on_done: Callable[[], object] | None = None,
+    ) -> None:
         self.wish = wish
         self.tokens: list[int] = []
         self.depths: list[int] = []
@@ -72,7 +78,7 @@ class Request:
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         self.cancelled = False
-        self._decode = decode
+        self._decode, self._on_done = decode, on_done
         self._changed = threading.Condition()
 
     def __iter__(self) -> Iterator[int]:
@@ -147,6 +153,8 @@ class Request:
                     reason, self.error = "error", error
             self.finish_reason = reason
             self._changed.notify_all()
+        if self._on_done is not None:
+            self._on_done()
 
     def fail(self, error: Exception) -> None:
         """Ends the request with an error that its caller will see."""

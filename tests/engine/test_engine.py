@@ -12,6 +12,7 @@ import torch
 
 from loopwright.engine import engine as module
 from loopwright.engine.engine import Engine
+from loopwright.engine.scheduler import Scheduler
 from tests.cases import noisy
 from tests.engine.mix import alone, make
 from tests.generate.tiny import word_tokenizer
@@ -161,6 +162,21 @@ def test_an_error_inside_the_context_does_not_wait() -> None:
     with pytest.raises(KeyError):
         fail()
     assert request.result(0).finish_reason == "cancelled"
+
+
+def test_leaving_the_context_waits_for_a_request_that_is_being_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seating, seated = threading.Event(), Scheduler._seated
+
+    def slow(self: Scheduler, request: Any, row: Any) -> Any:
+        seating.set()
+        time.sleep(0.05)  # neither waiting nor running
+        return seated(self, request, row)
+
+    monkeypatch.setattr(Scheduler, "_seated", slow)
+    with Engine(make("huginn-tiny"), max_rows=1, max_tokens=64) as engine:
+        request = engine.submit([3, 4], max_new_tokens=2)
+        assert seating.wait(10)
+    assert request.result(0).finish_reason == "length"
 
 
 def test_what_no_engine_can_serve() -> None:
