@@ -174,7 +174,7 @@ class Engine:
                     continue
             try:
                 scheduler.tick()
-            except Exception as error:  # of the model, so of every row: nobody waits for ever
+            except BaseException as error:  # of the model, so of every row: nobody waits for ever
                 scheduler.fail_all(error)
 
     def _count_done(self) -> None:

@@ -76,7 +76,7 @@ class Request:
         self.logprobs: list[float] = []
         self.text: str | None = None
         self.finish_reason: str | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.cancelled = False
         self._decode, self._on_done = decode, on_done
         self._changed = threading.Condition()
@@ -135,7 +135,7 @@ class Request:
             if wish.on_token is not None:
                 wish.on_token(token)
             stopped = token in wish.ends or self._stopped_by_text()
-        except Exception as error:  # of the caller's function or tokenizer: the other requests go on
+        except BaseException as error:  # of the caller's function or tokenizer, SystemExit too: the other requests go on
             self.fail(error)
             return
         if stopped or len(self.tokens) == wish.max_new_tokens:
@@ -149,14 +149,14 @@ class Request:
             if self._decode is not None and self.error is None:
                 try:
                     self.text = self._cut(self._decode(self.tokens))
-                except Exception as error:
+                except BaseException as error:
                     reason, self.error = "error", error
             self.finish_reason = reason
             self._changed.notify_all()
         if self._on_done is not None:
             self._on_done()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Ends the request with an error that its caller will see."""
         with self._changed:
             if not self.done:

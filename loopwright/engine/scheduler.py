@@ -74,7 +74,7 @@ class Scheduler:
         while len(self._unread) > self.lag or (self._unread and not any(run.phase != "drained" for run in self.running)):
             self._read_tokens(self._unread.pop(0))
 
-    def fail_all(self, error: Exception) -> None:
+    def fail_all(self, error: BaseException) -> None:
         """Ends every running request with an error and empties the rows."""
         self._unread = []
         for run in list(self.running):
@@ -113,7 +113,7 @@ class Scheduler:
             heapq.heappop(self._waiting)
             try:
                 self.running.append(self._seated(request, row))
-            except Exception as error:  # of this request alone: the others go on, and nobody waits for it
+            except BaseException as error:  # of this request alone: the others go on, and nobody waits for it
                 self.pool.free(row)
                 request.fail(error)
                 continue

@@ -108,22 +108,29 @@ def test_bad_input_is_one_clear_error_and_the_others_go_on(serving: Engine, opti
     assert before.result(60).tokens == serving.submit(**good).result(60).tokens
 
 
-def test_a_callback_that_fails_harms_nobody_else(serving: Engine) -> None:
+@pytest.mark.parametrize("kind", [KeyError, SystemExit])
+def test_a_callback_that_fails_harms_nobody_else(serving: Engine, kind: type[BaseException]) -> None:
     def fails(token: int) -> None:
-        raise KeyError("mine")
+        raise kind("mine")
 
     bad, good = serving.submit([3, 4], on_token=fails, max_new_tokens=4), serving.submit([3, 4], max_new_tokens=4)
-    with pytest.raises(KeyError, match="mine"):
+    with pytest.raises(kind, match="mine"):
         bad.result(60)
     assert len(good.result(60).tokens) == 4
 
 
-def test_a_tick_that_fails_ends_its_requests_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [ZeroDivisionError, SystemExit])
+def test_a_tick_that_fails_ends_its_requests_and_the_engine_goes_on(
+    monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    def fails(*args: Any, **options: Any) -> None:
+        raise kind
+
     model = make("huginn-tiny")
     with Engine(model, max_rows=2, max_tokens=64) as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(model, "read_out", lambda *args, **options: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
+            patch.setattr(model, "read_out", fails)
+            with pytest.raises(kind):
                 engine.submit([3, 4], max_new_tokens=4).result(60)
         assert len(engine.submit([3, 4], max_new_tokens=4).result(60).tokens) == 4
 
