@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -21,6 +23,15 @@ from loopwright.model.looped import LoopedForCausalLM
 LINGER = 0.5  # seconds that the idle worker waits for more before it ends
 
 Prompt = str | Sequence[int] | Tensor
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Closes what is open when the interpreter ends: a thread inside torch must not outlive it."""
+    for engine in list(_engines):
+        engine.close()
 
 
 class Engine:
@@ -50,6 +61,7 @@ class Engine:
         self._wake = threading.Condition()
         self._worker: threading.Thread | None = None
         self._closed = False
+        _engines.add(self)
 
     @property
     def ran(self) -> Ran:
@@ -150,10 +162,12 @@ class Engine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:  # what was asked for is still answered
-            with self._wake:
-                self._wake.wait_for(lambda: not self._open)
-        self.close()
+        try:
+            if kind is None:  # what was asked for is still answered
+                with self._wake:
+                    self._wake.wait_for(lambda: not self._open)
+        finally:
+            self.close()
 
     # the worker
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -184,6 +186,41 @@ def test_leaving_the_context_waits_for_a_request_that_is_being_admitted(monkeypa
         request = engine.submit([3, 4], max_new_tokens=2)
         assert seating.wait(10)
     assert request.result(0).finish_reason == "length"
+
+
+def test_an_interrupt_while_the_context_waits_closes_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    engine = Engine(make("huginn-tiny"), max_rows=1, max_tokens=64)
+    monkeypatch.setattr(engine._wake, "wait_for", interrupted)
+    with pytest.raises(KeyboardInterrupt), engine:
+        pass
+    with pytest.raises(RuntimeError, match="engine: closed"):
+        engine.submit([3], max_new_tokens=1)
+
+
+SCRIPT = """
+import threading
+from loopwright.engine.engine import Engine
+from tests.engine.mix import make
+engine, began = Engine(make("huginn-tiny"), max_tokens=8000), threading.Event()
+request = engine.submit([3, 4], max_new_tokens=7000, on_token=lambda token: began.set())
+began.wait(60)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_while_a_request_runs_ends_well() -> None:
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_open_engines_are_closed_when_the_interpreter_ends() -> None:
+    engine = Engine(make("huginn-tiny"), max_rows=1, max_tokens=2000)
+    request = engine.submit([3, 4], max_new_tokens=1500)
+    module._close_all()
+    assert request.result(0).finish_reason == "cancelled" and engine._worker is None
 
 
 def test_what_no_engine_can_serve() -> None:
