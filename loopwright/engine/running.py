@@ -22,6 +22,7 @@ class Running:
     slot: int  # its place in the tensors of all rows
     steps: int
     counts: TokenCounts | None
+    weights: int = 0  # their version when the request was admitted
     prefilled: int = 0
     drawn: int = 0  # tokens of the answer, on the device
     t: int = 0

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopwright.engine.prefix import Held, Prefixes
+from loopwright.engine.prefix import Held, Prefixes, weights_version
 from loopwright.engine.request import Request
 from loopwright.engine.running import Drawn, Ran, Running
 from loopwright.engine.trail import Trail, read_trails, step_trails
@@ -125,7 +125,7 @@ class Scheduler:
         wish, counts = request.wish, None
         if wish.sampling.counts_tokens:
             counts = TokenCounts(torch.tensor(wish.prompt, device=self.token.device), self.model.config.vocab_size)
-        run = Running(request, row, self.free_slots[-1], row.steps, counts)
+        run = Running(request, row, self.free_slots[-1], row.steps, counts, weights_version(self.model))
         if wish.uneven:
             run.trail = Trail(row.capacity, row.steps, self.state, coda=bool(self.pool.layers["coda"]))
             self._end_prefill(run)
@@ -323,4 +323,4 @@ class Scheduler:
 
 def _held(run: Running) -> Held:
     wish = run.request.wish
-    return Held((wish.depth, wish.state_seed), (*wish.prompt, *run.request.tokens), run.row)
+    return Held((wish.depth, wish.state_seed, run.weights), (*wish.prompt, *run.request.tokens), run.row)

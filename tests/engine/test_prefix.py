@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 
+import loopwright as lw
 from loopwright.engine import prefix
 from loopwright.engine.request import Request, Wish
 from loopwright.engine.scheduler import Scheduler
@@ -49,6 +51,32 @@ def test_another_state_seed_has_other_keys() -> None:
         wish = Wish(LONG, 3, 3, state_seed=seed)
         assert served(scheduler, wish) == alone(model, wish)
     assert scheduler.prefixes.tokens == 11
+
+
+def replaced(model: lw.LoopedForCausalLM) -> None:
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight * 0.5)
+    first = next(model.parameters())
+    first.data = first.data * 1.5
+
+
+CHANGES: dict[str, Callable[[lw.LoopedForCausalLM], object]] = {
+    "step": lambda model: [x.mul_(1.5) for x in model.parameters()],
+    "load": lambda model: model.load_state_dict({name: x * 1.5 for name, x in model.state_dict().items()}),
+    "replaced": replaced,
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+@torch.no_grad()
+def test_changed_weights_have_other_keys(how: str) -> None:
+    model = make("huginn-tiny")
+    scheduler = Scheduler(model, rows=1, tokens=100)
+    wish = Wish(LONG, 3, 6)
+    before = served(scheduler, wish)
+    CHANGES[how](model)
+    assert served(scheduler, wish) == alone(model, wish) != before
+    assert scheduler.prefixes.tokens == 0
+    assert served(scheduler, wish) == alone(model, wish) and scheduler.prefixes.tokens == 11
 
 
 def test_a_running_request_shares_its_prompt() -> None:
