@@ -35,8 +35,10 @@ def _close_all() -> None:
 
 
 class Engine:
-    """Serves a model: `max_rows` requests at a time, with keys for `max_tokens` tokens (at the model's own depth) in all.
+    """Serves a model: `max_rows` requests at a time, with keys for `max_tokens` tokens in all.
 
+    These are tokens at `depth` steps (the model's own by default) that the coda reads `readings` times: once, but for drafts (twice)
+    and exit rules (after every step).
     Each request runs at its own depth. What it answers does not depend on the others: it is `model.generate` of it alone.
     """
 
@@ -48,14 +50,19 @@ class Engine:
         max_rows: int = 16,
         max_tokens: int = 8192,
         chunk_tokens: int = 256,
+        depth: int | None = None,
+        readings: int = 1,
     ) -> None:
-        for name, value in (("max_rows", max_rows), ("max_tokens", max_tokens), ("chunk_tokens", chunk_tokens)):
+        numbers = {"max_rows": max_rows, "max_tokens": max_tokens, "chunk_tokens": chunk_tokens, "readings": readings}
+        for name, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number >= 1 (got {value!r})")
         if model.leaks_future:
             raise ValueError("engine: the controller's pooling 'sequence' reads future tokens; use prefix, chunk or token")
         self.model, self.tokenizer = model, tokenizer
-        self._scheduler = Scheduler(model, rows=max_rows, tokens=max_tokens, chunk=chunk_tokens)
+        self._scheduler = Scheduler(
+            model, rows=max_rows, tokens=max_tokens, depth=model.config.check_depth(depth), readings=readings, chunk=chunk_tokens
+        )
         self._inbox: list[Request] = []
         self._open = 0  # requests that are submitted and not done
         self._wake = threading.Condition()

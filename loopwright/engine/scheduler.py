@@ -33,10 +33,20 @@ OVERTAKES = 64  # a priority of 1 lets a request pass this many that were submit
 class Scheduler:
     """Requests in rows of a pool. `lag` is how many ticks later tokens are read: 1 lets the device run ahead of the host."""
 
-    def __init__(self, model: LoopedForCausalLM, *, rows: int, tokens: int, chunk: int = 256, lag: int | None = None) -> None:
+    def __init__(
+        self,
+        model: LoopedForCausalLM,
+        *,
+        rows: int,
+        tokens: int,
+        depth: int | None = None,
+        readings: int = 1,
+        chunk: int = 256,
+        lag: int | None = None,
+    ) -> None:
         weight = model.lm_head.weight
         self.model, self.chunk = model, chunk
-        self.pool = KeyPool(model.config, tokens, weight)
+        self.pool = KeyPool(model.config, tokens, weight, depth=depth, readings=readings)
         self.state = weight.new_zeros(rows, 1, model.config.hidden_size)
         self.input = torch.zeros_like(self.state)
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=weight.device)
