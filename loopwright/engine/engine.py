@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import secrets
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -17,12 +19,13 @@ from loopwright.engine.request import Request, Result, Wish
 from loopwright.engine.scheduler import Ran, Scheduler
 from loopwright.generate.exit_rules import build_exit
 from loopwright.generate.sampling import Sampling, checked_whole
-from loopwright.generate.stream import token_ids
+from loopwright.generate.stream import checked_seed, token_ids
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.settings import shown
 
 LINGER = 0.5  # seconds that the idle worker waits for more before it ends
 
-Prompt = str | Sequence[int] | Tensor
+Prompt = str | Sequence[int] | Tensor | np.ndarray
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -37,8 +40,9 @@ def _close_all() -> None:
 class Engine:
     """Serves a model: `max_rows` requests at a time, with keys for `max_tokens` tokens in all.
 
-    These are tokens at `depth` steps (the model's own by default) that the coda reads `readings` times: once, but for drafts (twice)
-    and exit rules (after every step).
+    These are tokens at `depth` steps (the model's own by default) that the coda reads `readings` times: a plain request reads once,
+    one with drafts twice, one with an exit rule after every step.
+
     Each request runs at its own depth. What it answers does not depend on the others: it is `model.generate` of it alone.
     """
 
@@ -54,6 +58,10 @@ class Engine:
         readings: int = 1,
     ) -> None:
         numbers = {"max_rows": max_rows, "max_tokens": max_tokens, "chunk_tokens": chunk_tokens, "readings": readings}
+        if not isinstance(model, LoopedForCausalLM):
+            raise ValueError(f"engine: model is {shown(model)}; give a loaded one, such as lw.load(...) returns")
+        if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise ValueError(f"engine: tokenizer is {shown(tokenizer)}; give a loaded one, such as lw.tokenizer(...) returns")
         for name, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number >= 1 (got {value!r})")
@@ -118,13 +126,15 @@ class Engine:
         strings, tokens = self._endings(stop)
         wish = Wish(
             self._token_ids(prompt), self.model.config.check_depth(depth), max_new_tokens, sampling,
-            int(torch.randint(2**62, ())) if seed is None else checked_whole(seed),
-            self._state_seed(state_seed), tokens, strings, logprobs, priority, on_token,
+            _fresh_seed(sampling) if seed is None else checked_whole(seed),
+            None if state_seed is None else checked_whole(checked_seed(self.model, state_seed)),
+            tokens, strings, logprobs, priority, on_token,
             None if exit is None else build_exit(exit, self.model), exit_keys, draft_depth, draft_tokens,
         )  # fmt: skip
         self._check_uneven(wish)
         self._check_fits(wish)
-        request = Request(wish, None if self.tokenizer is None else self._decode, on_done=self._count_done)
+        decode = None if self.tokenizer is None else self._decode
+        request = Request(wish, decode, on_done=self._count_done, in_worker=self._in_worker)
         with self._wake:
             if self._closed:
                 raise RuntimeError("engine: closed; build a new one")
@@ -142,6 +152,8 @@ class Engine:
 
         A request that cannot be served raises, with its number, and the others are cancelled.
         """
+        if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
+            raise ValueError(f"generate: {shown(prompts)} is not a list of prompts; put it into one, or use submit")
         requests: list[Request] = []
         try:
             for number, prompt in enumerate(prompts):
@@ -198,6 +210,9 @@ class Engine:
             except BaseException as error:  # of the model, so of every row: nobody waits for ever
                 scheduler.fail_all(error)
 
+    def _in_worker(self) -> bool:
+        return threading.current_thread() is self._worker
+
     def _count_done(self) -> None:
         with self._wake:
             self._open -= 1
@@ -212,18 +227,26 @@ class Engine:
                 raise ValueError("prompt: text needs a tokenizer; build the engine with one, or give token ids")
             ids = token_ids(self.tokenizer, prompt)
         else:
-            ids = prompt.flatten().tolist() if isinstance(prompt, Tensor) else list(prompt)
+            ids = _plain_ids(prompt)
         if not ids:
             raise ValueError("prompt: it has no tokens; give at least one")
-        known = self.model.config.vocab_size
         for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < known:
-                raise ValueError(f"prompt: token {token!r}; the model knows tokens 0 to {known - 1}")
+            self._check_token("prompt", token)
         return tuple(ids)
 
+    def _check_token(self, where: str, token: Any) -> None:
+        known = self.model.config.vocab_size
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < known:
+            raise ValueError(f"{where}: token {token!r}; the model knows tokens 0 to {known - 1}")
+
     def _endings(self, stop: str | Iterable[str | int]) -> tuple[tuple[str, ...], frozenset[int]]:
+        if not isinstance(stop, Iterable):
+            raise ValueError(f"stop: {stop!r}; give a string, or a list of strings and token ids (an empty one for none)")
         given = [stop] if isinstance(stop, str) else list(stop)
         strings = tuple(one for one in given if isinstance(one, str))
+        for one in given:
+            if not isinstance(one, str):
+                self._check_token("stop", one)
         if "" in strings:
             raise ValueError("stop: an empty string would end every answer at once; leave it out")
         if strings and self.tokenizer is None:
@@ -234,25 +257,20 @@ class Engine:
         ends = [] if own is None else own if isinstance(own, list) else [own]
         return strings, frozenset([*ends, *(one for one in given if not isinstance(one, str))])
 
-    def _state_seed(self, seed: int | None) -> int | None:
-        kind = self.model.config.state["kind"]
-        if seed is not None and kind != "noise":
-            raise ValueError(f"state_seed: {seed} would change nothing; this model's state starts as {kind!r}, not as noise")
-        return None if seed is None else checked_whole(seed)
-
     def _check_uneven(self, wish: Wish) -> None:
         if wish.exit_keys not in ("backfill", "copy"):
             raise ValueError(f"exit_keys: {wish.exit_keys!r}; allowed: backfill, copy")
         if wish.exit_keys == "copy" and wish.exit is None:
             raise ValueError("exit_keys: 'copy' would change nothing; no exit rule is given")
+        if isinstance(wish.draft_tokens, bool) or not isinstance(wish.draft_tokens, int) or wish.draft_tokens < 2:
+            raise ValueError(f"draft_tokens must be a whole number >= 2 (got {wish.draft_tokens!r})")
         if wish.draft_depth is None:
             return
         if wish.exit is not None:
             raise ValueError("draft_depth: given with exit; use one of them")
-        if not isinstance(wish.draft_depth, int) or not 1 <= wish.draft_depth < wish.depth:
+        whole = isinstance(wish.draft_depth, int) and not isinstance(wish.draft_depth, bool)
+        if not whole or not 1 <= wish.draft_depth < wish.depth:
             raise ValueError(f"draft_depth must be a whole number >= 1 and below depth={wish.depth} (got {wish.draft_depth!r})")
-        if isinstance(wish.draft_tokens, bool) or not isinstance(wish.draft_tokens, int) or wish.draft_tokens < 2:
-            raise ValueError(f"draft_tokens must be a whole number >= 2 (got {wish.draft_tokens!r})")
 
     def _check_fits(self, wish: Wish) -> None:
         config = self.model.config
@@ -268,3 +286,22 @@ class Engine:
     def _decode(self, tokens: list[int]) -> str:
         assert self.tokenizer is not None
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def _plain_ids(prompt: Any) -> list[Any]:
+    """Returns the ids of a list, tensor or array; a tensor of one row [1, T] is that row."""
+    if isinstance(prompt, Mapping):  # a tokenizer's answer
+        raise ValueError(f'prompt: a {type(prompt).__name__} of {", ".join(map(str, prompt))}; give its ["input_ids"]')
+    if isinstance(prompt, Tensor | np.ndarray | np.generic):
+        if prompt.ndim == 2 and prompt.shape[0] == 1:
+            prompt = prompt[0]
+        if prompt.ndim != 1:
+            raise ValueError(f"prompt: an array of shape {tuple(prompt.shape)}; give one row of token ids, [T] or [1, T]")
+        return list(prompt.tolist())
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
+        raise ValueError(f"prompt: {prompt!r} is neither text nor a list of token ids")
+    return [token.item() if isinstance(token, np.integer) else token for token in prompt]
+
+
+def _fresh_seed(sampling: Sampling) -> int:
+    return secrets.randbits(62) if sampling.draws else 0  # torch's own generator is the caller's

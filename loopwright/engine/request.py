@@ -69,6 +69,7 @@ class Request:
         decode: Callable[[list[int]], str] | None = None,
         *,
         on_done: Callable[[], object] | None = None,
+        in_worker: Callable[[], bool] = lambda: False,
     ) -> None:
         self.wish = wish
         self.tokens: list[int] = []
@@ -78,7 +79,7 @@ class Request:
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
         self.cancelled = False
-        self._decode, self._on_done = decode, on_done
+        self._decode, self._on_done, self._in_worker = decode, on_done, in_worker
         self._changed = threading.Condition()
 
     def __iter__(self) -> Iterator[int]:
@@ -90,11 +91,18 @@ class Request:
     def _after(self, sent: int) -> list[int]:
         """Waits for tokens beyond the first `sent` and returns them; none where the request is done."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self.tokens) > sent or self.done)
+            self._wait_for(lambda: len(self.tokens) > sent or self.done)
             fresh = self.tokens[sent:]
         if not fresh and self.error is not None:
             raise self.error
         return fresh
+
+    def _wait_for(self, reached: Callable[[], bool], timeout: float | None = None) -> bool:
+        if not reached() and self._in_worker():
+            raise RuntimeError(
+                "request: waiting for it inside on_token would never end, because the engine's thread makes the tokens"
+            )
+        return self._changed.wait_for(reached, timeout)
 
     @property
     def done(self) -> bool:
@@ -104,7 +112,7 @@ class Request:
     def result(self, timeout: float | None = None) -> Result:
         """Waits for the end and returns what came of it; raises what went wrong with this request."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self.done, timeout):
+            if not self._wait_for(lambda: self.done, timeout):
                 raise TimeoutError(f"request: not done after {timeout} seconds ({len(self.tokens)} tokens so far)")
         if self.error is not None:
             raise self.error

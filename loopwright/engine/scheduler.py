@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -285,8 +284,8 @@ class Scheduler:
         seeds = [run.request.wish.state_seed for run in runs]
         if all(seed is None for seed in seeds):
             return self.model.start_state(e, p)
-        own: Any = self.model.state
-        each = torch.tensor([signed(own.seed if seed is None else seed) for seed in seeds], device=e.device)
+        own = self.model.state.seed
+        each = torch.tensor([signed(own if seed is None else seed) for seed in seeds], device=e.device)
         return self.model.start_state(e, p, each)
 
     # tokens

@@ -9,12 +9,15 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from loopwright.engine import engine as module
 from loopwright.engine.engine import Engine
+from loopwright.engine.request import Request
 from loopwright.engine.scheduler import Scheduler
+from loopwright.model.state import State
 from tests.cases import noisy
 from tests.engine.mix import alone, make
 from tests.generate.tiny import word_tokenizer
@@ -88,6 +91,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"exit_keys": "copy"}, "exit_keys: 'copy' would change nothing"),
     ({"exit": "change", "draft_depth": 1}, "draft_depth: given with exit"),
     ({"draft_depth": 4}, "draft_depth must be a whole number >= 1 and below depth=4"),
+    ({"prompt": None}, "prompt: None is neither text nor a list of token ids"),
+    ({"prompt": 3}, "prompt: 3 is neither text nor a list of token ids"),
+    ({"prompt": b"cat"}, "prompt: b'cat' is neither text"),
+    ({"prompt": WORDS("the cat")}, r'prompt: a BatchEncoding of input_ids, .*; give its \["input_ids"\]'),
+    ({"stop": None}, "stop: None; give a string, or a list"),
+    ({"stop": 5}, "stop: 5; give a string, or a list"),
+    ({"stop": [1.5]}, "stop: token 1.5; the model knows tokens 0 to 95"),
+    ({"stop": [99999]}, "stop: token 99999; the model knows"),
+    ({"logit_bias": [3, 4]}, r"logit_bias: \[3, 4\]; give a mapping"),
+    ({"exit": {"kind": "change", "threshold": -1}}, r"exit \(change\): threshold must be a number >= 0 \(got -1\)"),
+    ({"draft_tokens": -3}, r"draft_tokens must be a whole number >= 2 \(got -3\)"),
+    ({"draft_depth": True}, r"draft_depth must be a whole number >= 1 and below depth=4 \(got True\)"),
     ({"draft_depth": 1, "draft_tokens": 1}, "draft_tokens must be a whole number >= 2"),
 ]
 
@@ -216,14 +231,104 @@ def test_a_script_that_ends_while_a_request_runs_ends_well() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_open_engines_are_closed_when_the_interpreter_ends() -> None:
+def test_open_engines_are_closed_when_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_engines", set())
     engine = Engine(make("huginn-tiny"), max_rows=1, max_tokens=2000)
     request = engine.submit([3, 4], max_new_tokens=1500)
     module._close_all()
     assert request.result(0).finish_reason == "cancelled" and engine._worker is None
 
 
+@pytest.mark.parametrize("way", ["result", "iterate", "generate"])
+def test_waiting_inside_a_callback_is_refused(serving: Engine, way: str) -> None:
+    own: list[Request] = []
+    ready = threading.Event()
+
+    def waits(token: int) -> None:
+        ready.wait(10)
+        if way == "result":
+            own[0].result()
+        elif way == "iterate":
+            list(own[0])
+        else:
+            serving.generate([[3, 4]], max_new_tokens=2)
+
+    own.append(serving.submit([3, 4], max_new_tokens=4, on_token=waits))
+    ready.set()
+    with pytest.raises(RuntimeError, match="request: waiting for it inside on_token would never end"):
+        own[0].result(20)
+
+
+def test_a_request_that_is_done_may_be_read_inside_a_callback(serving: Engine) -> None:
+    done = serving.submit([3, 4], max_new_tokens=2)
+    tokens, seen = done.result(60).tokens, []
+    serving.submit([3, 4], max_new_tokens=1, on_token=lambda token: seen.append(done.result().tokens)).result(60)
+    assert seen == [tokens]
+
+
+def test_a_seed_is_drawn_only_where_one_is_used_and_not_from_torch(serving: Engine) -> None:
+    before = torch.get_rng_state()
+    seeds = [serving.submit([3, 4], max_new_tokens=1, temperature=1.0).result(60).seed for _ in range(2)]
+    assert seeds[0] != seeds[1]
+    assert serving.submit([3, 4], max_new_tokens=1).result(60).seed == 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class SeededInput(State):
+    """A kind of the user's own that reads the seed."""
+
+    seeded = True
+    seed = 1
+
+    def forward(self, e: torch.Tensor, positions: torch.Tensor, seed: Any) -> torch.Tensor:
+        each = torch.as_tensor(self.seed if seed is None else seed).reshape(-1, 1, 1)
+        return e * (each % 7 - 3)
+
+
+def test_a_seeded_state_of_the_users_own_takes_a_seed() -> None:
+    model = make("huginn-tiny", state={"kind": "input"})
+    model.state = SeededInput()
+    with Engine(model, max_rows=2, max_tokens=64) as engine:
+        results = engine.generate([{"prompt": [3, 4], "state_seed": seed} for seed in (6, 2, None)], depth=1, max_new_tokens=6)
+    for seed, result in zip((6, 2, 1), results, strict=True):
+        made = model.generate(torch.tensor([[3, 4]]), depth=1, max_new_tokens=6, do_sample=False, state_seed=seed)
+        assert result.tokens == made[0, 2:].tolist()
+    assert results[0].tokens != results[1].tokens
+
+
+def test_a_batch_of_prompts_is_not_one_prompt(serving: Engine) -> None:
+    with pytest.raises(ValueError, match=r"prompt: an array of shape \(2, 3\); give one row of token ids"):
+        serving.submit(torch.ones(2, 3, dtype=torch.long), max_new_tokens=1)
+    ids = torch.tensor([3, 4, 5])
+    one, row = (serving.submit(x, max_new_tokens=3).result(60).tokens for x in (ids, ids[None]))
+    assert one == row
+
+
+def test_ids_of_numpy_are_ids(serving: Engine) -> None:
+    ids = np.array([3, 4, 5])
+    answers = [serving.submit(x, max_new_tokens=3).result(60).tokens for x in ([3, 4, 5], ids, ids[None], list(ids))]
+    assert answers == [answers[0]] * 4
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ("the cat", "generate: 'the cat' is not a list of prompts"),
+        ({"prompt": [3]}, "generate: .* is not a list of prompts"),
+        (None, "generate: None is not a list of prompts"),
+        ([1, 2, 3], "request 0: prompt: 1 is neither text nor a list of token ids"),
+    ],
+)
+def test_one_prompt_is_not_a_list_of_prompts(serving: Engine, prompts: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        serving.generate(prompts, max_new_tokens=2)
+
+
 def test_what_no_engine_can_serve() -> None:
+    with pytest.raises(ValueError, match="engine: model is 'asura'; give a loaded one"):
+        Engine("asura")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="engine: tokenizer is 'gpt2'; give a loaded one"):
+        Engine(make("huginn-tiny"), "gpt2")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_rows must be a whole number >= 1"):
         Engine(make("huginn-tiny"), max_rows=0)
     engine = Engine(make("huginn-tiny"), max_tokens=16)
