@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from loopwright.engine.request import Request, Result, Wish
-from loopwright.engine.scheduler import Ran, Scheduler
+from loopwright.engine.request import Request, RequestOptions, Result
+from loopwright.engine.scheduler import EngineStats, Scheduler
 from loopwright.generate.exit_rules import build_exit
 from loopwright.generate.sampling import Sampling, checked_whole
 from loopwright.generate.stream import checked_seed, token_ids
@@ -79,7 +79,7 @@ class Engine:
         _engines.add(self)
 
     @property
-    def ran(self) -> Ran:
+    def ran(self) -> EngineStats:
         """What was run so far: ticks, row-steps, passes."""
         return self._scheduler.ran
 
@@ -124,7 +124,7 @@ class Engine:
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise ValueError(f"priority must be a whole number (got {priority!r})")
         strings, tokens = self._endings(stop)
-        wish = Wish(
+        wish = RequestOptions(
             self._token_ids(prompt), self.model.config.check_depth(depth), max_new_tokens, sampling,
             _fresh_seed(sampling) if seed is None else checked_whole(seed),
             None if state_seed is None else checked_whole(checked_seed(self.model, state_seed)),
@@ -257,7 +257,7 @@ class Engine:
         ends = [] if own is None else own if isinstance(own, list) else [own]
         return strings, frozenset([*ends, *(one for one in given if not isinstance(one, str))])
 
-    def _check_uneven(self, wish: Wish) -> None:
+    def _check_uneven(self, wish: RequestOptions) -> None:
         if wish.exit_keys not in ("backfill", "copy"):
             raise ValueError(f"exit_keys: {wish.exit_keys!r}; allowed: backfill, copy")
         if wish.exit_keys == "copy" and wish.exit is None:
@@ -272,7 +272,7 @@ class Engine:
         if not whole or not 1 <= wish.draft_depth < wish.depth:
             raise ValueError(f"draft_depth must be a whole number >= 1 and below depth={wish.depth} (got {wish.draft_depth!r})")
 
-    def _check_fits(self, wish: Wish) -> None:
+    def _check_fits(self, wish: RequestOptions) -> None:
         config = self.model.config
         if self.model.training:
             raise ValueError("engine: the model is in training mode, where dropout is on; call model.eval() first")

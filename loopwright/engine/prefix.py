@@ -30,7 +30,7 @@ def weights_version(model: nn.Module) -> int:
 
 
 @dataclass(eq=False)
-class Held:
+class KeptPrefix:
     """A row with the tokens that it was given, and what else its keys depend on."""
 
     key: Hashable
@@ -48,10 +48,10 @@ class Prefixes:
 
     def __init__(self, pool: KeyPool) -> None:
         self.pool = pool
-        self.kept: list[Held] = []
+        self.kept: list[KeptPrefix] = []
         self.tokens = 0  # that were copied instead of run
 
-    def keep(self, held: Held) -> None:
+    def keep(self, held: KeptPrefix) -> None:
         """Keeps a row instead of freeing it; one that is too short to be of use is freed."""
         if min(len(held.tokens), held.row.complete) < SHORTEST:
             self.pool.free(held.row)
@@ -70,7 +70,7 @@ class Prefixes:
         while self.evict():
             pass
 
-    def fill(self, row: Row, key: Hashable, prompt: Sequence[int], running: Iterable[Held]) -> int:
+    def fill(self, row: Row, key: Hashable, prompt: Sequence[int], running: Iterable[KeptPrefix]) -> int:
         """Copies the longest known beginning of a prompt into a new row and returns its length: the last token is always run."""
         fitting = [held for held in (*self.kept, *running) if held.key == key]
         found = max(fitting, key=lambda held: held.shared(prompt), default=None)

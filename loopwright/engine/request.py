@@ -11,7 +11,7 @@ from loopwright.generate.sampling import Sampling
 
 
 @dataclass(frozen=True)
-class Wish:
+class RequestOptions:
     """What was asked for, checked. `ends` are the tokens, `stop` the strings that end an answer."""
 
     prompt: tuple[int, ...]
@@ -65,7 +65,7 @@ class Request:
 
     def __init__(
         self,
-        wish: Wish,
+        wish: RequestOptions,
         decode: Callable[[list[int]], str] | None = None,
         *,
         on_done: Callable[[], object] | None = None,

@@ -60,7 +60,7 @@ class Running:
 
 
 @dataclass
-class Ran:
+class EngineStats:
     """What was run, in row-steps and passes."""
 
     ticks: int = 0
@@ -77,7 +77,7 @@ class Ran:
 
 
 @dataclass(eq=False)
-class Drawn:
+class DrawnTokens:
     """Tokens that were drawn and not yet read."""
 
     rows: list[Running]

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from loopwright.engine.prefix import Held, Prefixes, weights_version
+from loopwright.engine.prefix import KeptPrefix, Prefixes, weights_version
 from loopwright.engine.request import Request
-from loopwright.engine.running import Drawn, Ran, Running
+from loopwright.engine.running import DrawnTokens, EngineStats, Running
 from loopwright.engine.trail import Trail, read_trails, step_trails
 from loopwright.engine.uneven import draft, keep_even, leaving, verified
 from loopwright.generate.sampling import Draw, TokenCounts, sample
@@ -52,11 +52,11 @@ class Scheduler:
         self.prefixes = Prefixes(self.pool)
         self.free_slots = list(range(rows))
         self.running: list[Running] = []
-        self.ran = Ran()
+        self.ran = EngineStats()
         self.lag = (0 if weight.device.type == "cpu" else 1) if lag is None else lag
         self._waiting: list[tuple[int, int, Request]] = []
         self._submitted = 0
-        self._unread: list[list[Drawn]] = []
+        self._unread: list[list[DrawnTokens]] = []
 
     @property
     def busy(self) -> bool:
@@ -253,7 +253,7 @@ class Scheduler:
         wish = run.request.wish
         logprobs = logits.double().log_softmax(-1).gather(1, tokens[:, None])[:count, 0] if wish.logprobs else None
         finite = logits.isfinite().all(-1)[:count]
-        self._unread[-1].append(Drawn([run] * count, tokens[:count], finite, logprobs, [run.t] * count))
+        self._unread[-1].append(DrawnTokens([run] * count, tokens[:count], finite, logprobs, [run.t] * count))
         self.ran.verified += 1
         self.ran.drafted += len(run.drafts)
         self.ran.accepted += count - 1
@@ -304,7 +304,7 @@ class Scheduler:
         depths = [run.request.wish.depth if run.trail is None else run.t for run in runs]
         for i, run in enumerate(runs):
             self._count(run, tokens[i : i + 1])
-        self._unread[-1].append(Drawn(runs, tokens, logits.isfinite().all(-1), logprobs, depths))
+        self._unread[-1].append(DrawnTokens(runs, tokens, logits.isfinite().all(-1), logprobs, depths))
 
     def _count(self, run: Running, tokens: Tensor) -> None:
         run.drawn += len(tokens)
@@ -313,7 +313,7 @@ class Scheduler:
         if run.counts is not None:
             run.counts.add(tokens)
 
-    def _read_tokens(self, unread: list[Drawn]) -> None:
+    def _read_tokens(self, unread: list[DrawnTokens]) -> None:
         """Hands drawn tokens to their requests, and frees the rows of those that are done."""
         for drawn in unread:
             logprobs = [None] * len(drawn.rows) if drawn.logprobs is None else drawn.logprobs.tolist()
@@ -330,6 +330,6 @@ class Scheduler:
                     self._release(run)
 
 
-def _held(run: Running) -> Held:
+def _held(run: Running) -> KeptPrefix:
     wish = run.request.wish
-    return Held((wish.depth, wish.state_seed, run.weights), (*wish.prompt, *run.request.tokens), run.row)
+    return KeptPrefix((wish.depth, wish.state_seed, run.weights), (*wish.prompt, *run.request.tokens), run.row)
