@@ -16,7 +16,7 @@ import torch
 import loopwright as lw
 from benchmarks.decode import models
 from benchmarks.pairs import compare, report, seconds
-from loopwright.engine.request import Request, Wish
+from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 
 ROWS, DEEPEST = 8, 8
@@ -36,7 +36,7 @@ def standing(model: lw.LoopedForCausalLM, tokens: int) -> Scheduler:
     depth = model.config.depth
     scheduler = Scheduler(model, rows=ROWS, tokens=ROWS * (tokens + 4))
     for _ in range(ROWS):
-        scheduler.add(Request(Wish((1,) * tokens, depth, 4)))
+        scheduler.add(Request(RequestOptions((1,) * tokens, depth, 4)))
     scheduler._admit()
     for table in (*scheduler.pool.keys.values(), *scheduler.pool.values.values()):
         table.normal_()
@@ -130,7 +130,7 @@ def serve(name: str, model: lw.LoopedForCausalLM, *, pairs: int = 3, prompt: int
 def _fill(scheduler: Scheduler, model: lw.LoopedForCausalLM, draw: random.Random, prompt: int, new: int) -> None:
     while len(scheduler._waiting) < ROWS:
         ids = tuple(draw.randrange(model.config.vocab_size) for _ in range(prompt))
-        scheduler.add(Request(Wish(ids, draw.randint(1, DEEPEST), new)))
+        scheduler.add(Request(RequestOptions(ids, draw.randint(1, DEEPEST), new)))
 
 
 if __name__ == "__main__":

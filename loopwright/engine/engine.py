@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import atexit
+import secrets
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from loopwright.engine.request import Request, Result, Wish
-from loopwright.engine.scheduler import Ran, Scheduler
+from loopwright.engine.request import Request, RequestOptions, Result
+from loopwright.engine.scheduler import EngineStats, Scheduler
 from loopwright.generate.exit_rules import build_exit
 from loopwright.generate.sampling import Sampling, checked_whole
-from loopwright.generate.stream import token_ids
+from loopwright.generate.stream import checked_seed, token_ids
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.settings import shown
 
 LINGER = 0.5  # seconds that the idle worker waits for more before it ends
 
-Prompt = str | Sequence[int] | Tensor
+Prompt = str | Sequence[int] | Tensor | np.ndarray
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Closes what is open when the interpreter ends: a thread inside torch must not outlive it."""
+    for engine in list(_engines):
+        engine.close()
 
 
 class Engine:
-    """Serves a model: `max_rows` requests at a time, with keys for `max_tokens` tokens (at the model's own depth) in all.
+    """Serves a model: `max_rows` requests at a time, with keys for `max_tokens` tokens in all.
+
+    These are tokens at `depth` steps (the model's own by default) that the coda reads `readings` times: a plain request reads once,
+    one with drafts twice, one with an exit rule after every step.
 
     Each request runs at its own depth. What it answers does not depend on the others: it is `model.generate` of it alone.
     """
@@ -37,21 +54,32 @@ class Engine:
         max_rows: int = 16,
         max_tokens: int = 8192,
         chunk_tokens: int = 256,
+        depth: int | None = None,
+        readings: int = 1,
     ) -> None:
-        for name, value in (("max_rows", max_rows), ("max_tokens", max_tokens), ("chunk_tokens", chunk_tokens)):
+        numbers = {"max_rows": max_rows, "max_tokens": max_tokens, "chunk_tokens": chunk_tokens, "readings": readings}
+        if not isinstance(model, LoopedForCausalLM):
+            raise ValueError(f"engine: model is {shown(model)}; give a loaded one, such as lw.load(...) returns")
+        if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise ValueError(f"engine: tokenizer is {shown(tokenizer)}; give a loaded one, such as lw.tokenizer(...) returns")
+        for name, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number >= 1 (got {value!r})")
         if model.leaks_future:
             raise ValueError("engine: the controller's pooling 'sequence' reads future tokens; use prefix, chunk or token")
         self.model, self.tokenizer = model, tokenizer
-        self._scheduler = Scheduler(model, rows=max_rows, tokens=max_tokens, chunk=chunk_tokens)
+        self._scheduler = Scheduler(
+            model, rows=max_rows, tokens=max_tokens, depth=model.config.check_depth(depth), readings=readings, chunk=chunk_tokens
+        )
         self._inbox: list[Request] = []
+        self._open = 0  # requests that are submitted and not done
         self._wake = threading.Condition()
         self._worker: threading.Thread | None = None
         self._closed = False
+        _engines.add(self)
 
     @property
-    def ran(self) -> Ran:
+    def ran(self) -> EngineStats:
         """What was run so far: ticks, row-steps, passes."""
         return self._scheduler.ran
 
@@ -96,23 +124,27 @@ class Engine:
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise ValueError(f"priority must be a whole number (got {priority!r})")
         strings, tokens = self._endings(stop)
-        wish = Wish(
+        wish = RequestOptions(
             self._token_ids(prompt), self.model.config.check_depth(depth), max_new_tokens, sampling,
-            int(torch.randint(2**62, ())) if seed is None else checked_whole(seed),
-            self._state_seed(state_seed), tokens, strings, logprobs, priority, on_token,
+            _fresh_seed(sampling) if seed is None else checked_whole(seed),
+            None if state_seed is None else checked_whole(checked_seed(self.model, state_seed)),
+            tokens, strings, logprobs, priority, on_token,
             None if exit is None else build_exit(exit, self.model), exit_keys, draft_depth, draft_tokens,
         )  # fmt: skip
         self._check_uneven(wish)
         self._check_fits(wish)
-        request = Request(wish, None if self.tokenizer is None else self._decode)
+        decode = None if self.tokenizer is None else self._decode
+        request = Request(wish, decode, on_done=self._count_done, in_worker=self._in_worker)
         with self._wake:
             if self._closed:
                 raise RuntimeError("engine: closed; build a new one")
-            self._inbox.append(request)
             if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name="loopwright-engine", daemon=True)
-                self._worker.start()
-            self._wake.notify()
+                worker = threading.Thread(target=self._work, name="loopwright-engine", daemon=True)
+                worker.start()  # it waits for the lock; where no thread can be started, nothing is queued
+                self._worker = worker
+            self._inbox.append(request)
+            self._open += 1
+            self._wake.notify_all()
         return request
 
     def generate(self, prompts: Sequence[Prompt | Mapping[str, Any]], **options: Any) -> list[Result]:
@@ -120,6 +152,8 @@ class Engine:
 
         A request that cannot be served raises, with its number, and the others are cancelled.
         """
+        if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
+            raise ValueError(f"generate: {shown(prompts)} is not a list of prompts; put it into one, or use submit")
         requests: list[Request] = []
         try:
             for number, prompt in enumerate(prompts):
@@ -139,7 +173,7 @@ class Engine:
         with self._wake:
             self._closed = True
             worker = self._worker
-            self._wake.notify()
+            self._wake.notify_all()
         if worker is not None and worker is not threading.current_thread():
             worker.join()
 
@@ -147,10 +181,12 @@ class Engine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:  # what was asked for is still answered
-            with self._wake:
-                self._wake.wait_for(lambda: not self._inbox and not self._scheduler.busy)
-        self.close()
+        try:
+            if kind is None:  # what was asked for is still answered
+                with self._wake:
+                    self._wake.wait_for(lambda: not self._open)
+        finally:
+            self.close()
 
     # the worker
 
@@ -165,15 +201,23 @@ class Engine:
                 if self._closed:
                     scheduler.cancel_all()
                 if not scheduler.busy:
-                    self._wake.notify_all()
                     if self._closed or not self._wake.wait_for(lambda: self._inbox or self._closed, timeout=LINGER):
                         self._worker = None
                         return
                     continue
             try:
                 scheduler.tick()
-            except Exception as error:  # of the model, so of every row: nobody waits for ever
+            except BaseException as error:  # of the model, so of every row: nobody waits for ever
                 scheduler.fail_all(error)
+
+    def _in_worker(self) -> bool:
+        return threading.current_thread() is self._worker
+
+    def _count_done(self) -> None:
+        with self._wake:
+            self._open -= 1
+            if not self._open:
+                self._wake.notify_all()
 
     # what may be wrong with a request
 
@@ -183,18 +227,26 @@ class Engine:
                 raise ValueError("prompt: text needs a tokenizer; build the engine with one, or give token ids")
             ids = token_ids(self.tokenizer, prompt)
         else:
-            ids = prompt.flatten().tolist() if isinstance(prompt, Tensor) else list(prompt)
+            ids = _plain_ids(prompt)
         if not ids:
             raise ValueError("prompt: it has no tokens; give at least one")
-        known = self.model.config.vocab_size
         for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < known:
-                raise ValueError(f"prompt: token {token!r}; the model knows tokens 0 to {known - 1}")
+            self._check_token("prompt", token)
         return tuple(ids)
 
+    def _check_token(self, where: str, token: Any) -> None:
+        known = self.model.config.vocab_size
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < known:
+            raise ValueError(f"{where}: token {token!r}; the model knows tokens 0 to {known - 1}")
+
     def _endings(self, stop: str | Iterable[str | int]) -> tuple[tuple[str, ...], frozenset[int]]:
+        if not isinstance(stop, Iterable):
+            raise ValueError(f"stop: {stop!r}; give a string, or a list of strings and token ids (an empty one for none)")
         given = [stop] if isinstance(stop, str) else list(stop)
         strings = tuple(one for one in given if isinstance(one, str))
+        for one in given:
+            if not isinstance(one, str):
+                self._check_token("stop", one)
         if "" in strings:
             raise ValueError("stop: an empty string would end every answer at once; leave it out")
         if strings and self.tokenizer is None:
@@ -205,27 +257,22 @@ class Engine:
         ends = [] if own is None else own if isinstance(own, list) else [own]
         return strings, frozenset([*ends, *(one for one in given if not isinstance(one, str))])
 
-    def _state_seed(self, seed: int | None) -> int | None:
-        kind = self.model.config.state["kind"]
-        if seed is not None and kind != "noise":
-            raise ValueError(f"state_seed: {seed} would change nothing; this model's state starts as {kind!r}, not as noise")
-        return None if seed is None else checked_whole(seed)
-
-    def _check_uneven(self, wish: Wish) -> None:
+    def _check_uneven(self, wish: RequestOptions) -> None:
         if wish.exit_keys not in ("backfill", "copy"):
             raise ValueError(f"exit_keys: {wish.exit_keys!r}; allowed: backfill, copy")
         if wish.exit_keys == "copy" and wish.exit is None:
             raise ValueError("exit_keys: 'copy' would change nothing; no exit rule is given")
+        if isinstance(wish.draft_tokens, bool) or not isinstance(wish.draft_tokens, int) or wish.draft_tokens < 2:
+            raise ValueError(f"draft_tokens must be a whole number >= 2 (got {wish.draft_tokens!r})")
         if wish.draft_depth is None:
             return
         if wish.exit is not None:
             raise ValueError("draft_depth: given with exit; use one of them")
-        if not isinstance(wish.draft_depth, int) or not 1 <= wish.draft_depth < wish.depth:
+        whole = isinstance(wish.draft_depth, int) and not isinstance(wish.draft_depth, bool)
+        if not whole or not 1 <= wish.draft_depth < wish.depth:
             raise ValueError(f"draft_depth must be a whole number >= 1 and below depth={wish.depth} (got {wish.draft_depth!r})")
-        if isinstance(wish.draft_tokens, bool) or not isinstance(wish.draft_tokens, int) or wish.draft_tokens < 2:
-            raise ValueError(f"draft_tokens must be a whole number >= 2 (got {wish.draft_tokens!r})")
 
-    def _check_fits(self, wish: Wish) -> None:
+    def _check_fits(self, wish: RequestOptions) -> None:
         config = self.model.config
         if self.model.training:
             raise ValueError("engine: the model is in training mode, where dropout is on; call model.eval() first")
@@ -239,3 +286,22 @@ class Engine:
     def _decode(self, tokens: list[int]) -> str:
         assert self.tokenizer is not None
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def _plain_ids(prompt: Any) -> list[Any]:
+    """Returns the ids of a list, tensor or array; a tensor of one row [1, T] is that row."""
+    if isinstance(prompt, Mapping):  # a tokenizer's answer
+        raise ValueError(f'prompt: a {type(prompt).__name__} of {", ".join(map(str, prompt))}; give its ["input_ids"]')
+    if isinstance(prompt, Tensor | np.ndarray | np.generic):
+        if prompt.ndim == 2 and prompt.shape[0] == 1:
+            prompt = prompt[0]
+        if prompt.ndim != 1:
+            raise ValueError(f"prompt: an array of shape {tuple(prompt.shape)}; give one row of token ids, [T] or [1, T]")
+        return list(prompt.tolist())
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
+        raise ValueError(f"prompt: {prompt!r} is neither text nor a list of token ids")
+    return [token.item() if isinstance(token, np.integer) else token for token in prompt]
+
+
+def _fresh_seed(sampling: Sampling) -> int:
+    return secrets.randbits(62) if sampling.draws else 0  # torch's own generator is the caller's

@@ -1,22 +1,36 @@
 """Prompts that begin alike are run once: rows of requests that ended stay until their cells are needed.
 
-What is kept may serve a request only where the keys would be the same: equal tokens, equal depth (later layers depend on it) and
-equal state seed. An engine has one model with one set of adapters, and its weights must not change while it is open.
+What is kept may serve a request only where the keys would be the same: equal tokens, equal depth (later layers depend on it),
+equal state seed and equal weights. A request that runs while the weights change has keys of both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
+
+from torch import Tensor, nn
 
 from loopwright.model.pool import KeyPool, Row
 
 SHORTEST = 8  # tokens; a shorter prefix is run again as fast as it is copied
 
 
+def weights_version(model: nn.Module) -> int:
+    """Returns a number that changes with the weights: by an optimizer's step, `load_state_dict` or a new tensor.
+
+    torch counts no changes that are written through `tensor.data`, and none of tensors made under inference mode.
+    """
+
+    def version(x: Tensor) -> tuple[int, int]:
+        return x.data_ptr(), 0 if x.is_inference() else x._version
+
+    return hash(tuple(version(x) for x in chain(model.parameters(), model.buffers())))
+
+
 @dataclass(eq=False)
-class Held:
+class KeptPrefix:
     """A row with the tokens that it was given, and what else its keys depend on."""
 
     key: Hashable
@@ -34,10 +48,10 @@ class Prefixes:
 
     def __init__(self, pool: KeyPool) -> None:
         self.pool = pool
-        self.kept: list[Held] = []
+        self.kept: list[KeptPrefix] = []
         self.tokens = 0  # that were copied instead of run
 
-    def keep(self, held: Held) -> None:
+    def keep(self, held: KeptPrefix) -> None:
         """Keeps a row instead of freeing it; one that is too short to be of use is freed."""
         if min(len(held.tokens), held.row.complete) < SHORTEST:
             self.pool.free(held.row)
@@ -56,7 +70,7 @@ class Prefixes:
         while self.evict():
             pass
 
-    def fill(self, row: Row, key: Hashable, prompt: Sequence[int], running: Iterable[Held]) -> int:
+    def fill(self, row: Row, key: Hashable, prompt: Sequence[int], running: Iterable[KeptPrefix]) -> int:
         """Copies the longest known beginning of a prompt into a new row and returns its length: the last token is always run."""
         fitting = [held for held in (*self.kept, *running) if held.key == key]
         found = max(fitting, key=lambda held: held.shared(prompt), default=None)

@@ -11,7 +11,7 @@ from loopwright.generate.sampling import Sampling
 
 
 @dataclass(frozen=True)
-class Wish:
+class RequestOptions:
     """What was asked for, checked. `ends` are the tokens, `stop` the strings that end an answer."""
 
     prompt: tuple[int, ...]
@@ -63,16 +63,23 @@ class Result:
 class Request:
     """The handle of a submitted request. Iterating gives each token when it is there; every method may be called by any thread."""
 
-    def __init__(self, wish: Wish, decode: Callable[[list[int]], str] | None = None) -> None:
+    def __init__(
+        self,
+        wish: RequestOptions,
+        decode: Callable[[list[int]], str] | None = None,
+        *,
+        on_done: Callable[[], object] | None = None,
+        in_worker: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.wish = wish
         self.tokens: list[int] = []
         self.depths: list[int] = []
         self.logprobs: list[float] = []
         self.text: str | None = None
         self.finish_reason: str | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.cancelled = False
-        self._decode = decode
+        self._decode, self._on_done, self._in_worker = decode, on_done, in_worker
         self._changed = threading.Condition()
 
     def __iter__(self) -> Iterator[int]:
@@ -84,11 +91,18 @@ class Request:
     def _after(self, sent: int) -> list[int]:
         """Waits for tokens beyond the first `sent` and returns them; none where the request is done."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self.tokens) > sent or self.done)
+            self._wait_for(lambda: len(self.tokens) > sent or self.done)
             fresh = self.tokens[sent:]
         if not fresh and self.error is not None:
             raise self.error
         return fresh
+
+    def _wait_for(self, reached: Callable[[], bool], timeout: float | None = None) -> bool:
+        if not reached() and self._in_worker():
+            raise RuntimeError(
+                "request: waiting for it inside on_token would never end, because the engine's thread makes the tokens"
+            )
+        return self._changed.wait_for(reached, timeout)
 
     @property
     def done(self) -> bool:
@@ -98,7 +112,7 @@ class Request:
     def result(self, timeout: float | None = None) -> Result:
         """Waits for the end and returns what came of it; raises what went wrong with this request."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self.done, timeout):
+            if not self._wait_for(lambda: self.done, timeout):
                 raise TimeoutError(f"request: not done after {timeout} seconds ({len(self.tokens)} tokens so far)")
         if self.error is not None:
             raise self.error
@@ -129,7 +143,7 @@ class Request:
             if wish.on_token is not None:
                 wish.on_token(token)
             stopped = token in wish.ends or self._stopped_by_text()
-        except Exception as error:  # of the caller's function or tokenizer: the other requests go on
+        except BaseException as error:  # of the caller's function or tokenizer, SystemExit too: the other requests go on
             self.fail(error)
             return
         if stopped or len(self.tokens) == wish.max_new_tokens:
@@ -143,12 +157,14 @@ class Request:
             if self._decode is not None and self.error is None:
                 try:
                     self.text = self._cut(self._decode(self.tokens))
-                except Exception as error:
+                except BaseException as error:
                     reason, self.error = "error", error
             self.finish_reason = reason
             self._changed.notify_all()
+        if self._on_done is not None:
+            self._on_done()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Ends the request with an error that its caller will see."""
         with self._changed:
             if not self.done:

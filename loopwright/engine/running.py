@@ -22,6 +22,7 @@ class Running:
     slot: int  # its place in the tensors of all rows
     steps: int
     counts: TokenCounts | None
+    weights: int = 0  # their version when the request was admitted
     prefilled: int = 0
     drawn: int = 0  # tokens of the answer, on the device
     t: int = 0
@@ -59,7 +60,7 @@ class Running:
 
 
 @dataclass
-class Ran:
+class EngineStats:
     """What was run, in row-steps and passes."""
 
     ticks: int = 0
@@ -76,7 +77,7 @@ class Ran:
 
 
 @dataclass(eq=False)
-class Drawn:
+class DrawnTokens:
     """Tokens that were drawn and not yet read."""
 
     rows: list[Running]

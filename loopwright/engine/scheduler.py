@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from loopwright.engine.prefix import Held, Prefixes
+from loopwright.engine.prefix import KeptPrefix, Prefixes, weights_version
 from loopwright.engine.request import Request
-from loopwright.engine.running import Drawn, Ran, Running
+from loopwright.engine.running import DrawnTokens, EngineStats, Running
 from loopwright.engine.trail import Trail, read_trails, step_trails
 from loopwright.engine.uneven import draft, keep_even, leaving, verified
 from loopwright.generate.sampling import Draw, TokenCounts, sample
@@ -33,21 +32,31 @@ OVERTAKES = 64  # a priority of 1 lets a request pass this many that were submit
 class Scheduler:
     """Requests in rows of a pool. `lag` is how many ticks later tokens are read: 1 lets the device run ahead of the host."""
 
-    def __init__(self, model: LoopedForCausalLM, *, rows: int, tokens: int, chunk: int = 256, lag: int | None = None) -> None:
+    def __init__(
+        self,
+        model: LoopedForCausalLM,
+        *,
+        rows: int,
+        tokens: int,
+        depth: int | None = None,
+        readings: int = 1,
+        chunk: int = 256,
+        lag: int | None = None,
+    ) -> None:
         weight = model.lm_head.weight
         self.model, self.chunk = model, chunk
-        self.pool = KeyPool(model.config, tokens, weight)
+        self.pool = KeyPool(model.config, tokens, weight, depth=depth, readings=readings)
         self.state = weight.new_zeros(rows, 1, model.config.hidden_size)
         self.input = torch.zeros_like(self.state)
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=weight.device)
         self.prefixes = Prefixes(self.pool)
         self.free_slots = list(range(rows))
         self.running: list[Running] = []
-        self.ran = Ran()
+        self.ran = EngineStats()
         self.lag = (0 if weight.device.type == "cpu" else 1) if lag is None else lag
         self._waiting: list[tuple[int, int, Request]] = []
         self._submitted = 0
-        self._unread: list[list[Drawn]] = []
+        self._unread: list[list[DrawnTokens]] = []
 
     @property
     def busy(self) -> bool:
@@ -74,7 +83,7 @@ class Scheduler:
         while len(self._unread) > self.lag or (self._unread and not any(run.phase != "drained" for run in self.running)):
             self._read_tokens(self._unread.pop(0))
 
-    def fail_all(self, error: Exception) -> None:
+    def fail_all(self, error: BaseException) -> None:
         """Ends every running request with an error and empties the rows."""
         self._unread = []
         for run in list(self.running):
@@ -113,7 +122,7 @@ class Scheduler:
             heapq.heappop(self._waiting)
             try:
                 self.running.append(self._seated(request, row))
-            except Exception as error:  # of this request alone: the others go on, and nobody waits for it
+            except BaseException as error:  # of this request alone: the others go on, and nobody waits for it
                 self.pool.free(row)
                 request.fail(error)
                 continue
@@ -125,7 +134,7 @@ class Scheduler:
         wish, counts = request.wish, None
         if wish.sampling.counts_tokens:
             counts = TokenCounts(torch.tensor(wish.prompt, device=self.token.device), self.model.config.vocab_size)
-        run = Running(request, row, self.free_slots[-1], row.steps, counts)
+        run = Running(request, row, self.free_slots[-1], row.steps, counts, weights_version(self.model))
         if wish.uneven:
             run.trail = Trail(row.capacity, row.steps, self.state, coda=bool(self.pool.layers["coda"]))
             self._end_prefill(run)
@@ -244,7 +253,7 @@ class Scheduler:
         wish = run.request.wish
         logprobs = logits.double().log_softmax(-1).gather(1, tokens[:, None])[:count, 0] if wish.logprobs else None
         finite = logits.isfinite().all(-1)[:count]
-        self._unread[-1].append(Drawn([run] * count, tokens[:count], finite, logprobs, [run.t] * count))
+        self._unread[-1].append(DrawnTokens([run] * count, tokens[:count], finite, logprobs, [run.t] * count))
         self.ran.verified += 1
         self.ran.drafted += len(run.drafts)
         self.ran.accepted += count - 1
@@ -275,8 +284,8 @@ class Scheduler:
         seeds = [run.request.wish.state_seed for run in runs]
         if all(seed is None for seed in seeds):
             return self.model.start_state(e, p)
-        own: Any = self.model.state
-        each = torch.tensor([signed(own.seed if seed is None else seed) for seed in seeds], device=e.device)
+        own = self.model.state.seed
+        each = torch.tensor([signed(own if seed is None else seed) for seed in seeds], device=e.device)
         return self.model.start_state(e, p, each)
 
     # tokens
@@ -295,7 +304,7 @@ class Scheduler:
         depths = [run.request.wish.depth if run.trail is None else run.t for run in runs]
         for i, run in enumerate(runs):
             self._count(run, tokens[i : i + 1])
-        self._unread[-1].append(Drawn(runs, tokens, logits.isfinite().all(-1), logprobs, depths))
+        self._unread[-1].append(DrawnTokens(runs, tokens, logits.isfinite().all(-1), logprobs, depths))
 
     def _count(self, run: Running, tokens: Tensor) -> None:
         run.drawn += len(tokens)
@@ -304,7 +313,7 @@ class Scheduler:
         if run.counts is not None:
             run.counts.add(tokens)
 
-    def _read_tokens(self, unread: list[Drawn]) -> None:
+    def _read_tokens(self, unread: list[DrawnTokens]) -> None:
         """Hands drawn tokens to their requests, and frees the rows of those that are done."""
         for drawn in unread:
             logprobs = [None] * len(drawn.rows) if drawn.logprobs is None else drawn.logprobs.tolist()
@@ -321,6 +330,6 @@ class Scheduler:
                     self._release(run)
 
 
-def _held(run: Running) -> Held:
+def _held(run: Running) -> KeptPrefix:
     wish = run.request.wish
-    return Held((wish.depth, wish.state_seed), (*wish.prompt, *run.request.tokens), run.row)
+    return KeptPrefix((wish.depth, wish.state_seed, run.weights), (*wish.prompt, *run.request.tokens), run.row)

@@ -37,8 +37,9 @@ def stream_uneven(
     pieces = TextPieces(tokenizer, write)
     pieces.put(input_ids.cpu())
     readings = steps if exit is not None else 2
+    tokens = input_ids.shape[1] + allowed
     begin = time.perf_counter()
-    with Engine(model, tokenizer, max_rows=1, max_tokens=(input_ids.shape[1] + allowed) * max(readings, steps)) as engine:
+    with Engine(model, tokenizer, max_rows=1, max_tokens=tokens, depth=steps, readings=readings) as engine:
         request = engine.submit(
             input_ids, depth=depth, max_new_tokens=allowed, seed=seed, state_seed=state_seed, exit=exit, draft_depth=draft_depth,
             **vars(sampling or Sampling()),

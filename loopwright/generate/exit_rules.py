@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from loopwright.model.halting import AdaptiveComputation, ExitGate
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import build_kind, check_kind, options_of
 
@@ -44,18 +43,18 @@ class Gate(ExitRule):
     """Ouro's rule: the exit gate's cumulative probability reaches `threshold` (the model's own where none is given)."""
 
     def __init__(self, threshold: float | None = None) -> None:
-        self.threshold = threshold
+        self.threshold = None if threshold is None else _from_zero("gate", "threshold", threshold)
 
     def check(self, model: LoopedForCausalLM) -> None:
-        if not isinstance(model.halting, ExitGate):
+        if model.halting.mixes != "logits":
             raise ValueError("exit: 'gate' needs a model with an exit gate (halting kind 'exit')")
 
     def leaves(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> bool:
-        value = model.halting.value(after)[0]
-        alive = memory.get("alive", torch.ones_like(value))
-        memory["left"] = memory.get("left", torch.zeros_like(value)) + alive * value
-        memory["alive"] = alive * (1 - value)
-        return bool(memory["left"] >= (model.halting.threshold if self.threshold is None else self.threshold))
+        values = memory.setdefault("values", [])
+        values.append(model.halting.value(after))
+        # the last step takes what is left, so one more stands behind those that were run
+        probabilities = model.halting(torch.cat([*values, torch.zeros_like(values[0])])[None, None])[0, 0, :-1]
+        return bool(probabilities.cumsum(-1)[-1] >= (model.halting.threshold if self.threshold is None else self.threshold))
 
 
 class Act(ExitRule):
@@ -65,10 +64,10 @@ class Act(ExitRule):
     """
 
     def __init__(self, eps: float | None = None) -> None:
-        self.eps = eps
+        self.eps = None if eps is None else _from_zero("act", "eps", eps)
 
     def check(self, model: LoopedForCausalLM) -> None:
-        if not isinstance(model.halting, AdaptiveComputation):
+        if model.halting.mixes != "states":
             raise ValueError("exit: 'act' needs a model that halts by ACT (halting kind 'act')")
 
     def leaves(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> bool:
@@ -80,7 +79,7 @@ class Change(ExitRule):
     """The state moved by less than `threshold` of its length: ‖s′ − s‖ < threshold · ‖s′‖."""
 
     def __init__(self, threshold: float = 0.03) -> None:
-        self.threshold = threshold
+        self.threshold = _from_zero("change", "threshold", threshold)
 
     def leaves(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> bool:
         return bool((after - before).float().norm() < self.threshold * after.float().norm())
@@ -92,7 +91,7 @@ class Divergence(ExitRule):
     reads_out = True
 
     def __init__(self, threshold: float = 0.01) -> None:
-        self.threshold = threshold
+        self.threshold = _from_zero("divergence", "threshold", threshold)
 
     def leaves(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> bool:
         assert logits is not None
@@ -107,7 +106,7 @@ class Entropy(ExitRule):
     reads_out = True
 
     def __init__(self, threshold: float = 0.5) -> None:
-        self.threshold = threshold
+        self.threshold = _from_zero("entropy", "threshold", threshold)
 
     def leaves(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> bool:
         assert logits is not None
@@ -131,6 +130,12 @@ class Stable(ExitRule):
         memory["run"] = memory["run"] + 1 if memory.get("token") == token else 1
         memory["token"] = token
         return memory["run"] >= self.count
+
+
+def _from_zero(kind: str, name: str, value: float) -> float:
+    if value < 0:
+        raise ValueError(f"exit ({kind}): {name} must be a number >= 0 (got {value})")
+    return value
 
 
 EXITS: dict[str, type] = {

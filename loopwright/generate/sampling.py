@@ -63,6 +63,8 @@ class Sampling:
                 raise ValueError(f"{field.name}: {value}; allowed: {allowed}")
         if self.top_k is not None and not isinstance(self.top_k, int):
             raise ValueError(f"top_k: {self.top_k}; allowed: {LIMITS['top_k'][2]}")
+        if not isinstance(self.logit_bias, Mapping | None):
+            raise ValueError(f"logit_bias: {self.logit_bias!r}; give a mapping of token ids to finite numbers")
         for token, bias in (self.logit_bias or {}).items():
             if (
                 isinstance(token, bool)

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 class HaltingHead(Part):
     """A halting value per token and step. Abstract: `mixes` says what the probabilities weight, "logits" or "states".
 
-    `threshold` is the cumulative probability at which `select="hub"` leaves, where logits are mixed.
+    `threshold` is the cumulative probability at which `select="hub"` leaves, where logits are mixed. `eps` is what the sum of the
+    halting values may lack of 1 when a token halts, where states are mixed.
     """
 
     mixes: ClassVar[str | None]
     threshold: float = 1.0
+    eps: float = 0.0
 
     def value(self, s: Tensor) -> Tensor:
         """Returns the halting value [B, T, 1] of the state after a step."""

@@ -103,15 +103,15 @@ class Row:
 
 
 class KeyPool:
-    """Storage for `tokens` tokens at `depth` steps and one reading, in all. A deeper sequence takes more of it."""
+    """Storage for `tokens` tokens at `depth` steps and `readings` of the coda, in all. A deeper sequence takes more of it."""
 
-    def __init__(self, config: LoopedConfig, tokens: int, like: Tensor, *, depth: int | None = None) -> None:
+    def __init__(self, config: LoopedConfig, tokens: int, like: Tensor, *, depth: int | None = None, readings: int = 1) -> None:
         if tokens < 1:
             raise ValueError(f"pool: tokens must be at least 1 (got {tokens})")
         self.config = config
         steps = (depth or config.depth) if config.is_looped else 0
         self.layers = {"prelude": config.prelude_layers, "core": config.core_layers, "coda": config.coda_layers}
-        counts = {"prelude": tokens, "core": tokens * steps, "coda": tokens}
+        counts = {"prelude": tokens, "core": tokens * steps, "coda": tokens * readings}
         # stacks without layers need no cells, and must not limit admission
         self.cells = {stack: Cells(counts[stack] if self.layers[stack] else 0) for stack in STACKS}
         entry = (config.num_key_value_heads, config.head_dim)

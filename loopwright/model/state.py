@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 class State(Part):
-    """How the state starts. Abstract: `seeded` says whether the kind reads the seed."""
+    """How the state starts. Abstract: `seeded` says whether the kind reads the seed, `seed` is the one where a pass brings none."""
 
     seeded: ClassVar[bool] = False
+    seed: int = 0
 
     def forward(self, e: Tensor, positions: Tensor, seed: int | Tensor | None) -> Tensor:
         """Returns the state [B, T, D] before the first step, of the input e at positions [B or 1, T]."""

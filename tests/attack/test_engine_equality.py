@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 
-from loopwright.engine.request import Request, Wish
+from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 from loopwright.model.presets import PRESETS
 from tests.engine.mix import answer, check, make, random_wish, serve, uneven
@@ -50,7 +50,9 @@ def test_soak() -> None:
     while done < 10_000:
         while submitted < 10_000 and len(waiting) < 40:
             prompt = tuple(draw.randrange(96) for _ in range(draw.randint(1, 8)))
-            request = Request(Wish(prompt, draw.randint(1, 4), draw.randint(1, 6), priority=draw.choice([0, 0, 1]), seed=submitted))
+            request = Request(
+                RequestOptions(prompt, draw.randint(1, 4), draw.randint(1, 6), priority=draw.choice([0, 0, 1]), seed=submitted)
+            )
             scheduler.add(request)
             waiting.append((request, scheduler.ran.ticks))
             submitted += 1

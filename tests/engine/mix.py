@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import loopwright as lw
-from loopwright.engine.request import Request, Wish
+from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 from loopwright.generate.exit_rules import ExitRule, build_exit
 from loopwright.generate.sampling import Draw, HashedDraws, Sampling, TokenCounts, sample
@@ -55,9 +55,9 @@ def random_sampling(draw: random.Random, known: int) -> Sampling:
     )
 
 
-def random_wish(model: lw.LoopedForCausalLM, draw: random.Random, *, longest: int = 10) -> Wish:
+def random_wish(model: lw.LoopedForCausalLM, draw: random.Random, *, longest: int = 10) -> RequestOptions:
     known = model.config.vocab_size
-    return Wish(
+    return RequestOptions(
         prompt=tuple(draw.randrange(known) for _ in range(draw.randint(1, longest))),
         depth=draw.randint(1, deepest(model)),
         max_new_tokens=draw.randint(1, 8),
@@ -71,7 +71,7 @@ def random_wish(model: lw.LoopedForCausalLM, draw: random.Random, *, longest: in
 
 
 @torch.no_grad()
-def alone(model: lw.LoopedForCausalLM, wish: Wish) -> list[int]:
+def alone(model: lw.LoopedForCausalLM, wish: RequestOptions) -> list[int]:
     """Returns the answer of transformers' `generate` to one request."""
     ids = torch.tensor([wish.prompt])
     given: dict[str, Any] = {} if not model.config.is_looped else {"depth": wish.depth}
@@ -88,7 +88,7 @@ def alone(model: lw.LoopedForCausalLM, wish: Wish) -> list[int]:
 
 
 @torch.no_grad()
-def recomputed(model: lw.LoopedForCausalLM, wish: Wish) -> tuple[list[int], list[int]]:
+def recomputed(model: lw.LoopedForCausalLM, wish: RequestOptions) -> tuple[list[int], list[int]]:
     """Returns tokens and exit depths where every token is decided by a full pass over all tokens before it."""
     text, depths = list(wish.prompt), []
     rule: ExitRule = wish.exit  # type: ignore[assignment]
@@ -108,7 +108,7 @@ def recomputed(model: lw.LoopedForCausalLM, wish: Wish) -> tuple[list[int], list
     return text[len(wish.prompt) :], depths
 
 
-def answer(model: lw.LoopedForCausalLM, wish: Wish) -> tuple[list[int], list[int]]:
+def answer(model: lw.LoopedForCausalLM, wish: RequestOptions) -> tuple[list[int], list[int]]:
     """Returns tokens and depths of one request alone."""
     if wish.exit is not None:
         return recomputed(model, wish)
@@ -116,7 +116,7 @@ def answer(model: lw.LoopedForCausalLM, wish: Wish) -> tuple[list[int], list[int
     return tokens, [wish.depth] * len(tokens)
 
 
-def uneven(model: lw.LoopedForCausalLM, wish: Wish, draw: random.Random) -> Wish:
+def uneven(model: lw.LoopedForCausalLM, wish: RequestOptions, draw: random.Random) -> RequestOptions:
     """Returns a request with an exit rule or with drafts, where the model has steps to leave or to draft at."""
     if not model.config.is_looped or wish.depth == 1:
         return wish
@@ -129,7 +129,7 @@ def uneven(model: lw.LoopedForCausalLM, wish: Wish, draw: random.Random) -> Wish
 
 @torch.no_grad()
 def serve(
-    scheduler: Scheduler, wishes: list[Wish], draw: random.Random, *, cancels: float = 0.0, patience: int = 100_000
+    scheduler: Scheduler, wishes: list[RequestOptions], draw: random.Random, *, cancels: float = 0.0, patience: int = 100_000
 ) -> tuple[list[Request], set[int]]:
     """Returns the requests, served to the end, and which of them were cancelled; arrivals and cancellations are drawn."""
     requests = [Request(wish) for wish in wishes]

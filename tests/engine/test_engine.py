@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from loopwright.engine import engine as module
 from loopwright.engine.engine import Engine
+from loopwright.engine.request import Request
+from loopwright.engine.scheduler import Scheduler
+from loopwright.model.state import State
 from tests.cases import noisy
 from tests.engine.mix import alone, make
 from tests.generate.tiny import word_tokenizer
@@ -85,6 +91,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"exit_keys": "copy"}, "exit_keys: 'copy' would change nothing"),
     ({"exit": "change", "draft_depth": 1}, "draft_depth: given with exit"),
     ({"draft_depth": 4}, "draft_depth must be a whole number >= 1 and below depth=4"),
+    ({"prompt": None}, "prompt: None is neither text nor a list of token ids"),
+    ({"prompt": 3}, "prompt: 3 is neither text nor a list of token ids"),
+    ({"prompt": b"cat"}, "prompt: b'cat' is neither text"),
+    ({"prompt": WORDS("the cat")}, r'prompt: a BatchEncoding of input_ids, .*; give its \["input_ids"\]'),
+    ({"stop": None}, "stop: None; give a string, or a list"),
+    ({"stop": 5}, "stop: 5; give a string, or a list"),
+    ({"stop": [1.5]}, "stop: token 1.5; the model knows tokens 0 to 95"),
+    ({"stop": [99999]}, "stop: token 99999; the model knows"),
+    ({"logit_bias": [3, 4]}, r"logit_bias: \[3, 4\]; give a mapping"),
+    ({"exit": {"kind": "change", "threshold": -1}}, r"exit \(change\): threshold must be a number >= 0 \(got -1\)"),
+    ({"draft_tokens": -3}, r"draft_tokens must be a whole number >= 2 \(got -3\)"),
+    ({"draft_depth": True}, r"draft_depth must be a whole number >= 1 and below depth=4 \(got True\)"),
     ({"draft_depth": 1, "draft_tokens": 1}, "draft_tokens must be a whole number >= 2"),
 ]
 
@@ -107,22 +125,29 @@ def test_bad_input_is_one_clear_error_and_the_others_go_on(serving: Engine, opti
     assert before.result(60).tokens == serving.submit(**good).result(60).tokens
 
 
-def test_a_callback_that_fails_harms_nobody_else(serving: Engine) -> None:
+@pytest.mark.parametrize("kind", [KeyError, SystemExit])
+def test_a_callback_that_fails_harms_nobody_else(serving: Engine, kind: type[BaseException]) -> None:
     def fails(token: int) -> None:
-        raise KeyError("mine")
+        raise kind("mine")
 
     bad, good = serving.submit([3, 4], on_token=fails, max_new_tokens=4), serving.submit([3, 4], max_new_tokens=4)
-    with pytest.raises(KeyError, match="mine"):
+    with pytest.raises(kind, match="mine"):
         bad.result(60)
     assert len(good.result(60).tokens) == 4
 
 
-def test_a_tick_that_fails_ends_its_requests_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [ZeroDivisionError, SystemExit])
+def test_a_tick_that_fails_ends_its_requests_and_the_engine_goes_on(
+    monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    def fails(*args: Any, **options: Any) -> None:
+        raise kind
+
     model = make("huginn-tiny")
     with Engine(model, max_rows=2, max_tokens=64) as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(model, "read_out", lambda *args, **options: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
+            patch.setattr(model, "read_out", fails)
+            with pytest.raises(kind):
                 engine.submit([3, 4], max_new_tokens=4).result(60)
         assert len(engine.submit([3, 4], max_new_tokens=4).result(60).tokens) == 4
 
@@ -163,7 +188,147 @@ def test_an_error_inside_the_context_does_not_wait() -> None:
     assert request.result(0).finish_reason == "cancelled"
 
 
+def test_leaving_the_context_waits_for_a_request_that_is_being_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seating, seated = threading.Event(), Scheduler._seated
+
+    def slow(self: Scheduler, request: Any, row: Any) -> Any:
+        seating.set()
+        time.sleep(0.05)  # neither waiting nor running
+        return seated(self, request, row)
+
+    monkeypatch.setattr(Scheduler, "_seated", slow)
+    with Engine(make("huginn-tiny"), max_rows=1, max_tokens=64) as engine:
+        request = engine.submit([3, 4], max_new_tokens=2)
+        assert seating.wait(10)
+    assert request.result(0).finish_reason == "length"
+
+
+def test_an_interrupt_while_the_context_waits_closes_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    engine = Engine(make("huginn-tiny"), max_rows=1, max_tokens=64)
+    monkeypatch.setattr(engine._wake, "wait_for", interrupted)
+    with pytest.raises(KeyboardInterrupt), engine:
+        pass
+    with pytest.raises(RuntimeError, match="engine: closed"):
+        engine.submit([3], max_new_tokens=1)
+
+
+SCRIPT = """
+import threading
+from loopwright.engine.engine import Engine
+from tests.engine.mix import make
+engine, began = Engine(make("huginn-tiny"), max_tokens=8000), threading.Event()
+request = engine.submit([3, 4], max_new_tokens=7000, on_token=lambda token: began.set())
+began.wait(60)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_while_a_request_runs_ends_well() -> None:
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_open_engines_are_closed_when_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_engines", set())
+    engine = Engine(make("huginn-tiny"), max_rows=1, max_tokens=2000)
+    request = engine.submit([3, 4], max_new_tokens=1500)
+    module._close_all()
+    assert request.result(0).finish_reason == "cancelled" and engine._worker is None
+
+
+@pytest.mark.parametrize("way", ["result", "iterate", "generate"])
+def test_waiting_inside_a_callback_is_refused(serving: Engine, way: str) -> None:
+    own: list[Request] = []
+    ready = threading.Event()
+
+    def waits(token: int) -> None:
+        ready.wait(10)
+        if way == "result":
+            own[0].result()
+        elif way == "iterate":
+            list(own[0])
+        else:
+            serving.generate([[3, 4]], max_new_tokens=2)
+
+    own.append(serving.submit([3, 4], max_new_tokens=4, on_token=waits))
+    ready.set()
+    with pytest.raises(RuntimeError, match="request: waiting for it inside on_token would never end"):
+        own[0].result(20)
+
+
+def test_a_request_that_is_done_may_be_read_inside_a_callback(serving: Engine) -> None:
+    done = serving.submit([3, 4], max_new_tokens=2)
+    tokens, seen = done.result(60).tokens, []
+    serving.submit([3, 4], max_new_tokens=1, on_token=lambda token: seen.append(done.result().tokens)).result(60)
+    assert seen == [tokens]
+
+
+def test_a_seed_is_drawn_only_where_one_is_used_and_not_from_torch(serving: Engine) -> None:
+    before = torch.get_rng_state()
+    seeds = [serving.submit([3, 4], max_new_tokens=1, temperature=1.0).result(60).seed for _ in range(2)]
+    assert seeds[0] != seeds[1]
+    assert serving.submit([3, 4], max_new_tokens=1).result(60).seed == 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class SeededInput(State):
+    """A kind of the user's own that reads the seed."""
+
+    seeded = True
+    seed = 1
+
+    def forward(self, e: torch.Tensor, positions: torch.Tensor, seed: Any) -> torch.Tensor:
+        each = torch.as_tensor(self.seed if seed is None else seed).reshape(-1, 1, 1)
+        return e * (each % 7 - 3)
+
+
+def test_a_seeded_state_of_the_users_own_takes_a_seed() -> None:
+    model = make("huginn-tiny", state={"kind": "input"})
+    model.state = SeededInput()
+    with Engine(model, max_rows=2, max_tokens=64) as engine:
+        results = engine.generate([{"prompt": [3, 4], "state_seed": seed} for seed in (6, 2, None)], depth=1, max_new_tokens=6)
+    for seed, result in zip((6, 2, 1), results, strict=True):
+        made = model.generate(torch.tensor([[3, 4]]), depth=1, max_new_tokens=6, do_sample=False, state_seed=seed)
+        assert result.tokens == made[0, 2:].tolist()
+    assert results[0].tokens != results[1].tokens
+
+
+def test_a_batch_of_prompts_is_not_one_prompt(serving: Engine) -> None:
+    with pytest.raises(ValueError, match=r"prompt: an array of shape \(2, 3\); give one row of token ids"):
+        serving.submit(torch.ones(2, 3, dtype=torch.long), max_new_tokens=1)
+    ids = torch.tensor([3, 4, 5])
+    one, row = (serving.submit(x, max_new_tokens=3).result(60).tokens for x in (ids, ids[None]))
+    assert one == row
+
+
+def test_ids_of_numpy_are_ids(serving: Engine) -> None:
+    ids = np.array([3, 4, 5])
+    answers = [serving.submit(x, max_new_tokens=3).result(60).tokens for x in ([3, 4, 5], ids, ids[None], list(ids))]
+    assert answers == [answers[0]] * 4
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ("the cat", "generate: 'the cat' is not a list of prompts"),
+        ({"prompt": [3]}, "generate: .* is not a list of prompts"),
+        (None, "generate: None is not a list of prompts"),
+        ([1, 2, 3], "request 0: prompt: 1 is neither text nor a list of token ids"),
+    ],
+)
+def test_one_prompt_is_not_a_list_of_prompts(serving: Engine, prompts: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        serving.generate(prompts, max_new_tokens=2)
+
+
 def test_what_no_engine_can_serve() -> None:
+    with pytest.raises(ValueError, match="engine: model is 'asura'; give a loaded one"):
+        Engine("asura")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="engine: tokenizer is 'gpt2'; give a loaded one"):
+        Engine(make("huginn-tiny"), "gpt2")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_rows must be a whole number >= 1"):
         Engine(make("huginn-tiny"), max_rows=0)
     engine = Engine(make("huginn-tiny"), max_tokens=16)

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from loopwright.engine.request import Request, Wish
+from loopwright.engine.request import Request, RequestOptions
 
 
 def request_of(**options: object) -> Request:
-    return Request(Wish((1, 2), 3, 4, **options))  # type: ignore[arg-type]
+    return Request(RequestOptions((1, 2), 3, 4, **options))  # type: ignore[arg-type]
 
 
 def test_tokens_come_while_others_wait() -> None:
@@ -41,7 +41,7 @@ def test_stop_strings_end_and_are_cut_off() -> None:
     def decode(ids: list[int]) -> str:
         return "".join(chr(96 + i) for i in ids)
 
-    request = Request(Wish((1,), 1, 9, stop=("zz", "bc")), decode)
+    request = Request(RequestOptions((1,), 1, 9, stop=("zz", "bc")), decode)
     for token in (1, 2):
         request.push(token, 1, None)
         assert not request.done

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from loopwright.engine.request import Request, Wish
+from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.running import Running
 from loopwright.model.pool import Row
 
 
-def running(wish: Wish, **options: object) -> Running:
+def running(wish: RequestOptions, **options: object) -> Running:
     return Running(Request(wish), Row(20, wish.depth, wish.readings, {}, ("core",)), 0, wish.depth, None, **options)  # type: ignore[arg-type]
 
 
 def test_a_plain_request_prefills_its_prompt_and_runs_to_its_depth() -> None:
-    run = running(Wish((1, 2, 3), 4, 5), drawn=2)
+    run = running(RequestOptions((1, 2, 3), 4, 5), drawn=2)
     assert (run.to_prefill, run.base, run.offset, run.limit, run.drafting) == (3, 4, 4, 4, False)
 
 
 def test_drafts_stand_after_what_is_verified() -> None:
-    wish = Wish((1, 2, 3), 4, 6, draft_depth=2, draft_tokens=3)
+    wish = RequestOptions((1, 2, 3), 4, 6, draft_depth=2, draft_tokens=3)
     assert (running(wish, drawn=1).limit, running(wish, drawn=1).drafting) == (2, True)
     second = running(wish, drawn=1, drafts=[7])
     assert (second.base, second.offset, second.drafting) == (3, 4, True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from loopwright.engine.request import Request, Wish
+from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 from loopwright.generate.sampling import Sampling
 from tests.engine.mix import alone, answer, check, make, random_wish, serve
@@ -34,8 +34,8 @@ def test_requests_are_what_they_are_alone(name: str, changes: dict[str, Any], la
     assert all(len(cells.free) <= 1 for cells in scheduler.pool.cells.values())
 
 
-def plain(prompt: int, depth: int, new: int, **options: Any) -> Wish:
-    return Wish(tuple(range(2, 2 + prompt)), depth, new, **options)
+def plain(prompt: int, depth: int, new: int, **options: Any) -> RequestOptions:
+    return RequestOptions(tuple(range(2, 2 + prompt)), depth, new, **options)
 
 
 def test_no_step_is_run_that_nobody_asked_for() -> None:
@@ -92,7 +92,7 @@ def test_logits_that_are_not_finite_fail_their_request_alone() -> None:
     model = make("relaxed-tiny")  # its head has weights of its own
     with torch.no_grad():
         model.embed_tokens.weight[7] = torch.nan
-    good, bad = plain(3, 2, 4), Wish((2, 7), 2, 4)
+    good, bad = plain(3, 2, 4), RequestOptions((2, 7), 2, 4)
     scheduler = Scheduler(model, rows=3, tokens=60)
     requests, _ = serve(scheduler, [good, bad, good], random.Random(0))
     with pytest.raises(ValueError, match="request: logits are not finite after 2 tokens"):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from loopwright.engine.request import Request, Wish
+from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 from loopwright.generate.exit_rules import build_exit
 from loopwright.generate.sampling import Sampling
@@ -23,7 +23,7 @@ def test_backfill_is_full_recomputation(name: str) -> None:
     wishes = []
     for spec in RULES:
         prompt = tuple(draw.randrange(96) for _ in range(draw.randint(1, 5)))
-        wishes.append(Wish(prompt, 4, 5, Sampling(temperature=1.0), seed=3, exit=build_exit(spec, model)))
+        wishes.append(RequestOptions(prompt, 4, 5, Sampling(temperature=1.0), seed=3, exit=build_exit(spec, model)))
     scheduler = Scheduler(model, rows=4, tokens=200, chunk=3)
     requests, _ = serve(scheduler, [*wishes, random_wish(model, draw)], draw)
     found = set()
@@ -39,7 +39,7 @@ def test_the_gates_rule_is_the_hubs() -> None:
     model = make("huginn-tiny", halting=CODA)
     ids = torch.tensor([[5, 6, 7]])
     theirs = model.generate(ids, depth=4, max_new_tokens=8, do_sample=False, eos_token_id=None, select="hub")[0, 3:].tolist()
-    wish = Wish((5, 6, 7), 4, 8, exit=build_exit("gate", model))
+    wish = RequestOptions((5, 6, 7), 4, 8, exit=build_exit("gate", model))
     scheduler = Scheduler(model, rows=1, tokens=50)
     (request,), _ = serve(scheduler, [wish], random.Random(0))
     assert request.tokens == theirs
@@ -53,7 +53,7 @@ def test_the_gates_rule_is_the_hubs() -> None:
 @pytest.mark.parametrize("keys", ["backfill", "copy"])
 def test_never_leaving_is_plain_bitwise(name: str, keys: str) -> None:
     model = make(name).float()
-    plain = Wish((5, 6, 7, 8), 4, 6, logprobs=True)
+    plain = RequestOptions((5, 6, 7, 8), 4, 6, logprobs=True)
     outcomes = []
     for wish in (plain, replace(plain, exit=build_exit("never", model), exit_keys=keys)):
         (request,), _ = serve(Scheduler(model, rows=1, tokens=50, chunk=3), [wish], random.Random(0))  # both end the prefill alike
@@ -64,7 +64,7 @@ def test_never_leaving_is_plain_bitwise(name: str, keys: str) -> None:
 @torch.no_grad()
 def test_copied_keys_are_those_of_the_exit() -> None:
     model = make("huginn-tiny", adapters=[{"kind": "controller", "rank": 4, "style": 8}], max_steps=6, beyond_max_steps="repeat")
-    wish = Wish((5, 6, 7), 4, 6, exit=build_exit({"kind": "stable", "count": 1}, model), exit_keys="copy")
+    wish = RequestOptions((5, 6, 7), 4, 6, exit=build_exit({"kind": "stable", "count": 1}, model), exit_keys="copy")
     scheduler, request = Scheduler(model, rows=1, tokens=60), Request(wish)
     scheduler.add(request)
     while len(request.tokens) < 4:
@@ -106,7 +106,7 @@ def test_drafts_that_hold_save_passes(sampling: Sampling) -> None:
             if "o_proj" in name or "down_proj" in name:
                 parameter.zero_()
         model.end_norm.weight.fill_(1.0)  # every depth says the same
-    wish = Wish((5, 6), 4, 13, sampling, draft_depth=1, draft_tokens=4)
+    wish = RequestOptions((5, 6), 4, 13, sampling, draft_depth=1, draft_tokens=4)
     scheduler = Scheduler(model, rows=1, tokens=60)
     (request,), _ = serve(scheduler, [wish], random.Random(0))
     assert request.tokens == alone(model, wish)
@@ -117,7 +117,7 @@ def test_drafts_that_hold_save_passes(sampling: Sampling) -> None:
 
 def test_a_missing_backfill_would_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("huginn-tiny")
-    wish = Wish((5, 6, 7), 4, 6, exit=build_exit({"kind": "change", "threshold": 1.2}, model))
+    wish = RequestOptions((5, 6, 7), 4, 6, exit=build_exit({"kind": "change", "threshold": 1.2}, model))
     monkeypatch.setattr("loopwright.engine.trail._by_length", lambda runs, held: [(1, list(runs))] if runs else [])
     with pytest.raises(ValueError, match="earlier tokens"):
         serve(Scheduler(model, rows=1, tokens=50), [wish], random.Random(0))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from loopwright.generate.exit_rules import EXITS, build_exit
+from loopwright.model.halting import HaltingHead
 from tests.cases import noisy
 from tests.generate.tiny import DENSE
 
@@ -54,6 +55,36 @@ def test_learned_halting_leaves_where_the_model_says() -> None:
     rule, memory = build_exit("act", act), {}
     left = [rule.leaves(act, states[t, 0], states[t + 1, 0], None, memory) for t in range(4)]
     assert (left.index(True) if True in left else 3) == int(act.halting._stop(halt)[1].flatten()[0])
+
+
+@pytest.mark.parametrize("kind", ["gate", "act", "change", "divergence", "entropy"])
+def test_limits_below_zero_are_refused(kind: str) -> None:
+    name = "eps" if kind == "act" else "threshold"
+    with pytest.raises(ValueError, match=rf"exit \({kind}\): {name} must be a number >= 0 \(got -0.1\)"):
+        build_exit({"kind": kind, name: -0.1}, MODEL)
+
+
+class SecondStep(HaltingHead):
+    """A kind of the user's own: every token leaves after its second step, whatever its values are."""
+
+    def __init__(self, mixes: str) -> None:
+        super().__init__()
+        self.mixes = mixes  # type: ignore[misc]
+
+    def value(self, s: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(s[..., :1], 0.5)
+
+    def forward(self, halt: torch.Tensor) -> torch.Tensor:
+        probabilities = torch.zeros_like(halt)
+        probabilities[..., min(1, halt.shape[-1] - 1)] = 1.0
+        return probabilities
+
+
+@pytest.mark.parametrize(("kind", "mixes"), [("gate", "logits"), ("act", "states")])
+def test_a_halting_kind_of_the_users_own_is_asked(kind: str, mixes: str) -> None:
+    model = noisy("huginn-tiny")
+    model.halting = SecondStep(mixes)
+    assert asked(kind, [1.0, 2.0, 3.0, 4.0], model=model) == [False, True, True]
 
 
 def test_what_a_model_cannot_do_is_refused() -> None:
