@@ -100,13 +100,20 @@ def test_logits_that_are_not_finite_fail_their_request_alone() -> None:
     assert requests[0].result(0).tokens == requests[2].result(0).tokens == alone(model, good)
 
 
-def test_a_request_that_cannot_be_seated_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("TokenCounts", {"sampling": Sampling(presence_penalty=1.0)}), ("Trail", {"draft_depth": 1, "draft_tokens": 2})],
+)
+def test_a_request_that_cannot_be_seated_fails_alone(monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]) -> None:
+    def full(*args: Any, **named: Any) -> None:
+        raise torch.OutOfMemoryError
+
     model = make("huginn-tiny")
-    monkeypatch.setattr("loopwright.engine.scheduler.TokenCounts", lambda *args: 1 / 0)
+    monkeypatch.setattr(f"loopwright.engine.scheduler.{name}", full)
     scheduler = Scheduler(model, rows=2, tokens=60)
-    good, bad = plain(3, 2, 4), plain(3, 2, 4, sampling=Sampling(presence_penalty=1.0))
+    good, bad = plain(3, 2, 4), plain(3, 2, 4, **options)
     requests, _ = serve(scheduler, [good, bad, good], random.Random(0))
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(torch.OutOfMemoryError):
         requests[1].result(0)
     assert requests[0].result(0).tokens == requests[2].result(0).tokens == alone(model, good)
     assert sorted(scheduler.free_slots) == [0, 1] and scheduler.pool.cells["core"].free == [(0, 240)]
