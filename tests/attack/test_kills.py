@@ -103,7 +103,6 @@ def read_shards(place: Path) -> list[int]:
     for index in sorted((place / "m").glob("train-*/index.json")):
         version = json.loads(index.read_text())["about"]["version"]
         shards = kept_shards(place / "m", "train", {"version": version}, lambda: pytest.fail("made anew"), vocab_size=99)
-        shards.verify()
         assert shards.read(0, shards.tokens).tolist() == [version + 1] * 1000
         found.append(version)
     return found
