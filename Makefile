@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint types bench docs clean
+.PHONY: setup demo test studies lint types bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/loopwright demo
 
 test: $(VENV)/.installed lint types
 	$(BIN)/python -m pytest
+
+studies: $(VENV)/.installed
+	$(BIN)/python -m pytest -m 'studies and not slow and not gpu' tests/experiments
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,18 @@ LIKE_ANOTHER = {"ouro-2.6b", "retrofit-tinyllama"}  # presets that differ from a
 # every preset as a case of a test, those behind `-m slow`
 CASES = [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_ANOTHER)) for name in PRESETS]
 TINY_CASES = [pytest.param(f"{name}-tiny", marks=[pytest.mark.slow] * (name in LIKE_ANOTHER)) for name in PRESETS]
+UNLIKE = {"ouro-1.4b", "huginn", "asura", "ouroboros-qwen2.5-3b"}  # between them, every kind of part that a preset has
 ROOTS = (HERE / "golden", HERE.parent.parent / "shared" / "golden")
+
+
+def some(names: Iterable[str], kept: Collection[str]) -> list[Any]:
+    """Returns every name as a case; those that are not kept repeat what the kept ones say, on other numbers, behind `-m slow`."""
+    names = list(names)
+    assert set(kept) <= set(names)
+    return [pytest.param(name, id=name, marks=[] if name in kept else pytest.mark.slow) for name in names]
+
+
+SOME_TINY_CASES = some((f"{name}-tiny" for name in PRESETS), {f"{name}-tiny" for name in UNLIKE})
 
 
 def golden_folders(*names: str) -> list[Path]:

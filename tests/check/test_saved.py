@@ -94,7 +94,7 @@ def test_state_left_by_a_cached_call_alone_fails() -> None:
                 self.kept = s.detach().mean()
             return super().attend(s, visible, cache, held, slot) + (0 if self.kept is None else 0.01 * self.kept)
 
-    assert "state between calls" in lw.check(Keeping()).failed
+    assert lw.check(Keeping(), names=["state between calls"]).failed
 
 
 class Unused(Foreign):

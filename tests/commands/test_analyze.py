@@ -72,7 +72,8 @@ def test_a_folder_that_cannot_be_written_is_told_before_weights_are_read(folder,
     assert code == 2 and "file is a file; allowed: a folder" in err
 
 
-def test_beside_a_dense_model(folder, tmp_path, capsys):
+def test_beside_a_dense_model(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("loopwright.analysis.report.analysis.draw_all", lambda *given: {})
     from tests.cases import noisy
     from tests.generate.tiny import word_tokenizer
 

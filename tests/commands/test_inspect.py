@@ -23,11 +23,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "numbers"),
     [
         ("ouro-1.4b", ["1,434,652,673", "786,432"]),
-        ("ouro-2.6b", ["2,667,974,657"]),
+        pytest.param("ouro-2.6b", ["2,667,974,657"], marks=pytest.mark.slow),
         ("huginn", ["3,564,976,800"]),
-        ("retrofit-tinyllama", ["844,171,264"]),
-        ("retrofit-olmo2-1b", ["1,359,071,232"]),
-        ("retrofit-llama-1b", ["1,385,228,288"]),
+        pytest.param("retrofit-tinyllama", ["844,171,264"], marks=pytest.mark.slow),
+        pytest.param("retrofit-olmo2-1b", ["1,359,071,232"], marks=pytest.mark.slow),
+        pytest.param("retrofit-llama-1b", ["1,385,228,288"], marks=pytest.mark.slow),
         ("ouroboros-qwen2.5-3b", ["692,864", "8,390,656", "131,072"]),
     ],
 )

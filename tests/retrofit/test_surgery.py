@@ -18,7 +18,7 @@ from loopwright.model.adapter import ADAPTERS
 from loopwright.retrofit.layout import LAYOUTS, Layout, find_layout
 from loopwright.retrofit.surgery import convert, freeze_base, start_gaps
 from loopwright.retrofit.systems import SYSTEMS, make_plan
-from tests.cases import gap, golden_folders, noisy
+from tests.cases import gap, golden_folders, noisy, some
 from tests.convert.dense import FAMILIES, IDS, LAYERS, source, their_logits
 
 # every kind of adapter that starts without effect, with sizes for the tiny models
@@ -131,7 +131,8 @@ def assert_update_moves_only_parts(model: lw.LoopedForCausalLM, parts: set[str])
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
 
 
-@pytest.mark.parametrize(("family", "system"), pairs_of(SYSTEMS))
+@pytest.mark.parametrize("system", some(SYSTEMS, {"ouroboros", "retrofit", "refiner"}))
+@pytest.mark.parametrize("family", some(FAMILIES, {"llama"}))
 def test_the_conformance_suite_passes(family: str, system: str) -> None:
     report = lw.check(lw.retrofit(source(family), system, **small(system)))
     assert report.ok, [row for row in report.rows if row.passed is False]

@@ -96,6 +96,7 @@ def test_a_run_that_is_killed_at_twenty_random_points_is_bitwise_the_one_that_ne
     assert all(equal)
 
 
+@pytest.mark.slow
 def test_control_c_saves_exits_130_and_resuming_ends_bitwise_where_an_undisturbed_run_does(tmp_path: Path) -> None:
     context, recipe = children(), small(RICH, {"validate": {"radius": 0}})
     (tmp_path / "mine.yaml").write_text(written(recipe))

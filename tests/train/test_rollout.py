@@ -13,11 +13,11 @@ from loopwright.data.batch import Batch
 from loopwright.model.presets import PRESETS
 from loopwright.train.gradients.remat import EachStep
 from loopwright.train.rollout import Plan, rollout
-from tests.cases import noisy
+from tests.cases import UNLIKE, noisy, some
 from tests.train.gradient_helpers import differing, gradients, loss_of, padded_batch
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("name", some(PRESETS, UNLIKE))
 @pytest.mark.parametrize("remat", ["none", "step"])
 def test_walk_is_the_forward_pass(name: str, remat: str) -> None:
     model = noisy(f"{name}-tiny")

@@ -14,6 +14,7 @@ from experiments.inside.claims import CLAIMS, cells, judge
 from experiments.inside.page import FIGURES
 from experiments.inside.plan import Row
 from experiments.inside.random_init import FILE, conclude, measure, said
+from tests.cases import some
 
 pytestmark = pytest.mark.usefixtures("unlaid")
 NORM_FIELDS = {"norm_placement", "end_norm", "final_norm"}
@@ -168,7 +169,7 @@ def test_a_missing_model_is_said(tmp_path, capsys):
     assert not (tmp_path / "random-init.html").exists()
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", some(FIGURES, {"starts", "figure-6"}))
 def test_figures_depend_on_the_numbers(name, tmp_path):
     results = results_of(PAPER)
     changed = copy.deepcopy(results)

@@ -18,7 +18,9 @@ from loopwright.train.job import validation_depths
 TRAINED = [row for group in GROUPS.values() for row in group() if row.objective is not None and row.seed == 0]
 
 
-@pytest.mark.parametrize("row", TRAINED, ids=lambda row: row.label)
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=row.label, marks=[pytest.mark.slow] * (i % 6 > 0)) for i, row in enumerate(TRAINED)]
+)
 def test_a_row_has_its_own_changes_alone(row: Row) -> None:
     made = recipe_of(row, "base", "corpus", ("updates=7",))
     assert made.model.get("changes", {}) == parse_overrides(row.changes)
@@ -45,7 +47,9 @@ def dense() -> lw.LoopedForCausalLM:
 
 
 @pytest.mark.filterwarnings("ignore:controller. pooling 'sequence' leaks")
-@pytest.mark.parametrize("row", TRAINED, ids=lambda row: row.label)
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=row.label, marks=[pytest.mark.slow] * (i % 6 > 0)) for i, row in enumerate(TRAINED)]
+)
 def test_a_rows_model_has_the_steps_it_is_trained_and_measured_at(row: Row, dense: lw.LoopedForCausalLM) -> None:
     made = recipe_of(row, "base", "corpus")
     config = lw.retrofit(dense, row.system or "", **parse_overrides(row.changes)).config

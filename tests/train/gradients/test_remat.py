@@ -16,7 +16,7 @@ from loopwright.model.presets import PRESETS
 from loopwright.train.gradients.recompute import GradSteps, Recompute
 from loopwright.train.gradients.remat import REMATS, Rerun, Tree, reversible, stops
 from loopwright.train.rollout import Plan, rollout
-from tests.cases import noisy
+from tests.cases import UNLIKE, noisy, some
 from tests.train.gradient_helpers import differing, gradients, loss, padded_batch
 
 BITWISE = ("step", "tree", "checkpoint")
@@ -30,7 +30,7 @@ def deepest(model: lw.LoopedForCausalLM) -> int:
     return 5 if model.config.max_steps is None else min(5, model.config.max_steps)
 
 
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"ouro-2.6b", "retrofit-tinyllama"}))  # at this size like their sisters
+@pytest.mark.parametrize("name", some(PRESETS, UNLIKE))
 def test_gradients_are_bitwise_those_of_the_plain_loop(name: str) -> None:
     model = trained(f"{name}-tiny", dropout=0.1)
     depth = deepest(model)
