@@ -12,10 +12,30 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from loopwright.cli_runs import analyze, compare, demo, evaluate, recipes, train
+from loopwright.cli_runs import analyze, chat, compare, demo, evaluate, recipes, train
 from loopwright.exits import ending
 from loopwright.interrupt import second_ends_at_once
-from loopwright.options import Depth, Device, DraftDepth, Dtype, Exit, Folder, Import, Model, StateSeed, Words, seed_of, whole
+from loopwright.options import (
+    Depth,
+    Device,
+    DraftDepth,
+    Dtype,
+    Exit,
+    Folder,
+    Import,
+    Json,
+    MinP,
+    Model,
+    Seed,
+    StateSeed,
+    Temperature,
+    TopK,
+    TopP,
+    Words,
+    preset_names,
+    seed_of,
+    whole,
+)
 from loopwright.version import VERSION
 
 
@@ -28,7 +48,7 @@ def inspect(
     dtype: Dtype = "bf16",
     policy: Annotated[str, typer.Option(help="What the cache keeps: every step, the last one, or share(n) of them.")] = "every",
     tensors: Annotated[bool, typer.Option("--tensors", help="Print the state dict too: name, shape, dtype, parameters.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of tables.")] = False,
+    as_json: Json = False,
     imports: Import = None,
 ) -> None:
     """Show what a model is and costs: parameters by part, FLOPs, activation and cache bytes. Loads and allocates nothing.
@@ -40,19 +60,24 @@ def inspect(
     loopwright inspect huginn core_layers=8 injection.order=input-state --json
     """
     from loopwright.commands import inspect as verb
+    from loopwright.commands.console import show
 
-    verb.inspect(
+    show(lambda: verb.inspect(
         model, overrides or [],
-        depth=depth, context=context, batch=batch, dtype=dtype, policy=policy, tensors=tensors, as_json=as_json,
-    )  # fmt: skip
+        depth=depth, context=context, batch=batch, dtype=dtype, policy=policy, tensors=tensors,
+    ), as_json)  # fmt: skip
 
 
 def check(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="As for inspect. Default: all presets, tiny.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="As for inspect. Default: all presets, tiny.", autocompletion=preset_names),
+    ] = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
     seed: Annotated[int, typer.Option(callback=seed_of, help="Seed of a preset's new weights.")] = 0,
     full: Annotated[bool, typer.Option("--full", help="Build a preset at its full size, not at test size.")] = False,
+    as_json: Json = False,
     imports: Import = None,
 ) -> None:
     """Check that a model is right: cache, padding, causality, loss, depth, files, one row each. Exits 1 if a check fails.
@@ -64,9 +89,12 @@ def check(
     loopwright check asura
     """
     from loopwright.commands import check as verb
+    from loopwright.commands.console import show
 
-    well = verb.check_presets() if model is None else verb.check(model, dtype=dtype, device=device, seed=seed, full=full)
-    if not well:
+    reports = show(lambda: verb.check_presets() if model is None else verb.check(
+        model, dtype=dtype, device=device, seed=seed, full=full,
+    ), as_json)  # fmt: skip
+    if not all(report.ok for report in reports.values()):
         raise typer.Exit(1)
 
 
@@ -75,13 +103,11 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue (with --chat: the user's message).")],
     depth: Depth = None,
     max_new_tokens: Annotated[int, typer.Option(callback=whole, help="Stop after this many tokens.")] = 64,
-    temperature: Annotated[float | None, typer.Option(help="Sample at this temperature. 0 or left out: greedy.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Sample from the likeliest tokens that together reach this probability.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(callback=whole, help="Sample from this many likeliest tokens.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one's probability.")] = None,
-    seed: Annotated[int | None, typer.Option(callback=seed_of, help="Seed of the sampling.")] = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    seed: Seed = None,
     state_seed: StateSeed = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
@@ -90,6 +116,7 @@ def generate(
     exit: Exit = None,
     draft_depth: DraftDepth = None,
     tokenizer: Words = None,
+    as_json: Json = False,
     imports: Import = None,
 ) -> None:
     """Continue a prompt, streaming the text; then print one line of statistics to stderr.
@@ -103,17 +130,18 @@ def generate(
     loopwright generate ./my-chat-model "Hello" --chat --temperature 0.7 --top-p 0.95 --seed 1
     """
     from loopwright.commands import generate as verb
+    from loopwright.commands.console import show
     from loopwright.generate.sampling import Sampling
 
-    verb.generate(
+    show(lambda: verb.generate(
         model, prompt,
         depth=depth, max_new_tokens=max_new_tokens, sampling=Sampling(temperature, top_p, top_k, min_p), seed=seed,
         state_seed=state_seed, device=device, dtype=dtype, chat=chat, show_depth=show_depth, exit=exit, draft_depth=draft_depth,
         tokenizer=tokenizer,
-    )  # fmt: skip
+    ), as_json)  # fmt: skip
 
 
-def presets() -> None:
+def presets(as_json: Json = False) -> None:
     """List the systems that can be built by name, with their size and layout.
 
     Example:
@@ -121,8 +149,9 @@ def presets() -> None:
     loopwright presets
     """
     from loopwright.commands import presets as verb
+    from loopwright.commands.console import show
 
-    verb.presets()
+    show(verb.presets, as_json)
 
 
 def retrofit(
@@ -146,6 +175,7 @@ def retrofit(
     seed: Annotated[int, typer.Option(callback=seed_of, help="Seed of what starts at random.")] = 0,
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    as_json: Json = False,
     imports: Import = None,
 ) -> None:
     """Make a dense model looped: keep some layers, loop some, add parts, write a folder. Nothing is trained.
@@ -163,16 +193,18 @@ def retrofit(
     loopwright retrofit ./my-llama ./looped --prelude 4 --core 10-12 --coda 4 depth=8
     """
     from loopwright.commands import retrofit as verb
+    from loopwright.commands.console import show
 
-    verb.retrofit(
+    show(lambda: verb.retrofit(
         source, out, words or [],
         prelude=prelude, core=core, coda=coda, search_text=search, by=search_by, text=text, tokens=tokens, seed=seed, dtype=dtype,
         device=device,
-    )  # fmt: skip
+    ), as_json)  # fmt: skip
 
 
 VERBS: dict[str, Callable[..., None]] = {
-    verb.__name__: verb for verb in (inspect, check, generate, presets, retrofit, recipes, train, evaluate, compare, analyze, demo)
+    verb.__name__: verb
+    for verb in (inspect, check, generate, chat, presets, retrofit, recipes, train, evaluate, compare, analyze, demo)
 }
 
 
@@ -181,7 +213,6 @@ def make_app() -> typer.Typer:
     app = typer.Typer(
         name="loopwright",
         help="Looped language models: build, train, measure and run them. Start with: loopwright demo",
-        add_completion=False,
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)

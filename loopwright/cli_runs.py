@@ -1,4 +1,4 @@
-"""The verbs about runs and measurements (recipes, train, evaluate, compare, analyze, demo), which `cli` puts together."""
+"""The verbs about conversations, runs and measurements (chat, recipes, train, …, demo), which `cli` puts together."""
 
 from __future__ import annotations
 
@@ -6,11 +6,71 @@ from typing import Annotated
 
 import typer
 
-from loopwright.options import Device, Dtype, Import, Words, seed_of, whole
+from loopwright.options import (
+    Depth,
+    Device,
+    Dtype,
+    Exit,
+    Folder,
+    Import,
+    Json,
+    MinP,
+    Seed,
+    StateSeed,
+    Temperature,
+    TopK,
+    TopP,
+    Words,
+    recipe_names,
+    seed_of,
+    whole,
+)  # fmt: skip
+
+
+def chat(
+    model: Folder,
+    depth: Depth = None,
+    max_new_tokens: Annotated[int, typer.Option(callback=whole, help="Stop an answer after this many tokens.")] = 256,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    state_seed: StateSeed = None,
+    exit: Exit = None,
+    context: Annotated[
+        int | None, typer.Option(callback=whole, help="Tokens of a conversation. Default: 4096, or the model's most.")
+    ] = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    tokenizer: Words = None,
+    imports: Import = None,
+) -> None:
+    """Talk to a model: by its chat template where the tokenizer has one, else as one text that you and the model write in turn.
+
+    /depth 8, /temperature 0.7, /reset, /help and /quit are commands. Ctrl-C stops an answer, a second one ends. Lines may come
+    from a pipe.
+
+    Examples:
+
+    loopwright chat ./my-chat-model --temperature 0.7 --depth 8
+
+    echo "Once upon a time" | loopwright chat runs/stories
+    """
+    from loopwright.commands import chat as verb
+    from loopwright.generate.sampling import Sampling
+
+    verb.chat(
+        model,
+        depth=depth, max_new_tokens=max_new_tokens, sampling=Sampling(temperature, top_p, top_k, min_p), seed=seed,
+        state_seed=state_seed, exit=exit, context=context, device=device, dtype=dtype, tokenizer=tokenizer,
+    )  # fmt: skip
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.", autocompletion=recipe_names)
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Changes to the recipe.")] = None,
     out: Annotated[str | None, typer.Option(help="The run folder. Default: runs/RECIPE.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder, bit for bit.")] = False,
@@ -34,7 +94,11 @@ def train(
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Print this one in full, every setting resolved.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[RECIPE]", help="Print this one in full, every setting resolved.", autocompletion=recipe_names),
+    ] = None,
+    as_json: Json = False,
     imports: Import = None,
 ) -> None:
     """List the shipped recipes, or print one.
@@ -46,8 +110,9 @@ def recipes(
     loopwright recipes stars-addition > mine.yaml
     """
     from loopwright.commands import recipes as verb
+    from loopwright.commands.console import show
 
-    verb.recipes(name)
+    show(lambda: verb.recipes(name), as_json)
 
 
 def evaluate(
@@ -57,7 +122,9 @@ def evaluate(
     ] = None,
     split: Annotated[list[str] | None, typer.Option(help="A test split, or valid; repeatable. Default: all tests.")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="With a run: last, best, or an update's number. Default: last.")] = None,
-    data: Annotated[str | None, typer.Option(help="A recipe whose data to measure on. Default: the run's own.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A recipe whose data to measure on. Default: the run's own.", autocompletion=recipe_names)
+    ] = None,
     text: Annotated[
         list[str] | None, typer.Option(metavar="[NAME=]FILE", help="Held-out loss of this text (.jsonl, .txt, .gz); repeatable.")
     ] = None,
@@ -79,6 +146,7 @@ def evaluate(
     dtype: Dtype = "float32",
     out: Annotated[str | None, typer.Option(help="Where eval/ and figures/ go. Default: into the run.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results of other depths, rows or weights.")] = False,
+    as_json: Json = False,
     imports: Import = None,
 ) -> None:
     """Measure a run at every depth from one pass: loss, exact match with intervals, overthinking; as table, file and figure.
@@ -95,28 +163,30 @@ def evaluate(
     loopwright evaluate ./my-model --text in=valid.jsonl.gz --text out=other.txt --context 512 --depths 1,2,4
     """
     from loopwright.commands import evaluate as verb
+    from loopwright.commands.console import show
+    from loopwright.commands.results import rows_by_depth
 
     if text:
         if split or data or not decode:
             raise ValueError(
                 "evaluate: --text with --split, --data or --no-decode; allowed: texts, or the splits of a recipe's data"
             )
-        verb.evaluate_text(
+        show(lambda: rows_by_depth(verb.evaluate_text(
             run, text,
             context=context, depths=depths, checkpoint=checkpoint, tokenizer=tokenizer,
             field=verb.FIELD if field is None else field, rows=rows, batch=batch, teacher_forced=teacher_forced, honest=honest,
             device=device, dtype=dtype, out=out, overwrite=overwrite,
-        )  # fmt: skip
+        )), as_json)  # fmt: skip
         return
     if teacher_forced or honest or not (context is field is tokenizer is None):
         raise ValueError(
             "evaluate: --context, --field, --teacher-forced, --honest and --tokenizer belong to --text, which is not given"
         )
-    verb.evaluate(
+    show(lambda: rows_by_depth(verb.evaluate(
         run,
         depths=depths, splits=split or [], checkpoint=checkpoint, data=data, rows=rows, batch=batch, decode=decode, device=device,
         dtype=dtype, out=out, overwrite=overwrite,
-    )  # fmt: skip
+    )), as_json)  # fmt: skip
 
 
 def compare(
@@ -125,7 +195,10 @@ def compare(
     depths: Annotated[
         str | None, typer.Option(metavar="D[,D]", help="One depth for both (4), or one for each (8,1). Default: their own.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="A recipe whose data to compare on. Default: the first run's own.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="A recipe whose data to compare on. Default: the first run's own.", autocompletion=recipe_names),
+    ] = None,
     text: Annotated[
         list[str] | None, typer.Option(metavar="[NAME=]FILE", help="Compare the held-out loss of this text; repeatable.")
     ] = None,
@@ -134,7 +207,7 @@ def compare(
     split: Annotated[list[str] | None, typer.Option(help="A test split, or valid; repeatable. Default: all tests.")] = None,
     rows: Annotated[int | None, typer.Option(callback=whole, help="How many rows or passages. Default: all.")] = None,
     batch: Annotated[int | None, typer.Option(callback=whole, help="Rows of a pass.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
     imports: Import = None,
 ) -> None:
     """Compare two models, or one at two depths, on the same rows or passages: paired differences with 95 % intervals.
@@ -148,12 +221,13 @@ def compare(
     loopwright compare ./looped ./dense --text heldout.jsonl --json
     """
     from loopwright.commands import compare as verb
+    from loopwright.commands.console import show
 
-    verb.compare(
+    show(lambda: verb.compare(
         first, second,
         depths=depths, data=data, texts=text or [], tokenizer=tokenizer, splits=split or [], rows=rows, batch=batch,
-        context=context, as_json=as_json,
-    )  # fmt: skip
+        context=context,
+    ), as_json)  # fmt: skip
 
 
 def analyze(

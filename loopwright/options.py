@@ -1,4 +1,4 @@
-"""Options that several verbs share or that take several lines to describe, and what a number on the command line must be."""
+"""Options that several verbs share or that take several lines to describe: what a number must be, which names a shell completes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,26 @@ def bring(names: list[str] | None) -> list[str] | None:
     return names
 
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, a hub id (owner/name) or a preset's name.")]
+def preset_names(incomplete: str) -> list[str]:
+    """Returns the presets that begin so, for a shell that completes a word. Where none does, shells offer files."""
+    from loopwright.model.presets import PRESETS
+
+    return [name for plain in PRESETS for name in (plain, f"{plain}-tiny") if name.startswith(incomplete)]
+
+
+def recipe_names(incomplete: str) -> list[str]:
+    """Returns the shipped recipes that begin so."""
+    from loopwright.recipes import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A model's folder, a hub id (owner/name) or a preset's name.", autocompletion=preset_names
+    ),
+]
 Folder = Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder or a hub id (owner/name), with its tokenizer.")]
 Words = Annotated[str | None, typer.Option(metavar="PATH", help="A tokenizer's folder or hub id. Default: the model's own.")]
 Import = Annotated[
@@ -39,6 +58,7 @@ Import = Annotated[
         "--import", metavar="FILE", callback=bring, help="First execute this Python file with parts of yours; repeatable."
     ),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables, and nothing else, on stdout.")]
 Depth = Annotated[
     int | None, typer.Option(callback=whole, help="Number of steps: how often the core runs. Default: the model's own.")
 ]
@@ -47,6 +67,11 @@ Dtype = Annotated[str, typer.Option(help="float32 (fp32), bfloat16 (bf16), float
 StateSeed = Annotated[
     int | None, typer.Option(callback=seed_of, help="Of the initial state, in models that start from noise (Huginn).")
 ]
+Temperature = Annotated[float | None, typer.Option(help="Sample at this temperature. 0 or left out: greedy.")]
+TopP = Annotated[float | None, typer.Option(help="Sample from the likeliest tokens that together reach this probability.")]
+TopK = Annotated[int | None, typer.Option(callback=whole, help="Sample from this many likeliest tokens.")]
+MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one's probability.")]
+Seed = Annotated[int | None, typer.Option(callback=seed_of, help="Seed of the sampling.")]
 Exit = Annotated[
     str | None,
     typer.Option(help="Let tokens leave the loop early: gate, act, change, divergence, entropy or stable, as KIND:NUMBER."),

@@ -18,7 +18,7 @@ LONGER = {"train": 120}
 ROWS = [
     {"untrusted", "exits", "given", "threads", "notebook"},
     {"version", "autoregister", "storage", "imports"},
-    {"settings", "run", "interrupt", "options"},
+    {"settings", "run", "interrupt"},
     {"model", "metrics"},
     {"convert", "data", "generate"},
     {"source"},
@@ -27,6 +27,7 @@ ROWS = [
     {"recipes", "registry", "parts"},
     {"verbs"},
     {"commands", "public"},
+    {"options"},
     {"cli_runs"},
     {"cli"},
     {"__main__"},

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from loopwright import cli
+from loopwright.check.conformance import CheckReport, CheckRow
 from loopwright.commands import check, demo, evaluate, presets, train
 from tests.generate.tiny import STORIES, save_model
 from tests.own_kinds import own_kinds
@@ -152,8 +153,9 @@ def test_options_reach_the_work(folder: Path, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(("well", "code"), [(True, 0), (False, 1)])
 def test_a_failed_check_exits_with_one(well: bool, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "check", lambda *args, **kwargs: well)
-    monkeypatch.setattr(check, "check_presets", lambda: well)
+    report = CheckReport((CheckRow("causality", well, ""),))
+    monkeypatch.setattr(check, "check", lambda *args, **kwargs: {"asura-tiny": report})
+    monkeypatch.setattr(check, "check_presets", lambda: {"universal": report, "asura": report})
     monkeypatch.setattr(demo, "demo", lambda *args, **kwargs: well)
     assert run("check", "asura") == run("check") == run("demo") == code
 
@@ -176,7 +178,7 @@ def test_training_options_reach_the_work(
         assert run("train", "demo-plain", "--import", str(tmp_path / "gone.py")) == 2
     words = {"args": ("demo-plain", ["seed=3", "optim.lr=1e-4"]), "out": "here", "resume": True, "toy": True}
     assert seen == {**words, "imports": [parts]}
-    monkeypatch.setattr(evaluate, "evaluate", lambda run, **options: seen.update(run=run, **options))
+    monkeypatch.setattr(evaluate, "evaluate", lambda run, **options: seen.update(run=run, **options) or {})
     assert run("evaluate", "runs/x", "--depths", "1:8", "--split", "test", "--split", "valid", "--rows", "9", "--no-decode") == 0
     assert (seen["run"], seen["depths"], seen["splits"], seen["rows"], seen["decode"]) == (
         "runs/x",

@@ -10,6 +10,7 @@ import torch
 from rich.markup import escape
 
 from loopwright.check import conformance
+from loopwright.check.conformance import CheckReport
 from loopwright.commands.console import console, progress, table
 from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.models import open_model
@@ -20,8 +21,8 @@ from loopwright.storage.manifest import MANIFEST
 from loopwright.threads import fitting_threads
 
 
-def check(source: str, *, dtype: str = "float32", device: str = "cpu", seed: int = 0, full: bool = False) -> bool:
-    """Prints the conformance table of a model or preset and returns whether nothing failed."""
+def check(source: str, *, dtype: str = "float32", device: str = "cpu", seed: int = 0, full: bool = False) -> dict[str, CheckReport]:
+    """Prints the conformance table of a model or preset and returns the report, by the name of what was checked."""
     out = console()
     name, where, kind = source, find_device(device), find_dtype(dtype)
     opened = Source(source)
@@ -42,7 +43,7 @@ def check(source: str, *, dtype: str = "float32", device: str = "cpu", seed: int
         out.print(_said_of_files(opened), markup=False)
     counts = _counts(report.rows)
     out.print(f"{name}: {counts[True]} passed, {counts[False]} failed, {counts[None]} not offered")
-    return report.ok
+    return {name: report}
 
 
 def _said_of_files(source: Source) -> str:
@@ -58,10 +59,10 @@ def _counts(rows: Iterable[Any]) -> dict[bool | None, int]:
     return counts
 
 
-def check_presets() -> bool:
-    """Builds every preset small, runs the conformance checks on each, prints one table; returns whether nothing failed."""
+def check_presets() -> dict[str, CheckReport]:
+    """Builds every preset small, runs the conformance checks on each and prints one table; returns the reports by preset."""
     rows = table("every preset at test size", "preset", "parameters", "passed", "failed", "not offered", "seconds")
-    failures: list[str] = []
+    reports: dict[str, CheckReport] = {}
     with progress() as bar:
         task = bar.add_task("check", total=len(PRESETS) * len(conformance.CHECKS))
         for name in PRESETS:
@@ -73,14 +74,14 @@ def check_presets() -> bool:
                 bar.update(task, advance=1, description=f"{name}: {one}")
 
             with fitting_threads(model):
-                report = conformance.check(model, progress=show)
-            counts = _counts(report.rows)
-            failures += [f"{name}: {row.name}: {row.detail}" for row in report.rows if row.passed is False]
+                reports[name] = conformance.check(model, progress=show)
+            counts = _counts(reports[name].rows)
             size = sum(p.numel() for p in model.parameters())
             cells = [f"{size:,}", *(str(counts[kind]) for kind in (True, False, None)), f"{time.perf_counter() - begin:.1f}"]
             rows.add_row(name, *cells, style="red" if counts[False] else None)
     out = console()
     out.print(rows)
-    for failure in failures:
-        out.print(f"failed: {escape(failure)}")
-    return not failures
+    for name, report in reports.items():
+        for row in (row for row in report.rows if row.passed is False):
+            out.print(f"failed: {escape(f'{name}: {row.name}: {row.detail}')}")
+    return reports

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from loopwright.commands.console import console
@@ -23,7 +22,6 @@ def compare(
     rows: int | None = None,
     batch: int | None = None,
     context: int | None = None,
-    as_json: bool = False,
 ) -> Comparison:
     """Prints how the first does against the second, paired, and returns it."""
     if data is not None and texts:
@@ -34,11 +32,8 @@ def compare(
         depths=parse_pair(depths), data=data, text=name_texts(texts) or None, tokenizer=tokenizer, splits=splits, rows=rows,
         batch=batch, context=context,
     )  # fmt: skip
-    if as_json:
-        print(json.dumps(found.to_dict()))
-    else:
-        printer = console()
-        printer.print(found.table(printer.width))
+    printer = console()
+    printer.print(found.table(printer.width))
     return found
 
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import io
+import json
+import math
 import sys
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -21,6 +28,34 @@ def console(*, stderr: bool = False) -> Console:
     """Returns the console of a stream: as wide as the window, or wide enough for a file."""
     stream = sys.stderr if stderr else sys.stdout
     return _Console(file=stream, highlight=False, width=None if stream.isatty() else WIDE)
+
+
+_Result = TypeVar("_Result")
+
+
+def show(work: Callable[[], _Result], as_json: bool) -> _Result:
+    """Runs a verb, which prints for people and returns the same as data. With `--json` the data are printed, and nothing else."""
+    if not as_json:
+        return work()
+    with contextlib.redirect_stdout(io.StringIO()):
+        result = work()
+    print(json.dumps(plain(result), indent=2, ensure_ascii=False))
+    return result
+
+
+def plain(value: Any) -> Any:
+    """Returns a result as JSON takes it. What is not a finite number becomes null: JSON has no word for it."""
+    if callable(getattr(value, "to_dict", None)):
+        return plain(value.to_dict())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
 
 
 def table(title: str, *columns: str) -> Table:

@@ -37,8 +37,8 @@ def generate(
     exit: str | None = None,
     draft_depth: int | None = None,
     tokenizer: str | None = None,
-) -> None:
-    """Streams what a model says after a prompt, then prints one line of statistics on stderr."""
+) -> dict[str, Any]:
+    """Streams what a model says after a prompt, then prints one line of statistics on stderr. Returns the same as data."""
     where, kind = find_device(device), find_dtype(dtype)
     opened = Source(source)
     opened.need_weights("generate")
@@ -54,14 +54,22 @@ def generate(
     if state_seed is not None:
         checked_seed(model, state_seed)
     ids = (encode_chat if chat else encode)(words, prompt, model.config.vocab_size).to(model.device)
+    told: dict[str, Any] = {}
     with fitting_threads(model):
         tell_wait(model, depth, length=ids.shape[1])
         if show_depth:
             guesses = next_token_by_depth(model, ids, depth, state_seed=state_seed)
             console().print(_guess_table(guesses, words))
+            told["by_depth"] = [{**vars(one), "tokens": [words.decode([token]) for token in one.tokens]} for one in guesses]
         if max_new_tokens:
+            pieces: list[str] = []
+
+            def write(text: str) -> None:
+                pieces.append(text)
+                print(text, end="", flush=True)
+
             given: dict[str, Any] = {
-                "write": _write, "max_new_tokens": max_new_tokens, "depth": depth, "sampling": sampling, "seed": seed,
+                "write": write, "max_new_tokens": max_new_tokens, "depth": depth, "sampling": sampling, "seed": seed,
                 "state_seed": state_seed,
             }  # fmt: skip
             saved = None
@@ -75,10 +83,8 @@ def generate(
             print(f"[{statistics}]", file=sys.stderr)
             if words.init_kwargs.get("reading"):  # a task's own tokenizer: answers may be written in an order of their own
                 print(f"[{words.init_kwargs['reading']}]", file=sys.stderr)
-
-
-def _write(text: str) -> None:
-    print(text, end="", flush=True)
+            told |= {"text": "".join(pieces), **vars(statistics)}
+    return told
 
 
 def _guess_table(guesses: list[StepGuess], words: Any) -> Table:

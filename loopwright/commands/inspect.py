@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -27,26 +26,22 @@ def inspect(
     dtype: str = "bf16",
     policy: str = "every",
     tensors: bool = False,
-    as_json: bool = False,
-) -> None:
-    """Prints what a model is and costs: parameters by part, FLOPs, bytes, and its state dict where asked."""
+) -> dict[str, Any]:
+    """Prints what a model is and costs: parameters by part, FLOPs, bytes, and its state dict where asked. Returns the numbers."""
     opened = Source(source)
     found = find_config(opened, overrides)
     if not opened.is_preset:
         warn_of_damage(opened)
     facts = cost.survey(found, depth=depth, context=context, batch=batch, dtype=find_dtype(dtype), policy=policy)
     rows = cost.tensors(found) if tensors else []
-    if as_json:
-        if tensors:
-            facts["tensors"] = [vars(row) for row in rows]
-        print(json.dumps({"model": source, "summary": describe(found, facts["depth"]), **facts}, indent=2))
-        return
     out = console()
     out.print(f"[bold]{escape(source)}[/]: {escape(describe(found, facts['depth']))}", soft_wrap=True)
     for one in (_parameter_table(facts), _flop_table(facts), _byte_table(facts)):
         out.print(one)
     if tensors:
         out.print(_tensor_table(rows, facts["dtype"]))
+        facts["tensors"] = rows
+    return {"model": source, "summary": describe(found, facts["depth"]), **facts}
 
 
 def describe(config: LoopedConfig, depth: int) -> str:

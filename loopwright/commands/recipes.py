@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.table import Column, Table
 
 from loopwright.commands.console import console
@@ -9,19 +11,21 @@ from loopwright.recipes import FOLDER, find, names
 from loopwright.settings import read_yaml
 
 
-def recipes(name: str | None = None) -> None:
-    """Prints the shipped recipes, or one of them in full, resolved."""
+def recipes(name: str | None = None) -> Any:
+    """Prints the shipped recipes, or one of them in full, resolved. Returns the rows, or the recipe as data."""
     if name is not None:
         from loopwright.train.recipe import shown_recipe  # every table of kinds, and torch with them
 
-        print(shown_recipe(find(name)), end="")
-        return
+        text = shown_recipe(find(name))
+        print(text, end="")
+        return read_yaml(text, name)
     table = Table(Column("recipe", no_wrap=True), "what it trains")
-    for one in names():
-        data = read_yaml((FOLDER / f"{one}.yaml").read_text(), one)
-        table.add_row(one, data["about"])
+    rows = [{"recipe": one, "about": read_yaml((FOLDER / f"{one}.yaml").read_text(), one)["about"]} for one in names()]
+    for row in rows:
+        table.add_row(*row.values())
     out = console()
     out.print(table)
     out.print(
         "loopwright train NAME a.b=c … trains one, changed; --toy runs two updates of it at test size; recipes NAME prints it."
     )
+    return rows

@@ -5,7 +5,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from loopwright.evaluate.heldout import HeldOut
+from loopwright.verbs import Evaluation
 
 
 class Report(Protocol):
@@ -18,6 +21,12 @@ class Report(Protocol):
     @property
     def source(self) -> str:
         """Where the weights stood; "" where nobody said."""
+
+
+def rows_by_depth(reports: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns reports as data: a row per depth of each split or text, and what must be said beside the numbers of some."""
+    notes = {name: report.note for name, report in reports.items() if isinstance(report, HeldOut) and report.note}
+    return {"results": Evaluation(reports).to_dict(), "notes": notes}
 
 
 def file_stem(name: str, *, rows: int | None = None, checkpoint: str | None = None, data: str | None = None) -> str:

@@ -50,8 +50,8 @@ def retrofit(
     seed: int = 0,
     dtype: str = "float32",
     device: str = "cpu",
-) -> None:
-    """Converts the dense model of a folder or hub id and writes the looped one, with its tokenizer, as a folder."""
+) -> dict[str, Any]:
+    """Converts the dense model of a folder or hub id, writes the looped one with its tokenizer, and returns what was printed."""
     if Path(out).resolve() == Path(source).resolve():
         raise ValueError(f"retrofit: {out} is the source itself; allowed: another folder to write")
     system, overrides = _system(words)
@@ -84,7 +84,8 @@ def retrofit(
             gaps = start_gaps(made.model, dense, sorted({1, made.model.config.depth}))
     _check_finite(gaps, dtype)
     printer.print(layout_table(made.layout, len(source_layers(dense))))
-    printer.print(_parameter_table(made, dense))
+    counts = _parameters(made, dense)
+    printer.print(_parameter_table(counts))
     if made.reconstructions:
         printer.print(_reconstruction_table(made.reconstructions))
     printer.print(escape(said_of(system, plan)), soft_wrap=True)
@@ -94,6 +95,8 @@ def retrofit(
     with _doing("writing"):
         save(made.model, out, tongue)
     printer.print(f"written: {out}", markup=False, soft_wrap=True)
+    said = {"layout": made.layout, "parameters": counts, "reconstructions": made.reconstructions, "differences": gaps}
+    return {"system": system, **said, "written": out}
 
 
 def _check_used(plan: Plan, search_text: str | None, text: str | None, by: str | None, tokens: int | None) -> None:
@@ -211,17 +214,20 @@ def layout_table(layout: Layout, layers: int) -> Table:
     return made
 
 
-def _parameter_table(made: Conversion, dense: LoopedForCausalLM) -> Table:
+def _parameters(made: Conversion, dense: LoopedForCausalLM) -> dict[str, int]:
     freeze_base(made.model)
     total, kept = (sum(p.numel() for p in model.parameters()) for model in (dense, made.model.without_adapters()))
     whole = list(made.model.parameters())
     trainable = sum(p.numel() for p in whole if p.requires_grad)
-    rows = table("parameters", "what", "number", "share of the kept")
-    rows.add_row("source", f"{total:,}", "")
-    rows.add_row("kept", f"{kept:,}", "100 %")
-    rows.add_row("parts, trainable", f"{trainable:,}", f"{100 * trainable / kept:.2f} %")
     frozen = sum(p.numel() for p in whole) - kept - trainable
-    rows.add_row("parts, frozen bases", f"{frozen:,}", f"{100 * frozen / kept:.2f} %")
+    return {"source": total, "kept": kept, "parts, trainable": trainable, "parts, frozen bases": frozen}
+
+
+def _parameter_table(counts: Mapping[str, int]) -> Table:
+    rows = table("parameters", "what", "number", "share of the kept")
+    for what, number in counts.items():
+        share = {"source": "", "kept": "100 %"}.get(what, f"{100 * number / counts['kept']:.2f} %")
+        rows.add_row(what, f"{number:,}", share)
     return rows
 
 

@@ -54,10 +54,13 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, vocab_size: int) -> 
     return _checked(torch.tensor([token_ids(tokenizer, prompt)], dtype=torch.long), vocab_size)
 
 
-def token_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """Returns the ids of a prompt; what is no word of a small vocabulary, such as a task's symbols, is refused with the words."""
+def token_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, special: bool = True) -> list[int]:
+    """Returns the ids of a prompt; what is no word of a small vocabulary, such as a task's symbols, is refused with the words.
+
+    `special=False` leaves out the tokens that open or close a text: for a line in the middle of one.
+    """
     try:
-        return tokenizer(prompt, verbose=False)["input_ids"]
+        return tokenizer(prompt, verbose=False, add_special_tokens=special)["input_ids"]
     except Exception as error:  # the tokenizers package raises plain Exceptions
         words = sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])
         known = " ".join(repr(word) for word, _ in words[:SHOWN_WORDS]) + (" …" if len(words) > SHOWN_WORDS else "")
@@ -65,13 +68,13 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
         raise ValueError(f"prompt: {prompt[:80]!r} cannot be told in this tokenizer's words ({reason}); allowed: {known}") from None
 
 
-def encode_chat(tokenizer: PreTrainedTokenizerBase, prompt: str, vocab_size: int) -> Tensor:
-    """Returns the ids of a prompt as the user's turn of a chat [1, T], by the tokenizer's chat template."""
+def encode_chat(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]], vocab_size: int) -> Tensor:
+    """Returns the ids of a chat [1, T], given by its turns or by the user's first one, in the tokenizer's chat template."""
     if tokenizer.chat_template is None:
         raise ValueError("chat: the tokenizer has no chat template; leave --chat out, or use an instruct model's folder")
-    turn = [{"role": "user", "content": prompt}]
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     try:
-        encoded: Any = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        encoded: Any = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     except Exception as error:  # a template is a program of the folder: it raises what it likes
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from loopwright.model.config import LoopedConfig
-from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.state import huginn_std
 from loopwright.settings import merge, suggest
 
+if TYPE_CHECKING:  # the table is plain data, so that a shell that completes a name does not wait for torch
+    from loopwright.model.config import LoopedConfig
+    from loopwright.model.looped import LoopedForCausalLM
+
 _LAYER = {"kind": "layer", "eps": 1e-5}
-_RAVEN_STD = huginn_std(5280)
+_RAVEN_STD = math.sqrt(2 / (5 * 5280))  # Huginn's, at Huginn's width: see state.huginn_std
 _ALL_BIASES = ["q", "k", "v", "o"]
 
 _OURO: dict[str, Any] = {
@@ -99,11 +100,27 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+SOURCES = {
+    "universal": "Universal Transformer (Dehghani et al. 2018)",
+    "ouro-1.4b": "Ouro 1.4B (Zhu et al. 2025)",
+    "ouro-2.6b": "Ouro 2.6B (Zhu et al. 2025)",
+    "huginn": "Huginn 3.5B (Geiping et al. 2025)",
+    "retrofit-llama-1b": "retrofitted Llama-3.2-1B (McLeish et al. 2025)",
+    "retrofit-olmo2-1b": "retrofitted OLMo-2-1B (McLeish et al. 2025)",
+    "retrofit-tinyllama": "retrofitted TinyLlama (McLeish et al. 2025)",
+    "stars-addition": "the STARS study's addition transformer (2026)",
+    "asura": "ASURA (2025)",
+    "ouroboros-qwen2.5-3b": "Ouroboros V2 on Qwen2.5-3B",
+    "relaxed": "Relaxed Recursive Transformer on TinyLlama shapes (Bae et al. 2024)",
+}
+
 _TINY_RANKS = {"rank": 4, "rank1": 2, "rank2": 3, "style": 8}
 
 
 def preset(name: str, **changes: Any) -> LoopedConfig:
     """Returns the config of a preset, or of its test-size form `NAME-tiny`, with changes laid over it."""
+    from loopwright.model.config import LoopedConfig
+
     plain = name.removesuffix("-tiny")
     if plain not in PRESETS:
         raise ValueError(f"preset: unknown {name!r}; {suggest(plain, PRESETS)} (each also as NAME-tiny)")
@@ -113,6 +130,8 @@ def preset(name: str, **changes: Any) -> LoopedConfig:
 
 def build(name: str, **changes: Any) -> LoopedForCausalLM:
     """Returns a freshly initialised model of a preset, with changes laid over it: `build("asura", hidden_size=256)`."""
+    from loopwright.model.looped import LoopedForCausalLM
+
     return LoopedForCausalLM(preset(name, **changes)).eval()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -38,9 +37,8 @@ def test_inspect_prints_the_known_numbers(name: str, numbers: list[str], capsys:
         assert f" {number} " in printed
 
 
-def test_inspect_as_json_says_what_the_tables_say(capsys: pytest.CaptureFixture[str]) -> None:
-    inspect("ouroboros-qwen2.5-3b-tiny", depth=5, context=64, batch=2, dtype="fp16", policy="share(2)", tensors=True, as_json=True)
-    facts = json.loads(capsys.readouterr().out)
+def test_inspect_returns_what_the_tables_say() -> None:
+    facts = inspect("ouroboros-qwen2.5-3b-tiny", depth=5, context=64, batch=2, dtype="fp16", policy="share(2)", tensors=True)
     assert facts["model"] == "ouroboros-qwen2.5-3b-tiny"
     assert (facts["depth"], facts["context"], facts["batch"], facts["dtype"]) == (5, 64, 2, "float16")
     assert facts["parameters"]["bases"]["trainable"] == 0
@@ -51,17 +49,14 @@ def test_inspect_as_json_says_what_the_tables_say(capsys: pytest.CaptureFixture[
     assert facts["bytes"]["cache"]["keys and values"] == 6 * 2 * 16 * 2 * (2 * 64)
     assert facts["bytes"]["cache"]["running sums"] == 2 * 16 * 4 * (2 * 64)
     assert facts["flops"]["training_pass"] == 3 * facts["flops"]["pass"]["total"] == 3 * 128 * facts["flops"]["token"]["total"]
-    assert [row["name"] for row in facts["tensors"]] == list(model.state_dict())
+    assert [row.name for row in facts["tensors"]] == list(model.state_dict())
 
 
-def test_inspect_of_a_folder_and_of_changes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    inspect(str(folder), as_json=True)
-    same = json.loads(capsys.readouterr().out)
-    inspect("huginn-tiny", as_json=True)
-    assert {**same, "model": ""} == {**json.loads(capsys.readouterr().out), "model": ""}
+def test_inspect_of_a_folder_and_of_changes(folder: Path) -> None:
+    same = inspect(str(folder))
+    assert {**same, "model": ""} == {**inspect("huginn-tiny"), "model": ""}
     for source in (str(folder), "huginn-tiny"):
-        inspect(source, ["core_layers=3", "injection.kind=add"], as_json=True)
-        changed = json.loads(capsys.readouterr().out)
+        changed = inspect(source, ["core_layers=3", "injection.kind=add"])
         assert changed["parameters"]["core"]["unique"] == 1.5 * same["parameters"]["core"]["unique"]
         assert changed["parameters"]["injection"]["unique"] == 0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loopwright.commands.presets import SOURCES, presets
-from loopwright.model.presets import PRESETS
+from loopwright.commands.presets import presets
+from loopwright.model.presets import PRESETS, SOURCES
 
 
 def test_every_preset_has_a_source(capsys: pytest.CaptureFixture[str]) -> None:
