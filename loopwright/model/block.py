@@ -72,8 +72,6 @@ class Block(nn.Module):
             return p.see("attention", y, place)
 
         def mlp(a: Tensor) -> Tensor:
-            if adapt is not None:
-                a = adapt.enter_mlp(place.layer, a)
             y = self.mlp(a, place.layer, adapt)
             if adapt is not None:
                 y = adapt.add(place.layer, "mlp", a, y)

@@ -118,8 +118,8 @@ def pass_flops(
 
     A multiplication and its addition are two FLOPs; only matrix products count. Attention is counted in full: every query
     meets every key up to the end of the pass, 4·T·N·H·K for each layer that runs (the causal half is half of that over a
-    long pass). So a pass over T tokens costs T times what the last of them costs alone after a cache of T − 1. The two
-    exceptions form something once per pass: HiRA its W ⊙ BA, the controller's "sequence" pooling its style vector.
+    long pass). So a pass over T tokens costs T times what the last of them costs alone after a cache of T − 1. The
+    exception forms something once per pass: the controller's "sequence" pooling, its style vector.
     The answer is read out once, from the last step, for every token.
     """
     steps = config.check_depth(depth) if config.is_looped else 0

@@ -45,10 +45,7 @@ from tests.generate.tiny import DENSE, save_model
 SMALL = 300_000  # parameters of a model that is also run
 ADAPTERS = (
     "sinusoidal",
-    "step-embedding",
-    "level-signal",
     "low-rank",
-    "hira",
     "abba",
     "diagonal",
     "controller",

@@ -144,7 +144,7 @@ def test_choices(name):
         (
             {"adapters": [{"kind": "sinusoidal"}, {"kind": "low_rank"}]},
             "adapters[1]: unknown kind 'low_rank'; did you mean 'low-rank'? allowed: abba, basis-controller, controller, diagonal, "
-            f"hira, level-signal, low-rank, sinusoidal, step-embedding; {OF_YOUR_OWN}",
+            f"low-rank, sinusoidal; {OF_YOUR_OWN}",
         ),
         ({"end_norm": "per-step"}, "max_steps is missing; end_norm hold one row per step"),
         ({"max_steps": 4}, "max_steps is 4, but nothing here holds one row per step"),

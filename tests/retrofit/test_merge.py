@@ -179,8 +179,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "merge: adapters[0] (controller on the core) cannot be folded: it reads the input; allowed: low-rank",
     ),
     "signal": (
-        {**CORE, "max_steps": 1, "adapters": [{"kind": "step-embedding"}]},
-        "merge: adapters[0] (step-embedding on the core) cannot be folded: it shifts the state; allowed: low-rank",
+        {**CORE, "adapters": [{"kind": "sinusoidal"}]},
+        "merge: adapters[0] (sinusoidal on the core) cannot be folded: it shifts the state; allowed: low-rank",
     ),
     "other": (
         {**CORE, "max_steps": 1, "adapters": [LOW_RANK, {"kind": "abba", "stack": "prelude"}]},

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from loopwright.model.adapter.basis import BasisController
 from loopwright.model.adapter.diagonal import Controller, StaticDiagonal
 from loopwright.model.adapter.effects import Adapter
-from loopwright.model.adapter.lowrank import ABBA, HiRA, LowRank
-from loopwright.model.adapter.signal import LearnedStep, LevelSignal, SinusoidalStep
+from loopwright.model.adapter.lowrank import ABBA, LowRank
+from loopwright.model.adapter.signal import SinusoidalStep
 from loopwright.model.adapter.target import STACKS, Site
 from loopwright.settings import Kinds, build_kind, check_kind
 
@@ -20,10 +20,7 @@ ADAPTERS = Kinds(
     "adapter",
     {
         "sinusoidal": SinusoidalStep,
-        "step-embedding": LearnedStep,
-        "level-signal": LevelSignal,
         "low-rank": LowRank,
-        "hira": HiRA,
         "abba": ABBA,
         "diagonal": StaticDiagonal,
         "controller": Controller,

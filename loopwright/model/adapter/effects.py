@@ -1,4 +1,4 @@
-"""What adapters do to one step: they shift the state, add to a linear map or a whole branch, or shift the MLP's input.
+"""What adapters do to one step: they shift the state, or add to a linear map or a whole branch.
 
 Adapters hand their effects to the block as arguments. Nothing is set on modules, so a forward has no hidden state.
 """
@@ -30,7 +30,6 @@ class Effects:
     signal: Tensor | None = None
     update: Update | None = None
     modulate: Modulation | None = None
-    enter_mlp: Callable[[int, Tensor], Tensor] | None = None
 
 
 class Adapter(Part):
@@ -77,7 +76,6 @@ class Adaptation:
         self.signals = [e.signal for e in effects if e.signal is not None]
         self.updates = [e.update for e in effects if e.update is not None]
         self.modulations = [e.modulate for e in effects if e.modulate is not None]
-        self.enters = [e.enter_mlp for e in effects if e.enter_mlp is not None]
 
     def shift(self, x: Tensor) -> Tensor:
         """Returns the state that enters the core, with the step's signals added."""
@@ -92,12 +90,6 @@ class Adaptation:
             if more is not None:
                 y = y + more
         return y
-
-    def enter_mlp(self, layer: int, x: Tensor) -> Tensor:
-        """Returns the MLP's input with the level signals added."""
-        for enter in self.enters:
-            x = enter(layer, x)
-        return x
 
 
 def project(linears: Mapping[str, nn.Module], x: Tensor, layer: int, adapt: Adaptation | None) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Per-step weight updates: low-rank (B·A), HiRA (W ⊙ BA), and ABBA (γ·(B₁A₁) ⊙ (B₂A₂)).
+"""Per-step weight updates: low-rank (B·A) and ABBA (γ·(B₁A₁) ⊙ (B₂A₂)).
 
 Targets are the block's linear maps, or its two branches as wholes ("attention", "mlp"), where the update runs beside the
 branch on the branch's input, as ASURA draws it.
@@ -51,27 +51,6 @@ class LowRank(Adapter):
             b, a = self.factors.at(name, layer, FIRST)
             return self.scale * (b.to(dtype) @ a.to(dtype))
         return self.biases.at(name, layer, FIRST).to(dtype) if leaf == "bias" and name in self.biases else None
-
-
-class HiRA(Adapter):
-    """y += (alpha/rank) · (W ⊙ B_t A_t) x: a high-rank update from few parameters; B starts at zero."""
-
-    per_step = True
-
-    def __init__(self, site: Site, rank: int = 8, alpha: float | None = None, targets: str | Sequence[str] = "linears") -> None:
-        super().__init__()
-        self.shapes = chosen_shapes(site, targets, branches=False)
-        self.factors = StepFactors(site, self.shapes, rank)
-        self.scale = scale_of(alpha, rank)
-
-    def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
-        def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor | None:
-            if name not in self.shapes or weight is None:
-                return None
-            b, a = self.factors.at(name, layer, step)
-            return self.scale * (x @ (weight * (b @ a)).transpose(-1, -2))
-
-        return Effects(update=update)
 
 
 class ABBA(Adapter):

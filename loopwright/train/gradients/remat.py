@@ -2,7 +2,7 @@
 
 A rematerialised step runs forward without a graph. Its backward runs it again from the state it took in, and differentiates
 that: the same sums in the same order, so the gradients are bitwise those of the plain loop. The exception is a parameter that
-one step reads more than once, the same values at every step (the weights under HiRA, the step size of the diagonal
+one step reads more than once, the same values at every step (the step size of the diagonal
 injection): its shares are summed within the step first, and agree to rounding. Autocast's copies of the weights are made anew
 for each step (see `forget_casts`), in the plain loop too.
 

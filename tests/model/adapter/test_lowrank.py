@@ -1,4 +1,4 @@
-"""Low-rank, HiRA and ABBA updates against the dense matrices they stand for."""
+"""Low-rank and ABBA updates against the dense matrices they stand for."""
 
 import json
 
@@ -14,7 +14,6 @@ from tests.cases import gap, golden_folders, noisy
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 KINDS = {
     "low-rank": {"kind": "low-rank", "rank": 3, "alpha": 6.0},
-    "hira": {"kind": "hira", "rank": 3, "alpha": 6.0},
     "abba": {"kind": "abba", "rank1": 2, "rank2": 3, "gamma": 0.7},
 }
 
@@ -43,13 +42,13 @@ def test_abba_never_forms_the_matrix():
     assert largest < out * inner  # bytes: a quarter of the full matrix, and far above what the factors need
 
 
-def dense_update(adapter, kind: str, name: str, layer: int, row: int, weight: torch.Tensor) -> torch.Tensor:
+def dense_update(adapter, kind: str, name: str, layer: int, row: int) -> torch.Tensor:
     at = StepIndex(row, row)
     if kind == "abba":
         (b1, a1), (b2, a2) = adapter.first.at(name, layer, at), adapter.second.at(name, layer, at)
         return 0.7 * (b1 @ a1) * (b2 @ a2)
     b, a = adapter.factors.at(name, layer, at)
-    return 2.0 * (weight * (b @ a) if kind == "hira" else b @ a)
+    return 2.0 * (b @ a)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,7 +64,7 @@ def test_adapter_equals_changed_weights(kind):
         for layer, block in enumerate(plain.core):
             for name in LINEARS:
                 linear = block.get_submodule(("self_attn." if name[0] in "qkvo" else "mlp.") + name)
-                linear.weight.data += dense_update(adapted.adapters[0], kind, name, layer, t, linear.weight.data)
+                linear.weight.data += dense_update(adapted.adapters[0], kind, name, layer, t)
         assert gap(adapted.step(e, e, t, p), plain.step(e, e, t, p)) < 2e-5
 
 
@@ -75,7 +74,7 @@ def test_branch_targets_run_beside_the_branch(kind):
     model = noisy("relaxed-tiny", core_layers=1, adapters=[{**KINDS[kind], "targets": "branches"}])
     block, adapter = model.core[0], model.adapters[0]
     e, p = model.embed(torch.randint(0, 96, (2, 6)))
-    update = {n: dense_update(adapter, kind, n, 0, 1, torch.empty(0)) for n in ("attention", "mlp")}
+    update = {n: dense_update(adapter, kind, n, 0, 1) for n in ("attention", "mlp")}
     from loopwright.model.context import Place
 
     a = block.attention_norms.input(e)
@@ -85,9 +84,9 @@ def test_branch_targets_run_beside_the_branch(kind):
     assert gap(model.step(e, e, 1, p), expected) < 1e-5
 
 
-def test_hira_refuses_branches_and_bad_targets():
+def test_bad_targets_and_ranks_are_refused():
     with pytest.raises(ValueError, match="'attention'"):
-        lw.build("relaxed-tiny", adapters=[{"kind": "hira", "targets": "branches"}])
+        lw.build("relaxed-tiny", adapters=[{"kind": "diagonal", "targets": "branches"}])
     with pytest.raises(ValueError, match="did you mean 'q_proj'"):
         lw.build("relaxed-tiny", adapters=[{"kind": "low-rank", "targets": ["q_prj"]}])
     with pytest.raises(ValueError, match="rank is 0"):

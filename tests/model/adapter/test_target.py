@@ -91,7 +91,7 @@ def test_low_rank_is_the_dense_product():
 
 
 @pytest.mark.parametrize("alpha", [0, 0.0, -1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("kind", ["low-rank", "hira", "diagonal", "controller", "basis-controller"])
+@pytest.mark.parametrize("kind", ["low-rank", "diagonal", "controller", "basis-controller"])
 def test_a_factor_under_which_nothing_acts_is_refused(kind: str, alpha: float) -> None:
     with pytest.raises(ValueError, match=rf"adapter: alpha {alpha}; allowed: a number above 0"):
         ADAPTERS[kind](Site(CONFIG), rank=2, alpha=alpha)

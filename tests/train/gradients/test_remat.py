@@ -47,7 +47,7 @@ CHANGES: list[dict[str, Any]] = [
     {"injection": {"kind": "none"}}, {"injection": {"kind": "add"}}, {"gate": {"kind": "learned"}}, {"gate": {"kind": "mix"}},
     {"gate": {"kind": "grown", "bias": 0.3}},
     {"state": {"kind": "input"}, "injection": {"kind": "add"}}, {"state": {"kind": "learned"}},
-    {"adapters": [{"kind": "step-embedding"}, {"kind": "level-signal", "rank": 2}], "max_steps": 5},
+    {"adapters": [{"kind": "sinusoidal"}, {"kind": "abba", "rank1": 2, "rank2": 2}], "max_steps": 5},
     {"adapters": [{"kind": "low-rank", "rank": 2, "stack": "coda"}, {"kind": "controller", "rank": 2, "stack": "prelude"}]},
     {"adapters": [{"kind": "controller", "rank": 2, "style": 4, "dropout": 0.3}], "max_steps": 5},
     {"adapters": [{"kind": "basis-controller", "rank": 2, "state": 4, "width": 4, "dropout": 0.3}], "max_steps": 5},
@@ -65,7 +65,6 @@ def test_every_part_is_bitwise(changes: dict[str, Any]) -> None:
 
 SUMMED_FIRST: list[tuple[dict[str, Any], str]] = [
     ({"injection": {"kind": "diagonal"}}, "injection.step_size"),
-    ({"adapters": [{"kind": "hira", "rank": 2}], "max_steps": 5}, "_proj.weight"),
 ]
 
 
