@@ -27,20 +27,20 @@ from loopwright.convert.checked import (
 )
 from loopwright.convert.load import named_dtype, usable_device
 from loopwright.convert.parts import RECORD
-from loopwright.convert.weights import read_json
+from loopwright.data.tokenizer import load_tokenizer
 from loopwright.imports import missing_files
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import PRESETS, preset
 from loopwright.run import STATE, RunFolder, saved, update_of
 from loopwright.settings import read_yaml, suggest
+from loopwright.storage.files import read_json
 from loopwright.storage.folder import settled
 from loopwright.storage.manifest import MANIFEST, Damaged
-from loopwright.untrusted import check_file, first_line, read_text, shown, user_path
+from loopwright.untrusted import first_line, read_text, user_path
 
 WEIGHTS = ("averaged", "raw")
 _AS_IT_IS = f"delete {MANIFEST} there to read the folder as it is"
-TOKENIZER_BYTES = 256 * 2**20  # of one file of a tokenizer
 _HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 
 
@@ -181,19 +181,7 @@ class Source:
 
     def tokenizer(self) -> Any:
         """Returns the tokenizer: transformers' own class for it."""
-        from transformers import AutoTokenizer
-
-        place = self.tokenizer_folder()
-        for path in (place / name for name in TOKENIZER_FILES):
-            if path.exists():
-                check_file(path, TOKENIZER_BYTES)
-        try:
-            words = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-        except Exception as error:  # a damaged file raises whatever its parser raises
-            raise ValueError(f"{self.name}: the tokenizer cannot be read ({first_line(error)})") from error
-        if not isinstance(words.model_max_length, int | float):  # transformers compares lengths with it
-            raise ValueError(f"{self.name}: the tokenizer's model_max_length is {shown(words.model_max_length)}; allowed: a number")
-        return words
+        return load_tokenizer(self.tokenizer_folder(), self.name)
 
     def tokenizer_folder(self) -> Path:
         """Returns where the tokenizer stands, its files checked: of a run in the checkpoint, else where its recipe says."""

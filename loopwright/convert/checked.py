@@ -15,10 +15,11 @@ from loopwright.convert.families.own import OWN
 from loopwright.convert.load import ModelFiles, read_files, read_model
 from loopwright.convert.parts import RECORD, put_on
 from loopwright.convert.parts import WEIGHTS as PARTS_FILE
-from loopwright.convert.weights import INDEX, SINGLE, load_tensors, read_json
+from loopwright.convert.weights import INDEX, SINGLE, load_tensors
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import STATE
+from loopwright.storage.files import read_json
 from loopwright.storage.manifest import MANIFEST, Damaged, Manifest
 
 AVERAGE = "average.safetensors"

@@ -11,11 +11,12 @@ from transformers import GenerationConfig
 
 from loopwright.convert.families import family_of
 from loopwright.convert.family import Family, Shape
-from loopwright.convert.weights import DTYPES, Stored, check_fit, check_tied, file_dtype, fill, read_json, stored_tensors
+from loopwright.convert.weights import DTYPES, Stored, check_fit, check_tied, file_dtype, fill, stored_tensors
 from loopwright.exits import one_line
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import suggest
+from loopwright.storage.files import read_json
 
 _NAMED = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 

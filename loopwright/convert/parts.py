@@ -22,9 +22,10 @@ from loopwright.convert.export import SILENT
 from loopwright.convert.families.own import OWN
 from loopwright.convert.family import listed
 from loopwright.convert.load import empty_model, parameter_shapes
-from loopwright.convert.weights import check_fit, fill, read_header, read_json
+from loopwright.convert.weights import check_fit, fill, read_header
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.storage.files import read_json
 
 WEIGHTS = "adapters.safetensors"
 RECORD = "adapters.json"

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from loopwright.convert.weights import read_json
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import STATE
+from loopwright.storage.files import read_json
 from loopwright.storage.folder import whole_folder
 from loopwright.untrusted import user_path
 

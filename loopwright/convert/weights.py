@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from loopwright.convert.family import Family, Rule, listed
-from loopwright.untrusted import parse_json, read_text
+from loopwright.storage.files import read_json
+from loopwright.untrusted import parse_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -35,19 +36,6 @@ class Stored:
     file: Path
     shape: tuple[int, ...]
     dtype: str
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file, or says in one line why there is none."""
-    try:
-        value = parse_json(read_text(path), str(path))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path.parent}: there is no {path.name}; a folder that was saved holds one") from None
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: holds a {type(value).__name__}; allowed: a JSON object")
-    return value
 
 
 def stored_tensors(folder: Path) -> dict[str, Stored]:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from loopwright.untrusted import first_line, user_path
+from loopwright.untrusted import check_file, first_line, shown, user_path
 
+BYTES, SUFFIXES = 256 * 2**20, {".json", ".model", ".txt", ".jinja"}  # of one file, and how the files of a tokenizer end
 HUB_SECONDS = 10  # how long the hub may take to say whether it has a tokenizer
 
 
@@ -18,7 +19,7 @@ class Tokenizer:
     """transformers' tokenizer of a folder or hub id. `opening` are the ids that it puts before any text (a BOS, or nothing)."""
 
     def __init__(self, source: str | Path) -> None:
-        self.own = _load(source)
+        self.own = load_tokenizer(source)
         if self.own.eos_token_id is None:
             raise ValueError(f"{source}: the tokenizer has no EOS token; allowed: one that ends documents and answers")
         self.source = str(source)
@@ -57,19 +58,23 @@ class Tokenizer:
         return self.own.decode(ids)
 
 
-def _load(source: str | Path) -> Any:
+def load_tokenizer(source: str | Path, name: str | None = None) -> Any:
+    """Returns transformers' tokenizer of a folder or hub id; `name` is what messages call it."""
     from transformers import AutoTokenizer
 
-    place = user_path(source)
+    place, name = user_path(source), name or f"tokenizer: {str(source)!r}"
     options = {} if place.is_dir() else _hub_options(source)
+    for path in place.iterdir() if place.is_dir() else ():
+        if path.suffix in SUFFIXES:
+            check_file(path, BYTES)
     try:
-        return AutoTokenizer.from_pretrained(place if place.is_dir() else str(source), trust_remote_code=False, **options)
+        words = AutoTokenizer.from_pretrained(place if place.is_dir() else str(source), trust_remote_code=False, **options)
     except Exception as error:  # the hub client and the parsers raise whatever they like
-        reason = "it is not in the cache" if options else first_line(error)
-        raise ValueError(
-            f"tokenizer: {str(source)!r} cannot be loaded ({reason}{(options and '; the hub cannot be reached') or ''}); "
-            "allowed: a folder or a hub id"
-        ) from None
+        reason = "it is not in the cache; the hub cannot be reached" if options else first_line(error)
+        raise ValueError(f"{name}: the tokenizer cannot be read ({reason}); allowed: a folder or a hub id") from error
+    if not isinstance(words.model_max_length, int | float):  # transformers compares lengths with it
+        raise ValueError(f"{name}: the tokenizer's model_max_length is {shown(words.model_max_length)}; allowed: a number")
+    return words
 
 
 def _hub_options(source: str | Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from loopwright.untrusted import parse_json
+from loopwright.untrusted import parse_json, read_text
 
 # plain files of ours are far smaller; what is larger is not read at all
 _JSON_BYTES = 64 * 2**20
@@ -56,16 +56,17 @@ def write_json(path: str | Path, data: Any) -> None:
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """Returns the object in a JSON file, or says in one line why there is none."""
+    """Returns the object in a JSON file, links followed, or says in one line why there is none."""
     path = Path(path)
-    if path.is_symlink() or not path.is_file():
-        raise FileNotFoundError(f"{path}: missing")
-    if path.stat().st_size > _JSON_BYTES:
-        raise ValueError(f"{path}: {_in_words(path.stat().st_size)}; allowed: at most {_in_words(_JSON_BYTES)}")
-    data = parse_json(path.read_bytes(), str(path))
-    if not isinstance(data, dict):
-        raise ValueError(f"{path}: holds a {type(data).__name__}; allowed: a JSON object")
-    return data
+    try:
+        value = parse_json(read_text(path, _JSON_BYTES), str(path))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path.parent}: there is no {path.name}; a folder that was saved holds one") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: holds a {type(value).__name__}; allowed: a JSON object")
+    return value
 
 
 # room on the disk

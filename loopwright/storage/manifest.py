@@ -33,7 +33,7 @@ class Manifest:
         if not os.path.lexists(path):
             return None
         try:
-            data, text = read_json(path.resolve()), path.read_bytes()
+            data, text = read_json(path), path.read_bytes()
         except (OSError, ValueError) as error:
             raise Damaged(str(error)) from None
         entries = data.get("files")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import loopwright as lw
 from loopwright.convert import load as loading
-from loopwright.convert.weights import read_header, read_json, stored_tensors
+from loopwright.convert.weights import read_header, stored_tensors
 from tests.cases import golden_folders
 from tests.convert.parity import folder_copy
 
@@ -147,15 +147,3 @@ def test_headers_name_shape_kind_and_file(sharded: Path) -> None:
     assert found["lm_head.weight"].shape == (40, 32) and found["lm_head.weight"].dtype == "F32"
     shutil.copy(found["lm_head.weight"].file, sharded / "copy.safetensors")
     assert "lm_head.weight" in read_header(sharded / "copy.safetensors")
-
-
-def test_read_json(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no config.json"):
-        read_json(tmp_path / "config.json")
-    for content in (b"{", b"\xff\xfe", b""):
-        (tmp_path / "config.json").write_bytes(content)
-        with pytest.raises(ValueError, match=r"not readable as JSON|is not UTF-8 text"):
-            read_json(tmp_path / "config.json")
-    (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(ValueError, match="holds a list; allowed: a JSON object"):
-        read_json(tmp_path / "config.json")

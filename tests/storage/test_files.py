@@ -38,10 +38,25 @@ def test_a_full_disk_is_named_in_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     assert tree(tmp_path) == {"a": b"one"}
 
 
+def test_read_json(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no config.json"):
+        read_json(tmp_path / "config.json")
+    for content in (b"{", b"\xff\xfe", b""):
+        (tmp_path / "config.json").write_bytes(content)
+        with pytest.raises(ValueError, match=r"not readable as JSON|is not UTF-8 text"):
+            read_json(tmp_path / "config.json")
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    (tmp_path / "link.json").symlink_to(tmp_path / "other.json")  # as in the hub's cache
+    assert read_json(tmp_path / "link.json") == {"a": 1}
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ValueError, match="holds a list; allowed: a JSON object"):
+        read_json(tmp_path / "config.json")
+
+
 def test_a_plain_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     with open(tmp_path / "x.json", "wb") as file:
         file.truncate(2**40)
-    with pytest.raises(ValueError, match=r"1.1 TB; allowed: at most 67.1 MB"):
+    with pytest.raises(ValueError, match=r"has 1,099,511,627,776 bytes; allowed: at most 67,108,864"):
         read_json(tmp_path / "x.json")
 
 
