@@ -23,7 +23,7 @@ types: $(VENV)/.installed
 
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml loopwright/version.py
 	$(PYTHON) -c 'import sys; sys.exit("loopwright needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	@echo 'installing loopwright and what it needs into $(VENV): a few minutes, most of it torch'

@@ -72,7 +72,7 @@ OVERRIDES = {"forward", "get_input_embeddings", "set_input_embeddings", "get_out
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|home|root|Users|mnt|scratch)/\w")
 
 # read by transformers, not by us
-READ_ELSEWHERE = {"tie_word_embeddings", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id"}
+READ_ELSEWHERE = {"tie_word_embeddings", "pad_token_id", "bos_token_id", "eos_token_id"}
 
 Rule = Callable[[Path], list[str]]
 

@@ -32,7 +32,7 @@ def tell_wait(model: LoopedForCausalLM, depth: int | None, *, rows: int = 1, len
 def _seconds(model: LoopedForCausalLM, ids: torch.Tensor, depth: int) -> float:
     begin = time.perf_counter()
     with torch.no_grad():
-        model(ids, depth=depth).logits.sum().item()  # the item waits for a GPU
+        model(ids, depth=depth, use_cache=False).logits.sum().item()  # the item waits for a GPU
     return time.perf_counter() - begin
 
 

@@ -272,6 +272,9 @@ class Backbone(PreTrainedModel):
 
     def _usable_cache(self, cache: LoopCache | None, wanted: bool | None) -> LoopCache | None:
         if cache is None:
+            if wanted is None:  # as in transformers, but only where keys are of use: not under gradients, nor in a compiled graph
+                inference = not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
+                wanted = self.config.use_cache and inference
             return LoopCache(self.config) if wanted else None
         if not isinstance(cache, LoopCache):
             raise TypeError(f"past_key_values: {type(cache).__name__}; allowed: a LoopCache (one slot per step and layer)")

@@ -118,6 +118,8 @@ class LoopedForCausalLM(Backbone, LoopGenerationMixin):
             raise ValueError(f"labels: given with logits_to_keep={logits_to_keep}; the loss needs the logits of every token")
         outputs = layer_outputs(self.config, output_hidden_states, output_attentions)
         readings = readings_of(select, self.halting, depth, output_steps)
+        if use_cache is None and (labels is not None or output_steps):
+            use_cache = False  # a measurement: no token will follow
         cache = self._ready(past_key_values, use_cache, depth, readings)
         simple = not output_steps and select == "last" and tap is None and labels is None and outputs is None
         if simple and attention_mask is None and segment_ids is None and initial_state is None and input_ids is not None:

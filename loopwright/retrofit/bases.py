@@ -114,7 +114,7 @@ def input_scales(source: LoopedForCausalLM, layout: Groups, input_ids: Tensor) -
             if isinstance(module, nn.Linear):
                 hooks.append(module.register_forward_pre_hook(watch(layer, path.split(".")[-1])))
     try:
-        source(input_ids)
+        source(input_ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()

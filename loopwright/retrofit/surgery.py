@@ -111,7 +111,7 @@ def start_gaps(model: LoopedForCausalLM, source: LoopedForCausalLM, depths: Sequ
     """Returns the largest difference of logits at each depth, to the "truncated" model and to the "full" one it was made from."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, model.config.vocab_size, (2, 24), generator=generator).to(model.device)
-    logits = {depth: model(ids, depth=depth).logits.float() for depth in depths}
+    logits = {depth: model(ids, depth=depth, use_cache=False).logits.float() for depth in depths}
     others = {"truncated": model.without_adapters(), "full": source}
     return {
         name: {depth: (other(ids).logits.float() - found).abs().max().item() for depth, found in logits.items()}

@@ -49,9 +49,7 @@ def test_the_fingerprint_changes_with_the_tokenizer(tmp_path: Path) -> None:
 
 
 def test_faults(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"tokenizer: '.*': the tokenizer cannot be read \(.*\); allowed: a folder"
-    ) as caught:
+    with pytest.raises(ValueError, match=r"tokenizer: '.*': the tokenizer cannot be read \(.*\); allowed: a folder") as caught:
         Tokenizer(tmp_path)
     assert "\n" not in str(caught.value)
     endless = PreTrainedTokenizerFast(tokenizer_object=Inner(models.WordLevel({"a": 0, "?": 1}, unk_token="?")), unk_token="?")

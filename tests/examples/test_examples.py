@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 import loopwright as lw
 from loopwright.train.loop import train
 from tests.data.words import save_words
+from tests.own_kinds import own_kinds
 from tests.train.runs import small
 
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -49,3 +53,28 @@ def test_retrofit_and_heal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     run_example("retrofit_and_heal.py", *arguments, monkeypatch=monkeypatch)
     said = capsys.readouterr().out
     assert said.count("bits per byte") == 2 and "paired over" in said
+
+
+NOTEBOOKS = runpy.run_path(str(FOLDER / "notebooks.py"))
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS["ENDINGS"])
+def test_a_notebook_is_made_from_its_script(name: str) -> None:
+    assert (FOLDER / f"{name}.ipynb").read_text() == NOTEBOOKS["notebook"](name), "run python examples/notebooks.py"
+
+
+@pytest.mark.slow  # as long as the examples take at their own size
+@pytest.mark.parametrize("name", NOTEBOOKS["ENDINGS"])
+def test_the_cells_of_a_notebook_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(FOLDER / "own_parts.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    cells = [cell["source"] for cell in json.loads((FOLDER / f"{name}.ipynb").read_text())["cells"] if cell["cell_type"] == "code"]
+    space: dict[str, object] = {"__name__": "__main__"}
+    with own_kinds():
+        for cell in cells[:-1]:
+            exec(cell.replace("UPDATES = 600", "UPDATES = 20"), space)
+        *body, last = ast.parse(cells[-1]).body
+        exec(compile(ast.Module(body, []), name, "exec"), space)
+        shown = eval(compile(ast.Expression(last.value), name, "eval"), space)  # type: ignore[attr-defined]
+    assert (tmp_path / "runs" / ("reverse" if name == "train_own_data" else "own-parts") / "log.jsonl").is_file()
+    assert name == "train_own_data" or shown.startswith("abcd"), shown

@@ -79,7 +79,22 @@ def test_a_cache_comes_back_where_it_is_asked_for(name):
     first = model(ids[:, :4], use_cache=True)
     assert first.past_key_values.get_seq_length() == 4 and len(first.past_key_values) == model.config.num_hidden_layers
     assert gap(model(ids[:, 4:], past_key_values=first.past_key_values).logits, model(ids).logits[:, 4:]) < 1e-5
-    assert model(ids).past_key_values is None and model(ids, use_cache=False).past_key_values is None
+    again = model(ids[:, :4]).past_key_values  # left out: as the config says
+    assert torch.equal(
+        model(ids[:, 4:], past_key_values=again).logits, model(ids[:, 4:], past_key_values=first_of(model, ids)).logits
+    )
+    assert model(ids, use_cache=False).past_key_values is None
+    assert model(ids, labels=ids).past_key_values is None and model(ids, output_steps=True).past_key_values is None
+    with torch.enable_grad():
+        assert model(ids).past_key_values is None
+    model.train()
+    assert model(ids).past_key_values is None and model(ids, use_cache=True).past_key_values is not None
+    model.eval().config.use_cache = False
+    assert model(ids).past_key_values is None
+
+
+def first_of(model, ids):
+    return model(ids[:, :4], use_cache=True).past_key_values
 
 
 # compilation

@@ -79,7 +79,7 @@ def test_one_file_is_checked_alone_and_links_are_followed(folder: Path) -> None:
 def test_a_folder_without_a_manifest_has_none(tmp_path: Path) -> None:
     assert Manifest.of(tmp_path) is None
     (tmp_path / MANIFEST).symlink_to("nowhere")
-    with pytest.raises(Damaged, match="there is no manifest.json"):
+    with pytest.raises(Damaged, match=r"there is no manifest.json"):
         Manifest.of(tmp_path)
 
 
