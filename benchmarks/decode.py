@@ -52,7 +52,7 @@ def main() -> None:
             cache.crop(-1)
 
         def whole(model: lw.LoopedForCausalLM = model, ids: torch.Tensor = ids) -> None:
-            model(ids, logits_to_keep=1)
+            model(ids, logits_to_keep=1, use_cache=False)
 
         report("P8 cached decode / uncached forward", {"model": name, "target": "<= 0.04", **compare(step, whole, pairs=9)})
         row = compare(step, without_bookkeeping(step, cache), pairs=101, warm_up=10)

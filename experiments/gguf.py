@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from loopwright.convert.families.llama import LLAMA
+from loopwright.convert.families.dense import LLAMA
 from loopwright.convert.load import empty_model, parameter_shapes
 from loopwright.convert.save import model_folder
 from loopwright.convert.weights import SINGLE, read_json

@@ -239,7 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch comes: threads that spin while they wait starve the others
     words = list(sys.argv[1:] if arguments is None else arguments)
     # typer brings its own click or uses the package, by version; either way this is the base of all usage errors
-    ending(lambda: _run(words or ["--help"]), typer.BadParameter.__base__)
+    usage_error: Any = typer.BadParameter.__base__
+    ending(lambda: _run(words or ["--help"]), usage_error)
 
 
 def _run(words: list[str]) -> Any:

@@ -7,7 +7,6 @@ that a literal table gives for the name; and a *section*, a dataclass whose fiel
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import math
 import re
@@ -17,9 +16,9 @@ from typing import Any, get_args
 import yaml
 
 from loopwright.untrusted import check_plain, shown
+from loopwright.values import suggest
 
 LISTED = 20  # names in a message
-LONGEST_NAME = 100  # characters of a name that is compared with others
 LEVELS = 20  # of names in an override
 OF_YOUR_OWN = "if it is a part of your own, import its file first (lw.register; --import FILE; import: in the recipe)"
 
@@ -63,14 +62,6 @@ def read_yaml(text: str, where: str) -> Any:
 def write_yaml(data: Any) -> str:
     """Returns plain data as YAML text, keys in their own order."""
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
-
-
-def suggest(name: str, allowed: Iterable[str]) -> str:
-    """Returns the tail of an error message: the nearest allowed name, then all of them."""
-    names = sorted(allowed)
-    near = difflib.get_close_matches(name[:LONGEST_NAME], names, n=1)  # the search takes the square of the length
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}allowed: {', '.join(names) if names else 'nothing'}"
 
 
 def refuse_unknown(where: str, names: Iterable[str], allowed: Iterable[str]) -> None:

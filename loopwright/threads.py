@@ -32,7 +32,7 @@ def fitting_threads(model: torch.nn.Module) -> Iterator[None]:
     if "OMP_NUM_THREADS" not in os.environ and threads > 1:
         torch.set_num_threads(1)
         _say_once(f"threads: 1 of {threads}, for a model of {size:,} parameters (OMP_NUM_THREADS=N takes N)")
-    torch.backends.mkldnn.enabled = onednn and platform.machine() not in ARM
+    torch.backends.mkldnn.enabled = onednn and platform.machine() not in ARM  # type: ignore[assignment]  # a property
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Group
 
@@ -31,6 +31,7 @@ from loopwright.train.loop import train as run_training
 from loopwright.train.progress import Silent, Terminal
 from loopwright.train.recipe import Recipe, make_recipe
 from loopwright.train.state import Objects, Run
+from loopwright.values import check_whole
 
 CONTEXT = 512  # tokens of a passage, where nothing is said and the model has as many positions
 BATCH = 500  # rows of a pass over a task, where nothing is said
@@ -231,10 +232,10 @@ def compare(
         raise ValueError(f"depths: {pair}; give one depth for both, or a pair")
     at = [opened.model.config.check_depth(depth) for opened, depth in zip((one, two), pair, strict=True)]
     if text is not None:
-        options = {"text": text, "rows": rows, "batch": batch, "context": context}
+        options: dict[str, Any] = {"text": text, "rows": rows, "batch": batch, "context": context}
         words = tokenizer if tokenizer is not None else _shared_words(one, two)
         found = [evaluate(o.model, depths=[d], tokenizer=words, **options) for o, d in zip((one, two), at, strict=True)]
-        results = [compare_texts(found[0].reports[name], found[1].reports[name]) for name in found[0].reports]
+        results = [compare_texts(cast(HeldOut, found[0][name]), cast(HeldOut, found[1][name])) for name in found[0].reports]
         return Comparison(one.name, two.name, tuple(results))
     chosen = one.data() if data is None and one.data is not None else None if data is None else _splits(data)
     if chosen is None:
@@ -300,8 +301,8 @@ def _told(part: Any) -> str:
 
 def _check_numbers(**numbers: int | None) -> None:
     for name, value in numbers.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} must be a whole number >= 1 (got {value!r})")
+        if value is not None:
+            check_whole(name, value, 1)
 
 
 def _shared_words(one: _Opened, two: _Opened) -> str | Path:

@@ -94,7 +94,7 @@ def _one_index_per_row(model: LoopedForCausalLM, ids: Tensor, half: int) -> Loop
     e, p = model.embed(ids[:, half : half + 1], cache=cache)
     first = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
     model.read_out(model.step(model.start_state(e, p), e, first, p), p, reading=first + 1)
-    cache.advance(p.span)
+    cache.advance(p.batch_span)
     return cache
 
 

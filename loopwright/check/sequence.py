@@ -128,7 +128,7 @@ def generation(probe: Probe) -> Verdict:
     mask = torch.ones_like(ids)
     if probe.offers("attention_mask"):
         mask[1, :3] = 0
-    depth = {} if probe.depth is None else {"depth": probe.depth}
+    depth: dict[str, Any] = {} if probe.depth is None else {"depth": probe.depth}
     with_prompt = model.generate(
         input_ids=ids, attention_mask=mask, max_new_tokens=new, do_sample=False, num_beams=1, repetition_penalty=1.0,
         pad_token_id=0, use_cache=True, **depth,

@@ -32,6 +32,7 @@ from loopwright.run import RunFolder
 from loopwright.source import Source
 from loopwright.storage.files import write_json
 from loopwright.threads import fitting_threads
+from loopwright.values import check_whole
 
 VALID = "valid"  # the prompts of a run folder that are its own validation rows
 
@@ -72,10 +73,8 @@ def analyze(
 ) -> Path:
     """Traces a model (and a dense one to compare with) over prompts, saves numbers and figures, and returns the page."""
     where, kind = find_device(device), find_dtype(dtype)
-    if batch < 1:
-        raise ValueError(f"batch: {batch}; allowed: at least 1")
-    if pairs < 0:
-        raise ValueError(f"pairs: {pairs}; allowed: at least 1 step, or 0 for no comparison of pairs")
+    check_whole("batch", batch, 1)
+    check_whole("pairs", pairs, 0)
     # what can be wrong is found before weights are read
     opened, other = Source(source), None if compare is None else Source(compare)
     opened.need_weights("analyze")

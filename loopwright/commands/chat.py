@@ -24,6 +24,7 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import suggest
 from loopwright.source import Source
 from loopwright.threads import fitting_threads
+from loopwright.values import check_whole
 
 CONTEXT = 4096  # tokens of a conversation, where nothing is said and the model has as many positions: their keys are held at once
 COMMANDS = {
@@ -195,8 +196,7 @@ def chat(
     tokenizer: str | None = None,
 ) -> None:
     """Answers lines (those of stdin where none are given) until one says /quit. A mistake costs one line, and the talk goes on."""
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be >= 1 (got {max_new_tokens})")
+    check_whole("max_new_tokens", max_new_tokens, 1)
     where, kind = find_device(device), find_dtype(dtype)
     opened = Source(source)
     opened.need_weights("chat")

@@ -19,6 +19,7 @@ from loopwright.generate.sampling import Sampling
 from loopwright.generate.stream import checked_seed, encode, encode_chat, stream
 from loopwright.source import Source
 from loopwright.threads import fitting_threads
+from loopwright.values import check_whole
 
 
 def generate(
@@ -42,8 +43,7 @@ def generate(
     where, kind = find_device(device), find_dtype(dtype)
     opened = Source(source)
     opened.need_weights("generate")
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens: {max_new_tokens}; allowed: at least 0 (0 with --show-depth prints the table alone)")
+    check_whole("max_new_tokens", max_new_tokens, 0)
     # what can be wrong is found before the weights are read
     opened.config.check_depth(depth)
     if seed is not None and not (sampling or Sampling()).draws:

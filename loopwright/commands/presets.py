@@ -19,8 +19,9 @@ def presets() -> list[dict[str, Any]]:
     for name in PRESETS:
         config = preset(name)
         total = cost.parameters(config)["total"].unique
-        rows.append({"preset": name, "parameters": total, "stacks": stacks(config, config.depth), "system": SOURCES[name]})
-        table.add_row(name, f"{total:,}", *list(rows[-1].values())[2:])
+        layers, system = stacks(config, config.depth), SOURCES[name]
+        rows.append({"preset": name, "parameters": total, "stacks": layers, "system": system})
+        table.add_row(name, f"{total:,}", layers, system)
     out = console()
     out.print(table)
     out.print("NAME-tiny is the same system at test size; lw.build(NAME) makes either with fresh weights.")

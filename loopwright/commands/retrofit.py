@@ -29,6 +29,7 @@ from loopwright.retrofit.systems import Plan, make_plan, promised
 from loopwright.settings import parse_overrides
 from loopwright.source import Source
 from loopwright.threads import fitting_threads
+from loopwright.values import check_whole
 
 DEFAULT = "ouroboros-identity"
 BY, TOKENS = "loss", 2048  # how layouts are scored, and on how much of a text, where nobody says
@@ -129,8 +130,7 @@ def _doing(what: str) -> Iterator[None]:
 
 def read_ids(text: str, tongue: Any, tokens: int) -> torch.Tensor:
     """Returns the first tokens of a file of text or JSON lines as rows of equal length."""
-    if tokens < 2:
-        raise ValueError(f"tokens: {tokens}; allowed: at least 2")
+    check_whole("tokens", tokens, 2)
     ids: list[int] = []
     for record in Files(text):
         ids += tongue(text_field(record, "text") or "", add_special_tokens=False, verbose=False)["input_ids"]

@@ -71,7 +71,8 @@ def write_weights(
     """Writes foreign tensors into one file, or into shards with an index; one shard is in memory at a time."""
     shards: list[list[Rule | str]] = [[]]
     size = total = 0
-    for entry in [*rules, *extra]:
+    entries: list[Rule | str] = [*rules, *extra]
+    for entry in entries:
         bytes_ = sum(_bytes(parameters[name]) for name in entry.ours) if isinstance(entry, Rule) else _bytes(extra[entry])
         if shards[-1] and size + bytes_ > shard_bytes:
             shards.append([])

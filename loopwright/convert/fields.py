@@ -7,10 +7,11 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from loopwright.model.bounds import LEAST_NUMBER, MOST_LAYERS, is_number, is_whole
+from loopwright.model.bounds import LEAST_NUMBER, MOST_LAYERS
 from loopwright.model.config import ROPE_TYPES
 from loopwright.settings import LISTED
 from loopwright.untrusted import shown
+from loopwright.values import is_number, is_whole
 
 # fields that any transformers model may carry and that say nothing about the forward pass
 _ADMITTED = {
@@ -129,7 +130,7 @@ def read_token_ids(fields: Fields) -> dict[str, Any]:
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         value = fields.take(name)
         several = value if isinstance(value, list) and name == "eos_token_id" else [value]
-        if any(v is not None and (isinstance(v, bool) or not isinstance(v, int)) for v in several):
+        if any(v is not None and not is_whole(v) for v in several):
             raise ValueError(f"{fields.where}: {name} is {shown(value)}; allowed: a whole number or null")
         ids[name] = None if isinstance(value, int) and value < 0 else value
     return ids

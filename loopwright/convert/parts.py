@@ -108,7 +108,7 @@ def digest(tensor: Tensor) -> str:
     """Returns the sha256 of a tensor's shape and float32 values: one loaded in bfloat16 or wider has the same."""
     made = hashlib.sha256(f"{list(tensor.shape)}\n".encode())
     values = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous()
-    made.update(values.flatten().view(torch.uint8).numpy())
+    made.update(values.flatten().view(torch.uint8).numpy().data)
     return made.hexdigest()
 
 

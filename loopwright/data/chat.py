@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from loopwright.data.batch import IGNORED, Batch, Progress, Splits
-from loopwright.data.checks import check_count
 from loopwright.data.records import Files, Part, Record, Records, text_field
 from loopwright.data.text import GROUP, HubRows, named_tests, part_shards, split_parts
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.data.tokens import Document, Shards
+from loopwright.values import check_count
 
 Message = dict[str, str]  # role and content
 ROLES = ("system", "user", "assistant")
@@ -66,9 +66,10 @@ class Chat:
         self.fields = {"question": question, "answer": answer, "messages": messages, "system": system}
         tests: dict[str, Records] = {name: Files(patterns) for name, patterns in named_tests(test_files).items()}
         held: Records | None = None if valid_files is None else Files(valid_files)
-        if dataset is None:
+        if files is not None:
             source: Records = Files(files)
         else:
+            assert dataset is not None
             source = HubRows(dataset, subset, split, revision)
             held = HubRows(dataset, subset, valid_split, revision) if valid_split is not None else held
         self.parts = split_parts(where, source, held, limit, valid, tests)

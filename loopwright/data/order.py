@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from loopwright.values import check_whole
+
 
 class Order:
     """Says which sample stands at place k = 0, 1, 2 … of an endless order in which every epoch holds each sample once.
@@ -16,10 +18,8 @@ class Order:
     """
 
     def __init__(self, length: int, seed: int = 0, shuffled: bool = True, *, repeat: int = 1, batch: int = 1) -> None:
-        if length < 1:
-            raise ValueError(f"order: {length} samples; allowed: at least 1")
-        if seed < 0:
-            raise ValueError(f"order: seed {seed}; allowed: 0 or more")
+        check_whole("order: samples", length, 1)
+        check_whole("order: seed", seed, 0)
         if repeat < 1 or batch < 1:
             raise ValueError(f"order: batches of {batch} repeated {repeat} times; allowed: 1 or more of each")
         self.length, self.seed, self.shuffled = length, seed, shuffled

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.data.batch import Progress, Splits
-from loopwright.data.checks import check_count
 from loopwright.data.records import Files, Part, Record, Records, text_field
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.data.tokens import Document, NoDocuments, Shards, Windows, kept_shards
 from loopwright.untrusted import first_line
+from loopwright.values import check_count
 
 FINEWEB = "HuggingFaceFW/fineweb-edu"
 GROUP = 256  # documents that are tokenised at once

@@ -294,7 +294,7 @@ def _plain_ids(prompt: Any) -> list[Any]:
         raise ValueError(f'prompt: a {type(prompt).__name__} of {", ".join(map(str, prompt))}; give its ["input_ids"]')
     if isinstance(prompt, Tensor | np.ndarray | np.generic):
         if prompt.ndim == 2 and prompt.shape[0] == 1:
-            prompt = prompt[0]
+            prompt = prompt[0]  # type: ignore[index]
         if prompt.ndim != 1:
             raise ValueError(f"prompt: an array of shape {tuple(prompt.shape)}; give one row of token ids, [T] or [1, T]")
         return list(prompt.tolist())

@@ -27,6 +27,7 @@ from loopwright.generate.readings import check_depths, readings
 from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.storage.files import write_whole
+from loopwright.values import check_whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -241,8 +242,7 @@ def _scored(
     progress: Progress | None = None,
 ) -> Tensor:
     """Returns the summed loss of each row at each depth [depths, rows], all depths of a batch from one pass."""
-    if size < 1:
-        raise ValueError(f"batch: {size}; allowed: at least 1 row")
+    check_whole("batch", size, 1)
     found = torch.zeros(len(depths), len(order), dtype=torch.float64)
     starts = range(0, len(order), size)
     training = model.training

@@ -20,6 +20,7 @@ from loopwright.data.batch import IGNORED, Batch
 from loopwright.data.records import Files, text_field
 from loopwright.data.text import GROUP
 from loopwright.data.tokenizer import Tokenizer
+from loopwright.values import check_whole
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,7 @@ class Passages:
 
     def drawn(self, count: int) -> Passages:
         """Returns so many passages of all the documents, drawn evenly and always alike, in order; all where they are fewer."""
-        if count < 1:
-            raise ValueError(f"rows: {count}; allowed: at least 1 passage")
+        check_whole("rows", count, 1)
         chosen = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))[:count].sort().values
         return replace(self, rows=tuple(self.rows[place] for place in chosen.tolist()))
 
@@ -101,10 +101,9 @@ def read_passages(
     most: int | None = None,
 ) -> Passages:
     """Returns the first `most` passages of files (JSON lines or plain text, gzipped or not; patterns allowed)."""
-    if context < 2 + len(tokenizer.opening):
-        raise ValueError(f"context: {context}; allowed: at least {2 + len(tokenizer.opening)} tokens")
-    if most is not None and most < 1:
-        raise ValueError(f"rows: {most}; allowed: at least 1 passage")
+    check_whole("context", context, 2 + len(tokenizer.opening))
+    if most is not None:
+        check_whole("rows", most, 1)
     found: list[Passage] = []
     records = iter(Files(str(files) if isinstance(files, Path) else files, field=field))
     document = 0

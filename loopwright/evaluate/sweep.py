@@ -249,7 +249,7 @@ def _report(
             "settled": tuple(zip(places.tolist(), counted.tolist(), strict=True)),
             "decoded": tuple(checks),
         }
-    return SweepReport(split, rows, total, own, tuple(depths), **columns, **extra)
+    return SweepReport(split, rows, total, own, tuple(depths), **{**columns, **extra})
 
 
 def _compare(depth: int, decoded: Tensor, one_pass: Tensor) -> DecodeCheck:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -147,7 +147,7 @@ def decode_exact(
     settings = GenerationConfig(
         max_new_tokens=length, do_sample=False, num_beams=1, repetition_penalty=1.0, eos_token_id=eos_id, pad_token_id=fill
     )
-    given = {"depth": depth} if model.config.is_looped and depth is not None else {}
+    given: dict[str, Any] = {"depth": depth} if model.config.is_looped and depth is not None else {}
     produced = model.generate(ids, attention_mask=mask, generation_config=settings, **given)[:, width:].cpu()
     produced = torch.nn.functional.pad(produced, (0, length - produced.shape[1]), value=fill)
     wanted, asked = _right_padded(answers, length)

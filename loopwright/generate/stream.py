@@ -124,7 +124,7 @@ def stream(
         given["state_seed"] = checked_seed(model, state_seed)
     ids = input_ids.to(model.device)
     begin = time.perf_counter()
-    output = model.generate(
+    output: Any = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=allowed, streamer=TextPieces(tokenizer, write), **given
     )
     made = output.shape[1] - ids.shape[1]

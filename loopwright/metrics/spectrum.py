@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from loopwright.metrics.dual import product
+from loopwright.values import check_whole
 
 Map = Callable[[Tensor], Tensor]
 LEADING = 6  # eigenvectors that a round hands to the next
@@ -50,8 +51,7 @@ def leading_eigenvalues(
     """
     if not 1 <= k <= krylov:
         raise ValueError(f"spectrum: k is {k} with krylov {krylov}; allowed: 1 to krylov")
-    if restarts < 0:
-        raise ValueError(f"spectrum: restarts {restarts}; allowed: at least 0")
+    check_whole("spectrum: restarts", restarts, 0)
     with torch.no_grad():
         times = product_of(f, s, mask, products)
         v = random_directions(s, mask, seed)
@@ -138,8 +138,7 @@ def frobenius_reading(
     f: Map, s: Tensor, *, mask: Tensor | None = None, draws: int = 1, seed: int = 0, products: str = "dual"
 ) -> Tensor:
     """Returns the mean of ‖Jv‖² over `draws` random v of norm 1, per row [B]: an estimate of ‖J‖²_F / n, not of ρ²."""
-    if draws < 1:
-        raise ValueError(f"spectrum: draws {draws}; allowed: at least 1")
+    check_whole("spectrum: draws", draws, 1)
     with torch.no_grad():
         times = product_of(f, s, mask, products)
         readings = [times(random_directions(s, mask, seed + draw)).flatten(1).square().sum(1) for draw in range(draws)]

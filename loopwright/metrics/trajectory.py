@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from loopwright.values import check_whole
+
 
 @dataclass(frozen=True)
 class Projection:
@@ -88,7 +90,6 @@ class Window:
 
 def step_windows(coordinates: Tensor, size: int = 8) -> list[Window]:
     """Returns a path [S, …] in windows of `size` steps, the last perhaps shorter; each shares the directions of the whole path."""
-    if size < 1:
-        raise ValueError(f"trajectory: windows of {size} steps; allowed: at least 1")
+    check_whole("trajectory: size", size, 1)
     steps = coordinates.shape[0]
     return [Window(i, min(i + size, steps), coordinates[i : i + size]) for i in range(0, steps, size)]

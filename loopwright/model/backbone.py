@@ -100,7 +100,11 @@ class Backbone(PreTrainedModel):
             raise ValueError("input: give either input_ids or inputs_embeds, not both and not neither")
         if input_ids is not None and (not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point()):
             raise ValueError("input_ids: allowed: a tensor of whole numbers, one row per sequence [B, T]")
-        x = self.token_vectors(input_ids) if inputs_embeds is None else inputs_embeds * self.config.embedding_scale
+        if inputs_embeds is not None:
+            x = inputs_embeds * self.config.embedding_scale
+        else:
+            assert input_ids is not None
+            x = self.token_vectors(input_ids)
         rows, length = x.shape[:2]
         if not rows or not length:
             raise ValueError(f"input: shape {(rows, length)} holds no token")
@@ -221,7 +225,7 @@ class Backbone(PreTrainedModel):
         effects = [adapter.begin(step, x, p) for adapter in self.adapters if adapter.stack == stack]
         return Adaptation(effects) if effects else None
 
-    def _recomputable(self, block: Block, *args: Any) -> Tensor:
+    def _recomputable(self, block: nn.Module, *args: Any) -> Tensor:
         """Returns block(*args); where gradient checkpointing is on, only what goes in is kept for the backward pass.
 
         A layer at a time, as transformers does: a whole step would hold the activations of every core layer while it is made
@@ -253,13 +257,13 @@ class Backbone(PreTrainedModel):
             if steps in wanted:
                 features = self.features(s, p, reading=steps, keep=keep)
                 results.append(read(features, p))
-        exit_probs = self.halting(torch.cat(halts, dim=-1)) if halts else None
+        exit_probs: Any = self.halting(torch.cat(halts, dim=-1)) if halts else None
         if mixes:
             features = self.features(weighted_sum(exit_probs, states), p, reading=readings[-1], keep=keep)
             answer = read(features, p)
         else:
             answer = pick(results, exit_probs, select, self.halting, keep)
-        return Unrolled(answer, results, features, states, exit_probs, p.span)
+        return Unrolled(answer, results, features, states, exit_probs, p.batch_span)
 
     def _ready(
         self, cache: LoopCache | None, wanted: bool | None, depth: int, readings: Sequence[int | Expected]
@@ -274,7 +278,7 @@ class Backbone(PreTrainedModel):
         if cache is None:
             if wanted is None:  # as in transformers, but only where keys are of use: not under gradients, nor in a compiled graph
                 inference = not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
-                wanted = self.config.use_cache and inference
+                wanted = self.config.use_cache and inference and not self.leaks_future
             return LoopCache(self.config) if wanted else None
         if not isinstance(cache, LoopCache):
             raise TypeError(f"past_key_values: {type(cache).__name__}; allowed: a LoopCache (one slot per step and layer)")
@@ -300,9 +304,8 @@ class Backbone(PreTrainedModel):
             raise ValueError(f"input: position {last}; learned positions end at max_position_embeddings={limit}")
 
     def _step_index(self, t: int | Tensor | RowSteps) -> StepIndex:
-        limit, known = self.config.max_steps, t
-        if isinstance(t, RowSteps):
-            known, t = max(t.values), t.tensor
+        limit = self.config.max_steps
+        known, t = (max(t.values), t.tensor) if isinstance(t, RowSteps) else (t, t)
         if limit is None:
             return StepIndex(t, t)
         if self.config.beyond_max_steps == "repeat":
@@ -328,7 +331,7 @@ class Backbone(PreTrainedModel):
         return self.embed_tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embed_tokens = value
+        self.embed_tokens = value  # type: ignore[assignment]  # whatever the caller puts there
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -16,14 +16,14 @@ from loopwright.model.adapter.effects import BRANCHES
 from loopwright.model.adapter.target import Site, map_shapes
 from loopwright.model.gate import GATES
 from loopwright.model.injection import INJECTIONS
-from loopwright.model.part import MOST_NUMBER
 from loopwright.settings import options_of
 from loopwright.untrusted import shown
+from loopwright.values import MOST_NUMBER, is_number, is_whole
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
 
-LEAST_NUMBER = torch.finfo(torch.float32).tiny
+LEAST_NUMBER: float = torch.finfo(torch.float32).tiny
 MOST_DEPTH = 1_000_000
 MOST_LAYERS = 1024  # of the three stacks together
 MOST_ADAPTERS = 64
@@ -40,16 +40,6 @@ _SIZED = {"injection": INJECTIONS, "gate": GATES}  # the parts whose size grows 
 LARGEST_OPTION = 2**20  # of an adapter: every whole number there is a size
 
 
-def is_whole(value: Any, least: int, most: int) -> bool:
-    """Returns whether a value is a whole number between two others, both included."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def is_number(value: Any, least: float = -MOST_NUMBER, most: float = MOST_NUMBER) -> bool:
-    """Returns whether a value is a finite number between two others, both included."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
-
-
 def wrong_options(
     where: str, spec: Mapping[str, Any], ranges: Mapping[str, tuple[float, float, bool]], *, sizes: bool = False
 ) -> Iterator[str]:
@@ -58,7 +48,7 @@ def wrong_options(
     `sizes`: a whole number that has no range is a size.
     """
     for name, value in spec.items():
-        if sizes and isinstance(value, int) and not isinstance(value, bool) and name not in ranges:
+        if sizes and is_whole(value) and name not in ranges:
             if not 1 <= value <= LARGEST_OPTION:
                 yield f"{where} ({spec['kind']}): {name} is {shown(value)}; allowed: a whole number from 1 to {LARGEST_OPTION}"
         elif name in ranges and value is not None:
@@ -99,6 +89,6 @@ def _adapter_entries(config: LoopedConfig, spec: Mapping[str, Any]) -> int:
     """Returns a number that no table of an adapter exceeds: rows × layers × the widest side × its two largest sizes."""
     site = Site(config, stack_of(spec))
     options = {name: spec.get(name, parameter.default) for name, parameter in options_of(ADAPTERS[spec["kind"]]).items()}
-    sizes = sorted((v for v in options.values() if isinstance(v, int) and not isinstance(v, bool)), reverse=True)[:2]
+    sizes = sorted((v for v in options.values() if is_whole(v)), reverse=True)[:2]
     widest = max(side for shape in map_shapes(config).values() for side in shape)
     return max(site.rows, 1) * site.layers * widest * math.prod(sizes)

@@ -167,7 +167,7 @@ class LoopCache(Cache):
     def write(self, place: Place, key: Tensor, value: Tensor, p: Pass) -> tuple[Tensor, Tensor]:
         """Stores new keys and values [B, T, Hk, K] and returns those of all tokens up to now [B, N, Hk, K]."""
         slot, stack = self._slot(place, p), "coda" if place.stack == "coda" else "core"
-        return self.tables[stack, KEYS].write(slot, key, p.span), self.tables[stack, VALUES].write(slot, value, p.span)
+        return self.tables[stack, KEYS].write(slot, key, p.batch_span), self.tables[stack, VALUES].write(slot, value, p.batch_span)
 
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor, p: Pass, dropout: float = 0.0) -> Tensor:
         """Stores new keys and values and returns what the queries q [B, T, H, K] find among all tokens up to now."""
@@ -176,7 +176,7 @@ class LoopCache(Cache):
 
     def carried_sum(self, name: str, place: Place, p: Pass, like: Tensor) -> Tensor | None:
         """Returns the running sum [B, W] of each row's last token at a step or reading, or None where nothing is cached."""
-        span = p.span
+        span = p.batch_span
         if span.offset == 0:
             return None
         if span.index is None:
@@ -188,7 +188,7 @@ class LoopCache(Cache):
 
     def write_sum(self, name: str, place: Place, running: Tensor, p: Pass) -> Tensor:
         """Stores the running sums of the new tokens [B, T, W] and returns those of all tokens [B, N, W]."""
-        return self._table((place.stack, name), (running.shape[-1],), running).write(self._group(place, p), running, p.span)
+        return self._table((place.stack, name), (running.shape[-1],), running).write(self._group(place, p), running, p.batch_span)
 
     def advance(self, span: Span) -> None:
         """Counts the tokens of `span` as held. Called once, when the pass is done."""
@@ -240,7 +240,7 @@ class LoopCache(Cache):
         if self._ledger is not None:
             self._ledger = self._ledger.map_rows(beam_idx.to(self._ledger.lengths.device))
 
-    batch_select_indices = reorder_cache
+    batch_select_indices = reorder_cache  # type: ignore[assignment]  # ours names its argument as transformers calls it
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeats each row `repeats` times."""
@@ -287,7 +287,7 @@ class LoopCache(Cache):
         """The number of tokens held."""
         return self.length
 
-    def get_max_length(self) -> int:
+    def get_max_length(self, layer_idx: int | None = None) -> int:
         """The number of tokens that fit, or −1 where the cache grows."""
         return self.capacity if self.fixed else -1
 

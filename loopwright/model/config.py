@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
@@ -20,8 +20,6 @@ from loopwright.model.bounds import (
     MOST_ADAPTERS,
     MOST_DEPTH,
     MOST_LABELS,
-    is_number,
-    is_whole,
     too_large,
     wrong_options,
 )
@@ -33,6 +31,7 @@ from loopwright.model.part import Part
 from loopwright.model.state import STATES
 from loopwright.settings import OF_YOUR_OWN, Kinds, check_form, check_kind, options_of, refuse_unknown
 from loopwright.untrusted import shown
+from loopwright.values import is_number, is_whole
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "positions": ("rotary", "learned", "none"),
@@ -86,6 +85,14 @@ _ADMITTED = {
     "num_labels", "per_layer_config",
 }  # fmt: skip
 
+if TYPE_CHECKING:  # what is left out is filled in when a config is made: whoever reads one finds a value
+    _Whole = int
+    _Mapping = dict[str, Any]
+    _List = list[Any]
+else:
+    _Whole, _Mapping, _List = int | None, dict | None, list | None
+_FILLED_IN: Any = None
+
 
 class LoopedConfig(PreTrainedConfig):
     """The whole model as data. See the module's docstring; defaults give a small Llama-like block looped four times."""
@@ -98,8 +105,8 @@ class LoopedConfig(PreTrainedConfig):
     hidden_size: int = 64
     intermediate_size: int = 128
     num_attention_heads: int = 4
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    num_key_value_heads: _Whole = _FILLED_IN
+    head_dim: _Whole = _FILLED_IN
     max_position_embeddings: int = 2048
 
     prelude_layers: int = 0
@@ -110,18 +117,18 @@ class LoopedConfig(PreTrainedConfig):
     beyond_max_steps: str = "refuse"
 
     positions: str = "rotary"
-    rope_parameters: dict | None = None
+    rope_parameters: _Mapping = _FILLED_IN
     rope_layout: str = "half"
     sliding_window: int | None = None
-    attention_bias: list | None = None
+    attention_bias: _List = _FILLED_IN
     qk_norm: str = "none"
     mlp: str = "swiglu"
     mlp_bias: bool = False
-    norm: dict | None = None
-    norm_placement: list | None = None
+    norm: _Mapping = _FILLED_IN
+    norm_placement: _List = _FILLED_IN
     end_norm: str = "never"
     layer_post_norm: str = "none"
-    final_norm: dict | None = None
+    final_norm: _Mapping = _FILLED_IN
     embedding_scale: float = 1.0
     embedding_norm: bool = False
     head_bias: bool = False
@@ -129,11 +136,11 @@ class LoopedConfig(PreTrainedConfig):
     dropout: float = 0.0
     initializer_range: float = 0.02
 
-    state: dict | None = None
-    injection: dict | None = None
-    adapters: list | None = None
-    gate: dict | None = None
-    halting: dict | None = None
+    state: _Mapping = _FILLED_IN
+    injection: _Mapping = _FILLED_IN
+    adapters: _List = _FILLED_IN
+    gate: _Mapping = _FILLED_IN
+    halting: _Mapping = _FILLED_IN
 
     use_cache: bool = True
     pad_token_id: int | None = None
@@ -357,7 +364,7 @@ def _wrong_bands(kind: str, parameters: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _wrong_norm(name: str, spec: Mapping[str, Any], *more: str) -> Iterator[str]:
-    kind, kinds = spec.get("kind"), [*NORMS, *more]
+    kind, kinds = spec.get("kind", ""), [*NORMS, *more]
     known = isinstance(kind, str) and kind in kinds
     options = set(options_of(NORMS[kind])) - {"width", "steps"} if known and kind in NORMS else {"eps"}
     if not known or set(spec) - {"kind", *options} or not (kind in more or is_number(spec.get("eps"), LEAST_NUMBER)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -54,6 +54,12 @@ class Pass:
     coda_group: int | Tensor = 0
     outputs: LayerOutputs | None = None
 
+    @property
+    def batch_span(self) -> Span:
+        """The span of a batch, for what never meets the rows of a pool."""
+        assert isinstance(self.span, Span)
+        return self.span
+
     def see(self, name: str, value: Tensor, place: Place) -> Tensor:
         """Shows a tensor to the tap, and returns what the tap makes of it."""
         if self.tap is None:
@@ -74,11 +80,11 @@ class Pass:
     def rows(self, index: Tensor) -> Pass:
         """Returns the pass of the batch rows that `index` [N] names, in that order, a row as often as it is named; no cache."""
 
-        def pick(x: Tensor | None) -> Tensor | None:
+        def pick(x: Any) -> Any:
             return x if x is None or x.shape[0] == 1 != self.span.rows else x[index]
 
-        span = self.span
-        held = {name: pick(getattr(span, name)) for name in ("positions", "index", "first", "valid", "segments")}
+        span = self.batch_span
+        held: dict[str, Any] = {name: pick(getattr(span, name)) for name in ("positions", "index", "first", "valid", "segments")}
         chosen = Span(index.numel(), span.length, span.offset, explicit=span.explicit, **held)
         rotary = None if self.rotary is None else (pick(self.rotary[0]), pick(self.rotary[1]))
         return Pass(chosen, rotary, pick(self.mask), self.causal, None, self.tap)

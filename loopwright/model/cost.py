@@ -19,6 +19,7 @@ from loopwright.model.config import LoopedConfig
 from loopwright.model.count import Bench
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.norm import build_norm
+from loopwright.values import check_whole
 
 # a backward pass multiplies twice for each multiplication of the forward pass: by the weights and by the inputs
 TRAINING_FACTOR = 3
@@ -264,12 +265,11 @@ def survey(
     longest = config.max_position_embeddings
     context = min(DEFAULT_CONTEXT, longest) if context is None else context
     for name, value in (("context", context), ("batch", batch)):
-        if value < 1:
-            raise ValueError(f"{name}: {value}; allowed: a whole number of at least 1")
+        check_whole(name, value, 1)
     if config.positions == "learned" and context > longest:
         raise ValueError(f"context: {context}; learned positions end at max_position_embeddings={longest}")
     steps = config.check_depth(depth)
-    one = {"depth": depth, "policy": policy, "dtype": dtype}
+    one: dict[str, Any] = {"depth": depth, "policy": policy, "dtype": dtype}
     inference = inference_bytes(config, batch=batch, context=context, dtype=dtype)
     return {
         "depth": steps,

@@ -72,7 +72,7 @@ class Bench:
         later = self._step(1) if depth > 1 else first
         return {name: cost + later[name].times(depth - 1) for name, cost in first.items()}
 
-    def adapter_cost(self, adapter: Adapter, depth: int) -> Cost:
+    def adapter_cost(self, adapter: Any, depth: int) -> Cost:
         """Returns the cost of an adapter where it stands, over the `depth` runs of the core, or one run of another stack."""
         if adapter.stack != "core":
             return self._adapted(adapter, 0)

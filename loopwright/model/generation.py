@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -36,7 +36,9 @@ class LoopGenerationMixin(GenerationMixin):
     leaks_future: bool
     training: bool
 
-    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any) -> None:
+    def _prepare_cache_for_generation(  # type: ignore[override]
+        self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any
+    ) -> None:
         """Gives `generate` a LoopCache that fits the depth and length asked for."""
         if self.leaks_future:
             raise ValueError("generate: the controller's pooling 'sequence' reads future tokens; use prefix, chunk or token")
@@ -71,8 +73,8 @@ class LoopGenerationMixin(GenerationMixin):
         kwargs["model_kwargs"] = {k: v for k, v in given.items() if k not in ("depth", "select", "state_seed")}
         return super()._get_candidate_generator(*args, **kwargs)
 
-    def prepare_inputs_for_generation(
-        self, input_ids: Tensor, inputs_embeds: Tensor | None = None, **kwargs: Any
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self, input_ids: Any, inputs_embeds: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Returns the inputs of the next pass. A cache that holds tokens knows its own padding, so the mask stops there."""
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
@@ -96,7 +98,7 @@ class LoopGenerationMixin(GenerationMixin):
         if self.config.positions == "learned" and cache.length >= self.config.max_position_embeddings:
             return None  # the plain path looks at the positions themselves
         if cache.graph is None and cache.graphable and cache.length < cache.capacity:
-            cache.graph = DecodeGraph(self, cache, depth, seed)
+            cache.graph = DecodeGraph(cast(Any, self), cache, depth, seed)
         if cache.graph is None or not cache.graph.fits(cache, depth, seed):
             cache.retire_graph()
             return None

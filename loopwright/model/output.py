@@ -90,7 +90,7 @@ def layer_outputs(config: LoopedConfig, hidden_states: bool | None, attentions: 
     """Returns where a pass keeps what its layers leave, or None where nobody asks; the config decides what the call leaves open."""
     hidden_states = config.output_hidden_states if hidden_states is None else hidden_states
     attentions = config.output_attentions if attentions is None else attentions
-    return LayerOutputs(hidden_states=hidden_states, attentions=attentions) if hidden_states or attentions else None
+    return LayerOutputs(hidden_states=bool(hidden_states), attentions=bool(attentions)) if hidden_states or attentions else None
 
 
 def _in_order(entries: dict[Place, Tensor]) -> list[Tensor]:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from loopwright.values import MOST_NUMBER
+
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
 
-MOST_NUMBER = torch.finfo(torch.float32).max
 ANY_NUMBER = (-MOST_NUMBER, MOST_NUMBER, True)
 FROM_ZERO = (0, MOST_NUMBER, True)
 ABOVE_ZERO = (0, MOST_NUMBER, False)

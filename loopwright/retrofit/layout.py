@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from loopwright.settings import build_kind, check_kind
+from loopwright.values import check_whole, is_whole
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,7 @@ class Upcycle:
         self.times = times
 
     def __call__(self, layers: int) -> Layout:
-        if self.times < 1:
-            raise ValueError(f"layout (upcycle): times is {self.times}; allowed: a whole number of at least 1")
+        check_whole("layout (upcycle): times", self.times, 1)
         return _cut(layers, [], [*range(layers)] * self.times, [], depth=4)
 
 
@@ -198,8 +198,7 @@ def _check(layout: Layout, layers: int) -> None:
         raise ValueError(f"layout: {len(layout.groups)} groups for {len(layout.core)} layers of the core; allowed: one for each")
     if any(not 0 <= layer < layers for group in layout.groups for layer in group):
         raise ValueError(f"layout: groups name layers that are not there; allowed: 0 to {layers - 1}")
-    if layout.depth < 1:
-        raise ValueError(f"layout: depth is {layout.depth}; allowed: a whole number of at least 1")
+    check_whole("layout: depth", layout.depth, 1)
 
 
 def _ascending(name: str, held: Sequence[int]) -> None:
@@ -208,7 +207,7 @@ def _ascending(name: str, held: Sequence[int]) -> None:
 
 
 def _whole(name: str, held: Sequence[Any]) -> list[int]:
-    wrong = [layer for layer in held if isinstance(layer, bool) or not isinstance(layer, int)]
+    wrong = [layer for layer in held if not is_whole(layer)]
     if wrong:
         raise ValueError(f"layout: {name} holds {wrong[0]!r}; allowed: numbers of layers")
     return list(held)

@@ -36,7 +36,7 @@ def merge(model: LoopedForCausalLM) -> LoopedForCausalLM:
     _check_core(model.config, obstacles)
     made = empty_model(_config(model.config, adapters, plain=not obstacles))
     held = dict(model.named_parameters())
-    origins = {} if obstacles else _origins(model.config)
+    origins: Sequence[str] = [] if obstacles else _origins(model.config)
     for name in [name for name, _ in made.named_parameters()]:
         stack, _, rest = name.partition(".")
         layer, _, leaf = rest.partition(".")

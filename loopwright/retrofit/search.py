@@ -23,6 +23,7 @@ from loopwright.model.output import shifted_loss
 from loopwright.model.tap import Recorder
 from loopwright.retrofit.layout import Layout, Lists
 from loopwright.retrofit.surgery import source_layers
+from loopwright.values import check_whole
 
 SCORES = ("loss", "turn")
 ROWS = 8  # of one pass
@@ -58,8 +59,7 @@ def search(
     layers = source_layers(source)
     if by not in SCORES:
         raise ValueError(f"search: by is {by!r}; allowed: {', '.join(SCORES)}")
-    if most < 1:
-        raise ValueError(f"search: most is {most}; allowed: a whole number of at least 1")
+    check_whole("search: most", most, 1)
     if ids.dim() != 2 or ids.shape[0] < 1 or ids.shape[1] < 2:
         raise ValueError(f"search: token ids of shape {tuple(ids.shape)}; allowed: rows of at least two tokens")
     angles = turns(source, ids)

@@ -25,6 +25,7 @@ from loopwright.retrofit.bases import Reconstruction, check_ranks, input_scales,
 from loopwright.retrofit.layout import Layout, find_layout, stepwise
 from loopwright.retrofit.systems import PARTS, Plan, make_plan
 from loopwright.source import load
+from loopwright.values import check_whole
 
 # the modules that start fresh, beside the adapters
 _FRESH = ("state", "injection", "adapters", "gate", "halting", "end_norm", "layer_post_norm")
@@ -120,8 +121,7 @@ def start_gaps(model: LoopedForCausalLM, source: LoopedForCausalLM, depths: Sequ
 
 
 def _check_given(plan: Plan, seed: int, ids: Tensor | None) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
-        raise ValueError(f"retrofit: seed is {seed}; allowed: a whole number from 0, below 2 to the 64th")
+    check_whole("retrofit: seed", seed, 0, 2**64 - 1)
     if plan.bases == "weighted" and ids is None:
         raise ValueError(
             "retrofit: bases are to be weighted by activations, and there is no text; allowed: with input_ids (--text)"

@@ -32,6 +32,7 @@ from loopwright.storage.files import read_json, write_json
 from loopwright.storage.folder import clear_leftovers, remove_folder, whole_folder
 from loopwright.storage.manifest import verify
 from loopwright.train.optim.optimisers import spread, whole
+from loopwright.values import is_whole
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,10 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     if problems:
         raise ValueError("; ".join(problems))
     data = read_json(folder / STATE)
-    update, best, state = (data.get(name) for name in ("update", "best", "state"))
-    if set(data) != {"update", "best", "state"} or not _is_count(update) or not isinstance(state, dict):
+    update, best, state = data.get("update", ""), data.get("best"), data.get("state")
+    if set(data) != {"update", "best", "state"} or not is_whole(update, 0) or not isinstance(state, dict):
         raise ValueError(f"{folder / STATE}: not the state of a run; allowed: update, best, state")
-    if best is not None and not _is_count(best):
+    if best is not None and not is_whole(best, 0):
         raise ValueError(f"{folder / STATE}: best is {best!r}; allowed: the number of an update, or null")
     return Checkpoint(folder, update, best, state)
 
@@ -163,7 +164,7 @@ def base_references(spec: Mapping[str, Any], model: LoopedForCausalLM) -> Refere
 
 
 def _check_request(update: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], keep: int | None) -> None:
-    if not _is_count(update):
+    if not is_whole(update, 0):
         raise ValueError(f"checkpoint: update is {update!r}; allowed: the number of updates done")
     if keep is not None and keep < 1:
         raise ValueError(f"checkpoint: keep is {keep}; allowed: at least 1, or None for all")
@@ -176,10 +177,6 @@ def _check_request(update: int, tensors: Mapping[str, Mapping[str, Tensor]], sta
         raise ValueError(f"checkpoint: the state is not plain data ({error})") from None
     if not same:  # what comes back as something else (tuples, numbers as keys) would not resume as it was
         raise ValueError("checkpoint: the state does not come back from JSON as it was; allowed: lists, and text as keys")
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _clear(folder: Path) -> None:

@@ -134,7 +134,8 @@ class LogNormal(DepthRule):
 
     def __init__(self, mu: float, sigma: float, most: int, least: int = 1, grad_steps: int | None = None) -> None:
         _check("log-normal", least, most, grad_steps, sigma=sigma)
-        self.mu, self.sigma, self.least, self.most, self.grad_steps = mu, sigma, least, most, grad_steps
+        self.mu, self.sigma, self.least, self.grad_steps = mu, sigma, least, grad_steps
+        self.most: int = most
         self.size = math.exp(min(mu, math.log(most)))
 
     def depth_at(self, u: float, v: float) -> int:

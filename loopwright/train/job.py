@@ -89,7 +89,7 @@ class Job:
         optim.prepare(self.model)
         check_precision(self.model, recipe.precision)
         self.references = base_references(recipe.model, self.model) if recipe.save.parts else None
-        self.model.to(self.device).train()
+        self.model.to(device=self.device).train()  # type: ignore[call-arg]  # how transformers wraps `to`
         objective: Objective = self._objective(given.objective)
         objective.prepare(self.model, self.device)
         self.metrics: dict[str, Metric] = {spec["kind"]: build_kind(spec, METRICS) for spec in recipe.validate.metrics}
@@ -174,7 +174,7 @@ class Job:
                 "(tasks: data.padding=plain, text: data.apart=false), or graph: false"
             )
 
-        def number(x: float | None) -> Tensor | None:
+        def number(x: Any) -> Tensor | None:
             return None if x is None else torch.full((), x, device=self.device)
 
         held = {f.name: getattr(batch, f.name) for f in fields(batch)}

@@ -51,7 +51,7 @@ class FromWeights:
         if odd:
             raise ValueError(f"model (load): changes {self.changes} do not fit the weights of {self.source} ({odd[0]})")
         changed.load_state_dict(there)
-        return changed.to(next(model.parameters()).dtype)
+        return changed.to(dtype=next(model.parameters()).dtype)  # type: ignore[call-arg]  # how transformers wraps `to`
 
 
 class FromRetrofit:

@@ -22,6 +22,7 @@ from loopwright.train.optim.average import AVERAGES
 from loopwright.train.optim.optimisers import OPTIMISERS
 from loopwright.train.optim.schedule import SCHEDULES
 from loopwright.untrusted import read_text, shown
+from loopwright.values import is_whole
 
 RECIPE_BYTES = 2**17  # of a recipe's file
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -140,7 +141,7 @@ class Recipe:
             yield "penalties: start_accuracy waits for a validation; validate.every must be >= 1 (got 0)"
         if len({str(spec["start_accuracy"]) for spec in waiting}) > 1:
             yield "penalties: start_accuracy differs between penalties; allowed: one bar for all"
-        wrong = [d for d in self.validate.depths if isinstance(d, bool) or not isinstance(d, int) or d < 1]
+        wrong = [d for d in self.validate.depths if not is_whole(d, 1)]
         if wrong:
             yield f"validate: depths has {shown(wrong[0])}; allowed: whole numbers of at least 1"
 

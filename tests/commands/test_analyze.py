@@ -143,7 +143,7 @@ def test_prompts_that_the_dense_model_cannot_take_are_refused_before_anything_is
         (("--prompts", "a", "--depth", 0), "depth: 0; allowed"),
         (("--prompts", "gsm8k"), "give --data FOLDER"),
         (("--prompts", "valid"), "holds no run"),
-        (("--prompts", "a", "--batch", 0), "batch: 0; allowed"),
+        (("--prompts", "a", "--batch", 0), "batch must be a whole number >= 1 (got 0)"),
         (("--prompts", "a", "--dtype", "fp8"), "dtype: unknown"),
     ],
 )
@@ -211,7 +211,7 @@ def test_no_pairs_and_more_of_them(folder, tmp_path, undrawn, capsys):
         found = json.loads((tmp_path / str(pairs) / "metrics" / "analysis.json").read_text())
         assert code == 0, err
         assert found.get("pairs", {}).get("steps") == steps
-    assert run(capsys, folder, "--prompts", "a", "--pairs", -1)[2].startswith("loopwright: pairs: -1; allowed")
+    assert run(capsys, folder, "--prompts", "a", "--pairs", -1)[2].startswith("loopwright: pairs must be a whole number >= 0")
 
 
 def test_a_tokenizer_with_a_limit_of_its_own_adds_no_line(folder, tmp_path, caplog, capsys):

@@ -152,7 +152,7 @@ def test_stories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["gate-only", "--search", "./no/file.txt"], "no/file.txt"),
         (["refiner", "adapters.rank=4", "--search", "TEXT"], "search: the layout keeps"),
         (["gate-only", "--search", "TEXT", "--search-by", "lost"], "by is 'lost'"),
-        (["gate-only", "--search", "TEXT", "--tokens", "1"], "tokens: 1; allowed: at least 2"),
+        (["gate-only", "--search", "TEXT", "--tokens", "1"], "tokens must be a whole number >= 2 (got 1)"),
         (["gate-only", "--device", "tpu"], "device: unknown 'tpu'"),
         (["gate-only", "--core", "3-1,2"], "'3-1' in '3-1,2' goes down"),
         (["gate-only", "--search-by", "turn"], "--search-by: 'turn', and nothing is searched"),

@@ -58,8 +58,8 @@ def test_the_permutation_of_an_epoch_is_made_once(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Order(0), "0 samples; allowed: at least 1"),
-        (lambda: Order(3, -1), "seed -1; allowed: 0 or more"),
+        (lambda: Order(0), r"samples must be a whole number >= 1 \(got 0\)"),
+        (lambda: Order(3, -1), r"seed must be a whole number >= 0 \(got -1\)"),
         (lambda: Order(3).indices(-1, 2), "2 samples from place -1"),
         (lambda: Order(3).share(0, 5, 0, 2), "a batch of 5 samples over 2 processes; allowed: a multiple of 2"),
         (lambda: Order(3).share(0, 4, 2, 2), "process 2 of 2; allowed: 0 to 1"),

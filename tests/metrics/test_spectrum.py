@@ -154,7 +154,7 @@ def test_wrong_options_are_refused(options, words):
 
 
 def test_draws_are_counted():
-    with pytest.raises(ValueError, match="draws 0"):
+    with pytest.raises(ValueError, match=r"draws must be a whole number >= 1 \(got 0\)"):
         frobenius_reading(linear_map(torch.eye(4)), zeros(1, 2, 2), draws=0)
 
 

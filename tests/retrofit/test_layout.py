@@ -112,14 +112,14 @@ WRONG: list[tuple[Any, str]] = [
     ({"kind": "refiner", "last": 9}, "the last 9 layers of 8; allowed: 1 to 8"),
     ({"kind": "refiner", "last": 0}, "the last 0 layers of 8; allowed: 1 to 8"),
     ({"kind": "repeat", "first": 5, "last": 4}, "the core has no layer"),
-    ({"kind": "upcycle", "times": 0}, "times is 0"),
+    ({"kind": "upcycle", "times": 0}, "times must be a whole number >= 1"),
     ({"kind": "ouroboros", "prelud": 2}, "did you mean 'prelude'"),
     ("ouroborus", "did you mean 'ouroboros'"),
     ({"prelude": 2}, "not a mapping with a 'kind'"),
     (Layout((0,), (1,), (2,), (), 2), "0 groups for 1 layers of the core"),
     (Layout((0,), (1,), (2,), ((),), 2), "1 groups for 1 layers of the core"),
     (Layout((0,), (1,), (2,), ((8,),), 2), "groups name layers that are not there"),
-    (Layout((0,), (1,), (2,), ((1,),), 0), "depth is 0"),
+    (Layout((0,), (1,), (2,), ((1,),), 0), "depth must be a whole number >= 1"),
 ]
 
 

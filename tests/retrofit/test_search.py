@@ -99,7 +99,7 @@ def test_what_cannot_be_searched_is_one_line() -> None:
             search(source(), IDS, find_layout(rule, LAYERS))
     with pytest.raises(ValueError, match="by is 'los'; allowed: loss, turn"):
         search(source(), IDS, START, by="los")
-    with pytest.raises(ValueError, match="most is 0"):
+    with pytest.raises(ValueError, match=r"most must be a whole number >= 1 \(got 0\)"):
         search(source(), IDS, START, most=0)
     with pytest.raises(ValueError, match="rows of at least two tokens"):
         search(source(), IDS[:, :1], START)

@@ -79,7 +79,9 @@ def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Fin
             return Finding(None, NOT_SHOWN, "no dense model was given, and at the first step or the last a layer has no number.")
         said = "no dense model was given to compare with (--compare). "
         said += f"From the first step to the last the ColSum curve moves by {percent(drift)} of its range."
-        numbers = ((percent(drift), "of its range: how far the ColSum curve moves from first to last step"),)
+        numbers: tuple[tuple[str, str], ...] = (
+            (percent(drift), "of its range: how far the ColSum curve moves from first to last step"),
+        )
         return Finding(None, NOT_SHOWN, said, numbers)
     other = _tensor([dense["by_place"][name]["mean"]])[0]
     each = curve_correlation(steps, other)

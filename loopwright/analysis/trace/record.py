@@ -35,6 +35,7 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.tap import Tap
 from loopwright.storage.files import read_json, write_json, write_whole
 from loopwright.storage.folder import clear_leftovers
+from loopwright.values import check_whole
 
 SET = "set.json"
 WORDS = "loopwright-trace"  # the entry of a file's header that says which places there are
@@ -134,8 +135,7 @@ def trace_prompts(
     """
     if not prompts or not all(len(row) for row in prompts):
         raise ValueError("trace: an empty prompt, or none at all; allowed: one or more rows of at least one token")
-    if batch < 1:
-        raise ValueError(f"batch: {batch}; allowed: at least 1")
+    check_whole("batch", batch, 1)
     # all that can be known beforehand is checked here: a folder once claimed for a set refuses any other
     tokens = [list(map(int, row)) for row in prompts]
     check_lengths(model.config, tokens)

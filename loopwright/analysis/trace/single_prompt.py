@@ -133,7 +133,7 @@ def _record(model: LoopedForCausalLM, input_ids: Tensor, steps: int, edit: Tap |
 
 
 def _view(model: LoopedForCausalLM, input_ids: Tensor) -> View:
-    return View.of(place_tokens(*input_ids.shape, input_ids.device), model.config.sliding_window)
+    return View.of(place_tokens(input_ids.shape[0], input_ids.shape[1], input_ids.device), model.config.sliding_window)
 
 
 def _whole(q: Tensor, k: Tensor, view: View) -> Tensor:
@@ -188,7 +188,7 @@ def _map(model: LoopedForCausalLM, e: Tensor, p: Pass, t: int) -> Callable[[Tens
 @torch.no_grad()
 def neuron_shares(model: LoopedForCausalLM) -> dict[str, Any]:
     """Returns, for each layer of prelude, core and coda, the shares of its neurons that predict and that suppress tokens."""
-    gain = model.norm.weight if isinstance(getattr(model.norm, "weight", None), Tensor) else None
+    gain: Any = model.norm.weight if isinstance(getattr(model.norm, "weight", None), Tensor) else None
     if gain is None and model.config.end_norm == "every":
         gain = model.end_norm.weight
     blocks = [*model.prelude, *model.core, *model.coda]

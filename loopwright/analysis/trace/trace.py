@@ -178,7 +178,7 @@ def _view(model: LoopedForCausalLM, input_ids: Tensor, attention_mask: Tensor | 
     if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point() or not input_ids.numel():
         said = f"{input_ids.dtype} of shape {tuple(input_ids.shape)}" if isinstance(input_ids, Tensor) else type(input_ids).__name__
         raise ValueError(f"input_ids: {said}; allowed: a tensor of whole numbers, a row per sequence [B, T]")
-    span = place_tokens(*input_ids.shape, input_ids.device, attention_mask=attention_mask)
+    span = place_tokens(input_ids.shape[0], input_ids.shape[1], input_ids.device, attention_mask=attention_mask)
     if attention_mask is not None and not bool(attention_mask.any(1).all()):
         raise ValueError("trace: a row of the attention_mask holds no token; allowed: at least one in each row")
     view = View.of(span, model.config.sliding_window)

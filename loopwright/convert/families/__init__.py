@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from loopwright.convert.families.dense import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
 from loopwright.convert.families.huginn import HUGINN
-from loopwright.convert.families.llama import LLAMA
-from loopwright.convert.families.mistral import MISTRAL
-from loopwright.convert.families.olmo2 import OLMO2
 from loopwright.convert.families.ouro import OURO
 from loopwright.convert.families.own import OWN
-from loopwright.convert.families.qwen2 import QWEN2
-from loopwright.convert.families.qwen3 import QWEN3
 from loopwright.convert.families.retrofitted import RETROFIT_LLAMA, RETROFIT_OLMO2
 from loopwright.convert.family import Family
 from loopwright.settings import suggest

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loopwright.data.checks import check_choice, check_count
 from loopwright.data.tasks.draw import Matrix, below
 from loopwright.data.tasks.table import EOS, PAD, PADDINGS, Alphabet, Rows
 from loopwright.data.tasks.task import Task
+from loopwright.values import check_choice, check_count
 
 ALPHABET = Alphabet([*"0123456789", "+", "=", " ", PAD, EOS])
 PLUS, EQUALS, SPACE, PADDING, END = ALPHABET.encode(f"+= {PAD}{EOS}")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loopwright.data.checks import check_choice
 from loopwright.data.tasks.draw import Matrix, below
 from loopwright.data.tasks.table import EOS, PAD, PADDINGS, Alphabet, Rows
 from loopwright.data.tasks.task import Task
+from loopwright.values import check_choice
 
 BASE = 10
 PAIRS = [f"{a}+{b}" for a in range(BASE) for b in range(BASE)]

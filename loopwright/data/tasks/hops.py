@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loopwright.data.checks import check_choice, check_count
 from loopwright.data.tasks.draw import Matrix, below, stream
 from loopwright.data.tasks.table import EOS, PAD, Alphabet, Rows
 from loopwright.data.tasks.task import Task
+from loopwright.values import check_choice, check_count, check_number
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MARK, NOWHERE, START = ">", "-", "^"
@@ -70,8 +70,7 @@ class Hops(Task):
             raise ValueError(
                 f"{where}: harder must be empty with count 'symbol' (got {list(harder)}): their symbols are not trained"
             )
-        if not 0 <= rising < 1:
-            raise ValueError(f"{where}: rising must be >= 0 and < 1 (got {rising})")
+        check_number(f"{where}: rising", rising, least=0, below=1)
         self.rising = rising
         said = [MARK, *([START] if self.in_place else [])] if self.counted else [str(group) for group in self.trained]
         self.alphabet = Alphabet([*LETTERS[:symbols], *said, *([NOWHERE] if self.in_place else []), PAD, EOS])

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from loopwright.data.batch import Progress, Splits
-from loopwright.data.checks import check_count, check_numbers
 from loopwright.data.tasks.draw import Matrix, apart, shares, shuffled, stream
 from loopwright.data.tasks.table import Alphabet, Rows, Table, stack
+from loopwright.values import check_count, check_numbers
 
 MOST_TOKENS = 2**30  # of all rows of a task, which are held in memory
 SPLITS = ("train", "valid", "test")

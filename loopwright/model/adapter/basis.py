@@ -21,6 +21,7 @@ from loopwright.model.adapter.effects import Effects
 from loopwright.model.adapter.target import Factored, FactorTable, Site, chosen_shapes, scale_of
 from loopwright.model.context import Pass
 from loopwright.model.part import StepIndex
+from loopwright.values import check_whole
 
 
 class BasisController(Conditioned, Factored):
@@ -44,8 +45,7 @@ class BasisController(Conditioned, Factored):
         targets: str | Sequence[str] = "linears",
     ) -> None:
         super().__init__("basis-controller", pooling, chunk, leak_future, pool_norm, dropout)
-        if count < 1:
-            raise ValueError(f"basis-controller: count {count}; allowed: at least 1")
+        check_whole("basis-controller: count", count, 1)
         shapes = chosen_shapes(site, targets, branches=False)
         self.names, self.rank, self.count = list(shapes), rank, count
         self.a = FactorTable(shapes, (site.layers,), rank * count, "a")

@@ -13,6 +13,7 @@ from loopwright.model.adapter.target import Site
 from loopwright.model.context import Pass, Place
 from loopwright.model.part import StepIndex, take
 from loopwright.settings import refuse_unknown
+from loopwright.values import check_number, check_whole
 
 POOL_NORMS = ("none", "rms")
 CHUNK = 64  # tokens of a chunk, where nothing is said
@@ -44,14 +45,12 @@ class Conditioned(Adapter):
                 f"{kind}: pooling 'sequence' leaks future tokens: losses are not likelihoods and generation is refused",
                 stacklevel=3,
             )
-        if chunk < 1:
-            raise ValueError(f"{kind}: chunk {chunk}; allowed: at least 1")
+        check_whole(f"{kind}: chunk", chunk, 1)
         if chunk != CHUNK and pooling != "chunk":  # files may spell the default out
             raise ValueError(f"{kind}: chunk {chunk}, and pooling is {pooling!r}; allowed: with pooling 'chunk'")
         if pool_norm != "none" and pooling == "none":
             raise ValueError(f"{kind}: pool_norm {pool_norm!r}, and pooling is 'none'; allowed: with one that reads the state")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"{kind}: dropout {dropout}; allowed: at least 0, below 1")
+        check_number(f"{kind}: dropout", dropout, least=0, below=1)
         self.pooling, self.chunk, self.leaks_future = pooling, chunk, leak_future
         self.pool_norm, self.dropout = pool_norm, dropout
 

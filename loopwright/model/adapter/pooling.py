@@ -51,8 +51,9 @@ def pool_sequence(x: Tensor, name: str, place: Place, p: Pass, chunk: int) -> Te
         raise ValueError("controller: pooling 'sequence' reads future tokens, so it cannot be cached; use prefix, chunk or token")
     if p.span.plain:
         return x.mean(1, keepdim=True)
-    assert p.span.valid is not None and p.span.first is not None
-    real = p.span.valid[..., None].to(x.dtype)
+    span = p.batch_span
+    assert span.valid is not None and span.first is not None
+    real = span.valid[..., None].to(x.dtype)
     return (x * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
 
 

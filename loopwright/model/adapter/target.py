@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from loopwright.model.adapter.effects import BRANCHES
 from loopwright.model.part import Part, StepIndex, take
 from loopwright.settings import refuse_unknown
+from loopwright.values import check_whole
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
@@ -71,8 +72,7 @@ class FactorTable(Part, nn.ParameterDict):
     def __init__(
         self, shapes: dict[str, tuple[int, int]], leading: tuple[int, ...], rank: int, side: str, *, zero: bool = False
     ) -> None:
-        if rank < 1:
-            raise ValueError(f"adapter: rank {rank}; allowed: at least 1")
+        check_whole("adapter: rank", rank, 1)
         size = {name: (rank, n) if side == "a" else (m, rank) for name, (m, n) in shapes.items()}
         super().__init__({name: nn.Parameter(torch.empty(*leading, *size[name])) for name in shapes})
         self.zero = zero

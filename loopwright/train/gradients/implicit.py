@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from loopwright.metrics.residual import relative_step
 from loopwright.model.context import Pass
 from loopwright.train.gradients.recompute import GradSteps, Recompute, Start, pull_back, step_parameters
+from loopwright.values import check_whole
 
 LIMIT = 1e-3  # of ‖Φ(s) − s‖ / ‖s‖, in the worst row
 
@@ -27,8 +28,7 @@ class Implicit:
     """
 
     def __init__(self, terms: int = 16) -> None:
-        if terms < 1:
-            raise ValueError(f"implicit: terms {terms}; allowed: at least 1")
+        check_whole("implicit: terms", terms, 1)
         self.terms = terms
         self.residual: float | None = None
 
@@ -47,7 +47,7 @@ class Implicit:
 
         with torch.no_grad():
             (s,) = steps.run(watched)
-        self.residual = float(relative_step(before, s, steps.p.span.valid).max())  # waits for the device, to refuse in time
+        self.residual = float(relative_step(before, s, steps.p.batch_span.valid).max())  # waits for the device, to refuse in time
         if not torch.is_grad_enabled():
             return [s]
         if not self.residual <= LIMIT:

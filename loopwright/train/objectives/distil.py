@@ -23,6 +23,7 @@ from loopwright.settings import build_kind, check_kind
 from loopwright.train.models import MODELS
 from loopwright.train.objectives.readout import Targets, find_targets, over_chunks, target_features, target_logits
 from loopwright.train.rollout import Objective, Rollout
+from loopwright.values import check_number
 
 
 class Distil(Objective):
@@ -48,10 +49,9 @@ class Distil(Objective):
     ) -> None:
         spec = {"kind": "load", "source": teacher} if isinstance(teacher, str) else teacher
         check_kind("objective (distil): teacher", spec, MODELS)
-        if temperature <= 0:
-            raise ValueError(f"objective (distil): temperature is {temperature}; allowed: above 0")
-        if weight < 0 or match < 0:
-            raise ValueError(f"objective (distil): weight is {weight}, match is {match}; allowed: at least 0")
+        check_number("objective (distil): temperature", temperature, above=0)
+        check_number("objective (distil): weight", weight, least=0)
+        check_number("objective (distil): match", match, least=0)
         if layers < 0 or (layers and not match):
             raise ValueError(
                 f"objective (distil): layers is {layers}, match is {match}; allowed: layers from 0, with a match above 0"

@@ -22,6 +22,7 @@ from loopwright.settings import Kinds, suggest
 from loopwright.train.objectives.distil import Distil, Shortcut
 from loopwright.train.objectives.readout import cross_entropies, find_targets, target_features
 from loopwright.train.rollout import Objective, Rollout
+from loopwright.values import check_number, check_whole
 
 Metrics = dict[str, Tensor]
 
@@ -36,10 +37,8 @@ class Final(Objective):
     reads = "last"
 
     def __init__(self, z_loss: float = 0.0, ahead: int = 1) -> None:
-        if z_loss < 0:
-            raise ValueError(f"objective (final): z_loss is {z_loss}; allowed: at least 0")
-        if ahead < 1:
-            raise ValueError(f"objective (final): ahead is {ahead}; allowed: at least 1, the next token")
+        check_number("objective (final): z_loss", z_loss, least=0)
+        check_whole("objective (final): ahead", ahead, 1)
         self.z_loss, self.ahead = z_loss, ahead
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, Metrics]:
@@ -68,8 +67,7 @@ class EveryStep(Objective):
         numbers = not isinstance(weights, str) and all(isinstance(w, int | float) and math.isfinite(w) for w in weights)
         if not isinstance(weights, str) and (not numbers or not weights or min(weights) < 0 or weights[-1] <= 0):
             raise ValueError(f"objective (every-step): weights is {weights}; allowed: numbers of at least 0, the last above 0")
-        if ratio <= 0:
-            raise ValueError(f"objective (every-step): ratio is {ratio}; allowed: above 0")
+        check_number("objective (every-step): ratio", ratio, above=0)
         self.weights, self.ratio = weights, ratio
 
     def step_weights(self, steps: int) -> list[float]:
@@ -107,8 +105,7 @@ class ExpectedExit(Objective):
     reads = "every"
 
     def __init__(self, beta: float = 0.05) -> None:
-        if beta < 0:
-            raise ValueError(f"objective (expected-exit): beta is {beta}; allowed: at least 0")
+        check_number("objective (expected-exit): beta", beta, least=0)
         self.beta = beta
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, Metrics]:
@@ -142,8 +139,7 @@ class ExitGateStage(Objective):
     reads = "every"
 
     def __init__(self, slope: float = 50.0, threshold: float = 0.005) -> None:
-        if slope <= 0:
-            raise ValueError(f"objective (exit-gate): slope is {slope}; allowed: above 0")
+        check_number("objective (exit-gate): slope", slope, above=0)
         self.slope, self.threshold = slope, threshold
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, Metrics]:
@@ -174,8 +170,7 @@ class Ponder(Objective):
     reads = "every"
 
     def __init__(self, weight: float = 0.01) -> None:
-        if weight < 0:
-            raise ValueError(f"objective (ponder): weight is {weight}; allowed: at least 0")
+        check_number("objective (ponder): weight", weight, least=0)
         self.weight = weight
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, Metrics]:

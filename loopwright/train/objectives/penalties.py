@@ -12,6 +12,7 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import Kinds, build_kind, check_form, check_kind, options_of, refuse_unknown, suggest
 from loopwright.train.objectives.jacobian import JacobianPenalty
 from loopwright.train.rollout import Penalty, Rollout
+from loopwright.values import check_number
 
 
 class StateChange(Penalty):
@@ -54,10 +55,9 @@ class Weighted:
         if weighting not in WEIGHTINGS:
             raise ValueError(f"{where}: weighting is {weighting!r}; {suggest(weighting, WEIGHTINGS)}")
         most = {"convex": 1.0, "add": float("inf")}[weighting]
-        if not 0 <= weight <= most:
-            raise ValueError(f"{where}: weight is {weight}; allowed: at least 0" + (" and at most 1" if most == 1 else ""))
-        if start < 0 or ramp < 0:
-            raise ValueError(f"{where}: start is {start}, ramp is {ramp}; allowed: at least 0")
+        check_number(f"{where}: weight", weight, least=0, most=1 if most == 1 else None)
+        check_number(f"{where}: start", start, least=0)
+        check_number(f"{where}: ramp", ramp, least=0)
         if start_accuracy is not None and not 0 < start_accuracy <= 1:
             raise ValueError(f"{where}: start_accuracy is {start_accuracy}; allowed: above 0 and at most 1")
         self.penalty, self.name, self.weight, self.weighting = penalty, name, weight, weighting

@@ -11,6 +11,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from loopwright.convert.family import listed
 from loopwright.train.optim.optimisers import spread, whole
+from loopwright.values import check_number, check_whole
 
 
 class Average:
@@ -69,10 +70,8 @@ class EMA:
     """The exponential moving average as a recipe names it."""
 
     def __init__(self, decay: float = 0.999, warmup: int = 0) -> None:
-        if not 0 <= decay < 1:
-            raise ValueError(f"average.decay must be >= 0 and < 1 (got {decay})")
-        if warmup < 0:
-            raise ValueError(f"average.warmup must be a number of updates >= 0 (got {warmup})")
+        check_number("average.decay", decay, least=0, below=1)
+        check_whole("average.warmup", warmup, 0)
         self.decay = decay
         self.warmup = warmup
 

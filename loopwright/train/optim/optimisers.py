@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from loopwright.model.norm import NORMS
 from loopwright.settings import Kinds, check_form, refuse_unknown
 from loopwright.train.optim.trainable import choose, counted, nearest
+from loopwright.values import check_choice, check_number
 
 DECAYS = ("matrices", "all")
 MUON_STACKS = ("prelude", "core", "coda", "injection")
@@ -158,11 +159,11 @@ class AdamW:
         parts: dict[str, Any] | None = None,
         train: list[str] | None = None,
     ) -> None:
-        self.lr = _above_zero("lr", lr)
+        self.lr = check_number("optim.lr", lr, above=0)
         self.betas = _betas(betas)
-        self.eps = _above_zero("eps", eps)
-        self.weight_decay = _from_zero("weight_decay", weight_decay)
-        self.decay = _choice("decay", decay, DECAYS)
+        self.eps = check_number("optim.eps", eps, above=0)
+        self.weight_decay = check_number("optim.weight_decay", weight_decay, least=0)
+        self.decay = check_choice("optim", "decay", decay, DECAYS)
         self.parts = _read_parts(parts or {})
         self.train = _read_patterns(train)
 
@@ -210,10 +211,10 @@ class Muon:
         parts: dict[str, Any] | None = None,
         train: list[str] | None = None,
     ) -> None:
-        self.lr = _above_zero("lr", lr)
-        self.momentum = _below_one("momentum", momentum)
-        self.scale = _choice("scale", scale, ("original", "match_rms_adamw"))
-        self.rest = AdamW(_above_zero("adam_lr", adam_lr), betas, eps, weight_decay, decay, parts, train)
+        self.lr = check_number("optim.lr", lr, above=0)
+        self.momentum = check_number("optim.momentum", momentum, least=0, below=1)
+        self.scale = check_choice("optim", "scale", scale, ("original", "match_rms_adamw"))
+        self.rest = AdamW(check_number("optim.adam_lr", adam_lr, above=0), betas, eps, weight_decay, decay, parts, train)
 
     def prepare(self, model: nn.Module) -> None:
         """Freezes, and gives everything trainable fp32 master weights, as AdamW's own does."""
@@ -342,7 +343,7 @@ def _read_parts(parts: Mapping[str, Any]) -> dict[str, Part]:
         for name, form in (("lr", "float"), ("weight_decay", "float"), ("freeze", "bool")):
             if name in data:
                 check_form(f"{where}: {name}", data[name], form)
-                _from_zero(f"parts.{pattern}.{name}", data[name])
+                check_number(f"optim.parts.{pattern}.{name}", data[name], least=0)
         found[pattern] = Part(**data)
     return found
 
@@ -355,34 +356,11 @@ def _read_patterns(patterns: Sequence[str] | None) -> list[str] | None:
     return list(patterns)
 
 
-def _above_zero(name: str, value: float) -> float:
-    if not value > 0:
-        raise ValueError(f"optim.{name} must be > 0 (got {value})")
-    return value
-
-
-def _from_zero(name: str, value: float) -> float:
-    if not value >= 0:
-        raise ValueError(f"optim.{name} must be >= 0 (got {value})")
-    return value
-
-
-def _below_one(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ValueError(f"optim.{name} must be >= 0 and < 1 (got {value!r})")
-    return value
-
-
 def _betas(values: Sequence[float]) -> tuple[float, float]:
     if not isinstance(values, list | tuple) or len(values) != 2:
         raise ValueError(f"optim.betas must be two numbers >= 0 and < 1 (got {values!r})")
-    return float(_below_one("betas", values[0])), float(_below_one("betas", values[1]))
-
-
-def _choice(name: str, value: str, allowed: Sequence[str]) -> str:
-    if value not in allowed:
-        raise ValueError(f"optim: {name} is {value!r}; allowed: {', '.join(allowed)}")
-    return value
+    first, second = (float(check_number("optim.betas", value, least=0, below=1)) for value in values)
+    return first, second
 
 
 OPTIMISERS = Kinds("optim", {"adamw": AdamW, "muon": Muon}, offers=["prepare", "__call__"])

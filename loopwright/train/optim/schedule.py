@@ -12,13 +12,14 @@ import math
 from collections.abc import Callable
 
 from loopwright.settings import Kinds
+from loopwright.values import check_number, check_whole
 
 
 class Constant:
     """The full rate after the warm-up."""
 
     def __init__(self, warmup: int = 0) -> None:
-        self.warmup = _count("warmup", warmup)
+        self.warmup = check_whole("schedule.warmup", warmup, 0)
 
     def __call__(self, update: int, updates: int) -> float:
         """Returns the factor of one update."""
@@ -29,8 +30,8 @@ class Cosine:
     """Half a cosine from the full rate down to `floor` of it."""
 
     def __init__(self, warmup: int = 0, floor: float = 0.0) -> None:
-        self.warmup = _count("warmup", warmup)
-        self.floor = _share("floor", floor)
+        self.warmup = check_whole("schedule.warmup", warmup, 0)
+        self.floor = check_number("schedule.floor", floor, least=0, most=1)
 
     def __call__(self, update: int, updates: int) -> float:
         """Returns the factor of one update."""
@@ -42,8 +43,8 @@ class Linear:
     """A straight line from the full rate down to `floor` of it."""
 
     def __init__(self, warmup: int = 0, floor: float = 0.0) -> None:
-        self.warmup = _count("warmup", warmup)
-        self.floor = _share("floor", floor)
+        self.warmup = check_whole("schedule.warmup", warmup, 0)
+        self.floor = check_number("schedule.floor", floor, least=0, most=1)
 
     def __call__(self, update: int, updates: int) -> float:
         """Returns the factor of one update."""
@@ -55,9 +56,9 @@ class WarmupStableDecay:
     """The full rate, then down to `floor` of it over the last `decay` updates, along a straight line or 1 − √progress."""
 
     def __init__(self, decay: int, warmup: int = 0, shape: str = "linear", floor: float = 0.0) -> None:
-        self.warmup = _count("warmup", warmup)
-        self.decay = _count("decay", decay)
-        self.floor = _share("floor", floor)
+        self.warmup = check_whole("schedule.warmup", warmup, 0)
+        self.decay = check_whole("schedule.decay", decay, 0)
+        self.floor = check_number("schedule.floor", floor, least=0, most=1)
         if shape not in SHAPES:
             raise ValueError(f"schedule: shape is {shape!r}; allowed: {', '.join(SHAPES)}")
         self.shape = shape
@@ -77,18 +78,6 @@ def _progress(update: int, begin: int, end: int) -> float:
     if update < begin:
         return 0.0
     return 1.0 if update >= end else (update - begin) / (end - begin)
-
-
-def _count(name: str, value: int) -> int:
-    if value < 0:
-        raise ValueError(f"schedule.{name} must be a number of updates >= 0 (got {value})")
-    return value
-
-
-def _share(name: str, value: float) -> float:
-    if not 0 <= value <= 1:
-        raise ValueError(f"schedule.{name} must be between 0 and 1 (got {value})")
-    return value
 
 
 # how far the rate has still to fall, by progress

@@ -165,7 +165,7 @@ def test_mistakes_are_one_line(tmp_path):
     for prompts in ([], [[1], []]):
         with pytest.raises(ValueError, match="an empty prompt, or none at all"):
             trace_prompts(model, prompts, tmp_path)
-    with pytest.raises(ValueError, match="batch: 0; allowed"):
+    with pytest.raises(ValueError, match=r"batch must be a whole number >= 1 \(got 0\)"):
         trace_prompts(model, PROMPTS, tmp_path, batch=0)
     with pytest.raises(FileNotFoundError, match="there is no such trace"):
         load_trace(tmp_path / "none")

@@ -65,7 +65,7 @@ def test_a_normed_pool_is_not_ruled_by_one_large_token(kind, pooling):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dropout": 1.0}, r"dropout 1.0; allowed: at least 0, below 1"),
+        ({"dropout": 1.0}, r"dropout must be >= 0 and < 1 \(got 1.0\)"),
         ({"dropout": -0.1}, r"dropout is -0.1; allowed: from 0"),
         ({"pool_norm": "rsm"}, "pool_norm: unknown 'rsm'; did you mean 'rms'"),
         ({"chunk": 0}, "chunk is 0; allowed: a whole number from 1"),

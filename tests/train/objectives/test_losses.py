@@ -116,7 +116,7 @@ def test_final_two_ahead_is_what_labels_shifted_twice_train():
     assert objective("final", ahead=2)(model, rolled(model, batch, 2))[0].item() == pytest.approx(twice.item(), rel=1e-5)
     once = objective("final", ahead=1)(model, rolled(model, batch, 2))[0]
     assert once.item() == pytest.approx(model(ids, depth=2, labels=ids).loss.item(), rel=1e-5)
-    with pytest.raises(ValueError, match="ahead is 0; allowed: at least 1"):
+    with pytest.raises(ValueError, match=r"ahead must be a whole number >= 1 \(got 0\)"):
         objective("final", ahead=0)
 
 
@@ -360,14 +360,14 @@ def test_halting_needs_every_step(kind, name):
 @pytest.mark.parametrize(
     ("kind", "options", "complaint"),
     [
-        ("final", {"z_loss": -1.0}, "z_loss is -1.0; allowed: at least 0"),
+        ("final", {"z_loss": -1.0}, r"z_loss must be >= 0 \(got -1.0\)"),
         ("every-step", {"weights": "linaer"}, "weights is 'linaer'; did you mean 'linear'"),
         ("every-step", {"weights": []}, r"weights is \[\]"),
         ("every-step", {"weights": [1.0, 0.0]}, "the last above 0"),
         ("every-step", {"weights": [-1.0, 1.0]}, "at least 0"),
-        ("every-step", {"ratio": 0.0}, "ratio is 0.0; allowed: above 0"),
-        ("expected-exit", {"beta": -0.1}, "beta is -0.1"),
-        ("exit-gate", {"slope": 0.0}, "slope is 0.0"),
+        ("every-step", {"ratio": 0.0}, r"ratio must be > 0 \(got 0.0\)"),
+        ("expected-exit", {"beta": -0.1}, r"beta must be >= 0 \(got -0.1\)"),
+        ("exit-gate", {"slope": 0.0}, r"slope must be > 0 \(got 0.0\)"),
         ("ponder", {"weight": -1.0}, "weight is -1.0"),
         ("every-step", {"weight": "linear"}, "did you mean 'weights'"),
     ],

@@ -58,8 +58,8 @@ def test_every_update_moves_and_none_is_above_the_full_rate(spec: dict[str, Any]
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"kind": "cosine", "warmup": -1}, r"schedule\.warmup must be a number of updates >= 0 \(got -1\)"),
-        ({"kind": "linear", "floor": 1.5}, r"schedule\.floor must be between 0 and 1 \(got 1.5\)"),
+        ({"kind": "cosine", "warmup": -1}, r"schedule\.warmup must be a whole number >= 0 \(got -1\)"),
+        ({"kind": "linear", "floor": 1.5}, r"schedule\.floor must be >= 0 and <= 1 \(got 1.5\)"),
         ({"kind": "wsd", "decay": 3, "shape": "cubic"}, "shape is 'cubic'; allowed: linear, cosine, sqrt"),
         ({"kind": "wsd"}, "missing decay"),
         ({"kind": "cosine", "warmups": 3}, "did you mean 'warmup'"),
