@@ -343,7 +343,8 @@ def _read_parts(parts: Mapping[str, Any]) -> dict[str, Part]:
         for name, form in (("lr", "float"), ("weight_decay", "float"), ("freeze", "bool")):
             if name in data:
                 check_form(f"{where}: {name}", data[name], form)
-                check_number(f"optim.parts.{pattern}.{name}", data[name], least=0)
+                if form == "float":
+                    check_number(f"optim.parts.{pattern}.{name}", data[name], least=0)
         found[pattern] = Part(**data)
     return found
 

@@ -85,7 +85,7 @@ def test_progress_counts_questions():
         ([[1], []], {}, "number 2 has no tokens"),
         ([[1] * 127], {}, "has 129 tokens; the model's context holds 128"),
         ([[1]], {"depth": 4}, "depth: 4; allowed: at least 5"),
-        ([[1]], {"batch": 0}, "batch must be a whole number >= 1"),
+        ([[1]], {"batch": 0}, "batch: 0; allowed: at least 1"),
     ],
 )
 def test_bad_input(questions, given, words):

@@ -189,7 +189,7 @@ def test_vocabulary_width_and_depth_must_fit():
         ({"teacher": {"kind": "load"}}, r"objective \(distil\): teacher \(load\): missing source"),
         ({"teacher": {"load": "folder"}}, "not a mapping with a 'kind'"),
         ({"teacher": PRESET, "temperature": 0.0}, r"temperature must be > 0 \(got 0.0\)"),
-        ({"teacher": PRESET, "weight": -1.0}, "weight is -1.0"),
+        ({"teacher": PRESET, "weight": -1.0}, r"weight must be >= 0 \(got -1.0\)"),
         ({"teacher": PRESET, "match": -1.0}, r"match must be >= 0 \(got -1.0\)"),
         ({"teacher": PRESET, "match": 1.0, "layers": -1}, "layers is -1"),
         ({"teacher": PRESET, "layers": 2}, "layers is 2, match is 0.0; allowed: layers from 0, with a match above 0"),

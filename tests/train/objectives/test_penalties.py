@@ -199,7 +199,7 @@ def test_options_of_penalty_and_schedule_stand_side_by_side():
         ({"kind": "state-change", "weighting": "sum"}, "weighting is 'sum'; allowed: add, convex"),
         ({"kind": "state-change", "weight": 1.5}, r"weight must be >= 0 and <= 1 \(got 1.5\)"),
         ({"kind": "state-change", "weight": -1.0, "weighting": "add"}, r"weight must be >= 0 \(got -1.0\)"),
-        ({"kind": "state-change", "start": -1}, "start is -1"),
+        ({"kind": "state-change", "start": -1}, r"start must be >= 0 \(got -1\)"),
         ({"kind": "state-change", "ramp": -1}, r"ramp must be >= 0 \(got -1\)"),
         ({"kind": "state-change", "start_accuracy": 99.0}, "start_accuracy is 99.0; allowed: above 0 and at most 1"),
     ],
