@@ -27,10 +27,11 @@ def is_number(value: Any, least: float = -MOST_NUMBER, most: float = MOST_NUMBER
 
 
 def check_whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Returns a whole number between two others, both included."""
-    if not is_whole(value, -math.inf if least is None else least, math.inf if most is None else most):
-        bounds = [f"{sign} {bound:,}" for sign, bound in ((">=", least), ("<=", most)) if bound is not None]
-        raise ValueError(f"{name} must be a whole number{' ' * bool(bounds)}{' and '.join(bounds)} (got {shown(value)})")
+    """Returns a whole number between two others, both included; a refusal names the bound that was crossed."""
+    if not is_whole(value, -math.inf if least is None else least):
+        raise ValueError(f"{name} must be a whole number{'' if least is None else f' >= {least:,}'} (got {shown(value)})")
+    if most is not None and value > most:
+        raise ValueError(f"{name} must be at most {most:,} (got {shown(value)})")
     return value
 
 

@@ -34,9 +34,9 @@ def test_what_fits_comes_back() -> None:
 @pytest.mark.parametrize(
     ("check", "arguments", "message"),
     [
-        (check_count, (2, 3), r"here: x must be a whole number >= 3 and <= 2,147,483,647 \(got 2\)"),
-        (check_count, (True,), r"here: x must be a whole number >= 0 and <= 2,147,483,647 \(got True\)"),
-        (check_count, ("2",), r"here: x must be a whole number >= 0 and <= 2,147,483,647 \(got '2'\)"),
+        (check_count, (2, 3), r"here: x must be a whole number >= 3 \(got 2\)"),
+        (check_count, (True,), r"here: x must be a whole number >= 0 \(got True\)"),
+        (check_count, ("2",), r"here: x must be a whole number >= 0 \(got '2'\)"),
         (check_numbers, ([0],), r"here: x must be a list of whole numbers >= 1 \(got \[0\]\)"),
         (check_numbers, ("12",), r"here: x must be a list of whole numbers >= 1 \(got '12'\)"),
         (check_numbers, (4,), r"here: x must be a list of whole numbers >= 1 \(got 4\)"),
@@ -52,7 +52,7 @@ def test_refusals(check: Callable[..., Any], arguments: tuple[Any, ...], message
 
 def test_counts_and_lengths_have_a_bound():
     for value in (2**31, 10**400):
-        with pytest.raises(ValueError, match=r"^here: rows must be a whole number >= 0 and <= 2,147,483,647 \(got .*\)$"):
+        with pytest.raises(ValueError, match=r"^here: rows must be at most 2,147,483,647 \(got .*\)$"):
             check_count("here", "rows", value)
     with pytest.raises(ValueError, match=r"^here: digits must be whole numbers of at most 4,096 \(got .*\)$"):
         check_numbers("here", "digits", [1, 10**9])

@@ -144,7 +144,7 @@ def test_directions_leave_the_common_generator_alone():
     [
         ({"k": 0}, "k is 0"),
         ({"k": 9, "krylov": 8}, "k is 9"),
-        ({"restarts": -1}, "restarts -1"),
+        ({"restarts": -1}, r"restarts must be a whole number >= 0"),
         ({"products": "x"}, "products 'x'"),
     ],
 )

@@ -368,7 +368,7 @@ def test_halting_needs_every_step(kind, name):
         ("every-step", {"ratio": 0.0}, r"ratio must be > 0 \(got 0.0\)"),
         ("expected-exit", {"beta": -0.1}, r"beta must be >= 0 \(got -0.1\)"),
         ("exit-gate", {"slope": 0.0}, r"slope must be > 0 \(got 0.0\)"),
-        ("ponder", {"weight": -1.0}, "weight is -1.0"),
+        ("ponder", {"weight": -1.0}, r"weight must be >= 0 \(got -1.0\)"),
         ("every-step", {"weight": "linear"}, "did you mean 'weights'"),
     ],
 )
