@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.settings import merge, parse_overrides, read_yaml, refuse_unknown, suggest
+from loopwright.settings import Given, merge, parse_overrides, read_yaml, refuse_unknown, suggest
 
 NAMES = st.text("abcxyz", min_size=1, max_size=4)
 PLAIN = st.one_of(st.integers(-9, 9), st.booleans(), st.floats(-9, 9), NAMES)
@@ -113,3 +113,8 @@ def test_merge_is_idempotent_and_changes_nothing_in_place(old, changes):
 @given(st.dictionaries(NAMES, st.integers(-99, 99), min_size=1, max_size=4))
 def test_flat_overrides_round_trip(values):
     assert parse_overrides(f"{name}={value}" for name, value in values.items()) == values
+
+
+def test_what_was_passed_from_python_is_never_built_from_a_recipe() -> None:
+    with pytest.raises(ValueError, match=r"the data \(Mine\) was passed from Python, so the recipe cannot build it; pass it again"):
+        Given("the data (Mine)")

@@ -15,8 +15,7 @@ from loopwright.data.tasks.columns import Columns
 from loopwright.data.tasks.hops import Hops
 from loopwright.data.tasks.stories import Stories
 from loopwright.data.text import Hub, Text
-from loopwright.given import Given
-from loopwright.settings import Kinds, build_kind, check_kind
+from loopwright.settings import Given, Kinds, build_kind, check_kind
 from loopwright.untrusted import user_path
 
 

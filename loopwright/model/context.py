@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from loopwright.model.rows import PooledRows, RowSpan
 
 
+STACKS = ("prelude", "core", "coda")
+
+
 @dataclass(frozen=True)
 class Place:
-    """Where in the network: the stack ("prelude", "core" or "coda"), the step (an int or one per row) and the layer."""
+    """Where in the network: one of the stacks, the step (an int or one per row) and the layer."""
 
     stack: str
     step: int | Tensor

@@ -12,10 +12,8 @@ from transformers.modeling_outputs import ModelOutput
 
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
-from loopwright.model.context import Place
+from loopwright.model.context import STACKS, Place
 from loopwright.model.span import Span
-
-STACKS = ("prelude", "core", "coda")
 
 
 @dataclass

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from loopwright.model.context import Expected
+from loopwright.model.context import STACKS, Expected
 from loopwright.model.filled import refusal
 from loopwright.model.room import check_room
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
-
-STACKS = ("prelude", "core", "coda")
 
 
 class Cells:

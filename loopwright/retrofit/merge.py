@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from loopwright.convert.load import empty_model
 from loopwright.model.adapter import ADAPTERS, stack_of
 from loopwright.model.adapter.effects import BRANCHES, Adapter
-from loopwright.model.adapter.target import STACKS, map_shapes
+from loopwright.model.adapter.target import map_shapes
 from loopwright.model.config import PARTS, LoopedConfig
+from loopwright.model.context import STACKS
 from loopwright.model.looped import LoopedForCausalLM, plain_config
 
 # what makes a core more than layers that run once, where it is not as in a plain model

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from loopwright.convert.load import empty_model
 from loopwright.convert.parts import divided
 from loopwright.model.config import LoopedConfig
+from loopwright.model.context import STACKS
 from loopwright.model.gate import GATES
 from loopwright.model.injection import INJECTIONS
 from loopwright.model.looped import LoopedForCausalLM
@@ -158,7 +159,7 @@ def _config(source: LoopedConfig, layout: Layout, plan: Plan) -> LoopedConfig:
         parts["gate"] = GATES[plan.gate["kind"]].fitted(plan.gate, layout.depth)
     if parts["final_norm"]["kind"] == "none" != source.final_norm["kind"] and plan.end_norm != "every":
         raise ValueError(f"final_norm: none, with end_norm {plan.end_norm!r}; allowed: with 'every', which then takes the source's")
-    stacks = {f"{name}_layers": len(getattr(layout, name)) for name in ("prelude", "core", "coda")}
+    stacks = {f"{name}_layers": len(getattr(layout, name)) for name in STACKS}
     fields = {**source.to_dict(), **parts, **stacks, "depth": layout.depth}
     steps = layout.depth if plan.max_steps is None and _has_step_tables(plan) else plan.max_steps
     made = LoopedConfig(**{**fields, "max_steps": steps})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loopwright.model.adapter import ADAPTERS, stack_of
+from loopwright.model.context import STACKS
 from loopwright.model.state import huginn_std
 from loopwright.retrofit.bases import HOWS, METHODS
 from loopwright.retrofit.layout import Layout
@@ -105,7 +106,7 @@ SYSTEMS: dict[str, System] = {
         "the truncated model, not looped, with low-rank adapters on every layer", "truncated",
         {
             "layout": {"kind": "ouroboros"}, "depth": 1,
-            "adapters": [{"kind": "low-rank", "rank": 8, "stack": stack} for stack in ("prelude", "core", "coda")],
+            "adapters": [{"kind": "low-rank", "rank": 8, "stack": stack} for stack in STACKS],
         },
         at_depth=1,
     ),
@@ -159,7 +160,7 @@ def make_plan(system: str, changes: Mapping[str, Any]) -> Plan:
     over each adapter of the system, a list replaces them.
     """
     base, changes = dict(find_system(system).plan), dict(changes)
-    stacks = {name: changes.pop(name, None) for name in ("prelude", "core", "coda")}
+    stacks = {name: changes.pop(name, None) for name in STACKS}
     stacks = {name: value for name, value in stacks.items() if value is not None}
     if isinstance(changes.get("layout"), str):
         changes["layout"] = {"kind": changes["layout"]}

@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
-from loopwright.given import Given
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import preset
 from loopwright.retrofit.surgery import convert, freeze_base
 from loopwright.retrofit.systems import find_system, make_plan
-from loopwright.settings import merge
+from loopwright.settings import Given, merge
 from loopwright.source import load
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from loopwright.analysis.trace.places import Places
-from loopwright.model.adapter.target import STACKS
 from loopwright.model.config import LoopedConfig
+from loopwright.model.context import STACKS
 from loopwright.model.tap import POINTS, Tap
 
 Place = tuple[str, int, int]  # stack, step, layer

@@ -10,7 +10,8 @@ from loopwright.model.adapter.diagonal import Controller, StaticDiagonal
 from loopwright.model.adapter.effects import Adapter
 from loopwright.model.adapter.lowrank import ABBA, LowRank
 from loopwright.model.adapter.signal import SinusoidalStep
-from loopwright.model.adapter.target import STACKS, Site
+from loopwright.model.adapter.target import Site
+from loopwright.model.context import STACKS
 from loopwright.settings import Kinds, build_kind, check_kind
 
 if TYPE_CHECKING:

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
 
 
-STACKS = ("prelude", "core", "coda")
-
-
 @dataclass(frozen=True)
 class Site:
     """Where an adapter stands: a stack of a model."""

@@ -14,11 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loopwright.given import Given
 from loopwright.model.halting import HALTINGS
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.output import weighted_sum
-from loopwright.settings import Kinds, suggest
+from loopwright.settings import Given, Kinds, suggest
 from loopwright.train.objectives.distil import Distil, Shortcut
 from loopwright.train.objectives.readout import cross_entropies, find_targets, target_features
 from loopwright.train.rollout import Objective, Rollout
