@@ -359,7 +359,8 @@ TWICE = Layout((), (*range(LAYERS), *range(LAYERS)), (), tuple((layer, (layer + 
             for system in ("ouro", "refiner", "repeat", "upcycle")
             for start in ("average", "stepwise")
         ],
-        *[("gate-only", {"seed": seed}, f"retrofit: seed is {seed}; allowed: a whole number") for seed in (None, True, 1.5, 2**64)],
+        *[("gate-only", {"seed": seed}, rf"seed must be a whole number >= 0 \(got {seed}\)") for seed in (None, True, 1.5)],
+        ("gate-only", {"seed": 2**64}, "seed must be at most 18,446,744,073,709,551,615"),
     ],
 )
 def test_mistakes_are_one_line(system: str, changes: dict[str, Any], message: str) -> None:
