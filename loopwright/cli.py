@@ -14,6 +14,7 @@ import typer
 
 from loopwright.cli_runs import analyze, chat, compare, demo, evaluate, recipes, train
 from loopwright.exits import ending
+from loopwright.imports import own_files
 from loopwright.interrupt import second_ends_at_once
 from loopwright.options import (
     Depth,
@@ -240,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     # typer brings its own click or uses the package, by version; either way this is the base of all usage errors
     usage_error: Any = typer.BadParameter.__base__
-    ending(lambda: _run(words or ["--help"]), usage_error)
+    ending(lambda: _run(words or ["--help"]), usage_error, own_files)
 
 
 def _run(words: list[str]) -> Any:

@@ -8,18 +8,21 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, NoReturn
 
 MISTAKE, UNFORESEEN, INTERRUPTED, CLOSED = 2, 70, 130, 141  # 70: EX_SOFTWARE; above 128: what a signal gives (SIGINT, SIGPIPE)
+PACKAGE = str(Path(__file__).parent)
 LINE = 2000  # characters of a message; hostile files hold longer names
 _FULL = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
 
 
-def ending(work: Callable[[], Any], usage_error: type[BaseException]) -> NoReturn:
+def ending(work: Callable[[], Any], usage_error: type[BaseException], own_files: Callable[[], Collection[str]] = tuple) -> NoReturn:
     """Runs a command and exits: with what it returns where that is a number, else 0; a mistake is one line and 2.
 
-    What nobody thought of is one line too, which says where its traceback was written, and 70.
+    What nobody thought of is one line too, which says where its traceback was written, and 70. An error that arose in one of
+    `own_files`, which the user had imported, is the user's: its line is named.
     """
     try:
         result = work()
@@ -30,7 +33,9 @@ def ending(work: Callable[[], Any], usage_error: type[BaseException]) -> NoRetur
         _silence()
         sys.exit(CLOSED)
     except (ValueError, TypeError, OSError) as error:
-        fail(str(error) or type(error).__name__)
+        told = str(error) or type(error).__name__
+        place = _place_in(own_files(), error)
+        fail(f"{place}: {type(error).__name__}: {told}" if place else told)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except MemoryError as error:
@@ -39,7 +44,7 @@ def ending(work: Callable[[], Any], usage_error: type[BaseException]) -> NoRetur
     except Exception as error:
         if isinstance(error, RuntimeError) and _FULL.search(str(error)):
             fail(f"out of memory ({one_line(str(error))[:300]}); take less at once: a smaller model, batch, context or depth")
-        fail(_unforeseen(error), UNFORESEEN)
+        fail(*_unforeseen(error, _place_in(own_files(), error)))
     sys.exit(result if isinstance(result, int) else 0)
 
 
@@ -61,7 +66,15 @@ def _usage(error: Any) -> str:
     return f"{error.format_message()} (help: {error.ctx.command_path if error.ctx else 'loopwright'} --help)"
 
 
-def _unforeseen(error: Exception) -> str:
+def _place_in(files: Collection[str], error: BaseException) -> str | None:
+    """Returns where in one of the files an error arose: in none if we were called from there and found the mistake."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith((PACKAGE, *files))]
+    if not frames or frames[-1].filename not in files:
+        return None
+    return f"{os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno}, in {frames[-1].name}"
+
+
+def _unforeseen(error: Exception, place: str | None) -> tuple[str, int]:
     told = f"{type(error).__name__}: {str(error)[:300]}" if str(error) else type(error).__name__
     text = "".join(traceback.format_exception(error))
     try:
@@ -69,8 +82,10 @@ def _unforeseen(error: Exception) -> str:
             file.write(f"{' '.join(sys.argv)}\n\n{text}")
     except OSError:  # no room for it: then it goes where it can be read
         print(text, file=sys.stderr)
-        return f"an error that nobody foresaw: {told}; the traceback stands above"
-    return f"an error that nobody foresaw: {told}; the traceback is in {file.name}, please report it"
+        return f"an error that nobody foresaw: {told}; the traceback stands above", UNFORESEEN
+    if place:
+        return f"{place}: {told}; the traceback is in {file.name}", MISTAKE
+    return f"an error that nobody foresaw: {told}; the traceback is in {file.name}, please report it", UNFORESEEN
 
 
 def _silence() -> None:

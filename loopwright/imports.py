@@ -51,6 +51,11 @@ def noted_files() -> list[str]:
     return [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in _FILES]
 
 
+def own_files() -> list[str]:
+    """Returns the whole paths of the files that parts came from."""
+    return [str(path) for path in _FILES]
+
+
 def file_digests() -> dict[str, str]:
     """Returns the beginning of the sha256 of each file that parts came from: it differs where the file was changed."""
     digests = (hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else "gone" for path in _FILES)
@@ -64,7 +69,7 @@ def missing_files(named: object) -> str:
     if not missing:
         return ""
     again = " ".join(f"--import {shlex.quote(name)}" for name in dict.fromkeys(missing))
-    return f"; it was trained with parts of somebody's own: look at what they do, then give {again}"
+    return f"; it was trained with custom parts: look at what they do, then give {again}"
 
 
 def _is_loaded(path: Path) -> bool:

@@ -53,6 +53,22 @@ def test_an_error_nobody_thought_of_is_one_line_that_names_its_traceback(
     assert found and "KeyError: 'kind'" in Path(found[1]).read_text() and "test_exits.py" in Path(found[1]).read_text()
 
 
+@pytest.mark.parametrize(("code", "words"), [("modle.x", "NameError: name 'modle' is not defined"), ("len()", "TypeError: len()")])
+def test_an_error_in_a_file_of_the_users_own_names_its_line(
+    code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    mine, made = str(tmp_path / "mine.py"), {}
+    exec(compile(f"def late():\n    return {code}\n", mine, "exec"), made)
+    with pytest.raises(SystemExit) as stop:
+        ending(made["late"], UsageError, lambda: [mine])
+    printed = capsys.readouterr().err
+    assert stop.value.code == 2 and printed.startswith(f"loopwright: mine.py, line 2, in late: {words}")
+    assert "report it" not in printed
+    assert ends(made["late"]) == (2 if "len" in code else 70) and "mine.py" not in capsys.readouterr().err.split(";")[0]
+
+
 def test_a_traceback_that_cannot_be_written_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/no/such/folder")
     assert ends(raising(ZeroDivisionError())) == 70

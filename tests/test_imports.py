@@ -105,7 +105,7 @@ def test_what_is_missing_is_named_and_what_is_there_is_not(tmp_path: Path) -> No
     import_file("parts_here.py")
     assert missing_files(["parts_here.py"]) == missing_files(None) == missing_files("x.py") == missing_files([1]) == ""
     assert missing_files(["parts_here.py", "other.py"]) == (
-        "; it was trained with parts of somebody's own: look at what they do, then give --import other.py"
+        "; it was trained with custom parts: look at what they do, then give --import other.py"
     )
     assert len(missing_files([f"{i}" + "a" * 10_000 for i in range(1000)])) < 2000  # what a stranger's file says is cut
 

@@ -175,7 +175,7 @@ def test_arguments_that_no_place_gives_are_refused() -> None:
 
 def test_a_per_step_injection_is_asked_for_its_rows_checked_and_loaded_again(tmp_path: Path) -> None:
     register("injection", "mine")(Gains)
-    with pytest.raises(ValueError, match="max_steps is missing; injection hold one row per step"):
+    with pytest.raises(ValueError, match="max_steps is missing; needed by parts with one row of parameters per step: injection"):
         lw.LoopedConfig(**SMALL, injection={"kind": "mine"})
     with pytest.raises(ValueError, match=r"injection \(mine\): unknown 'gian'; did you mean 'gain'\? allowed: gain"):
         lw.LoopedConfig(**SMALL, max_steps=3, injection={"kind": "mine", "gian": 2.0})

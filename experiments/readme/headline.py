@@ -10,11 +10,11 @@ from experiments.readme import asura, hops, ouroboros, speed, stars
 
 SETTINGS = (
     "where its 95 % interval over three seeds excludes 0",
-    "Four-digit addition at depth 1,000, seeds side by side",
+    "Four digits at depth 1,000, seeds side by side",
     "when trained at fixed depth 4",
     "trained on 4 to 8 digits, it adds numbers of 64",
     "No gain was found beyond depth 1",
-    "SmolLM2-135M, cut from 30 to 15 layers",
+    "SmolLM2-135M was cut from 30 to 15 layers",
     "Ouro-1.4B's shape at depth 4 and batch 1",
     "of an H200",
 )
@@ -23,13 +23,14 @@ SETTINGS = (
 def claims() -> Iterator[str]:
     """Yields what the rows say."""
     yield f"{stars.exact_at('ours', 1000)} % right with"
-    yield f"{stars.exact_at('paper: random depth + penalty', 1000)} % with STARS as released"
+    released = stars.exact_at("paper: random depth + penalty", 1000)
+    yield f"{released} % with STARS (random depth and a penalty on the Jacobian of a step) as released"
     yield f"; {stars.exact_at('paper: fixed depth 4', 1000)} %"
     ahead, verdict, p = stars.released()
     yield f"{'better' if ahead else 'not better'} on each seed, {verdict} (p = {p:.2f} at depth 1,000)"
     yield f"At our settings {stars.without_penalty()} seeds are 100 % right without it as well"
     least, random, rows, seeds = stars.longer()
-    yield f"(at least {100 * least:.1f} % of {rows} rows with far carries, {seeds} seeds; random digits: {100 * min(random):.1f} %"
+    yield f"(at least {100 * least:.1f} % of {rows} rows with long carries, {seeds} seeds; random digits: {100 * min(random):.1f} %"
     yield f"against a blind controller, which knows only the step, {ouroboros.against_blind()}"
     looped, once, controller = (percent(ouroboros.share(name, "test")) for name in (BEST_STATIC, BEST_ONCE, BEST))
     apart, first = ouroboros.behind_once(BEST_STATIC)

@@ -118,3 +118,8 @@ class Splits:
     in_place: bool = False  # whether answers stand at the tokens they are about, so that there is nothing to decode
     tokenizer: Any = None  # transformers' own, of the text or of the task's symbols: what a checkpoint is saved with
     notes: Mapping[str, Any] = field(default_factory=dict)  # what a report may tell of the data: counts, what was left out
+
+    def __post_init__(self) -> None:
+        if self.tokenizer is not None and not callable(getattr(self.tokenizer, "save_pretrained", None)):  # asked for at every save
+            kind = type(self.tokenizer).__name__
+            raise TypeError(f"splits: tokenizer must be transformers' own, or Alphabet(symbols).tokenizer() (got {kind})")

@@ -73,10 +73,13 @@ def splits(
 
     Args:
         train, valid, tests: rows of token ids, or objects with `__len__` and `batch(indices)` (`lw.TokenRows` is one).
-        tokenizer: transformers' own; saved with every checkpoint, so that the model takes text as a prompt.
+        tokenizer: transformers' own, or `Alphabet(symbols).tokenizer()`; saved with every checkpoint, so that the model takes
+            text as a prompt.
         exact: whether an answer is right or wrong as a whole; if so, exact match is measured too.
         eos_id, pad_id: needed to decode exact answers; default: the tokenizer's.
     """
+    if tests is not None and not isinstance(tests, Mapping):
+        raise TypeError(f"tests must be named rows, such as {{'test': rows}} (got {type(tests).__name__})")
     taken = [name for name in tests or {} if name in ("train", "valid")]
     if taken:
         raise ValueError(f"tests: {taken[0]!r} is the name of another split; give the test another name")

@@ -49,9 +49,7 @@ class Tokenizer:
             return self.own(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False, **options)
         except Exception as error:  # a small vocabulary, such as a task's symbols, has no word for everything
             reason = first_line(error)
-            raise ValueError(
-                f"{self.source}: a text cannot be told in this tokenizer's words ({reason}); give another one"
-            ) from None
+            raise ValueError(f"{self.source}: a text has no tokens in this tokenizer ({reason}); give another one") from None
 
     def decode(self, ids: Any) -> str:
         """Returns the text of ids, control words included."""

@@ -65,7 +65,7 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, special: bool 
         words = sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])
         known = " ".join(repr(word) for word, _ in words[:SHOWN_WORDS]) + (" …" if len(words) > SHOWN_WORDS else "")
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"prompt: {prompt[:80]!r} cannot be told in this tokenizer's words ({reason}); allowed: {known}") from None
+        raise ValueError(f"prompt: {prompt[:80]!r} has no tokens in this tokenizer ({reason}); allowed: {known}") from None
 
 
 def encode_chat(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]], vocab_size: int) -> Tensor:

@@ -307,7 +307,7 @@ class LoopedConfig(PreTrainedConfig):
             if stack_of(spec) != "core" and not getattr(self, f"{stack_of(spec)}_layers"):
                 yield f"adapters[{i}] ({spec['kind']}): the {stack_of(spec)} has no layers; allowed: a stack that has some"
         if self.step_tables and self.max_steps is None:
-            yield f"max_steps is missing; {', '.join(self.step_tables)} hold one row per step"
+            yield f"max_steps is missing; needed by parts with one row of parameters per step: {', '.join(self.step_tables)}"
         if self.max_steps is not None and not self.step_tables:
             yield f"max_steps is {self.max_steps}, but nothing here holds one row per step"
         if self.max_steps is not None and self.beyond_max_steps == "refuse" and self.depth > self.max_steps:

@@ -72,7 +72,7 @@ def test_a_trained_task_is_asked_in_its_own_symbols(tmp_path: Path, capsys: pyte
         )
         assert printed.out == words.decode(expected[0, 6:], skip_special_tokens=True) + "\n"
         assert printed.err.endswith("[the sum is written from its last digit on: 12+34= 64 says that the sum is 46]\n")
-    with pytest.raises(ValueError, match=r"prompt: '12-34=' cannot be told in this tokenizer's words .*; allowed: '0' '1' .* '§'$"):
+    with pytest.raises(ValueError, match=r"prompt: '12-34=' has no tokens in this tokenizer .*; allowed: '0' '1' .* '§'$"):
         generate(str(outcome.folder.path), "12-34=")
 
 

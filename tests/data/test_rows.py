@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from loopwright.data.batch import IGNORED
 from loopwright.data.rows import TokenRows, splits
+from loopwright.data.tasks.table import EOS, PAD, Alphabet
 
 ROWS = st.lists(st.lists(st.integers(0, 30), min_size=2, max_size=7), min_size=1, max_size=6)
 
@@ -60,3 +61,10 @@ def test_splits_take_rows_tensors_and_sources() -> None:
 def test_a_test_cannot_take_the_name_of_another_split(name: str) -> None:
     with pytest.raises(ValueError, match=f"tests: '{name}' is the name of another split"):
         splits([[1, 2]], [[1, 2]], tests={name: [[3, 4]]})
+
+
+def test_tests_without_names_and_what_is_no_tokenizer_are_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="tests must be named rows"):
+        splits([[1, 2]], [[1, 2]], tests=[[1, 2]])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Alphabet\(symbols\).tokenizer\(\) \(got Alphabet\)"):
+        splits([[1, 2]], [[1, 2]], tokenizer=Alphabet(["a", PAD, EOS]))

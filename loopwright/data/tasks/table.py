@@ -23,7 +23,13 @@ class Alphabet:
     def __init__(self, symbols: Sequence[str], separator: str = "") -> None:
         self.symbols, self.separator = tuple(symbols), separator
         self._ids = {symbol: i for i, symbol in enumerate(self.symbols)}
-        assert len(self._ids) == len(self.symbols) <= 256, "symbols differ, and fit in a byte"
+        missing = [symbol for symbol in (PAD, EOS) if symbol not in self._ids]
+        if missing or not len(self._ids) == len(self.symbols) <= 256:
+            what = f"without {missing[0]!r}" if missing else f"{len(self.symbols)}, of which {len(self._ids)} differ"
+            raise ValueError(
+                f"alphabet: symbols must be at most 256, all different, {PAD!r} (padding) and {EOS!r} (the end) among them "
+                f"(got {what})"
+            )
 
     def __len__(self) -> int:
         return len(self.symbols)

@@ -68,6 +68,15 @@ def test_text_both_ways() -> None:
         LETTERS.encode("ad")
 
 
+@pytest.mark.parametrize(
+    ("symbols", "words"),
+    [(["a", EOS], f"without {PAD!r}"), (["a", PAD], f"without {EOS!r}"), (["a", "a", PAD, EOS], "4, of which 3 differ")],
+)
+def test_symbols_that_are_no_alphabet_are_refused(symbols: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Alphabet(symbols)
+
+
 def test_stack_mixes_rows_and_keeps_what_belongs_together() -> None:
     rows = [Rows(np.array([[i, 4]]), np.array([i]), np.array([i + 1]), np.array([i])) for i in range(3)]
     mixed = stack(rows, np.array([2, 0, 1]))
@@ -103,7 +112,7 @@ def test_a_task_has_a_tokenizer_with_its_ids(tmp_path: Path, kind: str) -> None:
             ids = table.ids[row, : table.lengths[row]].tolist()
             assert words(table.show(row)).input_ids == ids and words.decode(ids) == table.show(row)
         assert (words.eos_token_id, words.pad_token_id, len(words)) == (splits.eos_id, splits.pad_id, splits.vocab_size)
-        with pytest.raises(ValueError, match=r"prompt: '1 \?' cannot be told in this tokenizer's words .*; allowed: '"):
+        with pytest.raises(ValueError, match=r"prompt: '1 \?' has no tokens in this tokenizer .*; allowed: '"):
             token_ids(words, "1 ?")
 
 
