@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,6 +54,26 @@ def grouped(options: argparse.Namespace, groups: Mapping[str, Callable[[], Itera
         sys.exit(f"groups: unknown {unknown[0]!r}; allowed: {', '.join(groups)}")
     for name in names:
         yield from groups[name]()
+
+
+def as_line(result: Mapping[str, Any]) -> str:
+    """Returns a result as one line of JSON without spaces, numbers to seven significant digits: rows are kept in the repository."""
+    return json.dumps(rounded(result, 7), separators=(",", ":"))
+
+
+def columns(report: Any) -> dict[str, Any]:
+    """Returns a sweep over depths as plain data, without intervals and perplexity: no page reads them."""
+    left_out = ("loss_low", "loss_high", "perplexity", "exact_low", "exact_high")
+    return {name: value for name, value in asdict(report).items() if name not in left_out}
+
+
+def rounded(value: Any, digits: int) -> Any:
+    """Returns plain data with every number that is not whole cut to so many significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, Mapping):
+        return {key: rounded(each, digits) for key, each in value.items()}
+    return [rounded(each, digits) for each in value] if isinstance(value, list | tuple) else value
 
 
 def run_all(
@@ -98,7 +119,7 @@ def _serve(queue: Any, out: str, lock: Any, deadline: float, longest: Any, work:
             continue
         began = time.time()
         try:
-            line = json.dumps(work(run))
+            line = as_line(work(run))
         except Exception as error:  # one bad run must not take the others with it
             print(f"FAILED {run.name}: {type(error).__name__}: {error}", flush=True)
             continue

@@ -13,6 +13,7 @@ FOLDERS = ("loopwright", "tests", "benchmarks")
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 80
 LONGER = {"train": 120}
+BYTES_OF_RESULTS = 10_000_000
 
 # an import may point to an earlier row only, or stay inside its own package
 ROWS = [
@@ -268,6 +269,12 @@ def no_machine_in_files(root: Path) -> list[str]:
     return found
 
 
+def results_are_small(root: Path) -> list[str]:
+    """What the studies keep comes with every clone: rows are rounded and hold no more than pages, tables and figures read."""
+    size = sum(path.stat().st_size for path in (root / "experiments" / "results").rglob("*") if path.is_file())
+    return [f"experiments/results: {size:,} bytes; allowed: {BYTES_OF_RESULTS:,}"] if size > BYTES_OF_RESULTS else []
+
+
 def unread_fields(root: Path, fields: list[str]) -> list[str]:
     """Returns the fields that nothing reads from a config, the checks of the config itself apart."""
     checks = {"__post_init__", "_malformed", "_problems", "_part_problems"}
@@ -300,5 +307,5 @@ def unnamed_entries(root: Path, entries: dict[str, set[str]]) -> list[str]:
 
 RULES: list[Rule] = [
     imports_point_down, optional_packages_stay_home, files_are_short, functions_are_short, every_file_has_its_test,
-    public_names_have_docstrings, glossary_words, module_names, one_loop, no_hasattr, no_machine_in_files,
+    public_names_have_docstrings, glossary_words, module_names, one_loop, no_hasattr, no_machine_in_files, results_are_small,
 ]  # fmt: skip

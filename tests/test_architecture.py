@@ -41,6 +41,7 @@ from tests.rules import (
     one_loop,
     optional_packages_stay_home,
     public_names_have_docstrings,
+    results_are_small,
     unnamed_entries,
     unread_fields,
 )
@@ -138,6 +139,7 @@ PLANTS: list[tuple[Rule, str, str, str]] = [
     (one_loop, "loopwright/model/part.py", "for t in r:\n    s = step(s, e, t, p)\n", "loopwright/model/part.py: the module"),
     (one_loop, "loopwright/model/backbone.py", PUBLIC, "no loop over steps anywhere"),
     (no_hasattr, "loopwright/model/part.py", "x = hasattr(y, 'z')\n", "loopwright/model/part.py:1: hasattr"),
+    (results_are_small, "experiments/results/x/runs.jsonl", "0" * 10_000_001, "10,000,001 bytes; allowed: 10,000,000"),
     (no_machine_in_files, "docs/notes.md", "Data lie in /" + "home/me/data.\n", "docs/notes.md:1: /" + "home/m"),
 ]
 

@@ -4,13 +4,13 @@ prints the tables of all that the file holds."""
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from experiments.pages import Result, last_of_each
+from experiments.side_by_side import as_line
 
 
 def read_questions(tokenizer: Any, data: str, examples: int) -> list[list[int]]:
@@ -44,7 +44,7 @@ def carry_out(
         for row in measured(source, **given):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(as_line(row) + "\n")
             took = f"{row['seconds']:6.1f} s  " if "seconds" in row else ""
             print(f"{took}{row['name']}", file=sys.stderr, flush=True)
     if path.is_file():

@@ -10,7 +10,6 @@ already are not run again.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from experiments.inside.claims import WORD, Cell, Claim, cells, judge
 from experiments.inside.page import write_page
 from experiments.inside.plan import MAIN_START, STEPS, Row, build, prompts, rows
 from experiments.pages import last_of_each
-from experiments.side_by_side import run_all
+from experiments.side_by_side import as_line, run_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +113,7 @@ def conclude(out: Path, wanted: Sequence[Row]) -> int:
     if missing:
         print(f"missing: {len(missing)} of {len(wanted)} models, {missing[0]} first; run the command again for the rest")
         return MISSING
-    write_whole(path, "".join(json.dumps(result) + "\n" for result in results))  # workers end in no fixed order
+    write_whole(path, "".join(as_line(result) + "\n" for result in results))  # workers end in no fixed order
     claims = judge(cells(results, MAIN_START))
     print(*map(said, claims), f"page: {write_page(out, results, claims)}", sep="\n")
     return 0 if all(claim.holds for claim in claims) else FAILED

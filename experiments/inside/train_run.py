@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.corpus import make_tokenizer, prepare, train_once
 from experiments.inside.train_plan import Row, rows
-from experiments.side_by_side import arguments, asked_for, run_all
+from experiments.side_by_side import arguments, asked_for, rounded, run_all
 
 DEPTHS = (1, 2, 4, 8, 16, 32)
 DEEP = 128
@@ -25,6 +25,9 @@ DEEP = 128
 READ = (
     "colsum", "mixing", "sink_rate", "any_sink_rate", "entropy", "norm", "step_norm", "fixed_norm", "fixed_cosine", "far_cosine",
 )  # fmt: skip
+BEYOND = ("colsum", "mixing", "sink_rate", "norm")  # of the deep trace; no entropy is taken there
+CLAIMED = ("colsum", "norm")  # of these the claims read numbers
+RESTS = ("fixed_cosine", "far_cosine", "fixed_norm", "step_norm")
 KEPT = "sandwich-4-injected,sandwich-4,control"
 
 
@@ -63,7 +66,9 @@ def carry_out(
         "origin": {key: value for key, value in origin().items() if key != "command"},
     }  # fmt: skip
     if looped:
-        found["deep"] = look_inside(model, ids, deep, stages=("attention", "residual", "lens", "fixed"))
+        found["deep"] = thinned(  # the figures are of the first seed
+            look_inside(model, ids, deep, stages=("attention", "residual", "lens", "fixed")), bands=row.seed == 0
+        )
     if keep is not None and row.seed == 0 and row.label in kept.split(","):
         import loopwright as lw
 
@@ -91,6 +96,18 @@ def look_inside(model: Any, ids: Any, depth: int | None = None, *, stages: tuple
     by_place = {name: found["by_place"][name] for name in READ if name in found["by_place"]}
     found.get("limits", {}).pop("orbit", None)
     return {**found, "by_place": by_place}
+
+
+def thinned(deep: dict[str, Any], *, bands: bool) -> dict[str, Any]:
+    """Returns of a deep trace what claims and figures read: curves that are only drawn to four significant digits, and spreads
+    only where bands are drawn."""
+    found = deep["by_place"]
+    by_place = {name: {"mean": found[name]["mean"]} for name in CLAIMED}
+    by_place |= {name: {"mean": rounded(found[name]["mean"], 4)} for name in (*BEYOND, *RESTS) if name not in CLAIMED}
+    for name in BEYOND if bands else ():
+        by_place[name]["std"] = rounded(found[name]["std"], 4)
+    by_step = {name: {"mean": rounded(each["mean"], 4)} for name, each in deep["by_step"].items()}
+    return {**deep, "by_place": by_place, "by_step": by_step}
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from experiments.inside import first_token, system_prompts
 from experiments.inside.figures_models import stages_of_models
 from experiments.inside.train_claims import CLAIMS, Case, Claim, Reading, readings
 from experiments.inside.train_plan import AROUND, CONTROL, STEPS, rows, written
+from experiments.inside.train_run import BEYOND, RESTS
 from experiments.pages import last_of_each, missing_part, signed, table
 from experiments.pages import percent as share
 from loopwright.analysis.figures.drawing import Curve
@@ -32,8 +33,6 @@ from loopwright.evaluate.heldout import HeldOut
 from loopwright.evaluate.paired import compare
 
 Run = Mapping[str, Any]
-BEYOND = ("colsum", "mixing", "sink_rate", "norm")  # of the deep trace; no entropy is taken there
-RESTS = ("fixed_cosine", "far_cosine", "fixed_norm", "step_norm")
 
 
 def read(paths: Iterable[str]) -> list[Run]:

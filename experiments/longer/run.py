@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments.side_by_side import as_line, columns
 from loopwright.analysis.figures.training import length_by_depth_heatmap
 from loopwright.data.batch import FirstRows, Source
 from loopwright.data.tasks.columns import ALPHABET, Columns
@@ -87,7 +87,7 @@ def carry_out(arm: str, seed: int, changes: Sequence[str], rows: int) -> dict[st
     }
     sources |= {kind: {f"length-{n}": table(kind, n, rows) for n in LENGTHS} for kind in KINDS if kind != "stretches"}
     found = {
-        kind: {name: asdict(sweep(model, source, depths=DEPTHS, batch_size=rows, exact=True)) for name, source in held.items()}
+        kind: {name: columns(sweep(model, source, depths=DEPTHS, batch_size=rows, exact=True)) for name, source in held.items()}
         for kind, held in sources.items()
     }
     batch = table("stretches", LENGTHS[-1], ROWS_OF_A_RADIUS).batch(range(ROWS_OF_A_RADIUS)).to(model.device)
@@ -163,7 +163,7 @@ def main() -> None:
             line = carry_out(arm, seed, [f"data.test={options.rows * 5}", *options.change], options.rows)
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(as_line(line) + "\n")
             print(f"{line['name']}: {line['train_seconds']:.0f} s, solved at {line['solved_at']}, cost {line['cost']}", flush=True)
 
 

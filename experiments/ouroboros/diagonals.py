@@ -36,7 +36,8 @@ def spoken(model: LoopedForCausalLM, passages: Passages, depth: int, rows: int =
 
 
 def parted(kinds: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Returns the means by kind and step, and the shares of the variance."""
+    """Returns the shares of the variance, and the size (RMS over the rank) by target and step: of each kind's mean, and of the
+    difference of the first two."""
     fewest = min(len(x) for x in kinds.values())
     x = torch.stack([x[:fewest] for x in kinds.values()])  # [kinds, passages, steps, targets, rank]
     whole, by_step, by_kind = x.mean((0, 1, 2)), x.mean((0, 1)), x.mean(1)
@@ -50,8 +51,12 @@ def parted(kinds: Mapping[str, Tensor]) -> dict[str, Any]:
         "passages_of_a_kind": fewest,
         "shares": {name: float(value / total) for name, value in between.items()},
         "size": float(x.pow(2).mean().sqrt()),
-        "means": {
-            name: [[[round(v, 4) for v in row] for row in step] for step in mean.tolist()]
-            for name, mean in zip(kinds, by_kind, strict=True)
-        },
+        "sizes": sizes(dict(zip(kinds, by_kind, strict=True))),
     }
+
+
+def sizes(means: Mapping[str, Tensor]) -> dict[str, list[list[float]]]:
+    """Returns the root mean square over the rank, by target and step, of means [steps, targets, rank] by kind."""
+    names = list(means)
+    apart = {f"{names[0]} less {names[1]}": means[names[0]] - means[names[1]]} if len(names) > 1 else {}
+    return {name: mean.pow(2).mean(-1).sqrt().T.tolist() for name, mean in {**means, **apart}.items()}

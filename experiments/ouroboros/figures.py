@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from experiments.ouroboros.answers import named
 from experiments.ouroboros.plan import NORMED
@@ -188,11 +187,7 @@ def difference_by_depth(against: Mapping[str, ByDepth], path: Path) -> str:
 def diagonal_maps(run: Result, path: Path) -> str:
     """Draws the size of a controller's diagonals by map and step: for each kind of text, and of the difference of two kinds."""
     said = run["diagonals"]
-    maps = {name: sizes(mean) for name, mean in said["means"].items()}
-    names = list(maps)
-    if len(names) > 1:
-        first, second = (said["means"][name] for name in names[:2])
-        maps[f"{names[0]} less {names[1]}"] = sizes(_less(first, second))
+    maps = said["sizes"]
     high = max(value for values in maps.values() for row in values for value in row)
     shares = ", ".join(f"{name} {100 * value:.0f} %" for name, value in said["shares"].items())
 
@@ -208,15 +203,3 @@ def diagonal_maps(run: Result, path: Path) -> str:
 
     draws = [partial(draw, name, f"variance: {shares}\n{name}" if i == 0 else name) for i, name in enumerate(maps)]
     return panels(draws, path, columns=1, height=2.5)
-
-
-def sizes(means: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
-    """Returns the root mean square over the rank, by target and step, of means by step, target and rank."""
-    by_step: list[list[float]] = [[math.sqrt(sum(v * v for v in row) / len(row)) for row in step] for step in means]
-    return [list(row) for row in zip(*by_step, strict=True)]
-
-
-def _less(first: Any, second: Any) -> Any:
-    if isinstance(first, list):
-        return [_less(a, b) for a, b in zip(first, second, strict=True)]
-    return first - second

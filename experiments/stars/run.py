@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.side_by_side import arguments, asked_for, grouped, run_all
+from experiments.side_by_side import arguments, asked_for, columns, grouped, run_all
 from experiments.stars.plan import GROUPS, Run
 
 NEAR, FAR = list(range(1, 101)), [100, 128, 200, 300, 500, 700, 1000]
@@ -59,7 +58,7 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
         "train_seconds": trained, "mean_update_ms": 1e3 * sum(seconds) / len(seconds), "solved_at": outcome.progress.solved_at,
         "skipped": outcome.progress.skipped, "loss": _thinned(rows, "loss"), "jacobian": _thinned(rows, "jacobian"),
         "looks": [[row["update"], {d: v["exact"] for d, v in row["valid"].items()}] for row in log if "valid" in row],
-        "near": asdict(near), "far": asdict(far), "radius": radius,
+        "near": columns(near), "far": columns(far), "radius": radius,
         "origin": {key: value for key, value in origin().items() if key != "command"},  # which names the machine's folders
     }  # fmt: skip
 

@@ -162,7 +162,9 @@ def _plain_svg(text: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"\s*<defs>\s*<style.*?</style>\s*</defs>", "", text, count=1, flags=re.DOTALL)  # it would style the whole page
-    text = text.replace("<svg ", '<svg style="stroke-linejoin: round" ', 1)
+    text = text.replace("<svg ", "<svg style=\"stroke-linejoin: round; font-family: 'DejaVu Sans'\" ", 1)
+    text = text.replace("font-family: 'DejaVu Sans'; ", "")  # all text inherits it
+    text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
     used, own = {name for _, name in re.findall(_REFERENCE, text)}, f"f{hashlib.sha256(text.encode()).hexdigest()[:6]}"
     text = re.sub(r' id="([^"]+)"', lambda match: f' id="{own}-{match[1]}"' if match[1] in used else "", text)
     text = re.sub(_REFERENCE, lambda match: f"{match[1]}{own}-{match[2]}", text)

@@ -133,7 +133,8 @@ def draw_steps(metrics: Metrics, name: str, dense: Metrics | None, first: int, a
 
 def _by_layer(metrics: Metrics, name: str, band: bool, axes: Axes) -> None:
     places = Places(**metrics["places"])
-    mean, std = grid(metrics, name), grid(metrics, name, "std")
+    mean, band = grid(metrics, name), band and "std" in metrics["by_place"][name]
+    std = grid(metrics, name, "std") if band else mean
     kept = spread(places.steps, MOST_STEPS)
     mean, std, x = [mean[t] for t in kept], [std[t] for t in kept], [t + 1 for t in kept]
     axes.set_xlabel("step")

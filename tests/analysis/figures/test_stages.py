@@ -62,6 +62,13 @@ def test_fixed_points_have_the_farthest_layers_beside_them_and_older_summaries_a
     assert panel not in older and f">{stages.LABELS['far_cosine']}<" in older
 
 
+def test_a_summary_without_spreads_is_drawn_without_bands():
+    metrics = copy.deepcopy(looped())
+    assert "opacity: 0.12" in stages.by_layer(metrics, ("colsum",))
+    del metrics["by_place"]["colsum"]["std"]
+    assert "opacity: 0.12" not in stages.by_layer(metrics, ("colsum",))
+
+
 def test_the_prompt_of_the_largest_orbit_is_drawn_from_its_own_numbers():
     metrics = copy.deepcopy(looped())
     flat = {name: {"mean": list(metrics["by_place"][name]["mean"])} for name in STAGES}

@@ -12,6 +12,7 @@ import pytest
 
 from experiments.inside.train_claims import CLAIMS, readings
 from experiments.inside.train_plan import CONTROL, Row
+from experiments.inside.train_run import BEYOND, RESTS, thinned
 from experiments.inside.train_tables import draw, in_words, page, paired_table, prompt_parts, read
 from tests.analysis.summaries import dense, looped, overflowing
 from tests.experiments.results import hard, held_out
@@ -58,6 +59,14 @@ def test_figures_of_a_model_and_the_page(tmp_path: Path) -> None:
     assert "stages-sandwich-4" in made and "rest-sandwich-4" not in made
     text = page(found)
     assert "(2, 8⊗4, 2)" in text and "## Claims" in text and "## Beyond the trained depth" in text
+
+
+def test_a_thinned_trace_makes_the_same_page(tmp_path: Path) -> None:
+    found = runs(tmp_path, looped())
+    thin = [{**each, "deep": thinned(each["deep"], bands=True)} if "deep" in each else each for each in found]
+    assert page(thin) == page(found) and len(json.dumps(thin)) < len(json.dumps(found))
+    kept = thinned(looped(), bands=False)["by_place"]
+    assert set(kept) == {*BEYOND, *RESTS} and all(set(each) == {"mean"} for each in kept.values())
 
 
 def test_a_run_that_overflowed_is_told_and_drawn(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments.ouroboros.diagonals import parted, spoken
+from experiments.ouroboros.diagonals import parted, sizes, spoken
 from loopwright.evaluate.passages import Passage, Passages
 from tests.cases import noisy
 
@@ -21,9 +21,16 @@ def test_the_variance_is_parted_between_steps_kinds_and_passages() -> None:
     found = parted(said(3.0, 2.0, 1.0))
     assert found["shares"] == pytest.approx({"steps": 9 / 14, "kinds": 4 / 14, "passages": 1 / 14})
     assert found["size"] == pytest.approx((25 + 14) ** 0.5) and found["passages_of_a_kind"] == 2
-    assert torch.tensor(found["means"]["maths"]).mean((1, 2)).tolist() == pytest.approx([0.0, 6.0])
+    assert list(found["sizes"]) == ["maths", "prose", "maths less prose"]
+    assert torch.equal(torch.tensor(found["sizes"]["maths"]), torch.tensor([0.0, 6.0]).expand(3, 2))
+    assert torch.equal(torch.tensor(found["sizes"]["maths less prose"]), torch.full((3, 2), 4.0))
     alone = parted(said(0.0, 0.0, 1.0))
     assert alone["shares"] == pytest.approx({"steps": 0.0, "kinds": 0.0, "passages": 1.0})
+
+
+def test_sizes_are_by_target_and_step() -> None:
+    mean = torch.tensor([[[3.0, 3.0], [0.0, 0.0]], [[1.0, 1.0], [4.0, -4.0]]])
+    assert sizes({"prose": mean}) == {"prose": [[3.0, 1.0], [0.0, 4.0]]}
 
 
 def test_a_kind_with_more_passages_does_not_weigh_more() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.ouroboros import tables
-from experiments.ouroboros.figures import BY_DEPTH, sizes
+from experiments.ouroboros.figures import BY_DEPTH
 from experiments.ouroboros.tables import CONTROLLER, FULL, HEALED, SHIFTED, STATIC, TRUNCATED
 from loopwright.analysis.figures.drawing import COLOURS
 from tests.experiments.results import result
@@ -27,8 +27,8 @@ def rows() -> list[dict]:
         result(TRUNCATED, {depth: 1.0 - 0.01 * depth for depth in DEPTHS}, **ends),
         result(HEALED, {1: -0.5}, **ends),
     ]
-    shares, means = {"steps": 0.5, "kinds": 0.2, "passages": 0.3}, {"a": [[[3.0, 4.0]]], "b": [[[0.0, 0.0]]]}
-    spoken = {"shares": shares, "size": 1.0, "means": means}
+    shares, sizes = {"steps": 0.5, "kinds": 0.2, "passages": 0.3}, {"a": [[3.5]], "b": [[0.0]], "a less b": [[3.5]]}
+    spoken = {"shares": shares, "size": 1.0, "sizes": sizes}
     for seed in range(2):
         found.append(result(STATIC, {depth: 0.4 + 0.01 * depth for depth in DEPTHS}, seed))
         found.append(result(CONTROLLER, {depth: 0.38 + 0.01 * depth for depth in DEPTHS}, seed, diagonals=spoken))
@@ -86,10 +86,6 @@ def test_any_rows_make_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, k
     text = page(tmp_path, [run for run in rows() if run["label"] in kept], monkeypatch)
     assert ("**Yes" in text) == (STATIC in kept) and text.count("**Not measured.**") == 3 + (STATIC not in kept)
     assert f"- references/{FULL}: seed 0" in text or FULL in kept
-
-
-def test_sizes_are_by_target_and_step() -> None:
-    assert sizes([[[3.0, 3.0], [0.0, 0.0]], [[1.0, 1.0], [4.0, -4.0]]]) == [[3.0, 1.0], [0.0, 4.0]]
 
 
 def test_pairs_are_of_rows_that_are_planned() -> None:

@@ -1,0 +1,77 @@
+"""docs/coverage.md lists every numbered table and figure of the four papers once, says of each what there is, and links to it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "coverage.md").read_text()
+# the largest number of each paper's tables and figures; ASURA's figures have none, and are counted as they come
+LAST = {
+    ("STARS", "Table"): 4,
+    ("STARS", "Figure"): 8,
+    ("Ouroboros", "Table"): 5,
+    ("Ouroboros", "Figure"): 1,
+    ("ASURA", "Table"): 0,
+    ("ASURA", "Figure"): 7,
+    ("A mechanistic analysis", "Table"): 4,
+    ("A mechanistic analysis", "Figure"): 63,
+}
+STATUSES = {"reproduced", "in part", "not done", "not possible here", "nothing to measure"}
+Row = tuple[str, str, list[int], str, str]  # paper, kind, numbers, status, what there is
+
+
+def rows(page: str) -> list[Row]:
+    found = []
+    for section in page.split("\n## ")[1:]:
+        paper, *lines = section.splitlines()
+        for line in lines:
+            if match := re.match(r"\| (Table|Figure)s? ([\d, –]+) \|", line):
+                _, _, status, here = (cell.strip() for cell in line.strip("|").split(" | "))
+                found.append((paper, match[1], numbers(match[2]), status, here.strip(" |")))
+    return found
+
+
+def numbers(text: str) -> list[int]:
+    """ "2, 19–21" is 2, 19, 20, 21."""
+    spans = [[int(end) for end in span.split("–")] for span in text.split(", ")]
+    return [number for span in spans for number in range(span[0], span[-1] + 1)]
+
+
+def listed(page: str, paper: str, kind: str) -> list[int]:
+    return sorted(number for row in rows(page) if row[:2] == (paper, kind) for number in row[2])
+
+
+@pytest.mark.parametrize(("paper", "kind"), LAST)
+def test_no_number_is_missing_or_twice(paper: str, kind: str) -> None:
+    assert listed(PAGE, paper, kind) == list(range(1, LAST[paper, kind] + 1))
+
+
+@pytest.mark.parametrize(("line", "paper"), [("| Figures 20, 21 |", "A mechanistic analysis"), ("| Figure 8 | Ouro", "STARS")])
+def test_a_line_left_out_is_seen(line: str, paper: str) -> None:
+    without = "\n".join(each for each in PAGE.splitlines() if not each.startswith(line))
+    assert without != PAGE.rstrip("\n") and listed(without, paper, "Figure") != list(range(1, LAST[paper, "Figure"] + 1))
+
+
+def test_every_line_has_a_status_and_what_was_run_a_link() -> None:
+    assert {row[3] for row in rows(PAGE)} == STATUSES
+    assert len(rows(PAGE)) == len(re.findall(r"^\| (?:Table|Figure)", PAGE, re.MULTILINE))
+    shown = ("](", "`loopwright inspect", "As Figure")
+    assert [row for row in rows(PAGE) if row[3] in ("reproduced", "in part") and not any(word in row[4] for word in shown)] == []
+
+
+def test_links_lead_to_files_and_headings() -> None:
+    links = re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", PAGE)
+    assert len(links) > 40
+    for path, anchor in links:
+        target = ROOT / "docs" / path
+        assert target.is_file(), path
+        assert not anchor or anchor in anchors(target.read_text()), f"{path}#{anchor}"
+
+
+def anchors(page: str) -> set[str]:
+    heads = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", head).strip().lower()) for head in heads}
