@@ -38,7 +38,7 @@ def test_scores_of_prompt_and_answer_are_those_of_one_pass(name: str, options: d
     model = make(name)
     asked = plain(12, 3, 4, logprobs=True, top_logprobs=2, prompt_logprobs=True, **options)
     other = plain(12, 3, 4, logprobs=True)  # a neighbour with the same prompt, from which nothing may be copied
-    (beside, request, alike), _ = serve(Scheduler(model, rows=2, tokens=80, chunk=5), [other, asked, other], random.Random(0))
+    (beside, request, alike), _ = serve(Scheduler(model, rows=1, tokens=80, chunk=5), [other, asked, other], random.Random(0))
     assert beside.tokens == request.tokens == alike.tokens
     text = torch.tensor([[*asked.prompt, *request.tokens]])
     full = model(text, depth=3).logits[0, :-1].double().log_softmax(-1)
