@@ -54,6 +54,17 @@ class RequestOptions:
 
 
 @dataclass(frozen=True)
+class Fresh:
+    """What came of a request after a number of tokens; `done` where nothing will follow."""
+
+    tokens: list[int]
+    depths: list[int]
+    scores: list[TokenScore]
+    step_tokens: list[list[Ranked]]
+    done: bool
+
+
+@dataclass(frozen=True)
 class Result:
     """What came of a request. `depths` are the steps that each token took; `logprobs` those of the model's own distribution.
 
@@ -110,6 +121,12 @@ class Request:
         if not fresh and self.error is not None:
             raise self.error
         return fresh
+
+    def since(self, sent: int) -> Fresh:
+        """Returns what came after the first `sent` tokens, without waiting."""
+        with self._changed:
+            parts = self.tokens[sent:], self.depths[sent:], self.scores[sent:], self.step_tokens[sent:]
+            return Fresh(*parts, self.done)
 
     def _wait_for(self, reached: Callable[[], bool], timeout: float | None = None) -> bool:
         if not reached() and self._in_worker():

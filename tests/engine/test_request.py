@@ -93,3 +93,12 @@ def test_the_end_is_told_once_and_a_failure_there_is_the_callers() -> None:
     assert told == [1] and request.finish_reason == "length"
     with pytest.raises(RuntimeError, match="mine too"):
         request.result()
+
+
+def test_what_is_new_is_read_without_waiting() -> None:
+    request = request_of(logprobs=True)
+    assert request.since(0).tokens == [] and not request.since(0).done
+    for token in (5, 6, 7, 8):
+        request.push(token, 3, TokenScore(-token))
+    fresh = request.since(2)
+    assert (fresh.tokens, fresh.depths, [one.logprob for one in fresh.scores], fresh.done) == ([7, 8], [3, 3], [-7, -8], True)
