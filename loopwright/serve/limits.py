@@ -81,7 +81,7 @@ class Limits:
         if held + coming > rows + self.queue:
             wait = min(max(math.ceil(seconds * (held / rows)), 1), 60)
             raise Refusal(
-                f"queue: {max(held - rows, 0)} of {self.queue} sequences wait (--max-queue), and {coming} more do not fit; try again "
-                f"in {wait} s",
+                f"queue: {max(held - rows, 0)} of {self.queue} sequences wait (--max-queue), and {coming} more do not fit; "
+                f"try again in {wait} s",
                 status=429, code="queue_full", headers={"retry-after": str(wait)},
             )  # fmt: skip

@@ -63,7 +63,8 @@ class AccessLog:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begun, record = time.perf_counter(), {}
+        begun = time.perf_counter()
+        record: dict[str, Any] = {}
         scope[RECORD] = record
         status = 0
 

@@ -52,6 +52,7 @@ class Server(uvicorn.Server):
     def __init__(self, service: Service, app: Any, *, drain_seconds: int) -> None:
         config = uvicorn.Config(
             app, http=Connection, ws="none", lifespan="off", log_level="warning", access_log=False, server_header=False,
+            proxy_headers=False,  # whoever asks is who connects
             timeout_keep_alive=KEEP_ALIVE, timeout_graceful_shutdown=drain_seconds,
         )  # fmt: skip
         super().__init__(config)

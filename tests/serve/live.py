@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,12 +49,31 @@ class Live:
         assert response.status_code == 200, response.text
         return response.json()
 
+    def last_record(self, path: str = "/v1/completions") -> dict[str, Any]:
+        """Returns the newest line of the log about a path; it is written just after the response."""
+        self.records_of(path)
+        time.sleep(0.02)
+        return self.records_of(path)[-1]
+
+    def records_of(self, path: str) -> list[dict[str, Any]]:
+        assert until(lambda: any(record["path"] == path for record in self.records))
+        return [record for record in self.records if record["path"] == path]
+
     def idle(self) -> bool:
         """Whether no row is taken and no cell is lost, once nothing runs."""
         scheduler = self.model.engine._scheduler
+        assert until(lambda: not scheduler.busy and not self.model.engine.open_requests)
         scheduler.prefixes.forget()
         whole = all(sum(size for _, size in cells.free) == cells.count for cells in scheduler.pool.cells.values())
         return len(scheduler.free_slots) == self.model.rows and not scheduler.running and whole
+
+
+def until(reached: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Waits until something is so, and returns whether it came to that."""
+    end = time.monotonic() + seconds
+    while not reached() and time.monotonic() < end:
+        time.sleep(0.005)
+    return reached()
 
 
 @contextmanager
@@ -64,6 +85,7 @@ def live(
     cors: tuple[str, ...] = (),
     tokenizer: Any = WORDS,
     drain_seconds: int = 10,
+    send_buffer: int | None = None,
     **options: Any,
 ) -> Iterator[Live]:
     """Serves models in a thread while the block runs."""
@@ -74,6 +96,8 @@ def live(
     records: list[dict[str, Any]] = []
     server = make_server(served, records.append, limits=limits, key=key, cors=cors, drain_seconds=drain_seconds)
     listening = bind("127.0.0.1", 0)
+    if send_buffer is not None:  # of the connections: a small one is full sooner
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"

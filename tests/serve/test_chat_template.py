@@ -19,7 +19,7 @@ def test_messages_are_written_by_the_template() -> None:
 def test_a_template_that_fails_is_one_line(template: str) -> None:
     words = word_tokenizer()
     words.chat_template = template
-    with pytest.raises(Refusal, match="^messages: the model's chat template refuses them") as refused:
+    with pytest.raises(Refusal, match=r"^messages: the model's chat template refuses them") as refused:
         chat_ids(words, [{"role": "user", "content": "a"}])
     assert "\n" not in str(refused.value)
 

@@ -14,7 +14,9 @@ JSON = {"content-type": "application/json; charset=utf-8"}
 SMALL = Guard(Limits(body_bytes=10))
 
 
-@pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", "Basic secret-key", "Bearer secret-ke", "Bearer secret-key-", "é"])
+@pytest.mark.parametrize(
+    "header", ["", "Bearer", "Bearer wrong", "Basic secret-key", "Bearer secret-ke", "Bearer secret-key-", "é"]
+)
 def test_a_wrong_key_is_refused(header: str) -> None:
     guard = Guard(Limits(), "secret-key")
     with pytest.raises(Refusal) as refused:
@@ -75,7 +77,7 @@ def test_what_the_headers_tell_is_refused_before_the_body_is_read(headers: dict[
 
 
 def test_a_body_that_does_not_come_is_given_up() -> None:
-    with pytest.raises(Refusal, match="not sent within 0.01 s") as refused:
+    with pytest.raises(Refusal, match=r"not sent within 0.01 s") as refused:
         read(part(b"1"), seconds=0.01)
     assert refused.value.status == 408
     with pytest.raises(Refusal, match="the client went"):
