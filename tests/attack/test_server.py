@@ -205,7 +205,7 @@ def test_disconnects() -> None:
             prompt, depth = draw.choice(list(expected))
             body = {
                 "prompt": [prompt, 5],
-                "max_tokens": 12,
+                "max_tokens": 6,
                 "ignore_eos": True,
                 "depth": depth,
                 "temperature": 0,
