@@ -52,7 +52,8 @@ def by_schema(draw: random.Random) -> tuple[str, bytes]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("attacked") / "t", chat=True, hidden_size=16, intermediate_size=16)
+    small = {"hidden_size": 16, "intermediate_size": 16, "prelude_layers": 1, "core_layers": 1, "coda_layers": 1}
+    return save_model(tmp_path_factory.mktemp("attacked") / "t", chat=True, **small)
 
 
 @pytest.mark.attack
@@ -105,7 +106,7 @@ def test_fuzz(folder: Path) -> None:
                 marks.pop(0)
         await asyncio.gather(*tasks)
 
-    options = ("--max-new-tokens", "3", "--max-depth", "4", "--max-choices", "4", "--max-tokens", "2000")
+    options = ("--max-new-tokens", "2", "--max-depth", "3", "--max-choices", "4", "--max-tokens", "2000")
     with server_process(folder, *options) as (port, process):
         begun = time.perf_counter()
         asyncio.run(all_of_them(port, process))
