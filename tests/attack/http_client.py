@@ -86,10 +86,11 @@ def server_process(folder: Path, *options: str) -> Iterator[tuple[int, subproces
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        line = ""
+        said, line = [], ""
         while "serving on" not in line:
             line = process.stderr.readline()
-            assert line or process.poll() is None, "the server did not start"
+            said.append(line)
+            assert line, f"the server did not start: {''.join(said)}"
         found = re.search(r"127\.0\.0\.1:(\d+)", line)
         assert found is not None
         yield int(found[1]), process

@@ -106,7 +106,7 @@ def test_fuzz(folder: Path) -> None:
                 marks.pop(0)
         await asyncio.gather(*tasks)
 
-    options = ("--max-new-tokens", "2", "--max-depth", "3", "--max-choices", "4", "--max-tokens", "2000")
+    options = ("--max-new-tokens", "2", "--depth", "2", "--max-depth", "3", "--max-choices", "4", "--max-tokens", "2000")
     with server_process(folder, *options) as (port, process):
         begun = time.perf_counter()
         asyncio.run(all_of_them(port, process))
