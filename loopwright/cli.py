@@ -163,7 +163,7 @@ def serve(
     max_new_tokens: Annotated[int, typer.Option(callback=whole, help="Longest answer, in tokens.")] = 4096,
     max_choices: Annotated[int, typer.Option(callback=whole, help="Most answers to one request: prompts times n.")] = 64,
     max_queue: Annotated[int, typer.Option(callback=whole, help="Sequences that may wait; beyond it: 429, with Retry-After.")] = 64,
-    max_body: Annotated[int, typer.Option(callback=whole, help="Largest body of a request, in bytes.")] = 4 * 2**20,
+    max_body: Annotated[int, typer.Option(callback=whole, help="Largest body of a request, in bytes.")] = 2**20,
     cors_origin: Annotated[
         list[str] | None, typer.Option(metavar="URL", help="Let web pages of this origin ask; repeatable. Default: none.")
     ] = None,

@@ -33,7 +33,7 @@ def serve(
     max_new_tokens: int = 4096,
     max_choices: int = 64,
     max_queue: int = 64,
-    max_body: int = 4 * 2**20,
+    max_body: int = 2**20,
     cors_origin: Sequence[str] = (),
     drain_seconds: int = 30,
     device: str = "cpu",

@@ -38,7 +38,7 @@ class Refusal(Exception):  # noqa: N818 - not an error of ours
 class Limits:
     """The most that one request, and all that wait together, may take. Each is named, with its option, where it is hit."""
 
-    body_bytes: int = 4 * 2**20
+    body_bytes: int = 2**20
     new_tokens: int = 4096
     choices: int = 64  # prompts times n
     depth: int | None = None  # None: what the model allows
