@@ -27,6 +27,7 @@ from loopwright.model.pool import KeyPool, Row
 from loopwright.model.rows import PooledRows
 from loopwright.model.state import signed
 
+SCORED = 64  # prompt tokens whose logits are alive at a time, in float64
 OVERTAKES = 64  # a priority of 1 lets a request pass this many that were submitted before it: a bounded wait for everybody
 
 
@@ -210,9 +211,11 @@ class Scheduler:
         """Scores the prompt tokens that follow those of a chunk, whose features [R, T, D] are given, where that was asked for."""
         for i, run in enumerate(runs):
             wish = run.request.wish
-            if wish.prompt_logprobs:
-                logits = self.model.head(features[i : i + 1], p)[0]
-                run.request.prompt_scores += score_prompt(logits, wish.prompt, run.prefilled, wish.top_logprobs)
+            if not wish.prompt_logprobs:
+                continue
+            for first in range(0, features.shape[1], SCORED):
+                logits = self.model.head(features[i : i + 1, first : first + SCORED], p)[0]
+                run.request.prompt_scores += score_prompt(logits, wish.prompt, run.prefilled + first, wish.top_logprobs)
 
     def _end_prefill(self, run: Running) -> None:
         """Lets the last prompt token of an uneven row go the way of the tokens that follow, once all others are run."""

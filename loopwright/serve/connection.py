@@ -35,7 +35,7 @@ class Connection(H11Protocol):
         answering = self.cycle is not None and not self.cycle.response_complete
         unread = self.transport.get_write_buffer_size()
         # while an answer is being made nothing needs to move, unless the peer does not read what is there
-        now = None if answering and not unread else (id(self.cycle), unread)
+        now = None if answering and not unread else (self.cycle, unread)
         if now is not None and now == self._seen:
             self.transport.abort()  # closing would wait for a peer that reads nothing
             return
