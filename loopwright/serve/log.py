@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import threading
 import time
@@ -52,6 +53,25 @@ class LineWriter:
                 self.lost += 1
 
 
+class LogLines(logging.Handler):
+    """Hands what libraries log to `write`, as a record. A handler that writes by itself would wait where nobody reads."""
+
+    def __init__(self, write: Callable[[dict[str, Any]], object]) -> None:
+        super().__init__(logging.ERROR)
+        self.own = write
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one record, its traceback included."""
+        self.own({"time": _now(), "level": record.levelname.lower(), "message": self.format(record)})
+
+    def take(self, *names: str) -> None:
+        """Becomes the one handler of these loggers. What is below an error, such as bytes that are no HTTP, is not worth a line."""
+        for name in names:
+            logger = logging.getLogger(name)
+            logger.handlers, logger.propagate = [self], False
+            logger.setLevel(logging.ERROR)
+
+
 class AccessLog:
     """Wraps an ASGI app: hands a record of every request, with its status and seconds, to `write`."""
 
@@ -84,8 +104,12 @@ class AccessLog:
             client = scope.get("client")
             self.write(
                 {
-                    "time": datetime.now(UTC).isoformat(timespec="milliseconds"), "client": client[0] if client else None,
+                    "time": _now(), "client": client[0] if client else None,
                     "method": scope["method"][:LONGEST], "path": scope["path"][:LONGEST],
                     "status": status or 499, "seconds": round(time.perf_counter() - begun, 4), **record,
                 }
             )  # fmt: skip
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

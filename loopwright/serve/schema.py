@@ -122,8 +122,9 @@ def _message(name: str, value: Any) -> dict[str, str]:
         raise _refuse(f"{name}.role", value.get("role"), ", ".join(ROLES))
     content = value.get("content")
     if isinstance(content, list):  # OpenAI's form in parts, of which text is the only one here
-        parts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
-        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
+        parts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+        texts = [part for part in parts if isinstance(part, str)]
+        content = "".join(texts) if len(texts) == len(content) else None
     if not isinstance(content, str):
         raise _refuse(f"{name}.content", value.get("content"), 'text, or a list of {"type": "text", "text": …}')
     role = "system" if value["role"] == "developer" else value["role"]

@@ -16,7 +16,7 @@ from loopwright.serve.app import Service, make_app
 from loopwright.serve.connection import Connection
 from loopwright.serve.guard import Guard, is_loopback
 from loopwright.serve.limits import Limits
-from loopwright.serve.log import AccessLog, LineWriter
+from loopwright.serve.log import AccessLog, LineWriter, LogLines
 from loopwright.serve.models import ServedModel
 
 KEEP_ALIVE = 10  # seconds that a connection waits for the next request
@@ -51,7 +51,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, service: Service, app: Any, *, drain_seconds: int) -> None:
         config = uvicorn.Config(
-            app, http=Connection, ws="none", lifespan="off", log_level="warning", access_log=False, server_header=False,
+            app, http=Connection, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
             proxy_headers=False,  # whoever asks is who connects
             timeout_keep_alive=KEEP_ALIVE, timeout_graceful_shutdown=drain_seconds,
         )  # fmt: skip
@@ -82,6 +82,7 @@ def make_server(
         service.metrics.requests.labels(route, entry["status"]).inc()
         write(entry)
 
+    LogLines(write).take("uvicorn.error", "asyncio")
     return Server(service, AccessLog(make_app(service, cors=cors), record), drain_seconds=drain_seconds)
 
 

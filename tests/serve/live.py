@@ -56,8 +56,8 @@ class Live:
         return self.records_of(path)[-1]
 
     def records_of(self, path: str) -> list[dict[str, Any]]:
-        assert until(lambda: any(record["path"] == path for record in self.records))
-        return [record for record in self.records if record["path"] == path]
+        assert until(lambda: any(record.get("path") == path for record in self.records))
+        return [record for record in self.records if record.get("path") == path]
 
     def idle(self) -> bool:
         """Whether no row is taken and no cell is lost, once nothing runs."""

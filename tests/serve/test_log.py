@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import threading
 from typing import Any
 
 import pytest
 
 from loopwright.serve import log
-from loopwright.serve.log import RECORD, AccessLog, LineWriter
+from loopwright.serve.log import RECORD, AccessLog, LineWriter, LogLines
 
 SCOPE = {"type": "http", "method": "GET", "path": '/x\n"', "client": ("10.0.0.1", 5)}
 
@@ -75,6 +76,19 @@ def test_lines_are_written_by_a_thread_and_those_without_room_are_counted(monkey
     assert [json.loads(line) for line in stream.getvalue().splitlines()] == [
         {"n": 0}, {"n": 1}, {"n": 2}, {"n": 5, "lost_lines": 2}
     ]  # fmt: skip
+
+
+def test_what_libraries_log_is_a_record_and_goes_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
+    records: list[dict[str, Any]] = []
+    logger = logging.getLogger("loopwright.test.log")
+    LogLines(records.append).take(logger.name)
+    logger.warning("no HTTP")
+    try:
+        raise KeyError("mine")
+    except KeyError:
+        logger.exception("broken")
+    assert [(one["level"], one["message"].splitlines()[0]) for one in records] == [("error", "broken")]
+    assert "KeyError: 'mine'" in records[0]["message"] and capsys.readouterr().err == ""
 
 
 def test_a_stream_that_is_closed_ends_nothing() -> None:
