@@ -142,6 +142,60 @@ def generate(
     ), as_json)  # fmt: skip
 
 
+def serve(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", help="Folders, runs or hub ids with their tokenizers; as NAME=MODEL by a name."),
+    ],
+    host: Annotated[str, typer.Option(help="The address to listen on. 0.0.0.0: every one of this machine's.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(callback=whole, help="The port. 0: any that is free.")] = 8000,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The environment variable that holds the key clients must send.")
+    ] = None,
+    max_rows: Annotated[int, typer.Option(callback=whole, help="Sequences that run at a time, of each model.")] = 16,
+    max_tokens: Annotated[int, typer.Option(callback=whole, help="Tokens in memory at --depth, of each model's sequences.")] = 8192,
+    depth: Annotated[
+        int | None, typer.Option(callback=whole, help="Steps of a request that gives none. Default: the model's own.")
+    ] = None,
+    max_depth: Annotated[
+        int | None,
+        typer.Option(callback=whole, help="Most steps a request may ask for. Default: the model's last, or 4 times --depth."),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(callback=whole, help="Longest answer, in tokens.")] = 4096,
+    max_choices: Annotated[int, typer.Option(callback=whole, help="Most answers to one request: prompts times n.")] = 64,
+    max_queue: Annotated[int, typer.Option(callback=whole, help="Sequences that may wait; beyond it: 429, with Retry-After.")] = 64,
+    max_body: Annotated[int, typer.Option(callback=whole, help="Largest body of a request, in bytes.")] = 2**20,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="Let web pages of this origin ask; repeatable. Default: none.")
+    ] = None,
+    drain_seconds: Annotated[int, typer.Option(callback=whole, help="After SIGTERM: how long begun answers may take.")] = 30,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    tokenizer: Words = None,
+    imports: Import = None,
+) -> None:
+    """Serve models over HTTP as OpenAI's API does, with a depth, an exit rule or drafts per request. JSON access log on stdout.
+
+    Routes: /v1/chat/completions, /v1/completions, /v1/models, /v1/tokenize, /health, /metrics. Needs the extra `serve`.
+
+    Examples:
+
+    loopwright serve ./my-model
+
+    loopwright serve small=./a large=./b --host 0.0.0.0 --api-key-env LOOPWRIGHT_KEY > access.jsonl
+
+    curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "Once upon a time", "depth": 8}'
+    """
+    from loopwright.commands import serve as verb
+
+    verb.serve(
+        models,
+        host=host, port=port, api_key_env=api_key_env, max_rows=max_rows, max_tokens=max_tokens, depth=depth, max_depth=max_depth,
+        max_new_tokens=max_new_tokens, max_choices=max_choices, max_queue=max_queue, max_body=max_body,
+        cors_origin=cors_origin or [], drain_seconds=drain_seconds, device=device, dtype=dtype, tokenizer=tokenizer,
+    )  # fmt: skip
+
+
 def presets(as_json: Json = False) -> None:
     """List the systems that can be built by name, with their size and layout.
 
@@ -205,7 +259,7 @@ def retrofit(
 
 VERBS: dict[str, Callable[..., None]] = {
     verb.__name__: verb
-    for verb in (inspect, check, generate, chat, presets, retrofit, recipes, train, evaluate, compare, analyze, demo)
+    for verb in (inspect, check, generate, chat, serve, presets, retrofit, recipes, train, evaluate, compare, analyze, demo)
 }
 
 

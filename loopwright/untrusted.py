@@ -70,7 +70,7 @@ def read_text(path: Path, most: int = FILE_BYTES) -> str:
         raise ValueError(f"{path}: is not UTF-8 text (byte {error.start})") from None
 
 
-def parse_json(text: str | bytes, where: str) -> Any:
+def parse_json(text: str | bytes, where: str, remedy: str = "the file is damaged") -> Any:
     """Returns the data of JSON text. Names that stand twice, endless nesting and numbers beyond 64 bits are refused."""
     try:
         data = json.loads(text, object_pairs_hook=_once)
@@ -79,7 +79,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
     except _TwiceError as error:
         raise ValueError(f"{where}: {shown(str(error))} stands twice in one object; keep one") from None
     except ValueError as error:
-        raise ValueError(f"{where}: not readable as JSON ({str(error).splitlines()[0]}); the file is damaged") from None
+        raise ValueError(f"{where}: not readable as JSON ({str(error).splitlines()[0]}); {remedy}") from None
     check_plain(data, where)
     return data
 

@@ -83,6 +83,11 @@ class Engine:
         """What was run so far: ticks, row-steps, passes."""
         return self._scheduler.ran
 
+    @property
+    def open_requests(self) -> int:
+        """How many requests are submitted and not done: in rows and waiting."""
+        return self._open
+
     def submit(
         self,
         prompt: Prompt,
@@ -107,11 +112,19 @@ class Engine:
         exit_keys: str = "backfill",
         draft_depth: int | None = None,
         draft_tokens: int = 4,
+        top_logprobs: int = 0,
+        prompt_logprobs: bool = False,
+        step_tokens: int = 0,
+        ignore_eos: bool = False,
+        on_done: Callable[[], object] | None = None,
     ) -> Request:
         """Queues a prompt (text or token ids) and returns its handle; raises at once where the request can never be served.
 
         `stop` are strings, or token ids beside the model's own end token, that end the answer. `priority` moves a request ahead
-        of earlier ones. `on_token` is called with each token by the engine's thread.
+        of earlier ones. `on_token` is called with each token by the engine's thread, `on_done` once at the end.
+
+        `top_logprobs` gives the likeliest tokens beside each one, `prompt_logprobs` the scores of the prompt's tokens too, and
+        `step_tokens` the likeliest tokens after each step. `ignore_eos` goes on after the model's own end token.
 
         `exit` is a rule by which tokens leave the loop early (see exit_rules.py); the keys they then lack are run when a later
         token needs them ("backfill": exact) or copied from their last step ("copy": an approximation). `draft_depth` drafts
@@ -123,13 +136,16 @@ class Engine:
             raise ValueError(f"max_new_tokens must be a whole number >= 1 (got {max_new_tokens!r})")
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise ValueError(f"priority must be a whole number (got {priority!r})")
-        strings, tokens = self._endings(stop)
+        _check_counts(self.model, top_logprobs=top_logprobs, step_tokens=step_tokens)
+        strings, tokens = self._endings(stop, own=not ignore_eos)
         wish = RequestOptions(
             self._token_ids(prompt), self.model.config.check_depth(depth), max_new_tokens, sampling,
             _fresh_seed(sampling) if seed is None else checked_whole(seed),
             None if state_seed is None else checked_whole(checked_seed(self.model, state_seed)),
-            tokens, strings, logprobs, priority, on_token,
-            None if exit is None else build_exit(exit, self.model), exit_keys, draft_depth, draft_tokens,
+            tokens, strings, logprobs or top_logprobs > 0, priority, on_token,
+            # every step is read out where it is asked what each would say, as under a rule by which no token ever leaves
+            None if exit is None and not step_tokens else build_exit("never" if exit is None else exit, self.model),
+            exit_keys, draft_depth, draft_tokens, top_logprobs, prompt_logprobs, step_tokens, on_done,
         )  # fmt: skip
         self._check_uneven(wish)
         self._check_fits(wish)
@@ -239,7 +255,7 @@ class Engine:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < known:
             raise ValueError(f"{where}: token {token!r}; the model knows tokens 0 to {known - 1}")
 
-    def _endings(self, stop: str | Iterable[str | int]) -> tuple[tuple[str, ...], frozenset[int]]:
+    def _endings(self, stop: str | Iterable[str | int], *, own: bool) -> tuple[tuple[str, ...], frozenset[int]]:
         if not isinstance(stop, Iterable):
             raise ValueError(f"stop: {stop!r}; give a string, or a list of strings and token ids (an empty one for none)")
         given = [stop] if isinstance(stop, str) else list(stop)
@@ -251,10 +267,10 @@ class Engine:
             raise ValueError("stop: an empty string would end every answer at once; leave it out")
         if strings and self.tokenizer is None:
             raise ValueError(f"stop: {strings[0]!r} needs a tokenizer; build the engine with one, or give token ids")
-        own = self.model.generation_config.eos_token_id  # type: ignore[union-attr]
-        if own is None and self.tokenizer is not None:
-            own = self.tokenizer.eos_token_id
-        ends = [] if own is None else own if isinstance(own, list) else [own]
+        end = self.model.generation_config.eos_token_id  # type: ignore[union-attr]
+        if end is None and self.tokenizer is not None:
+            end = self.tokenizer.eos_token_id
+        ends = [] if end is None or not own else end if isinstance(end, list) else [end]
         return strings, frozenset([*ends, *(one for one in given if not isinstance(one, str))])
 
     def _check_uneven(self, wish: RequestOptions) -> None:
@@ -267,7 +283,7 @@ class Engine:
         if wish.draft_depth is None:
             return
         if wish.exit is not None:
-            raise ValueError("draft_depth: given with exit; use one of them")
+            raise ValueError(f"draft_depth: given with {'step_tokens' if wish.step_tokens else 'exit'}; use one of them")
         whole = isinstance(wish.draft_depth, int) and not isinstance(wish.draft_depth, bool)
         if not whole or not 1 <= wish.draft_depth < wish.depth:
             raise ValueError(f"draft_depth must be a whole number >= 1 and below depth={wish.depth} (got {wish.draft_depth!r})")
@@ -301,6 +317,14 @@ def _plain_ids(prompt: Any) -> list[Any]:
     if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
         raise ValueError(f"prompt: {prompt!r} is neither text nor a list of token ids")
     return [token.item() if isinstance(token, np.integer) else token for token in prompt]
+
+
+def _check_counts(model: LoopedForCausalLM, **counts: int) -> None:
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= model.config.vocab_size:
+            raise ValueError(f"{name} must be a whole number from 0 to {model.config.vocab_size}, the vocabulary (got {value!r})")
+    if counts["step_tokens"] and not model.config.is_looped:
+        raise ValueError("step_tokens: a dense model has no steps; leave it out")
 
 
 def _fresh_seed(sampling: Sampling) -> int:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from loopwright.engine.scores import Ranked, TokenScore
 from loopwright.generate.exit_rules import ExitRule
 from loopwright.generate.sampling import Sampling
 
@@ -29,6 +30,10 @@ class RequestOptions:
     exit_keys: str = "backfill"
     draft_depth: int | None = None
     draft_tokens: int = 1  # that one verification covers
+    top_logprobs: int = 0  # likeliest tokens beside each
+    prompt_logprobs: bool = False
+    step_tokens: int = 0  # likeliest tokens after each step
+    on_done: Callable[[], object] | None = None
 
     @property
     def uneven(self) -> bool:
@@ -49,8 +54,23 @@ class RequestOptions:
 
 
 @dataclass(frozen=True)
+class Fresh:
+    """What came of a request after a number of tokens; `done` where nothing will follow."""
+
+    tokens: list[int]
+    depths: list[int]
+    scores: list[TokenScore]
+    step_tokens: list[list[Ranked]]
+    done: bool
+
+
+@dataclass(frozen=True)
 class Result:
-    """What came of a request. `depths` are the steps that each token took; `logprobs` those of the model's own distribution."""
+    """What came of a request. `depths` are the steps that each token took; `logprobs` those of the model's own distribution.
+
+    `top_logprobs` are the likeliest tokens at the place of each, `prompt_logprobs` the scores of the prompt's tokens after the
+    first, and `step_tokens` the likeliest tokens as each step would have read them out.
+    """
 
     tokens: list[int]
     text: str | None
@@ -58,6 +78,9 @@ class Result:
     finish_reason: str  # "stop", "length" or "cancelled"
     logprobs: list[float] | None
     seed: int
+    top_logprobs: list[Ranked] | None = None
+    prompt_logprobs: list[TokenScore] | None = None
+    step_tokens: list[list[Ranked]] | None = None
 
 
 class Request:
@@ -74,7 +97,9 @@ class Request:
         self.wish = wish
         self.tokens: list[int] = []
         self.depths: list[int] = []
-        self.logprobs: list[float] = []
+        self.scores: list[TokenScore] = []
+        self.prompt_scores: list[TokenScore] = []
+        self.step_tokens: list[list[Ranked]] = []
         self.text: str | None = None
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
@@ -97,6 +122,12 @@ class Request:
             raise self.error
         return fresh
 
+    def since(self, sent: int) -> Fresh:
+        """Returns what came after the first `sent` tokens, without waiting."""
+        with self._changed:
+            parts = self.tokens[sent:], self.depths[sent:], self.scores[sent:], self.step_tokens[sent:]
+            return Fresh(*parts, self.done)
+
     def _wait_for(self, reached: Callable[[], bool], timeout: float | None = None) -> bool:
         if not reached() and self._in_worker():
             raise RuntimeError(
@@ -117,8 +148,13 @@ class Request:
         if self.error is not None:
             raise self.error
         assert self.finish_reason is not None
-        logprobs = list(self.logprobs) if self.wish.logprobs else None
-        return Result(list(self.tokens), self.text, list(self.depths), self.finish_reason, logprobs, self.wish.seed)
+        wish = self.wish
+        return Result(
+            list(self.tokens), self.text, list(self.depths), self.finish_reason,
+            [one.logprob for one in self.scores] if wish.logprobs else None, wish.seed,
+            [one.top for one in self.scores] if wish.top_logprobs else None,
+            list(self.prompt_scores) if wish.prompt_logprobs else None, list(self.step_tokens) if wish.step_tokens else None,
+        )  # fmt: skip
 
     def cancel(self) -> bool:
         """Asks the engine to stop; what came so far stays. Returns False where the request was done or cancelled already."""
@@ -130,14 +166,16 @@ class Request:
 
     # called by the engine
 
-    def push(self, token: int, depth: int, logprob: float | None) -> None:
+    def push(self, token: int, depth: int, score: TokenScore | None = None, steps: list[Ranked] | None = None) -> None:
         """Hands over one token; ends the request where the token does."""
         wish = self.wish
         with self._changed:
             self.tokens.append(token)
             self.depths.append(depth)
-            if logprob is not None:
-                self.logprobs.append(logprob)
+            if score is not None and wish.logprobs:
+                self.scores.append(TokenScore(score.logprob, score.top[: wish.top_logprobs]))
+            if steps:
+                self.step_tokens.append(steps)
             self._changed.notify_all()
         try:
             if wish.on_token is not None:
@@ -163,6 +201,11 @@ class Request:
             self._changed.notify_all()
         if self._on_done is not None:
             self._on_done()
+        if self.wish.on_done is not None:
+            try:
+                self.wish.on_done()
+            except BaseException as error:  # of the caller's function: the other requests go on
+                self.error = self.error or error
 
     def fail(self, error: BaseException) -> None:
         """Ends the request with an error that its caller will see."""

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from loopwright.engine.request import Request
+from loopwright.engine.scores import Ranked, Scores
 from loopwright.engine.trail import Trail
 from loopwright.generate.sampling import TokenCounts
 from loopwright.model.pool import Row
@@ -30,6 +31,7 @@ class Running:
     trail: Trail | None = None  # where tokens are not all equally deep
     memory: dict[str, Any] = field(default_factory=dict)  # of the exit rule, about the present token
     drafts: list[int] = field(default_factory=list)  # tokens that are not verified yet
+    said: list[Ranked] = field(default_factory=list)  # what each step of the present token would have said, where asked
     work: int = 0  # steps of single tokens, those of earlier tokens included
 
     @property
@@ -83,5 +85,6 @@ class DrawnTokens:
     rows: list[Running]
     tokens: Tensor
     finite: Tensor
-    logprobs: Tensor | None
-    depths: list[int] = field(default_factory=list)
+    scores: Scores | None
+    depths: list[int]
+    said: list[list[Ranked]] | None = None

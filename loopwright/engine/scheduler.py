@@ -16,6 +16,7 @@ from torch import Tensor
 from loopwright.engine.prefix import KeptPrefix, Prefixes, weights_version
 from loopwright.engine.request import Request
 from loopwright.engine.running import DrawnTokens, EngineStats, Running
+from loopwright.engine.scores import score, score_prompt
 from loopwright.engine.trail import Trail, read_trails, step_trails
 from loopwright.engine.uneven import draft, keep_even, leaving, verified
 from loopwright.generate.sampling import Draw, TokenCounts, sample
@@ -26,6 +27,7 @@ from loopwright.model.pool import KeyPool, Row
 from loopwright.model.rows import PooledRows
 from loopwright.model.state import signed
 
+SCORED = 64  # prompt tokens whose logits are alive at a time, in float64
 OVERTAKES = 64  # a priority of 1 lets a request pass this many that were submitted before it: a bounded wait for everybody
 
 
@@ -138,7 +140,7 @@ class Scheduler:
         if wish.uneven:
             run.trail = Trail(row.capacity, row.steps, self.state, coda=bool(self.pool.layers["coda"]))
             self._end_prefill(run)
-        else:
+        elif not wish.prompt_logprobs:  # what is copied is not scored
             running = [_held(other) for other in self.running if other.trail is None]
             run.prefilled = self.prefixes.fill(row, _held(run).key, wish.prompt, running)
         return run
@@ -175,13 +177,16 @@ class Scheduler:
         slices = [run.request.wish.prompt[run.prefilled : run.prefilled + count] for run in runs]
         e, p = self._enter(runs, torch.tensor(slices, device=self.token.device), [run.prefilled for run in runs])
         *_, s = model.unroll(e, steps, p, state=self._start(runs, e, p))
-        if last or self.pool.layers["coda"]:  # the coda keeps keys of every token
-            features = model.features(s, p, reading=runs[0].request.wish.depth, keep=1)
+        scored = any(run.request.wish.prompt_logprobs for run in runs)
+        if last or scored or self.pool.layers["coda"]:  # the coda keeps keys of every token
+            features = model.features(s, p, reading=runs[0].request.wish.depth, keep=count if scored else 1)
+        if scored:
+            self._score_prompts(runs, features, p)
         self.ran.prefill_tokens += count * len(runs)
         for run in runs:
             run.prefilled += count
         if last:
-            self._draw(runs, model.head(features, p)[:, 0])
+            self._draw(runs, model.head(features[:, -1:], p)[:, 0])
 
     def _prefill_uneven(self, runs: list[Running], count: int, steps: int, keys: str) -> None:
         """Runs prompt tokens at full depth and keeps their states, for readings that later tokens may ask for."""
@@ -192,12 +197,25 @@ class Scheduler:
                 assert run.trail is not None
                 run.trail.keep(t, run.prefilled, s[i])
             # the last reading as a plain prefill makes it; the others are filled when a token asks, unless keys are copied there
-            if self.pool.layers["coda"] and (keys == "copy" or t + 1 == steps):
-                self.model.features(s, p, reading=t + 1, keep=1)
+            scored = t + 1 == steps and any(run.request.wish.prompt_logprobs for run in runs)
+            if scored or (self.pool.layers["coda"] and (keys == "copy" or t + 1 == steps)):
+                features = self.model.features(s, p, reading=t + 1, keep=count if scored else 1)
+            if scored:
+                self._score_prompts(runs, features, p)
         self.ran.prefill_tokens += count * len(runs)
         for run in runs:
             run.prefilled += count
             self._end_prefill(run)
+
+    def _score_prompts(self, runs: Sequence[Running], features: Tensor, p: Pass) -> None:
+        """Scores the prompt tokens that follow those of a chunk, whose features [R, T, D] are given, where that was asked for."""
+        for i, run in enumerate(runs):
+            wish = run.request.wish
+            if not wish.prompt_logprobs:
+                continue
+            for first in range(0, features.shape[1], SCORED):
+                logits = self.model.head(features[i : i + 1, first : first + SCORED], p)[0]
+                run.request.prompt_scores += score_prompt(logits, wish.prompt, run.prefilled + first, wish.top_logprobs)
 
     def _end_prefill(self, run: Running) -> None:
         """Lets the last prompt token of an uneven row go the way of the tokens that follow, once all others are run."""
@@ -213,7 +231,7 @@ class Scheduler:
         self.input[at], self.state[at] = e, self._start(runs, e, p)
         self.ran.preludes += 1
         for i, run in enumerate(runs):
-            run.t, run.phase, run.memory = 0, "core", {}
+            run.t, run.phase, run.memory, run.said = 0, "core", {}, []
             if run.trail is not None:
                 run.trail.begin(run.offset, self.input[at[i]], self.state[at[i]])
 
@@ -251,9 +269,9 @@ class Scheduler:
         """Draws what full depth says after each draft, and goes on after the first that differs."""
         tokens, count = verified(run, logits)
         wish = run.request.wish
-        logprobs = logits.double().log_softmax(-1).gather(1, tokens[:, None])[:count, 0] if wish.logprobs else None
+        scores = score(logits[:count], tokens[:count], wish.top_logprobs) if wish.logprobs else None
         finite = logits.isfinite().all(-1)[:count]
-        self._unread[-1].append(DrawnTokens([run] * count, tokens[:count], finite, logprobs, [run.t] * count))
+        self._unread[-1].append(DrawnTokens([run] * count, tokens[:count], finite, scores, [run.t] * count))
         self.ran.verified += 1
         self.ran.drafted += len(run.drafts)
         self.ran.accepted += count - 1
@@ -298,13 +316,14 @@ class Scheduler:
             draws.append(Draw(wish.sampling, wish.seed, len(wish.prompt) + run.drawn))
         tokens = sample(logits, draws, [run.counts for run in runs])
         self.token[[run.slot for run in runs]] = tokens[:, None]
-        logprobs = None
+        scores = None
         if any(run.request.wish.logprobs for run in runs):
-            logprobs = logits.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+            scores = score(logits, tokens, max(run.request.wish.top_logprobs for run in runs))
         depths = [run.request.wish.depth if run.trail is None else run.t for run in runs]
         for i, run in enumerate(runs):
             self._count(run, tokens[i : i + 1])
-        self._unread[-1].append(DrawnTokens(runs, tokens, logits.isfinite().all(-1), logprobs, depths))
+        said = [run.said for run in runs]
+        self._unread[-1].append(DrawnTokens(runs, tokens, logits.isfinite().all(-1), scores, depths, said))
 
     def _count(self, run: Running, tokens: Tensor) -> None:
         run.drawn += len(tokens)
@@ -316,16 +335,17 @@ class Scheduler:
     def _read_tokens(self, unread: list[DrawnTokens]) -> None:
         """Hands drawn tokens to their requests, and frees the rows of those that are done."""
         for drawn in unread:
-            logprobs = [None] * len(drawn.rows) if drawn.logprobs is None else drawn.logprobs.tolist()
-            columns = (drawn.rows, drawn.tokens.tolist(), drawn.finite.tolist(), logprobs, drawn.depths)
-            for run, token, finite, logprob, depth in zip(*columns, strict=True):
+            none = [None] * len(drawn.rows)
+            scores = none if drawn.scores is None else drawn.scores.read()
+            columns = (drawn.rows, drawn.tokens.tolist(), drawn.finite.tolist(), scores, drawn.depths, drawn.said or none)
+            for run, token, finite, one, depth, said in zip(*columns, strict=True):
                 if run.request.done:
                     continue
                 if not finite:
                     held = len(run.request.wish.prompt) + len(run.request.tokens)
                     run.request.fail(ValueError(f"request: logits are not finite after {held} tokens, so no token can be chosen"))
                 else:
-                    run.request.push(token, depth, logprob)
+                    run.request.push(token, depth, one, said)
                 if run.request.done:
                     self._release(run)
 

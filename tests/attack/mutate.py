@@ -50,7 +50,7 @@ def mutate(data: Any, rng: Random, count: int | None = None) -> Any:
     for _ in range(rng.choice((1, 1, 1, 2, 3, 5)) if count is None else count):
         where = places(data)
         if not where:
-            return rng.choice(NASTY)
+            return copy.deepcopy(rng.choice(NASTY))
         path = rng.choice(where)
         owner = data
         for key in path[:-1]:
@@ -69,7 +69,7 @@ def _change(owner: Any, key: Any, rng: Random) -> None:
         del owner[key]
     elif what < 0.90 and isinstance(owner, dict):
         owner[rng.choice(["kind", "", "x", f"{key}s", "num_labels", "id2label", "dtype", "per_layer_config", "auto_map"])] = (
-            rng.choice(NASTY)
+            copy.deepcopy(rng.choice(NASTY))  # else later changes would be made to the dictionary itself
         )
     elif what < 0.95 and isinstance(owner, list):
         owner.extend(copy.deepcopy(owner) or [1])

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from loopwright.engine.request import Request, RequestOptions
+from loopwright.engine.scores import TokenScore
 
 
 def request_of(**options: object) -> Request:
@@ -22,7 +23,7 @@ def test_tokens_come_while_others_wait() -> None:
     reader = threading.Thread(target=read)
     reader.start()
     for token in (5, 6, 7, 8):
-        request.push(token, 3, None)
+        request.push(token, 3)
     reader.join(5)
     assert seen == [5, 6, 7, 8] == list(request)
     result = request.result()
@@ -31,9 +32,9 @@ def test_tokens_come_while_others_wait() -> None:
 
 def test_an_end_token_stops() -> None:
     request = request_of(ends=frozenset({6}), logprobs=True)
-    request.push(5, 3, -1.0)
+    request.push(5, 3, TokenScore(-1.0))
     assert not request.done
-    request.push(6, 3, -2.0)
+    request.push(6, 3, TokenScore(-2.0))
     assert request.result().finish_reason == "stop" and request.result().logprobs == [-1.0, -2.0]
 
 
@@ -43,16 +44,16 @@ def test_stop_strings_end_and_are_cut_off() -> None:
 
     request = Request(RequestOptions((1,), 1, 9, stop=("zz", "bc")), decode)
     for token in (1, 2):
-        request.push(token, 1, None)
+        request.push(token, 1)
         assert not request.done
-    request.push(3, 1, None)
+    request.push(3, 1)
     result = request.result()
     assert (result.text, result.tokens, result.finish_reason) == ("a", [1, 2, 3], "stop")
 
 
 def test_cancelling_twice_changes_nothing() -> None:
     request = request_of()
-    request.push(5, 3, None)
+    request.push(5, 3)
     assert request.cancel() and not request.cancel()
     request.finish("cancelled")
     request.finish("length")
@@ -65,7 +66,7 @@ def test_an_error_reaches_its_caller() -> None:
         raise RuntimeError("mine")
 
     request = request_of(on_token=fails)
-    request.push(5, 3, None)
+    request.push(5, 3)
     with pytest.raises(RuntimeError, match="mine"):
         request.result()
     with pytest.raises(RuntimeError, match="mine"):
@@ -76,3 +77,28 @@ def test_an_error_reaches_its_caller() -> None:
 def test_waiting_has_an_end() -> None:
     with pytest.raises(TimeoutError, match=r"not done after 0.01 seconds \(0 tokens so far\)"):
         request_of().result(0.01)
+
+
+def test_the_end_is_told_once_and_a_failure_there_is_the_callers() -> None:
+    told: list[int] = []
+
+    def end() -> None:
+        told.append(1)
+        raise RuntimeError("mine too")
+
+    request = request_of(on_done=end)
+    for token in (5, 6, 7, 8):
+        request.push(token, 3)
+    request.finish("cancelled")
+    assert told == [1] and request.finish_reason == "length"
+    with pytest.raises(RuntimeError, match="mine too"):
+        request.result()
+
+
+def test_what_is_new_is_read_without_waiting() -> None:
+    request = request_of(logprobs=True)
+    assert request.since(0).tokens == [] and not request.since(0).done
+    for token in (5, 6, 7, 8):
+        request.push(token, 3, TokenScore(-token))
+    fresh = request.since(2)
+    assert (fresh.tokens, fresh.depths, [one.logprob for one in fresh.scores], fresh.done) == ([7, 8], [3, 3], [-7, -8], True)

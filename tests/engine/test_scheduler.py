@@ -125,7 +125,7 @@ def test_log_probabilities_are_the_models_own() -> None:
     (request,), _ = serve(Scheduler(model, rows=1, tokens=20), [wish], random.Random(0))
     text = torch.tensor([[*wish.prompt, *request.tokens]])
     full = model(text, depth=3).logits.log_softmax(-1)[0, 3:-1]
-    assert torch.allclose(torch.tensor(request.logprobs).double(), full.gather(1, text[0, 4:, None])[:, 0], atol=1e-9)
+    assert torch.allclose(torch.tensor(request.result().logprobs).double(), full.gather(1, text[0, 4:, None])[:, 0], atol=1e-9)
 
 
 def test_a_planted_neighbour_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

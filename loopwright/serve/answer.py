@@ -1,0 +1,184 @@
+"""From the engine's thread into the event loop: the sequences of one HTTP request, and what is new of each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from loopwright.engine.request import Request
+from loopwright.engine.scores import Ranked, TokenScore
+from loopwright.serve.limits import Refusal
+from loopwright.serve.models import ServedModel
+from loopwright.serve.pieces import TextPieces
+from loopwright.serve.schema import Wanted
+from loopwright.untrusted import first_line
+
+SEED_RANGE = 2**63
+
+
+class Bell:
+    """Wakes waiting tasks from the engine's thread: one call into the event loop for all that a tick has changed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._ringing = loop, False
+        self._changed: deque[asyncio.Event] = deque()
+
+    def ring(self, event: asyncio.Event) -> None:
+        """Sets an event of the loop; any thread may call."""
+        self._changed.append(event)
+        if not self._ringing:
+            self._ringing = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._ringing = False  # first, so that what is appended from now on rings again
+        while self._changed:
+            self._changed.popleft().set()
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What is new of an answer. `prompt` are the prompt's tokens, where they are to be echoed and come first, text included."""
+
+    text: str
+    tokens: list[int]
+    depths: list[int]
+    scores: list[TokenScore]
+    step_tokens: list[list[Ranked]]
+    finish_reason: str | None
+    prompt: list[int] | None = None
+    prompt_scores: list[TokenScore] | None = None
+
+
+class Answer:
+    """One sequence: a request of the engine, read piece by piece."""
+
+    def __init__(self, request: Request, index: int, model: ServedModel, wanted: Wanted) -> None:
+        self.request, self.index, self.wanted = request, index, wanted
+        self._sent, self._echo = 0, wanted.echo
+        self._before = list(request.wish.prompt) if wanted.echo else []
+        self._decode = lambda ids: str(model.tokenizer.decode(ids, skip_special_tokens=True))
+        self._pieces = TextPieces(self._decode, request.wish.stop, before=len(self._before))
+        self.ended = False
+
+    def take(self) -> Delta | None:
+        """Returns what came since the last call, None where there is nothing; raises where the request failed."""
+        fresh = self.request.since(self._sent)
+        if self.ended or not (fresh.tokens or fresh.done):
+            return None
+        reason = self._reason() if fresh.done else None
+        self._sent += len(fresh.tokens)
+        text, prompt, prompt_scores = "", None, None
+        if self._echo:
+            self._echo = False
+            text = self._decode(self._before)
+            prompt, prompt_scores = self._before, list(self.request.prompt_scores)
+        if self.wanted.max_tokens == 0:  # the engine drew one token, which nobody asked for
+            self.ended = fresh.done
+            return Delta(text, [], [], [], [], "length" if fresh.done else None, prompt, prompt_scores)
+        tokens = self._before + self.request.tokens[: self._sent]
+        text += self._pieces.more(tokens)
+        if fresh.done:
+            text += self._pieces.end(self._whole(tokens))
+            self.ended = True
+        return Delta(text, fresh.tokens, fresh.depths, fresh.scores, fresh.step_tokens, reason, prompt, prompt_scores)
+
+    def _whole(self, tokens: list[int]) -> str:
+        """Returns the text of the answer, cut where a stop string cut it; after an echoed prompt, as it reads there."""
+        text = self.request.text or ""
+        if not self._before:
+            return text
+        cut = len(self._decode(self.request.tokens)) - len(text)
+        after = self._decode(tokens)[len(self._decode(self._before)) :]
+        return after[: len(after) - cut]
+
+    def _reason(self) -> str:
+        request = self.request
+        if request.error is not None:
+            raise Refusal(f"the model failed on this request ({first_line(request.error)})", status=500, code="model_failed")
+        if request.finish_reason == "cancelled":
+            raise Refusal("the server is shutting down", status=503, code="shutting_down", headers={"retry-after": "10"})
+        return str(request.finish_reason)
+
+
+class Job:
+    """All sequences of one HTTP request: prompts times n, submitted together."""
+
+    def __init__(self, model: ServedModel, wanted: Wanted, prompts: list[list[int]], bell: Bell) -> None:
+        self.model, self.wanted, self.prompts = model, wanted, prompts
+        self.changed, self.begun = asyncio.Event(), time.perf_counter()
+        self.first_token: float | None = None  # seconds after the start
+        self.gone = False  # the client is
+
+        def wake(token: int | None = None) -> None:
+            bell.ring(self.changed)
+
+        self.answers: list[Answer] = []
+        lengths = [model.new_tokens(wanted, prompt) for prompt in prompts]  # every refusal comes before any work
+        try:
+            for prompt, length in zip(prompts, lengths, strict=True):
+                for choice in range(wanted.n):
+                    request = model.engine.submit(
+                        prompt,
+                        **wanted.options,
+                        max_new_tokens=length,
+                        seed=_seed(wanted.seed, choice),
+                        on_token=wake,
+                        on_done=wake,
+                    )
+                    self.answers.append(Answer(request, len(self.answers), model, wanted))
+        except ValueError as error:
+            self.cancel()
+            raise Refusal(str(error)) from None
+        except RuntimeError as error:  # closed
+            self.cancel()
+            raise Refusal(first_line(error), status=503, code="shutting_down", headers={"retry-after": "10"}) from None
+
+    async def deltas(self, patience: float | None = None) -> AsyncIterator[tuple[Answer, Delta] | None]:
+        """Yields what is new, answer by answer, until all have ended; None where nothing came for `patience` seconds."""
+        while not all(answer.ended for answer in self.answers) and not self.gone:
+            try:
+                async with asyncio.timeout(patience):
+                    await self.changed.wait()
+            except TimeoutError:
+                yield None
+                continue
+            self.changed.clear()
+            for answer in self.answers:
+                delta = answer.take()
+                if delta is not None:
+                    if self.first_token is None:
+                        self.first_token = time.perf_counter() - self.begun
+                    yield answer, delta
+        if not self.gone:
+            self.model.took(time.perf_counter() - self.begun)
+
+    def leave(self) -> None:
+        """The client has gone: nothing more is made for it."""
+        self.gone = True
+        self.changed.set()
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Stops all sequences that are not done."""
+        for answer in self.answers:
+            answer.request.cancel()
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """The tokens of prompts and answers, and the steps that the answers' tokens took."""
+        none = self.wanted.max_tokens == 0
+        made = 0 if none else sum(len(answer.request.tokens) for answer in self.answers)
+        steps = 0 if none else sum(sum(answer.request.depths) for answer in self.answers)
+        given = sum(len(prompt) for prompt in self.prompts)
+        return {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made, "completion_steps": steps}
+
+
+def _seed(seed: int | None, choice: int) -> int | None:
+    """Returns the seed of one of n answers: each its own, and the first that of a request for one."""
+    return None if seed is None else (seed + choice + SEED_RANGE) % (2 * SEED_RANGE) - SEED_RANGE

@@ -1,0 +1,177 @@
+"""The routes. Each checks what it can before any work, and answers in OpenAI's form, errors included."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from loopwright.serve.answer import Bell, Delta, Job
+from loopwright.serve.chat_template import chat_ids
+from loopwright.serve.guard import Guard
+from loopwright.serve.limits import Limits, Refusal
+from loopwright.serve.log import RECORD
+from loopwright.serve.metrics import Metrics
+from loopwright.serve.models import ServedModel, find_model
+from loopwright.serve.schema import TOKENIZE, Wanted, read_fields, wanted
+from loopwright.serve.shape import Shape
+from loopwright.serve.sse import EventStream, watched
+
+LARGE_BODY = 32_768  # bytes: what is larger is parsed and tokenized in a thread, beside the others' answers
+
+
+class Service:
+    """What all routes share: the models, who may ask, and the numbers."""
+
+    def __init__(self, models: Mapping[str, ServedModel], guard: Guard, limits: Limits) -> None:
+        self.models, self.guard, self.limits = models, guard, limits
+        self.metrics = Metrics(models)
+        self.draining = False
+        self._bell: Bell | None = None
+
+    def bell(self) -> Bell:
+        """Returns the way from the engines' threads into the event loop."""
+        if self._bell is None:
+            self._bell = Bell(asyncio.get_running_loop())
+        return self._bell
+
+    # routes
+
+    async def health(self, request: Request) -> Response:
+        """Whether requests are taken."""
+        if self.draining:
+            raise Refusal("the server is shutting down", status=503, code="shutting_down")
+        return _json({"status": "ok", "models": list(self.models)})
+
+    async def numbers(self, request: Request) -> Response:
+        """The page for Prometheus."""
+        self.guard.check_caller(request.headers)
+        page, kind = self.metrics.page()
+        return Response(page, headers={"content-type": kind})
+
+    async def list_models(self, request: Request) -> Response:
+        """The models, each with its length and depths."""
+        self.guard.check_caller(request.headers)
+        return _json({"object": "list", "data": [model.card() for model in self.models.values()]})
+
+    async def show_model(self, request: Request) -> Response:
+        """One model."""
+        self.guard.check_caller(request.headers)
+        return _json(find_model(self.models, request.path_params["name"]).card())
+
+    async def tokenize(self, request: Request) -> Response:
+        """A prompt or messages as token ids."""
+        given = await self._read(request, lambda body: read_fields(body, TOKENIZE))
+        model = find_model(self.models, given.get("model"))
+        if ("prompt" in given) == ("messages" in given):
+            raise Refusal("prompt: give it or messages, one of them", param="prompt")
+
+        def encode() -> list[int]:
+            if "messages" in given:
+                return chat_ids(model.tokenizer, given["messages"])
+            if given.get("add_special_tokens", True):
+                return model.encode(given["prompt"])
+            return model.tokenizer(given["prompt"], add_special_tokens=False, verbose=False)["input_ids"]
+
+        ids = await _aside(len(given.get("prompt", "")) > LARGE_BODY, encode)
+        return _json({"count": len(ids), "tokens": ids, "max_model_len": model.max_model_len})
+
+    async def chat(self, request: Request) -> Any:
+        """Answers messages."""
+        return await self._complete(request, chat=True)
+
+    async def complete(self, request: Request) -> Any:
+        """Continues prompts."""
+        return await self._complete(request, chat=False)
+
+    async def _complete(self, request: Request, *, chat: bool) -> Any:
+        if self.draining:
+            raise Refusal("the server is shutting down", status=503, code="shutting_down", headers={"retry-after": "10"})
+        asked: Wanted = await self._read(request, lambda body: wanted(body, chat=chat))
+        model = find_model(self.models, asked.model)
+        self.limits.check_choices(max(len(asked.prompts), 1), asked.n)
+        self.limits.check_depth(asked.options.setdefault("depth", model.depth), model.max_depth)
+        if not model.engine.model.config.is_looped:
+            del asked.options["depth"]
+        large = sum(map(len, asked.prompts)) + sum(len(message["content"]) for message in asked.messages) > LARGE_BODY
+        prompts = await _aside(large, lambda: model.prompt_ids(asked))
+        # nothing is awaited from here to the submission: what was free stays free
+        self.limits.check_queue(len(prompts) * asked.n, model.engine.open_requests, model.rows, model.seconds)
+        job = Job(model, asked, prompts, self.bell())
+        shape, record = Shape(job), request.scope[RECORD]
+        record |= {"id": shape.id, "model": model.name, "depth": asked.options.get("depth", 1), "stream": asked.stream}
+
+        def end() -> None:
+            self.metrics.count(job, time.perf_counter() - job.begun)
+            record.update(job.usage, **({"gone": True} if job.gone else {}))
+
+        if asked.stream:
+            return EventStream(job, shape, end)
+        parts: list[list[Delta]] = [[] for _ in job.answers]
+        try:
+            async with watched(job, request.receive):
+                async for entry in job.deltas():
+                    if entry is not None:
+                        parts[entry[0].index].append(entry[1])
+        finally:
+            end()
+        if job.gone:
+            raise Refusal("the client went", status=499)
+        return _json(shape.whole(parts), headers={"x-request-id": shape.id})
+
+    async def _read(self, request: Request, parse: Any) -> Any:
+        self.guard.check_caller(request.headers)
+        body = await self.guard.body(request.headers, request.receive)
+        return await _aside(len(body) > LARGE_BODY, lambda: parse(body))
+
+
+async def _aside(large: bool, work: Any) -> Any:
+    """Returns what `work` returns; where it is large, another thread does it."""
+    return await asyncio.to_thread(work) if large else work()
+
+
+def _json(data: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    content = json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
+    return Response(content, status, headers={"content-type": "application/json", **(headers or {})})
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """Answers a refusal, ours or the router's, in one form."""
+    if isinstance(error, HTTPException):
+        said = f"{request.url.path[:100]!r}: {error.detail}"
+        error = Refusal(said, status=error.status_code, headers=error.headers)
+    assert isinstance(error, Refusal)
+    request.scope.setdefault(RECORD, {})["error"] = str(error)
+    return _json(error.body(), status=error.status, headers=error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Answers what nobody foresaw; its traceback goes to the server's own log."""
+    return _json(Refusal("an error of the server; its log has the traceback", status=500).body(), status=500)
+
+
+def make_app(service: Service, *, cors: Sequence[str] = ()) -> Starlette:
+    """Returns the ASGI app. `cors` are the origins whose web pages may ask; none by default."""
+    routes = [
+        Route("/health", service.health, methods=["GET"]),
+        Route("/metrics", service.numbers, methods=["GET"]),
+        Route("/v1/models", service.list_models, methods=["GET"]),
+        Route("/v1/models/{name:path}", service.show_model, methods=["GET"]),
+        Route("/v1/tokenize", service.tokenize, methods=["POST"]),
+        Route("/v1/chat/completions", service.chat, methods=["POST"]),
+        Route("/v1/completions", service.complete, methods=["POST"]),
+    ]
+    names = ["authorization", "content-type"]
+    allowed = Middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["GET", "POST"], allow_headers=names)
+    handlers: Any = {Refusal: _refused, HTTPException: _refused, Exception: _failed}
+    return Starlette(routes=routes, middleware=[allowed] if cors else [], exception_handlers=handlers)

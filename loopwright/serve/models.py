@@ -1,0 +1,135 @@
+"""A model as the server offers it: its engine, how deep and how long a request may be, and prompts as token ids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from loopwright.engine.engine import Engine
+from loopwright.generate.exit_rules import EXITS, build_exit
+from loopwright.generate.stream import token_ids
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.serve.chat_template import chat_ids
+from loopwright.serve.limits import Limits, Refusal
+from loopwright.serve.schema import Wanted
+from loopwright.settings import suggest
+
+READINGS = 2  # of the coda, that the pool is sized for: drafts take two
+TIMES_DEEPER = 4  # than its own depth may a request ask of a model without a last step
+CHAT_TOKENS, TEXT_TOKENS = 256, 16  # of an answer where the request gives none; 16 is what OpenAI's completions have
+RECENT = 0.2  # how much the latest request counts in the mean of seconds
+
+
+class ServedModel:
+    """A model by its name. `depth` is that of a request that gives none."""
+
+    def __init__(
+        self,
+        name: str,
+        model: LoopedForCausalLM,
+        tokenizer: Any,
+        *,
+        limits: Limits,
+        max_rows: int = 16,
+        max_tokens: int = 8192,
+        depth: int | None = None,
+    ) -> None:
+        config = model.config
+        self.name, self.tokenizer, self.limits, self.rows = name, tokenizer, limits, max_rows
+        self.depth = config.check_depth(depth)
+        self.max_depth = self._deepest(config, limits)
+        if self.depth > self.max_depth:
+            raise ValueError(f"depth: {self.depth} is beyond max_depth={self.max_depth}; raise --max-depth, or lower --depth")
+        readings = READINGS if config.is_looped and config.coda_layers else 1
+        self.engine = Engine(
+            model, tokenizer, max_rows=max_rows, max_tokens=max_tokens, depth=depth if config.is_looped else None, readings=readings
+        )
+        context = max_tokens if config.positions == "none" else config.max_position_embeddings
+        self.max_model_len = min(context, max_tokens)
+        self.created = int(time.time())
+        self.seconds = 1.0  # that a request took of late
+
+    def _deepest(self, config: Any, limits: Limits) -> int:
+        if not config.is_looped:
+            return 1
+        last = config.max_steps if config.max_steps is not None and config.beyond_max_steps == "refuse" else None
+        if limits.depth is None:
+            return last or max(TIMES_DEEPER * config.depth, self.depth)
+        return limits.depth if last is None else min(limits.depth, last)
+
+    def card(self) -> dict[str, Any]:
+        """Returns the entry of /v1/models."""
+        model = self.engine.model
+        return {
+            "id": self.name, "object": "model", "created": self.created, "owned_by": "loopwright",
+            "max_model_len": self.max_model_len,
+            "depths": {"default": self.depth, "min": 1, "max": self.max_depth},
+            "exits": [kind for kind in EXITS if _offered(kind, model)],
+        }  # fmt: skip
+
+    def prompt_ids(self, wanted: Wanted) -> list[list[int]]:
+        """Returns the token ids of every prompt; refuses what is too long or unknown to the model."""
+        if wanted.chat:
+            prompts = [chat_ids(self.tokenizer, wanted.messages)]
+        else:
+            prompts = [one if isinstance(one, list) else self.encode(one) for one in wanted.prompts]
+        field, known = "messages" if wanted.chat else "prompt", self.engine.model.config.vocab_size
+        for ids in prompts:
+            if not ids:
+                raise Refusal(f"{field}: it has no tokens; give at least one", param=field)
+            if len(ids) >= self.max_model_len:
+                raise Refusal(
+                    f"{field}: {len(ids):,} tokens leave no room for an answer in {self.max_model_len:,} (max_model_len)",
+                    param=field, code="context_length_exceeded",
+                )  # fmt: skip
+            if not 0 <= min(ids) <= max(ids) < known:
+                wrong = next(token for token in ids if not 0 <= token < known)
+                raise Refusal(f"{field}: token {wrong}; the model knows tokens 0 to {known - 1}", param=field)
+        return prompts
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the token ids of a text."""
+        try:
+            return token_ids(self.tokenizer, text)
+        except ValueError as error:
+            raise Refusal(str(error), param="prompt") from None
+
+    def new_tokens(self, wanted: Wanted, prompt: list[int]) -> int:
+        """Returns how many tokens an answer may have; refuses more than the limit, or than fit after the prompt."""
+        room = self.max_model_len - len(prompt)
+        if wanted.max_tokens is None:
+            return min(CHAT_TOKENS if wanted.chat else TEXT_TOKENS, room, self.limits.new_tokens)
+        self.limits.check_new_tokens(wanted.tokens_field, wanted.max_tokens)
+        if wanted.max_tokens > room:
+            raise Refusal(
+                f"{wanted.tokens_field}: {wanted.max_tokens:,} after a prompt of {len(prompt):,} is more than the "
+                f"{self.max_model_len:,} tokens that fit (max_model_len)",
+                param=wanted.tokens_field, code="context_length_exceeded",
+            )  # fmt: skip
+        return max(wanted.max_tokens, 1)  # none at all is left out of the answer
+
+    def took(self, seconds: float) -> None:
+        """Remembers how long a request took, for those that are told to come again."""
+        self.seconds += RECENT * (seconds - self.seconds)
+
+
+def _offered(kind: str, model: LoopedForCausalLM) -> bool:
+    try:
+        build_exit(kind, model)
+    except ValueError:
+        return False
+    return True
+
+
+def find_model(models: Mapping[str, ServedModel], name: str | None) -> ServedModel:
+    """Returns the model of a name; the only one where none is given."""
+    if name is None and len(models) == 1:
+        return next(iter(models.values()))
+    if name is None:
+        raise Refusal(f"model: missing; {suggest('', models)}", param="model")
+    if name not in models:
+        raise Refusal(
+            f"model: {name[:100]!r} is not served here; {suggest(name, models)}", status=404, param="model", code="model_not_found"
+        )
+    return models[name]

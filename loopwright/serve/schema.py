@@ -1,0 +1,266 @@
+"""The fields of a request: one table each for chat, text and tokenizing, and what they come to for the engine.
+
+A field that is not in the table is refused by name; null counts as left out, because clients send it for what they do not set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from loopwright.generate.exit_rules import parse_exit
+from loopwright.serve.limits import Refusal
+from loopwright.settings import refuse_unknown
+from loopwright.untrusted import parse_json, shown
+
+MOST_TOP = 20  # likeliest tokens beside each, as OpenAI has it
+MOST_STOPS, LONGEST_STOP, MOST_BIASES, LARGEST_BIAS = 16, 200, 1024, 100
+WHOLE = 2**63
+ROLES = ("system", "developer", "user", "assistant")
+
+Check = Callable[[str, Any], Any]
+
+
+def _refuse(name: str, value: Any, allowed: str) -> Refusal:
+    return Refusal(f"{name}: {shown(value)}; allowed: {allowed}", param=name)
+
+
+def whole(low: int, high: int = WHOLE) -> Check:
+    """Returns the check of a whole number."""
+
+    def check(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            most = f" and at most {high:,}" if high < WHOLE else ""
+            raise _refuse(name, value, f"a whole number of at least {low}{most}")
+        return value
+
+    return check
+
+
+def number(low: float, high: float) -> Check:
+    """Returns the check of a finite number."""
+
+    def check(name: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not low <= value <= high:
+            raise _refuse(name, value, f"a number from {low:g} to {high:g}")
+        return value
+
+    return check
+
+
+def flag(name: str, value: Any) -> bool:
+    """Checks a truth value."""
+    if not isinstance(value, bool):
+        raise _refuse(name, value, "true or false")
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    """Checks a string."""
+    if not isinstance(value, str):
+        raise _refuse(name, value, "text")
+    return value
+
+
+def _top_k(name: str, value: Any) -> int | None:
+    return whole(-1)(name, value) if value not in (0, -1) else None  # 0 and -1: off, as other servers have it
+
+
+def _ids(name: str, value: Any) -> list[int]:
+    if not isinstance(value, list) or not all(isinstance(token, int) and not isinstance(token, bool) for token in value):
+        raise _refuse(name, value, "a list of token ids")
+    return value
+
+
+def _stop(name: str, value: Any) -> list[str]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(one, str) and 0 < len(one) <= LONGEST_STOP for one in stops):
+        raise _refuse(name, value, f"a string, or a list of strings, of 1 to {LONGEST_STOP} characters each")
+    if len(stops) > MOST_STOPS:
+        raise _refuse(name, f"{len(stops)} strings", f"at most {MOST_STOPS}")
+    return stops
+
+
+def _bias(name: str, value: Any) -> dict[int, float]:
+    allowed = f"at most {MOST_BIASES} token ids with numbers from -{LARGEST_BIAS} to {LARGEST_BIAS}"
+    if not isinstance(value, Mapping) or len(value) > MOST_BIASES:
+        raise _refuse(name, value, allowed)
+    bias: dict[int, float] = {}
+    for token, amount in value.items():  # JSON has no names but strings
+        if not (token.isascii() and token.isdigit() and len(token) < 19):
+            raise _refuse(name, token, allowed)
+        bias[int(token)] = number(-LARGEST_BIAS, LARGEST_BIAS)(f"{name}.{token}", amount)
+    return bias
+
+
+def _prompts(name: str, value: Any) -> list[str | list[int]]:
+    allowed = "text, a list of token ids, or a list of either"
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise _refuse(name, value, allowed)
+    if all(isinstance(one, int) for one in value):
+        return [_ids(name, value)]
+    if not all(isinstance(one, str | list) for one in value):
+        raise _refuse(name, value, allowed)
+    return [one if isinstance(one, str) else _ids(name, one) for one in value]
+
+
+def _messages(name: str, value: Any) -> list[dict[str, str]]:
+    if not isinstance(value, list) or not value:
+        raise _refuse(name, value, "a list of messages with role and content")
+    return [_message(f"{name}[{place}]", message) for place, message in enumerate(value)]
+
+
+def _message(name: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise _refuse(name, value, "a message with role and content")
+    refuse_unknown(name, value, ("role", "content", "name"))
+    if value.get("role") not in ROLES:
+        raise _refuse(f"{name}.role", value.get("role"), ", ".join(ROLES))
+    content = value.get("content")
+    if isinstance(content, list):  # OpenAI's form in parts, of which text is the only one here
+        parts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+        texts = [part for part in parts if isinstance(part, str)]
+        content = "".join(texts) if len(texts) == len(content) else None
+    if not isinstance(content, str):
+        raise _refuse(f"{name}.content", value.get("content"), 'text, or a list of {"type": "text", "text": …}')
+    role = "system" if value["role"] == "developer" else value["role"]
+    return {"role": role, "content": content} | ({"name": text(f"{name}.name", value["name"])} if value.get("name") else {})
+
+
+def _stream_options(name: str, value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        raise _refuse(name, value, '{"include_usage": true}')
+    refuse_unknown(name, value, ("include_usage",))
+    return flag(f"{name}.include_usage", value.get("include_usage", False))
+
+
+def _exit(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        return parse_exit(value)
+    if not isinstance(value, Mapping):
+        raise _refuse(name, value, 'a rule such as "change:0.05" or {"kind": "change", "threshold": 0.05}')
+    for option, amount in value.items():
+        if isinstance(amount, float) and not math.isfinite(amount):
+            raise _refuse(f"{name}.{option}", amount, "a finite number")
+    return dict(value)
+
+
+def _keys(name: str, value: Any) -> str:
+    if value not in ("backfill", "copy"):
+        raise _refuse(name, value, "backfill, copy")
+    return value
+
+
+def _plain_text(name: str, value: Any) -> None:
+    if value != {"type": "text"}:
+        raise _refuse(name, value, '{"type": "text"}: constrained answers are not offered')
+
+
+# what goes to the engine as it is
+ENGINE: dict[str, Check] = {
+    "temperature": number(0, 1e6),
+    "top_p": number(0, 1),
+    "top_k": _top_k,
+    "min_p": number(0, 1),
+    "repetition_penalty": number(1e-6, 1e6),
+    "presence_penalty": number(-2, 2),
+    "frequency_penalty": number(-2, 2),
+    "logit_bias": _bias,
+    "depth": whole(1),
+    "exit": _exit,
+    "exit_keys": _keys,
+    "draft_depth": whole(1),
+    "draft_tokens": whole(2, 64),
+    "state_seed": whole(0),
+    "step_tokens": whole(0, MOST_TOP),
+    "ignore_eos": flag,
+}
+SHARED: dict[str, Check] = {
+    **ENGINE,
+    "model": text,
+    "max_tokens": whole(0),
+    "stop": _stop,
+    "stop_token_ids": _ids,
+    "n": whole(1, 2**20),
+    "seed": whole(-WHOLE, WHOLE - 1),
+    "stream": flag,
+    "stream_options": _stream_options,
+    "return_depth_used": flag,
+    "return_token_ids": flag,
+    "user": text,  # whom a client serves: of no use here
+}
+TEXT = {**SHARED, "prompt": _prompts, "echo": flag, "logprobs": whole(0, MOST_TOP)}
+CHAT = {
+    **SHARED, "messages": _messages, "max_completion_tokens": whole(1), "logprobs": flag, "top_logprobs": whole(0, MOST_TOP),
+    "response_format": _plain_text,
+}  # fmt: skip
+TOKENIZE: dict[str, Check] = {"model": text, "prompt": text, "messages": _messages, "add_special_tokens": flag}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A checked request: what to submit, and how to answer."""
+
+    chat: bool
+    model: str | None
+    prompts: list[str | list[int]]
+    messages: list[dict[str, str]]
+    options: dict[str, Any] = field(default_factory=dict)  # of engine.submit
+    n: int = 1
+    seed: int | None = None
+    max_tokens: int | None = None
+    tokens_field: str = "max_tokens"  # the one that was given, for messages
+    stream: bool = False
+    include_usage: bool = False
+    echo: bool = False
+    logprobs: int | None = None  # likeliest tokens beside each; None: no scores at all
+    return_depth_used: bool = False
+    return_token_ids: bool = False
+
+
+def read_fields(body: bytes, table: Mapping[str, Check]) -> dict[str, Any]:
+    """Returns the fields of a JSON body that are not null, checked one by one."""
+    try:
+        data = parse_json(body, "body", "send a JSON object")
+        if not isinstance(data, dict):
+            raise _refuse("body", data, "a JSON object")
+        refuse_unknown("body", data, table)
+        return {name: table[name](name, value) for name, value in data.items() if value is not None}
+    except ValueError as error:
+        raise Refusal(str(error)) from None
+
+
+def wanted(body: bytes, *, chat: bool) -> Wanted:
+    """Returns what a body of /v1/chat/completions or /v1/completions asks for; refuses fields that do not go together."""
+    given = read_fields(body, CHAT if chat else TEXT)
+    main = "messages" if chat else "prompt"
+    if main not in given:
+        raise Refusal(f"{main}: missing", param=main)
+    if "max_tokens" in given and "max_completion_tokens" in given:
+        raise Refusal("max_completion_tokens: given with max_tokens, its older name; keep one", param="max_completion_tokens")
+    tokens_field = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
+    tokens, echo = given.get(tokens_field), given.get("echo", False)
+    if tokens == 0 and not echo:
+        raise Refusal("max_tokens: 0 asks for nothing without echo; allowed: a whole number of at least 1", param="max_tokens")
+    if "stream_options" in given and not given.get("stream"):
+        raise Refusal("stream_options: given without stream", param="stream_options")
+    if given.get("top_logprobs") and not given.get("logprobs"):
+        raise Refusal("top_logprobs: given without logprobs", param="top_logprobs")
+    logprobs = given.get("logprobs")
+    if chat:
+        logprobs = given.get("top_logprobs", 0) if logprobs else None
+    options = {name: given[name] for name in ENGINE if given.get(name) is not None}
+    options.setdefault("temperature", 1.0)  # as every client expects; 0 is greedy
+    return Wanted(
+        chat, given.get("model"), given.get("prompt", []), given.get("messages", []),
+        options | {
+            "stop": [*given.get("stop", []), *given.get("stop_token_ids", [])], "logprobs": logprobs is not None,
+            "top_logprobs": logprobs or 0, "prompt_logprobs": echo and logprobs is not None,
+        },
+        given.get("n", 1), given.get("seed"), tokens, tokens_field, given.get("stream", False), given.get("stream_options", False),
+        echo, logprobs, given.get("return_depth_used", False), given.get("return_token_ids", False),
+    )  # fmt: skip

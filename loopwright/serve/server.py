@@ -1,0 +1,125 @@
+"""The running server: sockets, signals, and an end that finishes what was begun."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+import uvicorn
+
+from loopwright.serve.app import Service, make_app
+from loopwright.serve.connection import Connection
+from loopwright.serve.guard import Guard, is_loopback
+from loopwright.serve.limits import Limits
+from loopwright.serve.log import AccessLog, LineWriter, LogLines
+from loopwright.serve.models import ServedModel
+
+KEEP_ALIVE = 10  # seconds that a connection waits for the next request
+DEAD_SECONDS = 60  # after which bytes that a peer does not acknowledge end its connection
+BACKLOG = 1024
+ROUTES = ("/health", "/metrics", "/v1/models", "/v1/tokenize", "/v1/chat/completions", "/v1/completions")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Returns a listening socket; port 0 is any that is free. A peer that vanishes is noticed by its connections."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listening = socket.socket(family)
+    except OSError as error:
+        raise ValueError(f"host: {host!r} is no address of this machine ({error.strerror})") from None
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # accepted connections inherit these
+    if sys.platform == "linux":
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_SECONDS * 1000)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAD_SECONDS)
+    try:
+        listening.bind(address)
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise ValueError(f"port: {host}:{port} cannot be used ({error.strerror}); take another with --port") from None
+    return listening
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which tells the service when it begins to drain."""
+
+    def __init__(self, service: Service, app: Any, *, drain_seconds: int) -> None:
+        config = uvicorn.Config(
+            app, http=Connection, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+            proxy_headers=False,  # whoever asks is who connects
+            timeout_keep_alive=KEEP_ALIVE, timeout_graceful_shutdown=drain_seconds,
+        )  # fmt: skip
+        super().__init__(config)
+        self.service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Takes nothing new, and waits for what was begun."""
+        self.service.draining = True
+        await super().shutdown(sockets)
+
+
+def make_server(
+    models: Mapping[str, ServedModel],
+    write: Callable[[dict[str, Any]], object],
+    *,
+    limits: Limits,
+    key: str | None = None,
+    local: bool = True,
+    cors: Sequence[str] = (),
+    drain_seconds: int = 30,
+) -> Server:
+    """Returns a server of models that hands one record per request to `write`."""
+    service = Service(models, Guard(limits, key, local), limits)
+
+    def record(entry: dict[str, Any]) -> None:
+        route = next((route for route in ROUTES if entry["path"].startswith(route)), "other")
+        service.metrics.requests.labels(route, entry["status"]).inc()
+        write(entry)
+
+    LogLines(write).take("uvicorn.error", "asyncio")
+    return Server(service, AccessLog(make_app(service, cors=cors), record), drain_seconds=drain_seconds)
+
+
+def run(
+    models: Mapping[str, ServedModel],
+    listening: socket.socket,
+    *,
+    limits: Limits,
+    key: str | None = None,
+    cors: Sequence[str] = (),
+    drain_seconds: int = 30,
+    log: TextIO | None = None,
+) -> None:
+    """Serves until a signal comes: then nothing new is taken, what was begun is finished, and the engines are closed."""
+    lines = LineWriter(sys.stdout if log is None else log)
+    server = make_server(
+        models, lines.write, limits=limits, key=key, local=is_loopback(listening.getsockname()[0]), cors=cors,
+        drain_seconds=drain_seconds,
+    )  # fmt: skip
+    try:
+        with _signals_are_uvicorns():
+            server.run(sockets=[listening])
+    finally:
+        for model in models.values():
+            model.engine.close()
+        lines.close()
+
+
+@contextlib.contextmanager
+def _signals_are_uvicorns() -> Iterator[None]:
+    """uvicorn raises a signal once more after it has drained; by then it has done all it should."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

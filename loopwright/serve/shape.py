@@ -1,0 +1,133 @@
+"""OpenAI's JSON: chunks of a stream and whole answers, for text and for chat."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from typing import Any
+
+from loopwright.engine.scores import Ranked, TokenScore
+from loopwright.serve.answer import Answer, Delta, Job
+
+
+class Shape:
+    """Writes one response: its id, its name for the model, and the form that its request asked for."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.wanted, self.tokenizer = job, job.wanted, job.model.tokenizer
+        self.id = f"{'chatcmpl' if self.wanted.chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+        self._opened: set[int] = set()  # choices whose role was told
+        self._offsets: dict[int, int] = {}  # characters of each choice so far
+
+    def chunk(self, answer: Answer, delta: Delta) -> dict[str, Any]:
+        """Returns one event of a stream."""
+        choice: dict[str, Any] = {"index": answer.index}
+        if self.wanted.chat:
+            role = {} if answer.index in self._opened else {"role": "assistant"}
+            self._opened.add(answer.index)
+            choice["delta"] = role | {"content": delta.text}
+        else:
+            choice["text"] = delta.text
+        choice |= self._scores(answer.index, delta) | self._extras(delta) | {"finish_reason": delta.finish_reason}
+        usage = {"usage": None} if self.wanted.include_usage else {}
+        return self._frame("chunk") | {"choices": [choice]} | usage
+
+    def last(self) -> dict[str, Any]:
+        """Returns the event that tells the usage of the whole stream."""
+        return self._frame("chunk") | {"choices": [], "usage": self.job.usage}
+
+    def whole(self, parts: list[list[Delta]]) -> dict[str, Any]:
+        """Returns the response of a request without a stream, from the deltas of each answer."""
+        choices = []
+        for index, deltas in enumerate(parts):
+            delta = _joined(deltas)
+            choice: dict[str, Any] = {"index": index}
+            if self.wanted.chat:
+                choice["message"] = {"role": "assistant", "content": delta.text}
+            else:
+                choice["text"] = delta.text
+            choices.append(choice | self._scores(index, delta) | self._extras(delta) | {"finish_reason": delta.finish_reason})
+        return self._frame("whole") | {"choices": choices, "usage": self.job.usage}
+
+    def _frame(self, kind: str) -> dict[str, Any]:
+        chat = "chat.completion.chunk" if kind == "chunk" else "chat.completion"
+        name = chat if self.wanted.chat else "text_completion"
+        return {"id": self.id, "object": name, "created": self.created, "model": self.job.model.name}
+
+    def _extras(self, delta: Delta) -> dict[str, Any]:
+        """Returns what only a looped model has, and the ids, where they were asked for."""
+        extras: dict[str, Any] = {}
+        if self.wanted.return_token_ids:
+            extras["token_ids"] = (delta.prompt or []) + delta.tokens
+        if self.wanted.return_depth_used:
+            extras["depth_used"] = delta.depths
+        if self.wanted.options.get("step_tokens"):
+            extras["step_tokens"] = [[self._listed(step) for step in steps] for steps in delta.step_tokens]
+        return extras
+
+    # log-probabilities
+
+    def _scores(self, index: int, delta: Delta) -> dict[str, Any]:
+        if self.wanted.logprobs is None:
+            return {"logprobs": None}
+        if self.wanted.chat:
+            rows = zip(delta.tokens, delta.scores, strict=True)
+            content = [self._entry(token, score.logprob) | {"top_logprobs": self._listed(score.top)} for token, score in rows]
+            return {"logprobs": {"content": content}}
+        tokens, scores = list(delta.tokens), list[TokenScore | None](delta.scores)
+        if delta.prompt is not None:  # nothing stands before the first token of a prompt, so it has no score
+            tokens, scores = delta.prompt + tokens, [None, *(delta.prompt_scores or []), *scores]
+        words = [self._word(token) for token in tokens]
+        offsets = []
+        for word in words:
+            offsets.append(self._offsets.get(index, 0))
+            self._offsets[index] = offsets[-1] + len(word)
+        return {
+            "logprobs": {
+                "tokens": words,
+                "token_logprobs": [None if score is None else _finite(score.logprob) for score in scores],
+                "top_logprobs": [self._tops(token, score) for token, score in zip(tokens, scores, strict=True)],
+                "text_offset": offsets,
+            }
+        }
+
+    def _tops(self, token: int, score: TokenScore | None) -> dict[str, float | None] | None:
+        """Returns the likeliest tokens by their text, and the token itself; two that read alike are told once, the likelier."""
+        if score is None or not self.wanted.logprobs:
+            return None
+        tops: dict[str, float | None] = {}
+        for one, logprob in (*score.top, (token, score.logprob)):
+            tops.setdefault(self._word(one), _finite(logprob))
+        return tops
+
+    def _listed(self, top: Ranked) -> list[dict[str, Any]]:
+        return [self._entry(token, logprob) for token, logprob in top]
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        word = self._word(token)
+        # the bytes of half a letter are not to be had from its text
+        return {"token": word, "id": token, "logprob": _finite(logprob), "bytes": None if "�" in word else list(word.encode())}
+
+    def _word(self, token: int) -> str:
+        return self.tokenizer.decode([token])
+
+
+def _joined(deltas: list[Delta]) -> Delta:
+    prompt = next((delta for delta in deltas if delta.prompt is not None), None)
+    return Delta(
+        "".join(delta.text for delta in deltas),
+        [token for delta in deltas for token in delta.tokens],
+        [depth for delta in deltas for depth in delta.depths],
+        [score for delta in deltas for score in delta.scores],
+        [steps for delta in deltas for steps in delta.step_tokens],
+        deltas[-1].finish_reason,
+        None if prompt is None else prompt.prompt,
+        None if prompt is None else prompt.prompt_scores,
+    )
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity; a probability of 0 is told as null."""
+    return value if math.isfinite(value) else None

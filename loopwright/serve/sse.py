@@ -1,0 +1,75 @@
+"""Server-sent events: a job as a stream of JSON lines, cancelled when its reader goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from loopwright.serve.answer import Job
+from loopwright.serve.limits import Refusal
+from loopwright.serve.shape import Shape
+
+PATIENCE = 15.0  # seconds without a token before a comment is sent, so that proxies keep the connection
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+
+def event(data: Any) -> bytes:
+    """Returns one event."""
+    return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
+
+
+async def events(job: Job, shape: Shape, patience: float = PATIENCE) -> AsyncIterator[bytes]:
+    """Yields the events of a job to its end. What fails on the way is told as an event: the status is long sent."""
+    try:
+        async for entry in job.deltas(patience):
+            yield b": waiting\n\n" if entry is None else event(shape.chunk(*entry))
+    except Refusal as refusal:
+        yield event(refusal.body())
+        return
+    if job.gone:
+        return
+    if job.wanted.include_usage:
+        yield event(shape.last())
+    yield b"data: [DONE]\n\n"
+
+
+@contextlib.asynccontextmanager
+async def watched(job: Job, receive: Receive) -> AsyncIterator[None]:
+    """While the block runs, a client that goes cancels its job; so does leaving the block before the end."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        job.leave()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        job.cancel()
+
+
+class EventStream:
+    """The response of a request with `stream`: an ASGI app. `on_end` is called once, whatever ends it."""
+
+    def __init__(self, job: Job, shape: Shape, on_end: Callable[[], object]) -> None:
+        self.job, self.shape, self.on_end = job, shape, on_end
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Sends the events as they come, as fast as the client reads."""
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"),
+                   (b"x-request-id", self.shape.id.encode()), (b"x-accel-buffering", b"no")]  # fmt: skip
+        try:
+            async with watched(self.job, receive):
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                async for body in events(self.job, self.shape):
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self.on_end()

@@ -1,0 +1,103 @@
+"""From the engine's thread into the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from loopwright.serve.answer import Bell, Delta, Job, _seed
+from loopwright.serve.limits import Limits, Refusal
+from loopwright.serve.models import ServedModel
+from loopwright.serve.schema import wanted
+from tests.engine.mix import make
+from tests.serve.live import WORDS
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    served = ServedModel("m", make("huginn-tiny"), WORDS, limits=Limits(), max_rows=2, max_tokens=80)
+    yield served
+    served.engine.close()
+
+
+def run(model: ServedModel, **body: Any) -> tuple[Job, list[list[Delta]]]:
+    async def work() -> tuple[Job, list[list[Delta]]]:
+        asked = wanted(json.dumps({"prompt": "the cat", "temperature": 0, "max_tokens": 4} | body).encode(), chat=False)
+        job = Job(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
+        parts: list[list[Delta]] = [[] for _ in job.answers]
+        async for entry in job.deltas(5):
+            assert entry is not None
+            parts[entry[0].index].append(entry[1])
+        return job, parts
+
+    return asyncio.run(work())
+
+
+def test_every_ring_of_many_threads_is_heard() -> None:
+    async def work() -> None:
+        bell, events = Bell(asyncio.get_running_loop()), [asyncio.Event() for _ in range(400)]
+        threads = [threading.Thread(target=lambda part=events[i::4]: [bell.ring(one) for one in part]) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in events)), 5)
+
+    asyncio.run(work())
+
+
+def test_a_bell_of_a_loop_that_has_ended_is_silent() -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    Bell(loop).ring(asyncio.Event())
+
+
+def test_answers_are_those_of_the_engine(model: ServedModel) -> None:
+    job, parts = run(model, prompt=["the cat", [5, 6]], n=2, seed=7, temperature=1.0, return_depth_used=True)
+    for index, (prompt, seed) in enumerate([([2, 4], 7), ([2, 4], 8), ([5, 6], 7), ([5, 6], 8)]):
+        alone = model.engine.submit(prompt, max_new_tokens=4, temperature=1.0, seed=seed).result()
+        assert [token for delta in parts[index] for token in delta.tokens] == alone.tokens
+        assert "".join(delta.text for delta in parts[index]) == alone.text
+        assert parts[index][-1].finish_reason == alone.finish_reason
+    assert job.usage["prompt_tokens"] == 4 and job.usage["completion_steps"] == 4 * job.usage["completion_tokens"]
+    assert job.first_token is not None
+
+
+def test_echo_comes_first_and_no_tokens_means_none(model: ServedModel) -> None:
+    job, (parts,) = run(model, max_tokens=0, echo=True, logprobs=1)
+    assert "".join(delta.text for delta in parts) == "the cat" and parts[0].prompt == [2, 4]
+    assert len(parts[0].prompt_scores or []) == 1 and job.usage["completion_tokens"] == 0
+    plain = model.engine.submit([2, 4], max_new_tokens=4).result()
+    stop = (plain.text or "").split()[2]
+    _, (parts,) = run(model, echo=True, stop=stop)
+    said = "".join(delta.text for delta in parts)
+    assert said == f"the cat {(plain.text or '').partition(stop)[0]}"
+
+
+def test_what_cannot_be_submitted_leaves_nothing_behind(model: ServedModel) -> None:
+    with pytest.raises(Refusal, match="draft_depth must be"):
+        run(model, draft_depth=9)
+    with pytest.raises(Refusal, match="max_model_len"):
+        run(model, prompt=[[1], [1] * 78])
+    assert model.engine.open_requests == 0
+
+
+def test_a_request_that_fails_or_is_cancelled_says_so(model: ServedModel) -> None:
+    for change, status in ((lambda job: job.answers[0].request.fail(ValueError("broken")), 500), (lambda job: job.cancel(), 503)):
+
+        async def work(change: Any = change) -> None:
+            asked = wanted(b'{"prompt": "the", "max_tokens": 60, "ignore_eos": true}', chat=False)
+            job = Job(model, asked, [[2]], Bell(asyncio.get_running_loop()))
+            change(job)
+            async for _ in job.deltas(5):
+                pass
+
+        with pytest.raises(Refusal) as refused:
+            asyncio.run(work())
+        assert refused.value.status == status
+
+
+def test_seeds_of_choices_stay_in_range() -> None:
+    assert [_seed(2**63 - 1, choice) for choice in range(2)] == [2**63 - 1, -(2**63)] and _seed(None, 3) is None

@@ -1,0 +1,155 @@
+"""The routes from outside, on a live server: answers are the engine's, and refusals come before any work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from loopwright.serve.limits import Limits
+from tests.engine.mix import make
+from tests.serve.live import WORDS, Live, live, offline
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Live]:
+    with live(limits=Limits(body_bytes=40_000, new_tokens=64, choices=6, queue=3)) as running:
+        yield running
+
+
+def events(text: str) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_completion_is_the_offline_one_whole_and_streamed(server: Live, depth: int) -> None:
+    ids = WORDS("the cat sat")["input_ids"]
+    tokens = offline(server.model.engine.model, ids, depth, 6)
+    body = {"max_tokens": 6, "depth": depth, "ignore_eos": True, "return_token_ids": True, "return_depth_used": True}
+    whole = server.ask(**body)
+    choice = whole["choices"][0]
+    assert choice["token_ids"] == tokens and choice["depth_used"] == [depth] * 6 and choice["finish_reason"] == "length"
+    assert choice["text"] == WORDS.decode(tokens, skip_special_tokens=True)
+    assert whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9, "completion_steps": 6 * depth}
+    chunks = events(server.post(**body, stream=True, stream_options={"include_usage": True}).text)
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == whole["usage"]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == choice["text"]
+    assert [token for chunk in chunks[:-1] for token in chunk["choices"][0]["token_ids"]] == tokens
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]].count("length") == 1
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+def test_chat_is_the_completion_of_its_template(server: Live) -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "the cat"}], "temperature": 0, "max_tokens": 4}
+    answer = server.client.post("/v1/chat/completions", json=body | {"logprobs": True, "top_logprobs": 2}).json()
+    plain = server.ask(prompt="the cat again then", max_tokens=4, logprobs=2)
+    message = answer["choices"][0]["message"]
+    assert answer["object"] == "chat.completion" and message == {"role": "assistant", "content": plain["choices"][0]["text"]}
+    content = answer["choices"][0]["logprobs"]["content"]
+    assert [one["logprob"] for one in content] == plain["choices"][0]["logprobs"]["token_logprobs"]
+    assert all(len(one["top_logprobs"]) == 2 and one["bytes"] == list(one["token"].encode()) for one in content)
+    chunks = events(server.client.post("/v1/chat/completions", json=body | {"stream": True}).text)
+    assert [chunk["choices"][0]["delta"].get("role") for chunk in chunks] == ["assistant"] + [None] * (len(chunks) - 1)
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == message["content"]
+
+
+def test_exits_drafts_and_steps(server: Live) -> None:
+    body = {"ignore_eos": True, "return_token_ids": True, "return_depth_used": True}
+    plain = server.ask(**body)["choices"][0]
+    drafted = server.ask(draft_depth=1, draft_tokens=3, **body)["choices"][0]
+    stepped = server.ask(step_tokens=2, **body)["choices"][0]
+    assert plain["token_ids"] == drafted["token_ids"] == stepped["token_ids"]
+    for token, steps in zip(stepped["token_ids"], stepped["step_tokens"], strict=True):
+        assert len(steps) == 4 and all(len(step) == 2 for step in steps) and steps[-1][0]["id"] == token
+    early = server.ask(exit={"kind": "change", "threshold": 1.2}, **body)["choices"][0]
+    rule = {"kind": "change", "threshold": 1.2}
+    alone = server.model.engine.submit([2, 4, 8], max_new_tokens=5, exit=rule, ignore_eos=True).result()
+    assert early["depth_used"] == alone.depths and early["token_ids"] == alone.tokens
+
+
+def test_what_lm_eval_asks_for(server: Live) -> None:
+    """Prompts as lists of ids with echo and scores, of which the last token is left out."""
+    answer = server.ask(prompt=[[2, 4, 8], [5, 6]], echo=True, logprobs=1, max_tokens=1, temperature=0)
+    for choice, ids in zip(answer["choices"], [[2, 4, 8], [5, 6]], strict=True):
+        scores = choice["logprobs"]
+        assert scores["token_logprobs"][0] is None and len(scores["token_logprobs"]) == len(ids) + 1
+        assert scores["tokens"][: len(ids)] == [WORDS.decode([token]) for token in ids]
+        best = [max(one.values()) for one in scores["top_logprobs"][1:]]
+        assert all(top >= own for top, own in zip(best, scores["token_logprobs"][1:], strict=True))
+
+
+REFUSED: list[tuple[dict[str, Any], int, str]] = [
+    ({"depth": 17}, 400, "depth: 17 is more than 16, this server's limit (--max-depth)"),
+    ({"max_tokens": 65}, 400, "max_tokens: 65 is more than 64, this server's limit (--max-new-tokens)"),
+    ({"n": 7}, 400, "n: 7 is more than 6 answers, this server's limit (--max-choices)"),
+    ({"prompt": ["a"] * 7}, 400, "n: 1 for each of 7 prompts is more than 6 answers"),
+    ({"prompt": "the " * 200}, 400, "prompt: 200 tokens leave no room for an answer in 128 (max_model_len)"),
+    ({"prompt": "the " * 20_000}, 413, "body: more than 40,000 bytes, this server's limit (--max-body)"),
+    ({"model": "other"}, 404, "model: 'other' is not served here"),
+    ({"deph": 2}, 400, "body: unknown 'deph'; did you mean 'depth'?"),
+    ({"exit": "gate"}, 400, "exit: 'gate' needs a model with an exit gate"),
+    ({"prompt": [96]}, 400, "prompt: token 96"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "message"), REFUSED, ids=[f"{next(iter(b))}-{s}" for b, s, _ in REFUSED])
+def test_limits_are_named_before_any_work(server: Live, body: dict[str, Any], status: int, message: str) -> None:
+    ran = server.model.engine.ran.admitted
+    response = server.post(**body)
+    assert response.status_code == status and response.json()["error"]["message"].startswith(message)
+    assert server.model.engine.ran.admitted == ran and server.model.engine.open_requests == 0
+
+
+def test_a_full_queue_is_429_with_retry_after(server: Live) -> None:
+    held = [server.model.engine.submit([2], max_new_tokens=120, ignore_eos=True) for _ in range(6)]
+    response = server.post(n=2)
+    assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
+    assert "--max-queue" in response.json()["error"]["message"]
+    for request in held:
+        request.cancel()
+        request.result()
+    assert server.post(n=2).status_code == 200 and server.idle()
+
+
+def test_the_smaller_routes(server: Live) -> None:
+    client = server.client
+    assert client.get("/health").json() == {"status": "ok", "models": ["tiny"]}
+    (card,) = client.get("/v1/models").json()["data"]
+    assert card == client.get("/v1/models/tiny").json() and card["depths"]["max"] == 16
+    assert client.get("/v1/models/none").status_code == 404
+    assert client.post("/v1/tokenize", json={"prompt": "the cat"}).json() == {"count": 2, "tokens": [2, 4], "max_model_len": 128}
+    chat = {"messages": [{"role": "user", "content": "the cat"}]}
+    assert client.post("/v1/tokenize", json=chat).json()["count"] == 4
+    assert client.post("/v1/tokenize", json={"prompt": "a"} | chat).status_code == 400
+    for method, path, status in (("GET", "/", 404), ("GET", "/v1/completions", 405), ("POST", "/v1/models", 405)):
+        response = client.request(method, path)
+        assert response.status_code == status and response.json()["error"]["message"]
+    assert "access-control-allow-origin" not in client.get("/health", headers={"origin": "http://evil.example"}).headers
+
+
+def test_several_models_keys_and_origins() -> None:
+    models = {"a": make("huginn-tiny").float(), "b": make("ouro-1.4b-tiny", seed=1).float()}
+    with live(models, key="secret-key", cors=("https://app.example",)) as server:
+        for name, model in models.items():
+            answer = server.ask(model=name, depth=2, ignore_eos=True, return_token_ids=True)
+            assert answer["model"] == name and answer["choices"][0]["token_ids"] == offline(model, [2, 4, 8], 2, 5)
+        assert server.post().json()["error"]["message"].startswith("model: missing")
+        for path in ("/v1/models", "/metrics"):
+            assert server.client.get(path, headers={"authorization": "Bearer no"}).status_code == 401
+            assert server.client.get(path).status_code == 200
+        assert server.client.get("/health", headers={"authorization": ""}).status_code == 200
+        pages = server.client.options(
+            "/v1/completions", headers={"origin": "https://app.example", "access-control-request-method": "POST"}
+        )
+        assert pages.headers["access-control-allow-origin"] == "https://app.example"
+
+
+def test_an_error_that_nobody_foresaw_is_500_and_tells_nothing(monkeypatch: pytest.MonkeyPatch, server: Live) -> None:
+    monkeypatch.setattr("loopwright.serve.app.find_model", lambda models, name: {}["secret"])
+    response = server.post()
+    assert response.status_code == 500 and "secret" not in response.text
+    assert server.last_record()["status"] == 500

@@ -1,0 +1,81 @@
+"""Peers that send half a head, nothing, or no HTTP; peers that do not read; peers that go."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from loopwright.serve.connection import Connection
+from tests.serve.live import Live, live, until
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Live]:
+    with live(send_buffer=4096) as running:
+        yield running
+
+
+def dial(server: Live) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+
+
+def answer(connection: socket.socket) -> bytes:
+    """Returns all that comes until the server closes."""
+    parts = []
+    try:
+        while part := connection.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def asked(**body: object) -> bytes:
+    content = json.dumps({"prompt": [2], "ignore_eos": True, "max_tokens": 5} | body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+    return f"{head}\r\n\r\n".encode() + content
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", asked()[:60], asked()[:-5]], ids=["nothing", "line", "head", "body"])
+def test_half_a_request_is_closed(server: Live, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(Connection, "patience", 0.05)
+    monkeypatch.setattr("loopwright.serve.guard.Guard.body.__defaults__", (0.05,))
+    with dial(server) as connection:
+        connection.sendall(sent)
+        said = answer(connection)
+    assert said == b"" or b" 408 " in said.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"GET /\xff HTTP/1.1\r\nhost: localhost\r\n\r\n", b"x" * 100_000]
+)
+def test_what_is_no_http_is_refused_or_closed(server: Live, sent: bytes) -> None:
+    with dial(server) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        said = answer(connection)
+    assert said == b"" or b" 40" in said.splitlines()[0], said
+    assert server.client.get("/health").status_code == 200
+
+
+def test_a_client_that_goes_frees_its_row(server: Live) -> None:
+    for stream in (True, False):
+        with dial(server) as connection:
+            connection.sendall(asked(max_tokens=120, stream=stream))
+            assert until(lambda: server.model.engine.open_requests == 1)
+        assert until(lambda: server.model.engine.open_requests == 0)
+    assert server.last_record()["gone"] and server.idle()
+
+
+def test_a_reader_that_stops_is_closed_and_others_are_served(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "patience", 0.1)
+    state = server.server.server_state
+    before = len(state.connections)
+    with dial(server) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n" * 400)  # more than the buffers of both sides hold
+        assert until(lambda: any(one.flow.write_paused for one in state.connections))
+        assert server.client.get("/health").status_code == 200
+        assert until(lambda: len(state.connections) <= before)

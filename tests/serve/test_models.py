@@ -1,0 +1,94 @@
+"""A served model: its depths, its length, and which prompts fit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from loopwright.serve.limits import Limits, Refusal
+from loopwright.serve.models import ServedModel, find_model
+from loopwright.serve.schema import Wanted, wanted
+from tests.cases import noisy
+from tests.engine.mix import make
+from tests.generate.tiny import DENSE
+from tests.serve.live import WORDS
+
+
+def served(
+    name: str = "huginn-tiny", *, limits: Limits | None = None, changes: dict[str, Any] | None = None, **options: Any
+) -> ServedModel:
+    model = make(name, **(changes or {}))
+    return ServedModel("m", model, WORDS, limits=limits or Limits(), **({"max_rows": 1, "max_tokens": 40} | options))
+
+
+def text(**body: Any) -> Wanted:
+    return wanted(json.dumps({"prompt": "a"} | body).encode(), chat=False)
+
+
+def test_the_card_tells_length_depths_and_exits() -> None:
+    card = served().card()
+    assert card["max_model_len"] == 40 and card["depths"] == {"default": 4, "min": 1, "max": 16}
+    assert "change" in card["exits"] and "gate" not in card["exits"]
+    assert served(max_tokens=4000).card()["max_model_len"] == 128  # the positions of the model
+    assert served(depth=2, limits=Limits(depth=3)).card()["depths"] == {"default": 2, "min": 1, "max": 3}
+    gated = served("ouro-1.4b-tiny").card()
+    assert "gate" in gated["exits"]
+
+
+def test_a_model_with_a_last_step_offers_no_more() -> None:
+    changes = {"beyond_max_steps": "refuse"}
+    model = served("ouroboros-qwen2.5-3b-tiny", changes=changes)
+    last = model.engine.model.config.max_steps
+    assert last is not None and model.max_depth == last
+    assert served("ouroboros-qwen2.5-3b-tiny", changes=changes, limits=Limits(depth=1000)).max_depth == last
+    with pytest.raises(ValueError, match="depth: 2 is beyond max_depth=1"):
+        served(depth=2, limits=Limits(depth=1))
+
+
+def test_a_dense_model_has_one_depth() -> None:
+    model = ServedModel("d", noisy("ouroboros-qwen2.5-3b-tiny", **DENSE), WORDS, limits=Limits(), max_rows=1, max_tokens=20)
+    assert (model.depth, model.max_depth, model.card()["exits"]) == (1, 1, [])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "prompt: it has no tokens"),
+        ([96], "prompt: token 96; the model knows tokens 0 to 95"),
+        ([-1], "prompt: token -1"),
+        ([1] * 40, "prompt: 40 tokens leave no room for an answer in 40"),
+        (["the", "the " * 40], "prompt: 40 tokens"),
+    ],
+)
+def test_prompts_that_do_not_fit_are_refused(prompt: Any, message: str) -> None:
+    with pytest.raises(Refusal, match=message):
+        served().prompt_ids(text(prompt=prompt))
+
+
+def test_prompts_are_texts_ids_or_lists_of_either() -> None:
+    model = served()
+    assert model.prompt_ids(text(prompt="the cat")) == [[2, 4]] == model.prompt_ids(text(prompt=[2, 4]))
+    assert model.prompt_ids(text(prompt=["the cat", [5]])) == [[2, 4], [5]]
+
+
+def test_the_length_of_an_answer() -> None:
+    model = served(limits=Limits(new_tokens=30))
+    assert model.new_tokens(text(), [1] * 3) == 16 and model.new_tokens(text(), [1] * 30) == 10
+    assert model.new_tokens(text(max_tokens=30), [1] * 10) == 30
+    assert model.new_tokens(text(max_tokens=0, echo=True), [1]) == 1
+    with pytest.raises(Refusal, match="max_tokens: 30 after a prompt of 11 is more than the 40 tokens"):
+        model.new_tokens(text(max_tokens=30), [1] * 11)
+    with pytest.raises(Refusal, match="--max-new-tokens"):
+        model.new_tokens(text(max_tokens=31), [1])
+
+
+def test_models_are_found_by_name() -> None:
+    one: Any = {"a": "A"}
+    assert find_model(one, None) == find_model(one, "a") == "A"
+    with pytest.raises(Refusal, match="model: 'aa' is not served here; did you mean 'a'") as refused:
+        find_model({"a1": "A", "a": "B"}, "aa")  # type: ignore[dict-item]
+    assert refused.value.status == 404
+    with pytest.raises(Refusal, match="model: missing"):
+        find_model({"a": "A", "b": "B"}, None)  # type: ignore[dict-item]

@@ -1,0 +1,127 @@
+"""Every field has a check; what is unknown, malformed or does not go together is refused by name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loopwright.serve.limits import Refusal
+from loopwright.serve.schema import CHAT, TEXT, TOKENIZE, read_fields, wanted
+
+BAD_TEXT: list[tuple[dict[str, Any], str]] = [
+    ({"deph": 3}, "body: unknown 'deph'; did you mean 'depth'?"),
+    ({"tools": []}, "body: unknown 'tools'"),
+    ({"prompt": None}, "prompt: missing"),
+    ({"prompt": []}, "prompt: \\[\\]; allowed: text, a list of token ids"),
+    ({"prompt": [1, "a"]}, "prompt: .*; allowed"),
+    ({"prompt": [True]}, "prompt: .*; allowed: a list of token ids"),
+    ({"prompt": [[1], [1.5]]}, "prompt: \\[1.5\\]; allowed: a list of token ids"),
+    ({"prompt": {"a": 1}}, "prompt: "),
+    ({"max_tokens": 0}, "max_tokens: 0 asks for nothing without echo"),
+    ({"max_tokens": 1.5}, "max_tokens: 1.5; allowed: a whole number of at least 0"),
+    ({"temperature": -1}, "temperature: -1; allowed: a number from 0"),
+    ({"temperature": True}, "temperature: True; allowed: a number"),
+    ({"top_p": 2}, "top_p: 2; allowed: a number from 0 to 1"),
+    ({"top_k": -2}, "top_k: -2"),
+    ({"logit_bias": {"x": 1}}, "logit_bias: 'x'; allowed: at most 1024 token ids"),
+    ({"logit_bias": {"5": 200}}, "logit_bias.5: 200; allowed: a number from -100 to 100"),
+    ({"stop": [""]}, "stop: .*; allowed: a string"),
+    ({"stop": ["a"] * 17}, "stop: '17 strings'; allowed: at most 16"),
+    ({"stop_token_ids": ["a"]}, "stop_token_ids: "),
+    ({"n": 0}, "n: 0; allowed: a whole number of at least 1"),
+    ({"seed": 2**63}, "body: seed is 9223372036854775808; allowed: whole numbers of at most 64 bits"),
+    ({"stream": "yes"}, "stream: 'yes'; allowed: true or false"),
+    ({"stream_options": {"include_usage": True}}, "stream_options: given without stream"),
+    ({"stream": True, "stream_options": {"x": 1}}, "stream_options: unknown 'x'"),
+    ({"logprobs": 21}, "logprobs: 21; allowed: .* at most 20"),
+    ({"depth": 0}, "depth: 0; allowed: a whole number of at least 1"),
+    ({"exit": "chang:1"}, "exit: unknown kind 'chang'"),
+    ({"exit": 5}, "exit: 5; allowed: a rule"),
+    ({"exit_keys": "none"}, "exit_keys: 'none'; allowed: backfill, copy"),
+    ({"draft_tokens": 1}, "draft_tokens: 1"),
+]
+BAD_CHAT: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages: \\[\\]; allowed: a list of messages"),
+    ({"messages": ["hi"]}, "messages\\[0\\]: 'hi'; allowed: a message"),
+    ({"messages": [{"role": "cat", "content": "x"}]}, "messages\\[0\\].role: 'cat'; allowed: system"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages\\[0\\].content: 5; allowed: text"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages\\[0\\].content: "),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages\\[0\\]: unknown 'tool_calls'"),
+    ({"max_tokens": 3, "max_completion_tokens": 3}, "max_completion_tokens: given with max_tokens"),
+    ({"top_logprobs": 2}, "top_logprobs: given without logprobs"),
+    ({"echo": True}, "body: unknown 'echo'"),
+    ({"response_format": {"type": "json_object"}}, "response_format: .*constrained answers are not offered"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), BAD_TEXT, ids=[f"{next(iter(b))}-{i}" for i, (b, _) in enumerate(BAD_TEXT)])
+def test_what_is_wrong_with_text_is_said_in_one_line(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(Refusal, match=f"^{message}") as refused:
+        wanted(json.dumps({"prompt": "a"} | body).encode(), chat=False)
+    assert refused.value.status == 400 and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("body", "message"), BAD_CHAT, ids=[f"{next(iter(b))}-{i}" for i, (b, _) in enumerate(BAD_CHAT)])
+def test_what_is_wrong_with_chat_is_said_in_one_line(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(Refusal, match=f"^{message}"):
+        wanted(json.dumps({"messages": [{"role": "user", "content": "a"}]} | body).encode(), chat=True)
+
+
+def test_null_is_left_out_and_the_rest_goes_to_the_engine() -> None:
+    asked = wanted(
+        b'{"prompt": [[1], "a"], "seed": null, "depth": 3, "exit": "change:0.5", "top_k": -1, "stop": "x", "stop_token_ids": [7],'
+        b' "logit_bias": {"5": 2}, "echo": true, "logprobs": 0}',
+        chat=False,
+    )
+    assert asked.prompts == [[1], "a"] and asked.seed is None and asked.logprobs == 0
+    assert asked.options == {
+        "depth": 3, "exit": {"kind": "change", "threshold": 0.5}, "temperature": 1.0, "stop": ["x", 7], "logit_bias": {5: 2},
+        "logprobs": True, "top_logprobs": 0, "prompt_logprobs": True,
+    }  # fmt: skip
+
+
+def test_messages_in_parts_and_of_developers() -> None:
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "c"}, {"role": "user", "content": parts, "name": "me"}]
+    asked = wanted(json.dumps({"messages": messages, "logprobs": True, "top_logprobs": 2}).encode(), chat=True)
+    assert asked.messages == [{"role": "system", "content": "c"}, {"role": "user", "content": "a b", "name": "me"}]
+    assert asked.logprobs == 2 and asked.options["logprobs"] and not asked.options["prompt_logprobs"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"5", b"\xff", b'{"a": 1, "a": 2}', b'{"seed": 1' + b"0" * 5000 + b"}", b"[" * 9999]
+)
+def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+    with pytest.raises(Refusal, match=r"^body: "):
+        read_fields(body, TEXT)
+
+
+@pytest.mark.parametrize("word", [b"NaN", b"Infinity", b"1e999"])
+@pytest.mark.parametrize("name", [b"temperature", b"top_p", b"min_p", b"presence_penalty"])
+def test_what_is_no_finite_number_is_refused(name: bytes, word: bytes) -> None:
+    with pytest.raises(Refusal):
+        read_fields(b'{"' + name + b'": ' + word + b"}", TEXT)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([TEXT, CHAT, TOKENIZE]).flatmap(
+        lambda t: st.tuples(st.just(t), st.dictionaries(st.sampled_from(list(t)), PLAIN))
+    )
+)
+def test_any_json_is_read_or_refused(drawn: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    table, data = drawn
+    with contextlib.suppress(Refusal):  # anything else is an error of ours
+        read_fields(json.dumps(data).encode(), table)

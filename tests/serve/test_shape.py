@@ -1,0 +1,67 @@
+"""OpenAI's forms, field by field."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+from typing import Any
+
+from loopwright.engine.scores import TokenScore
+from loopwright.serve.answer import Delta
+from loopwright.serve.schema import wanted
+from loopwright.serve.shape import Shape
+from tests.serve.live import WORDS
+from tests.serve.test_pieces import BYTES
+
+
+def shape_of(*, chat: bool = False, tokenizer: Any = WORDS, **body: Any) -> Shape:
+    first = {"messages": [{"role": "user", "content": "a"}]} if chat else {"prompt": "a"}
+    model = SimpleNamespace(name="m", tokenizer=tokenizer)
+    asked = wanted(json.dumps(first | body).encode(), chat=chat)
+    return Shape(SimpleNamespace(wanted=asked, model=model, usage={"total_tokens": 7}))  # type: ignore[arg-type]
+
+
+def delta(text: str, tokens: list[int], *, reason: str | None = None, **more: Any) -> Delta:
+    scores = [TokenScore(-1.0, ((3, -0.5), (tokens[0], -1.0)))] * len(tokens)
+    return Delta(text, tokens, [2] * len(tokens), scores, [], reason, **more)
+
+
+def answer(index: int = 0) -> Any:
+    return SimpleNamespace(index=index)
+
+
+def test_scores_of_text_go_on_where_the_last_chunk_ended() -> None:
+    shape = shape_of(logprobs=1, echo=True)
+    echoed = delta("the cat sat", [8], prompt=[2, 4], prompt_scores=[TokenScore(-2.0, ((5, -0.1),))])
+    first = shape.chunk(answer(), echoed)["choices"][0]["logprobs"]
+    assert first["tokens"] == ["the", "cat", "sat"] and first["token_logprobs"] == [None, -2.0, -1.0]
+    assert first["top_logprobs"] == [None, {"dog": -0.1, "cat": -2.0}, {"a": -0.5, "sat": -1.0}]
+    assert first["text_offset"] == [0, 3, 6]
+    assert shape.chunk(answer(), delta(" ran", [9]))["choices"][0]["logprobs"]["text_offset"] == [9]
+    assert shape.chunk(answer(1), delta("ran", [9]))["choices"][0]["logprobs"]["text_offset"] == [0]
+
+
+def test_chunks_of_a_chat_open_once_and_end_with_usage() -> None:
+    shape = shape_of(chat=True, stream=True, stream_options={"include_usage": True})
+    chunks = [shape.chunk(answer(index), delta("x", [8])) for index in (0, 1, 0)]
+    assert [chunk["choices"][0]["delta"].get("role") for chunk in chunks] == ["assistant", "assistant", None]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"} and chunks[0]["id"] == chunks[2]["id"]
+    assert shape.last()["choices"] == [] and shape.last()["usage"] == {"total_tokens": 7} and chunks[0]["usage"] is None
+
+
+def test_a_whole_answer_is_its_deltas_joined() -> None:
+    shape = shape_of(return_token_ids=True, return_depth_used=True)
+    choice = shape.whole([[delta("the", [2]), delta(" cat", [4], reason="stop")]])["choices"][0]
+    assert choice == {
+        "index": 0, "text": "the cat", "logprobs": None, "token_ids": [2, 4], "depth_used": [2, 2], "finish_reason": "stop"
+    }  # fmt: skip
+
+
+def test_half_letters_have_no_bytes_and_zero_probability_is_null() -> None:
+    half = BYTES("é").input_ids[0]
+    shape = shape_of(chat=True, tokenizer=BYTES, logprobs=True)
+    made = Delta("", [half], [1], [TokenScore(-math.inf)], [], None)
+    entry = shape.chunk(answer(), made)["choices"][0]["logprobs"]["content"][0]
+    assert entry["bytes"] is None and entry["logprob"] is None and entry["id"] == half
+    assert shape._entry(BYTES("b").input_ids[0], -1.0)["bytes"] == [98]
