@@ -32,6 +32,7 @@ def claims() -> Iterator[str]:
     least, random, rows, seeds = stars.longer()
     yield f"(at least {100 * least:.1f} % of {rows} rows with long carries, {seeds} seeds; random digits: {100 * min(random):.1f} %"
     yield f"against a blind controller, which knows only the step, {ouroboros.against_blind()}"
+    yield from ouroboros.against_diagonal()
     looped, once, controller = (percent(ouroboros.share(name, "test")) for name in (BEST_STATIC, BEST_ONCE, BEST))
     apart, first = ouroboros.behind_once(BEST_STATIC)
     behind, second = ouroboros.behind_once(BEST)
