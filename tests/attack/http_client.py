@@ -79,7 +79,7 @@ async def send_anything(port: int, raw: bytes) -> list[int]:
 
 @contextmanager
 def server_process(folder: Path, *options: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """Runs `loopwright serve` and gives its port. What it writes to stderr after the start is not read: it must not wait for that."""
+    """Runs `loopwright serve` and gives its port. Its stderr is not read after the start: it must not wait for that."""
     command = [sys.executable, "-m", "loopwright", "serve", f"t={folder}", "--port", "0", *options]
     log = folder.parent / "access.jsonl"
     with log.open("w") as out:
