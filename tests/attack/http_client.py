@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -83,7 +84,9 @@ def server_process(folder: Path, *options: str) -> Iterator[tuple[int, subproces
     command = [sys.executable, "-m", "loopwright", "serve", f"t={folder}", "--port", "0", *options]
     log = folder.parent / "access.jsonl"
     with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONFAULTHANDLER": "1"}
+        )
     assert process.stderr is not None
     try:
         said, line = [], ""
@@ -96,7 +99,8 @@ def server_process(folder: Path, *options: str) -> Iterator[tuple[int, subproces
         yield int(found[1]), process
     finally:
         process.terminate()
-        process.wait(60)
+        _, rest = process.communicate(timeout=60)
+        print(f"the server ended with {process.returncode}: {rest[-3000:].strip()}")
 
 
 def memory_mib(process: subprocess.Popen[str]) -> float:
