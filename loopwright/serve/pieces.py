@@ -14,20 +14,24 @@ class TextPieces:
         """`before` tokens of every list are not of the answer, but are what it is decoded after (an echoed prompt)."""
         self._decode, self._stop = decode, stop
         self._first, self._read = 0, before  # tokens from `first` to `read` are the context in which later ones are decoded
+        self._context: str | None = None  # their text, once it is known
         self._held = ""
         self.sent = ""
 
     def more(self, tokens: list[int]) -> str:
         """Returns what can be sent of an answer that has come to `tokens`."""
         if self._read < len(tokens):
-            before = self._decode(tokens[self._first : self._read])
+            if self._context is None:
+                self._context = self._decode(tokens[self._first : self._read])
             now = self._decode(tokens[self._first :])
             if now.endswith(HALF_LETTER):
                 return ""
-            self._held += now[len(before) :]
+            self._held += now[len(self._context) :]
+            own = self._decode(tokens[self._read :])
             # a token without text of its own, such as a control word, would be no context for the next
-            if self._decode(tokens[self._read :]):
+            if own:
                 self._first = self._read
+            self._context = own or now
             self._read = len(tokens)
         return self._send(len(self._held) - self._risk())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -79,11 +80,13 @@ async def send_anything(port: int, raw: bytes) -> list[int]:
 
 @contextmanager
 def server_process(folder: Path, *options: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """Runs `loopwright serve` and gives its port. What it writes to stderr after the start is not read: it must not wait for that."""
+    """Runs `loopwright serve` and gives its port. Its stderr is not read after the start: it must not wait for that."""
     command = [sys.executable, "-m", "loopwright", "serve", f"t={folder}", "--port", "0", *options]
     log = folder.parent / "access.jsonl"
     with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONFAULTHANDLER": "1"}
+        )
     assert process.stderr is not None
     try:
         said, line = [], ""
@@ -96,7 +99,8 @@ def server_process(folder: Path, *options: str) -> Iterator[tuple[int, subproces
         yield int(found[1]), process
     finally:
         process.terminate()
-        process.wait(60)
+        _, rest = process.communicate(timeout=60)
+        print(f"the server ended with {process.returncode}: {rest[-3000:].strip()}")
 
 
 def memory_mib(process: subprocess.Popen[str]) -> float:

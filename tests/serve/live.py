@@ -21,6 +21,7 @@ from tests.engine.mix import make
 from tests.generate.tiny import word_tokenizer
 
 WORDS = word_tokenizer(chat=True)
+SMALL = {"prelude_layers": 1, "core_layers": 1, "coda_layers": 1}  # of a tiny preset: these tests are about what is around it
 
 
 @dataclass
@@ -91,7 +92,7 @@ def live(
     """Serves models in a thread while the block runs."""
     limits = limits or Limits()
     options = {"max_rows": 4, "max_tokens": 400} | options
-    named = models or {"tiny": make("huginn-tiny").float()}
+    named = models or {"tiny": make("huginn-tiny", **SMALL).float()}
     served = {name: ServedModel(name, model, tokenizer, limits=limits, **options) for name, model in named.items()}
     records: list[dict[str, Any]] = []
     server = make_server(served, records.append, limits=limits, key=key, cors=cors, drain_seconds=drain_seconds)

@@ -14,12 +14,12 @@ from loopwright.serve.limits import Limits, Refusal
 from loopwright.serve.models import ServedModel
 from loopwright.serve.schema import wanted
 from tests.engine.mix import make
-from tests.serve.live import WORDS
+from tests.serve.live import SMALL, WORDS
 
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    served = ServedModel("m", make("huginn-tiny"), WORDS, limits=Limits(), max_rows=2, max_tokens=80)
+    served = ServedModel("m", make("huginn-tiny", **SMALL), WORDS, limits=Limits(), max_rows=2, max_tokens=80)
     yield served
     served.engine.close()
 

@@ -10,7 +10,7 @@ import pytest
 
 from loopwright.serve.limits import Limits
 from tests.engine.mix import make
-from tests.serve.live import WORDS, Live, live, offline
+from tests.serve.live import SMALL, WORDS, Live, live, offline
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_the_smaller_routes(server: Live) -> None:
 
 
 def test_several_models_keys_and_origins() -> None:
-    models = {"a": make("huginn-tiny").float(), "b": make("ouro-1.4b-tiny", seed=1).float()}
+    models = {"a": make("huginn-tiny", **SMALL).float(), "b": make("ouro-1.4b-tiny", core_layers=1).float()}
     with live(models, key="secret-key", cors=("https://app.example",)) as server:
         for name, model in models.items():
             answer = server.ask(model=name, depth=2, ignore_eos=True, return_token_ids=True)

@@ -15,12 +15,12 @@ from loopwright.serve.schema import wanted
 from loopwright.serve.shape import Shape
 from loopwright.serve.sse import EventStream, event, events
 from tests.engine.mix import make
-from tests.serve.live import WORDS
+from tests.serve.live import SMALL, WORDS
 
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    served = ServedModel("m", make("huginn-tiny"), WORDS, limits=Limits(), max_rows=2, max_tokens=80)
+    served = ServedModel("m", make("huginn-tiny", **SMALL), WORDS, limits=Limits(), max_rows=2, max_tokens=80)
     yield served
     served.engine.close()
 
