@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from loopwright.model.adapter.effects import Adaptation
 from loopwright.model.block import Block
-from loopwright.model.cache import KEYS, VALUES
+from loopwright.model.cache import KEYS, VALUES, LoopCache
 from loopwright.model.context import Pass, Place
 from loopwright.model.fused import sizes
 from loopwright.model.fused.attention import attend_many, attend_one
@@ -57,6 +57,8 @@ class FusedStacks:
         kept = torch.float32 if rows == 1 else weight.dtype
         splits = {name: 1 if rows == 1 else tile.splits for name, tile in self.tiles.items()}
         self.states = [buffer(rows, self.width) for _ in range(2)]
+        # the product that waits to be added to the residual: its parts, and the norms around it
+        self.pending: tuple[int, Tensor | None, Tensor | None] | None = None
         self.y = buffer(max(splits["o"], splits["down"]), rows, self.width)
         self.z = buffer(splits["qkv"], rows, (self.heads + 2 * self.key_heads) * self.size)
         self.h, self.a = buffer(rows, self.width, dtype=kept), buffer(rows, self.heads * self.size, dtype=kept)
@@ -69,16 +71,16 @@ class FusedStacks:
         """Says whether a stack runs here, with what its adapters do at the step."""
         return stack in self.blocks and not adapted(stack, adapt)
 
-    def run(self, stack: str, x: Tensor, p: Pass, step: int) -> Tensor:
+    def run(self, stack: str, x: Tensor, p: Pass, step: int | Tensor) -> Tensor:
         """Returns what the blocks of a stack make of x [B, 1, D]; their keys and values go to the cache of the pass."""
-        self.x, self.pending = x.reshape(self.rows, self.width).contiguous(), ()
+        self.x, self.pending = x.reshape(self.rows, self.width).contiguous(), None
         for layer, block in enumerate(self.blocks[stack]):
             attention, mlp = block.self_attn, block.mlp
             maps = (attention.q_proj, attention.k_proj, attention.v_proj)
-            self._product("qkv", maps, block.attention_norms.input, self.z)
+            self._product("qkv", maps, _gain(block.attention_norms.input), self.z)
             self._attend(Place(stack, step, layer), p)
             self._branch("o", attention.o_proj, self.a, block.attention_norms)
-            self._product("gate_up", (mlp.gate_proj,), block.mlp_norms.input, self.g, up=mlp.up_proj)
+            self._product("gate_up", (mlp.gate_proj,), _gain(block.mlp_norms.input), self.g, up=mlp.up_proj)
             self._branch("down", mlp.down_proj, self.g, block.mlp_norms)
         out = torch.empty(self.rows, self.width, dtype=x.dtype, device=x.device)
         self._normed(None, out, None)
@@ -86,20 +88,20 @@ class FusedStacks:
 
     # the parts of a block
 
-    def _product(self, name: str, maps: Sequence[nn.Linear], enter: nn.Module, out: Tensor, up: nn.Linear | None = None) -> None:
+    def _product(self, name: str, maps: Sequence[nn.Linear], gain: Tensor | None, out: Tensor, up: nn.Linear | None = None) -> None:
         """Makes maps that share an input of the normed residual sum."""
         widths = [linear.out_features for linear in maps]
         weights, biases = _three([linear.weight for linear in maps]), _three([linear.bias for linear in maps])
         given = (*weights, *biases, None if up is None else up.weight, None if up is None else up.bias, out)
         first, second = widths[0], widths[1] if len(widths) > 1 else 0
         if self.rows > 1:
-            self._normed(enter, self.states[0], self.h)
+            self._normed(gain, self.states[0], self.h)
             self._many(name, self.h, given, (sum(widths), first, second, self.width))
             return
         padded = triton.next_power_of_2(self.width)
         size = sizes.one_token(name, padded)
         norm_gemv[(triton.cdiv(sum(widths), size.rows),)](
-            self.x, *self._added(), _gain(enter), self.states[0], *given, self.eps, sum(widths), first, second, self.width, padded,
+            self.x, *self._added(), gain, self.states[0], *given, self.eps, sum(widths), first, second, self.width, padded,
             size.rows, self.early, **self._launch(size.warps),
         )  # fmt: skip
         self._moved(self.states[0])
@@ -127,10 +129,9 @@ class FusedStacks:
             sizes.AHEAD, self.early, num_stages=tile.stages, **self._launch(tile.warps),
         )  # fmt: skip
 
-    def _normed(self, enter: nn.Module | None, x_out: Tensor, h_out: Tensor | None) -> None:
+    def _normed(self, gain: Tensor | None, x_out: Tensor, h_out: Tensor | None) -> None:
         """Forms the residual sum, and its norm where one is wanted."""
         splits = self.pending[0] if self.pending else 1
-        gain = None if enter is None else _gain(enter)
         norm_rows[(self.rows,)](
             self.x, *self._added(), gain, x_out, h_out, self.rows, self.eps, self.width, triton.next_power_of_2(self.width),
             splits, self.early, **self._launch(8),
@@ -138,13 +139,15 @@ class FusedStacks:
         self._moved(x_out)
 
     def _attend(self, place: Place, p: Pass) -> None:
+        assert isinstance(p.cache, LoopCache)
         stack, slot = p.cache.slot_of(place, p)
+        assert isinstance(slot, int)
         keys, values = (p.cache.tables[stack, name].views[slot] for name in (KEYS, VALUES))
         cos, sin = (None, None) if p.rotary is None else p.rotary
         mask = p.mask if self.masked else None
         size, stride = self.attend, 0 if cos is None or cos.shape[0] == 1 else self.size
         given = (
-            self.z, keys, values, cos, sin, mask, p.span.index, self.parts, self.stats, self.ended, self.a, self.capacity,
+            self.z, keys, values, cos, sin, mask, p.batch_span.index, self.parts, self.stats, self.ended, self.a, self.capacity,
             stride, self.z[0].numel(), self.size**-0.5, self.heads, self.key_heads, self.size, self.size_padded, self.interleaved,
             self.z.shape[0], size.splits, triton.next_power_of_2(size.splits), size.chunk, size.block,
         )  # fmt: skip
@@ -164,7 +167,7 @@ class FusedStacks:
 
     def _moved(self, x: Tensor) -> None:
         """Notes where the residual stands now; the next kernel writes to the other buffer, since programs still read this one."""
-        self.x, self.pending = x, ()
+        self.x, self.pending = x, None
         if x is self.states[0]:
             self.states.reverse()
 
@@ -176,5 +179,5 @@ def _three(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     return (*tensors, None, None)[:3]
 
 
-def _gain(norm: nn.Module) -> Tensor | None:
+def _gain(norm: object) -> Tensor | None:
     return norm.weight if isinstance(norm, RMSNorm) else None
