@@ -2,7 +2,7 @@
 
 The bound: every step reads the core's weights once, each token reads the head and its row of keys and values, at the copy
 bandwidth measured in the same process. `graph` is a greedy loop over `forward` with a fixed cache, whose decode passes are
-replayed as a CUDA graph; `plain` is the same loop with a growing cache, kernel by kernel.
+replayed as a CUDA graph of fused kernels; `plain` is the same loop with a growing cache, kernel by kernel.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import loopwright as lw
 from benchmarks.pairs import report
 
 PROMPT, NEW, REPEATS = 512, 64, 7
+TARGETS = {1: ">= 0.60", 32: ">= 0.70"}  # by rows
 
 
 def copy_bandwidth() -> float:
@@ -70,7 +71,7 @@ def main() -> None:
         model = lw.LoopedForCausalLM(lw.preset("ouro-1.4b")).eval()
         torch.set_default_dtype(torch.float32)
     bandwidth = copy_bandwidth()
-    for rows in (1, 32):
+    for rows in TARGETS:
         ids = torch.randint(0, model.config.vocab_size, (rows, PROMPT), device="cuda")
         bound = rows * bandwidth / bytes_per_pass(model, depth, rows, PROMPT + NEW // 2)
         for name, fixed in (("graph", True), ("plain", False)):
@@ -81,7 +82,7 @@ def main() -> None:
                 "P10 decode tokens/s, ouro-1.4b shape, bf16, depth 4",
                 {
                     "loop": name, "rows": rows, "prompt": PROMPT, "new": NEW, "tokens_per_s": middle, "q1": low, "q3": high,
-                    "bound_tokens_per_s": bound, "share_of_bound": middle / bound, "target": ">= 0.60 at batch 1",
+                    "bound_tokens_per_s": bound, "share_of_bound": middle / bound, "target": TARGETS[rows],
                     "copy_TB_per_s": bandwidth / 1e12, "peak_GiB": torch.cuda.max_memory_allocated() / 2**30,
                 },
             )  # fmt: skip

@@ -9,8 +9,8 @@ from experiments.readme.rows import only
 
 SETTINGS = (
     "one cached decode step / uncached forward of 512 tokens, depth 4 | one CPU thread, half of Ouro-1.4B's width, 6 layers |",
-    "decode, Ouro-1.4B shape (random weights), bf16, depth 4, batch 1 | H200, static cache |",
-    "the same, batch 32 | H200, static cache |",
+    "decode, Ouro-1.4B shape (random weights), bf16, depth 4, batch 1 | H200, fused kernels in a CUDA graph |",
+    "the same, batch 32 | H200, fused kernels in a CUDA graph |",
     "a training update at random depth with the Jacobian penalty / without | H200, TF32, finite difference |",
     "the same on Ouro-1.4B's shape at depth 4 (random weights), finite difference | H200, bf16 |",
     "an update of the addition study / the public code, fixed depth 4; depth 10 with its penalty | H200, TF32 both |",
@@ -27,7 +27,7 @@ def claims() -> Iterator[str]:
     share = only("decode/cpu.jsonl", benchmark="P9 cache share of a decode step", model="ouro-half")
     yield cell(f"{share['share']:.3f} (quartiles {number(share['share_q1'])} to {number(share['share_q3'])})")
     for rows, bound in ((1, "bandwidth bound"), (32, "bound")):
-        speed = only("decode/h200.jsonl", loop="graph", rows=rows)["tokens_per_s"]
+        speed = only("decode/fused-decode-h200.jsonl", loop="graph", rows=rows)["tokens_per_s"]
         yield cell(f"{speed:,.0f} tokens/s, {share_of_bound(rows):.2f} of the {bound}")
     update = "P4 STARS update / random-depth update, fd"
     written, compiled = (
@@ -53,7 +53,7 @@ def claims() -> Iterator[str]:
 
 def share_of_bound(rows: int) -> float:
     """Returns how much of the memory bandwidth decoding reaches on an H200, with so many rows."""
-    return float(only("decode/h200.jsonl", loop="graph", rows=rows)["share_of_bound"])
+    return float(only("decode/fused-decode-h200.jsonl", loop="graph", rows=rows)["share_of_bound"])
 
 
 FIXED, RELEASED = {"depth": 4, "penalty": None}, {"depth": 10, "penalty": "released"}

@@ -7,7 +7,7 @@ step; training, tracing, sweeps, early exit and serving differ only in who consu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from loopwright.model.halting import HALTINGS
 from loopwright.model.injection import INJECTIONS
 from loopwright.model.norm import build_norm
 from loopwright.model.output import LayerOutputs, Unrolled, weighted_sum
-from loopwright.model.part import Part, RowSteps, StepIndex
+from loopwright.model.part import FIRST, Part, RowSteps, StepIndex
 from loopwright.model.room import need_room
 from loopwright.model.rows import PooledRows, RowSpan
 from loopwright.model.selection import mixes_states, pick
@@ -34,6 +34,9 @@ from loopwright.model.span import Span, place_tokens
 from loopwright.model.state import STATES
 from loopwright.model.tap import Tap
 from loopwright.settings import build_kind
+
+if TYPE_CHECKING:
+    from loopwright.model.fused.stack import FusedStacks
 
 StepRunner = Callable[[Tensor, Tensor, int, Pass], Tensor]
 # what is made of the features of a reading: logits, or nothing more
@@ -127,20 +130,18 @@ class Backbone(PreTrainedModel):
         cache: LoopCache | PooledRows | None = None,
         tap: Tap | None = None,
         outputs: LayerOutputs | None = None,
+        fused: FusedStacks | None = None,
     ) -> tuple[Tensor, Pass]:
         """Returns the input e and the pass of embedded tokens x [B, T, D] that stand at `span`."""
         if self.config.positions == "learned":
             x = x + self.embed_positions(span.positions)
-        p = open_pass(span, self.rotary, self.config.sliding_window, x.dtype, cache=cache, tap=tap, outputs=outputs)
+        window = self.config.sliding_window
+        p = open_pass(span, self.rotary, window, x.dtype, cache=cache, tap=tap, outputs=outputs, fused=fused)
         x = F.dropout(self.embed_norm(x), self.config.dropout, self.training)
         x = p.see("embed", x, Place("prelude", 0, 0))
         p.keep_state(x, Place("prelude", 0, -1))
         x, adapt = self._enter("prelude", x, p)
-        for layer, block in enumerate(self.prelude):
-            place = Place("prelude", 0, layer)
-            x = self._recomputable(block, x, p, place, adapt)
-            p.keep_state(x, place)
-        return x, p
+        return self._layers("prelude", x, p, FIRST, adapt), p
 
     def token_vectors(self, input_ids: Tensor) -> Tensor:
         """Returns the scaled embedding rows of tokens, [B, T, D]."""
@@ -169,11 +170,7 @@ class Backbone(PreTrainedModel):
         x = self.injection(s, e, index)
         if adapt is not None:
             x = adapt.shift(x)
-        for layer, block in enumerate(self.core):
-            x = self._recomputable(block, x, p, Place("core", t, layer), adapt)
-            if self.config.layer_post_norm == "per-step":
-                x = self.layer_post_norm(x, index)
-            p.keep_state(x, Place("core", t, layer))
+        x = self._layers("core", x, p, index, adapt)
         if self.config.end_norm == "every":
             x = self.end_norm(x)
         elif self.config.end_norm == "per-step":
@@ -207,10 +204,7 @@ class Backbone(PreTrainedModel):
         p = p.at_reading(reading)
         x = self.norm(s) if self.config.end_norm == "last" else s
         x, adapt = self._enter("coda", x, p)
-        for layer, block in enumerate(self.coda):
-            place = Place("coda", 0, layer)
-            x = self._recomputable(block, x, p, place, adapt)
-            p.keep_state(x, place)
+        x = self._layers("coda", x, p, FIRST, adapt)
         y = self.norm(x[:, -keep:] if keep else x)
         if p.outputs is not None:
             p.outputs.last = self.norm(x) if keep else y
@@ -218,12 +212,25 @@ class Backbone(PreTrainedModel):
 
     def _enter(self, stack: str, x: Tensor, p: Pass) -> tuple[Tensor, Adaptation | None]:
         """Returns what enters a stack that runs once, and what its adapters do there."""
-        adapt = self._adaptation(stack, StepIndex(0, 0), x, p)
+        adapt = self._adaptation(stack, FIRST, x, p)
         return x if adapt is None else adapt.shift(x), adapt
 
     def _adaptation(self, stack: str, step: StepIndex, x: Tensor, p: Pass) -> Adaptation | None:
         effects = [adapter.begin(step, x, p) for adapter in self.adapters if adapter.stack == stack]
         return Adaptation(effects) if effects else None
+
+    def _layers(self, stack: str, x: Tensor, p: Pass, step: StepIndex, adapt: Adaptation | None) -> Tensor:
+        """Returns what the layers of a stack make of x; by fused kernels where the pass has such a form of them."""
+        if p.fused is not None and p.fused.takes(stack, adapt):
+            return p.fused.run(stack, x, p, step.t)
+        normed = stack == "core" and self.config.layer_post_norm == "per-step"
+        for layer, block in enumerate(getattr(self, stack)):
+            place = Place(stack, step.t, layer)
+            x = self._recomputable(block, x, p, place, adapt)
+            if normed:
+                x = self.layer_post_norm(x, step)
+            p.keep_state(x, place)
+        return x
 
     def _recomputable(self, block: nn.Module, *args: Any) -> Tensor:
         """Returns block(*args); where gradient checkpointing is on, only what goes in is kept for the backward pass.

@@ -166,7 +166,7 @@ class LoopCache(Cache):
 
     def write(self, place: Place, key: Tensor, value: Tensor, p: Pass) -> tuple[Tensor, Tensor]:
         """Stores new keys and values [B, T, Hk, K] and returns those of all tokens up to now [B, N, Hk, K]."""
-        slot, stack = self._slot(place, p), "coda" if place.stack == "coda" else "core"
+        stack, slot = self.slot_of(place, p)
         return self.tables[stack, KEYS].write(slot, key, p.batch_span), self.tables[stack, VALUES].write(slot, value, p.batch_span)
 
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor, p: Pass, dropout: float = 0.0) -> Tensor:
@@ -179,10 +179,7 @@ class LoopCache(Cache):
         span = p.batch_span
         if span.offset == 0:
             return None
-        if span.index is None:
-            last = torch.full((span.rows,), span.offset - 1, device=like.device)
-        else:
-            last = span.index[:, 0] - 1
+        last = torch.full((span.rows,), span.offset - 1, device=like.device) if span.index is None else span.index[:, 0] - 1
         found = self._table((place.stack, name), (like.shape[-1],), like).at(self._group(place, p), last.clamp(min=0))
         return torch.where((last >= 0)[:, None], found, 0)
 
@@ -331,12 +328,13 @@ class LoopCache(Cache):
             return 0
         return p.coda_group if place.stack == "coda" else self._shared(place.step)
 
-    def _slot(self, place: Place, p: Pass) -> int | Tensor:
+    def slot_of(self, place: Place, p: Pass) -> tuple[str, int | Tensor]:
+        """Returns the stack whose tables hold the keys of a place, and the slot there (one per row, or an int)."""
+        if place.stack == "coda":
+            return "coda", self._group(place, p) * self.config.coda_layers + place.layer
         if place.stack == "prelude":
-            return place.layer
-        config = self.config
-        first, layers = (0, config.coda_layers) if place.stack == "coda" else (config.prelude_layers, config.core_layers)
-        return first + self._group(place, p) * layers + place.layer
+            return "core", place.layer
+        return "core", self.config.prelude_layers + self._group(place, p) * self.config.core_layers + place.layer
 
     def _refuse_missing(self, stack: str, at: int | Expected, rows: list[int] | None) -> None:
         short = self.filled.short((stack, self._shared(at)), rows, self.row_lengths)

@@ -15,6 +15,7 @@ from loopwright.model.tap import Tap
 if TYPE_CHECKING:
     from loopwright.model.attention import Rotary
     from loopwright.model.cache import LoopCache
+    from loopwright.model.fused.stack import FusedStacks
     from loopwright.model.output import LayerOutputs
     from loopwright.model.rows import PooledRows, RowSpan
 
@@ -46,7 +47,7 @@ Reading = int | Tensor | RowSteps | Expected
 class Pass:
     """One forward pass. `rotary` holds cos and sin; `mask` [B, 1, T, N] is added to attention scores; where it is None,
     `causal` decides. `coda_group` says which of the cache's coda slots belong to the reading at hand (one per row, or an int);
-    `outputs` keeps what the layers leave, where the caller wants it."""
+    `outputs` keeps what the layers leave, where the caller wants it; `fused` runs the stacks that have a fused form."""
 
     span: Span | RowSpan
     rotary: tuple[Tensor, Tensor] | None
@@ -56,6 +57,7 @@ class Pass:
     tap: Tap | None = None
     coda_group: int | Tensor = 0
     outputs: LayerOutputs | None = None
+    fused: FusedStacks | None = None
 
     @property
     def batch_span(self) -> Span:
@@ -102,9 +104,11 @@ def open_pass(
     cache: LoopCache | PooledRows | None = None,
     tap: Tap | None = None,
     outputs: LayerOutputs | None = None,
+    fused: FusedStacks | None = None,
 ) -> Pass:
     """Returns the pass of tokens that stand at `span`: their rotations, and a mask where one is needed, in `dtype`."""
     visible, causal = span.mask(window)
     # added to the scores: made once here, where a boolean mask would be converted by every layer of every step
     mask = None if visible is None else torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, float("-inf"))
-    return Pass(span, None if rotary is None else rotary.table(span.positions, dtype), mask, causal, cache, tap, outputs=outputs)
+    table = None if rotary is None else rotary.table(span.positions, dtype)
+    return Pass(span, table, mask, causal, cache, tap, outputs=outputs, fused=fused)

@@ -1,9 +1,10 @@
 """DecodeGraph: one-token passes replayed as a CUDA graph, where a fixed cache makes every shape constant.
 
 A decode step of a looped model is hundreds of small kernels per token; launched one by one they leave the GPU waiting for
-the host. The graph runs the very same `embed`, `unroll` and `read_out`, over the whole capacity with a mask, so its only
-difference from the plain path is the order of sums inside attention. Whatever changes the cache behind its back (beams,
-crops, other passes) retires it, and the plain path goes on.
+the host. The graph runs the very same `embed`, `unroll` and `read_out`, over the whole capacity with a mask, and the stacks that
+have a fused form (`fused/`) in it; it differs from the plain path by rounding alone. Whatever changes the cache behind its back
+(beams, crops, other passes), or puts other tensors in the place of weights, retires it, and the plain path goes on. Weights that
+change where they lie are seen: the graph reads them there.
 """
 
 from __future__ import annotations
@@ -11,13 +12,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from loopwright.model.cache import LoopCache
+from loopwright.model.fused.offer import fused_stacks
 from loopwright.model.span import Span
 
 if TYPE_CHECKING:
+    from loopwright.model.fused.stack import FusedStacks
     from loopwright.model.looped import LoopedForCausalLM
+
+
+class Addresses:
+    """Where the weights of a model lie and which modules it has: a captured pass reads these addresses."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tables = [table for m in model.modules() for table in (m._parameters, m._buffers, m._modules)]
+        self.found = self._find()
+
+    @property
+    def hold(self) -> bool:
+        """Whether they are what they were; values that changed in place are no change."""
+        return self._find() == self.found
+
+    def _find(self) -> list[int]:
+        entries = (entry for table in self.tables for entry in table.values())
+        return [entry.data_ptr() if isinstance(entry, Tensor) else id(entry) for entry in entries]
 
 
 class DecodeGraph:
@@ -35,11 +55,15 @@ class DecodeGraph:
         self.segment, self.first = segment.clamp(min=0)[:, None], first.clamp(min=0)[:, None]
         self.positions = position[:, None] + 1
         self.left = _standing(cache)
+        self.weights = Addresses(model)
+        self.fused = self._fused(cache)
         self._capture(cache)
 
     def fits(self, cache: LoopCache, depth: int, seed: int | None) -> bool:
         """Whether the cache stands where this graph left it, and the pass is the one captured."""
-        return (depth, seed) == (self.depth, self.seed) and _standing(cache) == self.left and cache.length < cache.capacity
+        if (depth, seed) != (self.depth, self.seed) or cache.length >= cache.capacity:
+            return False
+        return _standing(cache) == self.left and self.weights.hold
 
     def step(self, cache: LoopCache, token: Tensor, positions: Tensor | None) -> Tensor:
         """Returns the logits [B, 1, V] after one more token per row [B, 1]."""
@@ -52,6 +76,15 @@ class DecodeGraph:
             cache.next_position = self.positions
         self.left = _standing(cache)
         return self.logits.clone()
+
+    def _fused(self, cache: LoopCache) -> FusedStacks | None:
+        stacks = fused_stacks(self.model)
+        if not stacks:
+            return None
+        from loopwright.model.fused.stack import FusedStacks  # Triton comes with torch, where there is a GPU
+
+        masked = not cache.plain or self.model.config.sliding_window is not None
+        return FusedStacks(self.model, stacks, self.rows, cache.capacity, masked=masked)
 
     def _capture(self, cache: LoopCache) -> None:
         kept = [t.clone() for t in self._moving()]
@@ -85,7 +118,7 @@ class DecodeGraph:
             table.scatter_(1, index, value)
         book.valid.scatter_(1, index, torch.ones_like(index, dtype=torch.bool))
         span = Span(self.rows, 1, cache.capacity - 1, self.positions, index, self.first, book.valid, self.segment)
-        e, p = self.model.embed_at(self.model.token_vectors(self.token), span, cache=cache)
+        e, p = self.model.embed_at(self.model.token_vectors(self.token), span, cache=cache, fused=self.fused)
         *_, s = self.model.unroll(e, self.depth, p, state=self.model.start_state(e, p, self.seed))
         logits = self.model.read_out(s, p, reading=self.depth)
         for counter in (index, self.positions, book.lengths):

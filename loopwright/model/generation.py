@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationMixin, LogitsProcessor
+from transformers.generation import GenerationMode
 
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.decode_graph import DecodeGraph
 
 FIRST_CAPACITY = 2048
+REPLAYED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 ALIGNMENT = 16
 
 
@@ -33,6 +35,7 @@ class LoopGenerationMixin(GenerationMixin):
     """Generation with a LoopCache. Abstract: the model is built on it. (transformers looks for its own mixin by this name.)"""
 
     config: LoopedConfig
+    embed_tokens: nn.Embedding
     leaks_future: bool
     training: bool
 
@@ -56,10 +59,15 @@ class LoopGenerationMixin(GenerationMixin):
         length = kwargs["max_cache_length"] if "max_cache_length" in kwargs else args[2]
         # transformers may run one token past the end before it sees that it should stop; a long limit is seldom reached, so
         # a growing cache starts smaller
-        fixed = kind == "static"
+        mode = kwargs["generation_mode"] if "generation_mode" in kwargs else args[0]
+        fixed = kind == "static" or (kind is None and self._replays(length, mode))
         # attention kernels want rows of masks that are aligned
         capacity = -(-(length + 1) // ALIGNMENT) * ALIGNMENT if fixed else min(length + 1, FIRST_CAPACITY)
         model_kwargs["past_key_values"] = LoopCache(self.config, capacity=capacity, fixed=fixed)
+
+    def _replays(self, length: int, mode: GenerationMode) -> bool:
+        """Says whether decode steps of a whole generation can be replayed: on a GPU, where rows are never reordered or cropped."""
+        return self.embed_tokens.weight.is_cuda and length < FIRST_CAPACITY and mode in REPLAYED
 
     def _get_logits_processor(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the processors of the logits, one that refuses what is not finite before all others."""

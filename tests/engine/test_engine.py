@@ -347,3 +347,19 @@ def test_what_no_engine_can_serve() -> None:
         leaky = make("ouroboros-qwen2.5-3b-tiny", adapters=[{"kind": "controller", "pooling": "sequence", "leak_future": True}])
     with pytest.raises(ValueError, match="reads future tokens"):
         Engine(leaky)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name", ["ouro-1.4b-tiny", "huginn-tiny", "ouroboros-qwen2.5-3b-tiny", "asura-tiny", "retrofit-llama-1b-tiny"]
+)
+def test_on_a_gpu_the_results_are_those_of_generate(name: str) -> None:
+    model = noisy(name, std=0.1).cuda()
+    steps = model.config.max_steps or 6
+    wishes = [{"prompt": [3 + i] * (2 + 3 * (i % 4)), "depth": 1 + i % steps} for i in range(9)]
+    with Engine(model, max_rows=4, max_tokens=128) as engine:
+        results = engine.generate(wishes, max_new_tokens=6)
+    for wish, result in zip(wishes, results, strict=True):
+        ids = torch.tensor([wish["prompt"]], device="cuda")
+        made = model.generate(ids, depth=wish["depth"], max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
+        assert result.tokens == made[0, ids.shape[1] :].tolist()

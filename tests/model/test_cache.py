@@ -111,9 +111,9 @@ def test_slots_are_prelude_then_core_step_major_and_the_coda_by_reading():
     cache = LoopCache(model.config)
     p = model.embed(ids_of(model, 1, 3), cache=cache)[1]
     order = [Place("prelude", 0, 0), Place("prelude", 0, 1)] + [Place("core", t, layer) for t in range(3) for layer in range(2)]
-    assert [cache._slot(place, p) for place in order] == list(range(8))
-    coda = [cache._slot(Place("coda", 0, layer), p.at_reading(reading)) for reading in (4, 2, Expected(4)) for layer in range(2)]
-    assert coda == list(range(6))
+    assert [cache.slot_of(place, p) for place in order] == [("core", slot) for slot in range(8)]
+    coda = [cache.slot_of(Place("coda", 0, layer), p.at_reading(reading)) for reading in (4, 2, Expected(4)) for layer in range(2)]
+    assert coda == [("coda", slot) for slot in range(6)]
 
 
 @torch.no_grad()

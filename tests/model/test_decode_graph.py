@@ -110,8 +110,9 @@ def test_static_generation_equals_dynamic(name):
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
     for options in ({}, {"num_beams": 3}, {"attention_mask": mask}):
-        static = model.generate(ids, cache_implementation="static", **options, **GREEDY)
-        assert torch.equal(static, model.generate(ids, **options, **GREEDY))
+        dynamic = model.generate(ids, cache_implementation="dynamic", **options, **GREEDY)
+        assert torch.equal(dynamic, model.generate(ids, cache_implementation="static", **options, **GREEDY))
+        assert torch.equal(dynamic, model.generate(ids, **options, **GREEDY))  # static, but for beams
 
 
 @pytest.mark.gpu

@@ -5,24 +5,21 @@ A map has T×T entries per head; what is held at once is bounded by CHUNK, whate
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from importlib.util import find_spec
+from functools import partial
 from itertools import combinations, repeat
-from shutil import which
 
 import torch
 from torch import Tensor
 
 from loopwright.metrics.attention import AttentionSums
 from loopwright.metrics.distance import bound_of_sizes, query_key_bound
+from loopwright.model.fused.offer import OLDEST, can_compile
 from loopwright.model.span import Span
 
 CHUNK = 2**25  # entries of maps held at once
 UNSEEN = -1e30
-OLDEST = (8, 0)  # compute capability: an older card has neither bfloat16 nor the memory for the kernel's tiles
 
 
 @dataclass(frozen=True)
@@ -131,12 +128,6 @@ def _has_kernel(q: Tensor) -> bool:
     if not q.is_cuda or q.dtype == torch.float64:
         return False
     return torch.cuda.get_device_capability(q.device) >= OLDEST and can_compile()
-
-
-@cache
-def can_compile() -> bool:
-    """Says whether Triton is there, and the C compiler without which it starts nothing."""
-    return find_spec("triton") is not None and any(which(name) for name in (os.environ.get("CC", ""), "gcc", "clang") if name)
 
 
 def _by_kernel(q: Tensor, k: Tensor, view: View, before: tuple[Tensor, Tensor] | None) -> tuple[AttentionSums, MapChange | None]:

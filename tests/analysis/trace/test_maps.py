@@ -8,6 +8,8 @@ import torch
 from loopwright.analysis.trace import maps as module
 from loopwright.analysis.trace.maps import View, attention_rows, sum_maps
 from loopwright.metrics.attention import col_sum_concentration, concentration_of, mixing_score
+from loopwright.model.fused import offer
+from loopwright.model.fused.offer import can_compile
 from loopwright.model.span import place_tokens
 from tests.analysis.dense import dense_maps
 from tests.cases import gap, noisy
@@ -76,12 +78,12 @@ def test_entropy_of_scores_in_the_hundreds():
 @pytest.mark.parametrize(("triton", "compiler"), [(True, True), (False, True), (True, False)])
 def test_who_has_the_kernel(monkeypatch, triton: bool, compiler: bool):
     """Not on a CPU or in float64, not on a card too old for it, not without Triton or a C compiler."""
-    module.can_compile.cache_clear()
+    can_compile.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: {0: (7, 5), 1: (8, 0)}[device])
-    monkeypatch.setattr(module, "find_spec", lambda name: "spec" if triton and name == "triton" else None)
-    monkeypatch.setattr(module, "which", lambda name: name if compiler and name == "gcc" else None)
+    monkeypatch.setattr(offer, "find_spec", lambda name: "spec" if triton and name == "triton" else None)
+    monkeypatch.setattr(offer, "which", lambda name: name if compiler and name == "gcc" else None)
     assert module._has_kernel(SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=1)) == (triton and compiler)
     assert not module._has_kernel(SimpleNamespace(is_cuda=True, dtype=torch.float64, device=1))
     assert not module._has_kernel(SimpleNamespace(is_cuda=True, dtype=torch.float16, device=0))
     assert not module._has_kernel(torch.zeros(1))
-    module.can_compile.cache_clear()
+    can_compile.cache_clear()

@@ -1,0 +1,186 @@
+"""Attention of one new token per row in one kernel: rotary embedding, cache write, and a softmax split over the keys.
+
+A program has some of the keys of a head; the last of a head to end adds up the parts. Keys that may not be seen (padding, other
+documents, outside the window) have −inf in the mask of the pass, which is added to the scores; keys after the new token are not
+read. The new token's own key is written, and counted from registers.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from loopwright.model.fused.products import go_early, wait_early
+
+
+@triton.jit
+def _summed(z, at, stride, splits: tl.constexpr, mask):
+    """Returns a product that comes in `splits` parts."""
+    total = tl.load(z + at, mask=mask, other=0.0).to(tl.float32)
+    for i in tl.static_range(1, splits):
+        total += tl.load(z + i * stride + at, mask=mask, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
+def _partner(d, size: tl.constexpr, interleaved: tl.constexpr):
+    if interleaved:
+        return d ^ 1
+    return tl.where(d < size // 2, d + size // 2, d - size // 2)
+
+
+@triton.jit
+def _merged(parts, stats, out, head, d, inside, size: tl.constexpr, splits: tl.constexpr, splits_padded: tl.constexpr):
+    """Adds up the parts of a head."""
+    i = tl.arange(0, splits_padded)
+    base = head * splits
+    tops = tl.load(stats + (base + i) * 2, mask=i < splits, other=-float("inf"))
+    masses = tl.load(stats + (base + i) * 2 + 1, mask=i < splits, other=0.0)
+    f = tl.exp(tops - tl.max(tops, 0))
+    each = tl.load(parts + (base + i)[:, None] * size + d[None, :], mask=(i < splits)[:, None] & inside[None, :], other=0.0)
+    tl.store(out + head * size + d, tl.sum(each * f[:, None], 0) / tl.sum(masses * f, 0), mask=inside)
+
+
+@triton.jit
+def attend_one(
+    z, keys, values, cos, sin, mask, index, parts, stats, ended, out, capacity, rotary_stride, z_stride, scale,
+    heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, interleaved: tl.constexpr,
+    z_splits: tl.constexpr, splits: tl.constexpr, splits_padded: tl.constexpr, chunk: tl.constexpr, block: tl.constexpr,
+    early: tl.constexpr,
+):  # fmt: skip
+    """A program has one query head and `chunk` keys; each lane keeps a softmax of its own, merged at the end. For few rows."""
+    head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    go_early(early)
+    groups: tl.constexpr = heads // key_heads
+    d, j = tl.arange(0, padded), tl.arange(0, block)
+    inside, partner, key_head = d < size, _partner(d, size, interleaved), head // groups
+    here = tl.load(index + row).to(tl.int32)
+    first = split * chunk
+    base = ((row * capacity).to(tl.int64) * key_heads + key_head) * size
+    at = first + j
+    held = (at < here)[:, None] & inside[None, :]
+    # keys of earlier passes depend on nothing: the first of them are on their way before the wait
+    k = tl.load(keys + base + at[:, None] * key_heads * size + d[None, :], mask=held, other=0.0)
+    v = tl.load(values + base + at[:, None] * key_heads * size + d[None, :], mask=held, other=0.0)
+    wait_early(early)
+    mine = row * (heads + 2 * key_heads) * size
+    q_at, k_at, v_at = mine + head * size, mine + (heads + key_head) * size, mine + (heads + key_heads + key_head) * size
+    q = _summed(z, q_at + d, z_stride, z_splits, inside)
+    key = _summed(z, k_at + d, z_stride, z_splits, inside)
+    value = _summed(z, v_at + d, z_stride, z_splits, inside).to(values.dtype.element_ty)
+    if cos is not None:
+        c = tl.load(cos + row * rotary_stride + d, mask=inside, other=0.0).to(tl.float32)
+        s = tl.load(sin + row * rotary_stride + d, mask=inside, other=0.0).to(tl.float32)
+        q = q * c + _summed(z, q_at + partner, z_stride, z_splits, inside) * s
+        key = key * c + _summed(z, k_at + partner, z_stride, z_splits, inside) * s
+    q *= scale
+    key = key.to(keys.dtype.element_ty)
+    if (here >= first) & (here < first + chunk) & (head % groups == 0):
+        tl.store(keys + base + here * key_heads * size + d, key, mask=inside)
+        tl.store(values + base + here * key_heads * size + d, value, mask=inside)
+    top = tl.full([block], -float("inf"), tl.float32)
+    mass = tl.zeros([block], tl.float32)
+    total = tl.zeros([block, padded], tl.float32)
+    for begin in range(0, chunk, block):
+        at = first + begin + j
+        own = (at == here)[:, None]
+        scores = tl.sum(tl.where(own, key[None, :], k).to(tl.float32) * q[None, :], 1)
+        if mask is not None:
+            scores += tl.load(mask + row * capacity + at, mask=at <= here, other=-float("inf")).to(tl.float32)
+        scores = tl.where(at <= here, scores, -float("inf"))
+        new = tl.maximum(top, scores)
+        safe = tl.where(new == -float("inf"), 0.0, new)
+        old, p = tl.exp(top - safe), tl.exp(scores - safe)
+        mass = mass * old + p
+        total = total * old[:, None] + p[:, None] * tl.where(own, value[None, :], v).to(tl.float32)
+        top = new
+        following = at + block
+        held = ((following < here) & (following < first + chunk))[:, None] & inside[None, :]
+        k = tl.load(keys + base + following[:, None] * key_heads * size + d[None, :], mask=held, other=0.0)
+        v = tl.load(values + base + following[:, None] * key_heads * size + d[None, :], mask=held, other=0.0)
+    big = tl.max(top, 0)
+    weight = tl.exp(top - tl.where(big == -float("inf"), 0.0, big))
+    slot = (row * heads + head) * splits + split
+    tl.store(parts + slot * size + d, tl.sum(total * weight[:, None], 0), mask=inside)
+    tl.store(stats + slot * 2, big)
+    tl.store(stats + slot * 2 + 1, tl.sum(mass * weight, 0))
+    tl.debug_barrier()
+    if tl.atomic_add(ended + row * heads + head, 1, sem="acq_rel") == splits - 1:
+        _merged(parts, stats, out, row * heads + head, d, inside, size, splits, splits_padded)
+        tl.store(ended + row * heads + head, 0)
+
+
+@triton.jit
+def attend_many(
+    z, keys, values, cos, sin, mask, index, parts, stats, ended, out, capacity, rotary_stride, z_stride, scale,
+    heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, interleaved: tl.constexpr,
+    z_splits: tl.constexpr, splits: tl.constexpr, splits_padded: tl.constexpr, chunk: tl.constexpr, block: tl.constexpr,
+    grouped: tl.constexpr, stages: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """A program has one key head and `chunk` keys. The queries of a key head are padded to `grouped` for the tensor cores."""
+    key_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    groups: tl.constexpr = heads // key_heads
+    d, g, j = tl.arange(0, padded), tl.arange(0, grouped), tl.arange(0, block)
+    inside, partner, live = d < size, _partner(d, size, interleaved), g < groups
+    wanted = live[:, None] & inside[None, :]
+    here = tl.load(index + row).to(tl.int32)
+    first = split * chunk
+    base = ((row * capacity).to(tl.int64) * key_heads + key_head) * size
+    wait_early(early)
+    mine = row * (heads + 2 * key_heads) * size
+    q_at, k_at = mine + (key_head * groups + g)[:, None] * size, mine + (heads + key_head) * size
+    q = _summed(z, q_at + d[None, :], z_stride, z_splits, wanted)
+    if cos is not None:
+        c = tl.load(cos + row * rotary_stride + d, mask=inside, other=0.0).to(tl.float32)
+        s = tl.load(sin + row * rotary_stride + d, mask=inside, other=0.0).to(tl.float32)
+        q = q * c[None, :] + _summed(z, q_at + partner[None, :], z_stride, z_splits, wanted) * s[None, :]
+    q = q.to(keys.dtype.element_ty)
+    top = tl.full([grouped], -float("inf"), tl.float32)
+    mass = tl.zeros([grouped], tl.float32)
+    total = tl.zeros([grouped, padded], tl.float32)
+    if (here >= first) & (here < first + chunk):
+        key = _summed(z, k_at + d, z_stride, z_splits, inside)
+        if cos is not None:
+            key = key * c + _summed(z, k_at + partner, z_stride, z_splits, inside) * s
+        key = key.to(keys.dtype.element_ty)
+        value = _summed(z, mine + (heads + key_heads + key_head) * size + d, z_stride, z_splits, inside)
+        value = value.to(values.dtype.element_ty)
+        tl.store(keys + base + here * key_heads * size + d, key, mask=inside)
+        tl.store(values + base + here * key_heads * size + d, value, mask=inside)
+        top = tl.sum(q.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
+        mass += 1.0
+        total += value.to(tl.float32)[None, :]
+    last = tl.minimum(first + chunk, here)
+    for begin in tl.range(first, last, block, num_stages=stages):
+        at = begin + j
+        held, held_across = (at < last)[:, None], (at < last)[None, :]
+        if padded != size:
+            held, held_across = held & inside[None, :], held_across & inside[:, None]
+        k = tl.load(keys + base + at[None, :] * key_heads * size + d[:, None], mask=held_across, other=0.0)
+        v = tl.load(values + base + at[:, None] * key_heads * size + d[None, :], mask=held, other=0.0)
+        scores = tl.dot(q, k) * scale
+        if mask is not None:
+            seen = tl.load(mask + row * capacity + at, mask=at < last, other=-float("inf")).to(tl.float32)
+            scores += seen[None, :]
+        scores = tl.where((at < last)[None, :], scores, -float("inf"))
+        new = tl.maximum(top, tl.max(scores, 1))
+        safe = tl.where(new == -float("inf"), 0.0, new)
+        old, p = tl.exp(top - safe), tl.exp(scores - safe[:, None])
+        mass = mass * old + tl.sum(p, 1)
+        total = tl.dot(p.to(v.dtype), v, total * old[:, None])
+        top = new
+    go_early(early)
+    head = row * heads + key_head * groups + g
+    if splits == 1:
+        tl.store(out + head[:, None] * size + d[None, :], total / mass[:, None], mask=wanted)
+    else:
+        slot = head * splits + split
+        tl.store(parts + slot[:, None] * size + d[None, :], total, mask=wanted)
+        tl.store(stats + slot * 2, top, mask=live)
+        tl.store(stats + slot * 2 + 1, mass, mask=live)
+        tl.debug_barrier()
+        if tl.atomic_add(ended + row * key_heads + key_head, 1, sem="acq_rel") == splits - 1:
+            for i in range(groups):
+                one = row * heads + key_head * groups + i
+                _merged(parts, stats, out, one, d, inside, size, splits, splits_padded)
+            tl.store(ended + row * key_heads + key_head, 0)
