@@ -5,6 +5,7 @@ import torch
 
 import loopwright as lw
 from loopwright.model import room
+from loopwright.model.generation import FIRST_CAPACITY, REPLAYED
 from tests.cases import SOME_TINY_CASES, TINY_CASES, gap, noisy
 
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
@@ -229,3 +230,19 @@ def test_dict_outputs_hold_states_and_maps_of_each_new_token(name, kind):
         for a, b in zip(maps, whole.attentions, strict=True):
             assert gap(a, b[:, :, end - new : end, :end]) < 1e-5
         end += 1
+
+
+@pytest.mark.parametrize(
+    ("options", "fixed"), [({}, True), ({"num_beams": 2}, False), ({"cache_implementation": "dynamic"}, False)]
+)
+def test_which_generations_get_a_fixed_cache(monkeypatch, options: dict, fixed: bool):
+    """On a GPU those whose decode steps can be replayed; on a CPU none that did not ask for it. The tokens are the same."""
+    model = noisy("ouro-1.4b-tiny")
+    ids = torch.randint(1, 96, (2, 5), generator=torch.Generator().manual_seed(0))
+    greedy = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True, **options}
+    plain = model.generate(ids, **greedy)
+    assert not plain.past_key_values.fixed
+    monkeypatch.setattr(type(model), "_replays", lambda self, length, mode: length < FIRST_CAPACITY and mode in REPLAYED)
+    found = model.generate(ids, **greedy)
+    assert found.past_key_values.fixed == fixed
+    assert torch.equal(found.sequences, plain.sequences)
