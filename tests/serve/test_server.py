@@ -32,4 +32,4 @@ def test_a_drain_finishes_what_was_begun_and_takes_nothing_new() -> None:
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("127.0.0.1", server.port), timeout=5)
         asking.join()
-        assert answers[0] > 2 and server.last_record()["completion_tokens"] == 30
+        assert answers[0] >= 2 and server.last_record()["completion_tokens"] == 30
