@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from loopwright.cli_runs import analyze, chat, compare, demo, evaluate, recipes, train
+from loopwright.cli_runs import analyze, bench, chat, compare, demo, evaluate, recipes, train
 from loopwright.exits import ending
 from loopwright.imports import own_files
 from loopwright.interrupt import second_ends_at_once
@@ -257,10 +257,9 @@ def retrofit(
     ), as_json)  # fmt: skip
 
 
-VERBS: dict[str, Callable[..., None]] = {
-    verb.__name__: verb
-    for verb in (inspect, check, generate, chat, serve, presets, retrofit, recipes, train, evaluate, compare, analyze, demo)
-}
+_SHOWING = (inspect, check, generate, chat, serve, presets)
+_MAKING = (retrofit, recipes, train, evaluate, compare, bench, analyze, demo)
+VERBS: dict[str, Callable[..., None]] = {verb.__name__: verb for verb in (*_SHOWING, *_MAKING)}
 
 
 def make_app() -> typer.Typer:

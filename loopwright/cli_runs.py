@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from loopwright.options import (
     Device,
     Dtype,
     Exit,
+    Exits,
     Folder,
     Import,
     Json,
@@ -142,6 +143,7 @@ def evaluate(
     ] = None,
     batch: Annotated[int | None, typer.Option(callback=whole, help="Rows in a pass. Default: 500; with --text: what fits.")] = None,
     decode: Annotated[bool, typer.Option(help="Also decode greedily at three depths, and compare.")] = True,
+    exit: Exits = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
     out: Annotated[str | None, typer.Option(help="Where eval/ and figures/ go. Default: into the run.")] = None,
@@ -154,6 +156,9 @@ def evaluate(
     With --text: measure the held-out loss of any model on any text, by passage, with intervals and bits per byte. Causality is
     checked before any loss is printed.
 
+    With --exit: draw what early exits would cost and give, every rule and limit from one pass, beside fixed and random depths and
+    an oracle. A rule without a limit stands for its usual ones.
+
     Examples:
 
     loopwright evaluate runs/addition-stable --depths 1:64
@@ -161,32 +166,36 @@ def evaluate(
     loopwright evaluate ./my-model --data stars-addition --depths 1:1000:log --device cuda
 
     loopwright evaluate ./my-model --text in=valid.jsonl.gz --text out=other.txt --context 512 --depths 1,2,4
+
+    loopwright evaluate ./my-model --text in=valid.jsonl.gz --depths 8 --exit all
+
+    loopwright evaluate runs/demo-stable --exit change --exit lookahead:entropy:0.3
     """
     from loopwright.commands import evaluate as verb
     from loopwright.commands.console import show
+    from loopwright.commands.evaluate_exits import evaluate_exits
     from loopwright.commands.results import rows_by_depth
 
-    if text:
-        if split or data or not decode:
-            raise ValueError(
-                "evaluate: --text with --split, --data or --no-decode; allowed: texts, or the splits of a recipe's data"
-            )
-        show(lambda: rows_by_depth(verb.evaluate_text(
-            run, text,
-            context=context, depths=depths, checkpoint=checkpoint, tokenizer=tokenizer,
-            field=verb.FIELD if field is None else field, rows=rows, batch=batch, teacher_forced=teacher_forced, honest=honest,
-            device=device, dtype=dtype, out=out, overwrite=overwrite,
-        )), as_json)  # fmt: skip
-        return
-    if teacher_forced or honest or not (context is field is tokenizer is None):
+    shared: dict[str, Any] = {
+        "depths": depths, "checkpoint": checkpoint, "rows": rows, "batch": batch, "device": device, "dtype": dtype, "out": out,
+        "overwrite": overwrite,
+    }  # fmt: skip
+    of_text: dict[str, Any] = {"context": context, "tokenizer": tokenizer, "field": verb.FIELD if field is None else field}
+    if text and (split or data or not decode):
+        raise ValueError("evaluate: --text with --split, --data or --no-decode; allowed: texts, or the splits of a recipe's data")
+    if not text and (teacher_forced or honest or not (context is field is tokenizer is None)):
         raise ValueError(
             "evaluate: --context, --field, --teacher-forced, --honest and --tokenizer belong to --text, which is not given"
         )
-    show(lambda: rows_by_depth(verb.evaluate(
-        run,
-        depths=depths, splits=split or [], checkpoint=checkpoint, data=data, rows=rows, batch=batch, decode=decode, device=device,
-        dtype=dtype, out=out, overwrite=overwrite,
-    )), as_json)  # fmt: skip
+    if exit:
+        if teacher_forced or honest or not decode:
+            raise ValueError("evaluate: --teacher-forced, --honest and --no-decode do not go with --exit; leave them out")
+        show(lambda: evaluate_exits(run, exit, texts=text or [], splits=split or [], data=data, **of_text, **shared), as_json)
+    elif text:
+        of_text |= {"teacher_forced": teacher_forced, "honest": honest}
+        show(lambda: rows_by_depth(verb.evaluate_text(run, text, **of_text, **shared)), as_json)
+    else:
+        show(lambda: rows_by_depth(verb.evaluate(run, splits=split or [], data=data, decode=decode, **shared)), as_json)
 
 
 def compare(
@@ -227,6 +236,41 @@ def compare(
         first, second,
         depths=depths, data=data, texts=text or [], tokenizer=tokenizer, splits=split or [], rows=rows, batch=batch,
         context=context,
+    ), as_json)  # fmt: skip
+
+
+def bench(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, a run, a hub id, or a preset (random weights).")],
+    depths: Annotated[str | None, typer.Option(help="1,4 or 1:8. Default: 1, half the model's own depth, its own.")] = None,
+    batches: Annotated[str, typer.Option(help="How many sequences at once: 1,8,32.")] = "1,4,16",
+    prompt_tokens: Annotated[int, typer.Option(callback=whole, help="Tokens of each prompt.")] = 64,
+    new_tokens: Annotated[int, typer.Option(callback=whole, help="Tokens generated after each.")] = 32,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    as_json: Json = False,
+    out: Annotated[str | None, typer.Option(help="Also write bench.json and bench.svg into this folder.")] = None,
+    imports: Import = None,
+) -> None:
+    """Measure how fast a model decodes: tokens/s, time to first token and memory, at depths and batch sizes.
+
+    Beside each speed stands the bound: a token reads the core's weights once per step, the other weights once and every row's
+    keys, at the speed of a memory copy, which is measured first. A share near 1 means that memory is the limit, and only fewer
+    steps, smaller weights or a larger batch help; a small share is time spent elsewhere.
+
+    Examples:
+
+    loopwright bench ./my-model --depths 1,4,8 --batches 1,8,32
+
+    loopwright bench ouro-1.4b --device cuda --dtype bf16 --out runs/bench
+
+    OMP_NUM_THREADS=1 loopwright bench ./my-model --json
+    """
+    from loopwright.commands import bench as verb
+    from loopwright.commands.console import show
+
+    show(lambda: verb.bench(
+        model,
+        depths=depths, batches=batches, prompt_tokens=prompt_tokens, new_tokens=new_tokens, device=device, dtype=dtype, out=out,
     ), as_json)  # fmt: skip
 
 

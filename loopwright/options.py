@@ -21,6 +21,15 @@ def seed_of(value: int | None) -> int | None:
     return value
 
 
+def draft_of(value: str | None) -> int | str | None:
+    """Returns a draft depth: a whole number, or "auto"."""
+    if value is None or value == "auto":
+        return value
+    if not value.isdecimal() or int(value) < 1:
+        raise typer.BadParameter(f"a draft depth must be 'auto' or a whole number >= 1 (got {value!r})")
+    return int(value)
+
+
 def bring(names: list[str] | None) -> list[str] | None:
     """Executes the files that the user names, before anything is opened, and returns the names."""
     if names:
@@ -76,6 +85,15 @@ Exit = Annotated[
     str | None,
     typer.Option(help="Let tokens leave the loop early: gate, act, change, divergence, entropy or stable, as KIND:NUMBER."),
 ]
+Exits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--exit",
+        metavar="RULE[:LIMIT]",
+        help="Early exit by this rule: loss by mean steps, without running it; repeatable; or all.",
+    ),
+]
 DraftDepth = Annotated[
-    int | None, typer.Option(callback=whole, help="Draft at this lower depth and verify at --depth: the same text.")
+    str | None,
+    typer.Option(metavar="N|auto", callback=draft_of, help="Draft at this lower depth and verify at --depth: the same text."),
 ]

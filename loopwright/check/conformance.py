@@ -20,6 +20,7 @@ from torch import nn
 from transformers.utils import logging
 
 from loopwright.check.cached import depth_on_a_cache, steps_on_a_cache
+from loopwright.check.early_exit import early_exits
 from loopwright.check.probes import Probe
 from loopwright.check.saved import gradients, label_alignment, save_and_load, state_between_calls
 from loopwright.check.sequence import (
@@ -244,6 +245,7 @@ CHECKS: dict[str, Callable[[Probe], Verdict]] = {
     "steps on a cache": steps_on_a_cache,
     "depth on a cache": depth_on_a_cache,
     "generation": generation,
+    "early exits": early_exits,
     "label alignment": label_alignment,
     "gradients": gradients,
     "depth honesty": depth_honesty,

@@ -71,7 +71,7 @@ def evaluate(
     check_vocab(found, model.config.vocab_size)
     wanted, size = asked or usual_depths(chosen, model), ROWS if batch is None else batch
     measured, update = opened.name if opened.run is None else str(opened.folder), chosen_update(source, checkpoint)
-    parts = {name: _rows_of(found, name, rows) for name in _named(found, splits)}
+    parts = {name: rows_of(found, name, rows) for name in split_names(found, splits)}
     files = {name: run.eval / f"{file_stem(name, rows=part[1], checkpoint=update, data=data)}.json" for name, part in parts.items()}
     for name, path in files.items():
         keep_more(
@@ -123,7 +123,7 @@ def evaluate_text(
     opened = open_source(source, checkpoint)
     words = Tokenizer(find_tokenizer(opened, tokenizer))
     model, run, _ = find_model(opened, dtype, device, out)
-    length, printer = _fitting_context(model, context), console()
+    length, printer = fitting_context(model, context), console()
     verdict = need_likelihood(model, marked=teacher_forced or honest > 0)
     printer.print(f"causality: {'passed' if verdict.passed else 'FAILED'}; {verdict.detail}", markup=False)
     found = {name: read_passages(name, files, words, length, field=field) for name, files in named.items()}
@@ -163,7 +163,8 @@ def evaluate_text(
     return reports
 
 
-def _fitting_context(model: LoopedForCausalLM, context: int | None) -> int:
+def fitting_context(model: LoopedForCausalLM, context: int | None) -> int:
+    """Returns the tokens of a passage: those asked for where the model has as many positions, else the usual number."""
     room = model.config.max_position_embeddings
     if context is not None and context > room:
         raise ValueError(f"context: {context}; allowed: at most {room}, the positions of the model (max_position_embeddings)")
@@ -237,7 +238,8 @@ def usual_depths(chosen: Recipe, model: LoopedForCausalLM) -> list[int]:
     return sorted({*range(1, min(2 * median, last) + 1), *(d for d in parse_depths(f"1:{last}:log"))})
 
 
-def _named(found: Splits, splits: Sequence[str]) -> list[str]:
+def split_names(found: Splits, splits: Sequence[str]) -> list[str]:
+    """Returns the splits asked for, all tests where none are; raises on a name that is none."""
     there = {**found.tests} or {"valid": found.valid}
     for name in splits:
         if name not in {**there, "valid": None}:
@@ -245,8 +247,8 @@ def _named(found: Splits, splits: Sequence[str]) -> list[str]:
     return list(splits) or list(there)
 
 
-def _rows_of(found: Splits, name: str, rows: int | None) -> tuple[Rows, int | None]:
-    """The rows of a split that are measured, and how many where they are not all."""
+def rows_of(found: Splits, name: str, rows: int | None) -> tuple[Rows, int | None]:
+    """Returns the rows of a split that are measured, and how many where they are not all."""
     source = found.valid if name == "valid" else found.tests[name]
     if rows is None or rows >= len(source):
         return source, None

@@ -36,7 +36,7 @@ def generate(
     chat: bool = False,
     show_depth: bool = False,
     exit: str | None = None,
-    draft_depth: int | None = None,
+    draft_depth: int | str | None = None,
     tokenizer: str | None = None,
 ) -> dict[str, Any]:
     """Streams what a model says after a prompt, then prints one line of statistics on stderr. Returns the same as data."""

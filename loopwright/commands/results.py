@@ -59,6 +59,7 @@ def keep_more(
     read: Callable[[Path], Report],
     *,
     depths: Iterable[int],
+    rules: Iterable[str] = (),
     facts: Mapping[str, object],
     source: str | None = None,
     overwrite: bool = False,
@@ -66,6 +67,7 @@ def keep_more(
     """Raises a ValueError where a file holds results that new ones of these depths and facts would not replace in full.
 
     Args:
+        rules: exit rules, where the report has some.
         facts: fields of the report. One that the kept report leaves empty is not compared.
         source: where the weights stand, to be compared too. Checkpoints of one run are one model; None: whatever it was.
     """
@@ -77,6 +79,9 @@ def keep_more(
         raise ValueError(f"{path}: holds something else; --overwrite replaces it, --out FOLDER keeps both") from None
     lost = sorted(set(kept.depth) - set(depths))
     reasons = [f"{len(lost)} of its {len(kept.depth)} depths are not asked for now"] if lost else []
+    known = set(getattr(kept, "rules", ()))
+    if known - set(rules):
+        reasons.append(f"{len(known - set(rules))} of its {len(known)} exit rules are not asked for now")
     if source is not None and kept.source and _home(kept.source) != _home(source):
         reasons.append(f"they are of {_home(kept.source)}")
     for name, value in facts.items():

@@ -17,12 +17,14 @@ from transformers import PreTrainedTokenizerBase
 
 from loopwright.engine.request import Request, RequestOptions, Result
 from loopwright.engine.scheduler import EngineStats, Scheduler
+from loopwright.engine.speculation import AUTO, MOST_TOKENS
 from loopwright.generate.exit_rules import build_exit
 from loopwright.generate.sampling import Sampling, checked_whole
 from loopwright.generate.stream import checked_seed, token_ids
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import shown
 
+DRAFT_TOKENS = 4  # that one verification covers, where nothing is said
 LINGER = 0.5  # seconds that the idle worker waits for more before it ends
 
 Prompt = str | Sequence[int] | Tensor | np.ndarray
@@ -110,8 +112,8 @@ class Engine:
         on_token: Callable[[int], object] | None = None,
         exit: str | Mapping[str, Any] | None = None,
         exit_keys: str = "backfill",
-        draft_depth: int | None = None,
-        draft_tokens: int = 4,
+        draft_depth: int | str | None = None,
+        draft_tokens: int | None = None,
         top_logprobs: int = 0,
         prompt_logprobs: bool = False,
         step_tokens: int = 0,
@@ -128,7 +130,8 @@ class Engine:
 
         `exit` is a rule by which tokens leave the loop early (see exit_rules.py); the keys they then lack are run when a later
         token needs them ("backfill": exact) or copied from their last step ("copy": an approximation). `draft_depth` drafts
-        `draft_tokens` − 1 tokens at a lower depth and verifies them together at `depth`: the same tokens, sooner.
+        `draft_tokens` − 1 tokens (3) at a lower depth and verifies them together at `depth`: the same tokens, sooner. "auto" picks
+        both for each round, by the drafts that held so far; `draft_tokens` is then the most that a round verifies (8).
         """
         sampling = Sampling(temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias)
         sampling.check_vocabulary(self.model.config.vocab_size)
@@ -145,7 +148,9 @@ class Engine:
             tokens, strings, logprobs or top_logprobs > 0, priority, on_token,
             # every step is read out where it is asked what each would say, as under a rule by which no token ever leaves
             None if exit is None and not step_tokens else build_exit("never" if exit is None else exit, self.model),
-            exit_keys, draft_depth, draft_tokens, top_logprobs, prompt_logprobs, step_tokens, on_done,
+            exit_keys, draft_depth,
+            (MOST_TOKENS if draft_depth == AUTO else DRAFT_TOKENS) if draft_tokens is None else draft_tokens,
+            top_logprobs, prompt_logprobs, step_tokens, on_done,
         )  # fmt: skip
         self._check_uneven(wish)
         self._check_fits(wish)
@@ -284,9 +289,13 @@ class Engine:
             return
         if wish.exit is not None:
             raise ValueError(f"draft_depth: given with {'step_tokens' if wish.step_tokens else 'exit'}; use one of them")
+        if wish.draft_depth == AUTO and wish.depth > 1:
+            return
         whole = isinstance(wish.draft_depth, int) and not isinstance(wish.draft_depth, bool)
-        if not whole or not 1 <= wish.draft_depth < wish.depth:
-            raise ValueError(f"draft_depth must be a whole number >= 1 and below depth={wish.depth} (got {wish.draft_depth!r})")
+        if not whole or not 1 <= int(wish.draft_depth) < wish.depth:
+            raise ValueError(
+                f"draft_depth must be 'auto', or a whole number >= 1 and below depth={wish.depth} (got {wish.draft_depth!r})"
+            )
 
     def _check_fits(self, wish: RequestOptions) -> None:
         config = self.model.config

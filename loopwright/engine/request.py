@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from loopwright.engine.scores import Ranked, TokenScore
+from loopwright.engine.speculation import AUTO, draft_depths
 from loopwright.generate.exit_rules import ExitRule
 from loopwright.generate.sampling import Sampling
 
@@ -28,8 +29,8 @@ class RequestOptions:
     on_token: Callable[[int], object] | None = None
     exit: ExitRule | None = None
     exit_keys: str = "backfill"
-    draft_depth: int | None = None
-    draft_tokens: int = 1  # that one verification covers
+    draft_depth: int | str | None = None  # "auto": chosen while running
+    draft_tokens: int = 1  # that one verification covers; the most of them where the depth is chosen
     top_logprobs: int = 0  # likeliest tokens beside each
     prompt_logprobs: bool = False
     step_tokens: int = 0  # likeliest tokens after each step
@@ -45,7 +46,9 @@ class RequestOptions:
         """The depths at which the coda reads tokens of this request."""
         if self.exit is not None:
             return tuple(range(1, self.depth + 1))
-        return (self.depth,) if self.draft_depth is None else (self.draft_depth, self.depth)
+        if self.draft_depth == AUTO:
+            return (*draft_depths(self.depth), self.depth)
+        return (self.depth,) if self.draft_depth is None else (int(self.draft_depth), self.depth)
 
     @property
     def capacity(self) -> int:

@@ -32,6 +32,8 @@ class Running:
     memory: dict[str, Any] = field(default_factory=dict)  # of the exit rule, about the present token
     drafts: list[int] = field(default_factory=list)  # tokens that are not verified yet
     said: list[Ranked] = field(default_factory=list)  # what each step of the present token would have said, where asked
+    draft_depth: int | None = None  # of this round, None where it drafts nothing
+    draft_tokens: int = 1  # that this round verifies
     work: int = 0  # steps of single tokens, those of earlier tokens included
 
     @property
@@ -52,13 +54,13 @@ class Running:
     @property
     def drafting(self) -> bool:
         """Whether the present token is read out at the draft's depth, to go on from there."""
-        wish = self.request.wish
-        return wish.draft_depth is not None and len(self.drafts) + 1 < min(wish.draft_tokens, wish.max_new_tokens - self.drawn)
+        left = self.request.wish.max_new_tokens - self.drawn
+        return self.draft_depth is not None and len(self.drafts) + 1 < min(self.draft_tokens, left)
 
     @property
     def limit(self) -> int:
         """The steps after which the present token is read out at the latest."""
-        return self.request.wish.draft_depth or self.steps if self.drafting else self.steps
+        return self.draft_depth or self.steps if self.drafting else self.steps
 
 
 @dataclass
@@ -76,6 +78,8 @@ class EngineStats:
     verified: int = 0  # passes that verified drafts
     drafted: int = 0
     accepted: int = 0
+    tried: int = 0  # drafts up to the first of a round that did not hold
+    rounds: dict[tuple[int, int], int] = field(default_factory=dict)  # of drafts, by their depth and the tokens verified
 
 
 @dataclass(eq=False)

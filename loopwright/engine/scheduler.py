@@ -17,6 +17,7 @@ from loopwright.engine.prefix import KeptPrefix, Prefixes, weights_version
 from loopwright.engine.request import Request
 from loopwright.engine.running import DrawnTokens, EngineStats, Running
 from loopwright.engine.scores import score, score_prompt
+from loopwright.engine.speculation import AUTO, DraftChoice
 from loopwright.engine.trail import Trail, read_trails, step_trails
 from loopwright.engine.uneven import draft, keep_even, leaving, verified
 from loopwright.generate.sampling import Draw, TokenCounts, sample
@@ -52,6 +53,7 @@ class Scheduler:
         self.input = torch.zeros_like(self.state)
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=weight.device)
         self.prefixes = Prefixes(self.pool)
+        self.choices: dict[int, DraftChoice] = {}  # of drafts, by the depth that verifies them
         self.free_slots = list(range(rows))
         self.running: list[Running] = []
         self.ran = EngineStats()
@@ -232,6 +234,8 @@ class Scheduler:
         self.ran.preludes += 1
         for i, run in enumerate(runs):
             run.t, run.phase, run.memory, run.said = 0, "core", {}, []
+            if run.request.wish.draft_depth is not None and not run.drafts:
+                self._begin_round(run)
             if run.trail is not None:
                 run.trail.begin(run.offset, self.input[at[i]], self.state[at[i]])
 
@@ -265,6 +269,16 @@ class Scheduler:
             else:
                 self._verify(run, logits)
 
+    def _begin_round(self, run: Running) -> None:
+        """Says how deep and how far the row drafts until the next verification."""
+        wish = run.request.wish
+        if wish.draft_depth == AUTO:
+            if run.steps not in self.choices:
+                self.choices[run.steps] = DraftChoice(self.model, run.steps)
+            run.draft_depth, run.draft_tokens = self.choices[run.steps].choose(wish.draft_tokens)
+        else:
+            run.draft_depth, run.draft_tokens = wish.draft_depth, wish.draft_tokens  # type: ignore[assignment]
+
     def _verify(self, run: Running, logits: Tensor) -> None:
         """Draws what full depth says after each draft, and goes on after the first that differs."""
         tokens, count = verified(run, logits)
@@ -275,6 +289,12 @@ class Scheduler:
         self.ran.verified += 1
         self.ran.drafted += len(run.drafts)
         self.ran.accepted += count - 1
+        self.ran.tried += min(count, len(run.drafts))
+        if run.drafts and run.draft_depth is not None:
+            key = (run.draft_depth, run.draft_tokens)
+            self.ran.rounds[key] = self.ran.rounds.get(key, 0) + 1
+        if wish.draft_depth == AUTO:
+            self.choices[run.steps].learn(run.draft_depth if run.drafts else None, len(run.drafts), count - 1)
         self.token[run.slot] = tokens[count - 1]
         self._count(run, tokens[:count])
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from loopwright.engine.engine import Engine
+from loopwright.engine.speculation import AUTO, draft_depths
 from loopwright.generate.sampling import Sampling
 from loopwright.generate.stream import Statistics, TextPieces, context_left
 from loopwright.model.looped import LoopedForCausalLM
@@ -28,7 +29,7 @@ def stream_uneven(
     seed: int | None = None,
     state_seed: int | None = None,
     exit: Mapping[str, Any] | None = None,
-    draft_depth: int | None = None,
+    draft_depth: int | str | None = None,
 ) -> tuple[Statistics, str]:
     """Generates after `input_ids` [1, T] with an exit rule or drafts; returns the statistics, and what was saved in words."""
     room = context_left(model, input_ids.shape[1])
@@ -36,7 +37,7 @@ def stream_uneven(
     steps = model.config.check_depth(depth)
     pieces = TextPieces(tokenizer, write)
     pieces.put(input_ids.cpu())
-    readings = steps if exit is not None else 2
+    readings = steps if exit is not None else 1 + len(draft_depths(steps)) if draft_depth == AUTO else 2
     tokens = input_ids.shape[1] + allowed
     begin = time.perf_counter()
     with Engine(model, tokenizer, max_rows=1, max_tokens=tokens, depth=steps, readings=readings) as engine:
@@ -52,7 +53,8 @@ def stream_uneven(
     made = len(result.tokens)
     context = model.config.max_position_embeddings if made == allowed < max_new_tokens else None
     if exit is None:
-        saved = f"drafts at depth {draft_depth}: {ran.accepted} of {ran.drafted} held"
+        depths = draft_depth if draft_depth != AUTO else ", ".join(map(str, sorted({r for r, _ in ran.rounds}))) or "none"
+        saved = f"drafts at depth {depths}: {ran.accepted} of {ran.drafted} held"
     else:
         saved = f"exit by {exit['kind']}: {sum(result.depths) / made:.2f} of {steps} steps a token on average"
     return Statistics(input_ids.shape[1], made, seconds, steps, context), saved

@@ -26,7 +26,7 @@ def leaving(
         rule, logits = run.request.wish.exit, asked.get(id(run))
         if logits is not None and run.request.wish.step_tokens:
             run.said.append(ranked(logits, run.request.wish.step_tokens))
-        if run.t < run.steps and not (rule is not None and rule.leaves(model, before, after, logits, run.memory)):
+        if run.t < run.steps and not (rule is not None and bool(rule.leaves(model, before, after, logits, run.memory))):
             continue
         if logits is None:
             through.append(run)

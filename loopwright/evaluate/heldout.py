@@ -200,7 +200,7 @@ def held_out(
             "allowed: the model's own tokenizer"
         )
     wanted = check_depths(model.config, depths)
-    size = _fitting(model, passages.context) if batch_size is None else batch_size
+    size = passages_of_a_pass(model, passages.context) if batch_size is None else batch_size
     table = _scored(model, passages.batch, passages.by_length(), wanted, size, progress)
     documents = tuple(row.document for row in passages.rows)
     unit = "document" if len(set(documents)) >= FEWEST_DOCUMENTS else "passage"
@@ -228,7 +228,8 @@ def _means(losses: Tensor, targets: Tensor, units: Tensor) -> Tensor:
     return resampled_means(by_unit(losses, units), by_unit(targets, units))
 
 
-def _fitting(model: LoopedForCausalLM, context: int) -> int:
+def passages_of_a_pass(model: LoopedForCausalLM, context: int) -> int:
+    """Returns how many passages of a context go through a model at once: as many as the logits leave room for."""
     room = LOGITS_AT_ONCE.get(model.device.type, LOGITS_AT_ONCE["cpu"])
     return max(1, room // (context * model.config.vocab_size))
 

@@ -1,14 +1,16 @@
 """When a token may leave the loop before its last step: small rules, one table.
 
-A rule is asked after each step of a token but the last, and answers whether the token leaves there; the state of that step is then
-read out. What a rule must remember of earlier steps of the token stands in `memory`, so a rule is a function of the token's own
-states and read-outs, and the same rule serves decoding and a pass over stored text.
+A rule measures one number after each step of a token, from the token's own states and read-outs, and lets the token leave where the
+number reaches the rule's limit; the state of that step is then read out. What a rule must remember of earlier steps stands in
+`memory`. All of it works on tokens of any shape [...], so the same rule serves decoding, token by token, and a pass over stored
+text, where one pass gives what any limit would have done. After the last step nobody is asked.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,27 +22,48 @@ Memory = dict[str, Any]
 
 
 class ExitRule:
-    """Decides by what is there after a step. Abstract: `reads_out` says whether the rule needs the logits of every step."""
+    """Decides by what is there after a step. Abstract.
 
-    reads_out: ClassVar[bool] = False
+    `reads_out` says whether the rule needs the logits of every step; `usual` are limits that cover most models, from those at which
+    tokens leave early to those at which they leave late.
+    """
+
+    reads_out: bool = False
+    usual: tuple[float, ...] = ()
 
     def check(self, model: LoopedForCausalLM) -> None:
         """Raises a ValueError where the model has not what the rule reads."""
 
-    def leaves(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> bool:
-        """Whether the token whose state went from `before` [D] to `after` [D], read out as `logits` [V], leaves now."""
+    def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
+        """Returns a number per token [...] whose state went from `before` [..., D] to `after`, read out as `logits` [..., V].
+
+        It is NaN where nothing can be said yet: no limit is reached by it.
+        """
         raise NotImplementedError
+
+    def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
+        """Returns where the measured numbers reach the limit, in the same shape."""
+        raise NotImplementedError
+
+    def leaves(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
+        """Returns which tokens [...] leave now."""
+        return self.reached(model, self.measure(model, before, after, logits, memory))
 
 
 class Never(ExitRule):
     """Every token runs all steps."""
 
-    def leaves(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> bool:
-        return False
+    def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
+        return torch.full(after.shape[:-1], math.nan, device=after.device)
+
+    def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
+        return torch.zeros_like(measured, dtype=torch.bool)
 
 
 class Gate(ExitRule):
     """Ouro's rule: the exit gate's cumulative probability reaches `threshold` (the model's own where none is given)."""
+
+    usual = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
     def __init__(self, threshold: float | None = None) -> None:
         self.threshold = None if threshold is None else _from_zero("gate", "threshold", threshold)
@@ -49,12 +72,16 @@ class Gate(ExitRule):
         if model.halting.mixes != "logits":
             raise ValueError("exit: 'gate' needs a model with an exit gate (halting kind 'exit')")
 
-    def leaves(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> bool:
+    def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
         values = memory.setdefault("values", [])
         values.append(model.halting.value(after))
         # the last step takes what is left, so one more stands behind those that were run
-        probabilities = model.halting(torch.cat([*values, torch.zeros_like(values[0])])[None, None])[0, 0, :-1]
-        return bool(probabilities.cumsum(-1)[-1] >= (model.halting.threshold if self.threshold is None else self.threshold))
+        every = torch.cat([*values, torch.zeros_like(values[0])], -1)
+        probabilities = model.halting(every.reshape(1, -1, every.shape[-1])).reshape(every.shape)
+        return probabilities[..., :-1].sum(-1)
+
+    def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
+        return measured >= (model.halting.threshold if self.threshold is None else self.threshold)
 
 
 class Act(ExitRule):
@@ -63,6 +90,8 @@ class Act(ExitRule):
     The state of the last step is read out, not the mean of all states.
     """
 
+    usual = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01)
+
     def __init__(self, eps: float | None = None) -> None:
         self.eps = None if eps is None else _from_zero("act", "eps", eps)
 
@@ -70,66 +99,114 @@ class Act(ExitRule):
         if model.halting.mixes != "states":
             raise ValueError("exit: 'act' needs a model that halts by ACT (halting kind 'act')")
 
-    def leaves(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> bool:
-        memory["sum"] = memory.get("sum", 0) + model.halting.value(after)[0]
-        return bool(memory["sum"] >= 1 - (model.halting.eps if self.eps is None else self.eps))
+    def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
+        memory["sum"] = memory.get("sum", 0) + model.halting.value(after)[..., 0]
+        return memory["sum"]
+
+    def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
+        return measured >= 1 - (model.halting.eps if self.eps is None else self.eps)
 
 
 class Change(ExitRule):
     """The state moved by less than `threshold` of its length: ‖s′ − s‖ < threshold · ‖s′‖."""
 
+    usual = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.01)
+
     def __init__(self, threshold: float = 0.03) -> None:
         self.threshold = _from_zero("change", "threshold", threshold)
 
-    def leaves(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> bool:
-        return bool((after - before).float().norm() < self.threshold * after.float().norm())
+    def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
+        return (after - before).float().norm(dim=-1) / after.float().norm(dim=-1)
+
+    def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
+        return measured < self.threshold
 
 
 class Divergence(ExitRule):
     """The read-out moved by less than `threshold` nats: KL(p_t ‖ p_{t−1}). The first step never leaves."""
 
     reads_out = True
+    usual = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 
     def __init__(self, threshold: float = 0.01) -> None:
         self.threshold = _from_zero("divergence", "threshold", threshold)
 
-    def leaves(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> bool:
+    def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
         assert logits is not None
         now, last = logits.float().log_softmax(-1), memory.get("last")
         memory["last"] = now
-        return last is not None and bool((now.exp() * (now - last)).sum() < self.threshold)
+        return now.new_full(now.shape[:-1], math.nan) if last is None else (now.exp() * (now - last)).sum(-1)
+
+    def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
+        return measured < self.threshold
 
 
 class Entropy(ExitRule):
     """The read-out is sure: its entropy is below `threshold` nats."""
 
     reads_out = True
+    usual = (4.0, 3.0, 2.5, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.1, 0.03, 0.01)
 
     def __init__(self, threshold: float = 0.5) -> None:
         self.threshold = _from_zero("entropy", "threshold", threshold)
 
-    def leaves(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> bool:
+    def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
         assert logits is not None
         logs = logits.float().log_softmax(-1)
-        return bool(-(logs.exp() * logs).sum() < self.threshold)
+        return -(logs.exp() * logs).sum(-1)
+
+    def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
+        return measured < self.threshold
 
 
 class Stable(ExitRule):
     """The most likely token was the same after `count` steps in a row."""
 
     reads_out = True
+    usual = (2, 3, 4, 5)
 
     def __init__(self, count: int = 2) -> None:
         if count < 1:
             raise ValueError(f"exit (stable): count must be a whole number >= 1 (got {count})")
         self.count = count
 
-    def leaves(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> bool:
+    def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
         assert logits is not None
-        token = int(logits.argmax())
-        memory["run"] = memory["run"] + 1 if memory.get("token") == token else 1
+        token = logits.argmax(-1)
+        same = token == memory["token"] if "token" in memory else torch.zeros_like(token, dtype=torch.bool)
+        memory["run"] = torch.where(same, memory.get("run", 0) + 1, 1)
         memory["token"] = token
-        return memory["run"] >= self.count
+        return memory["run"].float()
+
+    def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
+        return measured >= self.count
+
+
+class Lookahead(ExitRule):
+    """Another rule, one step ahead: a token leaves after the step that follows the one where `rule` would let it leave.
+
+    Who leaves is then known a step before it happens, as in continuous depth batching (arXiv 2608.09444); a token takes two steps
+    at least.
+    """
+
+    def __init__(self, rule: str | dict[str, Any] = "change") -> None:
+        spec = {"kind": rule} if isinstance(rule, str) else rule
+        check_kind("exit (lookahead): rule", spec, EXITS)
+        if spec["kind"] == "lookahead":
+            raise ValueError("exit (lookahead): rule is a lookahead itself; give one of the other kinds")
+        self.rule: ExitRule = build_kind(spec, EXITS)
+        self.reads_out, self.usual = self.rule.reads_out, self.rule.usual
+
+    def check(self, model: LoopedForCausalLM) -> None:
+        self.rule.check(model)
+
+    def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
+        now, last = self.rule.measure(model, before, after, logits, memory.setdefault("rule", {})), memory.get("last")
+        memory["last"] = now
+        return torch.full_like(now, math.nan) if last is None else last
+
+    def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
+        return self.rule.reached(model, measured)
 
 
 def _from_zero(kind: str, name: str, value: float) -> float:
@@ -146,15 +223,21 @@ EXITS: dict[str, type] = {
     "divergence": Divergence,
     "entropy": Entropy,
     "stable": Stable,
+    "lookahead": Lookahead,
 }
 
 
 def parse_exit(word: str) -> dict[str, Any]:
-    """Returns the mapping of a rule as the command line writes it: a kind, or a kind and its number (`change:0.05`)."""
+    """Returns the mapping of a rule as the command line writes it: a kind, or a kind and its number (`change:0.05`).
+
+    What follows `lookahead:` is the rule that is asked a step ahead (`lookahead:change:0.05`).
+    """
     kind, _, number = word.partition(":")
     check_kind("exit", {"kind": kind}, EXITS)
     if not number:
         return {"kind": kind}
+    if EXITS[kind] is Lookahead:
+        return {"kind": kind, "rule": parse_exit(number)}
     options = list(options_of(EXITS[kind]))
     try:
         value = float(number)
@@ -165,12 +248,42 @@ def parse_exit(word: str) -> dict[str, Any]:
     return {"kind": kind, options[0]: int(value) if value.is_integer() and options[0] == "count" else value}
 
 
+def write_exit(spec: Mapping[str, Any]) -> str:
+    """Returns a rule as the command line writes it: what `parse_exit` reads."""
+    kind, options = spec["kind"], [value for name, value in spec.items() if name != "kind"]
+    if not options:
+        return str(kind)
+    return f"{kind}:{write_exit(options[0]) if isinstance(options[0], Mapping) else f'{options[0]:g}'}"
+
+
+def exit_family(spec: Mapping[str, Any]) -> str:
+    """Returns what a rule measures, whatever its limit: rules of one family share their measurements."""
+    if spec["kind"] == "lookahead":
+        return f"lookahead:{exit_family(_mapping(spec.get('rule', 'change')))}"
+    return str(spec["kind"])
+
+
+def usual_exits(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rules that a kind without a number stands for where a trade-off is drawn: one for each of its usual limits."""
+    if spec["kind"] == "lookahead":
+        return [{"kind": "lookahead", "rule": rule} for rule in usual_exits(_mapping(spec.get("rule", "change")))]
+    if len(spec) > 1:
+        return [dict(spec)]
+    kind: type[ExitRule] = EXITS[spec["kind"]]
+    name = next(iter(options_of(kind)), "")
+    return [{"kind": spec["kind"], name: limit} for limit in kind.usual] or [dict(spec)]
+
+
 def build_exit(spec: str | Mapping[str, Any], model: LoopedForCausalLM) -> ExitRule:
     """Returns the rule that a kind, or a mapping with a kind and its options, describes; raises where the model lacks its input."""
-    given = {"kind": spec} if isinstance(spec, str) else spec
+    given = _mapping(spec)
     check_kind("exit", given, EXITS)
     rule: ExitRule = build_kind(given, EXITS)
     if not model.config.is_looped:
         raise ValueError("exit: a dense model has no loop to leave; leave exit out")
     rule.check(model)
     return rule
+
+
+def _mapping(spec: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"kind": spec} if isinstance(spec, str) else spec

@@ -21,6 +21,7 @@ RULES: list[Any] = [
     {"kind": "entropy", "threshold": 3.0},
     {"kind": "stable", "count": 1},
     {"kind": "stable", "count": 2},
+    {"kind": "lookahead", "rule": {"kind": "entropy", "threshold": 3.0}},
 ]
 
 

@@ -90,7 +90,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"exit": "change", "exit_keys": "forget"}, "exit_keys: 'forget'; allowed: backfill, copy"),
     ({"exit_keys": "copy"}, "exit_keys: 'copy' would change nothing"),
     ({"exit": "change", "draft_depth": 1}, "draft_depth: given with exit"),
-    ({"draft_depth": 4}, "draft_depth must be a whole number >= 1 and below depth=4"),
+    ({"draft_depth": 4}, "draft_depth must be 'auto', or a whole number >= 1 and below depth=4"),
     ({"prompt": None}, "prompt: None is neither text nor a list of token ids"),
     ({"prompt": 3}, "prompt: 3 is neither text nor a list of token ids"),
     ({"prompt": b"cat"}, "prompt: b'cat' is neither text"),
@@ -102,7 +102,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": [3, 4]}, r"logit_bias: \[3, 4\]; give a mapping"),
     ({"exit": {"kind": "change", "threshold": -1}}, r"exit \(change\): threshold must be a number >= 0 \(got -1\)"),
     ({"draft_tokens": -3}, r"draft_tokens must be a whole number >= 2 \(got -3\)"),
-    ({"draft_depth": True}, r"draft_depth must be a whole number >= 1 and below depth=4 \(got True\)"),
+    ({"draft_depth": True}, r"draft_depth must be 'auto', or a whole number >= 1 and below depth=4 \(got True\)"),
+    ({"draft_depth": "auto", "depth": 1}, "draft_depth must be 'auto', or a whole number >= 1 and below depth=1"),
+    ({"draft_depth": "deep"}, r"draft_depth must be 'auto', or a whole number >= 1 and below depth=4 \(got 'deep'\)"),
     ({"draft_depth": 1, "draft_tokens": 1}, "draft_tokens must be a whole number >= 2"),
 ]
 

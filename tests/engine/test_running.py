@@ -18,9 +18,11 @@ def test_a_plain_request_prefills_its_prompt_and_runs_to_its_depth() -> None:
 
 def test_drafts_stand_after_what_is_verified() -> None:
     wish = RequestOptions((1, 2, 3), 4, 6, draft_depth=2, draft_tokens=3)
-    assert (running(wish, drawn=1).limit, running(wish, drawn=1).drafting) == (2, True)
-    second = running(wish, drawn=1, drafts=[7])
+    now = {"draft_depth": 2, "draft_tokens": 3}  # of the round, as the scheduler sets them
+    assert (running(wish, drawn=1, **now).limit, running(wish, drawn=1, **now).drafting) == (2, True)
+    assert (running(wish, drawn=1).limit, running(wish, drawn=1).drafting) == (4, False)  # a round without drafts
+    second = running(wish, drawn=1, drafts=[7], **now)
     assert (second.base, second.offset, second.drafting) == (3, 4, True)
-    third = running(wish, drawn=1, drafts=[7, 8])  # the third token verifies all three
+    third = running(wish, drawn=1, drafts=[7, 8], **now)  # the third token verifies all three
     assert (third.offset, third.limit, third.drafting) == (5, 4, False)
-    assert not running(wish, drawn=5).drafting  # one token is left: nothing to draft
+    assert not running(wish, drawn=5, **now).drafting  # one token is left: nothing to draft

@@ -80,15 +80,21 @@ def test_copied_keys_are_those_of_the_exit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tokens", "shallow"), [("huginn-tiny", 3, 2), ("ouroboros-qwen2.5-3b-tiny", 4, 1), ("universal-tiny", 2, 3)]
+    ("name", "tokens", "shallow"),
+    [
+        ("huginn-tiny", 3, 2),
+        ("ouroboros-qwen2.5-3b-tiny", 4, 1),
+        ("universal-tiny", 2, 3),
+        ("huginn-tiny", 5, "auto"),
+    ],
 )
-def test_drafts_change_no_token(name: str, tokens: int, shallow: int) -> None:
+def test_drafts_change_no_token(name: str, tokens: int, shallow: int | str) -> None:
     model, draw = make(name), random.Random(name)
     wishes = []
     for _ in range(3):
         wish = random_wish(model, draw, longest=6)
         wishes.append(replace(wish, depth=4, draft_depth=shallow, draft_tokens=tokens, max_new_tokens=6))
-    scheduler = Scheduler(model, rows=3, tokens=160, chunk=4)
+    scheduler = Scheduler(model, rows=3, tokens=160, readings=3, chunk=4)
     requests, _ = serve(scheduler, [*wishes, random_wish(model, draw)], draw)
     for wish, request in zip(wishes, requests, strict=False):
         assert request.tokens == alone(model, wish), wish

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 
-from loopwright.generate.exit_rules import EXITS, build_exit
+from loopwright.generate.exit_rules import EXITS, build_exit, parse_exit, usual_exits, write_exit
 from loopwright.model.halting import HaltingHead
 from tests.cases import noisy
 from tests.generate.tiny import DENSE
@@ -20,7 +21,7 @@ def asked(spec: Any, states: list[float], logits: list[list[float]] | None = Non
     rule, memory = build_exit(spec, model), {}
     s = [torch.full((model.config.hidden_size,), x) for x in states]
     read = [None] * len(states) if logits is None else [torch.tensor(row) for row in logits]
-    return [rule.leaves(model, s[t], s[t + 1], read[t], memory) for t in range(len(states) - 1)]
+    return [bool(rule.leaves(model, s[t], s[t + 1], read[t], memory)) for t in range(len(states) - 1)]
 
 
 def test_never() -> None:
@@ -48,12 +49,12 @@ def test_learned_halting_leaves_where_the_model_says() -> None:
     gate = noisy("huginn-tiny", halting={"kind": "exit", "threshold": 0.7})
     wanted = int(gate.halting.exit_step(gate.halting(gate.halting.values(states[1:].split(1))[:, 0][None]))[0, 0])
     rule, memory = build_exit("gate", gate), {}
-    left = [rule.leaves(gate, states[t, 0], states[t + 1, 0], None, memory) for t in range(4)]
+    left = [bool(rule.leaves(gate, states[t, 0], states[t + 1, 0], None, memory)) for t in range(4)]
     assert (left.index(True) if True in left else 3) == wanted
     act = noisy("huginn-tiny", halting={"kind": "act"})
     halt = act.halting.values(states[1:].split(1))
     rule, memory = build_exit("act", act), {}
-    left = [rule.leaves(act, states[t, 0], states[t + 1, 0], None, memory) for t in range(4)]
+    left = [bool(rule.leaves(act, states[t, 0], states[t + 1, 0], None, memory)) for t in range(4)]
     assert (left.index(True) if True in left else 3) == int(act.halting._stop(halt)[1].flatten()[0])
 
 
@@ -97,4 +98,39 @@ def test_what_a_model_cannot_do_is_refused() -> None:
         build_exit("ever", MODEL)
     with pytest.raises(ValueError, match="exit \\(change\\)"):
         build_exit({"kind": "change", "limit": 1}, MODEL)
-    assert set(EXITS) == {"never", "gate", "act", "change", "divergence", "entropy", "stable"}
+    assert set(EXITS) == {"never", "gate", "act", "change", "divergence", "entropy", "stable", "lookahead"}
+
+
+def test_a_lookahead_leaves_a_step_later() -> None:
+    sure, unsure = [9.0, 0.0, 0.0], [0.1, 0.0, 0.0]
+    rule = {"kind": "entropy", "threshold": 0.5}
+    steps, states = [sure, unsure, sure, unsure], [1.0] * 5
+    assert asked(rule, states, steps) == [True, False, True, False]
+    assert asked({"kind": "lookahead", "rule": rule}, states, steps) == [False, True, False, True]
+    with pytest.raises(ValueError, match="rule is a lookahead itself"):
+        build_exit({"kind": "lookahead", "rule": "lookahead"}, MODEL)
+    with pytest.raises(ValueError, match="'gate' needs a model"):
+        build_exit({"kind": "lookahead", "rule": "gate"}, MODEL)
+
+
+def test_words_of_the_command_line() -> None:
+    for word in ("never", "change:0.05", "stable:3", "lookahead:change:0.05", "lookahead"):
+        assert write_exit(parse_exit(word)) == word
+    usual = [write_exit(spec) for spec in usual_exits(parse_exit("lookahead:stable"))]
+    assert usual == ["lookahead:stable:2", "lookahead:stable:3", "lookahead:stable:4", "lookahead:stable:5"]
+    assert usual_exits(parse_exit("change:0.05")) == [{"kind": "change", "threshold": 0.05}]
+    assert usual_exits({"kind": "never"}) == [{"kind": "never"}]
+
+
+@pytest.mark.parametrize("spec", ["change", "divergence", "entropy", "stable", {"kind": "lookahead", "rule": "stable"}])
+def test_many_tokens_are_asked_as_one(spec: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    states, logits = torch.randn(5, 2, 3, 32, generator=generator), 0.3 * torch.randn(4, 2, 3, 7, generator=generator)
+    rule, memory = build_exit(spec, MODEL), {}
+    together = torch.stack([rule.measure(MODEL, states[t], states[t + 1], logits[t], memory) for t in range(4)])
+    for row, place in itertools.product(range(2), range(3)):
+        memory = {}
+        alone = [
+            rule.measure(MODEL, states[t, row, place], states[t + 1, row, place], logits[t, row, place], memory) for t in range(4)
+        ]
+        torch.testing.assert_close(together[:, row, place], torch.stack(alone), equal_nan=True)

@@ -1,0 +1,101 @@
+"""`python -m experiments.exits DATA`: trains the models that are missing, measures exits and drafts, writes rows and figures.
+
+DATA holds `models/stories260K` and `corpus/`. The runs go to runs/exits, the rows and figures to experiments/results/exits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import loopwright as lw
+from benchmarks.early_exit import early_exit, speculation
+from experiments.exits.plan import MODELS, PASSAGES, TEXT, overrides
+from experiments.exits.tables import table
+from loopwright.commands.evaluate_exits import draw, evaluate_exits
+from loopwright.commands.train import train
+from loopwright.data.batch import IGNORED
+from loopwright.data.build import build_data
+from loopwright.data.tokenizer import Tokenizer
+from loopwright.evaluate.early_exit import ExitReport
+from loopwright.evaluate.passages import read_passages
+from loopwright.source import Source
+from loopwright.threads import fitting_threads
+
+RESULTS = Path(__file__).parents[1] / "results" / "exits"
+PROMPT, NEW, PROMPTS, MANY = 16, 48, 2, 16
+
+
+def main() -> None:
+    """Runs the stages asked for, for the models asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--runs", type=Path, default=Path("runs/exits"))
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--stages", nargs="*", default=["train", "evaluate", "speed"], choices=["train", "evaluate", "speed"])
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in asked.models:
+        folder = asked.runs / name
+        if "train" in asked.stages and not folder.exists():
+            train(MODELS[name].recipe, overrides(name, asked.data, asked.runs), out=str(folder))
+        if "evaluate" in asked.stages:
+            measure(name, folder, asked.data)
+        if "speed" in asked.stages:
+            time_model(name, folder, asked.data)
+    (RESULTS / "table.md").write_text(table(RESULTS))
+
+
+def measure(name: str, folder: Path, data: Path) -> None:
+    """Writes the report and the figure of a model's exits."""
+    model = MODELS[name]
+    given: dict[str, Any] = {"texts": [f"test={data / TEXT}"], "rows": PASSAGES, "context": 128} if model.text else {}
+    rules = ["all", "lookahead:entropy", *(["lookahead:gate"] if name in ("gated", "gate") else [])]
+    reports = evaluate_exits(str(folder), rules, depths=str(model.depth), out=str(folder / "exits"), overwrite=True, **given)
+    report = next(iter(reports.values()))
+    plain = json.loads(report.save(folder / "exits.json").read_text()) | {"name": name, "source": name}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(plain, separators=(",", ":")) + "\n")
+    draw(report, RESULTS / f"{name}.svg")
+
+
+def time_model(name: str, folder: Path, data: Path) -> None:
+    """Writes the rows of P18 and P19 of a model."""
+    depth, report = MODELS[name].depth, ExitReport.load(RESULTS / f"{name}.json")
+    model = lw.load(folder)
+    prompts, new = text_prompts(data) if MODELS[name].text else task_prompts(folder)
+    few = prompts[:PROMPTS] if MODELS[name].text else prompts
+    best = {family: point.rule for family, point in report.cheapest().items() if family in ("change", "entropy", "gate", "stable")}
+    with fitting_threads(model):
+        rows = speculation(name, model, few, depth=depth, new=new)
+        rows += early_exit(name, model, few, list(best.values()), depth=depth, new=min(new, NEW // 2), many=prompts)
+    lines = [json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}) for row in rows]
+    (RESULTS / f"{name}-speed.jsonl").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines), file=sys.stderr)
+
+
+def text_prompts(data: Path) -> tuple[list[tuple[int, ...]], int]:
+    """Returns the beginnings of sixteen held-out passages, and how many tokens follow."""
+    words = Tokenizer(data / "models" / "stories260K")
+    passages = read_passages("test", data / TEXT, words, 128).drawn(MANY)
+    return [row.ids[:PROMPT] for row in passages.rows], NEW
+
+
+def task_prompts(folder: Path) -> tuple[list[tuple[int, ...]], int]:
+    """Returns the questions of sixteen rows of a run's test split, and the length of the shortest answer."""
+    recipe = Source(str(folder)).recipe
+    assert recipe is not None
+    batch = build_data(recipe["data"], folder / "data").tests["test"].batch(range(MANY))
+    asked = batch.labels != IGNORED
+    first = asked.int().argmax(1).tolist()
+    prompts = [tuple(ids[:place].tolist()) for ids, place in zip(batch.input_ids, first, strict=True)]
+    return prompts, int(asked.sum(1).min())
+
+
+if __name__ == "__main__":
+    main()

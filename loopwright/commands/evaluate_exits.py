@@ -1,0 +1,213 @@
+"""`loopwright evaluate --exit`: what early exits cost and give, as a table, a file and a figure, without running them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopwright.analysis.figures.inference import exit_trade_off
+from loopwright.analysis.figures.training import Curve
+from loopwright.commands.console import console, progress
+from loopwright.commands.evaluate import (
+    FIELD,
+    ROWS,
+    check_rows,
+    chosen_update,
+    find_model,
+    find_tokenizer,
+    fitting_context,
+    name_texts,
+    open_source,
+    rows_of,
+    split_names,
+)
+from loopwright.commands.results import file_stem, keep_more
+from loopwright.commands.wait import tell_wait
+from loopwright.data.batch import Batch
+from loopwright.data.build import build_data, check_vocab
+from loopwright.data.records import Files
+from loopwright.data.tokenizer import Tokenizer
+from loopwright.evaluate.early_exit import ExitPoint, ExitReport, early_exits
+from loopwright.evaluate.heldout import FEWEST_DOCUMENTS, need_likelihood, passages_of_a_pass, units_of
+from loopwright.evaluate.passages import Passages, read_passages
+from loopwright.evaluate.sweep import parse_depths
+from loopwright.generate.exit_rules import build_exit, parse_exit, usual_exits, write_exit
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.recipes import recipe
+from loopwright.threads import fitting_threads
+from loopwright.train.recipe import Recipe
+
+USUAL = ("gate", "act", "change", "divergence", "entropy", "stable")  # `--exit all`: those of them that the model can answer
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What exits are measured on: batches of numbered rows, what is drawn for intervals, and how many rows were chosen by hand."""
+
+    batches: Sequence[Sequence[int]]
+    batch_of: Any  # numbers of rows → Batch
+    units: Tensor
+    unit: str
+    exact: bool
+    few: int | None
+    length: int
+    fingerprint: str = ""
+
+    def pairs(self) -> Iterator[tuple[Sequence[int], Batch]]:
+        """Yields the numbers of a batch's rows, and the batch."""
+        return ((places, self.batch_of(places)) for places in self.batches)
+
+
+def evaluate_exits(
+    source: str,
+    exits: Sequence[str],
+    *,
+    texts: Sequence[str] = (),
+    context: int | None = None,
+    depths: str | None = None,
+    splits: Sequence[str] = (),
+    checkpoint: str | None = None,
+    data: str | None = None,
+    tokenizer: str | None = None,
+    field: str = FIELD,
+    rows: int | None = None,
+    batch: int | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    out: str | None = None,
+    overwrite: bool = False,
+) -> dict[str, ExitReport]:
+    """Prints, draws and saves what exit rules cost and give on each text, or each test split of a run; returns the reports."""
+    check_rows(rows, batch)
+    asked = parse_depths(depths) if depths else None
+    if asked is not None and len(asked) > 1:
+        raise ValueError(f"depths: {depths!r} with --exit; allowed: one depth, the most steps that a token may take")
+    words = _words(exits)
+    named = name_texts(texts)
+    for files in named.values():
+        Files(files)
+    opened = open_source(source, checkpoint)
+    encoder = Tokenizer(find_tokenizer(opened, tokenizer)) if named else None
+    model, run, own = find_model(opened, dtype, device, out)
+    need_likelihood(model)
+    depth = model.config.check_depth(asked[0] if asked else None)
+    specs = _specs(words, model)
+    if encoder is not None:
+        length = fitting_context(model, context)
+        passages = {name: read_passages(name, files, encoder, length, field=field) for name, files in named.items()}
+        parts = {f"text-{name}": _of_text(model, found, rows, batch) for name, found in passages.items()}
+    else:
+        parts = _of_splits(model, own, run.path / "data", source, data, splits, rows, batch)
+    measured, update = opened.name if opened.run is None else str(opened.folder), chosen_update(source, checkpoint)
+    stems = {n: file_stem(f"exits-{n}", rows=part.few, checkpoint=update, data=data) for n, part in parts.items()}
+    for name, part in parts.items():
+        facts = {
+            "rows": len(part.units), "fingerprint": part.fingerprint, "dtype": str(model.dtype).removeprefix("torch."),
+            "steps": depth,
+        }  # fmt: skip
+        keep_more(
+            run.eval / f"{stems[name]}.json", ExitReport.load,
+            depths=range(1, depth + 1), rules=[write_exit(spec) for spec in specs], facts=facts,
+            source=None if out is None and opened.run is not None else measured, overwrite=overwrite,
+        )  # fmt: skip
+    printer, reports = console(), {}
+    for name, part in parts.items():
+        with fitting_threads(model), progress() as bar:
+            task = bar.add_task(name)
+            tell_wait(model, depth, rows=len(part.batches[0]), length=part.length)
+            reports[name] = early_exits(
+                model, part.pairs(), specs,
+                name=name, depth=depth, units=part.units, unit=part.unit, exact=part.exact, total=len(part.batches),
+                fingerprint=part.fingerprint, source=measured,
+                progress=lambda done, total, bar=bar, task=task: bar.update(task, completed=done, total=total),
+            )  # fmt: skip
+        printer.print(reports[name].table(printer.width))
+        for path in save(reports[name], run.eval / f"{stems[name]}.json", run.figures / f"{stems[name]}.svg"):
+            printer.print(f"{'figure' if path.suffix == '.svg' else 'numbers'}: {path}", markup=False, soft_wrap=True)
+    return reports
+
+
+def save(report: ExitReport, numbers: Path, figure: Path) -> list[Path]:
+    """Writes a report and its figure, and returns the files."""
+    report.save(numbers)
+    draw(report, figure)
+    return [numbers, figure]
+
+
+def draw(report: ExitReport, path: Path) -> str:
+    """Draws exact match over mean steps where answers are right or wrong, else the loss; returns the SVG text."""
+    exact = report.fixed[0].exact is not None
+
+    def value(point: ExitPoint) -> float | None:
+        return point.exact if exact else point.loss
+
+    def curve(points: Sequence[ExitPoint]) -> Curve:
+        return Curve([point.mean_steps for point in points], [value(point) for point in points])
+
+    oracle = sorted(report.oracle, key=lambda point: point.mean_steps)
+    random = Curve([p.mean_steps for p in report.points], [p.random_exact if exact else p.random_loss for p in report.points])
+    return exit_trade_off(
+        {name: curve(points) for name, points in report.families().items()},
+        fixed=curve(report.fixed), oracle=curve(oracle), random=random,
+        label="exact match (%)" if exact else "loss (nats a token)", scale=100 if exact else 1, path=path,
+    )  # fmt: skip
+
+
+def _words(exits: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Returns the rules that the words name, checked before a model is loaded; `all` stays a word."""
+    return [{"kind": "all"} if word == "all" else parse_exit(word) for word in exits]
+
+
+def _specs(words: Sequence[Mapping[str, Any]], model: LoopedForCausalLM) -> list[dict[str, Any]]:
+    """Returns every rule with its limit, each once; raises where the model lacks what a named rule reads."""
+    found: dict[str, dict[str, Any]] = {}
+    for word in words:
+        for kind in [{"kind": name} for name in USUAL] if word["kind"] == "all" else [word]:
+            try:
+                build_exit(kind, model)
+            except ValueError:
+                if word["kind"] != "all" or not model.config.is_looped:
+                    raise
+                continue
+            found |= {write_exit(spec): spec for spec in usual_exits(kind)}
+    return list(found.values())
+
+
+def _of_text(model: LoopedForCausalLM, passages: Passages, rows: int | None, batch: int | None) -> Measured:
+    few = None if rows is None or rows >= len(passages) else rows
+    chosen = passages if rows is None else passages.drawn(rows)
+    if chosen.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"{chosen.name}: its ids go up to {chosen.vocab_size - 1}, the model has {model.config.vocab_size} tokens; "
+            "allowed: the model's own tokenizer"
+        )
+    documents = [row.document for row in chosen.rows]
+    unit = "document" if len(set(documents)) >= FEWEST_DOCUMENTS else "passage"
+    order = chosen.by_length()
+    size = passages_of_a_pass(model, chosen.context) if batch is None else batch
+    groups = [order[first : first + size] for first in range(0, len(order), size)]
+    return Measured(groups, chosen.batch, units_of(unit, documents), unit, False, few, chosen.context, chosen.fingerprint)
+
+
+def _of_splits(
+    model: LoopedForCausalLM, own: Recipe | None, folder: Path, source: str, data: str | None, splits: Sequence[str],
+    rows: int | None, batch: int | None,
+) -> dict[str, Measured]:  # fmt: skip
+    if own is None and data is None:
+        raise ValueError(f"evaluate: {source} holds no run (no recipe.yaml); a model needs --data RECIPE or --text")
+    spec = recipe(data).data if data is not None else own.data if own is not None else {}
+    found = build_data(spec, folder)
+    check_vocab(found, model.config.vocab_size)
+    parts = {}
+    for name in split_names(found, splits):
+        there, few = rows_of(found, name, rows)
+        size = ROWS if batch is None else batch
+        groups = [range(first, min(first + size, len(there))) for first in range(0, len(there), size)]
+        length = there.batch([0]).input_ids.shape[1]
+        parts[name] = Measured(groups, there.batch, torch.arange(len(there)), "row", found.exact, few, length)
+    return parts

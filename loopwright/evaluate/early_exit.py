@@ -1,0 +1,292 @@
+"""Early exit without running it: what each exit rule would cost and give on stored text, from one pass over it.
+
+A token that leaves early under `exit_keys="backfill"` changes nothing for the tokens after it, and a rule sees the token's own
+states and read-outs alone. So one pass at full depth, read out after every step, holds the exit depth of every token under every
+rule and limit. Beside the rules stand the fixed depths, a random depth (the same number of tokens leaves after each step, but
+others: what a rule knows about tokens is its lead over this) and the oracle, which picks each token's depth by its true loss.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopwright.data.batch import Batch
+from loopwright.evaluate.sweep import Column, Progress, column, columns_of, number_table, read_report
+from loopwright.generate.exit_rules import ExitRule, Memory, build_exit, exit_family, write_exit
+from loopwright.metrics.score import IGNORED, by_unit, percentile_interval, resampled_means
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.storage.files import write_whole
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+EQUAL_LOSS = 0.01  # nats: losses that are no further apart count as equal
+ORACLE_PRICES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)  # nats that a step must win to be taken
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Every target of some rows after every step: its loss and whether it is right [S, N], what each family of rules measured
+    [S, N], and the row it stands in [N]."""
+
+    losses: Tensor
+    right: Tensor
+    measured: Mapping[str, Tensor]
+    row: Tensor
+
+
+@dataclass(frozen=True)
+class ExitPoint:
+    """One rule at one limit. `shares` are those of tokens that take 1, 2, … steps; `excess` is the loss above that of full depth,
+    with its 95 % interval; `random_loss` and `random_exact` are those of the same shares dealt to tokens at random."""
+
+    rule: str
+    mean_steps: float
+    shares: Column
+    loss: float | None
+    excess: float | None
+    excess_low: float | None
+    excess_high: float | None
+    random_loss: float | None
+    exact: float | None = None
+    random_exact: float | None = None
+
+    @property
+    def family(self) -> str:
+        """The rule without its limit."""
+        head, _, last = self.rule.rpartition(":")
+        return head if head and last[0].isdigit() else self.rule
+
+
+@dataclass(frozen=True)
+class ExitReport:
+    """Fixed depths, exit rules and the oracle on one text or split; `depth` are the steps that tokens can take. Intervals come from
+    drawing units (rows, passages or documents). `source` is where the weights stood, `dtype` what they were in."""
+
+    name: str
+    rows: int
+    targets: int
+    unit: str
+    depth: tuple[int, ...]
+    fixed: tuple[ExitPoint, ...]
+    points: tuple[ExitPoint, ...]
+    oracle: tuple[ExitPoint, ...]
+    fingerprint: str = ""
+    source: str = ""
+    dtype: str = ""
+
+    def __repr__(self) -> str:
+        """What was measured; `table` shows the numbers."""
+        return f"ExitReport({self.name!r}: {self.targets:,} tokens, {len(self.points)} rules at up to {self.depth[-1]} steps)"
+
+    @property
+    def steps(self) -> int:
+        """The most steps that a token can take."""
+        return self.depth[-1]
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules with their limits, as the command line writes them."""
+        return tuple(point.rule for point in self.points)
+
+    def families(self) -> dict[str, list[ExitPoint]]:
+        """Returns the points of each family of rules, fewest steps first."""
+        found: dict[str, list[ExitPoint]] = {}
+        for point in sorted(self.points, key=lambda point: point.mean_steps):
+            found.setdefault(point.family, []).append(point)
+        return found
+
+    def cheapest(self, within: float = EQUAL_LOSS) -> dict[str, ExitPoint]:
+        """Returns the point of fewest steps of each family, and of the fixed depths, whose loss is within so many nats of full
+        depth (or below it)."""
+        groups = {"fixed": list(self.fixed), **self.families()}
+        kept = {name: [p for p in points if p.excess is not None and p.excess <= within] for name, points in groups.items()}
+        return {name: min(points, key=lambda point: point.mean_steps) for name, points in kept.items() if points}
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the report as JSON and returns where."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(asdict(self), allow_nan=False, separators=(",", ":")) + "\n")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> ExitReport:
+        """Returns the report that a file holds."""
+        return read_report(path, "a report of early exits", cls.of)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> ExitReport:
+        """Returns the report that plain data describes."""
+        groups = {
+            name: tuple(ExitPoint(**columns_of(ExitPoint, point)) for point in data[name]) for name in ("fixed", "points", "oracle")
+        }
+        return cls(**columns_of(cls, data) | groups)
+
+    def table(self, width: int | None = None) -> Table:
+        """Returns the numbers as a rich table for a window of this width; full depth is bold."""
+        scored = self.fixed[0].exact is not None
+        heads = ["rule", "mean steps", "loss", "above full depth", "random depth", *(["exact match", "random"] if scored else [])]
+        points = [*self.fixed, *self.points, *self.oracle]
+        rows = []
+        for p in points:
+            row = [p.rule, f"{p.mean_steps:.2f}", _number(p.loss)]
+            row += [f"{_signed(p.excess)} ({_signed(p.excess_low)} to {_signed(p.excess_high)})", _number(p.random_loss)]
+            rows.append(row + ([_percent(p.exact), _percent(p.random_exact)] if scored else []))
+        table = number_table(heads, rows, width, bold=[p is self.fixed[-1] for p in points])
+        table.title = f"{self.name}: {self.targets:,} tokens in {self.rows:,} rows, at most {self.depth[-1]} steps"
+        best = sorted(self.cheapest().items(), key=lambda pair: pair[1].mean_steps)
+        table.caption = f"fewest mean steps within {EQUAL_LOSS} nats of full depth: " + "; ".join(
+            f"{point.rule} {point.mean_steps:.2f}" for _, point in best
+        )
+        return table
+
+
+def read_steps(
+    model: LoopedForCausalLM,
+    batches: Iterable[tuple[Sequence[int], Batch]],
+    rules: Mapping[str, ExitRule],
+    depth: int,
+    *,
+    total: int | None = None,
+    progress: Progress | None = None,
+) -> StepTable:
+    """Returns what one pass over batches shows after every step; a batch comes with the numbers of its rows.
+
+    `rules` holds one rule of each family. The model's mode comes back as it was.
+    """
+    parts: list[tuple[Tensor, Tensor, dict[str, Tensor], Tensor]] = []
+    training = model.training
+    model.eval()
+    try:
+        for done, (places, batch) in enumerate(batches, start=1):
+            parts.append(_read_batch(model, torch.tensor(list(places)), batch.to(model.device), rules, depth))
+            if progress is not None and total is not None:
+                progress(done, total)
+    finally:
+        model.train(training)
+    measured = {name: torch.cat([part[2][name] for part in parts], 1) for name in rules}
+    return StepTable(
+        torch.cat([p[0] for p in parts], 1), torch.cat([p[1] for p in parts], 1), measured, torch.cat([p[3] for p in parts])
+    )
+
+
+@torch.no_grad()
+def _read_batch(
+    model: LoopedForCausalLM, places: Tensor, batch: Batch, rules: Mapping[str, ExitRule], depth: int
+) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
+    asked = batch.labels[:, 1:] != IGNORED
+    ids = batch.labels[:, 1:][asked]
+    e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
+    start = model.start_state(e, p)
+    before, losses, right = start[:, :-1][asked], [], []
+    measured: dict[str, list[Tensor]] = {name: [] for name in rules}
+    memories: dict[str, Memory] = {name: {} for name in rules}
+    for s in model.unroll(e, depth, p, state=start):
+        after = s[:, :-1][asked]
+        logits = model.read_out(s, p)[:, :-1][asked]
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        losses.append((wide - wide.gather(-1, ids[:, None])).logsumexp(-1).cpu())
+        right.append(((wide.argmax(-1) == ids) & losses[-1].to(ids.device).isfinite()).cpu())
+        for name, rule in rules.items():
+            measured[name].append(rule.measure(model, before, after, logits, memories[name]).cpu())
+        before = after
+    rows = places[asked.nonzero()[:, 0].cpu()]
+    return torch.stack(losses), torch.stack(right), {name: torch.stack(each) for name, each in measured.items()}, rows
+
+
+def exit_depths(model: LoopedForCausalLM, rule: ExitRule, measured: Tensor) -> Tensor:
+    """Returns the steps that each token takes [N] where a rule measured [S, N]; after the last step every token leaves."""
+    left = rule.reached(model, measured)
+    left[-1] = True
+    return left.int().argmax(0) + 1
+
+
+def early_exits(
+    model: LoopedForCausalLM,
+    batches: Iterable[tuple[Sequence[int], Batch]],
+    specs: Sequence[Mapping[str, Any]],
+    *,
+    name: str,
+    depth: int,
+    units: Tensor,
+    unit: str = "row",
+    exact: bool = False,
+    total: int | None = None,
+    fingerprint: str = "",
+    source: str = "",
+    progress: Progress | None = None,
+) -> ExitReport:
+    """Returns the report of some exit rules on batches of rows, all from one pass.
+
+    Args:
+        specs: rules with their limits, as `build_exit` takes them.
+        units: what is drawn for an interval, one for each row: the row itself, or its document.
+        exact: whether a row's answer is right or wrong as a whole.
+    """
+    depth = model.config.check_depth(depth)
+    rules = {write_exit(spec): (exit_family(spec), build_exit(spec, model)) for spec in specs}
+    table = read_steps(model, batches, dict(rules.values()), depth, total=total, progress=progress)
+    if not table.row.numel():
+        raise ValueError(f"{name}: no row has a target")
+    scored = _Scored(table, units, exact)
+    steps = range(1, depth + 1)
+    best = {f"oracle:{price:g}": (table.losses + price * torch.tensor(steps)[:, None]).argmin(0) + 1 for price in ORACLE_PRICES}
+    return ExitReport(
+        name, len(units), table.row.numel(), unit, tuple(steps),
+        tuple(scored.point(f"depth:{d}", torch.full_like(table.row, d)) for d in steps),
+        tuple(scored.point(label, exit_depths(model, rule, table.measured[family])) for label, (family, rule) in rules.items()),
+        tuple(scored.point(label, depths) for label, depths in best.items()),
+        fingerprint, source, str(model.dtype).removeprefix("torch."),
+    )  # fmt: skip
+
+
+class _Scored:
+    """Scores depths per token against a table of all steps."""
+
+    def __init__(self, table: StepTable, units: Tensor, exact: bool) -> None:
+        self.table, self.units, self.exact = table, units, exact
+        self.targets = by_row(torch.ones_like(table.row, dtype=torch.float64), table.row, len(units))
+
+    def point(self, rule: str, depths: Tensor) -> ExitPoint:
+        """Returns what the tokens give when each takes its own number of steps [N]."""
+        losses, steps = self.table.losses.double(), len(self.table.losses)
+        shares = depths.bincount(minlength=steps + 1)[1:].double() / depths.numel()
+        chosen = losses.gather(0, depths[None] - 1)[0]
+        gap = by_row(chosen - losses[-1], self.table.row, len(self.units))
+        draws = resampled_means(by_unit(gap, self.units), by_unit(self.targets, self.units))
+        low, high = percentile_interval(draws)
+        values = torch.stack([chosen.mean(), gap.sum() / depths.numel(), low, high, (shares * losses.mean(1)).sum()])
+        scores = self._exact(depths, shares) if self.exact else (None, None)
+        return ExitPoint(rule, float(depths.double().mean()), column(shares), *column(values), *scores)
+
+    def _exact(self, depths: Tensor, shares: Tensor) -> tuple[float | None, ...]:
+        right = self.table.right.double()
+        # a row is right where all its tokens are; at random depths each is so with the probability of its right depths
+        each = torch.stack([right.gather(0, depths[None] - 1)[0], shares @ right])
+        rows = by_row(each.clamp(max=1).log(), self.table.row, len(self.units)).exp()
+        return column(rows[:, self.targets > 0].mean(1))
+
+
+def by_row(values: Tensor, row: Tensor, rows: int) -> Tensor:
+    """Returns the sums of values [..., N] over the targets of each row [..., rows]."""
+    return values.new_zeros(*values.shape[:-1], rows).index_add_(-1, row, values)
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def _signed(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:+.4f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"

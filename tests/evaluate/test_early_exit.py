@@ -1,0 +1,125 @@
+"""Early exits read off one pass = the depths that the engine takes; losses by hand; the baselines around them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import loopwright as lw
+from loopwright.data.batch import Batch
+from loopwright.engine.request import Request, RequestOptions
+from loopwright.engine.scheduler import Scheduler
+from loopwright.evaluate.early_exit import ExitReport, early_exits, exit_depths, read_steps
+from loopwright.generate.exit_rules import build_exit, exit_family, write_exit
+from tests.engine.mix import RULES, make
+
+LEARNED = [{"kind": "gate"}, {"kind": "lookahead", "rule": "gate"}]
+
+
+def served(model: lw.LoopedForCausalLM, prompt: list[int], spec: Any, new: int) -> Request:
+    """Returns a request that the engine answered greedily with an exit rule."""
+    request = Request(RequestOptions(tuple(prompt), 4, new, exit=build_exit(spec, model)))
+    scheduler = Scheduler(model, rows=1, tokens=60)
+    scheduler.add(request)
+    with torch.no_grad():
+        while scheduler.busy:
+            scheduler.tick()
+    return request
+
+
+def test_depths_of_one_pass_are_those_of_the_engine() -> None:
+    model, prompt, found = make("huginn-tiny", halting={"kind": "exit", "threshold": 0.6}), [5, 6, 7], set()
+    for spec in [*RULES, *LEARNED]:
+        request = served(model, prompt, spec, 5)
+        ids = torch.tensor([[*prompt, *request.tokens]])
+        labels = ids.clone()
+        labels[:, : len(prompt)] = -100
+        rule = build_exit(spec, model)
+        table = read_steps(model, [([0], Batch(ids, labels))], {"it": rule}, 4)
+        depths = exit_depths(model, rule, table.measured["it"])
+        assert depths.tolist() == request.depths, spec
+        assert bool(table.right[depths - 1, torch.arange(5)].all())  # greedy: what was drawn is the likeliest token there
+        found |= set(request.depths)
+    assert len(found) > 2  # tokens did leave at different depths
+
+
+def batch_of(model: lw.LoopedForCausalLM, lengths: tuple[int, ...] = (7, 5, 2)) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(model.config.vocab_size, (len(lengths), max(lengths)), generator=generator)
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    return Batch(ids, ids.where(mask.bool(), -100), attention_mask=mask)
+
+
+SPECS: list[Any] = [{"kind": "never"}, {"kind": "stable", "count": 1}, {"kind": "change", "threshold": 1.0}]
+
+
+def report_of(model: lw.LoopedForCausalLM, specs: list[Any] = SPECS, **options: Any) -> ExitReport:
+    batch = batch_of(model)
+    halves = [([0, 1], Batch(batch.input_ids[:2], batch.labels[:2], attention_mask=batch.attention_mask[:2]))]
+    halves.append(([2], Batch(batch.input_ids[2:], batch.labels[2:], attention_mask=batch.attention_mask[2:])))
+    return early_exits(model, halves, specs, name="made", depth=4, units=torch.arange(3), **options)
+
+
+def test_losses_are_those_of_separate_passes() -> None:
+    model = make("huginn-tiny")
+    report, batch = report_of(model, exact=True), batch_of(model)
+    for depth in (1, 2, 3, 4):
+        with torch.no_grad():
+            logits = model(batch.input_ids, attention_mask=batch.attention_mask, depth=depth).logits[:, :-1].log_softmax(-1)
+        targets = batch.labels[:, 1:]
+        each = -logits.gather(-1, targets.clamp(min=0)[..., None])[..., 0][targets != -100]
+        assert report.fixed[depth - 1].loss == pytest.approx(float(each.mean()), rel=1e-5)
+    never, first, some = report.points
+    assert never.mean_steps == 4 and never.loss == report.fixed[3].loss and never.excess == 0
+    assert first.mean_steps == 1 and first.loss == report.fixed[0].loss == first.random_loss
+    assert 1 < some.mean_steps < 4 and sum(some.shares) == pytest.approx(1)
+    assert some.mean_steps == pytest.approx(sum(d * share for d, share in zip(report.depth, some.shares, strict=True)))
+    mixed = sum(share * point.loss for share, point in zip(some.shares, report.fixed, strict=True))
+    assert some.random_loss == pytest.approx(mixed, rel=1e-4)
+
+
+def test_the_oracle_is_never_worse() -> None:
+    model = make("ouro-1.4b-tiny")
+    report = report_of(model, [{"kind": "entropy", "threshold": limit} for limit in (4.4, 4.2, 4.0)])
+    best = report.oracle[0]
+    assert all(best.loss <= point.loss for point in (*report.fixed, *report.points))
+    steps = [point.mean_steps for point in report.oracle]
+    assert steps == sorted(steps, reverse=True) and steps[-1] < steps[0]  # the dearer a step, the fewer are taken
+
+
+def test_exact_match_is_of_whole_rows() -> None:
+    model = make("ouro-1.4b-tiny")
+    batch = batch_of(model)
+    with torch.no_grad():
+        answers = model(batch.input_ids, attention_mask=batch.attention_mask, depth=4).logits.argmax(-1)
+    labels = batch.labels.clone()
+    labels[:, 1:] = answers[:, :-1].where(batch.labels[:, 1:] != -100, -100)  # what it says at depth 4
+    labels[1, 1] = (labels[1, 1] + 1) % 90  # one token of the second row is not
+    report = early_exits(
+        model, [([0, 1, 2], Batch(batch.input_ids, labels, attention_mask=batch.attention_mask))], SPECS,
+        name="made", depth=4, units=torch.arange(3), exact=True,
+    )  # fmt: skip
+    assert report.fixed[3].exact == pytest.approx(2 / 3, abs=1e-5) and report.points[0].exact == report.fixed[3].exact
+    assert report.points[0].random_exact == report.fixed[3].exact  # all tokens take the same steps
+    assert 0 <= report.points[2].random_exact <= 1
+
+
+def test_the_file_holds_the_report(tmp_path: Path) -> None:
+    report = report_of(make("huginn-tiny"), exact=True, source="somewhere")
+    assert ExitReport.load(report.save(tmp_path / "exits.json")) == report
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match="not a report of early exits"):
+        ExitReport.load(tmp_path / "other.json")
+    cheapest = report.cheapest(math.inf)
+    assert cheapest["fixed"].rule == "depth:1" and cheapest["stable"].rule == "stable:1"
+    assert {point.family for point in report.points} == {"never", "stable", "change"}
+
+
+def test_families_share_a_measurement() -> None:
+    assert exit_family({"kind": "change", "threshold": 0.1}) == "change"
+    spec = {"kind": "lookahead", "rule": {"kind": "gate", "threshold": 0.5}}
+    assert (exit_family(spec), write_exit(spec)) == ("lookahead:gate", "lookahead:gate:0.5")
