@@ -36,6 +36,7 @@ VERBS = {  # what is asked, and one fact that the answer holds, as (where it sta
     "retrofit {dense} {out} plain-loop depth=2": (("layout", "depth"), 2),
     "evaluate {run} --depths 1,3 --rows 4": (("results", "test", 1, "depth"), 3),
     "evaluate {dense} --text t={text} --context 8 --out {out}": (("notes",), {}),
+    "bench {dense} --depths 1 --batches 1 --prompt-tokens 2 --new-tokens 4": (("rows", 0, "depth"), 1),
     "compare {run} {run} --depths 3,1 --rows 4": (("results", 0, "depths"), [3, 1]),
 }
 

@@ -140,8 +140,7 @@ class Backbone(PreTrainedModel):
         x = F.dropout(self.embed_norm(x), self.config.dropout, self.training)
         x = p.see("embed", x, Place("prelude", 0, 0))
         p.keep_state(x, Place("prelude", 0, -1))
-        x, adapt = self._enter("prelude", x, p)
-        return self._layers("prelude", x, p, FIRST, adapt), p
+        return self._layers("prelude", x, p, FIRST), p
 
     def token_vectors(self, input_ids: Tensor) -> Tensor:
         """Returns the scaled embedding rows of tokens, [B, T, D]."""
@@ -166,11 +165,7 @@ class Backbone(PreTrainedModel):
         if p.cache is not None:
             p.cache.begin_step(t)
         t = index.t
-        adapt = self._adaptation("core", index, s, p)
-        x = self.injection(s, e, index)
-        if adapt is not None:
-            x = adapt.shift(x)
-        x = self._layers("core", x, p, index, adapt)
+        x = self._layers("core", self.injection(s, e, index), p, index, read=s)  # unnamed here, what enters is freed there
         if self.config.end_norm == "every":
             x = self.end_norm(x)
         elif self.config.end_norm == "per-step":
@@ -202,25 +197,24 @@ class Backbone(PreTrainedModel):
         pass on a cache needs it where there is a coda.
         """
         p = p.at_reading(reading)
-        x = self.norm(s) if self.config.end_norm == "last" else s
-        x, adapt = self._enter("coda", x, p)
-        x = self._layers("coda", x, p, FIRST, adapt)
+        x = self._layers("coda", self.norm(s) if self.config.end_norm == "last" else s, p, FIRST)
         y = self.norm(x[:, -keep:] if keep else x)
         if p.outputs is not None:
             p.outputs.last = self.norm(x) if keep else y
         return y
 
-    def _enter(self, stack: str, x: Tensor, p: Pass) -> tuple[Tensor, Adaptation | None]:
-        """Returns what enters a stack that runs once, and what its adapters do there."""
-        adapt = self._adaptation(stack, FIRST, x, p)
-        return x if adapt is None else adapt.shift(x), adapt
-
     def _adaptation(self, stack: str, step: StepIndex, x: Tensor, p: Pass) -> Adaptation | None:
         effects = [adapter.begin(step, x, p) for adapter in self.adapters if adapter.stack == stack]
         return Adaptation(effects) if effects else None
 
-    def _layers(self, stack: str, x: Tensor, p: Pass, step: StepIndex, adapt: Adaptation | None) -> Tensor:
-        """Returns what the layers of a stack make of x; by fused kernels where the pass has such a form of them."""
+    def _layers(self, stack: str, x: Tensor, p: Pass, step: StepIndex, *, read: Tensor | None = None) -> Tensor:
+        """Returns what the layers of a stack make of x; by fused kernels where the pass has such a form of them.
+
+        Its adapters read `read`: x itself where that is left out.
+        """
+        adapt = self._adaptation(stack, step, x if read is None else read, p)
+        if adapt is not None:
+            x = adapt.shift(x)
         if p.fused is not None and p.fused.takes(stack, adapt):
             return p.fused.run(stack, x, p, step.t)
         normed = stack == "core" and self.config.layer_post_norm == "per-step"

@@ -21,7 +21,6 @@ from loopwright.model.fused import sizes
 from loopwright.model.fused.attention import attend_many, attend_one
 from loopwright.model.fused.offer import adapted
 from loopwright.model.fused.products import gemm_rows, gemv, norm_gemv, norm_rows
-from loopwright.model.norm import RMSNorm
 
 if TYPE_CHECKING:
     from loopwright.model.backbone import Backbone
@@ -179,5 +178,6 @@ def _three(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     return (*tensors, None, None)[:3]
 
 
-def _gain(norm: object) -> Tensor | None:
-    return norm.weight if isinstance(norm, RMSNorm) else None
+def _gain(norm: Any) -> Tensor | None:
+    """Returns the factors of a norm: of one that scales alone, as `offer` has made sure, or of none at all."""
+    return None if isinstance(norm, nn.Identity) else norm.weight
