@@ -19,7 +19,12 @@ LIKE_ANOTHER = {"ouro-2.6b", "retrofit-tinyllama"}  # presets that differ from a
 # every preset as a case of a test, those behind `-m slow`
 CASES = [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_ANOTHER)) for name in PRESETS]
 TINY_CASES = [pytest.param(f"{name}-tiny", marks=[pytest.mark.slow] * (name in LIKE_ANOTHER)) for name in PRESETS]
-UNLIKE = {"ouro-1.4b", "huginn", "asura", "ouroboros-qwen2.5-3b"}  # between them, every kind of part that a preset has
+UNLIKE = {
+    "ouro-1.4b",
+    "huginn",
+    "asura",
+    "ouroboros-qwen2.5-3b",
+}  # an exit gate; a random start and a coda; norms per step; a controller
 ROOTS = (HERE / "golden", HERE.parent.parent / "shared" / "golden")
 
 

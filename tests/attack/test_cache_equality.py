@@ -350,6 +350,7 @@ def report(counts: Counter) -> str:
     )
 
 
+@pytest.mark.slow
 def test_random_programs_on_a_cache_equal_each_row_alone() -> None:
     counts, faults = attack(len(SUBJECTS))
     assert not faults, "\n".join(faults[:10])

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 import loopwright as lw
 from loopwright.check.conformance import CHECKS
-from tests.cases import CASES, noisy, some
+from loopwright.model.presets import PRESETS
+from tests.cases import UNLIKE, noisy, some
 from tests.evaluate.foreign import Bare, Foreign
 
 STORIES = Path(__file__).parents[3] / "shared" / "data" / "models" / "stories260K"
@@ -32,14 +33,14 @@ def passed(report: lw.CheckReport) -> dict[str, bool | None]:
     return {row.name: row.passed for row in report.rows}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(PRESETS, UNLIKE | {"universal"}))
 def test_every_preset_passes_every_check(name: str) -> None:
     torch.manual_seed(0)
     report = lw.check(lw.build(f"{name}-tiny"))
     assert set(passed(report).values()) == {True}, str(report)
 
 
-@pytest.mark.parametrize("name", ["asura", "ouroboros-qwen2.5-3b", pytest.param("huginn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", some(["asura", "ouroboros-qwen2.5-3b", "huginn"], {"ouroboros-qwen2.5-3b"}))
 def test_presets_pass_when_every_part_has_an_effect(name: str) -> None:
     report = lw.check(noisy(f"{name}-tiny"))
     assert report.ok, str(report)

@@ -16,6 +16,7 @@ from loopwright.model.tap import Tap
 from tests.evaluate.foreign import Foreign
 
 LOOP_ROWS = ("depth honesty", "last step answers", "one sweep")
+STEP_ROWS = ("initial state", *LOOP_ROWS, "tap on = tap off")  # the others have nothing to do with what is planted here
 
 
 def looped(kind: type[lw.LoopedForCausalLM], name: str = "ouro-1.4b-tiny", **changes: Any) -> lw.LoopedForCausalLM:
@@ -69,7 +70,7 @@ def test_a_continuation_that_starts_again_at_step_zero_fails() -> None:
         def unroll(self, e: Tensor, depth: int, p: Pass, *, state: Tensor | None = None, first_step: int = 0) -> Iterator[Tensor]:
             return super().unroll(e, depth, p, state=state)
 
-    report = lw.check(looped(Forgetful, "asura-tiny"))
+    report = lw.check(looped(Forgetful, "asura-tiny"), names=STEP_ROWS)
     assert report.failed == ("depth honesty",) and "1 steps, then" in detail(report, "depth honesty")
 
 
@@ -80,7 +81,7 @@ def test_answering_with_an_earlier_step_fails() -> None:
 
     model = looped(lw.LoopedForCausalLM)
     model.register_forward_hook(first)
-    report = lw.check(model)
+    report = lw.check(model, names=STEP_ROWS)
     assert report.failed == ("one sweep",) and "its last step" in detail(report, "one sweep")
 
 
@@ -100,7 +101,7 @@ def test_a_sweep_in_the_wrong_order_fails() -> None:
 
     model = looped(lw.LoopedForCausalLM)
     model.register_forward_hook(turn)
-    report = lw.check(model)
+    report = lw.check(model, names=STEP_ROWS)
     assert report.failed == ("one sweep",) and "state of step 0" in detail(report, "one sweep")
 
 
@@ -123,7 +124,7 @@ def test_a_point_the_tap_never_sees_fails() -> None:
 
     model = looped(lw.LoopedForCausalLM)
     model.register_forward_pre_hook(hide, with_kwargs=True)
-    report = lw.check(model)
+    report = lw.check(model, names=STEP_ROWS)
     assert report.failed == ("tap on = tap off",) and "never saw key" in detail(report, "tap on = tap off")
 
 
@@ -156,7 +157,7 @@ def test_a_foreign_random_state_fails() -> None:
 def test_an_initial_state_that_is_ignored_fails() -> None:
     model = looped(lw.LoopedForCausalLM)
     model.register_forward_pre_hook(lambda m, args, kwargs: (args, {**kwargs, "initial_state": None}), with_kwargs=True)
-    report = lw.check(model)
+    report = lw.check(model, names=STEP_ROWS)
     assert report.failed == ("initial state",) and "another initial_state" in detail(report, "initial state")
 
 
@@ -174,7 +175,7 @@ def test_a_foreign_state_argument_is_tried() -> None:
     model = WithState()
     assert lw.check(model).ok
     model.honest = False
-    report = lw.check(model)
+    report = lw.check(model, names=STEP_ROWS)
     assert report.failed == ("initial state",) and "another input_states" in detail(report, "initial state")
 
 

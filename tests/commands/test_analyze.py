@@ -203,6 +203,7 @@ def test_too_many_pairs_say_how_many_would_fit_and_are_stated_first(folder, tmp_
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.slow
 def test_no_pairs_and_more_of_them(folder, tmp_path, undrawn, capsys):
     for pairs, steps in ((0, None), (6, 6)):
         code, _, err = run(

@@ -24,6 +24,7 @@ def with_accuracy(story: Story, near: float, far: float) -> Story:
     return replace(story, report=replace(story.report, exact=exact))
 
 
+@pytest.mark.slow
 def test_the_verdict_needs_collapse_and_hold(stories: dict[str, Story]) -> None:
     plain, stable = stories["plain"], stories["stable"]
     assert judge(stories).holds is None and "Before more depth can do harm" in judge(stories).sentence  # two updates teach nothing
@@ -35,6 +36,7 @@ def test_the_verdict_needs_collapse_and_hold(stories: dict[str, Story]) -> None:
     assert stable.report.accuracy().keys() >= {BEYOND * stable.median}
 
 
+@pytest.mark.slow
 def test_the_page_holds_every_figure_and_no_link(stories: dict[str, Story], tmp_path: Path) -> None:
     text = write(tmp_path, stories, 1.0).read_text()
     assert text.count("<svg") >= 5 and "http://" not in text.replace("http://www.w3.org", "") and "<script" not in text

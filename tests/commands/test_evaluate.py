@@ -161,6 +161,7 @@ def test_the_held_out_loss_of_texts(texts: Path, tmp_path: Path, capsys: pytest.
     assert lines["b"].passages == 1 and lines["b"].depth == (model_depth(model),) and lines["b"].honest is not None
 
 
+@pytest.mark.slow
 def test_texts_replace_nothing_but_their_like(texts: Path, tmp_path: Path) -> None:
     model, text = str(save_model(tmp_path / "model")), [str(texts / "plain.txt")]
     given = {"context": 8, "out": str(tmp_path / "out")}

@@ -44,7 +44,7 @@ def by_hand(model: lw.LoopedForCausalLM, ids: tuple[int, ...], place: int, depth
     return -float(logits.log_softmax(-1)[ids[place]])
 
 
-@pytest.mark.parametrize("size", [1, 7, None])
+@pytest.mark.parametrize("size", [1, *(pytest.param(more, marks=pytest.mark.slow) for more in (7, None))])
 def test_the_loss_is_the_mean_of_each_tokens_own(size: int | None) -> None:
     model, text = noisy("ouroboros-qwen2.5-3b-tiny").eval(), made(6)
     report = held_out(model, text, depths=[1, 3], batch_size=size)

@@ -43,6 +43,7 @@ def test_compare_depths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert "paired over" in said and (tmp_path / "figure.svg").exists()
 
 
+@pytest.mark.slow
 def test_retrofit_and_heal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 272}
     dense = lw.LoopedForCausalLM(lw.LoopedConfig(prelude_layers=6, core_layers=0, **sizes))

@@ -196,7 +196,10 @@ def spoil(batch: Batch, rows: list[int], place: int, vocabulary: int) -> Batch:
     return Batch(tokens, labels, batch.attention_mask)
 
 
-@pytest.mark.parametrize(("name", "depth"), [("stars-addition-tiny", 3), ("huginn-tiny", None), ("dense", None)])
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    [("stars-addition-tiny", 3), *(pytest.param(more, None, marks=pytest.mark.slow) for more in ("huginn-tiny", "dense"))],
+)
 def test_decoding_is_teacher_forced_exactness(name: str, depth: int | None) -> None:
     model = noisy("huginn-tiny").without_adapters() if name == "dense" else noisy(name)
     free = own_answers(model, depth, None)

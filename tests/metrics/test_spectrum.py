@@ -112,7 +112,7 @@ def test_padding_is_left_out():
     assert frobenius_reading(f, s, mask=mask).item() == pytest.approx(0.25, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["stars-addition", "ouroboros-qwen2.5-3b"])
+@pytest.mark.parametrize("name", ["stars-addition", pytest.param("ouroboros-qwen2.5-3b", marks=pytest.mark.slow)])
 def test_arnoldi_and_blocks_agree_on_models(name):
     model = noisy(f"{name}-tiny", std=0.5, core_layers=1, hidden_size=16).double()
     ids = torch.randint(0, 15, (2, 4), generator=torch.Generator().manual_seed(0))

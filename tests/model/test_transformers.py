@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModel, Trainer, TrainingArguments
 
 import loopwright as lw
-from tests.cases import TINY_CASES, gap, noisy
+from tests.cases import SOME_TINY_CASES, gap, noisy
 
 
 def ids_of(model, rows: int, length: int, seed: int = 1) -> torch.Tensor:
@@ -15,7 +15,7 @@ def ids_of(model, rows: int, length: int, seed: int = 1) -> torch.Tensor:
 # without the head
 
 
-@pytest.mark.parametrize("name", TINY_CASES)
+@pytest.mark.parametrize("name", SOME_TINY_CASES)
 @torch.no_grad()
 def test_the_headless_model_gives_what_the_head_reads(name, tmp_path):
     """The same folder opens as either; the head on the one is the other, on a cache too."""

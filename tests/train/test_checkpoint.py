@@ -312,6 +312,7 @@ def test_parts_come_back_in_any_dtype_as_a_whole_model_does(base: Path, tmp_path
         assert torch.equal(alone(ids).logits, whole(ids).logits)
 
 
+@pytest.mark.slow
 def test_parts_are_resumed_bit_for_bit_as_whole_models_are(base: Path, tmp_path: Path) -> None:
     straight = train(healing(base), tmp_path / "a")
     whole = train(healing(base, parts=False), tmp_path / "w")

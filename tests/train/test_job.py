@@ -182,6 +182,7 @@ def test_without_a_checkpoint_a_resumed_run_starts_again(tmp_path: Path) -> None
     assert [row["update"] for row in rows_of(tmp_path / "run")] == list(range(8))
 
 
+@pytest.mark.slow
 def test_bfloat16_has_float32_masters_and_resumes_bitwise(tmp_path: Path) -> None:
     chosen = small({"precision": "bf16", "remat": "step", "penalties": [{"kind": "jacobian", "weight": 0.1}]})
     whole, exact = train(chosen, tmp_path / "whole"), train(small(), tmp_path / "exact")

@@ -94,6 +94,7 @@ def assert_each_sample_once(folder: Path, name: str, recipe: Recipe, world: int,
 
 
 @pytest.mark.parametrize(("updates", "samples", "depths"), [(8, 30, 3), pytest.param(50, 90, 6, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_two_processes_give_the_run_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: int, samples: int, depths: int
 ) -> None:

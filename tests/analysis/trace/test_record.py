@@ -30,6 +30,7 @@ def test_saved_is_loaded(tmp_path):
     assert all(torch.equal(back.values[k].nan_to_num(), made.values[k].nan_to_num()) for k in made.values)
 
 
+@pytest.mark.slow
 def test_every_changed_byte_of_a_trace_is_found(tmp_path):
     path = tmp_path / "x.safetensors"
     save_trace(trace(noisy("huginn-tiny"), torch.tensor([[1, 2, 3]]), 2), path)

@@ -72,6 +72,7 @@ def test_close_looks_are_those_of_the_edited_pass():
         assert line_style(None) != line_style(edit)
 
 
+@pytest.mark.slow
 def test_an_edit_of_a_later_step_is_none_of_a_close_look_at_the_first():
     model = noisy("huginn-tiny", std=0.3)
     late = zero("mlp", at(step=5))

@@ -23,7 +23,7 @@ from loopwright.model.presets import PRESETS
 from loopwright.model.span import place_tokens
 from tests.analysis.dense import dense_maps
 from tests.analysis.trace.test_maps import IDS, KINDS, MASK
-from tests.cases import gap, noisy
+from tests.cases import UNLIKE, gap, noisy, some
 from tests.generate.tiny import STORIES
 
 
@@ -139,7 +139,7 @@ def test_watching_changes_no_bit():
     assert torch.equal(watched, plain)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", some(PRESETS, UNLIKE))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_preset_is_traced(name: str, dtype: torch.dtype):
     model = noisy(f"{name}-tiny", std=0.3).to(dtype)

@@ -92,6 +92,7 @@ def test_a_config_that_spells_the_default_chunk_out_still_loads(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.slow
 def test_a_blind_controller_holds_nothing_that_nothing_reads(kind):
     """So that a count of what it trains is of what can learn."""
     model = tiny(kind, pooling="none")

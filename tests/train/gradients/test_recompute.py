@@ -11,11 +11,11 @@ from torch.distributed.fsdp import fully_shard
 from loopwright.model.context import Pass
 from loopwright.model.presets import PRESETS
 from loopwright.train.gradients.recompute import OUTSIDE, GradSteps, Recompute, Start, forget_casts, pull_back, step_parameters
-from tests.cases import noisy
+from tests.cases import UNLIKE, noisy, some
 from tests.train.gradient_helpers import padded_batch
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("name", some(PRESETS, UNLIKE))
 def test_step_parameters_are_all_that_a_step_uses(name: str) -> None:
     model = noisy(f"{name}-tiny")
     batch = padded_batch(model)

@@ -13,7 +13,7 @@ import loopwright as lw
 from loopwright.model.presets import PRESETS
 from loopwright.settings import build_kind, check_kind
 from loopwright.train.optim.optimisers import OPTIMISERS, AdamW, Muon, Optimiser, as_masters, clip
-from tests.cases import noisy
+from tests.cases import UNLIKE, noisy, some
 
 ADAMW: dict[str, Any] = {"kind": "adamw", "lr": 1e-2, "betas": [0.9, 0.99], "weight_decay": 0.1}
 MUON: dict[str, Any] = {"kind": "muon", "lr": 2e-2, "adam_lr": 1e-2, "weight_decay": 0.1}
@@ -137,7 +137,7 @@ def test_state_that_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("spec", [ADAMW, MUON])
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", some(PRESETS, UNLIKE))
 def test_each_trainable_parameter_is_in_exactly_one_group(name: str, spec: dict[str, Any]) -> None:
     model = lw.build(f"{name}-tiny")
     optimiser = make(spec, model)
