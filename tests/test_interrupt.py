@@ -55,6 +55,7 @@ def interrupted_twice(children: dict[subprocess.Popen[str], int]) -> list[tuple[
             child.communicate()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_call_that_does_not_come_back() -> None:
     """A verb and a run, by Ctrl-C and by a polite kill, side by side: most of the time is waiting."""
     cases = ((VERB, signal.SIGINT, 130), (TRAIN, signal.SIGINT, 130), (TRAIN, signal.SIGTERM, 143))

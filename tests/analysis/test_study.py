@@ -20,6 +20,7 @@ def test_what_the_model_is():
     assert dense()["model"]["depth"] == 1 and not dense()["model"]["looped"]
 
 
+@pytest.mark.slow
 def test_other_weights_in_the_same_folder_are_refused(tmp_path):
     model = noisy("huginn-tiny")
     first = study(Subject("m", model, ROWS), tmp_path, depth=5)

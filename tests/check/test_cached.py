@@ -26,7 +26,12 @@ def built(name: str, **changes: Any) -> lw.LoopedForCausalLM:
 
 
 @pytest.mark.parametrize(
-    ("make", "name"), [(built, "huginn-tiny"), (built, "retrofit-tinyllama-tiny"), (noisy, "ouroboros-qwen2.5-3b-tiny")]
+    ("make", "name"),
+    [
+        (built, "huginn-tiny"),
+        pytest.param(built, "retrofit-tinyllama-tiny", marks=pytest.mark.slow),
+        (noisy, "ouroboros-qwen2.5-3b-tiny"),
+    ],
 )
 def test_a_coda_slot_that_all_steps_share_fails(make: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(row.passed for row in rows(make(name)).values())

@@ -54,7 +54,7 @@ def test_a_wrong_loss_fails_label_alignment(kind: type[Foreign], words: str) -> 
 @pytest.mark.parametrize(
     ("dtype", "names"),
     [
-        (torch.float32, None),
+        pytest.param(torch.float32, None, marks=pytest.mark.slow),
         (torch.bfloat16, ("finite logits", "label alignment", "last step answers")),
         pytest.param(torch.bfloat16, None, marks=pytest.mark.slow),  # all others pass there too, which takes seconds
     ],
@@ -156,7 +156,9 @@ def test_parts_that_start_without_effect_still_learn() -> None:
     assert report.ok and "all-zero parameters" in report.rows[0].detail
 
 
-@pytest.mark.parametrize("lost", ["core.0.mlp.up_proj.weight", "core.0.mlp_norms.input.weight"])
+@pytest.mark.parametrize(
+    "lost", ["core.0.mlp.up_proj.weight", pytest.param("core.0.mlp_norms.input.weight", marks=pytest.mark.slow)]
+)
 def test_a_save_that_loses_a_tensor_fails(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a norm's weight, which loading fills with the same ones it held."""
     save = lw.LoopedForCausalLM.save_pretrained

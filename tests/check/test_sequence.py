@@ -61,7 +61,7 @@ def test_a_leak_through_the_length_alone_fails_causality() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:controller")
-@pytest.mark.parametrize("heads", [0.0, 0.05])
+@pytest.mark.parametrize("heads", [0.05, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_the_paper_s_controller_pooling_fails_causality(heads: float) -> None:
     """Zero heads have no effect yet, but will: the check wakes them."""
     torch.manual_seed(0)
@@ -122,7 +122,9 @@ def test_a_cache_with_one_slot_for_all_steps_fails() -> None:
     assert failures(OneSlot()) == {"cached = uncached", "chunked prefill", "depth on a cache"}
 
 
-@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "huginn-tiny", "asura-tiny"])
+@pytest.mark.parametrize(
+    "name", ["huginn-tiny", *(pytest.param(more, marks=pytest.mark.slow) for more in ("ouro-1.4b-tiny", "asura-tiny"))]
+)
 def test_our_cache_with_one_slot_for_all_steps_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     start = lw.LoopCache.__init__
 

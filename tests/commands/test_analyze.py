@@ -36,6 +36,7 @@ def undrawn(monkeypatch):
 
 
 @pytest.mark.parametrize("redrawn", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_page_with_its_numbers_and_figures(folder, tmp_path, capsys, request, redrawn):
     words = (folder, "--prompts", "the cat sat and then", "--depth", 8, "--out", tmp_path / "o")
     code, out, _ = run(capsys, *words)

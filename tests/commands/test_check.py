@@ -21,6 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model"), chat=True)
 
 
+@pytest.mark.slow
 def test_check_of_a_preset_says_that_it_is_the_small_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert check("relaxed")["relaxed-tiny"].ok
     printed = capsys.readouterr().out

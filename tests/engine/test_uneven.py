@@ -17,7 +17,7 @@ from tests.engine.mix import RULES, alone, make, random_wish, recomputed, serve
 CODA = {"kind": "exit", "threshold": 0.6}
 
 
-@pytest.mark.parametrize("name", ["huginn-tiny", "ouroboros-qwen2.5-3b-tiny"])
+@pytest.mark.parametrize("name", ["huginn-tiny", pytest.param("ouroboros-qwen2.5-3b-tiny", marks=pytest.mark.slow)])
 def test_backfill_is_full_recomputation(name: str) -> None:
     model, draw = make(name), random.Random(name)
     wishes = []
@@ -83,8 +83,8 @@ def test_copied_keys_are_those_of_the_exit() -> None:
     ("name", "tokens", "shallow"),
     [
         ("huginn-tiny", 3, 2),
-        ("ouroboros-qwen2.5-3b-tiny", 4, 1),
-        ("universal-tiny", 2, 3),
+        pytest.param("ouroboros-qwen2.5-3b-tiny", 4, 1, marks=pytest.mark.slow),
+        pytest.param("universal-tiny", 2, 3, marks=pytest.mark.slow),
         ("huginn-tiny", 5, "auto"),
     ],
 )

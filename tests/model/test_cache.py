@@ -6,7 +6,7 @@ import torch
 import loopwright as lw
 from loopwright.model.cache import LoopCache
 from loopwright.model.context import Expected, Place
-from tests.cases import UNLIKE, gap, noisy, some
+from tests.cases import gap, noisy
 
 PRESETS = ["ouro-1.4b-tiny", "huginn-tiny", "asura-tiny", "ouroboros-qwen2.5-3b-tiny"]
 
@@ -15,7 +15,7 @@ def ids_of(model, rows: int, length: int, seed: int = 1) -> torch.Tensor:
     return torch.randint(0, model.config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("name", some(PRESETS, {f"{name}-tiny" for name in UNLIKE}))
+@pytest.mark.parametrize("name", PRESETS)
 @torch.no_grad()
 def test_crop_then_go_on_equals_never_having_been_there(name):
     model = noisy(name)
@@ -34,7 +34,7 @@ def test_crop_then_go_on_equals_never_having_been_there(name):
     assert cache.length == 7
 
 
-@pytest.mark.parametrize("name", some(PRESETS, {f"{name}-tiny" for name in UNLIKE}))
+@pytest.mark.parametrize("name", PRESETS)
 @torch.no_grad()
 def test_reorder_follows_the_rows(name):
     model = noisy(name)
@@ -51,7 +51,7 @@ def test_reorder_follows_the_rows(name):
     assert gap(out, full[:, 6:]) < 1e-5
 
 
-@pytest.mark.parametrize("name", some(PRESETS, {f"{name}-tiny" for name in UNLIKE}))
+@pytest.mark.parametrize("name", PRESETS)
 @torch.no_grad()
 def test_rows_of_any_length_share_a_cache(name):
     """Prefilled alone, admitted to one cache, decoded together, one freed and replaced: each row as if alone."""

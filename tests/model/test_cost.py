@@ -64,14 +64,7 @@ VARIANTS = {
     "wide vocabulary": lw.preset("huginn-tiny", vocab_size=1000),
     "dense": lw.LoopedConfig(prelude_layers=3, core_layers=0, depth=1),
 }
-KEPT = {f"{name}-tiny" for name in UNLIKE} | {
-    "dense",
-    "adapter controller",
-    "adapter low-rank",
-    "blind controller",
-    "diagonal injection",
-    "grown gate",
-}
+KEPT = {f"{name}-tiny" for name in UNLIKE} | {"dense", "adapter controller", "diagonal injection"}
 
 
 @cache

@@ -88,6 +88,7 @@ def test_beams_equal_uncached_beams(name):
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_sampling_is_reproducible_and_seeded_state_matters():
     model = noisy("huginn-tiny")
     ids = prompt_of(model, 1, 5)

@@ -72,6 +72,7 @@ FITTED = {
 
 
 @pytest.mark.parametrize("name", FITTED)
+@pytest.mark.slow
 def test_a_retrofit_is_healed_saved_as_parts_and_measured(name: str, place: Path, tmp_path: Path) -> None:
     found = train(recipe(name, words(place, *FITTED[name])), tmp_path / "run")
     assert found.finished and (found.checkpoint / RECORD).is_file() and not (found.checkpoint / "model.safetensors").exists()

@@ -295,6 +295,7 @@ def test_a_checkpoint_of_parts_is_small_and_goes_onto_its_base(base: Path, tmp_p
 
 
 @pytest.mark.parametrize("trained", ["float32", "bfloat16"])
+@pytest.mark.slow
 def test_parts_come_back_in_any_dtype_as_a_whole_model_does(base: Path, tmp_path: Path, trained: str) -> None:
     saved_in = {}
     for parts in (True, False):

@@ -143,6 +143,7 @@ def test_a_run_that_broke_goes_on_from_its_last_checkpoint_and_writes_the_lost_r
     assert rows_of(folder) == rows_of(whole_runs["adamw"]) and end_of(folder) == end_of(whole_runs["adamw"])
 
 
+@pytest.mark.slow
 def test_what_a_run_saves_and_when_does_not_change_it(whole_runs: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(small(RICH, {"save": {"every": 0, "best": False}}), folder)

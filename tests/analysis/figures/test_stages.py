@@ -69,6 +69,7 @@ def test_a_summary_without_spreads_is_drawn_without_bands():
     assert "opacity: 0.12" not in stages.by_layer(metrics, ("colsum",))
 
 
+@pytest.mark.slow
 def test_the_prompt_of_the_largest_orbit_is_drawn_from_its_own_numbers():
     metrics = copy.deepcopy(looped())
     flat = {name: {"mean": list(metrics["by_place"][name]["mean"])} for name in STAGES}

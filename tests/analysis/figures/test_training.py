@@ -123,6 +123,7 @@ def test_names_are_drawn_as_they_are() -> None:
     assert "<b> & $x_1$" in words(accuracy_by_depth({"<b> & $x_1$": Curve([1, 2], [0.0, 1.0])}))
 
 
+@pytest.mark.slow
 def test_curves_of_any_length_are_drawn() -> None:
     for draw in (accuracy_by_depth, loss_curves, loss_by_depth, radius_by_depth):
         draw({"one": Curve([4], [0.5], [0.4], [0.6])})

@@ -58,6 +58,7 @@ def test_the_bytes_of_pairs_and_paths_are_those_of_the_tensors():
     assert path_bytes(noisy("huginn-tiny").without_adapters().config, 5, 7) == 0
 
 
+@pytest.mark.slow
 def test_close_looks_are_those_of_the_edited_pass():
     model = noisy("huginn-tiny", std=0.3)
     edit = ablate_massive(model.config)

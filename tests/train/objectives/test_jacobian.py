@@ -288,6 +288,7 @@ def test_a_state_of_zeros_has_a_derivative():
         assert torch.isfinite(gradients(model, value)).all()
 
 
+@pytest.mark.slow
 def test_the_step_of_the_difference_follows_the_precision():
     model = noisy("stars-addition-tiny", hidden_size=128).train()
     batch = batch_of(4, 12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tests.cases import noisy
@@ -27,6 +28,7 @@ def worst_change(mlp: str, mode: str, **options) -> float:
     return worst
 
 
+@pytest.mark.slow
 def test_over_relu_the_gradient_of_a_difference_jumps_and_by_how_much():
     """A unit whose sign differs between the two ends of the difference weighs 1/ε in the gradient: one that is 0 up to rounding
     is on either side by chance. So processes that round otherwise differ more than with GELU, a larger ε or the exact product."""

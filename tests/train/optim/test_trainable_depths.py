@@ -46,6 +46,7 @@ def test_a_depth_that_could_come_and_does_not_is_no_reason(tmp_path: Path) -> No
     assert outcome.finished and {depth for row in rows_of(outcome) if "loss" in row for depth in row["depth"]} == {2}
 
 
+@pytest.mark.slow
 def test_the_plans_told_are_those_drawn(tmp_path: Path) -> None:
     recipe = small(RICH)
     told = [plan.depth for plan in drawn_plans(build_kind(recipe.depth, RULES), recipe)]
