@@ -16,6 +16,7 @@ MISTAKE, UNFORESEEN, INTERRUPTED, CLOSED = 2, 70, 130, 141  # 70: EX_SOFTWARE; a
 PACKAGE = str(Path(__file__).parent)
 LINE = 2000  # characters of a message; hostile files hold longer names
 _FULL = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
+_NUMBERS = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
 
 
 def ending(work: Callable[[], Any], usage_error: type[BaseException], own_files: Callable[[], Collection[str]] = tuple) -> NoReturn:
@@ -63,7 +64,15 @@ def one_line(message: str) -> str:
 
 
 def _usage(error: Any) -> str:
-    return f"{error.format_message()} (help: {error.ctx.command_path if error.ctx else 'loopwright'} --help)"
+    return f"{_unparsed(error) or error.format_message()} (help: {error.ctx.command_path if error.ctx else 'loopwright'} --help)"
+
+
+def _unparsed(error: Any) -> str | None:
+    """Returns what is wrong with a word that is no number: typer's own message does not say which word it was."""
+    found = getattr(error.__cause__, "errors", list)()
+    wanted = _NUMBERS.get(found[0].get("type")) if found else None
+    option = getattr(getattr(error, "param", None), "opts", None)
+    return f"{option[-1]} is {found[0].get('input')!r}; allowed: {wanted}" if wanted and option else None
 
 
 def _place_in(files: Collection[str], error: BaseException) -> str | None:

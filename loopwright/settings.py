@@ -98,16 +98,28 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `base` with `changes` laid over it, dictionaries merged key by key.
 
-    A dictionary that changes its `kind` replaces the old one: the options of one kind mean nothing to another.
+    A dictionary that changes its `kind` replaces the old one: the options of one kind mean nothing to another. Where `base` has
+    a list, a dictionary of places (`penalties.0.weight=0.2`) changes what stands there.
     """
     result = dict(base)
     for key, value in changes.items():
         old = result.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("kind", old.get("kind")) == old.get("kind"):
+        if isinstance(old, list) and isinstance(value, Mapping) and value and all(str(place).isdecimal() for place in value):
+            result[key] = _merge_places(key, old, value)
+        elif isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("kind", old.get("kind")) == old.get("kind"):
             result[key] = merge(old, value)
         else:
             result[key] = value
     return result
+
+
+def _merge_places(name: str, old: list[Any], changes: Mapping[Any, Any]) -> list[Any]:
+    absent = [place for place in changes if int(place) >= len(old)]
+    if absent:
+        raise ValueError(f"{name}.{absent[0]}: {name} has {len(old)}; allowed: {name}.0 to {name}.{len(old) - 1}, or the whole list"
+                         if old else f"{name}.{absent[0]}: {name} is empty; give the whole list")  # fmt: skip
+    places = {str(place): entry for place, entry in enumerate(old)}
+    return list(merge(places, {str(int(place)): value for place, value in changes.items()}).values())
 
 
 # kinds

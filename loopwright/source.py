@@ -100,7 +100,7 @@ class Source:
         if self.name.removesuffix("-tiny") in PRESETS:
             return True
         if _is_word(self.name):
-            known = suggest(self.name.removesuffix("-tiny"), PRESETS)
+            known = suggest(self.name, PRESETS, "-tiny")
             raise ValueError(f"model: {self.name!r} is neither a folder nor a preset; {known} (each also as NAME-tiny)")
         return False
 

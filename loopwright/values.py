@@ -74,9 +74,9 @@ def check_choice(where: str, name: str, value: Any, allowed: Collection[str]) ->
     return value
 
 
-def suggest(name: str, allowed: Iterable[str]) -> str:
-    """Returns the tail of an error message: the nearest allowed name, then all of them."""
+def suggest(name: str, allowed: Iterable[str], ending: str = "") -> str:
+    """Returns the tail of an error message: the nearest allowed name, with the ending that the name had, then all of them."""
     names = sorted(allowed)
-    near = difflib.get_close_matches(name[:LONGEST_NAME], names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = difflib.get_close_matches(name[:LONGEST_NAME].removesuffix(ending), names, n=1)
+    hint = f"did you mean {near[0] + (ending if name.endswith(ending) else '')!r}? " if near else ""
     return f"{hint}allowed: {', '.join(names) if names else 'nothing'}"

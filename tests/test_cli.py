@@ -48,9 +48,9 @@ def test_the_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (["inspect", "hugin"], "did you mean 'huginn'"),
-        (["check", "asure-tiny"], "did you mean 'asura'"),
+        (["check", "asure-tiny"], "did you mean 'asura-tiny'"),
         (["inspect", "huginn", "--depth", "0"], "depth: 0; allowed: a whole number of at least 1"),
-        (["inspect", "huginn", "--depth", "two"], "'--depth'"),
+        (["inspect", "huginn", "--depth", "two"], "'two'"),
         (["inspect", "asura", "--depth", "9"], "beyond max_steps=3"),
         (["inspect", "huginn", "--dtype", "nonsense"], "dtype: unknown 'nonsense'"),
         (["check", "huginn", "--dtype", "bf61"], "did you mean 'bf16'"),

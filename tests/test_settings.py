@@ -18,6 +18,8 @@ def test_suggest_names_the_nearest_and_lists_all():
     assert suggest("deepth", ["width", "depth"]) == "did you mean 'depth'? allowed: depth, width"
     assert suggest("zzz", ["width", "depth"]) == "allowed: depth, width"
     assert suggest("anything", []) == "allowed: nothing"
+    assert suggest("deepth-tiny", ["width", "depth"], "-tiny") == "did you mean 'depth-tiny'? allowed: depth, width"
+    assert suggest("deepth", ["width", "depth"], "-tiny") == "did you mean 'depth'? allowed: depth, width"
 
 
 def test_refuse_unknown_lists_every_unknown_name():
@@ -92,6 +94,17 @@ def test_merge_lays_changes_over():
     old = {"a": 1, "gate": {"kind": "mix", "weight": 0.5}, "deep": {"x": {"y": 1, "z": 2}}}
     new = merge(old, {"b": 2, "gate": {"weight": 0.25}, "deep": {"x": {"y": 3}}})
     assert new == {"a": 1, "b": 2, "gate": {"kind": "mix", "weight": 0.25}, "deep": {"x": {"y": 3, "z": 2}}}
+
+
+def test_merge_reaches_into_lists_by_place():
+    old = {"penalties": [{"kind": "a", "weight": 1}, {"kind": "b"}]}
+    assert merge(old, {"penalties": {"1": {"weight": 3}}}) == {
+        "penalties": [{"kind": "a", "weight": 1}, {"kind": "b", "weight": 3}]
+    }
+    assert merge(old, {"penalties": {"0": {"kind": "c"}}}) == {"penalties": [{"kind": "c"}, {"kind": "b"}]}
+    assert merge({"depths": [1, 2]}, {"depths": {0: 4}}) == {"depths": [4, 2]} and old["penalties"][0]["weight"] == 1
+    with pytest.raises(ValueError, match="penalties is empty; give the whole list"):
+        merge({"penalties": []}, {"penalties": {"0": {"weight": 3}}})
 
 
 def test_another_kind_replaces_the_old_options():

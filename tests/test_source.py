@@ -84,7 +84,7 @@ def test_a_folder_wins_over_a_preset_of_its_name(tmp_path: Path, monkeypatch: py
     (tmp_path / "huginn").mkdir()
     assert not Source("huginn").is_preset
     assert not Source("owner/name").is_preset
-    with pytest.raises(ValueError, match="did you mean 'asura'"):
+    with pytest.raises(ValueError, match="did you mean 'asura-tiny'"):
         _ = Source("asure-tiny").is_preset
 
 

@@ -132,7 +132,7 @@ def paired_table(results: Sequence[Paired], first: str, second: str, width: int 
     rows = []
     for r in results:
         better = (r.difference < 0) == (r.measure == "loss")
-        verdict = f"{'first' if better else 'second'} is better" if r.decided else "undecided"
+        verdict = f"{'first' if better else 'second'} is better" if r.decided else _undecided(r)
         difference = f"{r.difference:+.4g} ({r.difference_low:+.4g} to {r.difference_high:+.4g})"
         won = f"{100 * r.won:.1f} % ({100 * r.won_low:.1f}–{100 * r.won_high:.1f})"
         mark = "" if r.likelihood else f"; {NOT_A_LIKELIHOOD}"
@@ -143,6 +143,10 @@ def paired_table(results: Sequence[Paired], first: str, second: str, width: int 
     count = sum({r.text: r.passages for r in results}.values())  # a split stands there once per measure
     table.caption = f"paired over {count:,} rows; 95 % intervals by drawing {' and '.join(units)}s"
     return table
+
+
+def _undecided(result: Paired) -> str:
+    return "undecided" if result.passages >= FEWEST else f"undecided: {result.passages} is too few, {FEWEST} are needed"
 
 
 def recovered(

@@ -123,7 +123,7 @@ def preset(name: str, **changes: Any) -> LoopedConfig:
 
     plain = name.removesuffix("-tiny")
     if plain not in PRESETS:
-        raise ValueError(f"preset: unknown {name!r}; {suggest(plain, PRESETS)} (each also as NAME-tiny)")
+        raise ValueError(f"preset: unknown {name!r}; {suggest(name, PRESETS, '-tiny')} (each also as NAME-tiny)")
     fields = PRESETS[plain] if plain == name else _tiny(PRESETS[plain])
     return LoopedConfig(**merge(fields, changes))
 

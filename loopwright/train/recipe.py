@@ -163,7 +163,10 @@ TABLES: dict[str, Mapping[str, type]] = {
 
 
 def make_recipe(data: Any, where: str = "recipe", *, changes: Mapping[str, Any] | None = None, toy: bool = False) -> Recipe:
-    """Returns the recipe of plain data, with its toy changes if wanted and then `changes` laid over it."""
+    """Returns the recipe of plain data, with its toy changes if wanted and then `changes` laid over it.
+
+    Where the data would make a recipe without them, it is the changes that an error blames, not the file.
+    """
     if not isinstance(data, Mapping):
         raise ValueError(f"{where}: not a mapping of names to values")
     if toy:
@@ -171,20 +174,32 @@ def make_recipe(data: Any, where: str = "recipe", *, changes: Mapping[str, Any] 
         if not isinstance(small, Mapping):
             raise ValueError(f"{where}: toy is {small!r}; allowed: a mapping of names to values")
         data = merge(data, small)
-    data = merge(data, changes or {})
+    try:
+        return _filled(merge(data, changes or {}))
+    except ValueError as error:
+        raise ValueError(f"{'override' if changes and _makes_one(data) else where}: {error}") from None
+
+
+def _makes_one(data: Mapping[str, Any]) -> bool:
+    try:
+        _filled(data)
+    except ValueError:
+        return False
+    return True
+
+
+def _filled(data: Mapping[str, Any]) -> Recipe:
     for old, new in RENAMED.items():
         if old in data:
-            raise ValueError(f"{where}: {old} is called {new} now; rename it")
+            raise ValueError(f"{old} is called {new} now; rename it")
     if "import" in data:
-        raise ValueError(
-            f"{where}: import stands in what is no recipe file of your own; import the file in Python, or give --import FILE"
-        )
+        raise ValueError("import stands in what is no recipe file of your own; import the file in Python, or give --import FILE")
     sections: dict[str, type] = {"order": Orders, "validate": Validation, "save": Saves}
     try:
         made = {key: fill_section(sections[key], value, key) for key, value in data.items() if key in sections}
         return fill_section(Recipe, {**data, **made}, "recipe")
     except ValueError as error:
-        raise ValueError(f"{where}: {error}{missing_files(data.get('imported'))}") from None
+        raise ValueError(f"{error}{missing_files(data.get('imported'))}") from None
 
 
 def read_recipe(path: str | Path, overrides: Iterable[str] = (), *, toy: bool = False) -> Recipe:

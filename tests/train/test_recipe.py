@@ -59,7 +59,21 @@ def test_what_is_wrong_is_said_in_one_line(change: str, message: str) -> None:
     with pytest.raises(ValueError) as error:
         recipe("demo-stable", [change])
     assert message in str(error.value) and "\n" not in str(error.value)
-    assert "demo-stable.yaml" in str(error.value)
+    assert str(error.value).startswith("override: ")  # the shipped recipe is right
+
+
+def test_the_file_is_blamed_where_it_is_wrong_without_the_override(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(write_yaml({**plain(), "updates": "many"}))
+    with pytest.raises(ValueError, match=r"own\.yaml: recipe: updates is 'many'"):
+        read_recipe(tmp_path / "own.yaml", ["clip=2"])
+
+
+def test_an_override_reaches_into_a_list() -> None:
+    assert recipe("demo-stable", ["penalties.0.weight=0.3"]).penalties[0]["weight"] == 0.3
+    with pytest.raises(ValueError, match=r"^override: penalties\[0\] \(jacobian\): unknown 'wait'; did you mean 'weight'"):
+        recipe("demo-stable", ["penalties.0.wait=3"])
+    with pytest.raises(ValueError, match=r"^override: penalties\.7: penalties has 1; allowed: penalties\.0 to penalties\.0"):
+        recipe("demo-stable", ["penalties.7.weight=1"])
 
 
 def test_a_number_of_an_override_that_no_machine_word_holds() -> None:
