@@ -70,7 +70,7 @@ def _usage(error: Any) -> str:
 def _unparsed(error: Any) -> str | None:
     """Returns what is wrong with a word that is no number: typer's own message does not say which word it was."""
     found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
-    wanted = _NUMBERS.get(found[0].get("type")) if found else None
+    wanted = _NUMBERS.get(str(found[0].get("type"))) if found else None
     option = getattr(getattr(error, "param", None), "opts", None)
     return f"{option[-1]} is {found[0].get('input')!r}; allowed: {wanted}" if wanted and option else None
 
