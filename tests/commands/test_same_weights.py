@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 import loopwright as lw
-from loopwright.commands import analyze, check, evaluate, generate, retrofit
+from loopwright import verbs
+from loopwright.commands import analyze, bench, chat, check, compare, evaluate, evaluate_exits, generate, retrofit, serve
 from loopwright.commands.models import find_config
 from loopwright.recipes import recipe
+from loopwright.serve import models as served
 from loopwright.source import Source
 from loopwright.train.loop import train
 from loopwright.train.models import FromWeights
@@ -74,12 +76,10 @@ def averaged(outcome: Run) -> Tensor:
     return logits(model)
 
 
-def taking(index: int = 0) -> Callable[..., Any]:
-    def take(*arguments: Any, **options: Any) -> Any:
-        model = arguments[index]
-        raise Taken(model.model if index == 0 and not isinstance(model, lw.LoopedForCausalLM) else model)
-
-    return take
+def take(*arguments: Any, **options: Any) -> Any:
+    """Stands for the work of a verb; `serve` gives a name before the model, `analyze` what holds it."""
+    given = next(each for each in arguments if not isinstance(each, str))
+    raise Taken(given if isinstance(given, lw.LoopedForCausalLM) else given.model)
 
 
 VERBS: dict[str, tuple[Any, str, Callable[[str, Path], Any]]] = {
@@ -91,6 +91,14 @@ VERBS: dict[str, tuple[Any, str, Callable[[str, Path], Any]]] = {
         evaluate, "held_out",
         lambda source, out: evaluate.evaluate_text(source, [str(out / "t.txt")], context=8, out=str(out / "e")),
     ),
+    "evaluate --exit": (
+        evaluate_exits, "early_exits",
+        lambda source, out: evaluate_exits.evaluate_exits(source, ["change"], data=str(out / "r.yaml"), out=str(out / "e")),
+    ),
+    "compare": (verbs, "held_out", lambda source, out: compare.compare(source, source, texts=[str(out / "t.txt")], context=8)),
+    "bench": (bench, "throughput", lambda source, out: bench.bench(source)),
+    "chat": (chat, "Chat", lambda source, out: chat.chat(source, [])),
+    "serve": (served, "ServedModel", lambda source, out: serve.serve([source], port=0)),
     "retrofit": (retrofit, "convert", lambda source, out: retrofit.retrofit(source, str(out / "r"))),
 }  # fmt: skip
 
@@ -105,7 +113,7 @@ def test_every_verb_opens_the_same_weights(
     found = {"lw.load": lw.load(source), "kind: load": FromWeights(source).build(0)}
     for verb, (module, place, call) in VERBS.items():
         with monkeypatch.context() as patch:
-            patch.setattr(module, place, taking())
+            patch.setattr(module, place, take)
             with pytest.raises(Taken) as caught:
                 call(source, tmp_path)
         found[verb] = caught.value.args[0]
