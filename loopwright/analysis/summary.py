@@ -18,6 +18,7 @@ from loopwright.metrics.limits import LIMITS, ORBIT, SHORTEST, LimitCounts, clas
 from loopwright.metrics.prediction import answer_flips, settled_step
 
 DIGITS = 6
+SHOWN_ANSWERS = 8  # prompts whose answers at every step are kept to be read
 # kept by place (step and layer), a mean over heads where there are any
 BY_PLACE = (
     "colsum", "mixing", "norm", "largest", "entropy", "step_norm", "step_cosine", "step_attention", "step_bound", "fixed_norm",
@@ -172,6 +173,7 @@ class Answers:
     def __init__(self, depth: int | None) -> None:
         self.depth, self.flips, self.final, self.kept = depth, Moments(), Moments(), 0
         self.settled: list[int] = []
+        self.tokens: list[list[int]] = []  # of the first examples, to be read on the page
 
     def add(self, one: Trace) -> None:
         """Takes in one example."""
@@ -181,6 +183,8 @@ class Answers:
         self.flips.add(torch.cat([torch.tensor([math.nan]), answer_flips(tokens).float()]))
         self.final.add((tokens == tokens[-1]).float())
         self.settled.append(int(settled_step(tokens)) + 1)
+        if len(self.tokens) < SHOWN_ANSWERS:
+            self.tokens.append([int(token) for token in tokens])
         if self.depth is not None:
             self.kept += int(tokens[min(self.depth, len(tokens)) - 1] == tokens[-1])
 
@@ -189,6 +193,7 @@ class Answers:
         if not self.settled:
             return {}
         found = {"flips": self.flips.plain()["mean"], "final": self.final.plain()["mean"], "settled": sorted(self.settled)}
+        found["tokens"] = self.tokens
         kept = {} if self.depth is None else {"depth": self.depth, "kept": self.kept / len(self.settled)}
         return {"answers": {**found, **kept}}
 

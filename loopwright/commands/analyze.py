@@ -13,7 +13,7 @@ from loopwright.analysis.estimate import fitting_batch, trace_bytes
 from loopwright.analysis.prompts import Prompt, drawn, read_prompts
 from loopwright.analysis.report.analysis import write_analysis
 from loopwright.analysis.report.findings import Finding, converges, safe, stages
-from loopwright.analysis.report.page import count
+from loopwright.analysis.report.page import Slider, count
 from loopwright.analysis.study import Subject, study
 from loopwright.analysis.trace.edit import ablate_massive
 from loopwright.analysis.trace.record import OutOfMemory, is_full
@@ -22,7 +22,7 @@ from loopwright.analysis.trace.trace import check_lengths, trace_depth
 from loopwright.commands.console import console, progress
 from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.models import open_model, open_tokenizer
-from loopwright.commands.results import need_writable
+from loopwright.commands.results import how_made, need_writable
 from loopwright.commands.wait import tell_wait
 from loopwright.data.build import build_data
 from loopwright.generate.stream import token_ids
@@ -35,6 +35,7 @@ from loopwright.threads import fitting_threads
 from loopwright.values import check_whole
 
 VALID = "valid"  # the prompts of a run folder that are its own validation rows
+SHOWN_PROMPTS, LONGEST_PROMPT = 8, 120  # on the page; and letters of each
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,53 @@ def analyze(
         write_json(run.metrics / "analysis-dense.json", dense)
         drawn_from += " and analysis-dense.json"
     _tell(found, dense)
-    page = write_analysis(found, run.path, dense=dense, footer=f"Drawn from {drawn_from}.")
+    words = _reader(opened, asked.tokenizer)
+    page = write_analysis(
+        found, run.path,
+        dense=dense, footer=f"Drawn from {drawn_from}.", said=said_by_depth(found, rows[0], words), made=_made(prompts, words),
+    )  # fmt: skip
     console().print(f"numbers: {run.metrics}\nfigures: {run.figures}\nreport: {page}", markup=False, soft_wrap=True)
     return page
+
+
+def said_by_depth(found: dict[str, Any], rows: Sequence[Sequence[int]], words: Any) -> Slider | None:
+    """Returns what the first prompts would be answered at each depth, as a slider; None where nothing can be read or moved."""
+    tokens = found.get("answers", {}).get("tokens")
+    if not tokens or words is None:
+        return None
+    steps = len(tokens[0])
+    own = min(found["answers"].get("depth") or steps, steps)
+    cells = [[(_word(words, each[t]), each[t] == each[-1]) for each in tokens] for t in range(steps)]
+    names = [_short(words.decode(row)) for row in rows[: len(tokens)]]
+    return Slider(
+        ["prompt", "next token"], names, range(1, steps + 1), cells, own - 1, f"First shown: the model's own depth, {own}."
+    )
+
+
+def _reader(source: Source, tokenizer: str | None) -> Any:
+    """The tokenizer that tokens are read with; None where a model of plain ids has none."""
+    try:
+        return open_tokenizer(source, tokenizer)
+    except FileNotFoundError:
+        return None
+
+
+def _word(words: Any, token: int) -> str:
+    text = words.decode([token])
+    return text if text.strip() and text.isprintable() else repr(words.convert_ids_to_tokens(token))
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST_PROMPT else f"{line[:LONGEST_PROMPT].rstrip()} …"
+
+
+def _made(prompts: Sequence[Prompt], words: Any) -> list[tuple[str, str]]:
+    """Says how the page came to be: its command, version, date and prompts."""
+    read = [prompt if isinstance(prompt, str) else words.decode(prompt) if words else "token ids" for prompt in prompts]
+    shown = " · ".join(_short(prompt) for prompt in read[:SHOWN_PROMPTS])
+    more = f" · and {len(read) - SHOWN_PROMPTS} more" if len(read) > SHOWN_PROMPTS else ""
+    return [*how_made(), ("prompts", shown + more)]
 
 
 def read_given(asked: Asked) -> list[Prompt]:

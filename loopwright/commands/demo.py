@@ -13,9 +13,9 @@ from typing import cast
 import torch
 
 from loopwright.analysis.figures.training import Curve, accuracy_by_depth, loss_curves, radius_by_depth, state_paths
-from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, write_report
+from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, Slider, write_report
 from loopwright.commands.console import console
-from loopwright.commands.results import need_writable
+from loopwright.commands.results import how_made, need_writable
 from loopwright.data.tasks.table import EOS, PAD, Table
 from loopwright.evaluate.sweep import SweepReport, sweep
 from loopwright.metrics.trajectory import pca_path
@@ -36,6 +36,7 @@ BAR = 0.99  # exact match that the stable model must keep
 LOST = 0.5  # and below which the plain one has lost what it knew
 WORDS = {True: "Shown.", False: "Not so in this run.", None: "Not shown in this run."}
 MARK = ".loopwright-demo"
+SUMS = 6  # that are shown with their answers
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,12 @@ def write(folder: Path, stories: dict[str, Story], seconds: float) -> Path:
     trained = build_kind(stories["stable"].recipe.depth, RULES).span
     sections = [
         Section(
+            "Ask both, and change the depth",
+            "The same unseen sums, answered digit by digit at the depth of the slider. Both models are right at their training "
+            "depth; what happens beyond it is what this page is about.",
+            sliders=[_answers(stories)],
+        ),
+        Section(
             "Accuracy against depth",
             "Each point is the share of unseen sums that are right in every digit when the core runs that many times. The plain "
             f"model was only ever trained at depth {stories['plain'].median}; the stable one where the figure is shaded.",
@@ -165,8 +172,41 @@ def write(folder: Path, stories: dict[str, Story], seconds: float) -> Path:
         folder / "report.html", "More depth: when it helps, when it hurts", sections,
         outcome=judge(stories),
         lead="Two small looped transformers learn to add two-digit numbers: one the plain way, one so that depth is safe.",
-        footer=f"loopwright demo, {seconds / 60:.1f} minutes on this machine. Problems in the test were never trained on.",
+        footer=f"{seconds / 60:.1f} minutes on this machine. Problems in the test were never trained on.", made=how_made(),
     )  # fmt: skip
+
+
+def _answers(stories: dict[str, Story]) -> Slider:
+    """Returns what each model answers to the same sums at every depth that was measured."""
+    plain = stories["plain"]
+    sums = cast(Table, plain.trained.splits.tests["test"])
+    rows = [i * (len(sums) // SUMS) for i in range(SUMS)]
+    depths = sorted(set.intersection(*({*story.report.depth} for story in stories.values())))
+    said = {name: {depth: _decoded(story, rows, depth) for depth in depths} for name, story in stories.items()}
+    truth = [plain_sum(sums.show(row)) for row in rows]
+    cells = [
+        [(said[name][depth][i], said[name][depth][i] == truth[i].split(" = ")[1]) for i in range(SUMS) for name in stories]
+        for depth in depths
+    ]
+    asked = [each.split(" = ")[0] + " =" for each in truth]
+    start = depths.index(plain.median)
+    return Slider(["sum", *(f"{name} model" for name in stories)], asked, depths, cells, start, "First shown: the training depth.")
+
+
+@torch.no_grad()
+def _decoded(story: Story, rows: list[int], depth: int) -> list[str]:
+    """The sums that greedy decoding gives at a depth, as people write them."""
+    model, table = story.trained.model, cast(Table, story.trained.splits.tests["test"])
+    found = []
+    for row in rows:
+        start, length = int(table.starts[row]), int(table.lengths[row])
+        prompt = table.ids[row, :start].long()[None].to(model.device)
+        made = model.generate(
+            prompt, depth=depth, max_new_tokens=length - start, do_sample=False, pad_token_id=table.alphabet.pad_id
+        )
+        text = table.alphabet.decode(made[0, start:]).split(EOS)[0]
+        found.append(text.strip()[::-1] or "nothing")
+    return found
 
 
 def _radius(story: Story) -> Curve:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from loopwright.evaluate.heldout import HeldOut
 from loopwright.verbs import Evaluation
+from loopwright.version import VERSION
 
 
 class Report(Protocol):
@@ -27,6 +31,12 @@ def rows_by_depth(reports: Mapping[str, Any]) -> dict[str, Any]:
     """Returns reports as data: a row per depth of each split or text, and what must be said beside the numbers of some."""
     notes = {name: report.note for name, report in reports.items() if isinstance(report, HeldOut) and report.note}
     return {"results": Evaluation(reports).to_dict(), "notes": notes}
+
+
+def how_made() -> list[tuple[str, str]]:
+    """Returns how a page came to be: its command, the version and the date."""
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return [("command", command), ("loopwright", VERSION), ("date", datetime.now(UTC).strftime("%Y-%m-%d"))]
 
 
 def file_stem(name: str, *, rows: int | None = None, checkpoint: str | None = None, data: str | None = None) -> str:

@@ -27,8 +27,8 @@ LABELS = {
     "colsum": "ColSum concentration", "mixing": "mixing score (nats)", "sink_rate": "sink rate, first token",
     "any_sink_rate": "sink rate, any token", "entropy": "residual entropy (nats)", "norm": "residual norm",
     "largest": "largest activation", "step_norm": "change since step before", "step_cosine": "cosine to step before",
-    "step_attention": "attention change", "step_bound": "bound on it", "fixed_norm": "distance to fixed point",
-    "fixed_cosine": "cosine to fixed point", "fixed_attention": "attention distance",
+    "step_attention": "attention change", "step_bound": "bound on it", "fixed_norm": "distance to last state",
+    "fixed_cosine": "cosine to last state", "fixed_attention": "attention distance",
     "far_norm": "distance to farthest", "far_cosine": "cosine to farthest", "far_attention": "attention distance to farthest",
     "lens_entropy": "logit lens entropy (nats)", "lens_change": "logit lens change (KL)",
 }  # fmt: skip

@@ -3,7 +3,7 @@ safe; each figure with one sentence on how to read it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from loopwright.analysis.figures import stages, states
 from loopwright.analysis.report.findings import Finding, converges, percent, safe
 from loopwright.analysis.report.findings import stages as stages_finding
-from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, count, write_report
+from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, Slider, count, write_report
 from loopwright.storage.files import write_whole
 
 Metrics = Mapping[str, Any]
@@ -60,6 +60,47 @@ READ = {
     "elsewhere at each step breaks the cycle that the mean shows.",
 }
 
+# what the fold says that holds a figure
+TITLES = {
+    "stages-by-step": "Stages, step by step",
+    "stages-realised": "Stages over all layers as they run",
+    "stages-by-layer": "Stages of each layer over the steps",
+    "stages": "Stages from first layer to last",
+    "norms": "Sizes of the residual",
+    "neurons": "Neurons that predict and suppress tokens",
+    "halves": "The two halves of the core",
+    "changes": "Change from one step to the next",
+    "fixed-points": "Distance to the last state",
+    "same-and-farthest": "The first layer against its own end and the farthest layer's",
+    "pairs": "Every layer run against every other",
+    "cycles": "Path through the layers, in windows of steps",
+    "layer-paths": "Path of each layer",
+    "limits-together": "What occurs together",
+    "orbit": "The clearest orbit",
+    "orbit-realised": "Stages of that orbit over all layers",
+    "orbit-by-step": "Stages of that orbit, step by step",
+    "prompt-path": "Path of the whole first prompt",
+    "spectrum": "Eigenvalues of a step",
+    "answers": "Answers by step",
+    "floorplan": "Attention of every layer",
+    "floorplan-heads": "Attention of single heads",
+}
+
+# words that a reader may not know, each with a word of a page that uses it
+WORDS = {
+    "ColSum": "How unevenly a layer's tokens are looked at, from the entropy of what each receives, mean over heads: 0 all alike, "
+    "1 one token takes everything.",
+    "sink": "A token, mostly the first, that takes much of the attention and gives little.",
+    "mixing": "The entropy of the attention rows in nats: how widely a token looks around.",
+    "logit lens": "What would be predicted if the residual at a layer went straight to the output.",
+    "fixed point": "A state that a further step does not change.",
+    "orbit": "A state that comes back again and again without coming to rest.",
+    "slide": "A slider: a state that keeps moving in one direction, further with every step.",
+    "ρ": "The spectral radius: by how much one step stretches a small push at most, in the long run. Below 1 it dies out.",
+    "Proposition 4.2": "Of the mechanistic analysis of looped models: attention can move from one step to the next by no more than "
+    "its queries and keys do.",
+}
+
 # what is said besides where a picture shows it: a word of its legend or labels, and the sentence
 MORE: dict[str, tuple[tuple[str, ...], str]] = {
     "stages-by-step": ((">dense model<",), "The dashed red line is the dense model."),
@@ -79,8 +120,19 @@ READ_DENSE = {
 }
 
 
-def write_analysis(metrics: Metrics, folder: str | Path, *, dense: Metrics | None = None, footer: str = "") -> Path:
-    """Draws every figure of a summary into `folder`/figures, writes `folder`/report.html, and returns the page."""
+def write_analysis(
+    metrics: Metrics,
+    folder: str | Path,
+    *,
+    dense: Metrics | None = None,
+    footer: str = "",
+    said: Slider | None = None,
+    made: Sequence[tuple[str, str]] = (),
+) -> Path:
+    """Draws every figure of a summary into `folder`/figures, writes `folder`/report.html, and returns the page.
+
+    `said` is what would be said next at each depth; `made` tells how the page came to be.
+    """
     folder = Path(folder)
     pictures = draw_all(metrics, dense)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
@@ -93,10 +145,11 @@ def write_analysis(metrics: Metrics, folder: str | Path, *, dense: Metrics | Non
     return write_report(
         folder / "report.html",
         f"Inside {model['name']}",
-        sections(metrics, dense, pictures),
+        [*([] if said is None else [_said(said)]), *sections(metrics, dense, pictures)],
         outcome=outcome,
         lead=lead,
         footer=footer,
+        made=made,
     )
 
 
@@ -135,10 +188,11 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
     looped = bool(metrics["places"]["core"])
 
     def part(heading: str, finding: Finding, *names: str, tables: tuple[Grid, ...] = ()) -> list[Section]:
-        shown = [Picture(pictures[name], caption(name, pictures[name], looped)) for name in names if name in pictures]
+        there = [name for name in names if name in pictures]
+        shown = [Picture(pictures[name], caption(name, pictures[name], looped), TITLES[name]) for name in there]
         if not shown and not tables:
             return []
-        return [Section(heading, finding.sentence, shown[:1], tables, finding.numbers), *(Section("", "", [p]) for p in shown[1:])]
+        return [Section(heading, finding.sentence, shown[:1], tables, finding.numbers, more=shown[1:])]
 
     found = [Section("What this model is", "", (), [_card(metrics, dense)])]
     if looped:
@@ -164,7 +218,14 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
     if looped:
         depth = replace(safe(metrics), numbers=())  # they stand at the head of the page
         found += part("Is more depth safe?", depth, "answers", "stages-by-layer", "spectrum", tables=_spectrum(metrics))
-    return found
+    text = " ".join([*(s.prose for s in found), *(p.caption + p.svg for s in found for p in [*s.pictures, *s.more])])
+    words = [(word, meaning) for word, meaning in WORDS.items() if word in text]
+    return [*found, Section("Words", words=words)] if words else found
+
+
+def _said(slider: Slider) -> Section:
+    return Section("What it would say next", "The most probable next token of each prompt if the pass stopped at the depth of the "
+                   "slider; marked where it is that of the last step.", sliders=[slider])  # fmt: skip
 
 
 def _card(metrics: Metrics, dense: Metrics | None) -> Grid:

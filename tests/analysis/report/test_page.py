@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, count, render_report, write_report
+from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, Slider, count, render_report, write_report
 
 SVG = '<?xml version="1.0"?>\n<svg viewBox="0 0 1 1" xmlns="http://www.w3.org/2000/svg"><path d="M 0 0"/></svg>'
 SECTIONS = [
@@ -63,6 +68,7 @@ def test_the_file_needs_nothing_else(tmp_path: Path) -> None:
     tags = {tag for tag, _ in reader.tags}
     assert not tags & {"script", "link", "img", "iframe"}
     assert not re.search(r"@import|url\(|https?://(?!www\.w3\.org/)", html)
+    assert "script-src &#39;none&#39;" in html and "default-src 'none'" in html
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in reader.tags
     assert "prefers-color-scheme: dark" in html
 
@@ -85,14 +91,14 @@ def test_everything_given_is_said() -> None:
 
 def test_a_failure_is_said_as_one() -> None:
     html = render_report("Demo", [], outcome=Outcome(False, "It fell to 3 %."))
-    assert "✗ Does not hold." in html and 'class="outcome fails"' in html and "✓" not in html
+    assert "✗ Does not hold." in html and 'class="outcome fails"' in html and "✓ Holds" not in html
     assert 'class="outcome' not in render_report("Demo", [])
 
 
 def test_what_was_not_shown_is_neither_a_yes_nor_a_no() -> None:
     html = render_report("Demo", [], outcome=Outcome(None, "Too few steps were run."))
     assert "? Not shown." in html and 'class="outcome open"' in html
-    assert "✓" not in html and "✗" not in html
+    assert "✓ Holds" not in html and "✗ Does" not in html
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -103,9 +109,44 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_text_does_not_become_markup() -> None:
     evil = '<script>alert("x")</script>'
     outcome = Outcome(True, evil, [(evil, evil)])
-    section = Section(evil, evil, [Picture(SVG, evil)], [Grid([evil], [[evil]], evil)])
-    html = render_report(evil, [section], outcome=outcome, lead=evil, footer=evil)
+    section = Section(
+        evil, evil, [Picture(SVG, evil)], [Grid([evil], [[evil]], evil)], more=[Picture(SVG, evil, evil)], words=[(evil, evil)]
+    )
+    html = render_report(evil, [section], outcome=outcome, lead=evil, footer=evil, made=[(evil, evil)])
     assert "<script" not in html and '"x"' not in html and read(html)
+    moved = render_report("t", [Section(evil, sliders=[Slider(["", evil], [evil], [1], [[(evil, True)]], 0, evil)])])
+    assert moved.count("<script") == 2 and "alert(&#34;" in moved and "<script>alert" not in moved and read(moved)
+
+
+def slider(**changes: Any) -> Slider:
+    cells = [[("7", False), ("8", True)], [("8", True), ("8", True)]]
+    return replace(Slider(["sum", "plain", "stable"], ["3 + 5 ="], [1, 4], cells, 1, "by depth"), **changes)
+
+
+def test_a_slider_shows_its_first_depth_without_a_script_and_holds_the_others() -> None:
+    html = render_report("t", [Section("Ask", sliders=[slider()])])
+    reader = read(html)
+    assert [attrs["class"] for tag, attrs in reader.tags if tag == "td"] == ["right", "right"]
+    data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', html)[1])
+    assert data == {"depths": [1, 4], "cells": [[["7", False], ["8", True]], [["8", True], ["8", True]]]}
+    script = re.search(r"<script>(.*?)</script>", html, re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in html.replace("&#39;", "'")  # no other script runs
+
+
+@pytest.mark.parametrize("changes", [{"start": 2}, {"depths": [1]}, {"cells": [[("7", None)], [("8", None)]]}])
+def test_a_slider_that_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="a slider of 'Ask' has"):
+        render_report("t", [Section("Ask", sliders=[slider(**changes)])])
+
+
+def test_long_pages_have_contents_folds_and_words() -> None:
+    named = [Section(f"Part {i}", more=[Picture(SVG, "seen", "One more")], words=[("ρ", "radius")]) for i in range(3)]
+    html = render_report("t", named, made=[("command", "loopwright demo")])
+    assert [attrs["href"] for tag, attrs in read(html).tags if tag == "a"] == ["#part-0", "#part-1", "#part-2"]
+    assert all(f'<section id="part-{i}">' in html for i in range(3)) and html.count("<details>") == 3
+    assert "<summary>One more</summary>" in html and "<dt>ρ</dt><dd>radius</dd>" in html and "loopwright demo" in html
+    assert "<nav" not in render_report("t", named[:2])
 
 
 def test_pictures_and_tables_are_checked() -> None:
