@@ -93,7 +93,9 @@ def _patch(
     chosen[:, -both:] = True
     if token is not None:
         if not chosen[0, token]:
-            raise ValueError(f"edit.token: {token} has no partner; the other prompt has {len(other_ids)} tokens, aligned at the end")
+            raise ValueError(
+                f"edit.token: {token} has no partner; the other prompt has {len(other_ids)} tokens, aligned at the end"
+            )
         chosen = torch.arange(len(ids))[None] == token
     return patch("state", at(stack="core", step=step), {("core", step, _last_layer(model)): value}, tokens=chosen)
 

@@ -122,6 +122,11 @@ def settling(through: Unrolled) -> list[dict[str, Any]] | None:
     series = torch.stack([token_cosines(s, every[-1]) for s in every[:-1]], dim=-1)
     found = classify_limit(series)
     return [
-        {"limit": LIMITS[int(label)], "period": rounded(1 / frequency, 2), "amplitude": rounded(amplitude), "slope": rounded(slope, 6)}
+        {
+            "limit": LIMITS[int(label)],
+            "period": rounded(1 / frequency, 2),
+            "amplitude": rounded(amplitude),
+            "slope": rounded(slope, 6),
+        }
         for label, frequency, amplitude, slope in zip(found.label, found.frequency, found.amplitude, found.slope, strict=True)
     ]

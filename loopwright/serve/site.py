@@ -79,7 +79,10 @@ class Turns:
         """Waits for the turn; refuses where too many wait already."""
         if self.held > self.most:
             raise Refusal(
-                f"queue: {self.most} views wait already; try again in 1 s", status=429, code="queue_full", headers={"retry-after": "1"}
+                f"queue: {self.most} views wait already; try again in 1 s",
+                status=429,
+                code="queue_full",
+                headers={"retry-after": "1"},
             )
         self.held += 1
         try:

@@ -19,6 +19,7 @@ export function gridView(page) {
 
   function build(steps) {
     const count = steps.tokens.length;
+    table.style.minWidth = `${112 + 45 * count}px`;
     const head = el("tr", null, el("th", { scope: "col" }, "after the token"),
       ...Array.from({ length: count }, (_, s) => el("th", { scope: "col", "data-step": s + 1 }, page.card.looped ? `${s + 1}` : "next")));
     cells = steps.prompt.map((token, t) => Array.from({ length: count }, (_, s) => cell(steps, t, s)));
