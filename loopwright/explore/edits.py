@@ -1,4 +1,4 @@
-"""Edits as the page asks for them: a mapping with a kind and its fields, read strictly, made into a tap of `analysis.trace.edit`."""
+"""Edits as the page asks for them: a mapping with a kind and its fields, read strictly and made into a tap."""
 
 from __future__ import annotations
 

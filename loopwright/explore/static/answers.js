@@ -6,12 +6,12 @@ import { state, update } from "./state.js";
 const LENGTH = 40; // tokens of an answer
 const PAUSE = 180; // milliseconds a slider must rest before an answer is asked for
 
-function panel(name, guarded, depthOf) {
+function panel(name, guarded, depthOf, onText) {
   const given = el("span", { class: "given" }), made = el("span", { class: "made" });
   const title = el("h3"), cost = el("p", { class: "cost" });
   const root = el("article", { class: `answer ${name}`, "aria-live": "off" }, title, el("p", { class: "said" }, given, made), cost);
   const newest = latest();
-  let asked = "";
+  let asked = "", answer = "";
 
   const ask = debounce(() => guarded(() => newest(async (signal) => {
     let text = "", first = 0;
@@ -23,13 +23,16 @@ function panel(name, guarded, depthOf) {
       text += piece;
       const begins = text.startsWith(prompt) ? prompt.length : 0; // some tokenizers write a prompt otherwise
       given.textContent = text.slice(0, begins);
-      made.textContent = text.slice(begins);
+      answer = text.slice(begins);
+      onText();
     }, signal);
     const seconds = (performance.now() - begun) / 1000;
     cost.textContent = usage ? `${usage.completion_tokens} tokens in ${seconds.toFixed(1)} s, first after ${Math.round(first)} ms` : "";
   })), PAUSE);
 
-  return { root, title, refresh(force) {
+  return { root, title, get answer() { return answer; }, show(same) {
+    made.replaceChildren(answer.slice(0, same), ...(same < answer.length ? [el("mark", { class: "differs" }, answer.slice(same))] : []));
+  }, refresh(force) {
     const wanted = JSON.stringify([state.model, state.prompt, depthOf()]);
     if (wanted === asked && !force) return;
     asked = wanted;
@@ -39,7 +42,17 @@ function panel(name, guarded, depthOf) {
 
 export function answersView(page, { guarded }) {
   const depth = () => (page.card?.looped ? state.depth : 0);
-  const one = panel("one", guarded, depth), two = panel("other", guarded, () => state.other);
+  // With two answers, what differs is marked from the first letter that does.
+  function show() {
+    if (!state.other) return one.show(one.answer.length);
+    let same = 0;
+    while (same < one.answer.length && one.answer[same] === two.answer[same]) same += 1;
+    const whole = !two.answer || !one.answer;
+    one.show(whole ? one.answer.length : same);
+    return two.show(whole ? two.answer.length : same);
+  }
+
+  const one = panel("one", guarded, depth, () => show()), two = panel("other", guarded, () => state.other, () => show());
   const slider = el("input", { type: "range", min: 1, id: "other-depth", "aria-label": "Second depth",
     oninput: () => update({ other: slider.valueAsNumber }) });
   const words = el("span");
@@ -54,8 +67,9 @@ export function answersView(page, { guarded }) {
       slider.max = page.card.depths.max;
       slider.value = state.other;
       words.textContent = `After ${state.other} ${state.other === 1 ? "step" : "steps"}`;
-      two.refresh();
+      two.refresh(changed.has("retry"));
     } else two.root.remove();
+    if (changed.has("other")) show();
     if (page.plain) one.refresh(changed.has("retry"));
   };
 }

@@ -119,10 +119,10 @@ async function wait() {
   }
   waiting = false;
   notice.hidden = true;
-  await start();
+  await start(true);
 }
 
-async function start() {
+async function start(again = false) {
   await guarded(async () => {
     models = (await get("/v1/models")).data.map((card) => card.id);
     byId("key").hidden = true;
@@ -130,6 +130,7 @@ async function start() {
     if (!models.includes(state.model)) update({ model: models[0] });
     setOptions(byId("model"), models.map((name) => [name, name]), state.model);
     await openModel();
+    if (again) draw(new Set(["retry"]));
   });
 }
 

@@ -3,7 +3,7 @@ import { latest, post } from "./api.js";
 import { byId, debounce, el, percent, quoted, setOptions, word } from "./dom.js";
 import { state, update } from "./state.js";
 
-const CELL = 18, MOST_SIDE = 460; // pixels of a map
+const CELL = 24, MOST_SIDE = 480; // pixels of a map
 const NAMES = { prelude: "prelude (runs once)", core: "core (looped)", coda: "coda (runs once)" };
 
 export function attentionView(page, { guarded }) {
@@ -54,7 +54,7 @@ export function attentionView(page, { guarded }) {
 
   function chip(words, share, own) {
     const node = el("span", { class: own ? "chip own" : "chip", title: share === undefined ? "later: not seen" : percent(share) }, words.replaceAll("\n", "↵"));
-    node.style.setProperty("--heat", share ?? 0);
+    node.style.setProperty("--heat", Math.sqrt(share ?? 0)); // as in the map
     if (share === undefined) node.classList.add("later");
     return node;
   }

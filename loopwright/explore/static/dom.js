@@ -25,8 +25,8 @@ export function setOptions(select, options, value) {
   select.value = String(value);
 }
 
-export const percent = (share) => (share === null || share === undefined ? "–" : share >= 0.9995 ? "100 %" : share > 0 && share < 0.001
-  ? "below 0.1 %" : `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`);
+export const percent = (share) => (share === null || share === undefined ? "–" : share >= 0.9995 ? "100\u00a0%" : share > 0 && share < 0.001
+  ? "below\u00a00.1\u00a0%" : `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}\u00a0%`);
 export const decimal = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 
 // A token as one reads it: what cannot be seen gets a sign.

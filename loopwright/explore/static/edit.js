@@ -29,7 +29,7 @@ export function editView(page) {
   const verdict = el("p", { class: "verdict", id: "edit-verdict" }), problem = el("p", { class: "problem", role: "alert" });
   const before = el("ol", { class: "bars" }), after = el("ol", { class: "bars" });
   const result = el("div", { class: "result" }, verdict, shown, el("div", { class: "beside" }, el("div", null, el("h3", null, "Before"), before), el("div", null, el("h3", null, "After the edit"), after)));
-  byId("edit").append(form, problem, result);
+  byId("edit").append(el("div", { class: "pair" }, el("div", null, form, problem), result));
   kind.addEventListener("change", () => options());
 
   // The fields that go with the kind of edit.
