@@ -53,7 +53,7 @@ def show_steps(model: ServedModel, given: dict[str, Any]) -> dict[str, Any]:
     ids, depth = _prompt(model, given), _depth(model, given)
     if len(ids) * depth > MOST_CELLS:
         raise Refusal(
-            f"prompt: {len(ids):,} tokens × {depth:,} steps are more than {MOST_CELLS:,} cells; shorten the prompt or take fewer steps",
+            f"prompt: {len(ids):,} tokens × {depth:,} steps are more than {MOST_CELLS:,} cells; shorten it or lower the depth",
             param="prompt",
         )
     net = model.engine.model
