@@ -1,4 +1,4 @@
-"""The explorer in a real browser: load, type, slide, hover, edit, two depths, links, keys, sizes, hostile text, a server that goes."""
+"""The explorer in a real browser: load, type, slide, hover, edit, links, keys, sizes, hostile text, a server that goes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ pytestmark = pytest.mark.browser
 
 HOSTILE = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>\'"&amp;\u202e\u0000'
 NAME = "<b onmouseover=alert(1)>loop"
-DEPTH = 12
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +62,8 @@ def test_it_loads_at_once_and_asks_nobody_else(browser: Browser, server: Live) -
 def test_typing_brings_another_prompt(browser: Browser, server: Live) -> None:
     browser.open(f"{server.url}/")
     browser.type("#prompt", "The dog ran")
-    browser.until("return document.querySelectorAll('.grid tbody tr').length === 5")
+    rows = len(server.models["dense"].encode("The dog ran"))
+    browser.until("return document.querySelectorAll('.grid tbody tr').length === arguments[0]", rows)
     browser.until("return document.querySelector('.answer.one .given').textContent === 'The dog ran'")
 
 
@@ -87,7 +87,8 @@ def test_hovering_shows_the_alternatives(browser: Browser, server: Live) -> None
     assert browser.text(".detail h3") == "After “upon”, at step 2"
     assert browser.run("return document.querySelectorAll('.detail .bars li').length") == 6
     browser.click('.choice [data-value="divergence"]')
-    assert browser.run("return location.hash.includes('c=') || true") and "last step" in browser.text(".legend")
+    browser.until("return location.hash.includes('c=divergence')")
+    assert "as the last step says" in browser.text(".legend")
 
 
 def test_play_walks_to_the_last_step(browser: Browser, server: Live) -> None:
@@ -181,8 +182,6 @@ def test_hostile_text_stays_text(browser: Browser, server: Live) -> None:
     assert browser.run("return document.querySelectorAll('main img, main script, main b:not(.note b)').length") == 0
     assert browser.run("return document.querySelector('#model').selectedOptions[0].textContent") == NAME
     assert browser.text(".answer.one .said").startswith("<img src=x")
-    browser.type("#prompt", "")
-    browser.until("return /no tokens|missing/.test(document.querySelector('#problem').textContent) || true")
     assert [line for line in browser.complaints() if "400" not in line] == []
 
 
@@ -222,9 +221,11 @@ def test_the_page_asks_for_the_key(browser: Browser, server: Live) -> None:
 # Text whose contrast with what lies behind it is below WCAG AA: 4.5, or 3 where it is large.
 CONTRAST = """
 const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-const pixel = (colours) => { canvas.clearRect(0, 0, 1, 1); for (const c of colours) { canvas.fillStyle = c; canvas.fillRect(0, 0, 1, 1); }
+const pixel = (colours) => { canvas.clearRect(0, 0, 1, 1);
+  for (const c of colours) { canvas.fillStyle = c; canvas.fillRect(0, 0, 1, 1); }
   return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3); };
-const light = (rgb) => { const [r, g, b] = rgb.map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+const linear = (v) => (v <= 0.03928 * 255 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4);
+const light = (rgb) => { const [r, g, b] = rgb.map(linear);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
 const bad = [];
 for (const node of document.querySelectorAll('body *')) {
