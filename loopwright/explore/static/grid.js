@@ -72,6 +72,11 @@ export function gridView(page) {
     const low = row.offsetTop + row.offsetHeight - scroll.clientHeight, high = row.offsetTop - table.tHead.offsetHeight;
     if (scroll.scrollTop < low) scroll.scrollTop = low;
     else if (scroll.scrollTop > high) scroll.scrollTop = high;
+    const cell = row.cells[state.depth], names = row.cells[0].offsetWidth;
+    if (!cell) return;
+    const right = cell.offsetLeft + cell.offsetWidth - scroll.clientWidth, left = cell.offsetLeft - names;
+    if (scroll.scrollLeft < right) scroll.scrollLeft = right;
+    else if (scroll.scrollLeft > left) scroll.scrollLeft = left;
   }
 
   const place = (event) => {
@@ -108,7 +113,7 @@ export function gridView(page) {
       requestAnimationFrame(reveal);
     } else if (changed.has("colour") || changed.has("shown")) paint(steps);
     mark();
-    if (changed.has("token") && !focus) reveal();
+    if ((changed.has("token") || changed.has("depth")) && !focus) reveal();
   };
 }
 
