@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,12 +78,16 @@ class Browser:
         """Returns what the console was told since the last call: errors of scripts and of the security policy."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
 
-    def seconds(self, action: Callable[[], object]) -> float:
-        """Returns how long an action and the frame that shows it took."""
-        begin = time.perf_counter()
-        action()
-        self.driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
-        return time.perf_counter() - begin
+    def slide(self, selector: str, value: int) -> float:
+        """Moves a slider, and returns the seconds until the frame that shows it is drawn, by the page's own clock."""
+        return float(
+            self.driver.execute_async_script(
+                "const [selector, value, done] = arguments, begin = performance.now(), slider = document.querySelector(selector);"
+                "slider.value = value; slider.dispatchEvent(new Event('input', {bubbles: true}));"
+                "requestAnimationFrame(() => requestAnimationFrame(() => done((performance.now() - begin) / 1000)));",
+                selector, value,
+            )
+        )  # fmt: skip
 
 
 @contextmanager
