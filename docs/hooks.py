@@ -19,6 +19,7 @@ PAGES = (
 COPIED = (
     "LICENSE",
     "docs/*.svg",
+    "docs/*.png",
     "docs/examples/**/*.html",
     "examples/*.py",
     "examples/*.yaml",

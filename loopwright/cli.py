@@ -176,7 +176,8 @@ def serve(
 ) -> None:
     """Serve models over HTTP as OpenAI's API does, with a depth, an exit rule or drafts per request. JSON access log on stdout.
 
-    Routes: /v1/chat/completions, /v1/completions, /v1/models, /v1/tokenize, /health, /metrics. Needs the extra `serve`.
+    Routes: /v1/chat/completions, /v1/completions, /v1/models, /v1/tokenize, /health, /metrics, and the explorer's page at /.
+    Needs the extra `serve`.
 
     Examples:
 
@@ -193,6 +194,39 @@ def serve(
         host=host, port=port, api_key_env=api_key_env, max_rows=max_rows, max_tokens=max_tokens, depth=depth, max_depth=max_depth,
         max_new_tokens=max_new_tokens, max_choices=max_choices, max_queue=max_queue, max_body=max_body,
         cors_origin=cors_origin or [], drain_seconds=drain_seconds, device=device, dtype=dtype, tokenizer=tokenizer,
+    )  # fmt: skip
+
+
+def explore(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="As for serve; a dense model opens too.")],
+    port: Annotated[int, typer.Option(callback=whole, help="The port, on loopback. 0: any that is free.")] = 8000,
+    depth: Annotated[
+        int | None, typer.Option(callback=whole, help="Where the slider starts, in steps. Default: the model's own depth.")
+    ] = None,
+    max_depth: Annotated[
+        int | None, typer.Option(callback=whole, help="Where the slider ends. Default: the model's last step, or 4 times --depth.")
+    ] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address and open nothing.")] = False,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    tokenizer: Words = None,
+    imports: Import = None,
+) -> None:
+    """Watch a loop think: open a page in the browser that shows a prompt step by step, and lets you edit a pass.
+
+    Needs the extra `serve`. The same page is at / of `loopwright serve`.
+
+    Examples:
+
+    loopwright explore ./my-model
+
+    loopwright explore looped=./a dense=./b --max-depth 32 --no-browser
+    """
+    from loopwright.commands import explore as verb
+
+    verb.explore(
+        models,
+        port=port, browser=not no_browser, depth=depth, max_depth=max_depth, device=device, dtype=dtype, tokenizer=tokenizer,
     )  # fmt: skip
 
 
@@ -257,7 +291,7 @@ def retrofit(
     ), as_json)  # fmt: skip
 
 
-_SHOWING = (inspect, check, generate, chat, serve, presets)
+_SHOWING = (inspect, check, generate, chat, serve, explore, presets)
 _MAKING = (retrofit, recipes, train, evaluate, compare, bench, analyze, demo)
 VERBS: dict[str, Callable[..., None]] = {verb.__name__: verb for verb in (*_SHOWING, *_MAKING)}
 

@@ -26,6 +26,7 @@ ROWS = [
     {"engine"},
     {"retrofit", "check"},
     {"train", "analysis", "evaluate", "serve"},
+    {"explore"},
     {"recipes", "registry", "parts"},
     {"verbs"},
     {"commands", "public"},

@@ -6,9 +6,9 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.models import open_model, open_tokenizer
@@ -39,9 +39,15 @@ def serve(
     device: str = "cpu",
     dtype: str = "float32",
     tokenizer: str | None = None,
+    log: TextIO | None = None,
+    on_listening: Callable[[str], object] | None = None,
 ) -> None:
-    """Serves models until a signal comes. What can be wrong is found before any weights are read."""
+    """Serves models until a signal comes. What can be wrong is found before any weights are read.
+
+    `on_listening` is called with the address once the models are loaded; `log` takes the access log (None: stdout).
+    """
     try:
+        from loopwright.explore.views import EXPLORER
         from loopwright.serve.limits import Limits
         from loopwright.serve.models import ServedModel
         from loopwright.serve.server import bind, run
@@ -67,7 +73,9 @@ def serve(
             models[name] = ServedModel(name, model, words, limits=limits, max_rows=max_rows, max_tokens=max_tokens, depth=depth)
             stack.callback(models[name].engine.close)
         print(_welcome(models, listening.getsockname()[:2], api_key_env), file=sys.stderr, flush=True)
-        run(models, listening, limits=limits, key=key, cors=cors_origin, drain_seconds=drain_seconds)
+        if on_listening is not None:
+            on_listening(_url(listening.getsockname()[:2]))
+        run(models, listening, limits=limits, key=key, cors=cors_origin, drain_seconds=drain_seconds, log=log, site=EXPLORER)
         print("loopwright: stopped; every request that was begun is answered", file=sys.stderr)
 
 
@@ -96,12 +104,16 @@ def _key(variable: str | None) -> str | None:
     return key
 
 
+def _url(address: tuple[str, int]) -> str:
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"http://{host}:{address[1]}"
+
+
 def _welcome(models: dict[str, Any], address: tuple[str, int], api_key_env: str | None) -> str:
     """Returns what the user is told: where, what, how deep, and a line to try."""
     from loopwright.serve.guard import is_loopback
 
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    url = f"http://{host}:{address[1]}"
+    url = _url(address)
     lines = [f"loopwright: serving on {url} (Ctrl-C or SIGTERM ends it, after the answers that were begun)"]
     for name, model in models.items():
         depths = f"depth {model.depth} (1 to {model.max_depth} by request)" if model.max_depth > 1 else "dense"
@@ -115,5 +127,6 @@ def _welcome(models: dict[str, Any], address: tuple[str, int], api_key_env: str 
         body["depth"] = first.depth
     bearer = f' -H "Authorization: Bearer ${api_key_env}"' if api_key_env else ""
     asked = json.dumps(body).replace("'", "\\u0027")
+    lines.append(f"  explore it in a browser: {url}/")
     lines += ["  try:", f"  curl {url}/v1/completions -H 'Content-Type: application/json'{bearer} -d '{asked}'"]
     return "\n".join(one_line(line) if not line.startswith(" ") else "  " + one_line(line) for line in lines)

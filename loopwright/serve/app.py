@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -25,6 +26,7 @@ from loopwright.serve.metrics import Metrics
 from loopwright.serve.models import ServedModel, find_model
 from loopwright.serve.schema import TOKENIZE, Wanted, read_fields, wanted
 from loopwright.serve.shape import Shape
+from loopwright.serve.site import INDEX, SAFE, Site, StaticFile, Turns, View, read_files
 from loopwright.serve.sse import EventStream, watched
 
 LARGE_BODY = 32_768  # bytes: what is larger is parsed and tokenized in a thread, beside the others' answers
@@ -38,6 +40,7 @@ class Service:
         self.metrics = Metrics(models)
         self.draining = False
         self._bell: Bell | None = None
+        self.turns = Turns()
 
     def bell(self) -> Bell:
         """Returns the way from the engines' threads into the event loop."""
@@ -129,6 +132,30 @@ class Service:
             raise Refusal("the client went", status=499)
         return _json(shape.whole(parts), headers={"x-request-id": shape.id})
 
+    async def look(self, request: Request, view: View) -> Response:
+        """Answers a view of a page, computed in a thread when its turn comes; of a client that went, nothing is computed."""
+        if self.draining:
+            raise Refusal("the server is shutting down", status=503, code="shutting_down", headers={"retry-after": "10"})
+        given = await self._read(request, lambda body: read_fields(body, view.fields))
+        model = find_model(self.models, given.get("model"))
+        request.scope[RECORD] |= {"model": model.name}
+        async with self.turns.turn():
+            if await request.is_disconnected():
+                raise Refusal("the client went", status=499)
+            try:
+                content = await asyncio.to_thread(lambda: _encoded(view.work(model, given)))
+            except ValueError as error:
+                raise Refusal(str(error)) from None
+        return Response(content, headers={"content-type": "application/json", "cache-control": "no-store"})
+
+    async def send_file(self, request: Request, file: StaticFile) -> Response:
+        """A file of the page. It holds nothing of the models, so it needs no key."""
+        self.guard.check_host(request.headers)
+        headers = {"content-type": file.kind, "etag": file.tag, **SAFE}
+        if request.headers.get("if-none-match") == file.tag:
+            return Response(status_code=304, headers=headers)
+        return Response(file.content, headers=headers)
+
     async def _read(self, request: Request, parse: Any) -> Any:
         self.guard.check_caller(request.headers)
         body = await self.guard.body(request.headers, request.receive)
@@ -141,8 +168,11 @@ async def _aside(large: bool, work: Any) -> Any:
 
 
 def _json(data: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    content = json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
-    return Response(content, status, headers={"content-type": "application/json", **(headers or {})})
+    return Response(_encoded(data), status, headers={"content-type": "application/json", **(headers or {})})
+
+
+def _encoded(data: Any) -> bytes:
+    return json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -160,8 +190,17 @@ async def _failed(request: Request, error: Exception) -> Response:
     return _json(Refusal("an error of the server; its log has the traceback", status=500).body(), status=500)
 
 
-def make_app(service: Service, *, cors: Sequence[str] = ()) -> Starlette:
-    """Returns the ASGI app. `cors` are the origins whose web pages may ask; none by default."""
+def _site_routes(service: Service, site: Site) -> list[Route]:
+    """Returns the routes of a page: its files, index.html at /, and its views."""
+    routes = []
+    for name, file in read_files(site.folder).items():
+        send = partial(service.send_file, file=file)
+        routes.append(Route("/" if name == INDEX else f"/explorer/{name}", send, methods=["GET"]))
+    return routes + [Route(view.path, partial(service.look, view=view), methods=["POST"]) for view in site.views]
+
+
+def make_app(service: Service, *, cors: Sequence[str] = (), site: Site | None = None) -> Starlette:
+    """Returns the ASGI app. `cors` are the origins whose web pages may ask; none by default. `site` is the page at /."""
     routes = [
         Route("/health", service.health, methods=["GET"]),
         Route("/metrics", service.numbers, methods=["GET"]),
@@ -171,6 +210,7 @@ def make_app(service: Service, *, cors: Sequence[str] = ()) -> Starlette:
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
         Route("/v1/completions", service.complete, methods=["POST"]),
     ]
+    routes += [] if site is None else _site_routes(service, site)
     names = ["authorization", "content-type"]
     allowed = Middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["GET", "POST"], allow_headers=names)
     handlers: Any = {Refusal: _refused, HTTPException: _refused, Exception: _failed}

@@ -45,7 +45,12 @@ class Guard:
                     "authorization: the key is missing or wrong; send 'Authorization: Bearer KEY'",
                     status=401, code="invalid_api_key", headers={"www-authenticate": "Bearer"},
                 )  # fmt: skip
-        elif self.local and not is_loopback(_host(headers.get("host", ""))):
+        else:
+            self.check_host(headers)
+
+    def check_host(self, headers: Mapping[str, str]) -> None:
+        """Refuses names other than loopback's where nothing but loopback guards the server. A page's own files need no more."""
+        if self.key is None and self.local and not is_loopback(_host(headers.get("host", ""))):
             raise Refusal(
                 f"host: {headers.get('host', '')[:100]!r} is not this machine; without a key only localhost is served", status=403
             )

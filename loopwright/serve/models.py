@@ -74,19 +74,23 @@ class ServedModel:
             prompts = [chat_ids(self.tokenizer, wanted.messages)]
         else:
             prompts = [one if isinstance(one, list) else self.encode(one) for one in wanted.prompts]
-        field, known = "messages" if wanted.chat else "prompt", self.engine.model.config.vocab_size
-        for ids in prompts:
-            if not ids:
-                raise Refusal(f"{field}: it has no tokens; give at least one", param=field)
-            if len(ids) >= self.max_model_len:
-                raise Refusal(
-                    f"{field}: {len(ids):,} tokens leave no room for an answer in {self.max_model_len:,} (max_model_len)",
-                    param=field, code="context_length_exceeded",
-                )  # fmt: skip
-            if not 0 <= min(ids) <= max(ids) < known:
-                wrong = next(token for token in ids if not 0 <= token < known)
-                raise Refusal(f"{field}: token {wrong}; the model knows tokens 0 to {known - 1}", param=field)
-        return prompts
+        field = "messages" if wanted.chat else "prompt"
+        return [self.check_ids(field, ids) for ids in prompts]
+
+    def check_ids(self, field: str, ids: list[int]) -> list[int]:
+        """Returns the token ids of one prompt; refuses none at all, too many, and tokens that the model does not know."""
+        known = self.engine.model.config.vocab_size
+        if not ids:
+            raise Refusal(f"{field}: it has no tokens; give at least one", param=field)
+        if len(ids) >= self.max_model_len:
+            raise Refusal(
+                f"{field}: {len(ids):,} tokens leave no room for an answer in {self.max_model_len:,} (max_model_len)",
+                param=field, code="context_length_exceeded",
+            )  # fmt: skip
+        if not 0 <= min(ids) <= max(ids) < known:
+            wrong = next(token for token in ids if not 0 <= token < known)
+            raise Refusal(f"{field}: token {wrong}; the model knows tokens 0 to {known - 1}", param=field)
+        return ids
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text."""

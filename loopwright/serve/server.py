@@ -18,11 +18,12 @@ from loopwright.serve.guard import Guard, is_loopback
 from loopwright.serve.limits import Limits
 from loopwright.serve.log import AccessLog, LineWriter, LogLines
 from loopwright.serve.models import ServedModel
+from loopwright.serve.site import Site
 
 KEEP_ALIVE = 10  # seconds that a connection waits for the next request
 DEAD_SECONDS = 60  # after which bytes that a peer does not acknowledge end its connection
 BACKLOG = 1024
-ROUTES = ("/health", "/metrics", "/v1/models", "/v1/tokenize", "/v1/chat/completions", "/v1/completions")
+ROUTES = ("/health", "/metrics", "/v1/models", "/v1/tokenize", "/v1/chat/completions", "/v1/completions", "/explore")
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -73,6 +74,7 @@ def make_server(
     local: bool = True,
     cors: Sequence[str] = (),
     drain_seconds: int = 30,
+    site: Site | None = None,
 ) -> Server:
     """Returns a server of models that hands one record per request to `write`."""
     service = Service(models, Guard(limits, key, local), limits)
@@ -83,7 +85,7 @@ def make_server(
         write(entry)
 
     LogLines(write).take("uvicorn.error", "asyncio")
-    return Server(service, AccessLog(make_app(service, cors=cors), record), drain_seconds=drain_seconds)
+    return Server(service, AccessLog(make_app(service, cors=cors, site=site), record), drain_seconds=drain_seconds)
 
 
 def run(
@@ -95,12 +97,13 @@ def run(
     cors: Sequence[str] = (),
     drain_seconds: int = 30,
     log: TextIO | None = None,
+    site: Site | None = None,
 ) -> None:
     """Serves until a signal comes: then nothing new is taken, what was begun is finished, and the engines are closed."""
     lines = LineWriter(sys.stdout if log is None else log)
     server = make_server(
         models, lines.write, limits=limits, key=key, local=is_loopback(listening.getsockname()[0]), cors=cors,
-        drain_seconds=drain_seconds,
+        drain_seconds=drain_seconds, site=site,
     )  # fmt: skip
     try:
         with _signals_are_uvicorns():

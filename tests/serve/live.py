@@ -17,6 +17,7 @@ import loopwright as lw
 from loopwright.serve.limits import Limits
 from loopwright.serve.models import ServedModel
 from loopwright.serve.server import Server, bind, make_server
+from loopwright.serve.site import Site
 from tests.engine.mix import make
 from tests.generate.tiny import word_tokenizer
 
@@ -87,6 +88,7 @@ def live(
     tokenizer: Any = WORDS,
     drain_seconds: int = 10,
     send_buffer: int | None = None,
+    site: Site | None = None,
     **options: Any,
 ) -> Iterator[Live]:
     """Serves models in a thread while the block runs."""
@@ -95,7 +97,7 @@ def live(
     named = models or {"tiny": make("huginn-tiny", **SMALL).float()}
     served = {name: ServedModel(name, model, tokenizer, limits=limits, **options) for name, model in named.items()}
     records: list[dict[str, Any]] = []
-    server = make_server(served, records.append, limits=limits, key=key, cors=cors, drain_seconds=drain_seconds)
+    server = make_server(served, records.append, limits=limits, key=key, cors=cors, drain_seconds=drain_seconds, site=site)
     listening = bind("127.0.0.1", 0)
     if send_buffer is not None:  # of the connections: a small one is full sooner
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

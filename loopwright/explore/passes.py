@@ -1,0 +1,132 @@
+"""One pass over a prompt, read out after every step: what each step would say, how far the state moved, where it settles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopwright.explore.numbers import rounded
+from loopwright.generate.exit_rules import ExitRule, Memory
+from loopwright.metrics.limits import LIMITS, SHORTEST, classify_limit
+from loopwright.metrics.prediction import prediction_divergence, prediction_entropy
+from loopwright.metrics.residual import token_cosines
+from loopwright.metrics.trajectory import pca_path
+from loopwright.model.context import Pass
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.room import check_room
+from loopwright.model.tap import Tap
+
+TABLES = 6  # float32 tables of tokens × vocabulary that are held at once while a step is read
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """The states of one prompt: before the first step and after each, every one [1, T, D], and the pass they belong to."""
+
+    start: Tensor
+    states: tuple[Tensor, ...]
+    p: Pass
+
+
+@torch.no_grad()
+def unrolled(model: LoopedForCausalLM, ids: Sequence[int], depth: int, *, edit: Tap | None = None) -> Unrolled:
+    """Returns the states of a prompt through `depth` steps, under an edit where one is given."""
+    config = model.config
+    wanted = 4 * len(ids) * (depth * config.hidden_size + TABLES * config.vocab_size)
+    check_room(f"prompt: {len(ids):,} tokens at {depth:,} steps", wanted, model.device, "take a shorter prompt or a lower depth")
+    e, p = model.embed(torch.tensor([list(ids)], device=model.device), tap=edit)
+    start = model.start_state(e, p)
+    return Unrolled(start, tuple(model.unroll(e, depth, p, state=start)), p)
+
+
+@torch.no_grad()
+def read_steps(
+    model: LoopedForCausalLM,
+    ids: Sequence[int],
+    through: Unrolled,
+    *,
+    top: int,
+    rule: ExitRule | None = None,
+    before: Unrolled | None = None,
+) -> dict[str, Any]:
+    """Returns the numbers of every step and token: lists by step, then by token.
+
+    `top` likeliest tokens with their probabilities; the entropy and KL(this step ‖ last step) in nats; the probability of the token
+    that follows in the prompt. Where a `rule` is given, after how many steps it would let each token leave. `before` are the
+    states without an edit: `shift` is then KL(edited ‖ unedited), step by step.
+    """
+    last = model.read_out(through.states[-1], through.p)[0]
+    follows = torch.tensor(list(ids)[1:], device=last.device)
+    kept: dict[str, list[Tensor]] = {name: [] for name in ("tokens", "probabilities", "entropy", "divergence", "follows", "shift")}
+    leaves, memory = torch.full((len(ids),), len(through.states), device=last.device), Memory()
+    previous = through.start
+    for t, s in enumerate(through.states, start=1):
+        logits = last if t == len(through.states) else model.read_out(s, through.p)[0]
+        chances = logits.float().softmax(-1)
+        best = chances.topk(min(top, chances.shape[-1]))
+        kept["tokens"].append(best.indices)
+        kept["probabilities"].append(best.values)
+        kept["entropy"].append(prediction_entropy(logits))
+        kept["divergence"].append(prediction_divergence(logits, last))
+        kept["follows"].append(chances[:-1].gather(-1, follows[:, None])[:, 0])
+        if before is not None:
+            kept["shift"].append(prediction_divergence(logits, model.read_out(before.states[t - 1], before.p)[0]))
+        if rule is not None and t < len(through.states):
+            now = rule.leaves(model, previous[0], s[0], logits if rule.reads_out else None, memory)
+            leaves = torch.where(now & (leaves == len(through.states)), t, leaves)
+        previous = s
+    numbers: dict[str, Any] = {name: rounded(torch.stack(values)) for name, values in kept.items() if values and name != "tokens"}
+    numbers["tokens"] = torch.stack(kept["tokens"]).tolist()
+    numbers["leaves"] = None if rule is None else leaves.tolist()
+    return numbers
+
+
+@torch.no_grad()
+def exit_probabilities(model: LoopedForCausalLM, through: Unrolled) -> Any:
+    """Returns the probability that a token leaves after each step, by step and token; None in a model without learned halting."""
+    if model.halting.mixes is None:
+        return None
+    return rounded(model.halting(model.halting.values(through.states))[0].T)
+
+
+def movement(through: Unrolled) -> dict[str, Any]:
+    """Returns how far each step moved the state, ‖s_t − s_{t−1}‖, and how long the state is, by step and token."""
+    every = torch.cat([through.start, *through.states]).float()
+    return {"change": rounded((every[1:] - every[:-1]).norm(dim=-1)), "size": rounded(every[1:].norm(dim=-1))}
+
+
+def paths(through: Unrolled) -> dict[str, Any] | None:
+    """Returns each token's path, the start included, in its own two principal directions: [T][S + 1][2], and what they explain.
+
+    None where a state is not finite.
+    """
+    every = torch.cat([through.start, *through.states]).float().cpu()
+    if not bool(every.isfinite().all()):
+        return None
+    found = [pca_path(every[:, token]) for token in range(every.shape[1])]
+    return {
+        "coordinates": [rounded(path.coordinates) for path in found],
+        "explained": [rounded(path.explained) for path in found],
+    }
+
+
+def settling(through: Unrolled) -> list[dict[str, Any]] | None:
+    """Returns what each token's state settles into (`metrics.limits`); None where the steps are too few to say."""
+    every = torch.cat(list(through.states)).float().cpu()
+    if len(every) <= SHORTEST:
+        return None
+    series = torch.stack([token_cosines(s, every[-1]) for s in every[:-1]], dim=-1)
+    found = classify_limit(series)
+    return [
+        {
+            "limit": LIMITS[int(label)],
+            "period": rounded(1 / frequency, 2),
+            "amplitude": rounded(amplitude),
+            "slope": rounded(slope, 6),
+        }
+        for label, frequency, amplitude, slope in zip(found.label, found.frequency, found.amplitude, found.slope, strict=True)
+    ]

@@ -1,0 +1,156 @@
+// Puts the page together: asks the server when the question changes, and lets every view draw when the answer or a choice does.
+import { ServerError, get, latest, post, setKey } from "./api.js";
+import { answersView } from "./answers.js";
+import { attentionView } from "./attention.js";
+import { curvesView } from "./curves.js";
+import { depthView } from "./depth.js";
+import { byId, debounce, setOptions } from "./dom.js";
+import { editView } from "./edit.js";
+import { gridView } from "./grid.js";
+import { pathView } from "./path.js";
+import { listen, state, update } from "./state.js";
+
+const RETRY = 1500; // milliseconds between knocks on a server that went
+// What every view may read: the model's card, and the steps of the plain and of the edited pass.
+const page = { card: null, plain: null, edited: null, get steps() { return (state.shown !== "plain" && this.edited) || this.plain; },
+  get token() { return this.plain ? Math.min(state.token < 0 ? Infinity : state.token, this.plain.prompt.length - 1) : 0; } };
+const views = [depthView, answersView, gridView, pathView, curvesView, attentionView, editView].map((make) => make(page, { problem, guarded }));
+const newest = { plain: latest(), edited: latest() };
+let models = [];
+
+function problem(message) { byId("problem").textContent = message ?? ""; }
+
+// Runs what asks the server: a wrong question is told below the prompt, a missing key or server above everything.
+async function guarded(work) {
+  try {
+    return await work();
+  } catch (error) {
+    if (!(error instanceof ServerError)) throw error;
+    if (error.status === 401) askForKey();
+    else if (error.status === 0 || error.status === 503) wait();
+    else problem(error.message);
+    return undefined;
+  }
+}
+
+function draw(changed) {
+  if (page.card) for (const view of views) view(changed);
+}
+
+const steps = (edit, signal) => post("/explore/steps", {
+  model: state.model, prompt: state.prompt, depth: page.card.depths.max, exit: state.exit || null, edit,
+}, signal);
+
+async function load() {
+  await guarded(async () => {
+    const plain = await newest.plain((signal) => steps(null, signal));
+    if (!plain) return;
+    page.plain = plain;
+    problem("");
+    if (!state.edit) page.edited = null;
+    draw(new Set(["data"]));
+  });
+  await loadEdited();
+}
+
+async function loadEdited() {
+  if (!state.edit || !page.plain) {
+    page.edited = null;
+    draw(new Set(["data"]));
+    return;
+  }
+  try {
+    const edited = await newest.edited((signal) => steps(state.edit, signal));
+    if (!edited) return;
+    page.edited = edited;
+    page.editProblem = "";
+  } catch (error) {
+    if (!(error instanceof ServerError)) throw error;
+    if (error.status === 0 || error.status === 503) return wait();
+    page.edited = null;
+    page.editProblem = error.message;
+  }
+  draw(new Set(["data"]));
+}
+
+async function openModel() {
+  page.card = page.plain = page.edited = null;
+  await guarded(async () => {
+    const card = await post("/explore/model", { model: state.model });
+    const usual = { depth: card.depths.default, exit: "", stack: card.looped ? "core" : "prelude" };
+    if (card.looped) usual.exit = card.halting === "logits" ? "gate:0.5" : card.halting === "states" ? "act" : "change:0.05";
+    const most = card.depths.max;
+    page.card = card;
+    update({
+      depth: Math.min(state.depth || usual.depth, most), other: Math.min(Math.max(state.other, 0), most),
+      exit: card.looped ? state.exit || usual.exit : "", stack: card.layers[state.stack] ? state.stack : usual.stack,
+    });
+    describe(card);
+    await load();
+  });
+}
+
+function describe(card) {
+  const { prelude, core, coda } = card.layers;
+  const size = card.parameters >= 1e6 ? `${(card.parameters / 1e6).toFixed(1)} million` : card.parameters.toLocaleString("en");
+  byId("facts").textContent = card.looped
+    ? `${prelude} + ${core} looped + ${coda} layers, ${size} parameters`
+    : `${prelude + coda} layers, not looped, ${size} parameters`;
+  if (!card.looped) byId("lead").textContent = "This model is dense: every layer runs once, so there is one step to look at. Open a looped model to move the depth.";
+  document.title = `${card.id} · loopwright explorer`;
+}
+
+function askForKey() {
+  byId("key").hidden = false;
+  byId("main").hidden = true;
+  byId("key-word").focus();
+}
+
+let waiting = false;
+async function wait() {
+  if (waiting) return;
+  waiting = true;
+  const notice = byId("notice");
+  notice.textContent = "The server does not answer. The page tries again by itself; what you see is what came last.";
+  notice.hidden = false;
+  for (;;) {
+    await new Promise((done) => setTimeout(done, RETRY));
+    try { await get("/health"); break; } catch { /* not yet */ }
+  }
+  waiting = false;
+  notice.hidden = true;
+  await start(true);
+}
+
+async function start(again = false) {
+  await guarded(async () => {
+    models = (await get("/v1/models")).data.map((card) => card.id);
+    byId("key").hidden = true;
+    byId("main").hidden = false;
+    if (!models.includes(state.model)) update({ model: models[0] });
+    setOptions(byId("model"), models.map((name) => [name, name]), state.model);
+    await openModel();
+    if (again) draw(new Set(["retry"]));
+  });
+}
+
+const reload = debounce(load, 200);
+listen((changed) => {
+  if (changed.has("model") && models.length) {
+    byId("model").value = state.model;
+    openModel();
+  } else if (page.card) {
+    if (changed.has("prompt") || changed.has("exit")) reload();
+    else if (changed.has("edit")) loadEdited();
+    draw(changed);
+  }
+});
+
+byId("model").addEventListener("change", (event) => update({ model: event.target.value, depth: 0, other: 0, layer: 0, head: 0, exit: "" }));
+byId("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  setKey(byId("key-word").value);
+  start();
+});
+addEventListener("themechange", () => draw(new Set(["theme"])));
+start();

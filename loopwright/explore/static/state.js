@@ -1,0 +1,63 @@
+// What the reader has chosen, kept in the address: a copied link shows the same view.
+const FIELDS = {
+  // name: [letter in the address, read, default]
+  model: ["m", String, ""],
+  prompt: ["p", String, "Once upon a time, there was a little girl named Lily. She loved to"],
+  depth: ["d", Number, 0], // 0: the model's own
+  other: ["d2", Number, 0], // 0: no second depth
+  token: ["t", Number, -1], // -1: the last one
+  colour: ["c", String, "probability"],
+  exit: ["x", String, ""],
+  stack: ["s", String, ""],
+  layer: ["l", Number, 0],
+  head: ["h", Number, 0],
+  edit: ["e", JSON.parse, null],
+  shown: ["v", String, "plain"],
+};
+
+function read() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  const state = {};
+  for (const [name, [letter, parse, usual]] of Object.entries(FIELDS)) {
+    state[name] = usual;
+    if (!given.has(letter)) continue;
+    try {
+      const value = parse(given.get(letter));
+      if (parse !== Number || Number.isInteger(value)) state[name] = value;
+    } catch { /* a broken link: the default */ }
+  }
+  return state;
+}
+
+export const state = read();
+const listeners = [];
+let written = "";
+
+export function listen(work) { listeners.push(work); }
+
+// Changes fields and tells everybody which ones.
+export function update(changes) {
+  const changed = new Set(Object.keys(changes).filter((name) => JSON.stringify(state[name]) !== JSON.stringify(changes[name])));
+  if (!changed.size) return;
+  Object.assign(state, changes);
+  write();
+  for (const work of listeners) work(changed);
+}
+
+let timer;
+function write() {
+  clearTimeout(timer);
+  timer = setTimeout(() => { // browsers refuse many changes of the address in a row
+    const given = new URLSearchParams();
+    for (const [name, [letter, parse, usual]] of Object.entries(FIELDS)) {
+      if (JSON.stringify(state[name]) !== JSON.stringify(usual)) {
+        given.set(letter, parse === JSON.parse ? JSON.stringify(state[name]) : String(state[name]));
+      }
+    }
+    written = given.size ? `#${given}` : "";
+    history.replaceState(null, "", written || location.pathname);
+  }, 150);
+}
+
+// A link that was pasted over this page, or the back button.
+addEventListener("hashchange", () => { if (location.hash !== written) update(read()); });
