@@ -138,8 +138,8 @@ def write(folder: Path, stories: dict[str, Story], seconds: float) -> Path:
     sections = [
         Section(
             "Ask both, and change the depth",
-            "The same unseen sums, answered digit by digit at the depth of the slider. Both models are right at their training "
-            "depth; what happens beyond it is what this page is about.",
+            "The same unseen sums, answered digit by digit at the depth of the slider. The plain model was trained at depth "
+            f"{stories['plain'].median} alone: move away from it.",
             sliders=[_answers(stories)],
         ),
         Section(
