@@ -2,8 +2,9 @@
 lockstep step of as many rows.
 
 P17 runs the same core step on the same number of rows and cached tokens, once over rows of the pool at their own steps and once
-over a LoopCache with all rows at one step. Both run kernel by kernel. On a GPU the lockstep
-batches of P16 are replayed decode passes, their prefill and capture not counted.
+over a LoopCache with all rows at one step. On a GPU both are replayed graphs, of fused kernels where the model has them; a tick
+also copies its numbers to the device. The lockstep batches of P16 are replayed decode passes there, their prefill not counted (that
+of the engine is); what is captured or compiled once is counted nowhere.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import torch
 
 import loopwright as lw
 from benchmarks.decode import models
-from benchmarks.pairs import compare, report, seconds
+from benchmarks.pairs import compare, replayed, report, seconds
 from loopwright.engine.request import Request, RequestOptions
+from loopwright.engine.running import EngineStats
 from loopwright.engine.scheduler import Scheduler
+from loopwright.model.decode_graph import DecodeGraph
 
 ROWS, DEEPEST = 8, 8
 LOCKSTEP_TOKENS = 12  # a batch costs the same for each token
@@ -32,7 +35,7 @@ def main() -> None:
         for name, model in (gpu_models() if gpu else models()).items():
             for tokens in (256, 1024):
                 tick(name, model, tokens)
-            serve(name, model)
+            serve(name, model, ticks=1000 if gpu else 60)
 
 
 def gpu_models() -> dict[str, lw.LoopedForCausalLM]:
@@ -75,7 +78,11 @@ def tick(name: str, model: lw.LoopedForCausalLM, tokens: int) -> None:
     depth = model.config.depth
     scheduler = standing(model, tokens)
     runs = list(scheduler.running)
-    e, p = model.embed(torch.ones(ROWS, 1, dtype=torch.long), depth=depth, cache=filled_cache(model, tokens))
+    cache = filled_cache(model, tokens)
+    if torch.cuda.is_available():
+        e, p = DecodeGraph(model, cache, depth, None).begin(cache)
+    else:
+        e, p = model.embed(torch.ones(ROWS, 1, dtype=torch.long), depth=depth, cache=cache)
     scheduler.state.normal_()
     scheduler.input.normal_()
     s = model.start_state(e, p)
@@ -90,9 +97,7 @@ def tick(name: str, model: lw.LoopedForCausalLM, tokens: int) -> None:
             run.t = 1
         scheduler._step(runs)
 
-    def lockstep() -> None:
-        model.step(s, e, 1, p)
-
+    lockstep = replayed(lambda: model.step(s, e, 1, p))
     shape = {"model": name, "rows": ROWS, "cached_tokens": tokens, "depth": depth}
     timing = {"pairs": 41, "warm_up": 5}
     target = "<= 1.10" if torch.cuda.is_available() else "<= 1.05"
@@ -101,37 +106,55 @@ def tick(name: str, model: lw.LoopedForCausalLM, tokens: int) -> None:
 
 
 @torch.no_grad()
-def serve(name: str, model: lw.LoopedForCausalLM, *, pairs: int = 3, prompt: int = 4, new: int = 32, ticks: int = 60) -> None:
+def serve(name: str, model: lw.LoopedForCausalLM, *, pairs: int = 3, prompt: int = 4, new: int = 32, ticks: int) -> None:
     """Prints P16: depths 1 to 8, uniformly, with requests always waiting, beside lockstep batches of as many rows at depth 8."""
     rows: list[dict[str, float]] = []
     for pair in range(pairs):
-        draw = random.Random(pair)
         scheduler = Scheduler(model, rows=ROWS, tokens=ROWS * (prompt + new) * 2)
-        while scheduler.ran.admitted < 2 * ROWS:  # until rows stand at all steps
-            _fill(scheduler, model, draw, prompt, new)
-            scheduler.tick()
-        ran, made = dataclasses.replace(scheduler.ran), scheduler.ran.coda_rows + scheduler.ran.admitted
-
-        def engine(scheduler: Scheduler = scheduler, draw: random.Random = draw) -> None:
-            for _ in range(ticks):
-                _fill(scheduler, model, draw, prompt, new)
-                scheduler.tick()
-
+        queue = Queue(scheduler, random.Random(pair), prompt, new)
+        queue.run(until=lambda ran: ran.admitted >= 2 * ROWS)  # until rows stand at all steps
+        ran = dataclasses.replace(scheduler.ran)
+        asked = queue.steps_asked
         batch = lockstep_batch(model, torch.randint(model.config.vocab_size, (ROWS, prompt)))
-        engine_rate = 1 / seconds(engine)
-        tokens = scheduler.ran.coda_rows + scheduler.ran.admitted - made
+        engine_seconds = seconds(lambda: queue.run(until=lambda now: now.ticks >= ran.ticks + ticks))  # noqa: B023  # called at once
+        tokens = scheduler.ran.drawn - ran.drawn
         rate = ROWS * LOCKSTEP_TOKENS / seconds(batch)
-        busy = (scheduler.ran.row_steps - ran.row_steps) / (ticks * ROWS)
+        steps = scheduler.ran.row_steps - ran.row_steps
         # by the depths that happened to be served while the clock ran
-        ideal = DEEPEST * (scheduler.ran.coda_rows - ran.coda_rows) / (scheduler.ran.row_steps - ran.row_steps)
-        ratio = tokens * engine_rate / rate
-        rows.append(
-            {"ratio": ratio, "ideal": ideal, "of_ideal": ratio / ideal, "tokens_per_s": tokens * engine_rate, "busy_rows": busy}
-        )
+        ideal = DEEPEST * tokens / (queue.steps_asked - asked)
+        ratio = tokens / engine_seconds / rate
+        rows.append({
+            "ratio": ratio, "ideal": ideal, "of_ideal": ratio / ideal, "tokens_per_s": tokens / engine_seconds,
+            "lockstep_tokens_per_s": rate, "busy_rows": steps / (ticks * ROWS), "tick_ms": 1e3 * engine_seconds / ticks,
+        })  # fmt: skip
     middle = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
-    shape = {"model": name, "rows": ROWS, "prompt": prompt, "new_tokens": new, "pairs": pairs}
+    shape = {"model": name, "rows": ROWS, "prompt": prompt, "new_tokens": new, "pairs": pairs, "ticks": ticks}
     spread = {"ratio_low": min(row["ratio"] for row in rows), "ratio_high": max(row["ratio"] for row in rows)}
     report("P16 throughput at depths 1 to 8 / lockstep at depth 8", {**shape, **middle, **spread})
+
+
+class Queue:
+    """Random requests, of which some always wait."""
+
+    def __init__(self, scheduler: Scheduler, draw: random.Random, prompt: int, new: int) -> None:
+        self.scheduler, self.draw, self.prompt, self.new = scheduler, draw, prompt, new
+        self.requests: list[Request] = []
+
+    def run(self, until: Callable[[EngineStats], bool]) -> None:
+        """Runs ticks."""
+        known = self.scheduler.model.config.vocab_size
+        while not until(self.scheduler.ran):
+            while len(self.scheduler._waiting) < ROWS:
+                ids = tuple(self.draw.randrange(known) for _ in range(self.prompt))
+                self.requests.append(Request(RequestOptions(ids, self.draw.randint(1, DEEPEST), self.new)))
+                self.scheduler.add(self.requests[-1])
+            self.scheduler.tick()
+
+    @property
+    def steps_asked(self) -> int:
+        """The steps of all tokens that were drawn; those of prompts are not among them."""
+        drawn = {run.request: run.drawn for run in self.scheduler.running}
+        return sum(request.wish.depth * drawn.get(request, len(request.tokens)) for request in self.requests)
 
 
 def lockstep_batch(model: lw.LoopedForCausalLM, ids: torch.Tensor) -> Callable[[], object]:
@@ -148,12 +171,6 @@ def lockstep_batch(model: lw.LoopedForCausalLM, ids: torch.Tensor) -> Callable[[
             token = model(token, depth=DEEPEST, past_key_values=cache).logits.argmax(-1)
 
     return batch
-
-
-def _fill(scheduler: Scheduler, model: lw.LoopedForCausalLM, draw: random.Random, prompt: int, new: int) -> None:
-    while len(scheduler._waiting) < ROWS:
-        ids = tuple(draw.randrange(model.config.vocab_size) for _ in range(prompt))
-        scheduler.add(Request(RequestOptions(ids, draw.randint(1, DEEPEST), new)))
 
 
 if __name__ == "__main__":

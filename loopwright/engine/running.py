@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from loopwright.engine.request import Request
@@ -43,8 +44,13 @@ class Running:
 
     @property
     def offset(self) -> int:
-        """The tokens before the present one."""
-        return self.base + len(self.drafts)
+        """The tokens before the present one; of the prompt, where that is not all run."""
+        return self.prefilled if self.in_prompt else self.base + len(self.drafts)
+
+    @property
+    def in_prompt(self) -> bool:
+        """Whether there are prompt tokens to be prefilled."""
+        return not self.drawn and self.prefilled < self.to_prefill
 
     @property
     def to_prefill(self) -> int:
@@ -75,6 +81,7 @@ class EngineStats:
     preludes: int = 0
     prefill_tokens: int = 0
     admitted: int = 0
+    drawn: int = 0  # tokens
     verified: int = 0  # passes that verified drafts
     drafted: int = 0
     accepted: int = 0
@@ -82,13 +89,34 @@ class EngineStats:
     rounds: dict[tuple[int, int], int] = field(default_factory=dict)  # of drafts, by their depth and the tokens verified
 
 
+class Fetched:
+    """Tensors on their way to the host, as they are now; the device goes on meanwhile."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = [tensor.to("cpu", non_blocking=True, copy=True) for tensor in tensors]
+        self.arrived = torch.cuda.Event() if tensors[0].is_cuda else None
+        if self.arrived is not None:
+            self.arrived.record()
+
+    def read(self) -> list[list[Any]]:
+        """Waits for them, and for nothing that was queued since."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return [tensor.tolist() for tensor in self.tensors]
+
+
 @dataclass(eq=False)
 class DrawnTokens:
-    """Tokens that were drawn and not yet read."""
+    """Tokens that were drawn and not yet read, with whether their logits were finite."""
 
     rows: list[Running]
-    tokens: Tensor
-    finite: Tensor
+    drawn: Fetched
     scores: Scores | None
     depths: list[int]
     said: list[list[Ranked]] | None = None
+    places: list[int] | None = None  # where they stand among those that were fetched; None: in order
+
+    def read(self) -> list[list[Any]]:
+        """Returns the token of each row, and whether its logits were finite."""
+        columns = self.drawn.read()
+        return columns if self.places is None else [[column[place] for place in self.places] for column in columns]

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from loopwright.engine.prefix import KeptPrefix, Prefixes, weights_version
 from loopwright.engine.request import Request
-from loopwright.engine.running import DrawnTokens, EngineStats, Running
-from loopwright.engine.scores import score, score_prompt
+from loopwright.engine.running import DrawnTokens, EngineStats, Fetched, Running
+from loopwright.engine.scores import score, score_prompts
 from loopwright.engine.speculation import AUTO, DraftChoice
+from loopwright.engine.tick_graph import SHORT_PROMPT, TickGraphs
 from loopwright.engine.trail import Trail, read_trails, step_trails
-from loopwright.engine.uneven import draft, keep_even, leaving, verified
+from loopwright.engine.uneven import begin_round, draft, keep_even, leaving, verified
 from loopwright.generate.sampling import Draw, TokenCounts, sample
 from loopwright.model.context import Pass, open_pass
 from loopwright.model.looped import LoopedForCausalLM
@@ -28,7 +29,6 @@ from loopwright.model.pool import KeyPool, Row
 from loopwright.model.rows import PooledRows
 from loopwright.model.state import signed
 
-SCORED = 64  # prompt tokens whose logits are alive at a time, in float64
 OVERTAKES = 64  # a priority of 1 lets a request pass this many that were submitted before it: a bounded wait for everybody
 
 
@@ -52,6 +52,9 @@ class Scheduler:
         self.state = weight.new_zeros(rows, 1, model.config.hidden_size)
         self.input = torch.zeros_like(self.state)
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=weight.device)
+        self.graphs: TickGraphs | None = None
+        if weight.is_cuda:
+            self.graphs = TickGraphs(model, self.pool, self.state, self.input, self.token)
         self.prefixes = Prefixes(self.pool)
         self.choices: dict[int, DraftChoice] = {}  # of drafts, by the depth that verifies them
         self.free_slots = list(range(rows))
@@ -145,6 +148,10 @@ class Scheduler:
         elif not wish.prompt_logprobs:  # what is copied is not scored
             running = [_held(other) for other in self.running if other.trail is None]
             run.prefilled = self.prefixes.fill(row, _held(run).key, wish.prompt, running)
+            if self.graphs is not None and run.to_prefill - run.prefilled <= SHORT_PROMPT:
+                run.phase = "embed"
+        if self.graphs is not None:
+            self.graphs.refresh()
         return run
 
     def _release(self, run: Running) -> None:
@@ -183,7 +190,7 @@ class Scheduler:
         if last or scored or self.pool.layers["coda"]:  # the coda keeps keys of every token
             features = model.features(s, p, reading=runs[0].request.wish.depth, keep=count if scored else 1)
         if scored:
-            self._score_prompts(runs, features, p)
+            score_prompts(self.model, runs, features, p)
         self.ran.prefill_tokens += count * len(runs)
         for run in runs:
             run.prefilled += count
@@ -203,21 +210,11 @@ class Scheduler:
             if scored or (self.pool.layers["coda"] and (keys == "copy" or t + 1 == steps)):
                 features = self.model.features(s, p, reading=t + 1, keep=count if scored else 1)
             if scored:
-                self._score_prompts(runs, features, p)
+                score_prompts(self.model, runs, features, p)
         self.ran.prefill_tokens += count * len(runs)
         for run in runs:
             run.prefilled += count
             self._end_prefill(run)
-
-    def _score_prompts(self, runs: Sequence[Running], features: Tensor, p: Pass) -> None:
-        """Scores the prompt tokens that follow those of a chunk, whose features [R, T, D] are given, where that was asked for."""
-        for i, run in enumerate(runs):
-            wish = run.request.wish
-            if not wish.prompt_logprobs:
-                continue
-            for first in range(0, features.shape[1], SCORED):
-                logits = self.model.head(features[i : i + 1, first : first + SCORED], p)[0]
-                run.request.prompt_scores += score_prompt(logits, wish.prompt, run.prefilled + first, wish.top_logprobs)
 
     def _end_prefill(self, run: Running) -> None:
         """Lets the last prompt token of an uneven row go the way of the tokens that follow, once all others are run."""
@@ -229,23 +226,28 @@ class Scheduler:
         if not runs:
             return
         at = [run.slot for run in runs]
-        e, p = self._enter(runs, self.token[at], [run.offset for run in runs])
-        self.input[at], self.state[at] = e, self._start(runs, e, p)
+        if self.graphs is not None:
+            self.graphs.embed(runs)
+        else:
+            e, p = self._enter(runs, self.token[at], [run.offset for run in runs])
+            self.input[at], self.state[at] = e, self._start(runs, e, p)
         self.ran.preludes += 1
         for i, run in enumerate(runs):
             run.t, run.phase, run.memory, run.said = 0, "core", {}, []
             if run.request.wish.draft_depth is not None and not run.drafts:
-                self._begin_round(run)
+                begin_round(self.model, run, self.choices)
             if run.trail is not None:
                 run.trail.begin(run.offset, self.input[at[i]], self.state[at[i]])
 
     def _step(self, runs: list[Running]) -> None:
         if not runs:
             return
-        at, steps = [run.slot for run in runs], [run.t for run in runs]
-        t = steps[0] if len(set(steps)) == 1 else RowSteps(steps, self.token.device)
-        s = self.model.step(self.state[at], self.input[at], t, self._pass(runs))  # type: ignore[arg-type]
-        self.state[at] = s
+        if self.graphs is not None:
+            self.graphs.step(runs)
+        else:
+            at, steps = [run.slot for run in runs], [run.t for run in runs]
+            t = steps[0] if len(set(steps)) == 1 else RowSteps(steps, self.token.device)
+            self.state[at] = self.model.step(self.state[at], self.input[at], t, self._pass(runs))  # type: ignore[arg-type]
         self.ran.row_steps += len(runs)
         self.ran.token_steps += len(runs)
         for run in runs:
@@ -269,23 +271,13 @@ class Scheduler:
             else:
                 self._verify(run, logits)
 
-    def _begin_round(self, run: Running) -> None:
-        """Says how deep and how far the row drafts until the next verification."""
-        wish = run.request.wish
-        if wish.draft_depth == AUTO:
-            if run.steps not in self.choices:
-                self.choices[run.steps] = DraftChoice(self.model, run.steps)
-            run.draft_depth, run.draft_tokens = self.choices[run.steps].choose(wish.draft_tokens)
-        else:
-            run.draft_depth, run.draft_tokens = wish.draft_depth, wish.draft_tokens  # type: ignore[assignment]
-
     def _verify(self, run: Running, logits: Tensor) -> None:
         """Draws what full depth says after each draft, and goes on after the first that differs."""
         tokens, count = verified(run, logits)
         wish = run.request.wish
         scores = score(logits[:count], tokens[:count], wish.top_logprobs) if wish.logprobs else None
         finite = logits.isfinite().all(-1)[:count]
-        self._unread[-1].append(DrawnTokens([run] * count, tokens[:count], finite, scores, [run.t] * count))
+        self._unread[-1].append(DrawnTokens([run] * count, Fetched(tokens[:count], finite), scores, [run.t] * count))
         self.ran.verified += 1
         self.ran.drafted += len(run.drafts)
         self.ran.accepted += count - 1
@@ -301,12 +293,37 @@ class Scheduler:
     def _read_out(self, runs: list[Running]) -> None:
         if not runs:
             return
+        if self.graphs is not None:
+            self._read_captured(runs, self.graphs)
+            return
         depths = [run.request.wish.depth for run in runs]
         reading = depths[0] if len(set(depths)) == 1 else RowSteps(depths, self.token.device)
         logits = self.model.read_out(self.state[[run.slot for run in runs]], self._pass(runs), reading=reading)
         self.ran.codas += 1
         self.ran.coda_rows += len(runs)
         self._draw(runs, logits[:, 0])
+
+    def _read_captured(self, runs: list[Running], graphs: TickGraphs) -> None:
+        ends = [run for run in runs if run.prefilled + 1 >= run.to_prefill]  # the others are inside their prompts
+        if ends or self.pool.layers["coda"]:  # the coda keeps keys of every token
+            graphs.read_out(runs)
+            self.ran.codas += 1
+            self.ran.coda_rows += len(runs)
+        for run in runs:
+            if run.in_prompt:
+                run.prefilled, run.phase = run.prefilled + 1, "embed"
+                self.ran.prefill_tokens += 1
+        wishes = [(run, run.request.wish) for run in ends]
+        plain = [run for run, wish in wishes if not (wish.sampling.changes_scores or wish.logprobs)]
+        if plain:  # their tokens are where the next prelude takes them from
+            for run in plain:
+                self._count(run, graphs.greedy[:1])
+            drawn = Fetched(graphs.greedy, graphs.finite)
+            depths = [run.request.wish.depth for run in plain]
+            self._unread[-1].append(DrawnTokens(plain, drawn, None, depths, places=[run.slot for run in plain]))
+        if len(plain) < len(ends):
+            others = [run for run in ends if run not in plain]
+            self._draw(others, graphs.logits[[run.slot for run in others]])
 
     def _enter(self, runs: Sequence[Running], ids: Tensor, offsets: list[int]) -> tuple[Tensor, Pass]:
         cache = PooledRows(self.pool, [run.row for run in runs], offsets, ids.shape[1])
@@ -343,10 +360,11 @@ class Scheduler:
         for i, run in enumerate(runs):
             self._count(run, tokens[i : i + 1])
         said = [run.said for run in runs]
-        self._unread[-1].append(DrawnTokens(runs, tokens, logits.isfinite().all(-1), scores, depths, said))
+        self._unread[-1].append(DrawnTokens(runs, Fetched(tokens, logits.isfinite().all(-1)), scores, depths, said))
 
     def _count(self, run: Running, tokens: Tensor) -> None:
         run.drawn += len(tokens)
+        self.ran.drawn += len(tokens)
         run.drafts = []
         run.phase = "drained" if run.drawn == run.request.wish.max_new_tokens else "embed"
         if run.counts is not None:
@@ -357,7 +375,7 @@ class Scheduler:
         for drawn in unread:
             none = [None] * len(drawn.rows)
             scores = none if drawn.scores is None else drawn.scores.read()
-            columns = (drawn.rows, drawn.tokens.tolist(), drawn.finite.tolist(), scores, drawn.depths, drawn.said or none)
+            columns = (drawn.rows, *drawn.read(), scores, drawn.depths, drawn.said or none)
             for run, token, finite, one, depth, said in zip(*columns, strict=True):
                 if run.request.done:
                     continue

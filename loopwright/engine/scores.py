@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from loopwright.model.context import Pass
+from loopwright.model.looped import LoopedForCausalLM
+
+if TYPE_CHECKING:
+    from loopwright.engine.running import Running
+
+SCORED = 64  # prompt tokens whose logits are alive at a time, in float64
 Ranked = tuple[tuple[int, float], ...]  # the likeliest tokens with their log-probabilities, likeliest first
 
 
@@ -47,6 +55,17 @@ def score_prompt(logits: Tensor, prompt: Sequence[int], first: int, top: int) ->
     following = prompt[first + 1 : first + 1 + len(logits)]  # nothing follows the last one
     tokens = torch.tensor(following, dtype=torch.long, device=logits.device)
     return score(logits[: len(following)], tokens, top).read()
+
+
+def score_prompts(model: LoopedForCausalLM, runs: Sequence[Running], features: Tensor, p: Pass) -> None:
+    """Scores the prompt tokens that follow those of a chunk, whose features [R, T, D] are given, where that was asked for."""
+    for i, run in enumerate(runs):
+        wish = run.request.wish
+        if not wish.prompt_logprobs:
+            continue
+        for first in range(0, features.shape[1], SCORED):
+            logits = model.head(features[i : i + 1, first : first + SCORED], p)[0]
+            run.request.prompt_scores += score_prompt(logits, wish.prompt, run.prefilled + first, wish.top_logprobs)
 
 
 def ranked(logits: Tensor, top: int) -> Ranked:

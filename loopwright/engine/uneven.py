@@ -8,6 +8,7 @@ from torch import Tensor
 
 from loopwright.engine.running import Running
 from loopwright.engine.scores import ranked
+from loopwright.engine.speculation import AUTO, DraftChoice
 from loopwright.engine.trail import read_trails
 from loopwright.generate.sampling import Draw, sample
 from loopwright.model.looped import LoopedForCausalLM
@@ -43,6 +44,17 @@ def keep_even(pool: KeyPool, run: Running) -> None:
     index = run.base - 1  # the token whose successor was drawn
     pool.copy_token(run.row, "core", index, run.t - 1, range(run.t, run.steps))
     pool.copy_token(run.row, "coda", index, run.t - 1, (group for group in range(run.steps) if group != run.t - 1))
+
+
+def begin_round(model: LoopedForCausalLM, run: Running, choices: dict[int, DraftChoice]) -> None:
+    """Says how deep and how far a row drafts until the next verification; `choices` are those made for each full depth."""
+    wish = run.request.wish
+    if wish.draft_depth == AUTO:
+        if run.steps not in choices:
+            choices[run.steps] = DraftChoice(model, run.steps)
+        run.draft_depth, run.draft_tokens = choices[run.steps].choose(wish.draft_tokens)
+    else:
+        run.draft_depth, run.draft_tokens = wish.draft_depth, wish.draft_tokens  # type: ignore[assignment]
 
 
 def draft(run: Running, logits: Tensor, tokens: Tensor) -> None:

@@ -21,6 +21,7 @@ from loopwright.model.block import Block
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.context import Expected, Pass, Place, Reading, open_pass
+from loopwright.model.fixed_rows import FixedRows
 from loopwright.model.gate import GATES
 from loopwright.model.halting import HALTINGS
 from loopwright.model.injection import INJECTIONS
@@ -127,7 +128,7 @@ class Backbone(PreTrainedModel):
         x: Tensor,
         span: Span | RowSpan,
         *,
-        cache: LoopCache | PooledRows | None = None,
+        cache: LoopCache | PooledRows | FixedRows | None = None,
         tap: Tap | None = None,
         outputs: LayerOutputs | None = None,
         fused: FusedStacks | None = None,

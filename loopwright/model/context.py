@@ -15,6 +15,7 @@ from loopwright.model.tap import Tap
 if TYPE_CHECKING:
     from loopwright.model.attention import Rotary
     from loopwright.model.cache import LoopCache
+    from loopwright.model.fixed_rows import FixedRows
     from loopwright.model.fused.stack import FusedStacks
     from loopwright.model.output import LayerOutputs
     from loopwright.model.rows import PooledRows, RowSpan
@@ -53,7 +54,7 @@ class Pass:
     rotary: tuple[Tensor, Tensor] | None
     mask: Tensor | None
     causal: bool
-    cache: LoopCache | PooledRows | None = None
+    cache: LoopCache | PooledRows | FixedRows | None = None
     tap: Tap | None = None
     coda_group: int | Tensor = 0
     outputs: LayerOutputs | None = None
@@ -101,7 +102,7 @@ def open_pass(
     window: int | None,
     dtype: torch.dtype,
     *,
-    cache: LoopCache | PooledRows | None = None,
+    cache: LoopCache | PooledRows | FixedRows | None = None,
     tap: Tap | None = None,
     outputs: LayerOutputs | None = None,
     fused: FusedStacks | None = None,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.model.cache import LoopCache
+from loopwright.model.context import Pass
 from loopwright.model.fused.offer import fused_stacks
 from loopwright.model.span import Span
 
@@ -113,17 +114,21 @@ class DecodeGraph:
         return [self.index, self.positions, book.lengths, book.valid, book.first, book.positions, book.segments]
 
     def _pass(self, cache: LoopCache) -> Tensor:
+        e, p = self.begin(cache)
+        *_, s = self.model.unroll(e, self.depth, p, state=self.model.start_state(e, p, self.seed))
+        logits = self.model.read_out(s, p, reading=self.depth)
+        for counter in (self.index, self.positions, self.ledger.lengths):
+            counter.add_(1)
+        return logits
+
+    def begin(self, cache: LoopCache) -> tuple[Tensor, Pass]:
+        """Places one more token per row, and returns its input and its pass."""
         book, index = self.ledger, self.index
         for table, value in ((book.first, self.first), (book.positions, self.positions), (book.segments, self.segment)):
             table.scatter_(1, index, value)
         book.valid.scatter_(1, index, torch.ones_like(index, dtype=torch.bool))
         span = Span(self.rows, 1, cache.capacity - 1, self.positions, index, self.first, book.valid, self.segment)
-        e, p = self.model.embed_at(self.model.token_vectors(self.token), span, cache=cache, fused=self.fused)
-        *_, s = self.model.unroll(e, self.depth, p, state=self.model.start_state(e, p, self.seed))
-        logits = self.model.read_out(s, p, reading=self.depth)
-        for counter in (index, self.positions, book.lengths):
-            counter.add_(1)
-        return logits
+        return self.model.embed_at(self.model.token_vectors(self.token), span, cache=cache, fused=self.fused)
 
 
 def _standing(cache: LoopCache) -> tuple[tuple[int, ...], tuple[int, ...]]:

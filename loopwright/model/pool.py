@@ -141,6 +141,12 @@ class KeyPool:
             row.views[name] = keys, values
         return row.views[name]
 
+    def running_sums(self, stack: str, name: str, like: Tensor) -> Tensor:
+        """Returns the running sums that an adapter keeps of a stack's cells [cells, W]; made when they are first asked for."""
+        if (stack, name) not in self.sums:
+            self.sums[stack, name] = like.new_zeros(self.cells[stack].count, like.shape[-1])
+        return self.sums[stack, name]
+
     def need(self, tokens: int, steps: int, readings: int = 1) -> dict[str, int]:
         """Returns the cells that a sequence takes, by stack."""
         groups = {"prelude": 1, "core": steps if self.config.is_looped else 0, "coda": readings}

@@ -104,12 +104,12 @@ class PooledRows:
         if not any(self.span.offsets):
             return None
         last = [cell + max(offset - 1, 0) for cell, offset in zip(self._firsts(place.stack), self.span.offsets, strict=True)]
-        found = self._sums(place.stack, name, like)[torch.tensor(last, device=like.device)]
+        found = self.pool.running_sums(place.stack, name, like)[torch.tensor(last, device=like.device)]
         return torch.where((self.span.positions[:, :1] > 0), found, 0)
 
     def write_sum(self, name: str, place: Place, running: Tensor, p: Pass) -> Tensor:
         """Stores the running sums of the new tokens [R, T, W] and returns those of all tokens [R, N, W]."""
-        table = self._sums(place.stack, name, running)
+        table = self.pool.running_sums(place.stack, name, running)
         table.index_copy_(0, self._own_cells(place.stack), running.flatten(0, 1))
         return table[self._all_cells(place.stack)]
 
@@ -141,11 +141,6 @@ class PooledRows:
             index = torch.arange(self.span.extent, device=self.pool.device)
             self._cells[name] = first + torch.minimum(index, self.span.positions[:, -1:])
         return self._cells[name]
-
-    def _sums(self, stack: str, name: str, like: Tensor) -> Tensor:
-        if (stack, name) not in self.pool.sums:
-            self.pool.sums[stack, name] = like.new_zeros(self.pool.cells[stack].count, like.shape[-1])
-        return self.pool.sums[stack, name]
 
     # attention
 
@@ -179,18 +174,19 @@ class PooledRows:
         """Returns what is added to the scores of the tokens after `offset` [1, 1, T, N]."""
         if offset not in self._masks:
             query = torch.arange(offset, offset + self.span.length)[:, None]
-            self._masks[offset] = _added(query, torch.arange(offset + self.span.length), window, dtype)[None, None]
+            self._masks[offset] = added_mask(query, torch.arange(offset + self.span.length), window, dtype)[None, None]
         return self._masks[offset]
 
     def _gathered(self, stack: str, q: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
         cells = self._all_cells(stack)
         if "rows" not in self._masks:
             index = torch.arange(self.span.extent, device=q.device)
-            self._masks["rows"] = _added(self.span.positions[..., None], index, window, q.dtype)[:, None]
+            self._masks["rows"] = added_mask(self.span.positions[..., None], index, window, q.dtype)[:, None]
         return attend(q, keys[cells], values[cells], mask=self._masks["rows"], causal=False)
 
 
-def _added(query: Tensor, key: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+def added_mask(query: Tensor, key: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+    """Returns what is added to the scores of queries at some positions for keys at others: 0, or −inf where a key is not seen."""
     visible = key <= query
     if window is not None:
         visible &= key > query - window

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from loopwright.engine.request import Request, RequestOptions
-from loopwright.engine.running import Running
+from loopwright.engine.running import DrawnTokens, Fetched, Running
 from loopwright.model.pool import Row
 
 
@@ -26,3 +28,15 @@ def test_drafts_stand_after_what_is_verified() -> None:
     third = running(wish, drawn=1, drafts=[7, 8], **now)  # the third token verifies all three
     assert (third.offset, third.limit, third.drafting) == (5, 4, False)
     assert not running(wish, drawn=5, **now).drafting  # one token is left: nothing to draft
+
+
+def test_inside_a_prompt_the_present_token_is_one_of_it() -> None:
+    run = running(RequestOptions((1, 2, 3), 4, 5))
+    assert [(run.in_prompt, run.offset) for run.prefilled in range(4)] == [(True, 0), (True, 1), (True, 2), (False, 2)]
+
+
+def test_what_was_fetched_is_what_it_was() -> None:
+    numbers = torch.arange(3)
+    drawn = DrawnTokens([], Fetched(numbers, numbers > 1), None, [], places=[2, 0])
+    numbers.zero_()  # the next tick writes to the same place
+    assert drawn.read() == [[2, 0], [True, False]]

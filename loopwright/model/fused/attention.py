@@ -2,7 +2,7 @@
 
 A program has some of the keys of a head; the last of a head to end adds up the parts. Keys that may not be seen (padding, other
 documents, outside the window) have −inf in the mask of the pass, which is added to the scores; keys after the new token are not
-read. The new token's own key is written, and counted from registers.
+read. The new token's own key is written, and counted from registers. Rows lie end to end, or begin where `starts` says.
 """
 
 from __future__ import annotations
@@ -20,6 +20,16 @@ def _summed(z, at, stride, splits: tl.constexpr, mask):
     for i in tl.static_range(1, splits):
         total += tl.load(z + i * stride + at, mask=mask, other=0.0).to(tl.float32)
     return total
+
+
+@triton.jit
+def _start(starts, row, capacity):
+    """Returns where the first key of a row lies, in tokens."""
+    if starts is None:
+        start = (row * capacity).to(tl.int64)
+    else:
+        start = tl.load(starts + row)
+    return start
 
 
 @triton.jit
@@ -43,7 +53,7 @@ def _merged(parts, stats, out, head, d, inside, size: tl.constexpr, splits: tl.c
 
 @triton.jit
 def attend_one(
-    z, keys, values, cos, sin, mask, index, parts, stats, ended, out, capacity, rotary_stride, z_stride, scale,
+    z, keys, values, starts, cos, sin, mask, index, parts, stats, ended, out, capacity, rotary_stride, z_stride, scale,
     heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, interleaved: tl.constexpr,
     z_splits: tl.constexpr, splits: tl.constexpr, splits_padded: tl.constexpr, chunk: tl.constexpr, block: tl.constexpr,
     early: tl.constexpr,
@@ -56,7 +66,7 @@ def attend_one(
     inside, partner, key_head = d < size, _partner(d, size, interleaved), head // groups
     here = tl.load(index + row).to(tl.int32)
     first = split * chunk
-    base = ((row * capacity).to(tl.int64) * key_heads + key_head) * size
+    base = (_start(starts, row, capacity) * key_heads + key_head) * size
     at = first + j
     held = (at < here)[:, None] & inside[None, :]
     # keys of earlier passes depend on nothing: the first of them are on their way before the wait
@@ -112,7 +122,7 @@ def attend_one(
 
 @triton.jit
 def attend_many(
-    z, keys, values, cos, sin, mask, index, parts, stats, ended, out, capacity, rotary_stride, z_stride, scale,
+    z, keys, values, starts, cos, sin, mask, index, parts, stats, ended, out, capacity, rotary_stride, z_stride, scale,
     heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, interleaved: tl.constexpr,
     z_splits: tl.constexpr, splits: tl.constexpr, splits_padded: tl.constexpr, chunk: tl.constexpr, block: tl.constexpr,
     grouped: tl.constexpr, stages: tl.constexpr, early: tl.constexpr,
@@ -125,7 +135,7 @@ def attend_many(
     wanted = live[:, None] & inside[None, :]
     here = tl.load(index + row).to(tl.int32)
     first = split * chunk
-    base = ((row * capacity).to(tl.int64) * key_heads + key_head) * size
+    base = (_start(starts, row, capacity) * key_heads + key_head) * size
     wait_early(early)
     mine = row * (heads + 2 * key_heads) * size
     q_at, k_at = mine + (key_head * groups + g)[:, None] * size, mine + (heads + key_head) * size

@@ -17,6 +17,7 @@ from loopwright.model.adapter.effects import Adaptation
 from loopwright.model.block import Block
 from loopwright.model.cache import KEYS, VALUES, LoopCache
 from loopwright.model.context import Pass, Place
+from loopwright.model.fixed_rows import FixedRows
 from loopwright.model.fused import sizes
 from loopwright.model.fused.attention import attend_many, attend_one
 from loopwright.model.fused.offer import adapted
@@ -138,15 +139,12 @@ class FusedStacks:
         self._moved(x_out)
 
     def _attend(self, place: Place, p: Pass) -> None:
-        assert isinstance(p.cache, LoopCache)
-        stack, slot = p.cache.slot_of(place, p)
-        assert isinstance(slot, int)
-        keys, values = (p.cache.tables[stack, name].views[slot] for name in (KEYS, VALUES))
+        keys, values, starts, index = _held(place, p)
         cos, sin = (None, None) if p.rotary is None else p.rotary
         mask = p.mask if self.masked else None
         size, stride = self.attend, 0 if cos is None or cos.shape[0] == 1 else self.size
         given = (
-            self.z, keys, values, cos, sin, mask, p.batch_span.index, self.parts, self.stats, self.ended, self.a, self.capacity,
+            self.z, keys, values, starts, cos, sin, mask, index, self.parts, self.stats, self.ended, self.a, self.capacity,
             stride, self.z[0].numel(), self.size**-0.5, self.heads, self.key_heads, self.size, self.size_padded, self.interleaved,
             self.z.shape[0], size.splits, triton.next_power_of_2(size.splits), size.chunk, size.block,
         )  # fmt: skip
@@ -172,6 +170,22 @@ class FusedStacks:
 
     def _launch(self, warps: int) -> dict[str, Any]:
         return {"num_warps": warps, "launch_pdl": True} if self.early else {"num_warps": warps}
+
+
+def _held(place: Place, p: Pass) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Returns keys and values of a layer, where those of each row begin (None: end to end), and where its new token stands."""
+    if isinstance(p.cache, FixedRows):
+        pool = p.cache.pool
+        return (
+            pool.keys[place.stack][place.layer],
+            pool.values[place.stack][place.layer],
+            p.cache.starts[place.stack],
+            p.cache.positions,
+        )
+    assert isinstance(p.cache, LoopCache)
+    stack, slot = p.cache.slot_of(place, p)
+    assert isinstance(slot, int)
+    return p.cache.tables[stack, KEYS].views[slot], p.cache.tables[stack, VALUES].views[slot], None, p.batch_span.index
 
 
 def _three(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

@@ -1,0 +1,181 @@
+"""TickGraphs: the three stages of a tick (prelude, one core step, read-out) over all rows of an engine, replayed as CUDA graphs.
+
+A tick that is launched kernel by kernel waits for the host. A captured stage has constant shapes: it runs every row, and a row
+that takes no part repeats another one, whose keys it writes once more. Which rows take part, where their tokens stand and where their
+keys lie are the few numbers that are copied to the device, without waiting for it. Stacks with a fused form (`model/fused/`) run in
+it, the others as they are. What cannot be captured is run at the same shapes, and that is said once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from loopwright.engine.running import Running
+from loopwright.model.context import Pass, open_pass
+from loopwright.model.decode_graph import Addresses
+from loopwright.model.fixed_rows import FixedRows
+from loopwright.model.fused.offer import fused_stacks, say_once
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.part import RowSteps
+from loopwright.model.pool import KeyPool
+from loopwright.model.state import signed
+
+if TYPE_CHECKING:
+    from loopwright.model.fused.stack import FusedStacks
+
+SHORTEST = 256  # keys; a stage is captured for rows of up to so many, then for up to twice as many
+SHORT_PROMPT = 16  # tokens; prompts up to this length go through the captured stages: a prefill is launched kernel by kernel
+# what the device is told of each row: the row that it repeats (itself, if it takes part), whether it takes part, where its token
+# stands, its step, its token (-1: the one that was drawn last), the seed of its state, and its first cell in each stack
+SOURCE, ACTIVE, POSITION, STEP, GIVEN, SEED, PRELUDE, CORE, CODA = range(9)
+
+
+class TickGraphs:
+    """The captured stages of a scheduler, one of each kind per power of two of the longest row, made when they are first needed."""
+
+    def __init__(self, model: LoopedForCausalLM, pool: KeyPool, state: Tensor, given: Tensor, token: Tensor) -> None:
+        self.model, self.pool, self.state, self.input, self.token = model, pool, state, given, token
+        self.rows, self.device = len(state), state.device
+        self.logits = state.new_zeros(self.rows, model.config.vocab_size, dtype=model.lm_head.weight.dtype)
+        self.greedy = torch.zeros(self.rows, dtype=torch.long, device=self.device)
+        self.finite = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
+        self.stages: dict[tuple[str, int], Stage] = {}
+        self.fused: dict[int, FusedStacks | None] = {}
+        self._begin()
+
+    def refresh(self) -> None:
+        """Captures anew where other tensors took the place of weights; values that changed in place are seen as they are."""
+        if not self.weights.hold:
+            self._begin()
+
+    def embed(self, runs: Sequence[Running]) -> None:
+        """Runs the prelude of the present tokens; the input and the first state of these rows follow from it."""
+        self._play("embed", self._embed, runs, "prelude", [0] * len(runs))
+
+    def step(self, runs: Sequence[Running]) -> None:
+        """Runs the present step of some rows."""
+        self._play("step", self._step, runs, "core", [run.t for run in runs])
+
+    def read_out(self, runs: Sequence[Running]) -> None:
+        """Reads out the states of some rows: `logits`, their largest (`greedy`) and whether they are `finite` stand in the places
+        of these rows until the next reading."""
+        groups = [run.row.readings.index(run.request.wish.depth) if self.pool.layers["coda"] else 0 for run in runs]
+        self._play("read", self._read_out, runs, "coda", groups)
+
+    def _begin(self) -> None:
+        self.stages, self.fused = {}, {}
+        self.weights = Addresses(self.model)
+        self.kept = [*self.model.parameters(), *self.model.buffers()]  # what a graph reads must not be freed under it
+
+    def _play(
+        self, name: str, run: Callable[[Tensor, Pass], None], runs: Sequence[Running], stack: str, groups: Sequence[int]
+    ) -> None:
+        reach = max(SHORTEST, 1 << max(one.offset for one in runs).bit_length())
+        numbers = self._numbers(runs, stack, groups)
+        if (name, reach) not in self.stages:
+            self.stages[name, reach] = Stage(self, name, run, reach, numbers)
+        self.stages[name, reach].play(numbers)
+
+    def _numbers(self, runs: Sequence[Running], stack: str, groups: Sequence[int]) -> Tensor:
+        columns: dict[int, list[int]] = {}
+        own = self.model.state.seed
+        for run, group in zip(runs, groups, strict=True):
+            if self.pool.layers[stack]:
+                run.row.place(stack, group, run.offset, 1)
+            cells = [run.row.cell(name, group if name == stack else 0) for name in ("prelude", "core", "coda")]
+            seed = signed(own if run.request.wish.state_seed is None else run.request.wish.state_seed)
+            given = run.request.wish.prompt[run.prefilled] if run.in_prompt else -1
+            columns[run.slot] = [run.slot, 1, run.offset, run.t, given, seed, *cells]
+        shortest = columns[min(runs, key=lambda run: run.offset).slot]
+        idle = [shortest[SOURCE], 0, *shortest[POSITION:]]
+        table = list(zip(*(columns.get(slot, idle) for slot in range(self.rows)), strict=True))
+        return torch.tensor(table, pin_memory=self.device.type == "cuda")  # from there a copy waits for nothing
+
+    def open_pass(self, numbers: Tensor, reach: int) -> Pass:
+        """Returns the pass of one token per row, by the numbers that are on the device."""
+        if reach not in self.fused:
+            self.fused[reach] = self._fused(reach)
+        starts = {"prelude": numbers[PRELUDE], "core": numbers[CORE], "coda": numbers[CODA]}
+        cache = FixedRows(self.pool, numbers[POSITION], starts, reach)
+        config = self.model.config
+        return open_pass(
+            cache.span, self.model.rotary, config.sliding_window, self.state.dtype, cache=cache, fused=self.fused[reach]
+        )
+
+    def _fused(self, reach: int) -> FusedStacks | None:
+        if self.device.type != "cuda" or self.model.config.sliding_window is not None:
+            return None
+        stacks = fused_stacks(self.model)
+        if not stacks:
+            return None
+        from loopwright.model.fused.stack import FusedStacks  # Triton comes with torch, where there is a GPU
+
+        return FusedStacks(self.model, stacks, self.rows, reach, masked=False)
+
+    # the stages, as they are captured
+
+    def _embed(self, numbers: Tensor, p: Pass) -> None:
+        assert isinstance(p.cache, FixedRows)
+        given = numbers[GIVEN][:, None]
+        ids = torch.where(given < 0, self.token[numbers[SOURCE]], given)
+        e, p = self.model.embed_at(self.model.token_vectors(ids), p.cache.span, cache=p.cache, fused=p.fused)
+        s = self.model.start_state(e, p, numbers[SEED] if self.model.state.seeded else None)
+        self._put(self.input, e, numbers)
+        self._put(self.state, s, numbers)
+
+    def _step(self, numbers: Tensor, p: Pass) -> None:
+        steps = RowSteps((0,) * self.rows, self.device)  # the host knows the real ones, and has checked them
+        steps.tensor = numbers[STEP]
+        source = numbers[SOURCE]
+        self._put(self.state, self.model.step(self.state[source], self.input[source], steps, p), numbers)
+
+    def _read_out(self, numbers: Tensor, p: Pass) -> None:
+        logits = self.model.read_out(self.state[numbers[SOURCE]], p, reading=0)[:, 0]
+        self.logits.copy_(logits)
+        self.greedy.copy_(logits.float().argmax(-1))  # in float32, as `sample` compares them
+        self.token.copy_(torch.where(numbers[ACTIVE].bool(), self.greedy, self.token[:, 0])[:, None])
+        self.finite.copy_(logits.isfinite().all(-1))
+
+    def _put(self, held: Tensor, new: Tensor, numbers: Tensor) -> None:
+        held.copy_(torch.where(numbers[ACTIVE].bool()[:, None, None], new, held))
+
+
+class Stage:
+    """One stage at one reach: a graph and the numbers that it reads, or, where it cannot be captured, the stage as it is."""
+
+    def __init__(self, graphs: TickGraphs, name: str, run: Callable[[Tensor, Pass], None], reach: int, numbers: Tensor) -> None:
+        self.numbers = numbers.to(graphs.device, copy=True)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self._run: Callable[[], None] = lambda: run(self.numbers, graphs.open_pass(self.numbers, reach))
+        if graphs.device.type != "cuda":
+            return
+        try:
+            self._capture(graphs)
+        except RuntimeError as error:
+            say_once(f"engine: the stage {name!r} of a tick is launched kernel by kernel: {error}")
+
+    def play(self, numbers: Tensor) -> None:
+        """Runs the stage for the rows that the numbers name, without waiting for the device."""
+        self.numbers.copy_(numbers, non_blocking=True)
+        if self.graph is None:
+            self._run()
+        else:
+            self.graph.replay()
+
+    def _capture(self, graphs: TickGraphs) -> None:
+        # compiles what the stage needs; nobody takes part, and keys are written where the next run writes them again
+        self.numbers[ACTIVE] = 0
+        side = torch.cuda.Stream(device=graphs.device)
+        side.wait_stream(torch.cuda.current_stream(graphs.device))
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._run()
+        torch.cuda.current_stream(graphs.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._run()
+        self.graph = graph

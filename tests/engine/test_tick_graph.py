@@ -1,0 +1,119 @@
+"""A tick of constant shape is the tick row by row: mixed steps, idle rows, short prompts, changed weights; captured on a GPU."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import loopwright as lw
+from loopwright.engine import tick_graph
+from loopwright.engine.request import Request, RequestOptions
+from loopwright.engine.scheduler import Scheduler
+from loopwright.engine.tick_graph import TickGraphs
+from tests.cases import gap, noisy, some
+from tests.engine.mix import answer, check, make, random_wish, serve, uneven
+
+PRESETS = ["ouro-1.4b", "huginn", "ouroboros-qwen2.5-3b", "asura", "retrofit-llama-1b", "stars-addition"]
+
+
+def fixed(model: lw.LoopedForCausalLM, rows: int, tokens: int) -> Scheduler:
+    """Returns a scheduler whose stages have constant shapes; on a CPU nothing is captured, but the same is run."""
+    scheduler = Scheduler(model, rows=rows, tokens=tokens, readings=6)
+    scheduler.graphs = TickGraphs(model, scheduler.pool, scheduler.state, scheduler.input, scheduler.token)
+    return scheduler
+
+
+@pytest.mark.parametrize("name", some(PRESETS, {"huginn", "ouroboros-qwen2.5-3b"}))
+def test_each_request_is_answered_as_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tick_graph, "SHORTEST", 4)  # so that rows pass from stage to stage
+    model, draw = make(f"{name}-tiny"), random.Random(name)
+    wishes = [random_wish(model, draw, longest=20) for _ in range(5)]
+    wishes[0] = uneven(model, wishes[0], draw)
+    scheduler = fixed(model, 3, 90)
+    requests, cancelled = serve(scheduler, wishes, draw, cancels=0.02)
+    assert check(model, requests, cancelled, [answer(model, wish) for wish in wishes]) == 0
+    assert {stage for stage, _ in scheduler.graphs.stages} == {"embed", "step", "read"}
+    assert sum(scheduler.pool.cells["core"].free[0]) == scheduler.pool.cells["core"].count  # every cell came back
+
+
+def test_rows_that_take_no_part_stay_as_they_are() -> None:
+    model = make("huginn-tiny")
+    scheduler = fixed(model, 4, 60)
+    for depth in (1, 3):
+        scheduler.add(Request(RequestOptions((3, 4, 5), depth, 4)))
+    scheduler._admit()
+    kept = [torch.randn_like(x) for x in (scheduler.state, scheduler.input)]
+    for tensor, value in zip((scheduler.state, scheduler.input), kept, strict=True):
+        tensor.copy_(value)
+    keys = scheduler.pool.keys["core"].clone()
+    first = scheduler.running[0]
+    with torch.no_grad():
+        scheduler._embed([first])
+        scheduler._step([first])
+    idle = [slot for slot in range(4) if slot != first.slot]
+    for tensor, value in zip((scheduler.state, scheduler.input), kept, strict=True):
+        assert torch.equal(tensor[idle], value[idle]) and not torch.equal(tensor[first.slot], value[first.slot])
+    written = (scheduler.pool.keys["core"] != keys).any(-1).any(-1).any(0).nonzero().flatten().tolist()
+    assert written == [first.row.cell("core", 0)]
+
+
+def test_a_cpu_runs_row_by_row() -> None:
+    assert Scheduler(noisy("ouro-1.4b-tiny"), rows=2, tokens=16).graphs is None
+
+
+@torch.no_grad()
+def states_of(model: lw.LoopedForCausalLM, *, graphs: bool, length: int, change: str) -> tuple[list[list[int]], torch.Tensor]:
+    """Returns the tokens of five requests of mixed depths in three rows, and the states of the rows at the end."""
+    scheduler = Scheduler(model, rows=3, tokens=5 * (length + 8))
+    assert scheduler.graphs is not None
+    if not graphs:
+        scheduler.graphs = None
+    requests = [Request(RequestOptions(tuple(range(2, 2 + length - i)), 1 + (3 * i) % 4, 6)) for i in range(5)]
+    for request in requests:
+        scheduler.add(request)
+    for tick in range(400):
+        if tick == 6 and change == "values":
+            for parameter in model.parameters():
+                parameter.mul_(1.05)
+        if scheduler.busy:
+            scheduler.tick()
+    if graphs:
+        assert all(stage.graph is not None for stage in scheduler.graphs.stages.values())
+    return [request.result(0).tokens for request in requests], scheduler.state.clone()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(("length", "change"), [(7, ""), (300, ""), (30, "values")])  # 300: two graphs of each stage
+def test_captured_is_row_by_row(name: str, length: int, change: str) -> None:
+    def model() -> lw.LoopedForCausalLM:
+        return noisy(f"{name}-tiny", std=0.1, vocab_size=400, max_position_embeddings=512).cuda()
+
+    tokens, states = states_of(model(), graphs=True, length=length, change=change)
+    wanted, exact = states_of(model(), graphs=False, length=length, change=change)
+    assert tokens == wanted
+    assert gap(states, exact) < 1e-4
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_tensors_that_take_the_place_of_weights_are_read_by_the_next_request() -> None:
+    model = noisy("ouro-1.4b-tiny", std=0.1).cuda()
+    scheduler = Scheduler(model, rows=2, tokens=64)
+
+    def ask() -> list[int]:
+        request = Request(RequestOptions((3, 4, 5), 3, 6))
+        scheduler.add(request)
+        while scheduler.busy:
+            scheduler.tick()
+        return request.result(0).tokens
+
+    ask()
+    other = noisy("ouro-1.4b-tiny", std=0.1, seed=5).cuda()
+    for module, new in zip(model.modules(), other.modules(), strict=True):
+        for key, parameter in new._parameters.items():
+            module._parameters[key] = parameter
+    made = model.generate(torch.tensor([[3, 4, 5]], device="cuda"), depth=3, max_new_tokens=6, do_sample=False, eos_token_id=None)
+    assert ask() == made[0, 3:].tolist()
