@@ -1,14 +1,15 @@
 """TickGraphs: the three stages of a tick (prelude, one core step, read-out) over all rows of an engine, replayed as CUDA graphs.
 
 A tick that is launched kernel by kernel waits for the host. A captured stage has constant shapes: it runs every row, and a row
-that takes no part repeats another one, whose keys it writes once more. Which rows take part, where their tokens stand and where their
-keys lie are the few numbers that are copied to the device, without waiting for it. Stacks with a fused form (`model/fused/`) run in
-it, the others as they are. What cannot be captured is run at the same shapes, and that is said once.
+that takes no part repeats another one, whose keys it writes once more. Which rows take part, where their tokens stand and where
+their keys lie are a few numbers that are copied to the device, without waiting for it. Stacks with a fused form (`model/fused/`)
+run in it, the others as they are. What cannot be captured is run at the same shapes, and that is said once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,6 +46,7 @@ class TickGraphs:
         self.finite = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
         self.stages: dict[tuple[str, int], Stage] = {}
         self.fused: dict[int, FusedStacks | None] = {}
+        self.rotary: dict[int, tuple[Tensor, Tensor] | None] = {}
         self._begin()
 
     def refresh(self) -> None:
@@ -67,7 +69,7 @@ class TickGraphs:
         self._play("read", self._read_out, runs, "coda", groups)
 
     def _begin(self) -> None:
-        self.stages, self.fused = {}, {}
+        self.stages, self.fused, self.rotary = {}, {}, {}
         self.weights = Addresses(self.model)
         self.kept = [*self.model.parameters(), *self.model.buffers()]  # what a graph reads must not be freed under it
 
@@ -99,12 +101,19 @@ class TickGraphs:
         """Returns the pass of one token per row, by the numbers that are on the device."""
         if reach not in self.fused:
             self.fused[reach] = self._fused(reach)
+            self.rotary[reach] = self._rotary(reach)
         starts = {"prelude": numbers[PRELUDE], "core": numbers[CORE], "coda": numbers[CODA]}
         cache = FixedRows(self.pool, numbers[POSITION], starts, reach)
-        config = self.model.config
-        return open_pass(
-            cache.span, self.model.rotary, config.sliding_window, self.state.dtype, cache=cache, fused=self.fused[reach]
-        )
+        window, tables = self.model.config.sliding_window, self.rotary[reach]
+        p = open_pass(cache.span, None, window, self.state.dtype, cache=cache, fused=self.fused[reach])
+        return p if tables is None else replace(p, rotary=(tables[0][numbers[POSITION]], tables[1][numbers[POSITION]]))
+
+    def _rotary(self, reach: int) -> tuple[Tensor, Tensor] | None:
+        """Returns the rotations of all positions, of which a pass takes its own: two kernels where making them takes a dozen."""
+        if self.model.rotary is None:
+            return None
+        cos, sin = self.model.rotary.table(torch.arange(reach, device=self.device)[None], self.state.dtype)
+        return cos[0][:, None], sin[0][:, None]
 
     def _fused(self, reach: int) -> FusedStacks | None:
         if self.device.type != "cuda" or self.model.config.sliding_window is not None:
@@ -119,17 +128,15 @@ class TickGraphs:
     # the stages, as they are captured
 
     def _embed(self, numbers: Tensor, p: Pass) -> None:
-        assert isinstance(p.cache, FixedRows)
         given = numbers[GIVEN][:, None]
         ids = torch.where(given < 0, self.token[numbers[SOURCE]], given)
-        e, p = self.model.embed_at(self.model.token_vectors(ids), p.cache.span, cache=p.cache, fused=p.fused)
+        e = self.model.run_prelude(self.model.token_vectors(ids), p)
         s = self.model.start_state(e, p, numbers[SEED] if self.model.state.seeded else None)
         self._put(self.input, e, numbers)
         self._put(self.state, s, numbers)
 
     def _step(self, numbers: Tensor, p: Pass) -> None:
-        steps = RowSteps((0,) * self.rows, self.device)  # the host knows the real ones, and has checked them
-        steps.tensor = numbers[STEP]
+        steps = RowSteps((0,) * self.rows, self.device, numbers[STEP])  # the host has checked the real ones
         source = numbers[SOURCE]
         self._put(self.state, self.model.step(self.state[source], self.input[source], steps, p), numbers)
 

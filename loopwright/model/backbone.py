@@ -134,14 +134,18 @@ class Backbone(PreTrainedModel):
         fused: FusedStacks | None = None,
     ) -> tuple[Tensor, Pass]:
         """Returns the input e and the pass of embedded tokens x [B, T, D] that stand at `span`."""
-        if self.config.positions == "learned":
-            x = x + self.embed_positions(span.positions)
         window = self.config.sliding_window
         p = open_pass(span, self.rotary, window, x.dtype, cache=cache, tap=tap, outputs=outputs, fused=fused)
+        return self.run_prelude(x, p), p
+
+    def run_prelude(self, x: Tensor, p: Pass) -> Tensor:
+        """Returns the input e [B, T, D] of embedded tokens x of a pass that is open."""
+        if self.config.positions == "learned":
+            x = x + self.embed_positions(p.span.positions)
         x = F.dropout(self.embed_norm(x), self.config.dropout, self.training)
         x = p.see("embed", x, Place("prelude", 0, 0))
         p.keep_state(x, Place("prelude", 0, -1))
-        return self._layers("prelude", x, p, FIRST), p
+        return self._layers("prelude", x, p, FIRST)
 
     def token_vectors(self, input_ids: Tensor) -> Tensor:
         """Returns the scaled embedding rows of tokens, [B, T, D]."""

@@ -27,10 +27,8 @@ class FixedRows:
     def __init__(self, pool: KeyPool, positions: Tensor, starts: Mapping[str, Tensor], reach: int) -> None:
         self.pool, self.positions, self.starts = pool, positions, starts
         self.span = RowSpan((reach - 1,) * len(positions), 1, positions[:, None])
-        index = torch.arange(reach, device=positions.device)
-        self._index = torch.minimum(index, self.span.positions)  # a shorter row repeats its last token, unseen
         self._masks: dict[torch.dtype, Tensor] = {}
-        self._every = index
+        self._index: Tensor | None = None
 
     def begin_step(self, t: int | Tensor | RowSteps) -> None:
         """Counts nothing: the host does."""
@@ -47,9 +45,9 @@ class FixedRows:
         keys.index_copy_(0, own, k.flatten(0, 1).to(keys.dtype))
         values.index_copy_(0, own, v.flatten(0, 1).to(values.dtype))
         if q.dtype not in self._masks:
-            window = self.pool.config.sliding_window
-            self._masks[q.dtype] = added_mask(self.span.positions[..., None], self._every, window, q.dtype)[:, None]
-        cells = start + self._index
+            window, every = self.pool.config.sliding_window, torch.arange(self.span.extent, device=q.device)
+            self._masks[q.dtype] = added_mask(self.span.positions[..., None], every, window, q.dtype)[:, None]
+        cells = start + self._all()
         return attend(q, keys[cells], values[cells], mask=self._masks[q.dtype], causal=False)
 
     def carried_sum(self, name: str, place: Place, p: Pass, like: Tensor) -> Tensor:
@@ -62,4 +60,10 @@ class FixedRows:
         """Stores the running sums of the new tokens [R, 1, W] and returns those of all tokens [R, reach, W]."""
         table, start = self.pool.running_sums(place.stack, name, running), self.starts[place.stack][:, None]
         table.index_copy_(0, (start + self.span.positions).flatten(), running.flatten(0, 1))
-        return table[start + self._index]
+        return table[start + self._all()]
+
+    def _all(self) -> Tensor:
+        """Returns the index of every token of each row [R, reach]; a shorter row repeats its last one, unseen."""
+        if self._index is None:  # fused kernels do without it
+            self._index = torch.minimum(torch.arange(self.span.extent, device=self.positions.device), self.span.positions)
+        return self._index

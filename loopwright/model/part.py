@@ -64,9 +64,9 @@ class RowSteps:
 
     __slots__ = ("tensor", "values")
 
-    def __init__(self, values: Sequence[int], device: torch.device) -> None:
+    def __init__(self, values: Sequence[int], device: torch.device, tensor: Tensor | None = None) -> None:
         self.values = tuple(values)
-        self.tensor = torch.tensor(self.values, device=device)
+        self.tensor = torch.tensor(self.values, device=device) if tensor is None else tensor
 
 
 def take(table: Tensor, step: StepIndex) -> Tensor:

@@ -49,7 +49,8 @@ def test_attention(kernel: str, kind: str):
     ended = torch.zeros(rows * HEADS, dtype=torch.int32, device=DEVICE)
     index = torch.tensor(ROWS, device=DEVICE)
     given = (
-        parts, lying_keys, lying_values, starts, cos, sin, mask if kind == "masked" else None, index, sums, stats, ended, out, CAPACITY, SIZE,
+        parts, lying_keys, lying_values, starts, cos, sin, mask if kind == "masked" else None, index, sums, stats, ended, out,
+        CAPACITY, SIZE,
         parts[0].numel(), SIZE**-0.5, HEADS, KEY_HEADS, SIZE, 16, kind == "interleaved", 2, splits, 4, chunk,
     )  # fmt: skip
     if kernel == "one":
