@@ -8,25 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import takewhile
 
-from torch import Tensor, nn
+from torch import nn
 
 from loopwright.model.pool import KeyPool, Row
 
 SHORTEST = 8  # tokens; a shorter prefix is run again as fast as it is copied
 
 
-def weights_version(model: nn.Module) -> int:
-    """Returns a number that changes with the weights: by an optimizer's step, `load_state_dict` or a new tensor.
+class Weights:
+    """Which weights a model has, as two numbers: where they lie, and their version.
 
-    torch counts no changes that are written through `tensor.data`, and none of tensors made under inference mode.
+    The version changes by an optimizer's step, `load_state_dict` or a new tensor. torch counts no changes that are written through
+    `tensor.data`, and none of tensors made under inference mode.
     """
 
-    def version(x: Tensor) -> tuple[int, int]:
-        return x.data_ptr(), 0 if x.is_inference() else x._version
+    def __init__(self, model: nn.Module) -> None:
+        # asked at every admission, for which walking through the modules is too slow
+        self.tables = [(m._parameters, m._buffers, m._modules) for m in model.modules()]
 
-    return hash(tuple(version(x) for x in chain(model.parameters(), model.buffers())))
+    def read(self) -> tuple[int, int]:
+        """Returns both numbers as they are now."""
+        places: list[int] = []
+        versions: list[int] = []
+        for *tensors, modules in self.tables:
+            places += map(id, modules.values())
+            for table in tensors:
+                for x in table.values():
+                    if x is not None:
+                        places.append(x.data_ptr())
+                        versions.append(0 if x.is_inference() else x._version)
+        lie = hash(tuple(places))
+        return lie, hash((lie, *versions))
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from loopwright.engine.prefix import KeptPrefix, Prefixes, weights_version
+from loopwright.engine.prefix import KeptPrefix, Prefixes, Weights
 from loopwright.engine.request import Request
 from loopwright.engine.running import DrawnTokens, EngineStats, Fetched, Running
 from loopwright.engine.scores import score, score_prompts
@@ -55,6 +55,7 @@ class Scheduler:
         self.graphs: TickGraphs | None = None
         if weight.is_cuda:
             self.graphs = TickGraphs(model, self.pool, self.state, self.input, self.token)
+        self.weights = Weights(model)
         self.prefixes = Prefixes(self.pool)
         self.choices: dict[int, DraftChoice] = {}  # of drafts, by the depth that verifies them
         self.free_slots = list(range(rows))
@@ -141,7 +142,8 @@ class Scheduler:
         wish, counts = request.wish, None
         if wish.sampling.counts_tokens:
             counts = TokenCounts(torch.tensor(wish.prompt, device=self.token.device), self.model.config.vocab_size)
-        run = Running(request, row, self.free_slots[-1], row.steps, counts, weights_version(self.model))
+        lie, version = self.weights.read()
+        run = Running(request, row, self.free_slots[-1], row.steps, counts, version)
         if wish.uneven:
             run.trail = Trail(row.capacity, row.steps, self.state, coda=bool(self.pool.layers["coda"]))
             self._end_prefill(run)
@@ -151,7 +153,7 @@ class Scheduler:
             if self.graphs is not None and run.to_prefill - run.prefilled <= SHORT_PROMPT:
                 run.phase = "embed"
         if self.graphs is not None:
-            self.graphs.refresh()
+            self.graphs.refresh(lie)
         return run
 
     def _release(self, run: Running) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from loopwright.engine.running import Running
 from loopwright.model.context import Pass, open_pass
-from loopwright.model.decode_graph import Addresses
 from loopwright.model.fixed_rows import FixedRows
 from loopwright.model.fused.offer import fused_stacks, say_once
 from loopwright.model.looped import LoopedForCausalLM
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 SHORTEST = 256  # keys; a stage is captured for rows of up to so many, then for up to twice as many
 SHORT_PROMPT = 16  # tokens; prompts up to this length go through the captured stages: a prefill is launched kernel by kernel
 # what the device is told of each row: the row that it repeats (itself, if it takes part), whether it takes part, where its token
-# stands, its step, its token (-1: the one that was drawn last), the seed of its state, and its first cell in each stack
-SOURCE, ACTIVE, POSITION, STEP, GIVEN, SEED, PRELUDE, CORE, CODA = range(9)
+# stands, its step, its first cell in the stack at hand, its token (-1: the one that was drawn last) and the seed of its state
+SOURCE, ACTIVE, POSITION, STEP, START, GIVEN, SEED = range(7)
 
 
 class TickGraphs:
@@ -47,63 +46,61 @@ class TickGraphs:
         self.stages: dict[tuple[str, int], Stage] = {}
         self.fused: dict[int, FusedStacks | None] = {}
         self.rotary: dict[int, tuple[Tensor, Tensor] | None] = {}
+        self.lie: int | None = None  # a number for where the weights lie
         self._begin()
 
-    def refresh(self) -> None:
-        """Captures anew where other tensors took the place of weights; values that changed in place are seen as they are."""
-        if not self.weights.hold:
+    def refresh(self, lie: int) -> None:
+        """Captures anew where the weights lie elsewhere than before; values that changed in place are seen as they are."""
+        if lie != self.lie:
             self._begin()
+            self.lie = lie
 
     def embed(self, runs: Sequence[Running]) -> None:
         """Runs the prelude of the present tokens; the input and the first state of these rows follow from it."""
-        self._play("embed", self._embed, runs, "prelude", [0] * len(runs))
+        self._play(self._embed, runs, "prelude", [0] * len(runs))
 
     def step(self, runs: Sequence[Running]) -> None:
         """Runs the present step of some rows."""
-        self._play("step", self._step, runs, "core", [run.t for run in runs])
+        self._play(self._step, runs, "core", [run.t for run in runs])
 
     def read_out(self, runs: Sequence[Running]) -> None:
         """Reads out the states of some rows: `logits`, their largest (`greedy`) and whether they are `finite` stand in the places
         of these rows until the next reading."""
         groups = [run.row.readings.index(run.request.wish.depth) if self.pool.layers["coda"] else 0 for run in runs]
-        self._play("read", self._read_out, runs, "coda", groups)
+        self._play(self._read_out, runs, "coda", groups)
 
     def _begin(self) -> None:
         self.stages, self.fused, self.rotary = {}, {}, {}
-        self.weights = Addresses(self.model)
         self.kept = [*self.model.parameters(), *self.model.buffers()]  # what a graph reads must not be freed under it
 
-    def _play(
-        self, name: str, run: Callable[[Tensor, Pass], None], runs: Sequence[Running], stack: str, groups: Sequence[int]
-    ) -> None:
+    def _play(self, run: Callable[[Tensor, Pass], None], runs: Sequence[Running], stack: str, groups: Sequence[int]) -> None:
         reach = max(SHORTEST, 1 << max(one.offset for one in runs).bit_length())
         numbers = self._numbers(runs, stack, groups)
-        if (name, reach) not in self.stages:
-            self.stages[name, reach] = Stage(self, name, run, reach, numbers)
-        self.stages[name, reach].play(numbers)
+        if (stack, reach) not in self.stages:
+            self.stages[stack, reach] = Stage(self, stack, run, reach, numbers)
+        self.stages[stack, reach].play(numbers)
 
     def _numbers(self, runs: Sequence[Running], stack: str, groups: Sequence[int]) -> Tensor:
         columns: dict[int, list[int]] = {}
-        own = self.model.state.seed
+        layers, own = self.pool.layers[stack], self.model.state.seed
         for run, group in zip(runs, groups, strict=True):
-            if self.pool.layers[stack]:
-                run.row.place(stack, group, run.offset, 1)
-            cells = [run.row.cell(name, group if name == stack else 0) for name in ("prelude", "core", "coda")]
-            seed = signed(own if run.request.wish.state_seed is None else run.request.wish.state_seed)
-            given = run.request.wish.prompt[run.prefilled] if run.in_prompt else -1
-            columns[run.slot] = [run.slot, 1, run.offset, run.t, given, seed, *cells]
-        shortest = columns[min(runs, key=lambda run: run.offset).slot]
+            row, offset, wish = run.row, run.offset, run.request.wish
+            if layers:
+                row.place(stack, group, offset, 1)
+            given = wish.prompt[offset] if run.in_prompt else -1
+            seed = signed(own if wish.state_seed is None else wish.state_seed)
+            columns[run.slot] = [run.slot, 1, offset, run.t, row.cell(stack, group), given, seed]
+        shortest = min(columns.values(), key=lambda column: column[POSITION])
         idle = [shortest[SOURCE], 0, *shortest[POSITION:]]
         table = list(zip(*(columns.get(slot, idle) for slot in range(self.rows)), strict=True))
         return torch.tensor(table, pin_memory=self.device.type == "cuda")  # from there a copy waits for nothing
 
-    def open_pass(self, numbers: Tensor, reach: int) -> Pass:
+    def open_pass(self, stack: str, numbers: Tensor, reach: int) -> Pass:
         """Returns the pass of one token per row, by the numbers that are on the device."""
         if reach not in self.fused:
             self.fused[reach] = self._fused(reach)
             self.rotary[reach] = self._rotary(reach)
-        starts = {"prelude": numbers[PRELUDE], "core": numbers[CORE], "coda": numbers[CODA]}
-        cache = FixedRows(self.pool, numbers[POSITION], starts, reach)
+        cache = FixedRows(self.pool, numbers[POSITION], {stack: numbers[START]}, reach)
         window, tables = self.model.config.sliding_window, self.rotary[reach]
         p = open_pass(cache.span, None, window, self.state.dtype, cache=cache, fused=self.fused[reach])
         return p if tables is None else replace(p, rotary=(tables[0][numbers[POSITION]], tables[1][numbers[POSITION]]))
@@ -154,16 +151,16 @@ class TickGraphs:
 class Stage:
     """One stage at one reach: a graph and the numbers that it reads, or, where it cannot be captured, the stage as it is."""
 
-    def __init__(self, graphs: TickGraphs, name: str, run: Callable[[Tensor, Pass], None], reach: int, numbers: Tensor) -> None:
+    def __init__(self, graphs: TickGraphs, stack: str, run: Callable[[Tensor, Pass], None], reach: int, numbers: Tensor) -> None:
         self.numbers = numbers.to(graphs.device, copy=True)
         self.graph: torch.cuda.CUDAGraph | None = None
-        self._run: Callable[[], None] = lambda: run(self.numbers, graphs.open_pass(self.numbers, reach))
+        self._run: Callable[[], None] = lambda: run(self.numbers, graphs.open_pass(stack, self.numbers, reach))
         if graphs.device.type != "cuda":
             return
         try:
             self._capture(graphs)
         except RuntimeError as error:
-            say_once(f"engine: the stage {name!r} of a tick is launched kernel by kernel: {error}")
+            say_once(f"engine: the {stack} of a tick is launched kernel by kernel: {error}")
 
     def play(self, numbers: Tensor) -> None:
         """Runs the stage for the rows that the numbers name, without waiting for the device."""

@@ -33,6 +33,16 @@ def _start(starts, row, capacity):
 
 
 @triton.jit
+def _share(starts, here, splits: tl.constexpr, chunk: tl.constexpr, block: tl.constexpr):
+    """Returns the keys of a program: in a pool, where rows are much shorter than the longest may be, an equal part of its row."""
+    if starts is None:
+        share = chunk
+    else:
+        share = tl.cdiv(here + 1, splits * block) * block
+    return share
+
+
+@triton.jit
 def _partner(d, size: tl.constexpr, interleaved: tl.constexpr):
     if interleaved:
         return d ^ 1
@@ -65,7 +75,8 @@ def attend_one(
     d, j = tl.arange(0, padded), tl.arange(0, block)
     inside, partner, key_head = d < size, _partner(d, size, interleaved), head // groups
     here = tl.load(index + row).to(tl.int32)
-    first = split * chunk
+    share = _share(starts, here, splits, chunk, block)
+    first = split * share
     base = (_start(starts, row, capacity) * key_heads + key_head) * size
     at = first + j
     held = (at < here)[:, None] & inside[None, :]
@@ -85,13 +96,13 @@ def attend_one(
         key = key * c + _summed(z, k_at + partner, z_stride, z_splits, inside) * s
     q *= scale
     key = key.to(keys.dtype.element_ty)
-    if (here >= first) & (here < first + chunk) & (head % groups == 0):
+    if (here >= first) & (here < first + share) & (head % groups == 0):
         tl.store(keys + base + here * key_heads * size + d, key, mask=inside)
         tl.store(values + base + here * key_heads * size + d, value, mask=inside)
     top = tl.full([block], -float("inf"), tl.float32)
     mass = tl.zeros([block], tl.float32)
     total = tl.zeros([block, padded], tl.float32)
-    for begin in range(0, chunk, block):
+    for begin in range(0, share, block):
         at = first + begin + j
         own = (at == here)[:, None]
         scores = tl.sum(tl.where(own, key[None, :], k).to(tl.float32) * q[None, :], 1)
@@ -105,7 +116,7 @@ def attend_one(
         total = total * old[:, None] + p[:, None] * tl.where(own, value[None, :], v).to(tl.float32)
         top = new
         following = at + block
-        held = ((following < here) & (following < first + chunk))[:, None] & inside[None, :]
+        held = ((following < here) & (following < first + share))[:, None] & inside[None, :]
         k = tl.load(keys + base + following[:, None] * key_heads * size + d[None, :], mask=held, other=0.0)
         v = tl.load(values + base + following[:, None] * key_heads * size + d[None, :], mask=held, other=0.0)
     big = tl.max(top, 0)
@@ -134,7 +145,8 @@ def attend_many(
     inside, partner, live = d < size, _partner(d, size, interleaved), g < groups
     wanted = live[:, None] & inside[None, :]
     here = tl.load(index + row).to(tl.int32)
-    first = split * chunk
+    share = _share(starts, here, splits, chunk, block)
+    first = split * share
     base = (_start(starts, row, capacity) * key_heads + key_head) * size
     wait_early(early)
     mine = row * (heads + 2 * key_heads) * size
@@ -148,7 +160,7 @@ def attend_many(
     top = tl.full([grouped], -float("inf"), tl.float32)
     mass = tl.zeros([grouped], tl.float32)
     total = tl.zeros([grouped, padded], tl.float32)
-    if (here >= first) & (here < first + chunk):
+    if (here >= first) & (here < first + share):
         key = _summed(z, k_at + d, z_stride, z_splits, inside)
         if cos is not None:
             key = key * c + _summed(z, k_at + partner, z_stride, z_splits, inside) * s
@@ -160,7 +172,7 @@ def attend_many(
         top = tl.sum(q.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
         mass += 1.0
         total += value.to(tl.float32)[None, :]
-    last = tl.minimum(first + chunk, here)
+    last = tl.minimum(first + share, here)
     for begin in tl.range(first, last, block, num_stages=stages):
         at = begin + j
         held, held_across = (at < last)[:, None], (at < last)[None, :]
