@@ -32,9 +32,9 @@ class Weights:
         """Returns both numbers as they are now."""
         places: list[int] = []
         versions: list[int] = []
-        for *tensors, modules in self.tables:
+        for parameters, buffers, modules in self.tables:
             places += map(id, modules.values())
-            for table in tensors:
+            for table in (parameters, buffers):
                 for x in table.values():
                     if x is not None:
                         places.append(x.data_ptr())
