@@ -15,7 +15,9 @@ from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.batch import Source as Rows
 from loopwright.data.build import build_data, check_vocab
 from loopwright.data.tokenizer import Tokenizer
-from loopwright.evaluate.heldout import HeldOut, held_out
+from loopwright.evaluate.early_exit import early_exits
+from loopwright.evaluate.exit_rows import ExitEvaluation, Measured, exit_specs, exit_words, of_rows, of_text
+from loopwright.evaluate.heldout import HeldOut, held_out, need_likelihood
 from loopwright.evaluate.paired import Paired, compare_rows, paired_table
 from loopwright.evaluate.paired import compare as compare_texts
 from loopwright.evaluate.passages import read_passages
@@ -134,8 +136,9 @@ def evaluate(
     rows: int | None = None,
     batch: int | None = None,
     context: int | None = None,
-) -> Evaluation:
-    """Measures a model at several depths from one pass. Nothing is written.
+    exit: str | Sequence[str] = (),
+) -> Evaluation | ExitEvaluation:
+    """Measures a model at several depths from one pass, or what exit rules would cost and give. Nothing is written.
 
     Args:
         model: a model, a run of `lw.train`, or anything that `lw.load` opens.
@@ -147,7 +150,10 @@ def evaluate(
         rows: how many rows of a split (the first ones), or passages drawn from a text; default: all.
         batch: rows in a pass.
         context: tokens in a passage of text.
+        exit: rules by which tokens leave the loop early, as `evaluate --exit` takes them ("entropy:0.1", "all"); `depths` is then
+            one depth, the most steps of a token.
     """
+    rules = exit_words([exit] if isinstance(exit, str) else exit)
     depths = [depths] if isinstance(depths, int) else depths
     splits = [splits] if isinstance(splits, str) else splits
     _check_numbers(rows=rows, batch=batch)
@@ -156,18 +162,26 @@ def evaluate(
     opened = _open(model)
     if (data is None) == (text is None) and not (data is None and opened.data is not None):
         raise ValueError("evaluate: give data= (rows with answers) or text= (files of running text), one of them")
+    if rules and depths is not None and len(depths := list(depths)) != 1:
+        raise ValueError(f"depths: {depths} with exit; give one depth, the most steps that a token may take")
     with fitting_threads(opened.model):
         if text is not None:
             length = _context(opened.model, context)
             words = Tokenizer(tokenizer if tokenizer is not None else opened.words())
+            texts = {name: read_passages(name, files, words, length) for name, files in _named(text).items()}
+            if rules:
+                parts = {name: of_text(opened.model, passages, rows, batch) for name, passages in texts.items()}
+                return _exits(opened, parts, rules, depths)
             reports: dict[str, SweepReport | HeldOut] = {}
-            for name, files in _named(text).items():
-                passages = read_passages(name, files, words, length)
+            for name, passages in texts.items():
                 passages = passages if rows is None else passages.drawn(rows)
                 reports[name] = held_out(opened.model, passages, depths=depths, batch_size=batch, source=opened.name)
             return Evaluation(reports)
         found = opened.data() if data is None and opened.data is not None else _splits(data)
         check_vocab(found, opened.model.config.vocab_size)
+        if rules:
+            each = _parts(found, splits, rows).items()
+            return _exits(opened, {n: of_rows(part, batch or BATCH, exact=found.exact) for n, part in each}, rules, depths)
         reports = {}
         for name, part in _parts(found, splits, rows).items():
             reports[name] = sweep(
@@ -176,6 +190,22 @@ def evaluate(
                 split=name, source_name=opened.name,
             )  # fmt: skip
         return Evaluation(reports)
+
+
+def _exits(
+    opened: Any, parts: Mapping[str, Measured], rules: Sequence[Mapping[str, Any]], depths: Iterable[int] | None
+) -> ExitEvaluation:
+    model = opened.model
+    need_likelihood(model)
+    depth, specs = model.config.check_depth(None if depths is None else next(iter(depths))), exit_specs(rules, model)
+    return ExitEvaluation({
+        name: early_exits(
+            model, part.pairs(), specs,
+            name=name, depth=depth, units=part.units, unit=part.unit, exact=part.exact,
+            fingerprint=part.fingerprint, source=opened.name,
+        )
+        for name, part in parts.items()
+    })  # fmt: skip
 
 
 @dataclass(frozen=True)

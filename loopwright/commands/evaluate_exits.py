@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from loopwright.analysis.figures.inference import exit_trade_off
 from loopwright.analysis.figures.training import Curve
@@ -28,39 +23,19 @@ from loopwright.commands.evaluate import (
 )
 from loopwright.commands.results import file_stem, keep_more
 from loopwright.commands.wait import tell_wait
-from loopwright.data.batch import Batch
 from loopwright.data.build import build_data, check_vocab
 from loopwright.data.records import Files
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.evaluate.early_exit import ExitPoint, ExitReport, early_exits
-from loopwright.evaluate.heldout import FEWEST_DOCUMENTS, need_likelihood, passages_of_a_pass, units_of
-from loopwright.evaluate.passages import Passages, read_passages
+from loopwright.evaluate.exit_rows import Measured, exit_specs, exit_words, of_rows, of_text
+from loopwright.evaluate.heldout import need_likelihood
+from loopwright.evaluate.passages import read_passages
 from loopwright.evaluate.sweep import parse_depths
-from loopwright.generate.exit_rules import build_exit, parse_exit, usual_exits, write_exit
+from loopwright.generate.exit_rules import write_exit
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.recipes import recipe
 from loopwright.threads import fitting_threads
 from loopwright.train.recipe import Recipe
-
-USUAL = ("gate", "act", "change", "divergence", "entropy", "stable")  # `--exit all`: those of them that the model can answer
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What exits are measured on: batches of numbered rows, what is drawn for intervals, and how many rows were chosen by hand."""
-
-    batches: Sequence[Sequence[int]]
-    batch_of: Any  # numbers of rows → Batch
-    units: Tensor
-    unit: str
-    exact: bool
-    few: int | None
-    length: int
-    fingerprint: str = ""
-
-    def pairs(self) -> Iterator[tuple[Sequence[int], Batch]]:
-        """Yields the numbers of a batch's rows, and the batch."""
-        return ((places, self.batch_of(places)) for places in self.batches)
 
 
 def evaluate_exits(
@@ -87,7 +62,7 @@ def evaluate_exits(
     asked = parse_depths(depths) if depths else None
     if asked is not None and len(asked) > 1:
         raise ValueError(f"depths: {depths!r} with --exit; allowed: one depth, the most steps that a token may take")
-    words = _words(exits)
+    words = exit_words(exits)
     named = name_texts(texts)
     for files in named.values():
         Files(files)
@@ -96,11 +71,11 @@ def evaluate_exits(
     model, run, own = find_model(opened, dtype, device, out)
     need_likelihood(model)
     depth = model.config.check_depth(asked[0] if asked else None)
-    specs = _specs(words, model)
+    specs = exit_specs(words, model)
     if encoder is not None:
         length = fitting_context(model, context)
         passages = {name: read_passages(name, files, encoder, length, field=field) for name, files in named.items()}
-        parts = {f"text-{name}": _of_text(model, found, rows, batch) for name, found in passages.items()}
+        parts = {f"text-{name}": of_text(model, found, rows, batch) for name, found in passages.items()}
     else:
         parts = _of_splits(model, own, run.path / "data", source, data, splits, rows, batch)
     measured, update = opened.name if opened.run is None else str(opened.folder), chosen_update(source, checkpoint)
@@ -158,42 +133,6 @@ def draw(report: ExitReport, path: Path) -> str:
     )  # fmt: skip
 
 
-def _words(exits: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Returns the rules that the words name, checked before a model is loaded; `all` stays a word."""
-    return [{"kind": "all"} if word == "all" else parse_exit(word) for word in exits]
-
-
-def _specs(words: Sequence[Mapping[str, Any]], model: LoopedForCausalLM) -> list[dict[str, Any]]:
-    """Returns every rule with its limit, each once; raises where the model lacks what a named rule reads."""
-    found: dict[str, dict[str, Any]] = {}
-    for word in words:
-        for kind in [{"kind": name} for name in USUAL] if word["kind"] == "all" else [word]:
-            try:
-                build_exit(kind, model)
-            except ValueError:
-                if word["kind"] != "all" or not model.config.is_looped:
-                    raise
-                continue
-            found |= {write_exit(spec): spec for spec in usual_exits(kind)}
-    return list(found.values())
-
-
-def _of_text(model: LoopedForCausalLM, passages: Passages, rows: int | None, batch: int | None) -> Measured:
-    few = None if rows is None or rows >= len(passages) else rows
-    chosen = passages if rows is None else passages.drawn(rows)
-    if chosen.vocab_size > model.config.vocab_size:
-        raise ValueError(
-            f"{chosen.name}: its ids go up to {chosen.vocab_size - 1}, the model has {model.config.vocab_size} tokens; "
-            "allowed: the model's own tokenizer"
-        )
-    documents = [row.document for row in chosen.rows]
-    unit = "document" if len(set(documents)) >= FEWEST_DOCUMENTS else "passage"
-    order = chosen.by_length()
-    size = passages_of_a_pass(model, chosen.context) if batch is None else batch
-    groups = [order[first : first + size] for first in range(0, len(order), size)]
-    return Measured(groups, chosen.batch, units_of(unit, documents), unit, False, few, chosen.context, chosen.fingerprint)
-
-
 def _of_splits(
     model: LoopedForCausalLM, own: Recipe | None, folder: Path, source: str, data: str | None, splits: Sequence[str],
     rows: int | None, batch: int | None,
@@ -207,7 +146,5 @@ def _of_splits(
     for name in split_names(found, splits):
         there, few = rows_of(found, name, rows)
         size = ROWS if batch is None else batch
-        groups = [range(first, min(first + size, len(there))) for first in range(0, len(there), size)]
-        length = there.batch([0]).input_ids.shape[1]
-        parts[name] = Measured(groups, there.batch, torch.arange(len(there)), "row", found.exact, few, length)
+        parts[name] = of_rows(there, size, exact=found.exact, few=few)
     return parts

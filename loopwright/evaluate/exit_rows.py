@@ -1,0 +1,106 @@
+"""What exits are measured on, and by which rules: shared by the command and by `lw.evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Group
+from torch import Tensor
+
+from loopwright.data.batch import Batch
+from loopwright.data.batch import Source as Rows
+from loopwright.evaluate.early_exit import ExitReport
+from loopwright.evaluate.heldout import FEWEST_DOCUMENTS, passages_of_a_pass, units_of
+from loopwright.evaluate.passages import Passages
+from loopwright.generate.exit_rules import build_exit, parse_exit, usual_exits, write_exit
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.notebook import html_of
+
+USUAL = ("gate", "act", "change", "divergence", "entropy", "stable")  # `--exit all`: those of them that the model can answer
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What exits are measured on: batches of numbered rows, what is drawn for intervals, and how many rows were chosen by hand."""
+
+    batches: Sequence[Sequence[int]]
+    batch_of: Any  # numbers of rows → Batch
+    units: Tensor
+    unit: str
+    exact: bool
+    few: int | None
+    length: int
+    fingerprint: str = ""
+
+    def pairs(self) -> Iterator[tuple[Sequence[int], Batch]]:
+        """Yields the numbers of a batch's rows, and the batch."""
+        return ((places, self.batch_of(places)) for places in self.batches)
+
+
+def exit_words(exits: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Returns the rules that the words name, checked before a model is loaded; `all` stays a word."""
+    return [{"kind": "all"} if word == "all" else parse_exit(word) for word in exits]
+
+
+def exit_specs(words: Sequence[Mapping[str, Any]], model: LoopedForCausalLM) -> list[dict[str, Any]]:
+    """Returns every rule with its limit, each once; raises where the model lacks what a named rule reads."""
+    found: dict[str, dict[str, Any]] = {}
+    for word in words:
+        for kind in [{"kind": name} for name in USUAL] if word["kind"] == "all" else [word]:
+            try:
+                build_exit(kind, model)
+            except ValueError:
+                if word["kind"] != "all" or not model.config.is_looped:
+                    raise
+                continue
+            found |= {write_exit(spec): spec for spec in usual_exits(kind)}
+    return list(found.values())
+
+
+def of_text(model: LoopedForCausalLM, passages: Passages, rows: int | None, batch: int | None) -> Measured:
+    """Returns passages of running text, all or so many of them, in batches of equal length."""
+    few = None if rows is None or rows >= len(passages) else rows
+    chosen = passages if rows is None else passages.drawn(rows)
+    if chosen.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"{chosen.name}: its ids go up to {chosen.vocab_size - 1}, the model has {model.config.vocab_size} tokens; "
+            "allowed: the model's own tokenizer"
+        )
+    documents = [row.document for row in chosen.rows]
+    unit = "document" if len(set(documents)) >= FEWEST_DOCUMENTS else "passage"
+    order = chosen.by_length()
+    size = passages_of_a_pass(model, chosen.context) if batch is None else batch
+    groups = [order[first : first + size] for first in range(0, len(order), size)]
+    return Measured(groups, chosen.batch, units_of(unit, documents), unit, False, few, chosen.context, chosen.fingerprint)
+
+
+def of_rows(rows: Rows, batch: int, *, exact: bool, few: int | None = None) -> Measured:
+    """Returns rows with answers, in batches."""
+    groups = [range(first, min(first + batch, len(rows))) for first in range(0, len(rows), batch)]
+    return Measured(groups, rows.batch, torch.arange(len(rows)), "row", exact, few, rows.batch([0]).input_ids.shape[1])
+
+
+@dataclass(frozen=True)
+class ExitEvaluation:
+    """What exit rules cost and give, by split or text, as `loopwright evaluate --exit` measures it."""
+
+    reports: Mapping[str, ExitReport]
+
+    def __getitem__(self, name: str) -> ExitReport:
+        if name not in self.reports:
+            raise KeyError(f"{name!r} was not measured; there are {', '.join(self.reports)}")
+        return self.reports[name]
+
+    def table(self, width: int | None = None) -> Group:
+        """Returns the tables, for rich to print."""
+        return Group(*(report.table(width) for report in self.reports.values()))
+
+    def to_dict(self) -> dict[str, list[dict[str, Any]]]:
+        """Returns the numbers as plain data: for each split or text a row per fixed depth, rule and price of the oracle."""
+        return {n: [vars(point).copy() for point in (*r.fixed, *r.points, *r.oracle)] for n, r in self.reports.items()}
+
+    def _repr_html_(self) -> str:
+        return html_of(self.table())
