@@ -6,11 +6,14 @@ numbers are those of `hf` at each depth.
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import io
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,6 @@ from loopwright.evaluate.task_files import OWN, local_config
 from loopwright.evaluate.tasks import TaskReport, task_report
 from loopwright.generate.readings import check_depths
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.settings import suggest
 
 ROWS = 8  # that generate at a time, where nothing is said
 SEED = 1234  # by which lm-eval draws examples
@@ -84,17 +86,18 @@ def evaluate_tasks(
 
 def _load(names: Sequence[str], folder: str | Path | None, shots: int | None) -> tuple[Any, dict[str, str]]:
     """Returns lm-eval's tasks, and where the questions of each came from where that is a file."""
-    from lm_eval.tasks import TaskManager
-
     if not names:
         raise ValueError("tasks: none are given; name some, such as arc_easy,hellaswag")
     if folder is not None and not Path(folder).is_dir():
         raise ValueError(f"task-data: {folder} is not a folder; give one with files such as {names[0]}_test.jsonl")
-    manager = TaskManager(include_path=None if folder is None else str(folder))
+    manager = _manager(names, folder)
     known = [*manager.all_tasks, *(OWN if folder is not None else ())]
     for name in names:
         if name not in known:
-            raise ValueError(f"tasks: unknown {name!r}; {_near(name, known)}")
+            near = difflib.get_close_matches(name, known, 1)
+            raise ValueError(
+                f"tasks: unknown {name!r}; {f'did you mean {near[0]!r}?' if near else '`lm-eval ls tasks` lists them'}"
+            )
     origin: dict[str, str] = {}
     specs: list[Any] = []
     for name in names:
@@ -110,6 +113,21 @@ def _load(names: Sequence[str], folder: str | Path | None, shots: int | None) ->
         elif task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
     return loaded, origin
+
+
+def _manager(names: Sequence[str], folder: str | Path | None) -> Any:
+    """Returns lm-eval's index of tasks; of the few folders that hold these tasks where that is enough: the whole takes long."""
+    from lm_eval import tasks
+
+    own = [] if folder is None else [str(folder)]
+    root = Path(tasks.__file__).parent
+    task = re.compile(rf"^task:\s*['\"]?({'|'.join(map(re.escape, names))})['\"]?\s*$", re.MULTILINE)
+    near = sorted({str(path.parent) for path in root.glob("**/*.yaml") if task.search(path.read_text(errors="ignore"))})
+    manager = tasks.TaskManager(include_path=[*near, *own], include_defaults=False)
+    kinds = {name: entry.kind.name for name, entry in manager.task_index.items()}
+    if all(kinds.get(name, "TASK" if own and name in OWN else "") == "TASK" for name in names):
+        return manager
+    return tasks.TaskManager(include_path=own)
 
 
 def _local(manager: Any, name: str, folder: Path, shots: int | None, origin: dict[str, str]) -> list[Any]:
@@ -207,9 +225,7 @@ def _harness(model: LoopedForCausalLM, tokenizer: Any, depths: list[int], batch:
 
         def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None) -> list[Any]:
             pairs = [(context, continuation) for _, context, continuation in requests]
-            scores, greedy = score_continuations(
-                model, pairs, depths, longest=self.max_length, batch=batch, progress=progress
-            )
+            scores, greedy = score_continuations(model, pairs, depths, longest=self.max_length, batch=batch, progress=progress)
             # an array over depths is what lm-eval adds up over the windows of a text
             return list(zip(scores.numpy(), greedy.numpy(), strict=True))
 
@@ -263,7 +279,8 @@ def _wish(harness: Any, context: str, options: Mapping[str, Any]) -> tuple[dict[
     new, draws = asked.pop("max_gen_toks"), asked.pop("do_sample")
     unknown = sorted(set(asked) - set(SAMPLING))
     if unknown:
-        raise ValueError(f"tasks: generation_kwargs {', '.join(unknown)} are not offered; allowed: until, max_gen_toks, do_sample, {', '.join(SAMPLING)}")
+        allowed = ", ".join(("until", "max_gen_toks", "do_sample", *SAMPLING))
+        raise ValueError(f"tasks: generation_kwargs {', '.join(unknown)} are not offered; allowed: {allowed}")
     if new >= harness.max_length:
         raise ValueError(
             f"tasks: answers of up to {new} tokens do not fit into the {harness.max_length} positions of the model "
@@ -273,34 +290,29 @@ def _wish(harness: Any, context: str, options: Mapping[str, Any]) -> tuple[dict[
     vocabulary = harness.tokenizer.get_added_vocab()  # special tokens are no part of a decoded text
     ends = [vocabulary.get(term, term) for term in stop if term]
     sampling = {name: value for name, value in asked.items() if draws or name == "repetition_penalty"}
-    return {"prompt": ids[0].tolist(), "max_new_tokens": new, "stop": ends, **({} if draws else {"temperature": 0.0}), **sampling}, stop
+    return {
+        "prompt": ids[0].tolist(),
+        "max_new_tokens": new,
+        "stop": ends,
+        **({} if draws else {"temperature": 0.0}),
+        **sampling,
+    }, stop
 
 
 # what lm-eval says
 
 
-@contextmanager
+@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps lm-eval's remarks to errors, and its bars away: progress is shown by the caller."""
-    import os
-
+    """Keeps away what lm-eval and datasets print while they work: remarks below errors, and bars. The caller has its own."""
     logger = logging.getLogger("lm_eval")
-    level, bars = logger.level, os.environ.get("TQDM_DISABLE")
+    level = logger.level
     logger.setLevel(logging.ERROR)
-    os.environ["TQDM_DISABLE"] = "1"
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         logger.setLevel(level)
-        if bars is None:
-            del os.environ["TQDM_DISABLE"]
-        else:
-            os.environ["TQDM_DISABLE"] = bars
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    text = suggest(name, known)
-    return text if len(text) <= 200 else "`lm-eval ls tasks` lists them"
 
 
 def _line(error: BaseException) -> str:

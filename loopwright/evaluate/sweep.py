@@ -306,7 +306,8 @@ def _widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
 def rate_lines(rates: Iterable[DepthRates]) -> list[str]:
     """Returns what becomes of answers as depth grows, a line for each set of rates."""
     return [
-        f"depth {r.first} to {r.last}: right, then wrong {_percent(r.overthinking)} (at the end {_percent(r.overthinking_at_end)}); "
+        f"depth {r.first} to {r.last}: "
+        f"right, then wrong {_percent(r.overthinking)} (at the end {_percent(r.overthinking_at_end)}); "
         f"wrong, then right {_percent(r.self_correction)} (at the end {_percent(r.self_correction_at_end)})"
         for r in rates
     ]

@@ -1,4 +1,4 @@
-"""Reports of tasks with questions and answers: every metric by depth with its interval, and what becomes of an answer with depth."""
+"""Reports of tasks with questions: every metric by depth with its interval, and what becomes of an answer as depth grows."""
 
 from __future__ import annotations
 
@@ -134,7 +134,10 @@ def _column(values: Sequence[float], answers: Sequence[Sequence[Any]]) -> Metric
         ends = [_bootstrap(value, row) for value, row in zip(values, answers, strict=True)]
     low, high = torch.tensor(ends, dtype=torch.float64).T
     return MetricColumn(
-        column(torch.tensor(values, dtype=torch.float64), digits=DIGITS), column(low, digits=DIGITS), column(high, digits=DIGITS), share
+        column(torch.tensor(values, dtype=torch.float64), digits=DIGITS),
+        column(low, digits=DIGITS),
+        column(high, digits=DIGITS),
+        share,
     )
 
 

@@ -80,7 +80,9 @@ def test_a_dense_model_has_one_depth() -> None:
     assert scores.item() == pytest.approx(alone(dense, ([1, 2], [3, 4]), None, 64)[0], abs=1e-9)
 
 
-@pytest.mark.parametrize(("pair", "said"), [(([], [1]), "0 tokens of context"), (([1], []), "0 to score"), (([1], [2] * 9), "9 to")])
+@pytest.mark.parametrize(
+    ("pair", "said"), [(([], [1]), "0 tokens of context"), (([1], []), "0 to score"), (([1], [2] * 9), "9 to")]
+)
 def test_what_cannot_be_scored_is_told(pair: Pair, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         score_continuations(noisy("huginn-tiny"), [pair], [1], longest=8)
