@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,14 @@ def model(request: pytest.FixtureRequest) -> lw.LoopedForCausalLM:
     return noisy(request.param, std=0.3).double()
 
 
-def plain(model: lw.LoopedForCausalLM, folder: Path, depth: int, **options: Any) -> Any:
+def specs(folder: Path, tasks: Sequence[str] = tuple(TASKS)) -> list[dict[str, Any]]:
+    """The tasks as lm-eval takes them, with the files named one by one."""
+    shared = {"doc_to_text": "{{question}}", "test_split": "test", "training_split": "train", "dataset_path": "json"}
+    files = {task: {split: str(folder / f"{task}_{split}.jsonl") for split in ("train", "test")} for task in tasks}
+    return [{**shared, "task": task, **TASKS[task], "dataset_kwargs": {"data_files": files[task]}} for task in tasks]
+
+
+def plain(model: lw.LoopedForCausalLM, folder: Path, depth: int) -> Any:
     """lm-eval's own model at one depth, on its own loading of the files."""
     import lm_eval
     from lm_eval.models.huggingface import HFLM
@@ -78,14 +87,10 @@ def plain(model: lw.LoopedForCausalLM, folder: Path, depth: int, **options: Any)
     own = model.config.depth
     model.config.depth = depth
     try:
-        specs = []
-        for task, fields in TASKS.items():
-            files = {split: str(folder / f"{task}_{split}.jsonl") for split in ("train", "test")}
-            data = {"dataset_path": "json", "dataset_kwargs": {"data_files": files}}
-            shared = {"task": task, "doc_to_text": "{{question}}", "test_split": "test", "training_split": "train"}
-            specs.append({**shared, **fields, **data})
         harness = HFLM(pretrained=model, tokenizer=word_tokenizer(), batch_size=3)
-        return lm_eval.simple_evaluate(harness, tasks=specs, task_manager=TaskManager(include_defaults=False), bootstrap_iters=0)
+        return lm_eval.simple_evaluate(
+            harness, tasks=specs(folder), task_manager=TaskManager(include_defaults=False), bootstrap_iters=0
+        )
     finally:
         model.config.depth = own
 
@@ -158,6 +163,42 @@ def test_a_report_has_intervals_rates_and_a_file(model: lw.LoopedForCausalLM, fo
     for metric in (choice.metrics["acc"], *reports["rolling"].metrics.values()):
         assert all(low <= value <= high for low, value, high in zip(metric.low, metric.value, metric.high, strict=True))
     assert TaskReport.load(choice.save(tmp_path / "choice.json")) == choice
+
+
+def test_lm_evals_own_client_of_our_server_gives_the_same_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`local-completions` over HTTP, at the depth that the server runs at."""
+    pytest.importorskip("aiohttp")
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    import lm_eval
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+    from lm_eval.tasks import TaskManager
+
+    from tests.serve.live import live
+
+    depth, tasks, model = 2, ["choice", "single", "free"], noisy("huginn-tiny", std=0.3)
+    model.config.depth = depth
+    words = word_tokenizer()
+    words.save_pretrained(tmp_path / "words")
+    ours = evaluate_tasks(model, words, tasks, [depth], folder=folder)
+    theirs = plain(model, folder, depth)
+    with live({"tiny": model}, tokenizer=words, max_tokens=2000) as server:
+        client = LocalCompletionsAPI(
+            model="tiny", base_url=f"{server.url}/v1/completions", tokenizer=str(tmp_path / "words"), max_length=127, batch_size=4
+        )
+        over = lm_eval.simple_evaluate(client, tasks=specs(folder, tasks), task_manager=TaskManager(include_defaults=False))
+    apart = [
+        abs(x - y)
+        for task in tasks[:2]
+        for a, b in zip(over["samples"][task], theirs["samples"][task], strict=True)
+        for x, y in zip(flat(a["filtered_resps"]), flat(b["filtered_resps"]), strict=True)
+    ]
+    texts = [[sample["resps"] for sample in result["samples"]["free"]] for result in (over, theirs)]
+    accuracies = {task: (over["results"][task]["acc,none"], ours[task].metrics["acc"].value[0]) for task in tasks[:2]}
+    print(f"\nlocal-completions and hf: {len(apart)} numbers, at most {max(apart):.1e} apart; accuracies {accuracies}; "
+          f"{sum(map(operator.eq, *texts))} of {len(texts[0])} texts equal")  # fmt: skip
+    assert max(apart) < 1e-5 and texts[0] == texts[1] and all(a == b for a, b in accuracies.values())
 
 
 @pytest.mark.parametrize(
