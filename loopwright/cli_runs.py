@@ -119,7 +119,7 @@ def recipes(
 def evaluate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder; or a model's folder, with --text, --tasks or --data.")],
     depths: Annotated[
-        str | None, typer.Option(help="1:64, 1,2,4 or 1:1000:log. Default: to 16 times the trained median; with --text: its own.")
+        str | None, typer.Option(help="1:64, 1,2,4 or 1:1000:log. Default: to 16 times the trained median; of a model: its own.")
     ] = None,
     split: Annotated[list[str] | None, typer.Option(help="A test split, or valid; repeatable. Default: all tests.")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="With a run: last, best, or an update's number. Default: last.")] = None,
@@ -139,23 +139,14 @@ def evaluate(
     ] = False,
     honest: Annotated[int, typer.Option(callback=whole, help="With --text: also score N tokens from their prefixes alone.")] = 0,
     rows: Annotated[
-        int | None,
-        typer.Option(
-            callback=whole, help="The first N rows of a split or questions of a task; N passages of a text, drawn at random."
-        ),
+        int | None, typer.Option(callback=whole, help="The first N rows or questions; with --text: N passages, drawn at random.")
     ] = None,
     batch: Annotated[int | None, typer.Option(callback=whole, help="Rows in a pass. Default: 500; with --text: what fits.")] = None,
     decode: Annotated[bool, typer.Option(help="Also decode greedily at three depths, and compare.")] = True,
     exit: Exits = None,
-    tasks: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="Tasks of lm-eval: arc_easy,gsm8k. Needs the extra eval.")
-    ] = None,
-    task_data: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="With --tasks: files of their questions. Default: the hub.")
-    ] = None,
-    shots: Annotated[
-        int | None, typer.Option(callback=whole, help="With --tasks: examples before a question. Default: the task's.")
-    ] = None,
+    tasks: Annotated[str | None, typer.Option(metavar="NAME,…", help="Tasks of lm-eval. Needs the extra eval.")] = None,
+    task_data: Annotated[str | None, typer.Option(metavar="FOLDER", help="Files of a task's questions. Default: the hub.")] = None,
+    shots: Annotated[int | None, typer.Option(callback=whole, help="Examples before a question. Default: the task's.")] = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
     out: Annotated[str | None, typer.Option(help="Where eval/ and figures/ go. Default: into the run.")] = None,
