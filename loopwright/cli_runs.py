@@ -117,9 +117,9 @@ def recipes(
 
 
 def evaluate(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder; or a model's folder, with --text or --data.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder; or a model's folder, with --text, --tasks or --data.")],
     depths: Annotated[
-        str | None, typer.Option(help="1:64, 1,2,4 or 1:1000:log. Default: to 16 times the trained median; with --text: its own.")
+        str | None, typer.Option(help="1:64, 1,2,4 or 1:1000:log. Default: to 16 times the trained median; texts, tasks: its own.")
     ] = None,
     split: Annotated[list[str] | None, typer.Option(help="A test split, or valid; repeatable. Default: all tests.")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="With a run: last, best, or an update's number. Default: last.")] = None,
@@ -139,11 +139,14 @@ def evaluate(
     ] = False,
     honest: Annotated[int, typer.Option(callback=whole, help="With --text: also score N tokens from their prefixes alone.")] = 0,
     rows: Annotated[
-        int | None, typer.Option(callback=whole, help="Only the first N rows of a split; with --text: N passages, drawn at random.")
+        int | None, typer.Option(callback=whole, help="The first N rows or questions; with --text: N passages, drawn at random.")
     ] = None,
     batch: Annotated[int | None, typer.Option(callback=whole, help="Rows in a pass. Default: 500; with --text: what fits.")] = None,
     decode: Annotated[bool, typer.Option(help="Also decode greedily at three depths, and compare.")] = True,
     exit: Exits = None,
+    tasks: Annotated[str | None, typer.Option(metavar="NAME,…", help="Tasks of lm-eval. Needs the extra eval.")] = None,
+    task_data: Annotated[str | None, typer.Option(metavar="FOLDER", help="Files of a task's questions. Default: the hub.")] = None,
+    shots: Annotated[int | None, typer.Option(callback=whole, help="Examples before a question. Default: the task's.")] = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
     out: Annotated[str | None, typer.Option(help="Where eval/ and figures/ go. Default: into the run.")] = None,
@@ -159,6 +162,8 @@ def evaluate(
     With --exit: draw what early exits would cost and give, every rule and limit from one pass, beside fixed and random depths and
     an oracle. A rule without a limit stands for its usual ones.
 
+    With --tasks: answer the questions of lm-eval's tasks at every depth; the numbers are those of lm-eval's hf model.
+
     Examples:
 
     loopwright evaluate runs/addition-stable --depths 1:64
@@ -170,32 +175,22 @@ def evaluate(
     loopwright evaluate ./my-model --text in=valid.jsonl.gz --depths 8 --exit all
 
     loopwright evaluate runs/demo-stable --exit change --exit lookahead:entropy:0.3
+
+    loopwright evaluate ./my-model --tasks arc_easy,hellaswag,gsm8k --depths 1,2,4,8
     """
-    from loopwright.commands import evaluate as verb
     from loopwright.commands.console import show
-    from loopwright.commands.evaluate_exits import evaluate_exits
-    from loopwright.commands.results import rows_by_depth
+    from loopwright.commands.evaluate_forms import evaluate_as
 
     shared: dict[str, Any] = {
         "depths": depths, "checkpoint": checkpoint, "rows": rows, "batch": batch, "device": device, "dtype": dtype, "out": out,
         "overwrite": overwrite,
     }  # fmt: skip
-    of_text: dict[str, Any] = {"context": context, "tokenizer": tokenizer, "field": verb.FIELD if field is None else field}
-    if text and (split or data or not decode):
-        raise ValueError("evaluate: --text with --split, --data or --no-decode; allowed: texts, or the splits of a recipe's data")
-    if not text and (teacher_forced or honest or not (context is field is tokenizer is None)):
-        raise ValueError(
-            "evaluate: --context, --field, --teacher-forced, --honest and --tokenizer belong to --text, which is not given"
-        )
-    if exit:
-        if teacher_forced or honest or not decode:
-            raise ValueError("evaluate: --teacher-forced, --honest and --no-decode do not go with --exit; leave them out")
-        show(lambda: evaluate_exits(run, exit, texts=text or [], splits=split or [], data=data, **of_text, **shared), as_json)
-    elif text:
-        of_text |= {"teacher_forced": teacher_forced, "honest": honest}
-        show(lambda: rows_by_depth(verb.evaluate_text(run, text, **of_text, **shared)), as_json)
-    else:
-        show(lambda: rows_by_depth(verb.evaluate(run, splits=split or [], data=data, decode=decode, **shared)), as_json)
+    show(lambda: evaluate_as(
+        run, shared,
+        splits={"splits": split or [], "data": data, "decode": decode},
+        text={"texts": text or [], "context": context, "field": field, "teacher_forced": teacher_forced, "honest": honest},
+        exits=exit or [], tasks={"tasks": tasks, "task_data": task_data, "shots": shots}, tokenizer=tokenizer,
+    ), as_json)  # fmt: skip
 
 
 def compare(

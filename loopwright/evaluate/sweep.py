@@ -131,14 +131,7 @@ class SweepReport:
 
     def remarks(self) -> list[str]:
         """Returns what the columns do not say, a line each: the rates, and how decoding compares."""
-        lines = []
-        for r in self.rates:
-            lost, at_end = _percent(r.overthinking), _percent(r.overthinking_at_end)
-            found, found_at_end = _percent(r.self_correction), _percent(r.self_correction_at_end)
-            lines.append(
-                f"depth {r.first} to {r.last}: right, then wrong {lost} (at the end {at_end}); "
-                f"wrong, then right {found} (at the end {found_at_end})"
-            )
+        lines = rate_lines(self.rates)
         for check in self.decoded:
             word = f"{check.disagreements} ROWS DIFFER from" if check.disagreements else "the same rows as"
             lines.append(f"greedy decoding at depth {check.depth}: {_percent(check.exact)} exact, {word} the one pass")
@@ -308,6 +301,16 @@ def _widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
     for row in rows:
         widest = [max(width, *map(len, cell.split("\n"))) for width, cell in zip(widest, row, strict=True)]
     return widest
+
+
+def rate_lines(rates: Iterable[DepthRates]) -> list[str]:
+    """Returns what becomes of answers as depth grows, a line for each set of rates."""
+    return [
+        f"depth {r.first} to {r.last}: "
+        f"right, then wrong {_percent(r.overthinking)} (at the end {_percent(r.overthinking_at_end)}); "
+        f"wrong, then right {_percent(r.self_correction)} (at the end {_percent(r.self_correction_at_end)})"
+        for r in rates
+    ]
 
 
 def _percent(share: float) -> str:

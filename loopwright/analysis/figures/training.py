@@ -52,7 +52,11 @@ class Radius:
 
 
 def accuracy_by_depth(
-    curves: Mapping[str, Curve], *, trained: tuple[int, int, int] | None = None, path: str | Path | None = None
+    curves: Mapping[str, Curve],
+    *,
+    trained: tuple[int, int, int] | None = None,
+    label: str = "exact match (%)",
+    path: str | Path | None = None,
 ) -> str:
     """Returns exact match over depth, a line per model with its interval; `trained` marks the least, median and largest depth
     trained at."""
@@ -62,7 +66,7 @@ def accuracy_by_depth(
         lines(axes, curves, scale=100)
         depth_axis(axes, curves)
         axes.set_ylim(-3, 103)
-        axes.set_ylabel("exact match (%)")
+        axes.set_ylabel(label)
         legend(axes)
 
     return figure(draw, path)
@@ -87,7 +91,11 @@ def loss_curves(curves: Mapping[str, Curve], *, path: str | Path | None = None) 
 
 
 def loss_by_depth(
-    curves: Mapping[str, Curve], *, trained: tuple[int, int, int] | None = None, path: str | Path | None = None
+    curves: Mapping[str, Curve],
+    *,
+    trained: tuple[int, int, int] | None = None,
+    label: str = "loss",
+    path: str | Path | None = None,
 ) -> str:
     """Returns the loss over depth, a line per split or model with its interval, on a logarithmic axis."""
 
@@ -96,7 +104,7 @@ def loss_by_depth(
         lines(axes, curves)
         depth_axis(axes, curves)
         log_axis(axes, curves)
-        axes.set_ylabel("loss")
+        axes.set_ylabel(label)
         legend(axes)
 
     return figure(draw, path)

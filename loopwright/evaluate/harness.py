@@ -1,0 +1,320 @@
+"""lm-eval's tasks at every depth: answers to choose from are scored at all depths in one pass, the engine generates the others.
+
+The model is lm-eval's own `hf` model in all but what runs the network: prompts, tokens, cuts and metrics are lm-eval's. So the
+numbers are those of `hf` at each depth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from loopwright.engine.engine import Engine
+from loopwright.evaluate.continuations import score_continuations
+from loopwright.evaluate.sweep import Progress
+from loopwright.evaluate.task_files import OWN, local_config
+from loopwright.evaluate.tasks import TaskReport, task_report
+from loopwright.generate.readings import check_depths
+from loopwright.model.looped import LoopedForCausalLM
+
+ROWS = 8  # that generate at a time, where nothing is said
+SEED = 1234  # by which lm-eval draws examples
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def need_lm_eval() -> None:
+    """Raises a ValueError in one line where lm-eval is not installed."""
+    if find_spec("lm_eval") is None:
+        raise ValueError("tasks: lm-eval is not installed; pip install 'loopwright[eval]'")
+
+
+def evaluate_tasks(
+    model: LoopedForCausalLM,
+    tokenizer: Any,
+    tasks: Sequence[str],
+    depths: Sequence[int] | None = None,
+    *,
+    folder: str | Path | None = None,
+    shots: int | None = None,
+    limit: int | None = None,
+    batch: int | None = None,
+    source: str = "",
+    progress: Progress | None = None,
+) -> dict[str, TaskReport]:
+    """Returns the report of each task at each depth; the numbers are those of lm-eval's `hf` model at that depth.
+
+    Args:
+        tasks: names of lm-eval, its tags and groups too, or of task files (.yaml) in the folder.
+        folder: where the questions stand as JSON lines, see task_files.py; default: the hub.
+        shots: examples before each question; default: the task's own number.
+        limit: only the first questions of each task.
+        batch: rows in a pass, and requests at a time where answers are generated.
+    """
+    need_lm_eval()
+    wanted = check_depths(model.config, depths)
+    with _quiet():
+        loaded, origin = _load(tasks, folder, shots)
+        for name, task in loaded["tasks"].items():
+            _need_answers(name, task, limit)
+        harness = _harness(model, tokenizer, wanted, batch, progress)
+        found = [_results(harness, loaded, limit, place) for place in range(len(wanted))]
+    reports = {}
+    for name, task in loaded["tasks"].items():
+        values, answers = _numbers(name, found)
+        if values:
+            reports[name] = task_report(
+                name, wanted, values, answers,
+                shots=task.get_config("num_fewshot") or 0, data=origin.get(name, str(task.DATASET_PATH)), source=source,
+                dtype=str(model.dtype).removeprefix("torch."),
+            )  # fmt: skip
+    if not reports:
+        raise ValueError(f"tasks: {', '.join(tasks)} gave no metric that is a number; nothing can be reported")
+    return reports
+
+
+# the tasks
+
+
+def _load(names: Sequence[str], folder: str | Path | None, shots: int | None) -> tuple[Any, dict[str, str]]:
+    """Returns lm-eval's tasks, and where the questions of each came from where that is a file."""
+    if not names:
+        raise ValueError("tasks: none are given; name some, such as arc_easy,hellaswag")
+    if folder is not None and not Path(folder).is_dir():
+        raise ValueError(f"task-data: {folder} is not a folder; give one with files such as {names[0]}_test.jsonl")
+    manager = _manager(names, folder)
+    known = [*manager.all_tasks, *(OWN if folder is not None else ())]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise ValueError(
+                f"tasks: unknown {name!r}; {f'did you mean {near[0]!r}?' if near else '`lm-eval ls tasks` lists them'}"
+            )
+    origin: dict[str, str] = {}
+    specs: list[Any] = []
+    for name in names:
+        specs += [name] if folder is None else _local(manager, name, Path(folder), shots, origin)
+    try:
+        loaded = manager.load(specs)
+    except Exception as error:  # of datasets, the hub client or a template, each with classes of its own
+        where = "give --task-data FOLDER with its questions" if folder is None else f"its files stand in {folder}"
+        raise ValueError(f"tasks: {', '.join(names)} cannot be loaded ({_line(error)}); {where}") from None
+    for task in loaded["tasks"].values():
+        if shots is not None and task.get_config("num_fewshot") != 0:  # a task that says 0 means it, as in lm-eval
+            task.set_config(key="num_fewshot", value=shots)
+        elif task.get_config("num_fewshot") is None:
+            task.set_config(key="num_fewshot", value=0)
+    return loaded, origin
+
+
+def _manager(names: Sequence[str], folder: str | Path | None) -> Any:
+    """Returns lm-eval's index of tasks; of the few folders that hold these tasks where that is enough: the whole takes long."""
+    from lm_eval import tasks
+
+    own = [] if folder is None else [str(folder)]
+    root = Path(tasks.__file__).parent
+    task = re.compile(rf"^task:\s*['\"]?({'|'.join(map(re.escape, names))})['\"]?\s*$", re.MULTILINE)
+    near = sorted({str(path.parent) for path in root.glob("**/*.yaml") if task.search(path.read_text(errors="ignore"))})
+    manager = tasks.TaskManager(include_path=[*near, *own], include_defaults=False)
+    kinds = {name: entry.kind.name for name, entry in manager.task_index.items()}
+    if all(kinds.get(name, "TASK" if own and name in OWN else "") == "TASK" for name in names):
+        return manager
+    return tasks.TaskManager(include_path=own)
+
+
+def _local(manager: Any, name: str, folder: Path, shots: int | None, origin: dict[str, str]) -> list[Any]:
+    """Returns the configs behind a name, with their data from the folder; one that a file of the folder gives whole is kept."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    entry = manager.task_index.get(name)
+    if entry is not None and entry.kind.name == "TAG":
+        return [spec for task in sorted(entry.tags) for spec in _local(manager, task, folder, shots, origin)]
+    if entry is not None and entry.kind.name != "TASK":
+        raise ValueError(f"tasks: {name} is no single task, so its files cannot be found; name its tasks, or leave --task-data out")
+    config: dict[str, Any] = {} if entry is None else load_yaml(entry.yaml_path, resolve_func=True)
+    own = entry is not None and Path(entry.yaml_path).resolve().is_relative_to(folder.resolve())
+    if own and "dataset_path" in config:
+        return [name]
+    config = {**config, **({} if own else OWN.get(name, {}))}
+    config.pop("tag", None)
+    chosen, path = local_config(folder, config, shots)
+    origin[name] = path.name
+    return [chosen]
+
+
+def _need_answers(name: str, task: Any, limit: int | None) -> None:
+    """Raises a ValueError in one line where a question has no answer: lm-eval would count it as wrong, or stop in the middle."""
+    kind = task.OUTPUT_TYPE
+    if kind == "loglikelihood_rolling" or (kind != "multiple_choice" and getattr(task.config, "process_results", None)):
+        return
+    for number, doc in task.doc_iterator(limit=limit):
+        try:
+            target = task.doc_to_target(doc)
+            choices = task.doc_to_choice(doc) if kind == "multiple_choice" else []
+        except Exception as error:  # of a template that finds no field, or of a function of the task
+            raise ValueError(f"{name}: question {number} cannot be read ({_line(error)})") from None
+        several = target if isinstance(target, list) else [target]
+        bad = any(one is None or one == "" for one in several) or not several
+        # answers to choose from are counted from 0; some tasks write the answer itself, and some ask the same of several texts
+        if kind == "multiple_choice" and not task.multiple_input and not bad:
+            bad = any(not 0 <= one < len(choices) if isinstance(one, int) else one not in choices for one in several)
+        if bad:
+            raise ValueError(f"{name}: question {number} has no answer (its target is {target!r}); allowed: a split with answers")
+
+
+def _results(harness: Any, loaded: Any, limit: int | None, place: int) -> Any:
+    """Returns what lm-eval makes of the answers at one depth."""
+    import lm_eval
+
+    harness.place = place
+    for task in loaded["tasks"].values():
+        task.set_fewshot_seed(seed=SEED)
+    return lm_eval.evaluate(harness, loaded, limit=limit, log_samples=True, bootstrap_iters=0)
+
+
+def _numbers(task: str, found: Sequence[Any]) -> tuple[dict[str, list[float]], dict[str, list[list[Any]]]]:
+    """Returns each metric of a task by depth, and what each question gave for it [depths, questions]."""
+    values: dict[str, list[float]] = {}
+    answers: dict[str, list[list[Any]]] = {}
+    for key, first in found[0]["results"][task].items():
+        metric, _, filtered = key.partition(",")
+        if not filtered or metric.endswith("_stderr") or isinstance(first, bool) or not isinstance(first, int | float):
+            continue
+        name = metric if filtered == "none" else f"{metric} ({filtered})"
+        rows = [{s["doc_id"]: s[metric] for s in r["samples"][task] if s["filter"] == filtered and metric in s} for r in found]
+        if rows[0]:
+            values[name] = [float(result["results"][task][key]) for result in found]
+            answers[name] = [[row[number] for number in sorted(row)] for row in rows]
+    return values, answers
+
+
+# the model
+
+
+def _harness(model: LoopedForCausalLM, tokenizer: Any, depths: list[int], batch: int | None, progress: Progress | None) -> Any:
+    """Returns lm-eval's model of ours. It answers at the depth of its `place`; a request runs once, for all depths."""
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.utils import postprocess_generated_text
+
+    class AtDepths(HFLM):
+        """`hf` with the passes replaced."""
+
+        place = 0
+
+        def __init__(self) -> None:
+            # one batch for lm-eval: rows are sorted and cut into passes here
+            super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=2**31)
+            self.known: dict[tuple[str, int], Sequence[Any]] = {}
+
+        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+            run = super().loglikelihood
+            rows = self.answers(requests, lambda new: [list(zip(*pair, strict=True)) for pair in run(new, disable_tqdm=True)])
+            return [(float(score), bool(greedy)) for score, greedy in rows]
+
+        def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+            run = super().loglikelihood_rolling
+            return [float(score) for score in self.answers(requests, lambda new: run(new, disable_tqdm=True))]
+
+        def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None) -> list[Any]:
+            pairs = [(context, continuation) for _, context, continuation in requests]
+            scores, greedy = score_continuations(model, pairs, depths, longest=self.max_length, batch=batch, progress=progress)
+            # an array over depths is what lm-eval adds up over the windows of a text
+            return list(zip(scores.numpy(), greedy.numpy(), strict=True))
+
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+            return self.answers(requests, self.generated)
+
+        def answers(self, requests: Sequence[Any], run: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
+            """Returns what requests get at the depth of now; those that are new are run at all depths, each repeat on its own."""
+            seen: Counter[str] = Counter()
+            keys = []
+            for request in requests:
+                text = f"{request.request_type} {json.dumps(request.args, default=str)}"
+                keys.append((text, seen[text]))
+                seen[text] += 1
+            new = [place for place, key in enumerate(keys) if key not in self.known]
+            if new:
+                self.known |= zip((keys[place] for place in new), run([requests[place] for place in new]), strict=True)
+            return [self.known[key][self.place] for key in keys]
+
+        def generated(self, requests: list[Any]) -> list[list[str]]:
+            """Returns the answers of requests by depth, all in one engine."""
+            wishes, stops = zip(*(_wish(self, *request.args) for request in requests), strict=True)
+            room = max(len(wish["prompt"]) + wish["max_new_tokens"] for wish in wishes)
+            rows = min(batch or ROWS, len(wishes) * len(depths))
+            looped = model.config.is_looped
+            with Engine(model, tokenizer, max_rows=rows, max_tokens=rows * room, depth=depths[-1] if looped else None) as engine:
+                handles = [
+                    [engine.submit(**wish, seed=seed, depth=depth if looped else None) for seed, wish in enumerate(wishes)]
+                    for depth in depths
+                ]
+                texts = []
+                for done, row in enumerate(handles):
+                    texts.append([
+                        postprocess_generated_text(self.tok_decode(handle.result().tokens), stop, None)
+                        for handle, stop in zip(row, stops, strict=True)
+                    ])  # fmt: skip
+                    if progress is not None:
+                        progress(done + 1, len(depths))
+            return [list(answers) for answers in zip(*texts, strict=True)]
+
+    return AtDepths()
+
+
+def _wish(harness: Any, context: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Returns a request of the engine that asks for what lm-eval's options do, and the texts that end an answer."""
+    from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
+
+    asked = dict(normalize_gen_kwargs(dict(options), harness.max_gen_toks))
+    eos = harness.tok_decode(harness.eot_token_id, skip_special_tokens=False)
+    stop = handle_stop_sequences(asked.pop("until"), eos=eos)
+    new, draws = asked.pop("max_gen_toks"), asked.pop("do_sample")
+    unknown = sorted(set(asked) - set(SAMPLING))
+    if unknown:
+        allowed = ", ".join(("until", "max_gen_toks", "do_sample", *SAMPLING))
+        raise ValueError(f"tasks: generation_kwargs {', '.join(unknown)} are not offered; allowed: {allowed}")
+    if new >= harness.max_length:
+        raise ValueError(
+            f"tasks: answers of up to {new} tokens do not fit into the {harness.max_length} positions of the model "
+            "(max_position_embeddings)"
+        )
+    ids, _ = harness.tok_batch_encode([context], left_truncate_len=harness.max_length - new)
+    vocabulary = harness.tokenizer.get_added_vocab()  # special tokens are no part of a decoded text
+    ends = [vocabulary.get(term, term) for term in stop if term]
+    sampling = {name: value for name, value in asked.items() if draws or name == "repetition_penalty"}
+    return {
+        "prompt": ids[0].tolist(),
+        "max_new_tokens": new,
+        "stop": ends,
+        **({} if draws else {"temperature": 0.0}),
+        **sampling,
+    }, stop
+
+
+# what lm-eval says
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps away what lm-eval and datasets print while they work: remarks below errors, and bars. The caller has its own."""
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -1,0 +1,167 @@
+"""Reports of tasks with questions: every metric by depth with its interval, and what becomes of an answer as depth grows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopwright.evaluate.sweep import Column, column, columns_of, number_table, rate_lines, read_report
+from loopwright.metrics.score import DepthRates, bootstrap_interval, depth_rates, wilson_interval
+from loopwright.storage.files import write_whole
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# what a task may make of the mean of its questions' numbers; the one that gives the task's own value is the one it used
+MEANS: tuple[Callable[[float], float], ...] = (
+    lambda mean: mean,
+    lambda mean: math.exp(-mean),  # perplexity, of log-likelihoods
+    lambda mean: -mean / math.log(2),  # bits
+)
+DIGITS = 12  # numbers are compared with lm-eval's own
+
+
+@dataclass(frozen=True)
+class MetricColumn:
+    """One metric by depth, with the ends of its 95 % interval: Wilson's where each question is right or wrong, else by bootstrap
+    over questions; None where the task makes something else of its questions than a mean."""
+
+    value: Column
+    low: Column
+    high: Column
+    share: bool  # of questions that are right
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """One task at every depth. `right` says of each question whether it was answered right, by depth, as the metric `judged_by`
+    has it; "" where no metric says so. `data` is where the questions stood, `shots` the examples before each."""
+
+    task: str
+    questions: int
+    depth: tuple[int, ...]
+    metrics: Mapping[str, MetricColumn]
+    judged_by: str = ""
+    right: tuple[tuple[bool, ...], ...] = ()
+    rates: tuple[DepthRates, ...] = ()
+    shots: int = 0
+    data: str = ""
+    source: str = ""
+    dtype: str = ""
+
+    def __repr__(self) -> str:
+        """What was measured; `table` shows the numbers."""
+        return f"TaskReport({self.task!r}: {self.questions:,} questions at {len(self.depth)} depths, {', '.join(self.metrics)})"
+
+    @property
+    def drawn(self) -> str:
+        """The metric of the figure: that by which answers are right or wrong, else the first with an interval."""
+        return self.judged_by or next((name for name, m in self.metrics.items() if None not in m.low), "")
+
+    def curve(self, name: str) -> dict[str, list]:
+        """Returns the plain numbers of a metric's curve over depth: x, y, low, high."""
+        metric = self.metrics[name]
+        return {"x": list(self.depth), "y": list(metric.value), "low": list(metric.low), "high": list(metric.high)}
+
+    def table(self, width: int | None = None) -> Table:
+        """Returns every metric by depth as a rich table for a window of this width."""
+        rows = [[str(depth), *(_cell(m, i) for m in self.metrics.values())] for i, depth in enumerate(self.depth)]
+        table = number_table(["depth", *self.metrics], rows, width)
+        examples = f", {self.shots} examples before each" if self.shots else ""
+        table.title = f"{self.task}: {self.questions:,} questions{examples} ({self.data})"
+        table.caption = "\n".join(rate_lines(self.rates))
+        table.caption_style = "none"
+        return table
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Returns the numbers as plain data, a row per depth."""
+        rows: list[dict[str, Any]] = []
+        for i, depth in enumerate(self.depth):
+            rows.append({"depth": depth})
+            for name, m in self.metrics.items():
+                rows[-1] |= {name: m.value[i], f"{name}_low": m.low[i], f"{name}_high": m.high[i]}
+        return rows
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the report as JSON and returns where."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(asdict(self), allow_nan=False, separators=(",", ":")) + "\n")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> TaskReport:
+        """Returns the report that a file holds."""
+        return read_report(path, "a report of a task", cls.of)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> TaskReport:
+        """Returns the report that plain data describes."""
+        metrics = {name: MetricColumn(**columns_of(MetricColumn, m)) for name, m in data["metrics"].items()}
+        return cls(**columns_of(cls, data) | {"metrics": metrics, "rates": tuple(DepthRates(**rate) for rate in data["rates"])})
+
+
+def task_report(
+    task: str, depths: Sequence[int], values: Mapping[str, Sequence[float]], answers: Mapping[str, Sequence[Sequence[Any]]],
+    **facts: Any,
+) -> TaskReport:  # fmt: skip
+    """Returns the report of a task from its metrics by depth, and from what each question gave for each metric [depths, questions]:
+    a number, or a pair (number, weight)."""
+    metrics = {name: _column(values[name], answers[name]) for name in values}
+    judged_by = next((name for name, metric in metrics.items() if metric.share), "")
+    table = torch.tensor([[bool(one) for one in row] for row in answers[judged_by]]) if judged_by else None
+    return TaskReport(
+        task, len(next(iter(answers.values()))[0]), tuple(depths), metrics, judged_by,
+        () if table is None else tuple(map(tuple, table.tolist())),
+        () if table is None or len(depths) < 2 else (depth_rates(table, list(depths)),), **facts,
+    )  # fmt: skip
+
+
+def _column(values: Sequence[float], answers: Sequence[Sequence[Any]]) -> MetricColumn:
+    flat = [one for row in answers for one in row]
+    share = all(isinstance(one, bool | int | float) and one in (0, 1) for one in flat) and all(
+        math.isclose(value, sum(row) / len(row), abs_tol=1e-12) for value, row in zip(values, answers, strict=True)
+    )
+    if share:
+        ends = [wilson_interval(int(sum(row)), len(row)) for row in answers]
+    else:
+        ends = [_bootstrap(value, row) for value, row in zip(values, answers, strict=True)]
+    low, high = torch.tensor(ends, dtype=torch.float64).T
+    return MetricColumn(
+        column(torch.tensor(values, dtype=torch.float64), digits=DIGITS),
+        column(low, digits=DIGITS),
+        column(high, digits=DIGITS),
+        share,
+    )
+
+
+def _bootstrap(value: float, answers: Sequence[Any]) -> tuple[float, float]:
+    """Returns the interval of a mean over questions, or of what the task makes of it; not a number where it is something else."""
+    pairs = [one if isinstance(one, tuple | list) else (one, 1) for one in answers]
+    if not all(len(pair) == 2 and all(isinstance(x, int | float) and math.isfinite(x) for x in pair) for pair in pairs):
+        return math.nan, math.nan
+    sums, weights = torch.tensor(pairs, dtype=torch.float64).T
+    mean = (sums.sum() / weights.sum()).item()
+    for make in MEANS:
+        try:
+            if math.isclose(make(mean), value, rel_tol=1e-9):
+                low, high = sorted(make(end.item()) for end in bootstrap_interval(sums, weights))
+                return low, high
+        except OverflowError:
+            continue
+    return math.nan, math.nan
+
+
+def _cell(metric: MetricColumn, i: int) -> str:
+    value, low, high = metric.value[i], metric.low[i], metric.high[i]
+    if value is None:
+        return "not finite"
+    scale, form, unit = (100, ".2f", " %") if metric.share else (1, ".4g", "")
+    ends = "" if low is None or high is None else f" ({scale * low:{form}}–{scale * high:{form}})"
+    return f"{scale * value:{form}}{unit}{ends}"

@@ -1,0 +1,225 @@
+"""lm-eval's tasks at every depth = lm-eval's own `hf` model, run once for each depth. Needs the `eval` extra."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import loopwright as lw
+from loopwright.evaluate.harness import evaluate_tasks
+from loopwright.evaluate.tasks import TaskReport
+from tests.cases import noisy
+from tests.generate.tiny import WORDS, word_tokenizer
+
+pytestmark = pytest.mark.ecosystem
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+pytest.importorskip("lm_eval")
+
+DEPTHS = [1, 2, 4]
+TASKS = {
+    "choice": {"output_type": "multiple_choice", "doc_to_choice": "{{choices}}", "doc_to_target": "gold"},
+    "single": {"output_type": "multiple_choice", "doc_to_choice": ["sat", "ran", "w7"], "doc_to_target": "gold"},
+    "free": {
+        "output_type": "generate_until", "doc_to_target": "{{choices[0]}}", "num_fewshot": 2, "fewshot_split": "train",
+        "generation_kwargs": {"max_gen_toks": 9, "until": ["w9", "the"]},
+    },
+    "rolling": {
+        "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{long}}",
+        "metric_list": [{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
+    },
+    "said": {"output_type": "loglikelihood", "doc_to_target": "{{choices[1]}}"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Task files, and their questions beside them."""
+    path = tmp_path_factory.mktemp("tasks")
+    generator = torch.Generator().manual_seed(0)
+
+    def text(count: int) -> str:
+        return " ".join(WORDS[i] for i in torch.randint(len(WORDS), (count,), generator=generator).tolist())
+
+    for task, fields in TASKS.items():
+        config = {"task": task, "doc_to_text": "{{question}}", "test_split": "test", "training_split": "train", **fields}
+        (path / f"{task}.yaml").write_text(yaml.safe_dump(config))
+        for split in ("train", "test"):
+            rows = [
+                {
+                    "question": text(3 + i % 5),
+                    "choices": [text(2), text(3 + i % 2)],
+                    "gold": i % 2,
+                    "long": text(200 if i == 3 else 20),
+                }
+                for i in range(10)
+            ]
+            (path / f"{task}_{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.fixture(scope="module", params=["huginn-tiny", "ouro-1.4b-tiny"])
+def model(request: pytest.FixtureRequest) -> lw.LoopedForCausalLM:
+    return noisy(request.param, std=0.3).double()
+
+
+def specs(folder: Path, tasks: Sequence[str] = tuple(TASKS)) -> list[dict[str, Any]]:
+    """The tasks as lm-eval takes them, with the files named one by one."""
+    shared = {"doc_to_text": "{{question}}", "test_split": "test", "training_split": "train", "dataset_path": "json"}
+    files = {task: {split: str(folder / f"{task}_{split}.jsonl") for split in ("train", "test")} for task in tasks}
+    return [{**shared, "task": task, **TASKS[task], "dataset_kwargs": {"data_files": files[task]}} for task in tasks]
+
+
+def plain(model: lw.LoopedForCausalLM, folder: Path, depth: int) -> Any:
+    """lm-eval's own model at one depth, on its own loading of the files."""
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    own = model.config.depth
+    model.config.depth = depth
+    try:
+        harness = HFLM(pretrained=model, tokenizer=word_tokenizer(), batch_size=3)
+        return lm_eval.simple_evaluate(
+            harness, tasks=specs(folder), task_manager=TaskManager(include_defaults=False), bootstrap_iters=0
+        )
+    finally:
+        model.config.depth = own
+
+
+def test_every_number_is_that_of_the_hf_model_at_each_depth(model: lw.LoopedForCausalLM, folder: Path) -> None:
+    reports = evaluate_tasks(model, word_tokenizer(), list(TASKS), DEPTHS, folder=folder)
+    assert set(reports) == set(TASKS)
+    seen = 0
+    for place, depth in enumerate(DEPTHS):
+        results = plain(model, folder, depth)
+        for task, report in reports.items():
+            for name, metric in report.metrics.items():
+                expected = results["results"][task][f"{name},none"]
+                assert metric.value[place] == pytest.approx(expected, rel=1e-9, abs=1e-12), (task, name, depth)
+                seen += 1
+    assert seen == len(DEPTHS) * sum(len(report.metrics) for report in reports.values()) >= 3 * 8
+
+
+def test_every_log_likelihood_and_text_is_that_of_the_hf_model(
+    model: lw.LoopedForCausalLM, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from loopwright.evaluate import harness
+
+    kept: list[Any] = []
+    results = harness._results
+    monkeypatch.setattr(harness, "_results", lambda *args: kept.append(results(*args)) or kept[-1])
+    evaluate_tasks(model, word_tokenizer(), list(TASKS), DEPTHS, folder=folder)
+    texts = set()
+    for ours, depth in zip(kept, DEPTHS, strict=True):
+        theirs = plain(model, folder, depth)
+        for task in TASKS:
+            for a, b in zip(ours["samples"][task], theirs["samples"][task], strict=True):
+                assert a["arguments"] == b["arguments"]  # the same prompts, examples included
+                if task == "free":
+                    assert a["resps"] == b["resps"]
+                    texts.add((depth, a["resps"][0][0]))
+                else:
+                    assert flat(a["resps"]) == pytest.approx(flat(b["resps"]), abs=1e-6)
+    assert len({text for _, text in texts}) > 10  # answers that differ, by question and depth
+
+
+def flat(value: Any) -> list[float]:
+    return [x for one in value for x in flat(one)] if isinstance(value, list | tuple) else [float(value)]
+
+
+def test_in_float32_log_likelihoods_agree_too(folder: Path) -> None:
+    model = noisy("huginn-tiny", std=0.3)
+    reports = evaluate_tasks(model, word_tokenizer(), ["choice", "rolling"], DEPTHS, folder=folder)
+    for place, depth in enumerate(DEPTHS):
+        results = plain(model, folder, depth)["results"]
+        assert reports["choice"].metrics["acc"].value[place] == results["choice"]["acc,none"]
+        expected = results["rolling"]["bits_per_byte,none"]
+        assert reports["rolling"].metrics["bits_per_byte"].value[place] == pytest.approx(expected, rel=1e-6)
+
+
+def test_one_pass_for_all_depths_and_the_limit_holds(
+    model: lw.LoopedForCausalLM, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    embed = model.embed
+    monkeypatch.setattr(model, "embed", lambda ids, **options: rows.append(len(ids)) or embed(ids, **options))
+    reports = evaluate_tasks(model, word_tokenizer(), ["choice"], DEPTHS, folder=folder, limit=4)
+    assert sum(rows) == 4 * 2 and reports["choice"].questions == 4
+
+
+def test_a_report_has_intervals_rates_and_a_file(model: lw.LoopedForCausalLM, folder: Path, tmp_path: Path) -> None:
+    reports = evaluate_tasks(model, word_tokenizer(), ["choice", "rolling"], DEPTHS, folder=folder)
+    choice = reports["choice"]
+    assert choice.judged_by == "acc" and len(choice.right) == 3 and len(choice.right[0]) == 10 and choice.rates[0].last == 4
+    for metric in (choice.metrics["acc"], *reports["rolling"].metrics.values()):
+        assert all(low <= value <= high for low, value, high in zip(metric.low, metric.value, metric.high, strict=True))
+    assert TaskReport.load(choice.save(tmp_path / "choice.json")) == choice
+
+
+def test_lm_evals_own_client_of_our_server_gives_the_same_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`local-completions` over HTTP, at the depth that the server runs at."""
+    pytest.importorskip("aiohttp")
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    import lm_eval
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+    from lm_eval.tasks import TaskManager
+
+    from tests.serve.live import live
+
+    depth, tasks, model = 2, ["choice", "single", "free"], noisy("huginn-tiny", std=0.3)
+    model.config.depth = depth
+    words = word_tokenizer()
+    words.save_pretrained(tmp_path / "words")
+    ours = evaluate_tasks(model, words, tasks, [depth], folder=folder)
+    theirs = plain(model, folder, depth)
+    with live({"tiny": model}, tokenizer=words, max_tokens=2000) as server:
+        client = LocalCompletionsAPI(
+            model="tiny", base_url=f"{server.url}/v1/completions", tokenizer=str(tmp_path / "words"), max_length=127, batch_size=4
+        )
+        over = lm_eval.simple_evaluate(client, tasks=specs(folder, tasks), task_manager=TaskManager(include_defaults=False))
+    apart = [
+        abs(x - y)
+        for task in tasks[:2]
+        for a, b in zip(over["samples"][task], theirs["samples"][task], strict=True)
+        for x, y in zip(flat(a["filtered_resps"]), flat(b["filtered_resps"]), strict=True)
+    ]
+    texts = [[sample["resps"] for sample in result["samples"]["free"]] for result in (over, theirs)]
+    accuracies = {task: (over["results"][task]["acc,none"], ours[task].metrics["acc"].value[0]) for task in tasks[:2]}
+    print(f"\nlocal-completions and hf: {len(apart)} numbers, at most {max(apart):.1e} apart; accuracies {accuracies}; "
+          f"{sum(map(operator.eq, *texts))} of {len(texts[0])} texts equal")  # fmt: skip
+    assert max(apart) < 1e-5 and texts[0] == texts[1] and all(a == b for a, b in accuracies.values())
+
+
+@pytest.mark.parametrize(
+    ("tasks", "options", "said"),
+    [
+        (["chioce"], {}, r"tasks: unknown 'chioce'; did you mean 'choice'"),
+        ([], {}, "tasks: none are given"),
+        (["arc_easy"], {}, "has no questions of arc_easy; add arc_easy_test.jsonl or arc_easy_validation.jsonl"),
+        (["arc_easy"], {"folder": None}, r"tasks: arc_easy cannot be loaded .*; give --task-data FOLDER"),
+        (["choice"], {"folder": "nowhere"}, "task-data: nowhere is not a folder"),
+        (["mmlu"], {}, "mmlu is no single task"),
+        (["unanswered"], {}, "unanswered: question 1 has no answer"),
+        (["fieldless"], {}, "fieldless: question 0 has no answer"),
+    ],
+)
+def test_what_is_wrong_is_one_line(folder: Path, tasks: list[str], options: dict[str, Any], said: str) -> None:
+    shared = {"doc_to_text": "{{question}}", "test_split": "test", **TASKS["choice"]}
+    for name, rows in {"unanswered": [("gold", 0), ("gold", 2)], "fieldless": [("other", 0)]}.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump({"task": name, **shared}))
+        lines = [json.dumps({"question": "the cat", "choices": ["sat", "ran"], key: gold}) for key, gold in rows]
+        (folder / f"{name}_test.jsonl").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=said) as told:
+        evaluate_tasks(noisy("huginn-tiny"), word_tokenizer(), tasks, [1], **{"folder": folder, **options})
+    assert "\n" not in str(told.value)
