@@ -83,6 +83,7 @@ def compare(case: dict[str, Any]) -> dict[str, Any]:
     """Returns how many prompts vLLM continues as `generate` does, the first time and again."""
     import torch
     from vllm import LLM, SamplingParams
+    from vllm.exceptions import VLLMValidationError
 
     model = moved(case["preset"], case.get("changes", {}))
     depth, ranks = case.get("depth", model.config.depth), case.get("ranks", 1)
@@ -107,7 +108,7 @@ def compare(case: dict[str, Any]) -> dict[str, Any]:
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
         try:
             first, second = llm.generate(asked, greedy), llm.generate(asked, greedy)
-        except ValueError as error:
+        except VLLMValidationError as error:
             return {"depth": depth, "ranks": ranks, "refused": str(error)}
     equal, again = (
         sum(list(answer.outputs[0].token_ids) == tokens for answer, tokens in zip(answers, expected, strict=True))

@@ -29,13 +29,18 @@ def salting(process: Callable[..., Any]) -> Callable[..., Any]:
     vLLM finds cached blocks by their tokens alone. It has a salt per request for that, but no place where a model could set it.
     """
 
+    from vllm.exceptions import VLLMValidationError
+
     @functools.wraps(process)
     def process_and_salt(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = process(self, *args, **kwargs)
         config = self.model_config.hf_config
         if isinstance(config, LoopedConfig) and request.sampling_params is not None:
-            depth = wanted_depth(request.sampling_params.extra_args, config)
-            check_runner(depth, config, second=self.vllm_config.use_v2_model_runner)
+            try:
+                depth = wanted_depth(request.sampling_params.extra_args, config)
+                check_runner(depth, config, second=self.vllm_config.use_v2_model_runner)
+            except ValueError as error:  # by its own class vLLM knows the client's mistakes: 400, with the message
+                raise VLLMValidationError(str(error), parameter="depth") from None
             request.cache_salt = salted(request.cache_salt, depth)
         return request
 

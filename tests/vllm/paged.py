@@ -47,6 +47,14 @@ class InputProcessor:
         return SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra), cache_salt=salt)
 
 
+class ClientError(Exception):
+    """What vLLM answers with 400."""
+
+    def __init__(self, message: str, *, parameter: str) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
 class ModelRegistry:
     """Architectures by name."""
 
@@ -100,6 +108,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> type[Attention]:
     names: dict[str, dict[str, Any]] = {
         "vllm": {"ModelRegistry": type("Registry", (ModelRegistry,), {"classes": {}})},
         "vllm.config": {"VllmConfig": object},
+        "vllm.exceptions": {"VLLMValidationError": ClientError},
         "vllm.distributed": {"get_tensor_model_parallel_world_size": lambda: 1},
         "vllm.model_executor.layers.attention": {"Attention": type("Attention", (Attention,), {})},
         "vllm.model_executor.layers.linear": {"ColumnParallelLinear": ColumnParallelLinear, "RowParallelLinear": RowParallelLinear},

@@ -12,7 +12,7 @@ import pytest
 
 import loopwright as lw
 from loopwright.vllm.plugin import register
-from tests.vllm.paged import Attention, vllm
+from tests.vllm.paged import Attention, ClientError, vllm
 
 __all__ = ["vllm"]
 
@@ -32,7 +32,7 @@ def test_registers_once_and_salts(vllm: type[Attention]) -> None:
     assert [ours.process_inputs(extra).cache_salt for extra in (None, {"depth": 2})] == ["depth=4", "depth=2"]
     assert ours.process_inputs({"depth": 2}, "mine").cache_salt == "depth=2;mine"
     assert first.process_inputs(None).cache_salt == "depth=4"
-    with pytest.raises(ValueError, match="V1 model runner"):
+    with pytest.raises(ClientError, match="V1 model runner"):
         first.process_inputs({"depth": 2})
     other = processor(SimpleNamespace(model_type="llama"), second=True)
     assert other.process_inputs({"depth": 2}).cache_salt is None  # a model of somebody else
