@@ -25,7 +25,7 @@ ROWS = [
     {"source"},
     {"engine"},
     {"retrofit", "check"},
-    {"train", "analysis", "evaluate", "serve"},
+    {"train", "analysis", "evaluate", "serve", "vllm"},
     {"explore"},
     {"recipes", "registry", "parts"},
     {"verbs"},
@@ -47,12 +47,13 @@ HOMES = {
     "starlette": "serve/",
     "uvicorn": "serve/",
     "prometheus_client": "serve/",
+    "vllm": "vllm/",
     "gguf": "",
     "pydantic": "",
 }
 
-# rooms that nothing but their own verb enters, when it is called: there the packages may stand at the head of a file
-OWN_ROOMS = ("serve/",)
+# rooms that nothing but their own verb or vLLM enters, when it is called: there the packages may stand at the head of a file
+OWN_ROOMS = ("serve/", "vllm/")
 
 NOT_WORDS = {
     "iteration",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from loopwright.engine.scores import Ranked, TokenScore
 from loopwright.engine.speculation import AUTO, draft_depths
 from loopwright.generate.exit_rules import ExitRule
+from loopwright.generate.growing_text import GrowingText
 from loopwright.generate.sampling import Sampling
 
 
@@ -108,6 +109,8 @@ class Request:
         self.error: BaseException | None = None
         self.cancelled = False
         self._decode, self._on_done, self._in_worker = decode, on_done, in_worker
+        self._text = None if decode is None or not wish.stop else GrowingText(decode)
+        self._end = ""  # of the text so far: as much as a stop string may reach back
         self._changed = threading.Condition()
 
     def __iter__(self) -> Iterator[int]:
@@ -218,10 +221,13 @@ class Request:
         self.finish("error")
 
     def _stopped_by_text(self) -> bool:
-        if not self.wish.stop or self._decode is None:
+        if self._text is None:
             return False
-        text = self._decode(self.tokens)
-        return any(stop in text for stop in self.wish.stop)
+        self._end += self._text.more(self.tokens)
+        stopped = any(stop in self._end + self._text.waiting for stop in self.wish.stop)
+        longest = max(map(len, self.wish.stop))
+        self._end = self._end[len(self._end) - min(longest - 1, len(self._end)) :]
+        return stopped
 
     def _cut(self, text: str) -> str:
         """Returns the text up to the stop string that comes first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-HALF_LETTER = "�"  # what a tokenizer decodes the first bytes of a letter to
+from loopwright.generate.growing_text import GrowingText
 
 
 class TextPieces:
@@ -12,27 +12,13 @@ class TextPieces:
 
     def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str] = (), *, before: int = 0) -> None:
         """`before` tokens of every list are not of the answer, but are what it is decoded after (an echoed prompt)."""
-        self._decode, self._stop = decode, stop
-        self._first, self._read = 0, before  # tokens from `first` to `read` are the context in which later ones are decoded
-        self._context: str | None = None  # their text, once it is known
+        self._text, self._stop = GrowingText(decode, before=before), stop
         self._held = ""
         self.sent = ""
 
     def more(self, tokens: list[int]) -> str:
         """Returns what can be sent of an answer that has come to `tokens`."""
-        if self._read < len(tokens):
-            if self._context is None:
-                self._context = self._decode(tokens[self._first : self._read])
-            now = self._decode(tokens[self._first :])
-            if now.endswith(HALF_LETTER):
-                return ""
-            self._held += now[len(self._context) :]
-            own = self._decode(tokens[self._read :])
-            # a token without text of its own, such as a control word, would be no context for the next
-            if own:
-                self._first = self._read
-            self._context = own or now
-            self._read = len(tokens)
+        self._held += self._text.more(tokens)
         return self._send(len(self._held) - self._risk())
 
     def end(self, text: str) -> str:

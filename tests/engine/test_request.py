@@ -5,9 +5,14 @@ from __future__ import annotations
 import threading
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scores import TokenScore
+from tests.generate.tiny import byte_tokenizer
+
+BYTES, LETTERS = byte_tokenizer(), st.sampled_from("ab é漢.")
 
 
 def request_of(**options: object) -> Request:
@@ -49,6 +54,20 @@ def test_stop_strings_end_and_are_cut_off() -> None:
     request.push(3, 1)
     result = request.result()
     assert (result.text, result.tokens, result.finish_reason) == ("a", [1, 2, 3], "stop")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.text(st.sampled_from("ab é漢."), max_size=12),
+    st.lists(st.text(st.sampled_from("ab é漢."), min_size=1, max_size=3), max_size=2),
+)
+def test_stop_strings_end_at_the_token_that_completes_them(text: str, stop: list[str]) -> None:
+    tokens = BYTES(text).input_ids
+    grown = [BYTES.decode(tokens[: end + 1]) for end in range(len(tokens))]
+    expected = next((end for end, so_far in enumerate(grown) if any(one in so_far for one in stop)), None)
+    request = Request(RequestOptions((1,), 1, 99, stop=tuple(stop)), BYTES.decode)
+    ended = next((end for end, token in enumerate(tokens) if request.push(token, 1) or request.done), None)
+    assert ended == expected and (ended is None or request.finish_reason == "stop")
 
 
 def test_cancelling_twice_changes_nothing() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.cases import noisy
@@ -37,3 +37,14 @@ def save_model(folder: Path, name: str = "huginn-tiny", *, chat: bool = False, *
     noisy(name, **changes).save_pretrained(folder)
     word_tokenizer(chat=chat).save_pretrained(folder)
     return folder
+
+
+def byte_tokenizer() -> Any:
+    """Returns a tokenizer of single bytes and a few pairs, so that letters are split."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: i for i, letter in enumerate(letters)}
+    inner = Tokenizer(models.BPE(vocabulary, []))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    tokenizer.add_special_tokens({"eos_token": "<end>"})
+    return tokenizer

@@ -6,23 +6,9 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from loopwright.serve.pieces import TextPieces
-from tests.generate.tiny import word_tokenizer
-
-
-def byte_tokenizer() -> Any:
-    """Returns a tokenizer of single bytes and a few pairs, so that letters are split."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: i for i, letter in enumerate(letters)}
-    inner = Tokenizer(models.BPE(vocabulary, []))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
-    tokenizer.add_special_tokens({"eos_token": "<end>"})
-    return tokenizer
-
+from tests.generate.tiny import byte_tokenizer, word_tokenizer
 
 WORDS, BYTES = word_tokenizer(), byte_tokenizer()
 TEXTS = st.text(st.sampled_from("ab é漢🙂.\n"), max_size=12)

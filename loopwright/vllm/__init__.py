@@ -1,0 +1,1 @@
+"""Our saved folders in vLLM: its scheduler and pages around our own loop."""
