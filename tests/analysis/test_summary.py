@@ -84,7 +84,15 @@ def test_answers_count_flips_and_what_stays():
         one = trace(noisy("huginn-tiny"), torch.tensor([[1, 2]]), 4, collect=("lens",))
         answers.add(Trace(one.places, one.input_ids, one.valid, {"answer_token": torch.tensor([tokens])}))
     found = answers.plain()["answers"]
-    assert found == {"flips": [None, 1.0, 0.0, 0.5], "final": [0.0, 0.5, 0.5, 1.0], "settled": [2, 4], "depth": 2, "kept": 0.5}
+    kept = {"tokens": [[1, 2, 2, 3], [5, 4, 4, 4]]}
+    assert found == {
+        "flips": [None, 1.0, 0.0, 0.5],
+        "final": [0.0, 0.5, 0.5, 1.0],
+        "settled": [2, 4],
+        "depth": 2,
+        "kept": 0.5,
+        **kept,
+    }
 
 
 def test_the_orbit_kept_is_the_largest_with_the_stages_of_its_prompt():

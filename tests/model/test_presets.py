@@ -103,7 +103,7 @@ def test_presets_are_not_changed_by_use():
 def test_unknown_presets_and_fields():
     with pytest.raises(ValueError, match=r"preset: unknown 'hugin'; did you mean 'huginn'\? allowed: asura, .*NAME-tiny"):
         lw.preset("hugin")
-    with pytest.raises(ValueError, match=r"unknown 'hugin-tiny'; did you mean 'huginn'"):
+    with pytest.raises(ValueError, match=r"unknown 'hugin-tiny'; did you mean 'huginn-tiny'"):
         lw.build("hugin-tiny")
     with pytest.raises(ValueError, match="model config: unknown 'dpeth'; did you mean 'depth'"):
         lw.build("huginn-tiny", dpeth=3)
