@@ -46,7 +46,8 @@ def test_presets_pass_when_every_part_has_an_effect(name: str) -> None:
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("name", ["relaxed", pytest.param("ouro-1.4b", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["relaxed", "ouro-1.4b"])
 def test_presets_pass_in_bfloat16(name: str) -> None:
     torch.manual_seed(0)
     report = lw.check(lw.build(f"{name}-tiny").bfloat16())

@@ -75,7 +75,8 @@ def test_documents_are_drawn_where_there_are_enough() -> None:
     assert float(losses.sum() / targets.sum()) == pytest.approx(many.loss[0], rel=1e-5)
 
 
-@pytest.mark.parametrize("times", [24, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [24, 60])
 def test_intervals_hold_the_truth_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Passages of a document share its luck: drawing documents covers, drawing passages would be too sure."""
     text = Passages("luck", 3, tuple(Passage((1, 2), 1, 1, i // 4) for i in range(160)), 4)

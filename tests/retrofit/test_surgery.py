@@ -138,6 +138,7 @@ def test_the_conformance_suite_passes(family: str, system: str) -> None:
 # how the core starts
 
 
+@pytest.mark.slow
 def test_the_refiner_is_sound_where_the_last_states_are_huge() -> None:
     """As in real models: the norm of the first token's state after the last layers is in the thousands."""
     dense = deepcopy(source())  # which others read too

@@ -40,6 +40,7 @@ def test_groupings_have_their_colours_and_words():
     assert "step 12" in by_step and "layer 3" in by_layer and "ColSum concentration" in drawn("stages-realised")
 
 
+@pytest.mark.slow
 def test_a_dense_model_is_laid_over_and_drawn_alone():
     alone, over = drawn("stages-by-step"), stages.by_step(looped(), dense=dense())
     assert stages.DENSE in over and stages.DENSE not in alone and "dense model" in over

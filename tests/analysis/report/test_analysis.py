@@ -56,6 +56,7 @@ def captions(metrics, pictures: dict[str, str]) -> str:
     return " ".join(picture.caption for section in found for picture in [*section.pictures, *section.more])
 
 
+@pytest.mark.slow
 def test_captions_say_nothing_of_what_is_not_drawn():
     few = {"fixed-points": stages.FIGURES["fixed-points"]} | {name: states.FIGURES[name][1] for name in MORE if "plan" in name}
     lone = {name: draw(bare()) for name, draw in few.items()}

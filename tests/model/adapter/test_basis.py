@@ -68,6 +68,7 @@ SOUND = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", SOUND)
 def test_it_is_sound(pooling):
     model = noisy(PRESET, std=0.3, adapters=[{**SPEC, **pooling}])
