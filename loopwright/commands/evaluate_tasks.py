@@ -56,12 +56,13 @@ def evaluate_tasks(
     measured, update = opened.name if opened.run is None else str(opened.folder), chosen_update(source, checkpoint)
     ending = "" if shots is None else f"-shots-{shots}"
 
-    def numbers(name: str) -> Path:
-        """Returns where the numbers of a task go, where nothing else would be lost."""
+    def numbers(name: str, **known: object) -> Path:
+        """Returns where the numbers of a task go, where nothing else would be lost; what is known of them once measured is
+        compared too."""
         path = run.eval / f"{file_stem(f'task-{name}{ending}', rows=rows, checkpoint=update)}.json"
         keep_more(
             path, TaskReport.load,
-            depths=wanted, facts={"dtype": str(model.dtype).removeprefix("torch.")},
+            depths=wanted, facts={"dtype": str(model.dtype).removeprefix("torch."), **known},
             source=None if out is None and opened.run is not None else measured, overwrite=overwrite,
         )  # fmt: skip
         return path
@@ -85,8 +86,16 @@ def evaluate_tasks(
     stem = file_stem(f"tasks-{joined if len(joined) <= NAME else len(reports)}{ending}", rows=rows, checkpoint=update)
     for path in draw(reports, run.figures, stem):
         printer.print(f"figure: {path}", markup=False, soft_wrap=True)
+    refused: list[ValueError] = []
     for name, report in reports.items():
-        printer.print(f"numbers: {report.save(numbers(name))}", markup=False, soft_wrap=True)
+        try:
+            path = numbers(name, questions=report.questions, shots=report.shots, data=report.data)
+        except ValueError as error:  # the other tasks are saved all the same
+            refused.append(error)
+            continue
+        printer.print(f"numbers: {report.save(path)}", markup=False, soft_wrap=True)
+    if refused:
+        raise refused[0]
     return reports
 
 

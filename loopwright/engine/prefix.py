@@ -25,15 +25,24 @@ class Weights:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._gather()
+
+    def _gather(self) -> None:
         # asked at every admission, for which walking through the modules is too slow
-        self.tables = [(m._parameters, m._buffers, m._modules) for m in model.modules()]
+        self.tables = [(m._parameters, m._buffers, m._modules) for m in self.model.modules()]
+        self.modules = self._children()
+
+    def _children(self) -> list[int]:
+        return [id(child) for _, _, modules in self.tables for child in modules.values()]
 
     def read(self) -> tuple[int, int]:
         """Returns both numbers as they are now."""
-        places: list[int] = []
+        if self._children() != self.modules:  # another module has tensors of its own
+            self._gather()
+        places = list(self.modules)
         versions: list[int] = []
-        for parameters, buffers, modules in self.tables:
-            places += map(id, modules.values())
+        for parameters, buffers, _ in self.tables:
             for table in (parameters, buffers):
                 for x in table.values():
                     if x is not None:

@@ -96,7 +96,7 @@ class Fetched:
         self.tensors = [tensor.to("cpu", non_blocking=True, copy=True) for tensor in tensors]
         self.arrived = torch.cuda.Event() if tensors[0].is_cuda else None
         if self.arrived is not None:
-            self.arrived.record()
+            self.arrived.record(torch.cuda.current_stream(tensors[0].device))
 
     def read(self) -> list[list[Any]]:
         """Waits for them, and for nothing that was queued since."""

@@ -8,6 +8,7 @@ run in it, the others as they are. What cannot be captured is run at the same sh
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from loopwright.model.state import signed
 if TYPE_CHECKING:
     from loopwright.model.fused.stack import FusedStacks
 
+_CAPTURING = threading.Lock()
 SHORTEST = 256  # keys; a stage is captured for rows of up to so many, then for up to twice as many
 SHORT_PROMPT = 16  # tokens; prompts up to this length go through the captured stages: a prefill is launched kernel by kernel
 # what the device is told of each row: the row that it repeats (itself, if it takes part), whether it takes part, where its token
@@ -158,7 +160,9 @@ class Stage:
         if graphs.device.type != "cuda":
             return
         try:
-            self._capture(graphs)
+            # a stream of its own on the model's device, and one capture at a time: several engines may share the process
+            with _CAPTURING, torch.cuda.device(graphs.device):
+                self._capture(graphs)
         except RuntimeError as error:
             say_once(f"engine: the {stack} of a tick is launched kernel by kernel: {error}")
 
@@ -180,6 +184,6 @@ class Stage:
                 self._run()
         torch.cuda.current_stream(graphs.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
             self._run()
         self.graph = graph

@@ -53,7 +53,8 @@ def show_steps(model: ServedModel, given: dict[str, Any]) -> dict[str, Any]:
     ids, depth = _prompt(model, given), _depth(model, given)
     if len(ids) * depth > MOST_CELLS:
         raise Refusal(
-            f"prompt: {len(ids):,} tokens × {depth:,} steps are more than {MOST_CELLS:,} cells; shorten it or lower the depth",
+            f"prompt: {len(ids):,} tokens × {depth:,} steps are more than {MOST_CELLS:,} cells; shorten it, or start with a lower "
+            "--max-depth",
             param="prompt",
         )
     net = model.engine.model
@@ -85,6 +86,11 @@ def show_attention(model: ServedModel, given: dict[str, Any]) -> dict[str, Any]:
     shown = len(ids)
     while shown > 1 and depth * shown * (shown + 1) // 2 > MOST_MAP_NUMBERS:
         shown -= 1
+    if shown < len(ids) and given.get("edit", {}).get("kind") in (
+        "patch",
+        "noise",
+    ):  # a patch aligns at the end, noise fills a shape
+        raise Refusal(f"prompt: {len(ids):,} tokens with a patch or noise; their maps fit {shown:,} at this depth", param="prompt")
     ids = ids[:shown]
     tap = _tap(model, given, ids, unrolled(net, ids, depth)) if "edit" in given else None
     stack = given.get("stack", "core" if net.config.is_looped else "prelude")
@@ -107,7 +113,10 @@ def _depth(model: ServedModel, given: dict[str, Any]) -> int:
 
 def _tap(model: ServedModel, given: dict[str, Any], ids: list[int], plain: Any) -> Tap:
     def encode(prompt: str) -> list[int]:
-        return model.check_ids("edit.prompt", model.encode(prompt))
+        other = model.check_ids("edit.prompt", model.encode(prompt))
+        if len(other) * len(plain.states) > MOST_CELLS:
+            raise Refusal(f"edit.prompt: {len(other):,} tokens × {len(plain.states):,} steps; shorten it", param="edit")
+        return other
 
     return build_edit(given["edit"], model.engine.model, ids, plain, encode)
 

@@ -63,6 +63,7 @@ _WHOLE = {
 }  # fmt: skip
 _MAY_BE_NONE = ("num_key_value_heads", "head_dim", "max_steps", "sliding_window")
 _NUMBERS = {"dropout": 0.0, "embedding_scale": LEAST_NUMBER, "initializer_range": 0.0}
+MOST_START = 10_000  # initializer_range
 _FLAGS = ("mlp_bias", "embedding_norm", "head_bias", "tie_word_embeddings", "use_cache")
 _MAPPINGS = ("norm", "final_norm", "rope_parameters", *PARTS)
 _LISTS = ("attention_bias", "norm_placement", "adapters")
@@ -234,6 +235,10 @@ class LoopedConfig(PreTrainedConfig):
             value = getattr(self, name)
             if not is_number(value, low):
                 yield f"{name} is {shown(value)}; allowed: a number {'above' if low else 'from'} 0 that float32 can hold"
+        if is_number(self.initializer_range, MOST_START):
+            yield (
+                f"initializer_range is {shown(self.initializer_range)}; allowed: below {MOST_START:,}, from where a fresh model overflows"
+            )
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 yield f"{name} is {shown(getattr(self, name))}; allowed: true, false"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,17 +11,24 @@ from loopwright.model.config import LoopedConfig
 from loopwright.vllm.depths import check_runner, salted, wanted_depth
 
 ARCHITECTURE = "LoopedForCausalLM"
+TRIED = "0.32"
 
 
 def register() -> None:
     """Tells vLLM which class runs our models, and has their requests salted by depth; the second call does nothing."""
     from vllm import ModelRegistry
-    from vllm.v1.engine.input_processor import InputProcessor
 
     if ARCHITECTURE in ModelRegistry.get_supported_archs():
         return
+    try:
+        from vllm.v1.engine.input_processor import InputProcessor
+
+        salted_inputs = salting(InputProcessor.process_inputs)
+    except (ImportError, AttributeError) as error:  # what we do not serve must not keep vLLM from serving other models
+        warnings.warn(f"loopwright: this vLLM does not take our plug-in, which was tried with {TRIED} ({error})", stacklevel=2)
+        return
     ModelRegistry.register_model(ARCHITECTURE, "loopwright.vllm.model:LoopedForVllm")
-    InputProcessor.process_inputs = salting(InputProcessor.process_inputs)
+    InputProcessor.process_inputs = salted_inputs
 
 
 def salting(process: Callable[..., Any]) -> Callable[..., Any]:

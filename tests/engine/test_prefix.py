@@ -107,3 +107,17 @@ def test_a_planted_key_without_depth_is_found(monkeypatch: pytest.MonkeyPatch) -
     served(scheduler, RequestOptions(LONG, 3, 2))
     wish = RequestOptions(LONG, 2, 6)
     assert served(scheduler, wish) != alone(model, wish)
+
+
+def test_a_module_that_came_later_is_looked_at_too() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    weights = prefix.Weights(model)
+    seen = [weights.read()]
+    model[1][0] = torch.nn.Linear(2, 2)
+    seen.append(weights.read())
+    with torch.no_grad():
+        model[1][0].weight.add_(1)
+    seen.append(weights.read())
+    model[1][0].bias = torch.nn.Parameter(torch.ones(2))
+    seen.append(weights.read())
+    assert len({version for _, version in seen}) == 4 and seen[1][0] == seen[2][0] != seen[3][0]

@@ -19,6 +19,7 @@ from tests.generate.tiny import DENSE
 from tests.serve.live import SMALL, WORDS, Live, live
 
 PROMPT, IDS = "the cat sat", [2, 4, 8]
+ZERO = {"kind": "zero", "point": "mlp", "stack": "core", "layer": 0}
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +78,17 @@ def test_a_dense_model_opens(server: Live) -> None:
 
 
 def test_long_prompts_show_the_first_tokens_of_a_map(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "the cat sat and the dog ran"
+    whole, zeroed = (look(server, "attention", prompt=long, depth=4, **more) for more in ({}, {"edit": ZERO}))
     monkeypatch.setattr(views, "MOST_MAP_NUMBERS", 40)
-    found = look(server, "attention", prompt="the cat sat and the dog ran", depth=4)
-    assert len(found["prompt"]) == 4 and found["maps"][3] == [row[:4] for row in found["maps"][3]]
+    for uncut, more in ((whole, {}), (zeroed, {"edit": ZERO})):
+        found = look(server, "attention", prompt=long, depth=4, **more)
+        assert len(found["prompt"]) == 4 < len(uncut["prompt"])
+        for cut, rows in zip(found["maps"], uncut["maps"], strict=True):
+            assert cut == [pytest.approx(row, abs=1e-3) for row in rows[:4]]
+    patched = {"prompt": long, "depth": 4, "edit": {"kind": "patch", "step": 0, "prompt": "the dog"}}
+    refused = server.client.post("/explore/attention", json={"model": "gate", **patched})
+    assert refused.status_code == 400 and "their maps fit 4 at this depth" in refused.text
 
 
 @pytest.mark.parametrize(

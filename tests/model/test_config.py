@@ -100,6 +100,10 @@ def test_choices(name):
         ({"head_dim": 7}, "head_dim (7) must be even for rotary positions"),
         ({"dropout": 1.0}, "dropout is 1.0; allowed: at least 0, below 1"),
         ({"dropout": "no"}, "dropout is 'no'; allowed: a number from 0 that float32 can hold"),
+        (
+            {"initializer_range": 2**31},
+            "initializer_range is 2147483648; allowed: below 10,000, from where a fresh model overflows",
+        ),
         ({"embedding_scale": float("nan")}, "embedding_scale is nan; allowed: a number above 0 that float32 can hold"),
         ({"attention_bias": ["q", "x"]}, "attention_bias is ['q', 'x']; allowed: each of q, k, v, o at most once"),
         ({"attention_bias": ["q", "q"]}, "attention_bias is ['q', 'q']; allowed: each of q, k, v, o at most once"),

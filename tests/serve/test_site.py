@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from loopwright.serve.limits import Refusal
 from loopwright.serve.schema import whole
 from loopwright.serve.site import Site, Turns, View, read_files
@@ -70,8 +68,3 @@ def test_one_turn_at_a_time_and_few_wait() -> None:
         return said, len(refused)
 
     assert asyncio.run(scene()) == (["a", "b", "c", "later"], 2)
-
-
-@pytest.mark.parametrize("name", ["a.js", "index.html"])
-def test_an_empty_folder_has_no_page(tmp_path: Path, name: str) -> None:
-    assert name not in read_files(tmp_path)

@@ -36,3 +36,10 @@ def test_registers_once_and_salts(vllm: type[Attention]) -> None:
         first.process_inputs({"depth": 2})
     other = processor(SimpleNamespace(model_type="llama"), second=True)
     assert other.process_inputs({"depth": 2}).cache_salt is None  # a model of somebody else
+
+
+def test_a_vllm_without_our_place_serves_its_own_models(vllm: type[Attention], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.input_processor", None)  # an import of it fails
+    with pytest.warns(UserWarning, match=r"does not take our plug-in, which was tried with 0\.32"):
+        register()
+    assert sys.modules["vllm"].ModelRegistry.classes == {}

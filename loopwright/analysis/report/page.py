@@ -59,7 +59,7 @@ class Slider:
 @dataclass(frozen=True)
 class Section:
     """A heading, one sentence that says how to read what follows, its numbers as (value, what it is), then what can be moved,
-    pictures and tables. `more` pictures are folded away under their captions' first words."""
+    pictures and tables. `more` pictures are folded away under their titles."""
 
     heading: str
     prose: str = ""

@@ -11,9 +11,15 @@ const FIELDS = {
   stack: ["s", String, ""],
   layer: ["l", Number, 0],
   head: ["h", Number, 0],
-  edit: ["e", JSON.parse, null],
+  edit: ["e", readEdit, null],
   shown: ["v", String, "plain"],
 };
+
+function readEdit(text) {
+  const edit = JSON.parse(text);
+  if (!["zero", "patch", "swap", "noise"].includes(edit?.kind)) throw new Error("no edit");
+  return edit;
+}
 
 function read() {
   const given = new URLSearchParams(location.hash.slice(1));
@@ -23,7 +29,7 @@ function read() {
     if (!given.has(letter)) continue;
     try {
       const value = parse(given.get(letter));
-      if (parse !== Number || Number.isInteger(value)) state[name] = value;
+      if (parse !== Number || (Number.isInteger(value) && value >= usual)) state[name] = value;
     } catch { /* a broken link: the default */ }
   }
   return state;
@@ -51,7 +57,7 @@ function write() {
     const given = new URLSearchParams();
     for (const [name, [letter, parse, usual]] of Object.entries(FIELDS)) {
       if (JSON.stringify(state[name]) !== JSON.stringify(usual)) {
-        given.set(letter, parse === JSON.parse ? JSON.stringify(state[name]) : String(state[name]));
+        given.set(letter, parse === readEdit ? JSON.stringify(state[name]) : String(state[name]));
       }
     }
     written = given.size ? `#${given}` : "";
@@ -60,4 +66,9 @@ function write() {
 }
 
 // A link that was pasted over this page, or the back button.
-addEventListener("hashchange", () => { if (location.hash !== written) update(read()); });
+// The link to the steps is a place on the page, and says nothing of these fields.
+addEventListener("hashchange", () => {
+  if (location.hash === written || (location.hash && !location.hash.includes("="))) return;
+  const found = read();
+  update(found.model ? found : { ...found, model: state.model });
+});
