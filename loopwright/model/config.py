@@ -237,7 +237,8 @@ class LoopedConfig(PreTrainedConfig):
                 yield f"{name} is {shown(value)}; allowed: a number {'above' if low else 'from'} 0 that float32 can hold"
         if is_number(self.initializer_range, MOST_START):
             yield (
-                f"initializer_range is {shown(self.initializer_range)}; allowed: below {MOST_START:,}, from where a fresh model overflows"
+                f"initializer_range is {shown(self.initializer_range)}; "
+                f"allowed: below {MOST_START:,}, from where a fresh model overflows"
             )
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
