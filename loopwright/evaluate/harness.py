@@ -14,6 +14,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def _load(names: Sequence[str], folder: str | Path | None, shots: int | None) ->
         raise ValueError("tasks: none are given; name some, such as arc_easy,hellaswag")
     if folder is not None and not Path(folder).is_dir():
         raise ValueError(f"task-data: {folder} is not a folder; give one with files such as {names[0]}_test.jsonl")
-    manager = _manager(names, folder)
+    manager = _asked(names, folder, lambda: _manager(names, folder))
     known = [*manager.all_tasks, *(OWN if folder is not None else ())]
     for name in names:
         if name not in known:
@@ -101,18 +102,25 @@ def _load(names: Sequence[str], folder: str | Path | None, shots: int | None) ->
     origin: dict[str, str] = {}
     specs: list[Any] = []
     for name in names:
-        specs += [name] if folder is None else _local(manager, name, Path(folder), shots, origin)
-    try:
-        loaded = manager.load(specs)
-    except Exception as error:  # of datasets, the hub client or a template, each with classes of its own
-        where = "give --task-data FOLDER with its questions" if folder is None else f"its files stand in {folder}"
-        raise ValueError(f"tasks: {', '.join(names)} cannot be loaded ({_line(error)}); {where}") from None
+        specs += [name] if folder is None else _asked(names, folder, partial(_local, manager, name, Path(folder), shots, origin))
+    loaded = _asked(names, folder, lambda: manager.load(specs))
     for task in loaded["tasks"].values():
         if shots is not None and task.get_config("num_fewshot") != 0:  # a task that says 0 means it, as in lm-eval
             task.set_config(key="num_fewshot", value=shots)
         elif task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
     return loaded, origin
+
+
+def _asked(names: Sequence[str], folder: str | Path | None, work: Callable[[], Any]) -> Any:
+    """Returns what lm-eval gives; its files, datasets, the hub client and a task's own code fail in classes of their own."""
+    try:
+        return work()
+    except Exception as error:
+        if isinstance(error, ValueError) and str(error).startswith(("tasks: ", "task-data: ")):
+            raise
+        where = "give --task-data FOLDER with its questions" if folder is None else f"its files stand in {folder}"
+        raise ValueError(f"tasks: {', '.join(names)} cannot be loaded ({_line(error)}); {where}") from None
 
 
 def _manager(names: Sequence[str], folder: str | Path | None) -> Any:
