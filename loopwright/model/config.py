@@ -14,15 +14,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
 from loopwright.model.adapter import ADAPTERS, check_adapter, stack_of
-from loopwright.model.bounds import (
-    LEAST_NUMBER,
-    MOST,
-    MOST_ADAPTERS,
-    MOST_DEPTH,
-    MOST_LABELS,
-    too_large,
-    wrong_options,
-)
+from loopwright.model.bounds import LEAST_NUMBER, MOST, MOST_ADAPTERS, MOST_DEPTH, MOST_LABELS, too_large, wrong_options
 from loopwright.model.gate import GATES
 from loopwright.model.halting import HALTINGS
 from loopwright.model.injection import INJECTIONS
@@ -31,7 +23,7 @@ from loopwright.model.part import Part
 from loopwright.model.state import STATES
 from loopwright.settings import OF_YOUR_OWN, Kinds, check_form, check_kind, options_of, refuse_unknown
 from loopwright.untrusted import shown
-from loopwright.values import is_number, is_whole
+from loopwright.values import MOST_NUMBER, is_number, is_whole
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "positions": ("rotary", "learned", "none"),
@@ -62,8 +54,8 @@ _WHOLE = {
     "sliding_window": 1,
 }  # fmt: skip
 _MAY_BE_NONE = ("num_key_value_heads", "head_dim", "max_steps", "sliding_window")
-_NUMBERS = {"dropout": 0.0, "embedding_scale": LEAST_NUMBER, "initializer_range": 0.0}
-MOST_START = 10_000  # initializer_range
+# a fresh model of larger numbers than the last overflows
+_NUMBERS = {"dropout": (0.0, MOST_NUMBER), "embedding_scale": (LEAST_NUMBER, MOST_NUMBER), "initializer_range": (0.0, 10_000.0)}
 _FLAGS = ("mlp_bias", "embedding_norm", "head_bias", "tie_word_embeddings", "use_cache")
 _MAPPINGS = ("norm", "final_norm", "rope_parameters", *PARTS)
 _LISTS = ("attention_bias", "norm_placement", "adapters")
@@ -231,15 +223,11 @@ class LoopedConfig(PreTrainedConfig):
             if (value is not None or name not in _MAY_BE_NONE) and not is_whole(value, least, MOST[name]):
                 most = f" and at most {MOST[name]:,}" if isinstance(value, int) and value > MOST[name] else ""
                 yield f"{name} is {shown(value)}; allowed: a whole number of at least {least}{most}"
-        for name, low in _NUMBERS.items():
+        for name, (low, most) in _NUMBERS.items():
             value = getattr(self, name)
-            if not is_number(value, low):
-                yield f"{name} is {shown(value)}; allowed: a number {'above' if low else 'from'} 0 that float32 can hold"
-        if is_number(self.initializer_range, MOST_START):
-            yield (
-                f"initializer_range is {shown(self.initializer_range)}; "
-                f"allowed: below {MOST_START:,}, from where a fresh model overflows"
-            )
+            if not is_number(value, low, most):
+                end = "that float32 can hold" if most == MOST_NUMBER else f"to {most:,.0f}"
+                yield f"{name} is {shown(value)}; allowed: a number {'above' if low else 'from'} 0 {end}"
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 yield f"{name} is {shown(getattr(self, name))}; allowed: true, false"

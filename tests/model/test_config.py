@@ -102,7 +102,7 @@ def test_choices(name):
         ({"dropout": "no"}, "dropout is 'no'; allowed: a number from 0 that float32 can hold"),
         (
             {"initializer_range": 2**31},
-            "initializer_range is 2147483648; allowed: below 10,000, from where a fresh model overflows",
+            "initializer_range is 2147483648; allowed: a number from 0 to 10,000",
         ),
         ({"embedding_scale": float("nan")}, "embedding_scale is nan; allowed: a number above 0 that float32 can hold"),
         ({"attention_bias": ["q", "x"]}, "attention_bias is ['q', 'x']; allowed: each of q, k, v, o at most once"),
