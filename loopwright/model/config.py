@@ -223,10 +223,10 @@ class LoopedConfig(PreTrainedConfig):
             if (value is not None or name not in _MAY_BE_NONE) and not is_whole(value, least, MOST[name]):
                 most = f" and at most {MOST[name]:,}" if isinstance(value, int) and value > MOST[name] else ""
                 yield f"{name} is {shown(value)}; allowed: a whole number of at least {least}{most}"
-        for name, (low, most) in _NUMBERS.items():
+        for name, (low, high) in _NUMBERS.items():
             value = getattr(self, name)
-            if not is_number(value, low, most):
-                end = "that float32 can hold" if most == MOST_NUMBER else f"to {most:,.0f}"
+            if not is_number(value, low, high):
+                end = "that float32 can hold" if high == MOST_NUMBER else f"to {high:,.0f}"
                 yield f"{name} is {shown(value)}; allowed: a number {'above' if low else 'from'} 0 {end}"
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
