@@ -8,21 +8,19 @@ others: what a rule knows about tokens is its lead over this) and the oracle, wh
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from loopwright.data.batch import Batch
-from loopwright.evaluate.sweep import Column, Progress, column, columns_of, number_table, read_report
+from loopwright.evaluate.saved import Saved, columns_of
+from loopwright.evaluate.sweep import Column, Progress, column, number_table
 from loopwright.generate.exit_rules import ExitRule, Memory, build_exit, exit_family, write_exit
 from loopwright.metrics.score import IGNORED, by_unit, percentile_interval, resampled_means
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.storage.files import write_whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,9 +64,11 @@ class ExitPoint:
 
 
 @dataclass(frozen=True)
-class ExitReport:
+class ExitReport(Saved):
     """Fixed depths, exit rules and the oracle on one text or split; `depth` are the steps that tokens can take. Intervals come from
     drawing units (rows, passages or documents). `source` is where the weights stood, `dtype` what they were in."""
+
+    what: ClassVar[str] = "a report of early exits"
 
     name: str
     rows: int
@@ -110,20 +110,8 @@ class ExitReport:
         kept = {name: [p for p in points if p.excess is not None and p.excess <= within] for name, points in groups.items()}
         return {name: min(points, key=lambda point: point.mean_steps) for name, points in kept.items() if points}
 
-    def save(self, path: str | Path) -> Path:
-        """Writes the report as JSON and returns where."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(self), allow_nan=False, separators=(",", ":")) + "\n")
-        return path
-
     @classmethod
-    def load(cls, path: str | Path) -> ExitReport:
-        """Returns the report that a file holds."""
-        return read_report(path, "a report of early exits", cls.of)
-
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> ExitReport:
+    def of(cls, data: Mapping[str, Any]) -> Self:
         """Returns the report that plain data describes."""
         groups = {
             name: tuple(ExitPoint(**columns_of(ExitPoint, point)) for point in data[name]) for name in ("fixed", "points", "oracle")

@@ -8,12 +8,10 @@ same the report says so, and `honest` gives the loss that it has when each token
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -22,11 +20,11 @@ from loopwright.check.conformance import check
 from loopwright.check.verdict import Verdict
 from loopwright.data.batch import Batch
 from loopwright.evaluate.passages import Passages, padded_batch
-from loopwright.evaluate.sweep import Column, Progress, column, columns_of, number_table, read_report
+from loopwright.evaluate.saved import Saved, columns_of
+from loopwright.evaluate.sweep import Column, Progress, column, number_table
 from loopwright.generate.readings import check_depths, readings
 from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.storage.files import write_whole
 from loopwright.values import check_whole
 
 if TYPE_CHECKING:
@@ -56,10 +54,12 @@ class Honest:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOut(Saved):
     """One text at every depth, a column per measure, intervals at 95 %. `losses` are summed per depth and passage, and
     `document_of`, `targets_of` say what each passage is, so that two models can be compared passage by passage. `source` is where
     the weights stood ("" where nobody said), `dtype` what they were in, `seed` that of every draw."""
+
+    what: ClassVar[str] = "a report of held-out loss"
 
     text: str
     context: int
@@ -104,21 +104,12 @@ class HeldOut:
         targets = torch.tensor(self.targets_of)
         return values, targets, units_of(self.unit, self.document_of)
 
-    def save(self, path: str | Path) -> Path:
-        """Writes the report as JSON and returns where."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data = {"note": self.note, **asdict(self)}
-        write_whole(path, json.dumps(data, allow_nan=False, separators=(",", ":")) + "\n")
-        return path
+    def written(self) -> dict[str, Any]:
+        """Returns what is written: what must be said of the numbers comes first."""
+        return {"note": self.note, **super().written()}
 
     @classmethod
-    def load(cls, path: str | Path) -> HeldOut:
-        """Returns the report that a file holds."""
-        return read_report(path, "a report of held-out loss", cls.of)
-
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> HeldOut:
+    def of(cls, data: Mapping[str, Any]) -> Self:
         """Returns the report that plain data describes."""
         honest = data["honest"] and Honest(**columns_of(Honest, data["honest"]))
         return cls(**columns_of(cls, data) | {"honest": honest})

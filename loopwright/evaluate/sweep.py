@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from loopwright.data.batch import Source
+from loopwright.evaluate.saved import Saved, columns_of
 from loopwright.generate.readings import check_depths, decode_exact, readings
 from loopwright.metrics.score import DepthRates, bootstrap_interval, depth_rates, settled_depths, wilson_interval
 from loopwright.model.backbone import StepRunner
 from loopwright.model.bounds import MOST_DEPTH
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.storage.files import write_whole
 from loopwright.untrusted import shown
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ PER_OCTAVE = 4  # depths of a "log" range between d and 2d
 SHOWN_DEPTHS = 16
 _DIGITS = 6
 
-Report = TypeVar("Report")
 Column = tuple[float | None, ...]  # a number per depth; None where it is not finite or does not apply
 Progress = Callable[[int, int], object]  # called with batches done and batches in all
 
@@ -45,11 +42,13 @@ class DecodeCheck:
 
 
 @dataclass(frozen=True)
-class SweepReport:
+class SweepReport(Saved):
     """One test split at every depth, a column per measure. Intervals are at 95 %: Wilson's for exact match, by bootstrap over
     rows for the loss. `change` is the relative size of the last step at that depth, over rows. `rates` look at all depths, then
     from the model's own depth on; `settled` counts rows by the first depth from which they stay right (0: wrong at the last).
     `source` is where the weights stood ("" where nobody said), `dtype` what they were in."""
+
+    what: ClassVar[str] = "a sweep report"
 
     split: str
     rows: int
@@ -89,20 +88,8 @@ class SweepReport:
         """Returns exact match by depth."""
         return {depth: math.nan if value is None else value for depth, value in zip(self.depth, self.exact, strict=True)}
 
-    def save(self, path: str | Path) -> Path:
-        """Writes the report as JSON and returns where."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(self), allow_nan=False, separators=(",", ":")) + "\n")
-        return path
-
     @classmethod
-    def load(cls, path: str | Path) -> SweepReport:
-        """Returns the report that a file holds."""
-        return read_report(path, "a sweep report", cls.of)
-
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> SweepReport:
+    def of(cls, data: Mapping[str, Any]) -> Self:
         """Returns the report that plain data describes."""
         rates = tuple(DepthRates(**rate) for rate in data["rates"])
         decoded = tuple(DecodeCheck(**check) for check in data["decoded"])
@@ -259,24 +246,6 @@ def _compare(depth: int, decoded: Tensor, one_pass: Tensor) -> DecodeCheck:
 def column(values: Tensor, *, digits: int = _DIGITS) -> Column:
     """Returns plain numbers at few digits, so that the file is small and says what the report says."""
     return tuple(float(f"{x:.{digits}g}") if math.isfinite(x) else None for x in values.double().tolist())
-
-
-def columns_of(report: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a report in plain data, lists as tuples, and those of lists too."""
-
-    def tuples(value: Any) -> Any:
-        return tuple(map(tuples, value)) if isinstance(value, list | tuple) else value
-
-    known = {field.name for field in fields(report)}
-    return {name: tuples(value) for name, value in data.items() if name in known}
-
-
-def read_report(path: str | Path, what: str, make: Callable[[Mapping[str, Any]], Report]) -> Report:
-    """Returns what is made of the data of a JSON file; says in one line where that is not possible."""
-    try:
-        return make(json.loads(Path(path).read_text()))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path}: not {what} ({error})") from None
 
 
 def number_table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, *, bold: Sequence[bool] = ()) -> Table:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
-from loopwright.evaluate.sweep import Column, column, columns_of, number_table, rate_lines, read_report
+from loopwright.evaluate.saved import Saved, columns_of
+from loopwright.evaluate.sweep import Column, column, number_table, rate_lines
 from loopwright.metrics.score import DepthRates, bootstrap_interval, depth_rates, wilson_interval
-from loopwright.storage.files import write_whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,9 +37,11 @@ class MetricColumn:
 
 
 @dataclass(frozen=True)
-class TaskReport:
+class TaskReport(Saved):
     """One task at every depth. `right` says of each question whether it was answered right, by depth, as the metric `judged_by`
     has it; "" where no metric says so. `data` is where the questions stood, `shots` the examples before each."""
+
+    what: ClassVar[str] = "a report of a task"
 
     task: str
     questions: int
@@ -88,20 +88,8 @@ class TaskReport:
                 rows[-1] |= {name: m.value[i], f"{name}_low": m.low[i], f"{name}_high": m.high[i]}
         return rows
 
-    def save(self, path: str | Path) -> Path:
-        """Writes the report as JSON and returns where."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(self), allow_nan=False, separators=(",", ":")) + "\n")
-        return path
-
     @classmethod
-    def load(cls, path: str | Path) -> TaskReport:
-        """Returns the report that a file holds."""
-        return read_report(path, "a report of a task", cls.of)
-
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> TaskReport:
+    def of(cls, data: Mapping[str, Any]) -> Self:
         """Returns the report that plain data describes."""
         metrics = {name: MetricColumn(**columns_of(MetricColumn, m)) for name, m in data["metrics"].items()}
         return cls(**columns_of(cls, data) | {"metrics": metrics, "rates": tuple(DepthRates(**rate) for rate in data["rates"])})
