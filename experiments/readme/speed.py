@@ -11,6 +11,9 @@ SETTINGS = (
     "one cached decode step / uncached forward of 512 tokens, depth 4 | one CPU thread, half of Ouro-1.4B's width, 6 layers |",
     "decode, Ouro-1.4B shape (random weights), bf16, depth 4, batch 1 | H200, fused kernels in a CUDA graph |",
     "the same, batch 32 | H200, fused kernels in a CUDA graph |",
+    "training on text, a 12-layer core × 4 steps of width 1,024, as recipes ship it: share of the peak (MFU) | "
+    "H200, bf16, 32 × 1,024 tokens |",
+    "the same, documents kept apart / not | H200, bf16 |",
     "a training update at random depth with the Jacobian penalty / without | H200, TF32, finite difference |",
     "the same on Ouro-1.4B's shape at depth 4 (random weights), finite difference | H200, bf16 |",
     "an update of the addition study / the public code, fixed depth 4; depth 10 with its penalty | H200, TF32 both |",
@@ -21,6 +24,19 @@ SETTINGS = (
 )
 
 
+def text_training() -> Iterator[str]:
+    """Yields what the rows of P15 say: three runs as recipes ship it, the peer, documents apart beside the last two."""
+
+    def row(case: str, **more: object) -> dict:
+        return only("training/train-text-h200.jsonl", benchmark=f"P15 training on text: {case}", **more)
+
+    ours = [row("as recipes ship it", run=run) for run in (1, 2, 3)]
+    shares = sorted(found["mfu"] for found in ours)
+    peer = row("transformers' Llama, 12 layers, compiled")["mfu"]
+    yield cell(f"{shares[0]:.2f} to {shares[-1]:.2f} (transformers' Llama of 12 layers, compiled: {peer:.2f})")
+    yield cell(f"{row('documents apart')['ms'] / (ours[1]['ms'] + ours[2]['ms']) * 2:.2f}")
+
+
 def claims() -> Iterator[str]:
     """Yields what the rows say: the last cell of each line."""
     yield cell(f"{only('decode/cpu.jsonl', benchmark='P8 cached decode / uncached forward', model='ouro-half')['ratio']:.3f}")
@@ -29,6 +45,7 @@ def claims() -> Iterator[str]:
     for rows, bound in ((1, "bandwidth bound"), (32, "bound")):
         speed = only("decode/fused-decode-h200.jsonl", loop="graph", rows=rows)["tokens_per_s"]
         yield cell(f"{speed:,.0f} tokens/s, {share_of_bound(rows):.2f} of the {bound}")
+    yield from text_training()
     update = "P4 STARS update / random-depth update, fd"
     written, compiled = (
         only("training/jacobian-h200.jsonl", benchmark=update, compiled=compiled)["ratio"] for compiled in (False, True)

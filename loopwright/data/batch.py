@@ -116,6 +116,7 @@ class Splits:
     pad_id: int | None = None
     exact: bool = False  # whether an answer is right or wrong as a whole: tasks and question/answer pairs, not running text
     in_place: bool = False  # whether answers stand at the tokens they are about, so that there is nothing to decode
+    alike: bool = False  # whether all batches of as many rows have one shape: windows of text
     tokenizer: Any = None  # transformers' own, of the text or of the task's symbols: what a checkpoint is saved with
     notes: Mapping[str, Any] = field(default_factory=dict)  # what a report may tell of the data: counts, what was left out
 

@@ -167,7 +167,7 @@ def text_splits(
     return Splits(
         train, valid, windows,
         vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, notes=notes,
-        tokenizer=tokenizer.own,
+        tokenizer=tokenizer.own, alike=True,
     )  # fmt: skip
 
 

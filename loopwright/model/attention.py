@@ -94,6 +94,10 @@ def attend_with_map(
 
 def attend_in(p: Pass, place: Place, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """Returns what queries find among keys of the same rows under the mask of a pass, which may want to keep the map."""
+    if p.blocks is not None:
+        from loopwright.model.blocks import attend_blocks  # torch's compiler comes with it
+
+        return attend_blocks(q, k, v, p.blocks)
     if p.outputs is None or p.outputs.maps is None:
         return attend(q, k, v, mask=p.mask, causal=p.causal, dropout=dropout)
     y, p.outputs.maps[place] = attend_with_map(q, k, v, mask=p.mask, causal=p.causal, dropout=dropout)

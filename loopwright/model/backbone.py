@@ -7,7 +7,7 @@ step; training, tracing, sweeps, early exit and serving differ only in who consu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from loopwright.model.attention import Rotary
 from loopwright.model.block import Block
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
-from loopwright.model.context import Expected, Pass, Place, Reading, open_pass
+from loopwright.model.context import Expected, Pass, Place, Reading, StackRunner, open_pass
 from loopwright.model.fixed_rows import FixedRows
 from loopwright.model.gate import GATES
 from loopwright.model.halting import HALTINGS
@@ -35,9 +35,6 @@ from loopwright.model.span import Span, place_tokens
 from loopwright.model.state import STATES
 from loopwright.model.tap import Tap
 from loopwright.settings import build_kind
-
-if TYPE_CHECKING:
-    from loopwright.model.fused.stack import FusedStacks
 
 StepRunner = Callable[[Tensor, Tensor, int, Pass], Tensor]
 # what is made of the features of a reading: logits, or nothing more
@@ -95,10 +92,12 @@ class Backbone(PreTrainedModel):
         cache: LoopCache | None = None,
         tap: Tap | None = None,
         outputs: LayerOutputs | None = None,
+        fused: StackRunner | None = None,
     ) -> tuple[Tensor, Pass]:
         """Returns the input e [B, T, D], through the prelude, and the pass that later stages need.
 
-        `depth` is how many steps the cache, if any, makes room for; `outputs` keeps what the layers leave.
+        `depth` is how many steps the cache, if any, makes room for; `outputs` keeps what the layers leave; `fused` runs the stacks
+        that have another form.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input: give either input_ids or inputs_embeds, not both and not neither")
@@ -121,7 +120,7 @@ class Backbone(PreTrainedModel):
         self._check_positions(span)
         if cache is not None:
             cache.reserve(span, depth, x)
-        return self.embed_at(x, span, cache=cache, tap=tap, outputs=outputs)
+        return self.embed_at(x, span, cache=cache, tap=tap, outputs=outputs, fused=fused)
 
     def embed_at(
         self,
@@ -131,7 +130,7 @@ class Backbone(PreTrainedModel):
         cache: LoopCache | PooledRows | FixedRows | None = None,
         tap: Tap | None = None,
         outputs: LayerOutputs | None = None,
-        fused: FusedStacks | None = None,
+        fused: StackRunner | None = None,
     ) -> tuple[Tensor, Pass]:
         """Returns the input e and the pass of embedded tokens x [B, T, D] that stand at `span`."""
         window = self.config.sliding_window
@@ -213,7 +212,7 @@ class Backbone(PreTrainedModel):
         return Adaptation(effects) if effects else None
 
     def _layers(self, stack: str, x: Tensor, p: Pass, step: StepIndex, *, read: Tensor | None = None) -> Tensor:
-        """Returns what the layers of a stack make of x; by fused kernels where the pass has such a form of them.
+        """Returns what the layers of a stack make of x; in another form where the pass has one (fused kernels, compiled).
 
         Its adapters read `read`: x itself where that is left out.
         """
@@ -222,6 +221,10 @@ class Backbone(PreTrainedModel):
             x = adapt.shift(x)
         if p.fused is not None and p.fused.takes(stack, adapt):
             return p.fused.run(stack, x, p, step.t)
+        return self.run_layers(stack, x, p, step, adapt)
+
+    def run_layers(self, stack: str, x: Tensor, p: Pass, step: StepIndex, adapt: Adaptation | None) -> Tensor:
+        """Returns what the layers of a stack make of x, one after the other."""
         normed = stack == "core" and self.config.layer_post_norm == "per-step"
         for layer, block in enumerate(getattr(self, stack)):
             place = Place(stack, step.t, layer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,10 +13,12 @@ from loopwright.model.span import Span
 from loopwright.model.tap import Tap
 
 if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    from loopwright.model.adapter.effects import Adaptation
     from loopwright.model.attention import Rotary
     from loopwright.model.cache import LoopCache
     from loopwright.model.fixed_rows import FixedRows
-    from loopwright.model.fused.stack import FusedStacks
     from loopwright.model.output import LayerOutputs
     from loopwright.model.rows import PooledRows, RowSpan
 
@@ -44,11 +46,24 @@ class Expected:
 Reading = int | Tensor | RowSteps | Expected
 
 
+class StackRunner(Protocol):
+    """Another way of running the layers of a stack than one after the other: by fused kernels, or compiled."""
+
+    block_masks: bool  # whether attention skips the blocks of a mask in which nobody sees anybody
+
+    def takes(self, stack: str, adapt: Adaptation | None) -> bool:
+        """Says whether a stack runs here, with what its adapters do at the step."""
+
+    def run(self, stack: str, x: Tensor, p: Pass, step: int | Tensor) -> Tensor:
+        """Returns what the layers of a stack make of x."""
+
+
 @dataclass(frozen=True)
 class Pass:
     """One forward pass. `rotary` holds cos and sin; `mask` [B, 1, T, N] is added to attention scores; where it is None,
-    `causal` decides. `coda_group` says which of the cache's coda slots belong to the reading at hand (one per row, or an int);
-    `outputs` keeps what the layers leave, where the caller wants it; `fused` runs the stacks that have a fused form."""
+    `blocks` (a mask by blocks) or `causal` decides. `coda_group` says which of the cache's coda slots belong to the reading at hand
+    (one per row, or an int); `outputs` keeps what the layers leave, where the caller wants it; `fused` runs the stacks that have
+    another form."""
 
     span: Span | RowSpan
     rotary: tuple[Tensor, Tensor] | None
@@ -58,7 +73,8 @@ class Pass:
     tap: Tap | None = None
     coda_group: int | Tensor = 0
     outputs: LayerOutputs | None = None
-    fused: FusedStacks | None = None
+    fused: StackRunner | None = None
+    blocks: BlockMask | None = None
 
     @property
     def batch_span(self) -> Span:
@@ -91,9 +107,10 @@ class Pass:
 
         span = self.batch_span
         held: dict[str, Any] = {name: pick(getattr(span, name)) for name in ("positions", "index", "first", "valid", "segments")}
-        chosen = Span(index.numel(), span.length, span.offset, explicit=span.explicit, **held)
+        chosen = Span(index.numel(), span.length, span.offset, explicit=span.explicit, padded=span.padded, **held)
         rotary = None if self.rotary is None else (pick(self.rotary[0]), pick(self.rotary[1]))
-        return Pass(chosen, rotary, pick(self.mask), self.causal, None, self.tap)
+        blocks = None if self.blocks is None else _block_mask(chosen)
+        return Pass(chosen, rotary, pick(self.mask), self.causal, None, self.tap, fused=self.fused, blocks=blocks)
 
 
 def open_pass(
@@ -105,11 +122,19 @@ def open_pass(
     cache: LoopCache | PooledRows | FixedRows | None = None,
     tap: Tap | None = None,
     outputs: LayerOutputs | None = None,
-    fused: FusedStacks | None = None,
+    fused: StackRunner | None = None,
 ) -> Pass:
     """Returns the pass of tokens that stand at `span`: their rotations, and a mask where one is needed, in `dtype`."""
+    table = None if rotary is None else rotary.table(span.positions, dtype)
+    if fused is not None and fused.block_masks and window is None and isinstance(span, Span) and not (span.plain or span.padded):
+        return Pass(span, table, None, False, None, tap, outputs=outputs, fused=fused, blocks=_block_mask(span))
     visible, causal = span.mask(window)
     # added to the scores: made once here, where a boolean mask would be converted by every layer of every step
     mask = None if visible is None else torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, float("-inf"))
-    table = None if rotary is None else rotary.table(span.positions, dtype)
     return Pass(span, table, mask, causal, cache, tap, outputs=outputs, fused=fused)
+
+
+def _block_mask(span: Span) -> BlockMask:
+    from loopwright.model.blocks import block_mask  # torch's compiler comes with it
+
+    return block_mask(span)

@@ -31,6 +31,7 @@ class Span:
     valid: Tensor | None = None
     segments: Tensor | None = None
     explicit: bool = False  # whether the caller gave the positions
+    padded: bool = False  # whether tokens may be padding, or the cache holds such
     _flat: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -168,7 +169,8 @@ def place_tokens(
     if old is not None:
         valid[:, :offset] = old.valid[:, :offset]
     valid.scatter_(1, index, real)
-    return Span(rows, length, offset, position_ids, index, first, valid, segments, explicit)
+    padded = attention_mask is not None or old is not None
+    return Span(rows, length, offset, position_ids, index, first, valid, segments, explicit, padded)
 
 
 def _check_shapes(

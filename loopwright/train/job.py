@@ -30,6 +30,7 @@ from loopwright.train.checkpoint import (
     model_tensors,
     save_checkpoint,
 )
+from loopwright.train.compiled import choose
 from loopwright.train.depth import RULES, DepthRule
 from loopwright.train.distributed import Processes
 from loopwright.train.gradients.graphs import GraphedWork
@@ -45,6 +46,7 @@ from loopwright.train.optim.trainable import check_trainable, depth_generator, d
 from loopwright.train.progress import ProgressReporter
 from loopwright.train.recipe import Recipe, first_difference, read_recipe, written
 from loopwright.train.rollout import Called, Objective, Plan
+from loopwright.train.speed import Speedometer
 from loopwright.train.state import Objects, Progress
 from loopwright.train.training_module import Share, TrainingModule, Weights
 
@@ -94,9 +96,12 @@ class Job:
         objective.prepare(self.model, self.device)
         self.metrics: dict[str, Metric] = {spec["kind"]: build_kind(spec, METRICS) for spec in recipe.validate.metrics}
         self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
-        bare = TrainingModule(
-            self.model, objective, self.penalties, remat=build_kind(recipe.remat_spec, REMATS), compiled=recipe.compile
-        )
+        compiled, said = choose(recipe.compile, self.device, alike=self.splits.alike)
+        if said is not None:
+            reporter.note(said)
+        remat = build_kind(recipe.remat_spec, REMATS)
+        bare = TrainingModule(self.model, objective, self.penalties, remat=remat, compiled=compiled)
+        self.speed = Speedometer(self.model.config, objective, recipe.precision, self.device)
         with self.autocast():  # before the wrapper takes the model: it counts passes
             check_trainable(self.model, objective, drawn_plans(self.rule, recipe))
         self.module = processes.wrap(bare)

@@ -13,7 +13,7 @@ from typing import IO, Any
 from loopwright.storage.files import clear_when_full
 
 # what a clock decides: the only entries in which the log of a resumed run differs from that of an uninterrupted one
-TIMING_KEYS = ("seconds", "targets_per_second", "tokens_per_second", "time")
+TIMING_KEYS = ("seconds", "targets_per_second", "tokens_per_second", "tflops_per_second", "mfu", "peak_memory", "time")
 
 
 class Log:

@@ -88,9 +88,10 @@ def train(
             if not finite:
                 row |= {"skipped": True, "rows": [first_row, progress.rows], "in_a_row": progress.skipped_in_a_row}
             seconds = time.perf_counter() - began
+            speed = job.speed.row(pairs, seconds, processes.world)
             if log is not None:
-                log.write({**row, "seconds": seconds, "tokens_per_second": tokens / seconds})
-            reporter.update(row, progress, seconds)
+                log.write({**row, "seconds": seconds, "tokens_per_second": tokens / seconds, **speed})
+            reporter.update({**row, **speed}, progress, seconds)
             if on_update is not None and on_update(row) is True:
                 stop.asked = True
             if progress.skipped_in_a_row > recipe.patience:

@@ -119,6 +119,8 @@ class Terminal:
         depth = ", ".join(map(str, row["depth"][:4])) + (" …" if len(row["depth"]) > 4 else "")
         loss = "–" if self.loss is None else f"{self.loss:.4f}"
         words = f"loss {loss}  depth {depth}  {self.radius}{row['tokens'] / max(seconds, 1e-9):,.0f} tokens/s"
+        if "peak_memory" in row:
+            words += (f"  MFU {row['mfu']:.2f}" if "mfu" in row else "") + f"  {row['peak_memory'] / 2**30:.1f} GiB"
         if self.task is not None:
             self.bar.update(self.task, completed=progress.update, words=words)
         if self.bar.disable and self._is_time():

@@ -87,7 +87,7 @@ class Recipe:
     accumulate: int = 1
     precision: str = "fp32"
     remat: str | dict = "none"  # a kind of REMATS, or {kind, options}
-    compile: bool = False  # the step, by torch.compile
+    compile: bool | str = "auto"  # by torch.compile; auto: where text is trained on a GPU
     graph: bool = False  # whole passes replayed as CUDA graphs, one per depth
     patience: int = 10  # updates in a row that may be skipped for a loss that is not finite
     seed: int = 0
@@ -122,6 +122,8 @@ class Recipe:
             yield f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})"
         if self.precision not in PRECISIONS:
             yield f"precision is {self.precision!r}; {suggest(self.precision, PRECISIONS)}"
+        if isinstance(self.compile, str) and self.compile != "auto":
+            yield f"compile is {self.compile!r}; allowed: auto, true or false"
         if self.clip is not None and self.clip <= 0:
             yield f"clip is {self.clip}; allowed: above 0, or null for none"
         sections = {

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loopwright.data.batch import Batch
 from loopwright.model.backbone import StepRunner
-from loopwright.model.context import Pass
+from loopwright.model.context import Pass, StackRunner
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.train.gradients.recompute import GradSteps, forget_casts
 from loopwright.train.gradients.remat import REMATS, Remat
@@ -114,18 +114,19 @@ def rollout(
     plan: Plan,
     *,
     step: StepRunner | None = None,
+    stacks: StackRunner | None = None,
     remat: str | Remat = "none",
     keeps: str = "every",
     hook: Penalty | None = None,
 ) -> Rollout:
     """Runs a batch to the depth of the plan. `keeps` "last" allows a loop that never holds all states at once.
 
-    `remat` is the name of a kind of REMATS, or such a kind built with its options.
+    `step` and `stacks` run in the place of the model's own. `remat` is the name of a kind of REMATS, or one built with options.
     """
     step = model.step if step is None else step
     run: Remat = REMATS[remat]() if isinstance(remat, str) else remat
     depth = plan.depth if model.config.is_looped else 1
-    e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
+    e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids, fused=stacks)
     start = model.start_state(e, p)
     grad_steps = min(plan.grad_steps, depth)
     s, first = start, depth - grad_steps

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from loopwright.data.batch import Batch
 from loopwright.model.backbone import StepRunner
-from loopwright.model.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.train.compiled import CompiledStacks, compiled_step, has_block_attention
 from loopwright.train.gradients.remat import Remat
 from loopwright.train.objectives.penalties import Weighted
 from loopwright.train.rollout import Plan, rollout
@@ -53,7 +52,12 @@ class TrainingModule(nn.Module):
         self.objective = objective
         self.penalties = list(penalties)
         self.remat = remat
-        self.step = compiled_step(model) if compiled else model.step
+        self.step: StepRunner = model.step
+        self.stacks: CompiledStacks | None = None
+        if compiled:
+            # penalties take the step apart in ways that attention by blocks has no derivative for
+            blocks = not self.penalties and has_block_attention(model)
+            self.step, self.stacks = compiled_step(model), CompiledStacks(model, block_masks=blocks)
 
     def forward(
         self, batch: Batch, plan: Plan, share: Share | None = None, weights: Weights = ()
@@ -63,7 +67,7 @@ class TrainingModule(nn.Module):
         hooks = [penalty.hook for penalty, _ in active if penalty.hook is not None]
         path = rollout(
             self.model, batch, plan,
-            step=self.step, remat=self.remat, keeps=self.objective.reads, hook=hooks[0] if hooks else None,
+            step=self.step, stacks=self.stacks, remat=self.remat, keeps=self.objective.reads, hook=hooks[0] if hooks else None,
         )  # fmt: skip
         loss, metrics = self.objective(self.model, path)
         loss, metrics = loss * share.targets, {name: value * share.targets for name, value in metrics.items()}
@@ -73,17 +77,3 @@ class TrainingModule(nn.Module):
             loss = penalty.combine(loss, value, weight)
             metrics[penalty.name] = value.detach()
         return loss, metrics
-
-
-def compiled_step(model: LoopedForCausalLM) -> StepRunner:
-    """Returns the model's step, compiled. Where no part counts steps all of them share one graph, else each has its own."""
-    # one shape of batch each: with a hook, without, without a gradient; per-step tables multiply that by their steps
-    torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, 256)
-    compiled = torch.compile(model.step, dynamic=False)
-    if model.config.counts_steps:
-        return compiled
-
-    def alike(s: Tensor, e: Tensor, t: int, p: Pass) -> Tensor:
-        return compiled(s, e, 0, p)
-
-    return alike

@@ -36,6 +36,8 @@ class FusedStacks:
     A token sees all keys before it, or, where the rows are `masked`, those that the mask of the pass lets it see.
     """
 
+    block_masks = False
+
     def __init__(self, model: Backbone, stacks: Sequence[str], rows: int, capacity: int, *, masked: bool) -> None:
         weight, config = model.embed_tokens.weight, model.config
         self.blocks: dict[str, list[Block]] = {stack: list(getattr(model, stack)) for stack in stacks}

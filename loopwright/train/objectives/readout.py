@@ -16,10 +16,13 @@ from torch.utils.checkpoint import checkpoint
 
 from loopwright.data.batch import Batch
 from loopwright.model.context import Pass
+from loopwright.model.fused.offer import OLDEST, can_compile
 from loopwright.model.looped import LoopedForCausalLM
 
 # logits made at once (256 MB in float32); beyond it they are made again in the backward pass instead of being kept
 CHUNK = 2**26
+# the share of a GPU's memory that logits and their gradient may take where a kernel keeps them in their own dtype
+KEPT = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -82,14 +85,37 @@ def cross_entropies(model: LoopedForCausalLM, features: Tensor, p: Pass, targets
         loss = F.cross_entropy(logits, ids, reduction="none")
         return torch.stack([loss, loss + logits.gather(1, ids[:, None])[:, 0]])
 
-    steps = features.shape[0]
-    found = over_chunks(read, model.config.vocab_size, features.flatten(0, 1), targets.ids.repeat(steps))
+    def read_by_kernel(x: Tensor, ids: Tensor) -> Tensor:
+        from loopwright.train.objectives.entropy_kernel import CrossEntropy  # Triton comes with torch, where there is a GPU
+
+        return torch.stack(CrossEntropy.apply(model.head(x, p), ids))
+
+    steps, rows = features.shape[0], features.flatten(0, 1)
+    kernel = has_kernel(rows)
+    found = over_chunks(
+        read_by_kernel if kernel else read, model.config.vocab_size, rows, targets.ids.repeat(steps),
+        most=kept_logits(rows) if kernel else CHUNK,
+    )  # fmt: skip
     return found[0].view(steps, -1), found[1].view(steps, -1)
 
 
-def over_chunks(read: Callable[..., Tensor], width: int, *rows: Tensor) -> Tensor:
-    """Returns `read(*rows)`, [K, N] of rows [N, …], where a row costs `width` numbers: in chunks where all at once are too many."""
-    size = max(CHUNK // width, 1)
+def has_kernel(x: Tensor) -> bool:
+    """Returns whether the cross-entropy of what comes from x runs as a kernel: on a GPU where kernels can be compiled."""
+    if not x.is_cuda or x.dtype == torch.float64:
+        return False
+    return torch.cuda.get_device_capability(x.device) >= OLDEST and can_compile()
+
+
+def kept_logits(x: Tensor) -> int:
+    """Returns how many logits a GPU keeps for the backward pass, with room for their gradient; a matter of the card alone."""
+    size = torch.get_autocast_dtype("cuda").itemsize if torch.is_autocast_enabled("cuda") else x.element_size()
+    return int(KEPT * torch.cuda.get_device_properties(x.device).total_memory) // (2 * size)
+
+
+def over_chunks(read: Callable[..., Tensor], width: int, *rows: Tensor, most: int = CHUNK) -> Tensor:
+    """Returns `read(*rows)`, [K, N] of rows [N, …], where a row costs `width` numbers: in chunks where all at once are more than
+    `most`."""
+    size = max(most // width, 1)
     if rows[0].shape[0] <= size:
         return read(*rows)
     parts = zip(*(x.split(size) for x in rows), strict=True)
