@@ -17,6 +17,7 @@ from loopwright.exits import ending
 from loopwright.imports import own_files
 from loopwright.interrupt import second_ends_at_once
 from loopwright.options import (
+    Constrain,
     Depth,
     Device,
     DraftDepth,
@@ -116,6 +117,7 @@ def generate(
     show_depth: Annotated[bool, typer.Option("--show-depth", help="First print what each step would predict next.")] = False,
     exit: Exit = None,
     draft_depth: DraftDepth = None,
+    constrain: Constrain = None,
     tokenizer: Words = None,
     as_json: Json = False,
     imports: Import = None,
@@ -138,7 +140,7 @@ def generate(
         model, prompt,
         depth=depth, max_new_tokens=max_new_tokens, sampling=Sampling(temperature, top_p, top_k, min_p), seed=seed,
         state_seed=state_seed, device=device, dtype=dtype, chat=chat, show_depth=show_depth, exit=exit, draft_depth=draft_depth,
-        tokenizer=tokenizer,
+        tokenizer=tokenizer, constrain=constrain,
     ), as_json)  # fmt: skip
 
 

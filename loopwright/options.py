@@ -93,6 +93,9 @@ Exits = Annotated[
         help="Early exit by this rule: loss by mean steps, without running it; repeatable; or all.",
     ),
 ]
+Constrain = Annotated[
+    str | None, typer.Option(metavar="KIND:FORM", help="The answer's form: regex:PATTERN, choice:A,B or json:FILE with a schema.")
+]
 DraftDepth = Annotated[
     str | None,
     typer.Option(metavar="N|auto", callback=draft_of, help="Draft at this lower depth and verify at --depth: the same text."),

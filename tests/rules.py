@@ -42,6 +42,7 @@ HOMES = {
     "matplotlib": "analysis/",
     "lm_eval": "evaluate/harness.py",
     "datasets": "data/text.py",
+    "llguidance": "generate/constraint.py",
     "trl": "train/",
     "peft": "retrofit/",
     "starlette": "serve/",

@@ -13,10 +13,11 @@ from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.models import open_model, open_tokenizer
 from loopwright.commands.wait import tell_wait
 from loopwright.engine.stream import stream_uneven
+from loopwright.generate.constraint import ConstrainedVocabulary, parse_constraint
 from loopwright.generate.depths import StepGuess, next_token_by_depth
 from loopwright.generate.exit_rules import parse_exit
 from loopwright.generate.sampling import Sampling
-from loopwright.generate.stream import checked_seed, encode, encode_chat, stream
+from loopwright.generate.stream import checked_seed, encode, encode_chat, end_tokens, stream
 from loopwright.source import Source
 from loopwright.threads import fitting_threads
 from loopwright.values import check_whole
@@ -38,6 +39,7 @@ def generate(
     exit: str | None = None,
     draft_depth: int | str | None = None,
     tokenizer: str | None = None,
+    constrain: str | None = None,
 ) -> dict[str, Any]:
     """Streams what a model says after a prompt, then prints one line of statistics on stderr. Returns the same as data."""
     where, kind = find_device(device), find_dtype(dtype)
@@ -49,7 +51,11 @@ def generate(
     if seed is not None and not (sampling or Sampling()).draws:
         raise ValueError(f"seed: {seed} would change nothing; nothing is drawn without a temperature, top_p, top_k or min_p")
     rule = None if exit is None else parse_exit(exit)
+    form = None if constrain is None else parse_constraint(constrain)
     words = open_tokenizer(opened, tokenizer)
+    if form is not None:
+        vocabulary = ConstrainedVocabulary(words, opened.config.vocab_size)
+        vocabulary.constraint(form)
     model = open_model(opened, kind, where)
     if state_seed is not None:
         checked_seed(model, state_seed)
@@ -74,9 +80,10 @@ def generate(
             }  # fmt: skip
             saved = None
             if rule is None and draft_depth is None:
-                statistics = stream(model, words, ids, **given)
+                limit = None if form is None else vocabulary.constraint(form, end_tokens(model, words))
+                statistics = stream(model, words, ids, **given, constraint=limit)
             else:
-                statistics, saved = stream_uneven(model, words, ids, **given, exit=rule, draft_depth=draft_depth)
+                statistics, saved = stream_uneven(model, words, ids, **given, exit=rule, draft_depth=draft_depth, constrain=form)
             print(flush=True)
             if saved is not None:
                 print(f"[{saved}]", file=sys.stderr)

@@ -18,9 +18,10 @@ from transformers import PreTrainedTokenizerBase
 from loopwright.engine.request import Request, RequestOptions, Result
 from loopwright.engine.scheduler import EngineStats, Scheduler
 from loopwright.engine.speculation import AUTO, MOST_TOKENS
+from loopwright.generate.constraint import ConstrainedVocabulary, Constraint
 from loopwright.generate.exit_rules import build_exit
 from loopwright.generate.sampling import Sampling, checked_whole
-from loopwright.generate.stream import checked_seed, token_ids
+from loopwright.generate.stream import checked_seed, end_tokens, token_ids
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import shown
 
@@ -73,6 +74,7 @@ class Engine:
         self._scheduler = Scheduler(
             model, rows=max_rows, tokens=max_tokens, depth=model.config.check_depth(depth), readings=readings, chunk=chunk_tokens
         )
+        self._vocabulary: ConstrainedVocabulary | None = None  # made with the first constrained request
         self._inbox: list[Request] = []
         self._open = 0  # requests that are submitted and not done
         self._wake = threading.Condition()
@@ -119,6 +121,7 @@ class Engine:
         step_tokens: int = 0,
         ignore_eos: bool = False,
         on_done: Callable[[], object] | None = None,
+        constrain: Mapping[str, Any] | None = None,
     ) -> Request:
         """Queues a prompt (text or token ids) and returns its handle; raises at once where the request can never be served.
 
@@ -127,6 +130,7 @@ class Engine:
 
         `top_logprobs` gives the likeliest tokens beside each one, `prompt_logprobs` the scores of the prompt's tokens too, and
         `step_tokens` the likeliest tokens after each step. `ignore_eos` goes on after the model's own end token.
+        `constrain` gives the answer a form: {"json": schema}, {"regex": pattern} or {"choice": [texts]}.
 
         `exit` is a rule by which tokens leave the loop early (see exit_rules.py); the keys they then lack are run when a later
         token needs them ("backfill": exact) or copied from their last step ("copy": an approximation). `draft_depth` drafts
@@ -151,6 +155,7 @@ class Engine:
             exit_keys, draft_depth,
             (MOST_TOKENS if draft_depth == AUTO else DRAFT_TOKENS) if draft_tokens is None else draft_tokens,
             top_logprobs, prompt_logprobs, step_tokens, on_done,
+            None if constrain is None else self._constraint(constrain, own=not ignore_eos),
         )  # fmt: skip
         self._check_uneven(wish)
         self._check_fits(wish)
@@ -272,11 +277,15 @@ class Engine:
             raise ValueError("stop: an empty string would end every answer at once; leave it out")
         if strings and self.tokenizer is None:
             raise ValueError(f"stop: {strings[0]!r} needs a tokenizer; build the engine with one, or give token ids")
-        end = self.model.generation_config.eos_token_id  # type: ignore[union-attr]
-        if end is None and self.tokenizer is not None:
-            end = self.tokenizer.eos_token_id
-        ends = [] if end is None or not own else end if isinstance(end, list) else [end]
+        ends = end_tokens(self.model, self.tokenizer) if own else []
         return strings, frozenset([*ends, *(one for one in given if not isinstance(one, str))])
+
+    def _constraint(self, spec: Mapping[str, Any], *, own: bool) -> Constraint:
+        if self.tokenizer is None:
+            raise ValueError("constrain: it needs a tokenizer; build the engine with one")
+        if self._vocabulary is None:
+            self._vocabulary = ConstrainedVocabulary(self.tokenizer, self.model.config.vocab_size)
+        return self._vocabulary.constraint(spec, end_tokens(self.model, self.tokenizer) if own else ())
 
     def _check_uneven(self, wish: RequestOptions) -> None:
         if wish.exit_keys not in ("backfill", "copy"):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from loopwright.engine.scores import Ranked, TokenScore
 from loopwright.engine.speculation import AUTO, draft_depths
+from loopwright.generate.constraint import Constraint
 from loopwright.generate.exit_rules import ExitRule
 from loopwright.generate.growing_text import GrowingText
 from loopwright.generate.sampling import Sampling
@@ -36,6 +37,7 @@ class RequestOptions:
     prompt_logprobs: bool = False
     step_tokens: int = 0  # likeliest tokens after each step
     on_done: Callable[[], object] | None = None
+    constraint: Constraint | None = None
 
     @property
     def uneven(self) -> bool:
@@ -172,8 +174,10 @@ class Request:
 
     # called by the engine
 
-    def push(self, token: int, depth: int, score: TokenScore | None = None, steps: list[Ranked] | None = None) -> None:
-        """Hands over one token; ends the request where the token does."""
+    def push(
+        self, token: int, depth: int, score: TokenScore | None = None, steps: list[Ranked] | None = None, *, last: bool = False
+    ) -> None:
+        """Hands over one token; ends the request where the token does, or where its grammar ends with it (`last`)."""
         wish = self.wish
         with self._changed:
             self.tokens.append(token)
@@ -186,7 +190,7 @@ class Request:
         try:
             if wish.on_token is not None:
                 wish.on_token(token)
-            stopped = token in wish.ends or self._stopped_by_text()
+            stopped = token in wish.ends or self._stopped_by_text() or last
         except BaseException as error:  # of the caller's function or tokenizer, SystemExit too: the other requests go on
             self.fail(error)
             return

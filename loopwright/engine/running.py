@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loopwright.engine.prefix import KeptPrefix
 from loopwright.engine.request import Request
 from loopwright.engine.scores import Ranked, Scores
 from loopwright.engine.trail import Trail
+from loopwright.generate.constraint import GrammarState
 from loopwright.generate.sampling import TokenCounts
 from loopwright.model.pool import Row
 
@@ -24,6 +26,7 @@ class Running:
     slot: int  # its place in the tensors of all rows
     steps: int
     counts: TokenCounts | None
+    grammar: GrammarState | None = None  # where the answer is constrained: after all tokens that are drawn
     weights: int = 0  # their version when the request was admitted
     prefilled: int = 0
     drawn: int = 0  # tokens of the answer, on the device
@@ -56,6 +59,17 @@ class Running:
     def to_prefill(self) -> int:
         """The prompt tokens that the prefill runs; where the last one may leave early, it comes after."""
         return len(self.request.wish.prompt) - (0 if self.trail is None else 1)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the token that is handed over next is the one with which the grammar of the answer has ended."""
+        return self.grammar is not None and self.grammar.ended and len(self.request.tokens) + 1 == self.grammar.taken
+
+    @property
+    def held(self) -> KeptPrefix:
+        """What the row has run, for requests that begin alike."""
+        wish = self.request.wish
+        return KeptPrefix((wish.depth, wish.state_seed, self.weights), (*wish.prompt, *self.request.tokens), self.row)
 
     @property
     def drafting(self) -> bool:

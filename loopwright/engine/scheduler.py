@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from loopwright.engine.prefix import KeptPrefix, Prefixes, Weights
+from loopwright.engine.prefix import Prefixes, Weights
 from loopwright.engine.request import Request
 from loopwright.engine.running import DrawnTokens, EngineStats, Fetched, Running
 from loopwright.engine.scores import score, score_prompts
@@ -21,6 +21,7 @@ from loopwright.engine.speculation import AUTO, DraftChoice
 from loopwright.engine.tick_graph import SHORT_PROMPT, TickGraphs
 from loopwright.engine.trail import Trail, read_trails, step_trails
 from loopwright.engine.uneven import begin_round, draft, keep_even, leaving, verified
+from loopwright.generate.constraint import ConstraintError
 from loopwright.generate.sampling import Draw, TokenCounts, sample
 from loopwright.model.context import Pass, open_pass
 from loopwright.model.looped import LoopedForCausalLM
@@ -143,13 +144,14 @@ class Scheduler:
         if wish.sampling.counts_tokens:
             counts = TokenCounts(torch.tensor(wish.prompt, device=self.token.device), self.model.config.vocab_size)
         lie, version = self.weights.read()
-        run = Running(request, row, self.free_slots[-1], row.steps, counts, version)
+        grammar = None if wish.constraint is None else wish.constraint.begin()
+        run = Running(request, row, self.free_slots[-1], row.steps, counts, grammar, version)
         if wish.uneven:
             run.trail = Trail(row.capacity, row.steps, self.state, coda=bool(self.pool.layers["coda"]))
             self._end_prefill(run)
         elif not wish.prompt_logprobs:  # what is copied is not scored
-            running = [_held(other) for other in self.running if other.trail is None]
-            run.prefilled = self.prefixes.fill(row, _held(run).key, wish.prompt, running)
+            running = [other.held for other in self.running if other.trail is None]
+            run.prefilled = self.prefixes.fill(row, run.held.key, wish.prompt, running)
             if self.graphs is not None and run.to_prefill - run.prefilled <= SHORT_PROMPT:
                 run.phase = "embed"
         if self.graphs is not None:
@@ -160,7 +162,7 @@ class Scheduler:
         self.running.remove(run)
         self.free_slots.append(run.slot)
         if run.trail is None and run.request.error is None:
-            self.prefixes.keep(_held(run))
+            self.prefixes.keep(run.held)
         else:
             self.pool.free(run.row)
 
@@ -316,7 +318,7 @@ class Scheduler:
                 run.prefilled, run.phase = run.prefilled + 1, "embed"
                 self.ran.prefill_tokens += 1
         wishes = [(run, run.request.wish) for run in ends]
-        plain = [run for run, wish in wishes if not (wish.sampling.changes_scores or wish.logprobs)]
+        plain = [run for run, wish in wishes if not (wish.sampling.changes_scores or wish.logprobs or wish.constraint)]
         if plain:  # their tokens are where the next prelude takes them from
             for run in plain:
                 self._count(run, graphs.greedy[:1])
@@ -353,7 +355,7 @@ class Scheduler:
         for run in runs:
             wish = run.request.wish
             draws.append(Draw(wish.sampling, wish.seed, len(wish.prompt) + run.drawn))
-        tokens = sample(logits, draws, [run.counts for run in runs])
+        tokens = sample(logits, draws, [run.counts for run in runs], [run.grammar for run in runs])
         self.token[[run.slot for run in runs]] = tokens[:, None]
         scores = None
         if any(run.request.wish.logprobs for run in runs):
@@ -371,6 +373,10 @@ class Scheduler:
         run.phase = "drained" if run.drawn == run.request.wish.max_new_tokens else "embed"
         if run.counts is not None:
             run.counts.add(tokens)
+        if run.grammar is not None:
+            run.grammar.take(tokens.tolist())  # waits for the device: what may follow depends on it
+            if run.grammar.ended:
+                run.phase = "drained"
 
     def _read_tokens(self, unread: list[DrawnTokens]) -> None:
         """Hands drawn tokens to their requests, and frees the rows of those that are done."""
@@ -384,12 +390,9 @@ class Scheduler:
                 if not finite:
                     held = len(run.request.wish.prompt) + len(run.request.tokens)
                     run.request.fail(ValueError(f"request: logits are not finite after {held} tokens, so no token can be chosen"))
+                elif run.grammar is not None and run.grammar.error is not None and run.at_end:
+                    run.request.fail(ConstraintError(f"constrain: {run.grammar.error}"))
                 else:
-                    run.request.push(token, depth, one, said)
+                    run.request.push(token, depth, one, said, last=run.at_end)
                 if run.request.done:
                     self._release(run)
-
-
-def _held(run: Running) -> KeptPrefix:
-    wish = run.request.wish
-    return KeptPrefix((wish.depth, wish.state_seed, run.weights), (*wish.prompt, *run.request.tokens), run.row)

@@ -30,6 +30,7 @@ def stream_uneven(
     state_seed: int | None = None,
     exit: Mapping[str, Any] | None = None,
     draft_depth: int | str | None = None,
+    constrain: Mapping[str, Any] | None = None,
 ) -> tuple[Statistics, str]:
     """Generates after `input_ids` [1, T] with an exit rule or drafts; returns the statistics, and what was saved in words."""
     room = context_left(model, input_ids.shape[1])
@@ -43,7 +44,7 @@ def stream_uneven(
     with Engine(model, tokenizer, max_rows=1, max_tokens=tokens, depth=steps, readings=readings) as engine:
         request = engine.submit(
             input_ids, depth=depth, max_new_tokens=allowed, seed=seed, state_seed=state_seed, exit=exit, draft_depth=draft_depth,
-            **vars(sampling or Sampling()),
+            constrain=constrain, **vars(sampling or Sampling()),
         )  # fmt: skip
         for token in request:
             pieces.put(torch.tensor([token]))

@@ -61,7 +61,8 @@ def draft(run: Running, logits: Tensor, tokens: Tensor) -> None:
     """Draws the next draft from logits [1, V] and lets the row go on with it, as if it were verified."""
     wish = run.request.wish
     seen = None if run.counts is None else run.counts.after(run.drafts)
-    drawn = sample(logits, [Draw(wish.sampling, wish.seed, run.offset + 1)], [seen])
+    grammar = None if run.grammar is None else run.grammar.after(run.drafts)
+    drawn = sample(logits, [Draw(wish.sampling, wish.seed, run.offset + 1)], [seen], [grammar])
     tokens[run.slot] = drawn
     run.drafts.append(int(drawn))
     run.phase = "embed"
@@ -76,7 +77,8 @@ def verified(run: Running, logits: Tensor) -> tuple[Tensor, int]:
     wish, base = run.request.wish, run.base
     draws = [Draw(wish.sampling, wish.seed, base + 1 + i) for i in range(len(logits))]
     seen = [None if run.counts is None else run.counts.after(run.drafts[:i]) for i in range(len(logits))]
-    tokens = sample(logits, draws, seen)
+    grammars = [None if run.grammar is None else run.grammar.after(run.drafts[:i]) for i in range(len(logits))]
+    tokens = sample(logits, draws, seen, grammars)
     count = 1
     for drafted, drawn in zip(run.drafts, tokens.tolist(), strict=False):
         if drafted != drawn:

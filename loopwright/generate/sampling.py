@@ -5,7 +5,7 @@
 
 u comes from a counter-based integer hash, so a draw depends neither on the batch it is drawn in nor on how many draws came
 before. Batched decoding, speculation and a repeated request then give the same tokens at any temperature. top-k, top-p and
-min-p each exclude the scores below a threshold, and apply together.
+min-p each exclude the scores below a threshold, and apply together. A grammar excludes tokens before all of this.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor
+from transformers import LogitsProcessor, StoppingCriteria
 
+from loopwright.generate.constraint import Constraint, ConstraintError, GrammarState
 from loopwright.model.state import mix, signed
 
 COLDEST = 1e-6  # below it every draw is the largest logit, and scores outgrow their dtype
@@ -108,15 +110,25 @@ class Draw:
     request: int = 0
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], seen: Sequence[TokenCounts | None] | None = None) -> Tensor:
-    """Returns one token per row [R] of logits [R, V]. `seen` holds the earlier tokens of the rows whose sampling counts them."""
+def sample(
+    logits: Tensor,
+    draws: Sequence[Draw],
+    seen: Sequence[TokenCounts | None] | None = None,
+    grammars: Sequence[GrammarState | None] | None = None,
+) -> Tensor:
+    """Returns one token per row [R] of logits [R, V].
+
+    `seen` holds the earlier tokens of the rows whose sampling counts them, `grammars` what may follow in rows that are constrained.
+    """
     tokens = logits.float().argmax(-1)  # in float32, as transformers' generate compares them
-    rows = [row for row, draw in enumerate(draws) if draw.sampling.changes_scores]
+    allowed = [None if grammar is None else grammar.allowed for grammar in grammars or [None] * len(draws)]
+    rows = [row for row, draw in enumerate(draws) if draw.sampling.changes_scores or allowed[row] is not None]
     if not rows:
         return tokens
     chosen = [draws[row] for row in rows]
     picked = logits if len(rows) == len(draws) else logits[rows]
-    scores = adjusted(picked, [draw.sampling for draw in chosen], None if seen is None else [seen[row] for row in rows])
+    counts = None if seen is None else [seen[row] for row in rows]
+    scores = adjusted(picked, [draw.sampling for draw in chosen], counts, [allowed[row] for row in rows])
     drawn = [row for row, draw in enumerate(chosen) if draw.sampling.draws]
     if drawn:
         scores[drawn] += gumbel([chosen[row] for row in drawn], scores.shape[-1], scores.device)
@@ -143,10 +155,18 @@ class TokenCounts:
         self.answer.index_add_(0, tokens.flatten(), torch.ones_like(tokens.flatten()))
 
 
-def adjusted(logits: Tensor, settings: Sequence[Sampling], seen: Sequence[TokenCounts | None] | None = None) -> Tensor:
+def adjusted(
+    logits: Tensor,
+    settings: Sequence[Sampling],
+    seen: Sequence[TokenCounts | None] | None = None,
+    allowed: Sequence[Tensor | None] | None = None,
+) -> Tensor:
     """Returns the scores [R, V] whose softmax is the distribution that is drawn from; −inf where a token is excluded."""
     scores = logits.float().double()
     for row, sampling in enumerate(settings):
+        mask = None if allowed is None else allowed[row]
+        if mask is not None:  # first, so that cuts are those of the tokens that may follow
+            scores[row].masked_fill_(~mask.to(scores.device), -math.inf)
         if sampling.logit_bias:
             tokens = torch.tensor(list(sampling.logit_bias), device=scores.device)
             scores[row, tokens] += torch.tensor(list(sampling.logit_bias.values()), dtype=scores.dtype, device=scores.device)
@@ -206,8 +226,9 @@ def checked_whole(seed: int) -> int:
 class HashedDraws(LogitsProcessor):
     """The same draws inside transformers' `generate`, for rows without padding: greedy search then finds the drawn token."""
 
-    def __init__(self, sampling: Sampling, seed: int, prompt_tokens: int) -> None:
-        self.sampling, self.seed, self.prompt_tokens = sampling, checked_whole(seed), prompt_tokens
+    def __init__(self, sampling: Sampling, seed: int, prompt_tokens: int, constraint: Constraint | None = None) -> None:
+        self.sampling, self.seed, self.prompt_tokens, self.constraint = sampling, checked_whole(seed), prompt_tokens, constraint
+        self._grammars: list[GrammarState] = []
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """Returns 0 for the drawn token of each row and −inf for all others."""
@@ -218,7 +239,30 @@ class HashedDraws(LogitsProcessor):
             for counts, row in zip(seen, input_ids, strict=True):
                 counts.add(row[self.prompt_tokens :])
         draws = [Draw(self.sampling, self.seed, length, request) for request in range(rows)]
-        tokens = sample(scores, draws, seen)
+        tokens = sample(scores, draws, seen, self.grammars(input_ids))
         scores = torch.full_like(scores, -math.inf)  # type: ignore[assignment]
         scores[torch.arange(rows, device=tokens.device), tokens] = 0.0
         return scores
+
+    def grammars(self, input_ids: Tensor) -> list[GrammarState] | None:
+        """Returns the grammar of each row after its answer so far, None where nothing is constrained."""
+        if self.constraint is None:
+            return None
+        self._grammars = self._grammars or [self.constraint.begin() for _ in input_ids]
+        for grammar, row in zip(self._grammars, input_ids, strict=True):
+            grammar.take(row[self.prompt_tokens + grammar.taken :].tolist())
+            if grammar.error is not None:
+                raise ConstraintError(f"constrain: {grammar.error}")
+        return self._grammars
+
+
+class GrammarEnd(StoppingCriteria):
+    """Ends the rows of `generate` whose grammar has ended."""
+
+    def __init__(self, draws: HashedDraws) -> None:
+        self.draws = draws
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:  # type: ignore[override]
+        """Returns which rows [R] are done."""
+        grammars = self.draws.grammars(input_ids) or []
+        return torch.tensor([grammar.ended for grammar in grammars], device=input_ids.device)  # type: ignore[return-value]

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TextStreamer
 
-from loopwright.generate.sampling import HashedDraws, Sampling, checked_whole
+from loopwright.generate.constraint import Constraint
+from loopwright.generate.sampling import GrammarEnd, HashedDraws, Sampling, checked_whole
 from loopwright.model.looped import LoopedForCausalLM
 
 LONGEST_REASON = 200  # characters of what a chat template raised
@@ -103,6 +104,7 @@ def stream(
     sampling: Sampling | None = None,
     seed: int | None = None,
     state_seed: int | None = None,
+    constraint: Constraint | None = None,
 ) -> Statistics:
     """Generates after `input_ids` [1, T], handing text to `write` as it comes, and returns the statistics.
 
@@ -115,9 +117,12 @@ def stream(
     steps = model.config.check_depth(depth) if model.config.is_looped or depth is not None else None
     sampling = sampling or Sampling()
     given: dict[str, Any] = {"do_sample": False} | _endings(model, tokenizer)
-    if sampling.changes_scores:
+    if sampling.changes_scores or constraint is not None:
         seed = int(torch.randint(2**62, ())) if seed is None else checked_whole(seed)
-        given["logits_processor"] = [HashedDraws(sampling, seed, input_ids.shape[1])]
+        draws = HashedDraws(sampling, seed, input_ids.shape[1], constraint)
+        given["logits_processor"] = [draws]
+        if constraint is not None:
+            given["stopping_criteria"] = [GrammarEnd(draws)]
     if depth is not None:
         given["depth"] = depth
     if state_seed is not None:
@@ -154,11 +159,17 @@ def checked_seed(model: LoopedForCausalLM, state_seed: int) -> int:
     return state_seed
 
 
+def end_tokens(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
+    """Returns the tokens that end an answer: those of the model's generation config, or else the tokenizer's."""
+    end: Any = model.generation_config.eos_token_id  # type: ignore[union-attr]
+    if end is None and tokenizer is not None:
+        end = tokenizer.eos_token_id
+    return [] if end is None else end if isinstance(end, list) else [end]
+
+
 def _endings(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Returns the end and padding tokens that the model's own generation config does not name but its tokenizer does."""
-    own = model.generation_config
-    end = own.eos_token_id if own.eos_token_id is not None else tokenizer.eos_token_id
+    own, ends = model.generation_config, end_tokens(model, tokenizer)
     pad = own.pad_token_id if own.pad_token_id is not None else tokenizer.pad_token_id
-    first = end[0] if isinstance(end, list) else end
-    found = {"eos_token_id": end, "pad_token_id": first if pad is None else pad}
+    found = {"eos_token_id": ends or None, "pad_token_id": next(iter(ends), None) if pad is None else pad}
     return {name: value for name, value in found.items() if value is not None}

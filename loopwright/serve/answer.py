@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from loopwright.engine.request import Request
 from loopwright.engine.scores import Ranked, TokenScore
+from loopwright.generate.constraint import ConstraintError
 from loopwright.serve.limits import Refusal
 from loopwright.serve.models import ServedModel
 from loopwright.serve.pieces import TextPieces
@@ -99,6 +100,8 @@ class Answer:
 
     def _reason(self) -> str:
         request = self.request
+        if isinstance(request.error, ConstraintError):
+            raise Refusal(str(request.error), code="constraint_failed")
         if request.error is not None:
             raise Refusal(f"the model failed on this request ({first_line(request.error)})", status=500, code="model_failed")
         if request.finish_reason == "cancelled":

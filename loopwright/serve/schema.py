@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from loopwright.generate.constraint import checked_kind
 from loopwright.generate.exit_rules import parse_exit
 from loopwright.serve.limits import Refusal
 from loopwright.settings import refuse_unknown
@@ -155,9 +156,28 @@ def _keys(name: str, value: Any) -> str:
     return value
 
 
-def _plain_text(name: str, value: Any) -> None:
-    if value != {"type": "text"}:
-        raise _refuse(name, value, '{"type": "text"}: constrained answers are not offered')
+def _response_format(name: str, value: Any) -> dict[str, Any] | None:
+    """Returns the constraint of OpenAI's field; None for plain text."""
+    if not isinstance(value, Mapping) or value.get("type") not in ("text", "json_object", "json_schema"):
+        raise _refuse(name, value, 'a mapping of type "text", "json_object" or "json_schema"')
+    refuse_unknown(name, value, ("type", "json_schema") if value["type"] == "json_schema" else ("type",))
+    if value["type"] != "json_schema":
+        return None if value["type"] == "text" else {"json": {"type": "object"}}
+    inner, field = value.get("json_schema"), f"{name}.json_schema"
+    if not isinstance(inner, Mapping) or not isinstance(inner.get("schema"), Mapping):
+        raise _refuse(field, inner, '{"name": …, "schema": …}')
+    # every answer keeps to its schema, strict or not
+    refuse_unknown(field, inner, ("name", "description", "schema", "strict"))
+    return {"json": inner["schema"]}
+
+
+def _structured(name: str, value: Any) -> dict[str, Any]:
+    """Returns the constraint of vLLM's field, whose kinds are the engine's."""
+    try:
+        kind, form = checked_kind(value)
+    except ValueError as error:
+        raise Refusal(str(error).replace("constrain", name, 1), param=name) from None
+    return {kind: form}
 
 
 # what goes to the engine as it is
@@ -191,12 +211,13 @@ SHARED: dict[str, Check] = {
     "stream_options": _stream_options,
     "return_depth_used": flag,
     "return_token_ids": flag,
+    "response_format": _response_format,
+    "structured_outputs": _structured,
     "user": text,  # whom a client serves: of no use here
 }
 TEXT = {**SHARED, "prompt": _prompts, "echo": flag, "logprobs": whole(0, MOST_TOP)}
 CHAT = {
     **SHARED, "messages": _messages, "max_completion_tokens": whole(1), "logprobs": flag, "top_logprobs": whole(0, MOST_TOP),
-    "response_format": _plain_text,
 }  # fmt: skip
 TOKENIZE: dict[str, Check] = {"model": text, "prompt": text, "messages": _messages, "add_special_tokens": flag}
 
@@ -254,6 +275,11 @@ def wanted(body: bytes, *, chat: bool) -> Wanted:
     if chat:
         logprobs = given.get("top_logprobs", 0) if logprobs else None
     options = {name: given[name] for name in ENGINE if given.get(name) is not None}
+    form = given.get("response_format") or given.get("structured_outputs")
+    if given.get("response_format") and given.get("structured_outputs"):
+        raise Refusal("structured_outputs: given with response_format; keep one", param="structured_outputs")
+    if form is not None:
+        options["constrain"] = form
     options.setdefault("temperature", 1.0)  # as every client expects; 0 is greedy
     return Wanted(
         chat, given.get("model"), given.get("prompt", []), given.get("messages", []),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import resource
 import time
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import torch
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 from loopwright.model.presets import PRESETS
-from tests.engine.mix import answer, check, make, random_wish, serve, uneven
+from tests.engine.mix import answer, check, constrained, make, random_wish, serve, uneven
 
 NAMES = [f"{name}-tiny" for name in sorted(PRESETS)]
 REQUESTS = 50  # of each preset
@@ -27,6 +28,8 @@ def test_engine_is_alone(name: str) -> None:
     model, draw = make(name), random.Random(name)
     wishes = [random_wish(model, draw) for _ in range(REQUESTS)]
     wishes = [uneven(model, wish, draw) if draw.random() < 0.5 else wish for wish in wishes]
+    if find_spec("llguidance") is not None and model.config.vocab_size == 96:
+        wishes = wishes[: REQUESTS // 2] + constrained(wishes[REQUESTS // 2 :], draw)
     answers = [answer(model, wish) for wish in wishes]
     for rows, tokens, chunk, lag in ((4, 120, 3, 0), (7, 400, 64, 1)):
         scheduler = Scheduler(model, rows=rows, tokens=tokens, chunk=chunk, lag=lag)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from loopwright.commands.generate import generate
 from loopwright.generate.depths import next_token_by_depth
 from loopwright.generate.sampling import Sampling
 from loopwright.train.loop import train
-from tests.generate.tiny import STORIES, save_model, word_tokenizer
+from tests.generate.tiny import STORIES, letter_tokenizer, save_model, word_tokenizer
 from tests.train.runs import small
 
 
@@ -84,6 +85,21 @@ def test_a_model_without_a_tokenizer_is_given_one(folder: Path, tmp_path: Path, 
     given = capsys.readouterr().out
     generate(str(folder), "the cat sat", max_new_tokens=6)
     assert given == capsys.readouterr().out
+
+
+def test_a_constrained_answer(tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("llguidance")
+    spelled = save_model(tmp_path, prelude_layers=1, core_layers=1, coda_layers=1)
+    letter_tokenizer().save_pretrained(spelled)
+    texts = []
+    for options in ({}, {"draft_depth": 1}, {"exit": "never"}):
+        generate(str(spelled), "a", depth=2, constrain="regex:[x-z]{4}", **options)  # type: ignore[arg-type]
+        texts.append(capsys.readouterr().out)
+    assert re.fullmatch("[x-z]{4}\n", texts[0]) and len(set(texts)) == 1
+    with pytest.raises(ValueError, match=r"^constrain\.regex: unclosed"):
+        generate(str(spelled), "a", constrain="regex:[")
+    with pytest.raises(ValueError, match="cannot spell this tokenizer"):
+        generate(str(folder), "the", constrain="regex:a")
 
 
 def test_generate_with_exits_and_drafts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,18 @@ import torch
 import loopwright as lw
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
+from loopwright.generate.constraint import ConstrainedVocabulary
 from loopwright.generate.exit_rules import ExitRule, build_exit
-from loopwright.generate.sampling import Draw, HashedDraws, Sampling, TokenCounts, sample
+from loopwright.generate.sampling import Draw, GrammarEnd, HashedDraws, Sampling, TokenCounts, sample
 from tests.cases import noisy
+from tests.generate.tiny import letter_tokenizer
 
+FORMS: list[Any] = [
+    {"regex": "[0-9]{2,3}(-[a-z]+)?"},
+    {"regex": "(ab|a|b)*c"},
+    {"choice": ["yes", "no", "no, never"]},
+    {"json": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}},
+]
 RULES: list[Any] = [
     {"kind": "change", "threshold": 1.2},
     {"kind": "divergence", "threshold": 3.0},
@@ -78,8 +86,10 @@ def alone(model: lw.LoopedForCausalLM, wish: RequestOptions) -> list[int]:
     given: dict[str, Any] = {} if not model.config.is_looped else {"depth": wish.depth}
     if wish.state_seed is not None:
         given["state_seed"] = wish.state_seed
-    if wish.sampling.changes_scores:
-        given["logits_processor"] = [HashedDraws(wish.sampling, wish.seed, ids.shape[1])]
+    if wish.sampling.changes_scores or wish.constraint is not None:
+        draws = HashedDraws(wish.sampling, wish.seed, ids.shape[1], wish.constraint)
+        given["logits_processor"] = [draws]
+        given["stopping_criteria"] = [] if wish.constraint is None else [GrammarEnd(draws)]
     ends = sorted(wish.ends) or None
     made = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=wish.max_new_tokens, do_sample=False, eos_token_id=ends,
@@ -93,6 +103,7 @@ def recomputed(model: lw.LoopedForCausalLM, wish: RequestOptions) -> tuple[list[
     """Returns tokens and exit depths where every token is decided by a full pass over all tokens before it."""
     text, depths = list(wish.prompt), []
     rule: ExitRule = wish.exit  # type: ignore[assignment]
+    grammar = None if wish.constraint is None else wish.constraint.begin()
     while len(text) - len(wish.prompt) < wish.max_new_tokens:
         out = model(torch.tensor([text]), depth=wish.depth, output_steps=True, state_seed=wish.state_seed)
         e, p = model.embed(torch.tensor([text]))
@@ -102,9 +113,11 @@ def recomputed(model: lw.LoopedForCausalLM, wish: RequestOptions) -> tuple[list[
                 break
             before = s[0, -1]
         seen = TokenCounts(torch.tensor(wish.prompt), model.config.vocab_size).after(text[len(wish.prompt) :])
-        text.append(int(sample(logits[:, -1], [Draw(wish.sampling, wish.seed, len(text))], [seen])))
+        text.append(int(sample(logits[:, -1], [Draw(wish.sampling, wish.seed, len(text))], [seen], [grammar])))
         depths.append(t + 1)
-        if text[-1] in wish.ends:
+        if grammar is not None:
+            grammar.take(text[-1:])
+        if text[-1] in wish.ends or (grammar is not None and grammar.ended):
             break
     return text[len(wish.prompt) :], depths
 
@@ -126,6 +139,13 @@ def uneven(model: lw.LoopedForCausalLM, wish: RequestOptions, draw: random.Rando
     learned: dict[str, list[Any]] = {"exit": [{"kind": "gate", "threshold": 0.6}], "act": ["act"], "none": []}
     rules = [*RULES, *learned[model.config.halting["kind"]]]
     return replace(wish, exit=build_exit(draw.choice(rules), model))
+
+
+def constrained(wishes: list[RequestOptions], draw: random.Random) -> list[RequestOptions]:
+    """Returns the requests, some with a form that their answers must have; needs llguidance."""
+    vocabulary = ConstrainedVocabulary(letter_tokenizer(), 96)
+    forms = [vocabulary.constraint(form, ends) for form in FORMS for ends in ((), (95,), (95, 3))]
+    return [replace(wish, constraint=draw.choice(forms)) if draw.random() < 0.7 else wish for wish in wishes]
 
 
 @torch.no_grad()
@@ -160,7 +180,11 @@ def check(
                 result.finish_reason == "cancelled"
             )
             continue
-        ended = "stop" if tokens[-1] in request.wish.ends else "length"
+        ended = "stop" if tokens[-1] in request.wish.ends or _form_ends(request.wish, tokens) else "length"
         wrong += (result.tokens, result.depths, result.finish_reason) != (tokens, depths, ended)
         wrong += (result.logprobs is None) == request.wish.logprobs
     return wrong
+
+
+def _form_ends(wish: RequestOptions, tokens: list[int]) -> bool:
+    return wish.constraint is not None and wish.constraint.begin().after(tokens).ended

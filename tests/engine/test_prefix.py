@@ -102,7 +102,8 @@ def test_kept_rows_go_when_their_cells_are_needed(monkeypatch: pytest.MonkeyPatc
 
 def test_a_planted_key_without_depth_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("huginn-tiny")
-    monkeypatch.setattr("loopwright.engine.scheduler._held", lambda run: prefix.KeptPrefix(0, run.request.wish.prompt, run.row))
+    blind = property(lambda run: prefix.KeptPrefix(0, run.request.wish.prompt, run.row))
+    monkeypatch.setattr("loopwright.engine.running.Running.held", blind)
     scheduler = Scheduler(model, rows=1, tokens=100)
     served(scheduler, RequestOptions(LONG, 3, 2))
     wish = RequestOptions(LONG, 2, 6)

@@ -12,8 +12,10 @@ from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 from loopwright.generate.exit_rules import build_exit
 from loopwright.generate.sampling import Sampling
-from tests.engine.mix import RULES, alone, make, random_wish, recomputed, serve
+from tests.engine.mix import RULES, alone, answer, check, constrained, make, random_wish, recomputed, serve, uneven
 
+SEED = 2  # with which constrained requests have drafts, exits and neither
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "prelude_layers": 1, "core_layers": 1, "coda_layers": 1}
 CODA = {"kind": "exit", "threshold": 0.6}
 
 
@@ -99,6 +101,19 @@ def test_drafts_change_no_token(name: str, tokens: int, shallow: int | str) -> N
     for wish, request in zip(wishes, requests, strict=False):
         assert request.tokens == alone(model, wish), wish
     assert scheduler.ran.drafted > 0 and not scheduler.running
+
+
+def test_constrained_requests_are_what_they_are_alone() -> None:
+    pytest.importorskip("llguidance")
+    model, draw = make("huginn-tiny", **SMALL), random.Random(SEED)
+    wishes = [replace(random_wish(model, draw, longest=4), max_new_tokens=7) for _ in range(8)]
+    wishes = constrained([uneven(model, wish, draw) if i % 2 else wish for i, wish in enumerate(wishes)], draw)
+    assert {wish.draft_depth is not None for wish in wishes if wish.constraint} == {True, False}
+    assert any(wish.exit is not None for wish in wishes if wish.constraint)
+    answers = [answer(model, wish) for wish in wishes]
+    for lag in (0, 1):  # as on a CPU, and as on a GPU
+        requests, cancelled = serve(Scheduler(model, rows=4, tokens=160, chunk=3, lag=lag), wishes, draw, cancels=0.03)
+        assert check(model, requests, cancelled, answers) == 0
 
 
 PENALISED = [Sampling(), Sampling(frequency_penalty=5.0), Sampling(temperature=2.0, repetition_penalty=3.0)]

@@ -39,9 +39,14 @@ def save_model(folder: Path, name: str = "huginn-tiny", *, chat: bool = False, *
     return folder
 
 
-def byte_tokenizer() -> Any:
-    """Returns a tokenizer of single bytes and a few pairs, so that letters are split."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+def letter_tokenizer() -> Any:
+    """Returns a tokenizer of the 95 printable ASCII letters and an end token, as many as the tiny presets know."""
+    return byte_tokenizer([*map(chr, range(33, 127)), "Ġ"])
+
+
+def byte_tokenizer(letters: list[str] | None = None) -> Any:
+    """Returns a tokenizer of single bytes, so that letters are split."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet()) if letters is None else letters
     vocabulary = {letter: i for i, letter in enumerate(letters)}
     inner = Tokenizer(models.BPE(vocabulary, []))
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()

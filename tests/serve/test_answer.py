@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from typing import Any
 
@@ -14,6 +15,7 @@ from loopwright.serve.limits import Limits, Refusal
 from loopwright.serve.models import ServedModel
 from loopwright.serve.schema import wanted
 from tests.engine.mix import make
+from tests.generate.tiny import letter_tokenizer
 from tests.serve.live import SMALL, WORDS
 
 
@@ -101,3 +103,22 @@ def test_a_request_that_fails_or_is_cancelled_says_so(model: ServedModel) -> Non
 
 def test_seeds_of_choices_stay_in_range() -> None:
     assert [_seed(2**63 - 1, choice) for choice in range(2)] == [2**63 - 1, -(2**63)] and _seed(None, 3) is None
+
+
+def test_answers_have_the_form_that_was_asked_for() -> None:
+    pytest.importorskip("llguidance")
+    letters = letter_tokenizer()
+    served = ServedModel("m", make("huginn-tiny", **SMALL), letters, limits=Limits(), max_rows=2, max_tokens=80)
+    try:
+        body = {"prompt": "a", "temperature": 1, "seed": 3, "n": 2, "max_tokens": 12, "structured_outputs": {"regex": "[a-f]{3}x?"}}
+        _, parts = run(served, **body)
+        for deltas in parts:
+            assert re.fullmatch("[a-f]{3}x?", "".join(delta.text for delta in deltas)) and deltas[-1].finish_reason == "stop"
+        with pytest.raises(Refusal, match=r"^constrain\.json: Invalid type: cat$") as refused:
+            run(served, response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "cat"}}})
+        assert refused.value.status == 400 and not served.engine.open_requests
+        with pytest.raises(Refusal, match=r"^constrain: no way on after 2 tokens") as refused:
+            run(served, structured_outputs={"choice": ["abé"]})  # which no letter of this tokenizer spells
+        assert refused.value.status == 400
+    finally:
+        served.engine.close()

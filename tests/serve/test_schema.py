@@ -55,7 +55,16 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 3, "max_completion_tokens": 3}, "max_completion_tokens: given with max_tokens"),
     ({"top_logprobs": 2}, "top_logprobs: given without logprobs"),
     ({"echo": True}, "body: unknown 'echo'"),
-    ({"response_format": {"type": "json_object"}}, "response_format: .*constrained answers are not offered"),
+    ({"response_format": "json"}, 'response_format: .*; allowed: a mapping of type "text", "json_object" or "json_schema"'),
+    ({"response_format": {"type": "json_object", "schema": {}}}, "response_format: unknown 'schema'"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: None; allowed: "),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": 5}}}, "response_format.json_schema: "),
+    ({"structured_outputs": {"regx": "a"}}, "structured_outputs: unknown 'regx'; did you mean 'regex'"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs: .*; give one of json, regex, choice"),
+    (
+        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+        "structured_outputs: given with response_format; keep one",
+    ),
 ]
 
 
@@ -83,6 +92,22 @@ def test_null_is_left_out_and_the_rest_goes_to_the_engine() -> None:
         "depth": 3, "exit": {"kind": "change", "threshold": 0.5}, "temperature": 1.0, "stop": ["x", 7], "logit_bias": {5: 2},
         "logprobs": True, "top_logprobs": 0, "prompt_logprobs": True,
     }  # fmt: skip
+
+
+def test_the_form_of_an_answer() -> None:
+    schema = {"type": "integer"}
+    for field, form in (
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}},
+            {"json": schema},
+        ),
+        ({"response_format": {"type": "json_object"}}, {"json": {"type": "object"}}),
+        ({"structured_outputs": {"regex": "a"}}, {"regex": "a"}),
+        ({"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "text"}}, {"choice": ["a"]}),
+        ({"response_format": {"type": "text"}}, None),
+    ):
+        for chat, main in ((False, {"prompt": "a"}), (True, {"messages": [{"role": "user", "content": "a"}]})):
+            assert wanted(json.dumps(main | field).encode(), chat=chat).options.get("constrain") == form
 
 
 def test_messages_in_parts_and_of_developers() -> None:
