@@ -144,6 +144,7 @@ def evaluate(
     batch: Annotated[int | None, typer.Option(callback=whole, help="Rows in a pass. Default: 500; with --text: what fits.")] = None,
     decode: Annotated[bool, typer.Option(help="Also decode greedily at three depths, and compare.")] = True,
     exit: Exits = None,
+    time: Annotated[bool, typer.Option("--time", help="With --exit: also run each rule by the engine and time it.")] = False,
     tasks: Annotated[str | None, typer.Option(metavar="NAME,…", help="Tasks of lm-eval. Needs the extra eval.")] = None,
     task_data: Annotated[str | None, typer.Option(metavar="FOLDER", help="Files of a task's questions. Default: the hub.")] = None,
     shots: Annotated[int | None, typer.Option(callback=whole, help="Examples before a question. Default: the task's.")] = None,
@@ -160,7 +161,7 @@ def evaluate(
     checked before any loss is printed.
 
     With --exit: draw what early exits would cost and give, every rule and limit from one pass, beside fixed and random depths and
-    an oracle. A rule without a limit stands for its usual ones.
+    an oracle. A rule without a limit stands for its usual ones. With --time: also over the time of decoding, batch 1 and 16.
 
     With --tasks: answer the questions of lm-eval's tasks at every depth; the numbers are those of lm-eval's hf model.
 
@@ -189,7 +190,8 @@ def evaluate(
         run, shared,
         splits={"splits": split or [], "data": data, "decode": decode},
         text={"texts": text or [], "context": context, "field": field, "teacher_forced": teacher_forced, "honest": honest},
-        exits=exit or [], tasks={"tasks": tasks, "task_data": task_data, "shots": shots}, tokenizer=tokenizer,
+        exits={"exits": exit or [], "timed": time}, tasks={"tasks": tasks, "task_data": task_data, "shots": shots},
+        tokenizer=tokenizer,
     ), as_json)  # fmt: skip
 
 

@@ -52,11 +52,13 @@ def main() -> None:
 
 
 def measure(name: str, folder: Path, data: Path) -> None:
-    """Writes the report and the figure of a model's exits."""
+    """Writes the report and the figure of a model's exits, over mean steps and over time."""
     model = MODELS[name]
     given: dict[str, Any] = {"texts": [f"test={data / TEXT}"], "rows": PASSAGES, "context": 128} if model.text else {}
     rules = ["all", "lookahead:entropy", *(["lookahead:gate"] if name in ("gated", "gate") else [])]
-    reports = evaluate_exits(str(folder), rules, depths=str(model.depth), out=str(folder / "exits"), overwrite=True, **given)
+    reports = evaluate_exits(
+        str(folder), rules, depths=str(model.depth), out=str(folder / "exits"), overwrite=True, timed=True, **given
+    )
     report = next(iter(reports.values()))
     plain = json.loads(report.save(folder / "exits.json").read_text()) | {"name": name, "source": name}
     RESULTS.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,15 @@
-"""`loopwright evaluate --exit`: what early exits cost and give, as a table, a file and a figure, without running them."""
+"""`loopwright evaluate --exit`: what early exits cost and give, as table, file and figure; `--time` also runs them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from loopwright.analysis.figures.inference import exit_trade_off
+from rich.progress import Progress
+
+from loopwright.analysis.figures.inference import TradeOff, exit_trade_off
 from loopwright.analysis.figures.training import Curve
 from loopwright.commands.console import console, progress
 from loopwright.commands.evaluate import (
@@ -28,6 +32,7 @@ from loopwright.data.records import Files
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.evaluate.early_exit import ExitPoint, ExitReport, early_exits
 from loopwright.evaluate.exit_rows import Measured, exit_specs, exit_words, of_rows, of_text
+from loopwright.evaluate.exit_times import BATCHES, clock_of, exit_times, prompts_of
 from loopwright.evaluate.heldout import need_likelihood
 from loopwright.evaluate.passages import read_passages
 from loopwright.evaluate.sweep import parse_depths
@@ -56,6 +61,7 @@ def evaluate_exits(
     dtype: str = "float32",
     out: str | None = None,
     overwrite: bool = False,
+    timed: bool = False,
 ) -> dict[str, ExitReport]:
     """Prints, draws and saves what exit rules cost and give on each text, or each test split of a run; returns the reports."""
     check_rows(rows, batch)
@@ -83,7 +89,7 @@ def evaluate_exits(
     for name, part in parts.items():
         facts = {
             "rows": len(part.units), "fingerprint": part.fingerprint, "dtype": str(model.dtype).removeprefix("torch."),
-            "steps": depth,
+            "steps": depth, "timed": timed,
         }  # fmt: skip
         keep_more(
             run.eval / f"{stems[name]}.json", ExitReport.load,
@@ -101,10 +107,26 @@ def evaluate_exits(
                 fingerprint=part.fingerprint, source=measured,
                 progress=lambda done, total, bar=bar, task=task: bar.update(task, completed=done, total=total),
             )  # fmt: skip
+            if timed:
+                reports[name] = with_times(model, reports[name], part, specs, bar)
         printer.print(reports[name].table(printer.width))
+        if timed:
+            printer.print(reports[name].time_table(printer.width))
         for path in save(reports[name], run.eval / f"{stems[name]}.json", run.figures / f"{stems[name]}.svg"):
             printer.print(f"{'figure' if path.suffix == '.svg' else 'numbers'}: {path}", markup=False, soft_wrap=True)
     return reports
+
+
+def with_times(
+    model: LoopedForCausalLM, report: ExitReport, part: Measured, specs: Sequence[Mapping[str, Any]], bar: Progress
+) -> ExitReport:
+    """Returns a report with the times of its rules, measured on the first rows of what the loss was measured on."""
+    task = bar.add_task(f"{report.name}, timed")
+    prompts, new = prompts_of(part.batch_of(range(min(max(BATCHES), len(part.units)))), answers=part.exact)
+    times = exit_times(
+        model, prompts, new, specs, report.steps, tell=lambda done, total: bar.update(task, completed=done, total=total)
+    )
+    return replace(report, times=times, clock=clock_of(model))
 
 
 def save(report: ExitReport, numbers: Path, figure: Path) -> list[Path]:
@@ -115,7 +137,8 @@ def save(report: ExitReport, numbers: Path, figure: Path) -> list[Path]:
 
 
 def draw(report: ExitReport, path: Path) -> str:
-    """Draws exact match over mean steps where answers are right or wrong, else the loss; returns the SVG text."""
+    """Draws exact match where answers are right or wrong, else the loss, over mean steps and, where timed, over time; returns the
+    SVG text."""
     exact = report.fixed[0].exact is not None
 
     def value(point: ExitPoint) -> float | None:
@@ -126,10 +149,16 @@ def draw(report: ExitReport, path: Path) -> str:
 
     oracle = sorted(report.oracle, key=lambda point: point.mean_steps)
     random = Curve([p.mean_steps for p in report.points], [p.random_exact if exact else p.random_loss for p in report.points])
+    families = report.families()
+    costs = [TradeOff({name: curve(points) for name, points in families.items()}, curve(report.fixed), curve(oracle), random)]
+    for batch in report.batches:
+        lines = {
+            name: Curve([time.ratio for time, _ in pairs], [value(point) for _, point in pairs])
+            for name, pairs in report.by_time(batch).items()
+        }
+        costs.append(TradeOff({name: lines[name] for name in families}, lines["fixed"], cost=f"time / full depth, batch {batch}"))
     return exit_trade_off(
-        {name: curve(points) for name, points in report.families().items()},
-        fixed=curve(report.fixed), oracle=curve(oracle), random=random,
-        label="exact match (%)" if exact else "loss (nats a token)", scale=100 if exact else 1, path=path,
+        costs, label="exact match (%)" if exact else "loss (nats a token)", scale=100 if exact else 1, path=path,
     )  # fmt: skip
 
 

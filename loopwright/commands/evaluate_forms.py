@@ -12,20 +12,20 @@ Options = Mapping[str, Any]
 
 
 def evaluate_as(
-    source: str, shared: Options, *, splits: Options, text: Options, exits: Sequence[str], tasks: Options, tokenizer: str | None
+    source: str, shared: Options, *, splits: Options, text: Options, exits: Options, tasks: Options, tokenizer: str | None
 ) -> Any:
     """Runs the form that the options ask for, and returns its results as data.
 
     Args:
         shared: options of every form.
-        splits, text, tasks: those of one form, by name.
+        splits, text, exits, tasks: those of one form, by name.
     """
     texts: Sequence[str] = text["texts"]
     words: Options = {"tokenizer": tokenizer}
     of_text = {name: value for name, value in text.items() if value not in (None, False, 0, [])}
     of_splits = {name: value for name, value in splits.items() if value not in (None, True, [])}
     if tasks["tasks"] is not None:
-        if of_text or of_splits or exits:
+        if of_text or of_splits or exits["exits"]:
             raise ValueError(
                 "evaluate: --tasks with options of texts, splits or exits; allowed: one of --tasks, --text, --exit, --data"
             )
@@ -40,14 +40,16 @@ def evaluate_as(
         raise ValueError(
             "evaluate: --context, --field, --teacher-forced, --honest and --tokenizer belong to --text, which is not given"
         )
+    if exits["timed"] and not exits["exits"]:
+        raise ValueError("evaluate: --time belongs to --exit, which is not given")
     reading = {**words, "context": text["context"], "field": verb.FIELD if text["field"] is None else text["field"]}
-    if exits:
+    if exits["exits"]:
         if text["teacher_forced"] or text["honest"] or not splits["decode"]:
             raise ValueError("evaluate: --teacher-forced, --honest and --no-decode do not go with --exit; leave them out")
         from loopwright.commands.evaluate_exits import evaluate_exits
 
         data = {"splits": splits["splits"], "data": splits["data"]}
-        return evaluate_exits(source, exits, texts=texts, **data, **reading, **shared)
+        return evaluate_exits(source, **exits, texts=texts, **data, **reading, **shared)
     if texts:
         scored = {"teacher_forced": text["teacher_forced"], "honest": text["honest"]}
         return rows_by_depth(verb.evaluate_text(source, texts, **reading, **scored, **shared))

@@ -109,5 +109,5 @@ def _home(source: str) -> Path:
 
 
 def _short(value: object) -> str:
-    text = f"{value:,}" if isinstance(value, int) else str(value)
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     return text if len(text) <= 60 else f"{text[:12]}…"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from loopwright.data.batch import Batch
+from loopwright.evaluate.exit_times import ExitTime
 from loopwright.evaluate.saved import Saved, columns_of
 from loopwright.evaluate.sweep import Column, Progress, column, number_table
 from loopwright.generate.exit_rules import ExitRule, Memory, build_exit, exit_family, write_exit
@@ -66,7 +67,8 @@ class ExitPoint:
 @dataclass(frozen=True)
 class ExitReport(Saved):
     """Fixed depths, exit rules and the oracle on one text or split; `depth` are the steps that tokens can take. Intervals come from
-    drawing units (rows, passages or documents). `source` is where the weights stood, `dtype` what they were in."""
+    drawing units (rows, passages or documents). `source` is where the weights stood, `dtype` what they were in. `times` are
+    those of decoding by the engine, where they were asked for, by the `clock` that measured them."""
 
     what: ClassVar[str] = "a report of early exits"
 
@@ -81,6 +83,8 @@ class ExitReport(Saved):
     fingerprint: str = ""
     source: str = ""
     dtype: str = ""
+    times: tuple[ExitTime, ...] = ()
+    clock: str = ""
 
     def __repr__(self) -> str:
         """What was measured; `table` shows the numbers."""
@@ -116,7 +120,51 @@ class ExitReport(Saved):
         groups = {
             name: tuple(ExitPoint(**columns_of(ExitPoint, point)) for point in data[name]) for name in ("fixed", "points", "oracle")
         }
-        return cls(**columns_of(cls, data) | groups)
+        times = tuple(ExitTime(**columns_of(ExitTime, one)) for one in data.get("times", ()))
+        return cls(**columns_of(cls, data) | groups | {"times": times})
+
+    def by_time(self, batch: int) -> dict[str, list[tuple[ExitTime, ExitPoint]]]:
+        """Returns what was timed at a batch size, with its loss: by family, fixed depths under "fixed", least time first."""
+        points = {point.rule: point for point in (*self.fixed, *self.points)}
+        found: dict[str, list[tuple[ExitTime, ExitPoint]]] = {
+            "fixed": [(ExitTime(self.fixed[-1].rule, batch, self.steps, 1, 1, 1), self.fixed[-1])]
+        }
+        for one in sorted((one for one in self.times if one.batch == batch), key=lambda one: one.ratio):
+            point = points[one.rule]
+            found.setdefault("fixed" if point in self.fixed else point.family, []).append((one, point))
+        found["fixed"].sort(key=lambda pair: pair[0].ratio)
+        return found
+
+    @property
+    def timed(self) -> bool | None:
+        """Whether decoding was timed; None where it was not, so that a timed report may take its place."""
+        return bool(self.times) or None
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The batch sizes that were timed."""
+        return tuple(sorted({one.batch for one in self.times}))
+
+    def time_table(self, width: int | None = None) -> Table:
+        """Returns loss beside time as a rich table: time over that of full depth, for each batch size."""
+        points = {point.rule: point for point in (*self.fixed, *self.points)}
+        times = {(one.rule, one.batch): one for one in self.times}
+        heads = ["rule", "above full depth"]
+        for batch in self.batches:
+            heads += [f"steps, batch {batch}", "time / full depth"]
+        rows = []
+        for rule in dict.fromkeys(one.rule for one in self.times):
+            row = [rule, _signed(points[rule].excess)]
+            for batch in self.batches:
+                one = times[rule, batch]
+                row += [f"{one.mean_steps:.2f}", f"{one.ratio:.2f} ({one.low:.2f}–{one.high:.2f})"]
+            rows.append(row)
+        table = number_table(heads, rows, width)
+        table.title = (
+            f"{self.name}: time of decoding by the engine over that at {self.steps} steps, median (quartiles), {self.clock} clock"
+        )
+        table.caption = "steps are those of the decoded text, the loss is that of the held-out one"
+        return table
 
     def table(self, width: int | None = None) -> Table:
         """Returns the numbers as a rich table for a window of this width; full depth is bold."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from loopwright import cli
 from loopwright.commands.evaluate_exits import evaluate_exits
 from loopwright.commands.train import train
 from loopwright.evaluate.early_exit import ExitReport
+from loopwright.evaluate.exit_times import exit_times
 from tests.generate.tiny import save_model
 
 pytestmark = pytest.mark.usefixtures("unlaid")
@@ -48,6 +50,20 @@ def test_a_text_by_a_rule_of_each_kind_that_the_model_has(tmp_path: Path) -> Non
     assert report.fingerprint and report.fixed[0].exact is None and (tmp_path / "out" / "figures" / "exits-text-held.svg").is_file()
 
 
+def test_exits_are_timed_where_asked(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loopwright.commands.evaluate_exits.exit_times", partial(exit_times, rounds=1))
+    report = evaluate_exits(str(run), ["stable:2"], rows=2, depths="2", out=str(tmp_path), timed=True)["test"]
+    assert report.batches == (1, 2) and {one.rule for one in report.times} == {"depth:1", "stable:2"}
+    assert ExitReport.load(tmp_path / "eval" / "exits-test-rows-2.json") == report
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{report.clock} clock" in printed
+    assert "time / full depth, batch 2" in (tmp_path / "figures" / "exits-test-rows-2.svg").read_text()
+    with pytest.raises(ValueError, match="its timed is True, now False"):
+        evaluate_exits(str(run), ["stable:2"], rows=2, depths="2", out=str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -55,6 +71,7 @@ def test_a_text_by_a_rule_of_each_kind_that_the_model_has(tmp_path: Path) -> Non
         (["--exit", "change:x"], "'x' is not a number"),
         (["--exit", "gate"], "needs a model with an exit gate"),
         (["--exit", "change", "--depths", "1:4"], "allowed: one depth"),
+        (["--time"], "--time belongs to --exit"),
         (["--exit", "change", "--no-decode"], "do not go with --exit"),
     ],
 )

@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from loopwright.analysis.figures.drawing import INK, Axes, Curve, depth_axis, figure, finite, legend, line_style, plain_log
+from loopwright.analysis.figures.drawing import INK, Axes, Curve, depth_axis, figure, finite, legend, line_style, panels, plain_log
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """What exit rules give over what they cost: a line per rule, fixed depths, and where they are known the oracle and the same
+    shares of tokens that leave at random."""
+
+    rules: Mapping[str, Curve]
+    fixed: Curve
+    oracle: Curve | None = None
+    random: Curve | None = None
+    cost: str = "mean steps a token"
+
+    def draw(self, axes: Axes, label: str, scale: float) -> None:
+        """Draws the lines; a rule has the same colour in every panel that lists the same rules."""
+        dotted = {"linewidth": 1.4, "linestyle": (0, (2, 2)), "marker": "."}
+        axes.plot(*finite(self.fixed.x, self.fixed.y, scale), color=INK, label="fixed depth", **dotted)
+        if self.oracle is not None:
+            axes.plot(*finite(self.oracle.x, self.oracle.y, scale), color=INK, linewidth=1, alpha=0.5, label="oracle")
+        if self.random is not None:
+            x, y = finite(self.random.x, self.random.y, scale)
+            axes.plot(x, y, "x", color=INK, alpha=0.35, markersize=4, label="random depth")
+        for place, (name, curve) in enumerate(self.rules.items()):
+            axes.plot(*finite(curve.x, curve.y, scale), label=name, linewidth=1.8, **line_style(place))
+        axes.set_xlabel(self.cost)
+        axes.set_ylabel(label)
 
 
 def exit_trade_off(
-    rules: Mapping[str, Curve],
-    *,
-    fixed: Curve,
-    oracle: Curve,
-    random: Curve,
-    label: str = "loss (nats a token)",
-    scale: float = 1,
-    path: str | Path | None = None,
+    costs: Sequence[TradeOff], *, label: str = "loss (nats a token)", scale: float = 1, path: str | Path | None = None
 ) -> str:
-    """Returns loss (or exact match) over mean steps: a line per exit rule, fixed depths, the oracle, and crosses where the same
-    shares of tokens leave at random."""
+    """Returns loss (or exact match) over each cost, a panel for each: mean steps, and time where it was measured."""
+    if len(costs) == 1:
 
-    def draw(axes: Axes) -> None:
-        axes.plot(
-            *finite(fixed.x, fixed.y, scale), color=INK, linewidth=1.4, linestyle=(0, (2, 2)), marker=".", label="fixed depth"
-        )
-        axes.plot(*finite(oracle.x, oracle.y, scale), color=INK, linewidth=1, alpha=0.5, label="oracle")
-        axes.plot(*finite(random.x, random.y, scale), "x", color=INK, alpha=0.35, markersize=4, label="random depth")
-        for place, (name, curve) in enumerate(rules.items()):
-            axes.plot(*finite(curve.x, curve.y, scale), label=name, linewidth=1.8, **line_style(place))
-        axes.set_xlabel("mean steps a token")
-        axes.set_ylabel(label)
-        legend(axes)
+        def draw(axes: Axes) -> None:
+            costs[0].draw(axes, label, scale)
+            legend(axes)
 
-    return figure(draw, path)
+        return figure(draw, path)
+    return panels([partial(cost.draw, label=label, scale=scale) for cost in costs], path)
 
 
 def throughput_by_batch(speeds: Mapping[str, Curve], bounds: Mapping[str, Curve], *, path: str | Path | None = None) -> str:
