@@ -76,6 +76,9 @@ def train(
     out: Annotated[str | None, typer.Option(help="The run folder. Default: runs/RECIPE.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder, bit for bit.")] = False,
     toy: Annotated[bool, typer.Option("--toy", help="Run two updates at test size, to see that everything works.")] = False,
+    track: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Send the log's rows to trackio, wandb or tensorboard as well.")
+    ] = None,
     imports: Import = None,
 ) -> None:
     """Train a run from a recipe: train, validate at several depths, save. Ctrl-C saves first; --resume continues exactly there.
@@ -86,11 +89,13 @@ def train(
 
     loopwright train demo-stable updates=300 optim.lr=1e-3 --out runs/mine --resume
 
+    loopwright train demo-stable --track trackio
+
     accelerate launch --num_processes 2 -m loopwright train addition-stable
     """
     from loopwright.commands import train as verb
 
-    if not verb.train(recipe, overrides or [], out=out, resume=resume, toy=toy, imports=imports or []):
+    if not verb.train(recipe, overrides or [], out=out, resume=resume, toy=toy, track=track, imports=imports or []):
         raise typer.Exit(130)
 
 

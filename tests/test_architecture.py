@@ -27,6 +27,7 @@ from loopwright.train.gradients.remat import REMATS
 from loopwright.train.objectives.penalties import PENALTIES, Weighted
 from loopwright.train.optim.average import AVERAGES
 from loopwright.train.recipe import TABLES, Orders, Recipe, Saves, Validation
+from loopwright.train.tracking import TRACKERS
 from tests.rules import (
     RULES,
     Rule,
@@ -48,7 +49,7 @@ from tests.rules import (
 
 ROOT = Path(__file__).parent.parent
 STORED = Path(__file__).parent / "options.txt"
-TRAINING = {**TABLES, "penalties": PENALTIES, "average": AVERAGES, "remat": REMATS, "metrics": METRICS}
+TRAINING = {**TABLES, "penalties": PENALTIES, "average": AVERAGES, "remat": REMATS, "metrics": METRICS, "track": TRACKERS}
 REWRITE = "python -m tests.test_architecture > tests/options.txt"
 
 

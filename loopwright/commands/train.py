@@ -23,13 +23,14 @@ def train(
     out: str | None = None,
     resume: bool = False,
     toy: bool = False,
+    track: str | None = None,
     imports: Sequence[str] = (),
 ) -> bool:
     """Trains a recipe into a run folder and returns whether it came to its end; a run of that folder goes on with `resume`.
 
     `imports` are the files that were imported for it.
     """
-    overrides = list(overrides)
+    overrides = [*overrides, *([] if track is None else [f"track={track}"])]
     chosen = recipe(word, overrides, toy=toy)
     folder = Path(out) if out else Path("runs") / (find(word).stem + ("-toy" if toy else ""))
     outcome = run_training(chosen, folder, resume=resume, reporter=Terminal(folder.name), within=fitting_threads)

@@ -20,6 +20,7 @@ from loopwright.train.log import Log
 from loopwright.train.progress import ProgressReporter, Silent, StopRequest
 from loopwright.train.recipe import Recipe
 from loopwright.train.state import Objects, Progress, Run
+from loopwright.train.tracking import begin_tracking, find_tracker
 from loopwright.train.training_module import Share
 from loopwright.train.validation import check_first, validate_when_due
 
@@ -42,6 +43,7 @@ def train(
     """
     processes = join()
     reporter = reporter if reporter is not None and processes.main else Silent()
+    tracker = find_tracker(recipe) if processes.main else None
     with ExitStack() as held:
         held.enter_context(closing(reporter))
         held.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())  # a run may ask for less
@@ -50,6 +52,7 @@ def train(
         held.enter_context(within(job.model))
         progress, mark = resume_job(job, run, reporter) if resume else (Progress(), None)
         check_first(job, reporter)
+        tracking = held.enter_context(closing(begin_tracking(tracker, recipe, run, reporter.note, resume=resume)))
         log = Log(run.log, mark) if processes.main else None
         reporter.start(recipe, run, progress)
         stop = held.enter_context(StopRequest(told=processes.main))
@@ -89,8 +92,10 @@ def train(
                 row |= {"skipped": True, "rows": [first_row, progress.rows], "in_a_row": progress.skipped_in_a_row}
             seconds = time.perf_counter() - began
             speed = job.speed.row(pairs, seconds, processes.world)
+            timed = {**row, "seconds": seconds, "tokens_per_second": tokens / seconds, **speed}
             if log is not None:
-                log.write({**row, "seconds": seconds, "tokens_per_second": tokens / seconds, **speed})
+                log.write(timed)
+            tracking.write(timed)
             reporter.update({**row, **speed}, progress, seconds)
             if on_update is not None and on_update(row) is True:
                 stop.asked = True
@@ -103,6 +108,7 @@ def train(
                 reporter.validation(seen, progress)
                 if log is not None:
                     log.write({"update": update, **seen})
+                tracking.write({"update": update, **seen})
             due = recipe.save.every and progress.update % recipe.save.every == 0
             if (due or (better and recipe.save.best)) and progress.update < recipe.updates:
                 save_job(job, run, progress, log)

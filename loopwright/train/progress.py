@@ -1,4 +1,4 @@
-"""Progress of a run: nothing, or a terminal with a progress bar; TensorBoard beside it where it is installed. Also Ctrl-C."""
+"""Progress of a run: nothing, or a terminal with a progress bar. Also Ctrl-C."""
 
 from __future__ import annotations
 
@@ -94,7 +94,6 @@ class Terminal:
         self._told = time.monotonic()
         self._total: int | None = None
         self._began = (0, self._told)  # the update that a run or its resumption began at, and when
-        self._board: Any = None
 
     def note(self, text: str) -> None:
         """Prints the line above the bar."""
@@ -106,8 +105,7 @@ class Terminal:
             self.note(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
 
     def start(self, recipe: Recipe, run: RunFolder, progress: State) -> None:
-        """Shows the bar, and opens TensorBoard's folder where it is installed."""
-        self._board = tensorboard_writer(run.path / "tensorboard")
+        """Shows the bar."""
         self._total, self._began = recipe.updates, (progress.update, time.monotonic())
         self.task = self.bar.add_task(self.label, total=recipe.updates, completed=progress.update, words="")
         self.bar.start()
@@ -127,9 +125,6 @@ class Terminal:
             self.note(f"update {progress.update}{self._rest(progress.update)}: {words}")
         if row.get("skipped"):
             self.note(f"update {row['update']} skipped: loss {row['loss']}, gradient norm {row['grad_norm']} at depth {depth}")
-        if self._board is not None:
-            for name in ("loss", "grad_norm", "lr"):
-                self._board.add_scalar(name, row[name], row["update"])
 
     def validation(self, seen: dict[str, Any], progress: State) -> None:
         """Says what the validation found."""
@@ -144,11 +139,6 @@ class Terminal:
                 for depth, found in seen["valid"].items()
             ]
             self.note(f"update {progress.update}: by depth " + ", ".join(cells))
-        if self._board is not None:
-            for depth, found in seen.get("valid", {}).items():
-                self._board.add_scalar(f"valid/depth-{depth}", found["loss"], progress.update)
-            if "radius" in seen:
-                self._board.add_scalar("radius", seen["radius"]["radius_mean"], progress.update)
 
     def end(self, progress: State, saved: Path, *, stopped: bool) -> None:
         """Takes the bar away and says where the checkpoint is."""
@@ -159,9 +149,6 @@ class Terminal:
     def close(self) -> None:
         """Takes the bar away, however the run ended."""
         self.bar.stop()
-        if self._board is not None:
-            self._board.close()
-            self._board = None
 
     def _rest(self, update: int) -> str:
         """How many updates there are in all, and the time that the others will take at the speed so far."""
@@ -193,15 +180,6 @@ def truncation_in_words(found: dict[str, Any]) -> str:
     k, factor, depth = found["grad_steps"], found["contraction"], found["depth"]
     left = f"about {factor:.3f}^{k} = {factor**k:.1e} of it is left out" if factor < 1 else "what is left out does not shrink"
     return f"the gradient flows through the last {k} steps; at depth {depth} a step is {factor:.3f} of the one before, so {left}"
-
-
-def tensorboard_writer(folder: Path) -> Any:
-    """Returns a TensorBoard writer for a folder, or None where tensorboard is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder))
 
 
 class StopRequest:

@@ -21,13 +21,14 @@ from loopwright.train.objectives.penalties import PENALTIES, Weighted
 from loopwright.train.optim.average import AVERAGES
 from loopwright.train.optim.optimisers import OPTIMISERS
 from loopwright.train.optim.schedule import SCHEDULES
+from loopwright.train.tracking import TRACKERS
 from loopwright.untrusted import read_text, shown
 from loopwright.values import is_whole
 
 RECIPE_BYTES = 2**17  # of a recipe's file
 PRECISIONS = ("fp32", "tf32", "bf16")
 # what may differ between a run and its resumption: none of it changes an update
-FREE = ("about", "toy", "save", "imported")
+FREE = ("about", "toy", "save", "track", "imported")
 
 # What is beyond the upper bounds is no run: it would not end, or its seeds of each update would not fit 64 bits.
 RANGES = {
@@ -94,6 +95,7 @@ class Recipe:
     order: Orders = field(default_factory=Orders)
     validate: Validation = field(default_factory=Validation)
     save: Saves = field(default_factory=Saves)
+    track: str | dict | None = None  # a kind of TRACKERS, or {kind, options}: where the rows of the log go as well
     toy: dict = field(default_factory=dict)
     imported: list = field(default_factory=list)  # of a run: the files that its parts came from; a record, never executed
 
@@ -104,6 +106,8 @@ class Recipe:
         for where, table in TABLES.items():
             check_kind(where, getattr(self, where), table)
         check_kind("remat", self.remat_spec, REMATS)
+        if self.track is not None:
+            check_kind("track", self.track_spec, TRACKERS)
         for place, spec in enumerate(self.penalties):
             Weighted.check(f"penalties[{place}]", spec, PENALTIES)
         for place, spec in enumerate(self.validate.metrics):
@@ -151,6 +155,11 @@ class Recipe:
     def remat_spec(self) -> dict[str, Any]:
         """How the loop keeps what its gradient needs, as a kind with its options."""
         return {"kind": self.remat} if isinstance(self.remat, str) else dict(self.remat)
+
+    @property
+    def track_spec(self) -> dict[str, Any]:
+        """The tracker, as a kind with its options; empty where there is none."""
+        return {"kind": self.track} if isinstance(self.track, str) else dict(self.track or {})
 
     def data_of(self) -> dict[str, Any]:
         """Returns the recipe as plain data."""

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from loopwright.run import RunFolder
 from loopwright.train import progress as module
-from loopwright.train.progress import Silent, StopRequest, Terminal, in_words, tensorboard_writer, truncation_in_words
+from loopwright.train.progress import Silent, StopRequest, Terminal, in_words, truncation_in_words
 from loopwright.train.state import Progress
 from tests.train.runs import small
 
@@ -27,25 +25,7 @@ SEEN: dict[str, Any] = {
 }
 
 
-class Board:
-    """What TensorBoard is told."""
-
-    def __init__(self, folder: Any = None) -> None:
-        self.told: dict[str, float] = {}
-        self.closed = False
-
-    def add_scalar(self, name: str, value: float, update: int) -> None:
-        self.told[name] = value
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_a_terminal_hears_of_everything_that_matters(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board = Board()
-    monkeypatch.setattr(module, "tensorboard_writer", lambda folder: board)
+def test_a_terminal_hears_of_everything_that_matters(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     reporter, progress = Terminal("mine", every=0.0), Progress(update=3, skipped=1)
     reporter.prepare("tokenising train", 1000, 5000)
     reporter.start(small(), RunFolder(tmp_path), progress)
@@ -63,7 +43,6 @@ def test_a_terminal_hears_of_everything_that_matters(
     ):  # fmt: skip
         assert words in said, words
     assert "loss nan  " not in said, "the running loss forgets what is not a number"
-    assert board.closed and board.told["valid/depth-4"] == 1.0 and board.told["radius"] == 0.875 and "grad_norm" in board.told
 
 
 def test_lines_come_now_and_then_where_there_is_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +57,6 @@ def test_a_line_says_how_far_the_run_is_and_how_long_the_rest_takes(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(module, "tensorboard_writer", lambda folder: None)
     reporter = Terminal("mine", every=5.0)
     reporter.start(small({"updates": 1210}), RunFolder(tmp_path), Progress(update=10))  # a resumed run counts from where it goes on
     now[0] += 40.0
@@ -103,13 +81,6 @@ def test_quiet_keeps_the_notes(tmp_path: Path) -> None:
     reporter.end(Progress(), tmp_path, stopped=False)
     reporter.close()
     assert reporter.notes == ["a line"]
-
-
-def test_tensorboard_is_used_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Board))
-    assert isinstance(tensorboard_writer(tmp_path), Board)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert tensorboard_writer(tmp_path) is None
 
 
 def test_the_first_control_c_asks_and_the_same_key_press_told_twice_is_one(capsys: pytest.CaptureFixture[str]) -> None:
