@@ -50,6 +50,7 @@ __all__ = [
     "parts",
     "patch",
     "preset",
+    "push",
     "register",
     "retrofit",
     "save",

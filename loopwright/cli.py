@@ -293,8 +293,27 @@ def retrofit(
     ), as_json)  # fmt: skip
 
 
+def push(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder of a saved model, a run or a checkpoint.")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository. Made where it is not there.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository visible to its owner alone.")] = False,
+    as_json: Json = False,
+    imports: Import = None,
+) -> None:
+    """Upload a model to the Hugging Face hub, with its card, after its files were checked. Needs a token (hf auth login).
+
+    Example:
+
+    loopwright push runs/mine me/my-looped-model --private
+    """
+    from loopwright.commands import push as verb
+    from loopwright.commands.console import show
+
+    show(lambda: verb.push(folder, repo, private=private), as_json)
+
+
 _SHOWING = (inspect, check, generate, chat, serve, explore, presets)
-_MAKING = (retrofit, recipes, train, evaluate, compare, bench, analyze, demo)
+_MAKING = (retrofit, recipes, train, evaluate, compare, bench, analyze, push, demo)
 VERBS: dict[str, Callable[..., None]] = {verb.__name__: verb for verb in (*_SHOWING, *_MAKING)}
 
 

@@ -14,6 +14,7 @@ from loopwright.convert.save import save
 from loopwright.data.batch import Splits
 from loopwright.data.rows import TokenRows, splits
 from loopwright.engine.engine import Engine
+from loopwright.hub import push
 from loopwright.model.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM, LoopedModel

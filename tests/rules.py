@@ -24,7 +24,7 @@ ROWS = [
     {"convert", "data", "generate"},
     {"source"},
     {"engine"},
-    {"retrofit", "check"},
+    {"retrofit", "check", "hub"},
     {"train", "analysis", "evaluate", "serve", "vllm"},
     {"explore"},
     {"recipes", "registry", "parts"},

@@ -173,11 +173,27 @@ def test_training_options_reach_the_work(
     (tmp_path / "parts_of_a_run.py").write_text("NAME = 'executed'\n")
     parts = str(tmp_path / "parts_of_a_run.py")
     with own_kinds():
-        assert run("train", "demo-plain", "seed=3", "optim.lr=1e-4", "--out", "here", "--resume", "--toy", "--import", parts) == 0
+        assert (
+            run(
+                "train",
+                "demo-plain",
+                "seed=3",
+                "optim.lr=1e-4",
+                "--out",
+                "here",
+                "--resume",
+                "--toy",
+                "--track",
+                "wandb",
+                "--import",
+                parts,
+            )
+            == 0
+        )
         assert sys.modules.pop("parts_of_a_run").NAME == "executed"
         assert run("train", "demo-plain", "--import", str(tmp_path / "gone.py")) == 2
     words = {"args": ("demo-plain", ["seed=3", "optim.lr=1e-4"]), "out": "here", "resume": True, "toy": True}
-    assert seen == {**words, "imports": [parts]}
+    assert seen == {**words, "track": "wandb", "imports": [parts]}
     monkeypatch.setattr(evaluate, "evaluate", lambda run, **options: seen.update(run=run, **options) or {})
     assert run("evaluate", "runs/x", "--depths", "1:8", "--split", "test", "--split", "valid", "--rows", "9", "--no-decode") == 0
     assert (seen["run"], seen["depths"], seen["splits"], seen["rows"], seen["decode"]) == (

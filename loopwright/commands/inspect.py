@@ -11,8 +11,8 @@ from rich.table import Table
 from loopwright.commands.console import console, table
 from loopwright.commands.device import find_dtype
 from loopwright.commands.models import find_config, warn_of_damage
+from loopwright.convert.card import describe
 from loopwright.model import cost
-from loopwright.model.config import PLAIN, LoopedConfig
 from loopwright.source import Source
 
 
@@ -42,30 +42,6 @@ def inspect(
         out.print(_tensor_table(rows, facts["dtype"]))
         facts["tensors"] = rows
     return {"model": source, "summary": describe(found, facts["depth"]), **facts}
-
-
-def describe(config: LoopedConfig, depth: int) -> str:
-    """Returns what a model is at a depth, in one line: its stacks and the parts that are not the plainest."""
-    words = [f"{name} {getattr(config, name)['kind']}" for name, plain in PLAIN.items() if getattr(config, name)["kind"] != plain]
-    words += [f"adapter {spec['kind']}" + (f" on the {spec['stack']}" if "stack" in spec else "") for spec in config.adapters]
-    words += [f"end norm {config.end_norm}"] if config.end_norm != "never" else []
-    words += ["norms per step after each layer"] if config.layer_post_norm != "none" else []
-    steps = f", up to {config.max_steps} steps" if config.max_steps and config.beyond_max_steps == "refuse" else ""
-    heads = f"{config.num_attention_heads} heads"
-    if config.num_key_value_heads != config.num_attention_heads:
-        heads += f" ({config.num_key_value_heads} for keys)"
-    shape = f"width {config.hidden_size}, {heads}, {config.vocab_size} tokens"
-    return "; ".join([stacks(config, depth) + steps, shape, *words])
-
-
-def stacks(config: LoopedConfig, depth: int) -> str:
-    """Returns the three stacks in words, such as "2 prelude + 4 core × 32 + 2 coda layers"."""
-    if not config.is_looped:
-        return f"dense, {config.prelude_layers + config.coda_layers} layers"
-    words = [f"{config.prelude_layers} prelude"] if config.prelude_layers else []
-    words.append(f"{config.core_layers} core × {depth}")
-    words += [f"{config.coda_layers} coda"] if config.coda_layers else []
-    return " + ".join(words) + " layers"
 
 
 def _parameter_table(facts: Mapping[str, Any]) -> Table:

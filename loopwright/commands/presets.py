@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Column, Table
 
 from loopwright.commands.console import console
-from loopwright.commands.inspect import stacks
+from loopwright.convert.card import stacks
 from loopwright.model import cost
 from loopwright.model.presets import PRESETS, SOURCES, preset
 

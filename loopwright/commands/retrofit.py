@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -55,6 +56,7 @@ def retrofit(
     """Converts the dense model of a folder or hub id, writes the looped one with its tokenizer, and returns what was printed."""
     if Path(out).resolve() == Path(source).resolve():
         raise ValueError(f"retrofit: {out} is the source itself; allowed: another folder to write")
+    words = list(words)
     system, overrides = _system(words)
     stacks = {"prelude": _count(prelude), "core": _layers(core), "coda": _count(coda)}
     changes, given = parse_overrides(overrides), {name: value for name, value in stacks.items() if value is not None}
@@ -94,10 +96,21 @@ def retrofit(
         listed = ", ".join(f"{gap:.1e} at depth {depth}" for depth, gap in found.items())
         printer.print(f"largest difference of logits to the {name} model: {listed}")
     with _doing("writing"):
-        save(made.model, out, tongue)
+        save(made.model, out, tongue, about=card_sections(source, words, made, gaps))
     printer.print(f"written: {out}", markup=False, soft_wrap=True)
     said = {"layout": made.layout, "parameters": counts, "reconstructions": made.reconstructions, "differences": gaps}
     return {"system": system, **said, "written": out}
+
+
+def card_sections(source: str, words: Iterable[str], made: Conversion, gaps: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
+    """Returns what the card says of a retrofit: its source, its layers, and how far its logits are from the source's."""
+    rows = [f"- {name}: {spelled(getattr(made.layout, name))}" for name in ("prelude", "core", "coda")]
+    listed = [f"- {name} model, depth {depth}: {gap:.1e}" for name, found in gaps.items() for depth, gap in found.items()]
+    started = f"Made from the dense model `{source}` by `loopwright retrofit {shlex.join([source, *words])}`; not trained since."
+    return {
+        "Retrofit": f"{started}\n\nLayers of the source, from 0:\n\n" + "\n".join(rows),
+        "Largest difference of logits at the start": "\n".join(listed),
+    }
 
 
 def _check_used(plan: Plan, search_text: str | None, text: str | None, by: str | None, tokens: int | None) -> None:

@@ -1,9 +1,9 @@
-"""Saving: a model folder is written whole, with a manifest; what else stood in its place (a tokenizer, a README) stays."""
+"""Saving: a model folder is written whole, with a card and a manifest; what else stood in its place (a tokenizer) stays."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from loopwright.convert.card import model_card, put_card
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import STATE
 from loopwright.storage.files import read_json
@@ -31,12 +32,22 @@ _REPLACED = (
 )
 
 
-def save(model: LoopedForCausalLM, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
-    """Writes a model, and its tokenizer if given, as `save_pretrained` does, whole or not at all; returns the folder."""
+def save(
+    model: LoopedForCausalLM,
+    folder: str | Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    about: Mapping[str, str] | None = None,
+) -> Path:
+    """Writes a model, and its tokenizer if given, as `save_pretrained` does, whole or not at all; returns the folder.
+
+    Its card (README.md) says what it is; `about` adds sections, markdown by title. A card that was edited there stays.
+    """
     with model_folder(folder, model.parameters()) as place, without_bars():
         model.save_pretrained(place)
         if tokenizer is not None:
             tokenizer.save_pretrained(place)
+        put_card(place, model_card(model.config, sections=about), before=_place(folder))
     return Path(folder)
 
 

@@ -147,7 +147,8 @@ class Scheduler:
         grammar = None if wish.constraint is None else wish.constraint.begin()
         run = Running(request, row, self.free_slots[-1], row.steps, counts, grammar, version)
         if wish.uneven:
-            run.trail = Trail(row.capacity, row.steps, self.state, coda=bool(self.pool.layers["coda"]))
+            mixes = wish.exit is not None and wish.exit.mixes
+            run.trail = Trail(row.capacity, row.steps, self.state, coda=bool(self.pool.layers["coda"]), mixes=mixes)
             self._end_prefill(run)
         elif not wish.prompt_logprobs:  # what is copied is not scored
             running = [other.held for other in self.running if other.trail is None]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from loopwright.generate.exit_rules import mean_state
 from loopwright.model.context import Pass, open_pass
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.part import RowSteps
@@ -24,13 +25,15 @@ if TYPE_CHECKING:
 
 
 class Trail:
-    """Inputs and newest states of a row's tokens; with a coda the states after every step, which its readings may ask for."""
+    """Inputs and newest states of a row's tokens; with a coda, or where the mean of the states is read out (`mixes`), the states
+    after every step as well."""
 
-    def __init__(self, capacity: int, steps: int, like: Tensor, *, coda: bool) -> None:
+    def __init__(self, capacity: int, steps: int, like: Tensor, *, coda: bool, mixes: bool = False) -> None:
         width = like.shape[-1]
         self.inputs = like.new_zeros(capacity, width)
         self.newest = like.new_zeros(capacity, width)
-        self.after = like.new_zeros(steps, capacity, width) if coda else None
+        self.after = like.new_zeros(steps, capacity, width) if coda or mixes else None
+        self.mixes = mixes
 
     def begin(self, first: int, e: Tensor, s: Tensor) -> None:
         """Keeps inputs and start states [T, D] of the tokens from `first` on."""
@@ -76,7 +79,7 @@ def read_trails(
 
     for length, group in _by_length(runs, held):
         first = [run.offset + 1 - length for run in group]
-        s = torch.stack([_states(run, a, length) for run, a in zip(group, first, strict=True)])
+        s = torch.stack([_states(model, run, a, length) for run, a in zip(group, first, strict=True)])
         p = _pass(model, pool, group, first, length)
         reading = RowSteps([run.t for run in group], s.device)
         widest = max(keep(run) for run in group)
@@ -85,8 +88,11 @@ def read_trails(
             yield run, logits[i, -keep(run) :]
 
 
-def _states(run: Running, first: int, length: int) -> Tensor:
+def _states(model: LoopedForCausalLM, run: Running, first: int, length: int) -> Tensor:
     trail = _of(run)
+    if trail.mixes:
+        assert trail.after is not None
+        return mean_state(model, trail.after[: run.t, first : first + length].unbind(0))
     states = trail.newest if trail.after is None else trail.after[run.t - 1]
     return states[first : first + length]
 

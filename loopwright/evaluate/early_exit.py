@@ -9,7 +9,7 @@ others: what a rule knows about tokens is its lead over this) and the oracle, wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -19,7 +19,7 @@ from loopwright.data.batch import Batch
 from loopwright.evaluate.exit_times import ExitTime
 from loopwright.evaluate.saved import Saved, columns_of
 from loopwright.evaluate.sweep import Column, Progress, column, number_table
-from loopwright.generate.exit_rules import ExitRule, Memory, build_exit, exit_family, write_exit
+from loopwright.generate.exit_rules import ExitRule, Memory, build_exit, exit_family, mean_state, write_exit
 from loopwright.metrics.score import IGNORED, by_unit, percentile_interval, resampled_means
 from loopwright.model.looped import LoopedForCausalLM
 
@@ -33,12 +33,17 @@ ORACLE_PRICES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)  # nats that a step must win to
 @dataclass(frozen=True)
 class StepTable:
     """Every target of some rows after every step: its loss and whether it is right [S, N], what each family of rules measured
-    [S, N], and the row it stands in [N]."""
+    [S, N], and the row it stands in [N]. `mixed` has loss and right of families that read the mean of the states so far."""
 
     losses: Tensor
     right: Tensor
     measured: Mapping[str, Tensor]
     row: Tensor
+    mixed: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def read(self, family: str) -> tuple[Tensor, Tensor]:
+        """Returns loss and right [S, N] of tokens that leave by a rule of this family."""
+        return self.mixed.get(family, (self.losses, self.right))
 
 
 @dataclass(frozen=True)
@@ -198,7 +203,7 @@ def read_steps(
 
     `rules` holds one rule of each family. The model's mode comes back as it was.
     """
-    parts: list[tuple[Tensor, Tensor, dict[str, Tensor], Tensor]] = []
+    parts: list[StepTable] = []
     training = model.training
     model.eval()
     try:
@@ -208,34 +213,52 @@ def read_steps(
                 progress(done, total)
     finally:
         model.train(training)
-    measured = {name: torch.cat([part[2][name] for part in parts], 1) for name in rules}
-    return StepTable(
-        torch.cat([p[0] for p in parts], 1), torch.cat([p[1] for p in parts], 1), measured, torch.cat([p[3] for p in parts])
-    )
+    measured = {name: torch.cat([part.measured[name] for part in parts], 1) for name in rules}
+    losses, right = (torch.cat([getattr(part, name) for part in parts], 1) for name in ("losses", "right"))
+    mixing = [name for name, rule in rules.items() if rule.mixes]
+    mixed = {
+        name: (torch.cat([p.mixed[name][0] for p in parts], 1), torch.cat([p.mixed[name][1] for p in parts], 1)) for name in mixing
+    }
+    return StepTable(losses, right, measured, torch.cat([part.row for part in parts]), mixed)
 
 
 @torch.no_grad()
-def _read_batch(
-    model: LoopedForCausalLM, places: Tensor, batch: Batch, rules: Mapping[str, ExitRule], depth: int
-) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
+def _read_batch(model: LoopedForCausalLM, places: Tensor, batch: Batch, rules: Mapping[str, ExitRule], depth: int) -> StepTable:
     asked = batch.labels[:, 1:] != IGNORED
     ids = batch.labels[:, 1:][asked]
     e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
     start = model.start_state(e, p)
-    before, losses, right = start[:, :-1][asked], [], []
+    before, states, scores = start[:, :-1][asked], [], []
+    mixing = [name for name, rule in rules.items() if rule.mixes]
+    mixed: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in mixing}
     measured: dict[str, list[Tensor]] = {name: [] for name in rules}
     memories: dict[str, Memory] = {name: {} for name in rules}
     for s in model.unroll(e, depth, p, state=start):
         after = s[:, :-1][asked]
         logits = model.read_out(s, p)[:, :-1][asked]
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        losses.append((wide - wide.gather(-1, ids[:, None])).logsumexp(-1).cpu())
-        right.append(((wide.argmax(-1) == ids) & losses[-1].to(ids.device).isfinite()).cpu())
+        scores.append(_score(logits, ids))
+        if mixing:  # one mean for all of them: the weights are the model's
+            states.append(s)
+            score = _score(model.read_out(mean_state(model, states), p)[:, :-1][asked], ids)
+            for name in mixing:
+                mixed[name].append(score)
         for name, rule in rules.items():
             measured[name].append(rule.measure(model, before, after, logits, memories[name]).cpu())
         before = after
     rows = places[asked.nonzero()[:, 0].cpu()]
-    return torch.stack(losses), torch.stack(right), {name: torch.stack(each) for name, each in measured.items()}, rows
+    means = {name: _stacked(each) for name, each in mixed.items()}
+    return StepTable(*_stacked(scores), {name: torch.stack(each) for name, each in measured.items()}, rows, means)
+
+
+def _stacked(scores: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.stack([loss for loss, _ in scores]), torch.stack([right for _, right in scores])
+
+
+def _score(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of each target [N], and whether it is the most likely token, of logits [N, V]."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    loss = (wide - wide.gather(-1, ids[:, None])).logsumexp(-1)
+    return loss.cpu(), ((wide.argmax(-1) == ids) & loss.isfinite()).cpu()
 
 
 def exit_depths(model: LoopedForCausalLM, rule: ExitRule, measured: Tensor) -> Tensor:
@@ -278,7 +301,7 @@ def early_exits(
     return ExitReport(
         name, len(units), table.row.numel(), unit, tuple(steps),
         tuple(scored.point(f"depth:{d}", torch.full_like(table.row, d)) for d in steps),
-        tuple(scored.point(label, exit_depths(model, rule, table.measured[family])) for label, (family, rule) in rules.items()),
+        tuple(scored.point(name, exit_depths(model, rule, table.measured[fam]), fam) for name, (fam, rule) in rules.items()),
         tuple(scored.point(label, depths) for label, depths in best.items()),
         fingerprint, source, str(model.dtype).removeprefix("torch."),
     )  # fmt: skip
@@ -291,20 +314,20 @@ class _Scored:
         self.table, self.units, self.exact = table, units, exact
         self.targets = by_row(torch.ones_like(table.row, dtype=torch.float64), table.row, len(units))
 
-    def point(self, rule: str, depths: Tensor) -> ExitPoint:
-        """Returns what the tokens give when each takes its own number of steps [N]."""
-        losses, steps = self.table.losses.double(), len(self.table.losses)
+    def point(self, rule: str, depths: Tensor, family: str = "") -> ExitPoint:
+        """Returns what the tokens give when each takes its own number of steps [N], read out as the family of its rule does."""
+        (losses, right), steps = self.table.read(family), len(self.table.losses)
+        losses, full = losses.double(), self.table.losses[-1].double()
         shares = depths.bincount(minlength=steps + 1)[1:].double() / depths.numel()
         chosen = losses.gather(0, depths[None] - 1)[0]
-        gap = by_row(chosen - losses[-1], self.table.row, len(self.units))
+        gap = by_row(chosen - full, self.table.row, len(self.units))
         draws = resampled_means(by_unit(gap, self.units), by_unit(self.targets, self.units))
         low, high = percentile_interval(draws)
         values = torch.stack([chosen.mean(), gap.sum() / depths.numel(), low, high, (shares * losses.mean(1)).sum()])
-        scores = self._exact(depths, shares) if self.exact else (None, None)
+        scores = self._exact(right.double(), depths, shares) if self.exact else (None, None)
         return ExitPoint(rule, float(depths.double().mean()), column(shares), *column(values), *scores)
 
-    def _exact(self, depths: Tensor, shares: Tensor) -> tuple[float | None, ...]:
-        right = self.table.right.double()
+    def _exact(self, right: Tensor, depths: Tensor, shares: Tensor) -> tuple[float | None, ...]:
         # a row is right where all its tokens are; at random depths each is so with the probability of its right depths
         each = torch.stack([right.gather(0, depths[None] - 1)[0], shares @ right])
         rows = by_row(each.clamp(max=1).log(), self.table.row, len(self.units)).exp()

@@ -9,13 +9,14 @@ text, where one pass gives what any limit would have done. After the last step n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.output import weighted_sum
 from loopwright.settings import build_kind, check_kind, options_of
 
 Memory = dict[str, Any]
@@ -24,11 +25,13 @@ Memory = dict[str, Any]
 class ExitRule:
     """Decides by what is there after a step. Abstract.
 
-    `reads_out` says whether the rule needs the logits of every step; `usual` are limits that cover most models, from those at which
-    tokens leave early to those at which they leave late.
+    `reads_out` says whether the rule needs the logits of every step; `mixes`, whether a token that leaves is read out by the mean
+    of its states so far, weighted by the model's halting, instead of by its last state; `usual` are limits that cover most models,
+    from those at which tokens leave early to those at which they leave late.
     """
 
     reads_out: bool = False
+    mixes: bool = False
     usual: tuple[float, ...] = ()
 
     def check(self, model: LoopedForCausalLM) -> None:
@@ -87,7 +90,8 @@ class Gate(ExitRule):
 class Act(ExitRule):
     """ACT's rule for when to stop: the halting values sum to 1 − `eps` (the model's own where none is given).
 
-    The state of the last step is read out, not the mean of all states.
+    What is read out is the mean of the states by halting weight, as in training. A model with a coda is read at its last state,
+    because the coda's keys of earlier tokens are those of last states.
     """
 
     usual = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01)
@@ -97,7 +101,8 @@ class Act(ExitRule):
 
     def check(self, model: LoopedForCausalLM) -> None:
         if model.halting.mixes != "states":
-            raise ValueError("exit: 'act' needs a model that halts by ACT (halting kind 'act')")
+            raise ValueError("exit: 'act' needs a model that halts by ACT (halting kind 'act' or 'halter')")
+        self.mixes = model.config.coda_layers == 0
 
     def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
         memory["sum"] = memory.get("sum", 0) + model.halting.value(after)[..., 0]
@@ -199,6 +204,7 @@ class Lookahead(ExitRule):
 
     def check(self, model: LoopedForCausalLM) -> None:
         self.rule.check(model)
+        self.mixes = self.rule.mixes
 
     def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
         now, last = self.rule.measure(model, before, after, logits, memory.setdefault("rule", {})), memory.get("last")
@@ -283,6 +289,12 @@ def build_exit(spec: str | Mapping[str, Any], model: LoopedForCausalLM) -> ExitR
         raise ValueError("exit: a dense model has no loop to leave; leave exit out")
     rule.check(model)
     return rule
+
+
+def mean_state(model: LoopedForCausalLM, states: Sequence[Tensor]) -> Tensor:
+    """Returns the mean [..., D] of the states [..., D] after each step so far, by the weights of the model's halting."""
+    flat = [s.reshape(1, -1, s.shape[-1]) for s in states]
+    return weighted_sum(model.halting(model.halting.values(flat)), flat).reshape(states[-1].shape)
 
 
 def _mapping(spec: str | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -91,26 +91,10 @@ class ExitGate(HaltingHead):
         return survive * torch.cat([halt[..., :-1], one], dim=-1)
 
 
-class AdaptiveComputation(HaltingHead):
-    """ACT: the answer is the mean of the states by halting weight."""
+class MeanOfStates(HaltingHead):
+    """ACT's weights, whatever gives the halting values: the answer is the mean of the states by halting weight. Abstract."""
 
     mixes = "states"
-    ranges: ClassVar = {"bias": ANY_NUMBER, "eps": (0, 1, True)}
-
-    def __init__(self, config: LoopedConfig, bias: float = 1.0, eps: float = 0.01) -> None:
-        super().__init__()
-        self.start_bias = bias
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(1, config.hidden_size))
-        self.bias = nn.Parameter(torch.empty(1))
-
-    def start(self) -> None:
-        nn.init.normal_(self.weight, std=0.02)
-        nn.init.constant_(self.bias, self.start_bias)
-
-    def value(self, s: Tensor) -> Tensor:
-        """Returns the halting value h [B, T, 1] of the state after a step."""
-        return torch.sigmoid(nn.functional.linear(s, self.weight, self.bias))
 
     def forward(self, halt: Tensor) -> Tensor:
         """Returns the weights [B, T, depth] for h [B, T, depth]: h while running, the remainder at the halting step, 0 after;
@@ -134,8 +118,53 @@ class AdaptiveComputation(HaltingHead):
         return before, stop
 
 
+class AdaptiveComputation(MeanOfStates):
+    """ACT: the halting value is a linear map of the state."""
+
+    ranges: ClassVar = {"bias": ANY_NUMBER, "eps": (0, 1, True)}
+
+    def __init__(self, config: LoopedConfig, bias: float = 1.0, eps: float = 0.01) -> None:
+        super().__init__()
+        self.start_bias = bias
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(1, config.hidden_size))
+        self.bias = nn.Parameter(torch.empty(1))
+
+    def start(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+        nn.init.constant_(self.bias, self.start_bias)
+
+    def value(self, s: Tensor) -> Tensor:
+        """Returns the halting value h [B, T, 1] of the state after a step."""
+        return torch.sigmoid(nn.functional.linear(s, self.weight, self.bias))
+
+
+class Halter(MeanOfStates):
+    """The Ouroboros halter: ACT whose halting value is an MLP of the state, with two layers of `width` before its last one.
+
+    The last layer starts at 0 with `bias`, so that every token halts at the same step at first (−2: h = 0.12, after 9 steps).
+    """
+
+    ranges: ClassVar = {"width": (1, 2**16, True), "bias": ANY_NUMBER, "eps": (0, 1, True)}
+
+    def __init__(self, config: LoopedConfig, width: int = 256, bias: float = -2.0, eps: float = 0.01) -> None:
+        super().__init__()
+        self.start_bias = bias
+        self.eps = eps
+        self.first, self.second = nn.Linear(config.hidden_size, width), nn.Linear(width, width)
+        self.last = nn.Linear(width, 1)
+
+    def start(self) -> None:
+        nn.init.zeros_(self.last.weight)
+        nn.init.constant_(self.last.bias, self.start_bias)
+
+    def value(self, s: Tensor) -> Tensor:
+        """Returns the halting value h [B, T, 1] of the state after a step."""
+        return torch.sigmoid(self.last(nn.functional.silu(self.second(nn.functional.silu(self.first(s))))))
+
+
 HALTINGS = Kinds(
     "halting",
-    {"none": NoHalting, "exit": ExitGate, "act": AdaptiveComputation},
+    {"none": NoHalting, "exit": ExitGate, "act": AdaptiveComputation, "halter": Halter},
     inherits=HaltingHead, offers=["mixes", "value", "forward"], given=["config"],
 )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 from loopwright.storage.files import read_json, write_whole
 
 MANIFEST = "manifest.json"
+CARD = "README.md"  # for people, who may edit it: no manifest speaks of it
 BLOCK = 1 << 26  # a larger file is hashed in blocks: one sum of a large model takes as long as reading it, or longer
 
 
@@ -83,7 +84,7 @@ def write_entries(folder: str | Path, entries: Mapping[str, Any]) -> None:
 def verify(folder: str | Path) -> list[str]:
     """Returns what is wrong with a folder by its manifest: nothing where it holds each file as written, and no other, and no link.
 
-    Files whose name begins with a dot are the file system's business.
+    Files whose name begins with a dot are the file system's business, and the README.md is people's.
     """
     folder = Path(folder)
     try:
@@ -106,7 +107,7 @@ def verify(folder: str | Path) -> list[str]:
 def _names(folder: Path) -> list[str]:
     paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     names = sorted(path.relative_to(folder).as_posix() for path in paths if not path.name.startswith("."))
-    return [name for name in names if name != MANIFEST]
+    return [name for name in names if name not in (MANIFEST, CARD)]
 
 
 def _entry(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loopwright.convert.card import put_card
 from loopwright.convert.weights import load_tensors
 from loopwright.data.batch import Batch, Splits
 from loopwright.data.build import build_data, check_vocab
@@ -23,6 +24,7 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import RunFolder, origin, saved
 from loopwright.settings import build_kind
 from loopwright.storage.files import read_json, write_json, write_whole
+from loopwright.train.card import run_card
 from loopwright.train.checkpoint import (
     base_references,
     latest_good,
@@ -358,9 +360,11 @@ def save_job(job: Job, run: RunFolder, progress: Progress, log: Log | None) -> P
     check_finite(weights, run, progress.update, job.optimiser.lr)
     if log is not None:  # in the main process
         made = {"log": log.mark(), "with": made_with(job)}
+        card = run_card(job.model.config, job.recipe, run, progress)
 
         def beside(folder: Path) -> None:
             write_json(folder / MADE, made)
+            put_card(folder, card, before=run.checkpoints / f"{progress.update:08d}")
             if job.splits.tokenizer is not None:
                 job.splits.tokenizer.save_pretrained(folder)
 

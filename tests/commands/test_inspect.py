@@ -8,8 +8,9 @@ import pytest
 
 import loopwright as lw
 import loopwright.convert.load as load_module
-from loopwright.commands.inspect import describe, inspect, readable, stacks
+from loopwright.commands.inspect import inspect, readable
 from loopwright.convert import weights
+from loopwright.convert.card import describe, stacks
 from tests.generate.tiny import save_model
 
 

@@ -47,6 +47,51 @@ def test_depths_of_one_pass_are_those_of_the_engine() -> None:
     assert len(found) > 2  # tokens did leave at different depths
 
 
+@pytest.mark.parametrize(
+    "halting", [{"kind": "act", "bias": -1.5}, {"kind": "halter", "width": 8, "bias": -1.5}], ids=lambda h: h["kind"]
+)
+@pytest.mark.parametrize("spec", [{"kind": "act"}, {"kind": "act", "eps": 0.4}], ids=["own", "early"])
+@torch.no_grad()
+def test_act_is_read_as_it_was_trained_in_the_engine_and_in_one_pass(halting: dict[str, Any], spec: dict[str, Any]) -> None:
+    """Each token = a pass of as many steps as it took, its states mixed: `select="expected"`."""
+    model, prompt = make("ouro-1.4b-tiny", halting=halting), [5, 6, 7]
+    last = model.halting if halting["kind"] == "act" else model.halting.last
+    states = model(torch.arange(40)[None], depth=4, output_steps=True).states
+    logits = torch.logit(model.halting.values(states))
+    last.bias.sub_(logits.mean()).div_(logits.std()).sub_(0.7)  # so that tokens leave at different steps
+    last.weight.div_(logits.std())
+    request = served(model, prompt, spec, 6)
+    text = [*prompt, *request.tokens]
+    for place, depth in enumerate(request.depths, start=len(prompt)):
+        out = model(torch.tensor([text[:place]]), depth=4, output_steps=True, select="expected")
+        limit = 1 - spec.get("eps", model.halting.eps)
+        sums = model.halting.values([s[:, -1:] for s in out.states])[0, 0].cumsum(-1)
+        assert depth == next((t + 1 for t in range(3) if sums[t] >= limit), 4)
+        mixed = model(torch.tensor([text[:place]]), depth=depth, select="expected").logits[0, -1]
+        assert text[place] == int(mixed.argmax())
+    assert len(set(request.depths)) > 1
+    ids = torch.tensor([text])
+    rule = build_exit(spec, model)
+    table = read_steps(model, [([0], Batch(ids, ids.clone()))], {"act": rule}, 4)
+    losses, right = table.read("act")
+    for depth in (1, 2, 3, 4):
+        logits = model(ids, depth=depth, select="expected").logits[0, :-1]
+        torch.testing.assert_close(losses[depth - 1], torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none"))
+    left = exit_depths(model, rule, table.measured["act"])[len(prompt) - 1 :]
+    assert left.tolist() == request.depths and bool(right[:, len(prompt) - 1 :].gather(0, left[None] - 1).all())
+
+
+def test_a_report_of_act_is_that_of_mixed_states_and_other_rules_read_the_last() -> None:
+    model = make("ouro-1.4b-tiny", halting={"kind": "act", "bias": -0.7})
+    report, batch = report_of(model, [{"kind": "act", "eps": 0.0}, {"kind": "never"}]), batch_of(model)
+    with torch.no_grad():
+        out = model(batch.input_ids, attention_mask=batch.attention_mask, depth=4, select="expected")
+    targets = batch.labels[:, 1:]
+    each = torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), targets.flatten(), reduction="none")
+    assert report.points[1].loss == report.fixed[3].loss != report.points[0].loss
+    assert report.points[0].loss == pytest.approx(float(each[targets.flatten() != -100].mean()), rel=1e-5)
+
+
 def batch_of(model: lw.LoopedForCausalLM, lengths: tuple[int, ...] = (7, 5, 2)) -> Batch:
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(model.config.vocab_size, (len(lengths), max(lengths)), generator=generator)

@@ -12,8 +12,13 @@ from loopwright.settings import build_kind
 from tests.cases import gap, noisy
 
 CONFIG = LoopedConfig(hidden_size=8)
-SPECS = {"none": {}, "exit": {"threshold": 0.7}, "act": {"bias": 0.5, "eps": 0.02}}
-LEARNED = ["exit", "act"]
+SPECS = {
+    "none": {},
+    "exit": {"threshold": 0.7},
+    "act": {"bias": 0.5, "eps": 0.02},
+    "halter": {"width": 4, "bias": 0.5, "eps": 0.02},
+}
+LEARNED = ["exit", "act", "halter"]
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 
 
@@ -190,3 +195,18 @@ def test_hub_answer_takes_each_tokens_exit_step():
 def test_config_round_trip(kind):
     config = LoopedConfig(halting={"kind": kind, **SPECS[kind]})
     assert LoopedConfig(**config.to_dict()).halting == {"kind": kind, **SPECS[kind]}
+
+
+def test_the_halter_starts_alike_for_every_token_and_reads_the_state_after() -> None:
+    """h = σ(bias) at first, so that −2 halts after 9 steps, and it is a function of the state once its last layer moves."""
+    model = noisy("ouro-1.4b-tiny", halting={"kind": "halter", "width": 8})
+    model.halting.start()
+    states = [torch.randn(2, 3, model.config.hidden_size) for _ in range(12)]
+    halt = model.halting.values(states)
+    torch.testing.assert_close(halt, torch.full_like(halt, torch.sigmoid(torch.tensor(-2.0))))
+    assert model.halting.ponder_cost(halt).floor().unique().tolist() == [9]
+    torch.nn.init.normal_(model.halting.last.weight)
+    by_hand = model.halting
+    x = torch.nn.functional.silu(by_hand.second(torch.nn.functional.silu(by_hand.first(states[0]))))
+    torch.testing.assert_close(model.halting.value(states[0]), torch.sigmoid(by_hand.last(x)))
+    assert model.halting.value(states[0]).std() > 0

@@ -1,0 +1,35 @@
+"""`python -m experiments.halting OUT --seeds 0,1,2`: trains the runs that are missing in OUT/runs.jsonl, several side by side, and
+writes OUT/table.md and the figures.
+
+--only columns/plain trains those runs alone; --workers 0 trains none and writes tables and figures of the rows that are there.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from experiments.halting.figures import draw
+from experiments.halting.plan import GROUPS
+from experiments.halting.run import carry_out
+from experiments.halting.tables import read_rows, table
+from experiments.side_by_side import arguments, asked_for, grouped, run_all
+
+
+def main() -> None:
+    """Reads the command line, trains what it asks for, and writes what the rows say."""
+    options = arguments(__doc__).parse_args()
+    folder = Path(options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    if options.workers:
+        run_all(
+            asked_for(options, grouped(options, GROUPS)), partial(carry_out, extra=tuple(options.change)),
+            str(folder / "runs.jsonl"), workers=options.workers, seconds=options.seconds,
+        )  # fmt: skip
+    rows = read_rows(folder / "runs.jsonl")
+    (folder / "table.md").write_text(table(rows))
+    draw(rows, folder)
+
+
+if __name__ == "__main__":
+    main()

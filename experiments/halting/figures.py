@@ -1,0 +1,81 @@
+"""The study's figures: steps taken against steps needed, and the loss at each mean depth; a panel per model, a line per rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.halting.plan import TASKS
+from experiments.halting.tables import Row, models_of, rules_of
+from loopwright.analysis.figures.drawing import INK, Axes, line_style, panels
+
+FEWEST = 20  # tokens that a need must have to be drawn
+Seeds = Sequence[Mapping[str, Any]]
+
+
+def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Draws both figures of every task that has rows, and returns where they are."""
+    paths = []
+    for task in TASKS:
+        models = models_of(rows, task)
+        if models:
+            paths += [folder / f"{task}-needs.svg", folder / f"{task}-depth.svg"]
+            panels([by_need(name, seeds) for name, seeds in models.items()], paths[-2], height=2.6)
+            panels([by_depth(name, seeds) for name, seeds in models.items()], paths[-1], height=2.6)
+    return paths
+
+
+def by_need(name: str, seeds: Seeds) -> Callable[[Axes], None]:
+    """Returns what draws steps taken over steps needed where every rule has the oracle's mean depth; means over seeds."""
+    counts = seeds[0]["needs"]
+    shown = [need for need, count in enumerate(counts) if count >= FEWEST]
+
+    def draw_panel(axes: Axes) -> None:
+        axes.plot(
+            shown,
+            over(seeds, lambda seed: seed["oracle"]["by_need"], shown),
+            color=INK,
+            linewidth=1.4,
+            linestyle=(0, (2, 2)),
+            label="oracle",
+        )
+        for place, rule in enumerate(rules_of(seeds[0])):
+            taken = over(seeds, lambda seed, rule=rule: seed["rules"][rule]["by_need"], shown)
+            axes.plot(shown, taken, label=rule if place else "learned", linewidth=2 if place == 0 else 1.2, **line_style(place))
+        axes.set_title(name, loc="left")
+        axes.set_xlabel("steps needed")
+        axes.set_ylabel("steps taken")
+
+    return draw_panel
+
+
+def by_depth(name: str, seeds: Seeds) -> Callable[[Axes], None]:
+    """Returns what draws the loss over the mean depth; means over seeds."""
+    grid = seeds[0]["grid"]
+
+    def draw_panel(axes: Axes) -> None:
+        fixed = seeds[0]["fixed"]["loss"]
+        axes.plot(
+            range(1, len(fixed) + 1), over(seeds, lambda seed: seed["fixed"]["loss"], range(len(fixed))),
+            color=INK, linewidth=1.4, linestyle=(0, (2, 2)), label="fixed depth",
+        )  # fmt: skip
+        for place, rule in enumerate(rules_of(seeds[0])):
+            known = [i for i in range(len(grid)) if all(seed["rules"][rule]["loss"][i] is not None for seed in seeds)]
+            losses = over(seeds, lambda seed, rule=rule: seed["rules"][rule]["loss"], known)
+            style = line_style(place, marker=False)
+            axes.plot(
+                [grid[i] for i in known], losses, label=rule if place else "learned", linewidth=2 if place == 0 else 1.2, **style
+            )
+        axes.set_yscale("log")
+        axes.set_title(name, loc="left")
+        axes.set_xlabel("mean steps a token")
+        axes.set_ylabel("loss (nats)")
+
+    return draw_panel
+
+
+def over(seeds: Seeds, values: Callable[[Mapping[str, Any]], Sequence[float]], places: Sequence[int]) -> list[float]:
+    """Returns the means over seeds of some entries of a list."""
+    lists = [values(seed) for seed in seeds]
+    return [sum(each[place] for each in lists) / len(lists) for place in places]

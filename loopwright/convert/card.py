@@ -1,0 +1,98 @@
+"""Model cards: the README.md of a saved model, written from what is known of it. A card that a person has edited is left alone."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from loopwright.model.config import PLAIN, LoopedConfig
+from loopwright.storage.manifest import CARD
+from loopwright.version import VERSION
+
+# the last line of a card: the sha256 of what stands before it tells a card as it was written from one that was edited
+_SEAL = re.compile(r"<!-- written by loopwright, sha256 ([0-9a-f]{64}) -->\n\Z")
+
+_CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [loopwright, looped-transformer]
+# license: choose one; none was chosen for you
+---
+
+# {title}
+
+{what}.
+
+Depth is the number of steps through the core. {depth}
+
+```python
+import loopwright as lw
+
+model = lw.load("FOLDER_OR_REPO")
+tokenizer = lw.tokenizer("FOLDER_OR_REPO")  # where it has one
+out = model.generate(**tokenizer("Once", return_tensors="pt"), max_new_tokens=32{argument})
+```
+
+{sections}Written by loopwright {version}.
+"""
+
+
+def model_card(config: LoopedConfig, *, title: str = "A looped language model", sections: Mapping[str, str] | None = None) -> str:
+    """Returns the text of a card: what the model is, how to run it, and sections of markdown by their titles."""
+    told = "".join(f"## {name}\n\n{text.strip()}\n\n" for name, text in (sections or {}).items())
+    most = config.max_steps if config.beyond_max_steps == "refuse" else None
+    limit = "It may be set per call" + (f", up to {most}." if most else ".")
+    depth = f"It runs {config.depth} unless told otherwise. {limit}" if config.is_looped else "This model has no core: it is dense."
+    body = _CARD.format(
+        title=title.strip(), what=describe(config, config.depth), depth=depth, sections=told, version=VERSION,
+        argument=f", depth={config.depth}" if config.is_looped else "",
+    )  # fmt: skip
+    return body + f"<!-- written by loopwright, sha256 {_digest(body)} -->\n"
+
+
+def put_card(folder: Path, text: str, *, before: Path) -> None:
+    """Writes a card into a new folder; where the folder that it replaces has one that a person edited, that one stays."""
+    old = before / CARD
+    if old.is_file() and is_edited(old.read_bytes()):
+        shutil.copyfile(old, folder / CARD)
+    else:
+        (folder / CARD).write_text(text, encoding="utf-8")
+
+
+def is_edited(card: bytes) -> bool:
+    """Returns whether a card is not as it was written, or was never ours."""
+    text = card.decode("utf-8", "replace")
+    seal = _SEAL.search(text)
+    return seal is None or seal[1] != _digest(text[: seal.start()])
+
+
+def describe(config: LoopedConfig, depth: int) -> str:
+    """Returns what a model is at a depth, in one line: its stacks and the parts that are not the plainest."""
+    words = [f"{name} {getattr(config, name)['kind']}" for name, plain in PLAIN.items() if getattr(config, name)["kind"] != plain]
+    words += [f"adapter {spec['kind']}" + (f" on the {spec['stack']}" if "stack" in spec else "") for spec in config.adapters]
+    words += [f"end norm {config.end_norm}"] if config.end_norm != "never" else []
+    words += ["norms per step after each layer"] if config.layer_post_norm != "none" else []
+    steps = f", up to {config.max_steps} steps" if config.max_steps and config.beyond_max_steps == "refuse" else ""
+    heads = f"{config.num_attention_heads} heads"
+    if config.num_key_value_heads != config.num_attention_heads:
+        heads += f" ({config.num_key_value_heads} for keys)"
+    shape = f"width {config.hidden_size}, {heads}, {config.vocab_size} tokens"
+    return "; ".join([stacks(config, depth) + steps, shape, *words])
+
+
+def stacks(config: LoopedConfig, depth: int) -> str:
+    """Returns the three stacks in words, such as "2 prelude + 4 core × 32 + 2 coda layers"."""
+    if not config.is_looped:
+        return f"dense, {config.prelude_layers + config.coda_layers} layers"
+    words = [f"{config.prelude_layers} prelude"] if config.prelude_layers else []
+    words.append(f"{config.core_layers} core × {depth}")
+    words += [f"{config.coda_layers} coda"] if config.coda_layers else []
+    return " + ".join(words) + " layers"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()

@@ -1,0 +1,147 @@
+"""Pushing to a stand-in of the hub that speaks its HTTP: what goes up, and what is refused before and by it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+
+import loopwright as lw
+from loopwright.train.loop import train
+from tests.cases import noisy
+from tests.train.runs import small
+
+
+class Hub(ThreadingHTTPServer):
+    """Repositories by name, each with its files; `status` answers every question with that error."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.repos: dict[str, dict[str, bytes]] = {}
+        self.private: dict[str, Any] = {}
+        self.status = 200
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.status != 200:
+            return self.say({"error": "no"}, self.server.status)
+        if self.path == "/api/repos/create":
+            asked = json.loads(body)
+            repo = f"{asked['organization']}/{asked['name']}"
+            self.server.repos.setdefault(repo, {})
+            self.server.private[repo] = asked.get("private") is True or asked.get("visibility") == "private"
+            return self.say({"url": f"{self.server.address}/{repo}"})
+        if self.path == "/api/validate-yaml":
+            return self.say({"errors": [], "warnings": []})
+        if "/preupload/" in self.path:
+            files = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]]
+            return self.say({"files": files})
+        repo = "/".join(self.path.split("/")[3:5])
+        for line in map(json.loads, body.splitlines()):
+            if line["key"] == "file":
+                self.server.repos[repo][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+        address = f"{self.server.address}/{repo}/commit/1"
+        return self.say({"success": True, "commitOid": "1", "commitUrl": address, "pullRequestUrl": None})
+
+    def do_GET(self) -> None:
+        self.say({"error": "not here"}, 404)
+
+    def say(self, data: dict[str, Any], status: int = 200) -> None:
+        body = json.dumps(data).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *words: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    server = Hub()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.address)
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 34)
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def placed(files: dict[str, bytes], folder: Path) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_what_went_up_is_the_model(hub: Hub, tmp_path: Path) -> None:
+    model = noisy("ouro-1.4b-tiny")
+    lw.save(model, tmp_path / "m")
+    address = lw.push(tmp_path / "m", "me/mine", private=True)
+    assert address == f"{hub.address}/me/mine" and hub.private == {"me/mine": True}
+    assert hub.repos["me/mine"] == {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()}
+    assert {"README.md", "manifest.json"} <= set(hub.repos["me/mine"])
+
+
+def test_of_a_run_the_averaged_model_goes_up_without_the_optimiser(hub: Hub, tmp_path: Path) -> None:
+    run = train(small({"updates": 3, "average": {"kind": "ema", "decay": 0.5}}), tmp_path / "run")
+    lw.push(tmp_path / "run", "me/run")
+    files = hub.repos["me/run"]
+    back = lw.load(placed(files, tmp_path / "down"))
+    for name, tensor in lw.load(tmp_path / "run").state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor)
+    assert not [name for name in files if "optimizer" in name or "average" in name or "state.json" in name]
+    assert files["README.md"] == (run.checkpoint / "README.md").read_bytes()
+
+
+@pytest.mark.parametrize("repo", ["mine", "me/", "me/a b", "me/a/b", "", "me/..", "me/a--b", "me/" + "x" * 99])
+def test_a_malformed_name_is_refused_before_anything_is_asked(repo: str, hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"push: repo must be owner/name .*\(got"):
+        lw.push(tmp_path, repo)
+    assert hub.repos == {}
+
+
+def test_no_token_no_folder_and_damaged_files_are_refused(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="is no folder"):
+        lw.push(tmp_path / "none" / "x", "me/mine")
+    lw.save(noisy("ouro-1.4b-tiny"), tmp_path / "m")
+    weights = tmp_path / "m" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(ValueError, match=r"model.safetensors: its content changed"):
+        lw.push(tmp_path / "m", "me/mine")
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    with pytest.raises(ValueError, match="no token of the hub; run `hf auth login`"):
+        lw.push(tmp_path / "m", "me/mine")
+    assert hub.repos == {}
+
+
+def test_refusals_of_the_hub_and_no_hub_at_all_are_one_line(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lw.save(noisy("ouro-1.4b-tiny"), tmp_path / "m")
+    hub.status = 403
+    with pytest.raises(ValueError, match=r"^push: the hub refused me/mine \(status 403\): may this token write there\?$"):
+        lw.push(tmp_path / "m", "me/mine")
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ValueError, match=r"^push: the hub cannot be reached \(\w+: [^\n]*\)$"):
+        lw.push(tmp_path / "m", "me/mine")
