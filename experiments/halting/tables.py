@@ -119,9 +119,7 @@ def difference(seeds: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any] 
 def across(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Returns each learned rule on its model less thresholds on the model that was trained at every step, at equal mean depths."""
     heads = ["learned", "threshold", *(f"{m:g}" for m in ACROSS_DEPTHS)]
-    lines = [
-        "Loss of a learned rule on its own model less that of a threshold on the every-step model, by mean depth; t interval over seeds.\n"
-    ]
+    lines = ["Loss of a learned rule on its model less that of a threshold on the every-step model; interval over seeds.\n"]
     lines += head(heads)
     plain = {seed["seed"]: seed for seed in models.get(PLAIN, ())}
     for name, seeds in models.items():
