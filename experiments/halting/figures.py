@@ -27,7 +27,7 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def by_need(name: str, seeds: Seeds) -> Callable[[Axes], None]:
-    """Returns what draws steps taken over steps needed where every rule has the oracle's mean depth; means over seeds."""
+    """Returns what draws steps taken over steps needed where every rule has the mean need as its mean depth; means over seeds."""
     counts = seeds[0]["needs"]
     shown = [need for need, count in enumerate(counts) if count >= FEWEST]
 
