@@ -163,11 +163,11 @@ def correlation(steps: Tensor, needs: Tensor) -> float | None:
 
 
 def token_needs(rows: Table) -> Tensor:
-    """Returns what each target needs: in columns how often the carry of its column is handed on, elsewhere what its row needs."""
+    """Returns what each target needs: in columns how often the carry of its column is handed on, elsewhere what its row needs, a step at least."""
     batch = rows.batch(range(len(rows)))
     asked = batch.labels[:, 1:] != IGNORED
     if rows.alphabet is not ALPHABET:
-        return rows.needs[:, None].expand(-1, asked.shape[1])[asked]
+        return rows.needs.clamp(min=1)[:, None].expand(-1, asked.shape[1])[asked]
     ids = batch.input_ids[:, :-1]
     sums = ids // BASE + ids % BASE
     handed, each = torch.ones(len(ids), dtype=torch.long), []
