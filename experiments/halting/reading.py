@@ -163,7 +163,7 @@ def correlation(steps: Tensor, needs: Tensor) -> float | None:
 
 
 def token_needs(rows: Table) -> Tensor:
-    """Returns what each target needs: in columns how often its carry is handed on, elsewhere what its row needs, a step at least."""
+    """Returns what each target needs: in columns how often its carry is handed on, elsewhere what its row needs, at least 1."""
     batch = rows.batch(range(len(rows)))
     asked = batch.labels[:, 1:] != IGNORED
     if rows.alphabet is not ALPHABET:
