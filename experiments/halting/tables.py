@@ -22,9 +22,8 @@ MODELS = {
     ("act", "joint"): "ACT",
     ("halter", "joint"): "ACT, Ouroboros halter",
 }
-PLAIN = MODELS["plain", "gate"]
 SHOWN_DEPTHS = (2.0, 3.0, 4.0, 6.0)
-ACROSS_DEPTHS = (2.0, 3.0, 4.0)
+ALONG = (2.0, 3.0, 4.0)
 
 Row = Mapping[str, Any]
 
@@ -50,7 +49,7 @@ def table(rows: Sequence[Row]) -> str:
     for task in TASKS:
         models = models_of(rows, task)
         if models:
-            parts += [f"## {task}\n", at_target(models), against(models), across(models), by_mean_depth(models)]
+            parts += [f"## {task}\n", at_target(models), against(models), along(models), by_mean_depth(models)]
     return "\n".join(parts)
 
 
@@ -116,23 +115,28 @@ def difference(seeds: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any] 
     return {"each": gaps.mean(1).tolist(), "rows": rows, "seeds": span, "verdict": verdict}
 
 
-def across(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Returns each learned rule on its model less thresholds on the model that was trained at every step, at equal mean depths."""
-    heads = ["learned", "threshold", *(f"{m:g}" for m in ACROSS_DEPTHS)]
-    lines = ["Loss of a learned rule on its model less that of a threshold on the every-step model; interval over seeds.\n"]
-    lines += head(heads)
-    plain = {seed["seed"]: seed for seed in models.get(PLAIN, ())}
+def along(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Returns the learned rule less each threshold on the same model, at equal mean depths, with the interval over seeds."""
+    lines = [
+        "Loss of the learned rule less that of a threshold on the same model, by mean depth; 95 % interval over seeds, bold where it "
+        "leaves 0 out.\n",
+        *head(["model", "learned less", *(f"{m:g}" for m in ALONG)]),
+    ]
     for name, seeds in models.items():
-        for rule in SIMPLE if all(seed["seed"] in plain for seed in seeds) else ():
-            cells = []
-            for m in ACROSS_DEPTHS:
-                pairs = [(loss_at(seed, learned_of(seed), m), loss_at(plain[seed["seed"]], rule, m)) for seed in seeds]
-                gaps = [one - other for one, other in pairs if one is not None and other is not None]
-                low, high = over_seeds(gaps) if gaps else (0.0, 0.0)
-                sign = "" if len(gaps) < 2 or low <= 0 <= high else ", decided"
-                cells.append(f"{mean(gaps):+.4f} ({low:+.4f} to {high:+.4f}{sign})" if len(gaps) == len(seeds) else "–")
-            lines.append(f"| {name} | {rule} | {' | '.join(cells)} |")
+        for rule in SIMPLE:
+            lines.append(f"| {name} | {rule} | {' | '.join(gap_at(seeds, rule, m) for m in ALONG)} |")
     return "\n".join(lines) + "\n"
+
+
+def gap_at(seeds: Sequence[Mapping[str, Any]], rule: str, m: float) -> str:
+    """Returns the learned rule's loss less another's at a mean depth, in words; a dash where a seed cannot have it."""
+    pairs = [(loss_at(seed, learned_of(seed), m), loss_at(seed, rule, m)) for seed in seeds]
+    gaps = [one - other for one, other in pairs if one is not None and other is not None]
+    if len(gaps) < len(seeds):
+        return "–"
+    low, high = over_seeds(gaps)
+    text = f"{mean(gaps):+.4f}"
+    return f"{text} ({low:+.4f} to {high:+.4f})" if low <= 0 <= high else f"**{text}** ({low:+.4f} to {high:+.4f})"
 
 
 def loss_at(seed: Mapping[str, Any], rule: str, m: float) -> float | None:

@@ -60,5 +60,5 @@ def test_a_rule_that_cannot_have_the_mean_depth_is_not_compared() -> None:
 def test_tables_and_figures_come_out(tmp_path: Path) -> None:
     rows = rows_of(-0.1, 0.01)
     text = table(rows)
-    assert "learned is better" in text and "## columns" in text and "decided" in text
+    assert "learned is better" in text and "## columns" in text and "**-0.1000** (" in text
     assert all(path.is_file() for path in draw(rows, tmp_path)) and read_rows(tmp_path / "none.jsonl") == []
