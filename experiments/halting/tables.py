@@ -118,7 +118,7 @@ def difference(seeds: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any] 
 def along(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Returns the learned rule less each threshold on the same model, at equal mean depths, with the interval over seeds."""
     lines = [
-        "Loss of the learned rule less that of a threshold on the same model, by mean depth; 95 % interval over seeds, bold where it "
+        "Loss of the learned rule less that of a threshold on the same model, by mean depth; interval over seeds, bold where it "
         "leaves 0 out.\n",
         *head(["model", "learned less", *(f"{m:g}" for m in ALONG)]),
     ]
