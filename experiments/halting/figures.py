@@ -1,4 +1,4 @@
-"""The study's figures: steps taken against steps needed, and the loss at each mean depth; a panel per model, a line per rule."""
+"""The study's figures: steps taken against steps needed, and exact match at each mean depth; a panel per model, a line per rule."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def by_need(name: str, seeds: Seeds) -> Callable[[Axes], None]:
-    """Returns what draws steps taken over steps needed where every rule has the mean need as its mean depth; means over seeds."""
+    """Returns what draws steps taken over steps needed where every rule has the oracle's mean depth; means over seeds."""
     counts = seeds[0]["needs"]
     shown = [need for need, count in enumerate(counts) if count >= FEWEST]
 
@@ -51,26 +51,22 @@ def by_need(name: str, seeds: Seeds) -> Callable[[Axes], None]:
 
 
 def by_depth(name: str, seeds: Seeds) -> Callable[[Axes], None]:
-    """Returns what draws the loss over the mean depth; means over seeds."""
+    """Returns what draws exact match over the mean depth; means over seeds."""
     grid = seeds[0]["grid"]
 
     def draw_panel(axes: Axes) -> None:
-        fixed = seeds[0]["fixed"]["loss"]
-        axes.plot(
-            range(1, len(fixed) + 1), over(seeds, lambda seed: seed["fixed"]["loss"], range(len(fixed))),
-            color=INK, linewidth=1.4, linestyle=(0, (2, 2)), label="fixed depth",
-        )  # fmt: skip
+        steps = range(1, len(seeds[0]["fixed"]["exact"]) + 1)
+        fixed = over(seeds, lambda seed: seed["fixed"]["exact"], range(len(steps)))
+        style: dict[str, Any] = {"color": INK, "linewidth": 1.4, "linestyle": (0, (2, 2))}
+        axes.plot(steps, [100 * value for value in fixed], label="fixed depth", **style)
         for place, rule in enumerate(rules_of(seeds[0])):
-            known = [i for i in range(len(grid)) if all(seed["rules"][rule]["loss"][i] is not None for seed in seeds)]
-            losses = over(seeds, lambda seed, rule=rule: seed["rules"][rule]["loss"], known)
-            style = line_style(place, marker=False)
-            axes.plot(
-                [grid[i] for i in known], losses, label=rule if place else "learned", linewidth=2 if place == 0 else 1.2, **style
-            )
-        axes.set_yscale("log")
+            known = [i for i in range(len(grid)) if all(seed["rules"][rule]["exact"][i] is not None for seed in seeds)]
+            exact = over(seeds, lambda seed, rule=rule: seed["rules"][rule]["exact"], known)
+            style = line_style(place, marker=False) | {"linewidth": 1.2 if place else 2}
+            axes.plot([grid[i] for i in known], [100 * x for x in exact], label=rule if place else "learned", **style)
         axes.set_title(name, loc="left")
         axes.set_xlabel("mean steps a token")
-        axes.set_ylabel("loss (nats)")
+        axes.set_ylabel("exact match (%)")
 
     return draw_panel
 

@@ -11,30 +11,16 @@ _SHAPE = (
     "model.changes={vocab_size: 113, hidden_size: 64, intermediate_size: 128, num_attention_heads: 4, positions: rotary, "
     "sliding_window: 2, dropout: 0.0, embedding_norm: true, injection: {kind: add}}"
 )
-_WIDER = _SHAPE.replace("sliding_window: 2", "sliding_window: null").replace(
-    "_size: 64, intermediate_size: 128", "_size: 128, intermediate_size: 512"
-)
 _SHARED = (
     f"depth={{kind: fixed, depth: {DEPTH}}}", "penalties=[]", "batch=128", "save.best=false", "toy={}",
     "validate={every: 0, depths: [], rows: 256}",
 )  # fmt: skip
 
-# In columns a window of 2 tokens lets a carry travel one column a step, so that a step less than needed can be right by luck alone.
+# A window of 2 tokens lets a carry travel one column a step, so that a step less than needed can be right by luck alone.
 TASKS: dict[str, tuple[str, ...]] = {
     "columns": (
         _SHAPE, "data={kind: columns, lengths: [4, 5, 6, 7, 8], train: 100000, valid: 500, test: 1000, padding: plain}",
         "updates=800", "schedule={kind: wsd, warmup: 100, decay: 300}",
-    ),
-    "addition": (
-        _SHAPE.replace("sliding_window: 2", "sliding_window: null"),
-        "data={kind: addition, digits: 3, train: 100000, valid: 500, test: 1000, padding: plain}",
-        "updates=1500", "schedule={kind: wsd, warmup: 100, decay: 500}",
-    ),
-    "hops": (
-        _WIDER,
-        "data={kind: hops, hops: [1, 2, 3, 4, 5, 6], length: 48, answers: every, count: symbol, rising: 0.6, train: 320000, "
-        "valid: 500, test: 600}",
-        "order.shuffled=false", "updates=2500", "optim.lr=1e-3", "schedule={kind: wsd, warmup: 200, decay: 600}",
     ),
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from loopwright.data.batch import IGNORED
-from loopwright.data.tasks.columns import ALPHABET, BASE
+from loopwright.data.tasks.columns import BASE
 from loopwright.data.tasks.table import Table
 from loopwright.evaluate.early_exit import StepTable, by_row, exit_depths, read_steps
 from loopwright.generate.exit_rules import build_exit
@@ -30,7 +30,7 @@ ROWS = 250  # of a pass
 
 
 def measure(model: LoopedForCausalLM, rows: Table, depth: int, learned: str) -> dict[str, Any]:
-    """Returns the curves of all rules and of fixed depths, and what rules take where the mean depth is the mean need.
+    """Returns the curves of all rules and of fixed depths, and what rules take where the mean depth is the oracle's.
 
     A curve is loss and exact match at mean depths 1, 1.5, 2 …: between two limits a token (for exact match, a row) draws one of the
     two, so that losses between them lie on the line.
@@ -47,11 +47,11 @@ def measure(model: LoopedForCausalLM, rows: Table, depth: int, learned: str) -> 
     losses, right = table.read(learned)  # of ACT the mean of the states, which is what it was trained to answer by
     settled = first_settled(right)
     grid = [1 + 0.5 * i for i in range(2 * depth - 1)]
-    target = float(needs.double().mean())  # what a rule takes on average that gives each token what it needs
+    target = float(settled.double().mean())
     result: dict[str, Any] = {
         "grid": grid, "target": target, "needs": torch.bincount(needs, minlength=1).tolist(),
         "fixed": {"loss": losses.double().mean(1).tolist(), "exact": [exact_rate(table, each) for each in right]},
-        "oracle": {"mean_steps": float(settled.double().mean()), "by_need": by_need(settled, needs)},
+        "oracle": {"mean_steps": target, "by_need": by_need(settled, needs)},
         "rules": {},
     }  # fmt: skip
     for family, rule in rules.items():
@@ -163,11 +163,9 @@ def correlation(steps: Tensor, needs: Tensor) -> float | None:
 
 
 def token_needs(rows: Table) -> Tensor:
-    """Returns what each target needs: in columns how often its carry is handed on, elsewhere what its row needs, at least 1."""
+    """Returns what each target of the task `columns` needs: how often the carry of its column is handed on."""
     batch = rows.batch(range(len(rows)))
     asked = batch.labels[:, 1:] != IGNORED
-    if rows.alphabet is not ALPHABET:
-        return rows.needs.clamp(min=1)[:, None].expand(-1, asked.shape[1])[asked]
     ids = batch.input_ids[:, :-1]
     sums = ids // BASE + ids % BASE
     handed, each = torch.ones(len(ids), dtype=torch.long), []

@@ -16,7 +16,7 @@ from loopwright.metrics.score import percentile_interval, resampled_means
 
 # arm and stage: how the model was trained, and how its gate
 MODELS = {
-    ("plain", "gate"): "every-step, then the gate alone",
+    ("plain", "gate"): "every-step, gate after",
     ("ouro", "joint"): "Ouro, first stage",
     ("ouro", "gate"): "Ouro, both stages",
     ("act", "joint"): "ACT",
@@ -64,10 +64,10 @@ def rules_of(seed: Mapping[str, Any]) -> list[str]:
 
 
 def at_target(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Returns, for each model, exact match at full depth and under each rule where the mean depth is the mean need; and r."""
-    heads = ["model", "seeds", "exact, full depth", "mean need", "learned", *SIMPLE]
+    """Returns, for each model, exact match at full depth and under each rule where the mean depth is the oracle's; and r."""
+    heads = ["model", "seeds", "exact, full depth", "oracle's mean depth", "learned", *SIMPLE]
     lines = [
-        "Exact match (%) at the mean need, and in brackets r of steps taken and needed; means over seeds.\n",
+        "Exact match (%) at the oracle's mean depth, and in brackets r of steps taken and needed; means over seeds.\n",
         *head(heads),
     ]
     for name, seeds in models.items():
@@ -82,9 +82,9 @@ def at_target(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def against(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Returns the learned rule less each threshold on the same model at the mean need: loss, both intervals, verdict."""
+    """Returns the learned rule less each threshold on the same model at the oracle's mean depth: loss, both intervals, verdict."""
     heads = ["model", "learned less", "loss, nats", "each seed", "over rows", "over seeds", "decided"]
-    lines = ["Loss of the learned rule less that of a threshold on the same model, at the mean need.\n", *head(heads)]
+    lines = ["Loss of the learned rule less that of a threshold on the same model, at the oracle's mean depth.\n", *head(heads)]
     for name, seeds in models.items():
         for rule in SIMPLE:
             found = difference(seeds, rule)

@@ -7,7 +7,6 @@ import torch
 
 from experiments.halting.reading import between, by_need, correlation, first_settled, limits, measure, mixed, token_needs
 from loopwright.data.tasks.columns import Columns
-from loopwright.data.tasks.hops import Hops
 from tests.cases import noisy
 
 
@@ -17,11 +16,6 @@ def test_the_need_of_a_row_is_the_largest_of_its_columns() -> None:
     row = (labels != -100).nonzero()[:, 0]
     assert [int(needs[row == i].max()) for i in range(len(rows))] == rows.needs.tolist()
     assert int(needs.min()) == 1
-
-
-def test_elsewhere_every_answer_needs_what_its_row_needs() -> None:
-    rows = Hops(hops=[1, 2], length=8, answers="every", count="symbol", train=20, valid=10, test=20).splits().tests["test"]
-    assert token_needs(rows).view(20, -1).unique(dim=1).flatten().tolist() == rows.needs.tolist()
 
 
 def test_a_token_is_settled_from_where_it_stays_right() -> None:

@@ -53,7 +53,7 @@ def test_a_difference_is_decided_where_both_intervals_leave_zero_out(gap: float,
 def test_a_rule_that_cannot_have_the_mean_depth_is_not_compared() -> None:
     rows = rows_of(0.1, 0.0)
     del rows[0]["stages"]["gate"]["rules"]["stable"]["blocks"]
-    assert difference(models_of(rows, "columns")["every-step, then the gate alone"], "stable") is None
+    assert difference(models_of(rows, "columns")["every-step, gate after"], "stable") is None
     assert "not reached" in table(rows)
 
 
