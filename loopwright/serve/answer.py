@@ -42,6 +42,31 @@ class Bell:
             self._changed.popleft().set()
 
 
+class Silence:
+    """Sets an event whenever nothing was heard for so many seconds. One timer serves a stream: one per token costs as its JSON."""
+
+    def __init__(self, event: asyncio.Event, seconds: float) -> None:
+        self._event, self._seconds, self._loop = event, seconds, asyncio.get_running_loop()
+        self.broken = False  # nothing came for the whole time
+        self.heard()
+        self._timer = self._loop.call_at(self._last + seconds, self._look)
+
+    def heard(self) -> None:
+        """Something came."""
+        self._last = self._loop.time()
+
+    def _look(self) -> None:
+        if self._loop.time() >= self._last + self._seconds:
+            self.broken = True
+            self.heard()
+            self._event.set()
+        self._timer = self._loop.call_at(self._last + self._seconds, self._look)
+
+    def end(self) -> None:
+        """Listens no more."""
+        self._timer.cancel()
+
+
 @dataclass(frozen=True)
 class Delta:
     """What is new of an answer. `prompt` are the prompt's tokens, where they are to be echoed and come first, text included."""
@@ -63,7 +88,7 @@ class Answer:
         self.request, self.index, self.wanted = request, index, wanted
         self._sent, self._echo = 0, wanted.echo
         self._before = list(request.wish.prompt) if wanted.echo else []
-        self._decode = lambda ids: str(model.tokenizer.decode(ids, skip_special_tokens=True))
+        self._decode = model.decode
         self._pieces = TextPieces(self._decode, request.wish.stop, before=len(self._before))
         self.ended = False
 
@@ -118,7 +143,13 @@ class Job:
         self.first_token: float | None = None  # seconds after the start
         self.gone = False  # the client is
 
-        def wake(token: int | None = None) -> None:
+        def begin(token: int) -> None:
+            if self.first_token is None:
+                self.first_token = time.perf_counter() - self.begun
+            if wanted.stream:
+                bell.ring(self.changed)
+
+        def end() -> None:
             bell.ring(self.changed)
 
         self.answers: list[Answer] = []
@@ -131,8 +162,8 @@ class Job:
                         **wanted.options,
                         max_new_tokens=length,
                         seed=_seed(wanted.seed, choice),
-                        on_token=wake,
-                        on_done=wake,
+                        on_token=begin,
+                        on_done=end,
                     )
                     self.answers.append(Answer(request, len(self.answers), model, wanted))
         except ValueError as error:
@@ -142,24 +173,40 @@ class Job:
             self.cancel()
             raise Refusal(first_line(error), status=503, code="shutting_down", headers={"retry-after": "10"}) from None
 
-    async def deltas(self, patience: float | None = None) -> AsyncIterator[tuple[Answer, Delta] | None]:
-        """Yields what is new, answer by answer, until all have ended; None where nothing came for `patience` seconds."""
-        while not all(answer.ended for answer in self.answers) and not self.gone:
-            try:
-                async with asyncio.timeout(patience):
-                    await self.changed.wait()
-            except TimeoutError:
-                yield None
-                continue
-            self.changed.clear()
-            for answer in self.answers:
-                delta = answer.take()
-                if delta is not None:
-                    if self.first_token is None:
-                        self.first_token = time.perf_counter() - self.begun
-                    yield answer, delta
+    async def news(self, patience: float | None = None) -> AsyncIterator[list[tuple[Answer, Delta]]]:
+        """Yields what is new of all answers until they have ended; nothing at all where none came for `patience` seconds."""
+        silence = None if patience is None else Silence(self.changed, patience)
+        try:
+            while not self.over and not self.gone:
+                await self.changed.wait()
+                self.changed.clear()
+                fresh: list[tuple[Answer, Delta]] = []
+                try:
+                    for answer in self.answers:
+                        delta = answer.take()
+                        if delta is not None:
+                            fresh.append((answer, delta))
+                except Refusal:
+                    if fresh:
+                        yield fresh
+                    raise
+                if fresh:
+                    if silence is not None:
+                        silence.heard()
+                    yield fresh
+                elif silence is not None and silence.broken:
+                    silence.broken = False
+                    yield []
+        finally:
+            if silence is not None:
+                silence.end()
         if not self.gone:
             self.model.took(time.perf_counter() - self.begun)
+
+    @property
+    def over(self) -> bool:
+        """Whether all answers have ended."""
+        return all(answer.ended for answer in self.answers)
 
     def leave(self) -> None:
         """The client has gone: nothing more is made for it."""

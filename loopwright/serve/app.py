@@ -123,9 +123,9 @@ class Service:
         parts: list[list[Delta]] = [[] for _ in job.answers]
         try:
             async with watched(job, request.receive):
-                async for entry in job.deltas():
-                    if entry is not None:
-                        parts[entry[0].index].append(entry[1])
+                async for fresh in job.news():
+                    for answer, delta in fresh:
+                        parts[answer.index].append(delta)
         finally:
             end()
         if job.gone:

@@ -48,6 +48,7 @@ class ServedModel:
         context = max_tokens if config.positions == "none" else config.max_position_embeddings
         self.max_model_len = min(context, max_tokens)
         self.created = int(time.time())
+        self._words: dict[int, str] = {}
         self.seconds = 1.0  # that a request took of late
 
     def _deepest(self, config: Any, limits: Limits) -> int:
@@ -91,6 +92,14 @@ class ServedModel:
             wrong = next(token for token in ids if not 0 <= token < known)
             raise Refusal(f"{field}: token {wrong}; the model knows tokens 0 to {known - 1}", param=field)
         return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Returns the text of tokens without control words. That of single tokens is kept: every stream asks for it again."""
+        if len(ids) != 1:
+            return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        if ids[0] not in self._words:
+            self._words[ids[0]] = str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        return self._words[ids[0]]
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text."""

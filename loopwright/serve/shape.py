@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 import uuid
@@ -9,6 +10,13 @@ from typing import Any
 
 from loopwright.engine.scores import Ranked, TokenScore
 from loopwright.serve.answer import Answer, Delta, Job
+
+JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
+def event(data: Any) -> bytes:
+    """Returns one event of a stream."""
+    return b"data: " + JSON.encode(data).encode() + b"\n\n"
 
 
 class Shape:
@@ -18,11 +26,19 @@ class Shape:
         self.job, self.wanted, self.tokenizer = job, job.wanted, job.model.tokenizer
         self.id = f"{'chatcmpl' if self.wanted.chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
+        self._around: tuple[bytes, bytes] | None = None  # what stands before and after the choice of an event
         self._opened: set[int] = set()  # choices whose role was told
         self._offsets: dict[int, int] = {}  # characters of each choice so far
 
-    def chunk(self, answer: Answer, delta: Delta) -> dict[str, Any]:
-        """Returns one event of a stream."""
+    def event(self, answer: Answer, delta: Delta) -> bytes:
+        """Returns one event of a stream as it is sent. What is the same in all of them is written once."""
+        if self._around is None:
+            after = b'], "usage": null}\n\n' if self.wanted.include_usage else b"]}\n\n"
+            self._around = event(self._frame("chunk")).removesuffix(b"}\n\n") + b', "choices": [', after
+        return self._around[0] + JSON.encode(self.choice(answer, delta)).encode() + self._around[1]
+
+    def choice(self, answer: Answer, delta: Delta) -> dict[str, Any]:
+        """Returns what an event of a stream tells of an answer."""
         choice: dict[str, Any] = {"index": answer.index}
         if self.wanted.chat:
             role = {} if answer.index in self._opened else {"role": "assistant"}
@@ -30,9 +46,10 @@ class Shape:
             choice["delta"] = role | {"content": delta.text}
         else:
             choice["text"] = delta.text
-        choice |= self._scores(answer.index, delta) | self._extras(delta) | {"finish_reason": delta.finish_reason}
-        usage = {"usage": None} if self.wanted.include_usage else {}
-        return self._frame("chunk") | {"choices": [choice]} | usage
+        choice |= self._scores(answer.index, delta)
+        choice |= self._extras(delta)
+        choice["finish_reason"] = delta.finish_reason
+        return choice
 
     def last(self) -> dict[str, Any]:
         """Returns the event that tells the usage of the whole stream."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from loopwright.serve.answer import Job
 from loopwright.serve.limits import Refusal
-from loopwright.serve.shape import Shape
+from loopwright.serve.shape import Shape, event
 
 PATIENCE = 15.0  # seconds without a token before a comment is sent, so that proxies keep the connection
 
@@ -18,24 +17,18 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 
-def event(data: Any) -> bytes:
-    """Returns one event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
-
-
 async def events(job: Job, shape: Shape, patience: float = PATIENCE) -> AsyncIterator[bytes]:
     """Yields the events of a job to its end. What fails on the way is told as an event: the status is long sent."""
     try:
-        async for entry in job.deltas(patience):
-            yield b": waiting\n\n" if entry is None else event(shape.chunk(*entry))
+        async for fresh in job.news(patience):
+            body = b"".join([shape.event(answer, delta) for answer, delta in fresh]) or b": waiting\n\n"
+            yield body if not job.over else body + _ending(job, shape)  # in one piece: every send costs a call of the system
     except Refusal as refusal:
         yield event(refusal.body())
-        return
-    if job.gone:
-        return
-    if job.wanted.include_usage:
-        yield event(shape.last())
-    yield b"data: [DONE]\n\n"
+
+
+def _ending(job: Job, shape: Shape) -> bytes:
+    return (event(shape.last()) if job.wanted.include_usage else b"") + b"data: [DONE]\n\n"
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loopwright.serve.answer import Bell, Delta, Job, _seed
+from loopwright.serve.answer import Bell, Delta, Job, Silence, _seed
 from loopwright.serve.limits import Limits, Refusal
 from loopwright.serve.models import ServedModel
 from loopwright.serve.schema import wanted
@@ -31,9 +31,10 @@ def run(model: ServedModel, **body: Any) -> tuple[Job, list[list[Delta]]]:
         asked = wanted(json.dumps({"prompt": "the cat", "temperature": 0, "max_tokens": 4} | body).encode(), chat=False)
         job = Job(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
         parts: list[list[Delta]] = [[] for _ in job.answers]
-        async for entry in job.deltas(5):
-            assert entry is not None
-            parts[entry[0].index].append(entry[1])
+        async for fresh in job.news(5):
+            assert fresh
+            for answer, delta in fresh:
+                parts[answer.index].append(delta)
         return job, parts
 
     return asyncio.run(work())
@@ -93,7 +94,7 @@ def test_a_request_that_fails_or_is_cancelled_says_so(model: ServedModel) -> Non
             asked = wanted(b'{"prompt": "the", "max_tokens": 60, "ignore_eos": true}', chat=False)
             job = Job(model, asked, [[2]], Bell(asyncio.get_running_loop()))
             change(job)
-            async for _ in job.deltas(5):
+            async for _ in job.news(5):
                 pass
 
         with pytest.raises(Refusal) as refused:
@@ -122,3 +123,56 @@ def test_answers_have_the_form_that_was_asked_for() -> None:
         assert refused.value.status == 400
     finally:
         served.engine.close()
+
+
+def test_what_one_answer_brought_is_told_before_the_failure_of_another(model: ServedModel) -> None:
+    async def work() -> list[int]:
+        asked = wanted(b'{"prompt": ["the", "cat"], "max_tokens": 1, "ignore_eos": true}', chat=False)
+        job = Job(model, asked, [[2], [4]], Bell(asyncio.get_running_loop()))
+        job.answers[0].request.result()
+        job.answers[1].request.error = ValueError("broken")  # whether it was done or not
+        job.answers[1].request.finish("error")
+        news = job.news(5)
+        told = [answer.index for answer, _ in await anext(news)]
+        with pytest.raises(Refusal, match="broken"):
+            await anext(news)
+        return told
+
+    assert asyncio.run(work()) == [0]
+
+
+def test_silence_is_told_once_per_span_and_not_while_something_is_heard() -> None:
+    async def work() -> None:
+        event = asyncio.Event()
+        silence = Silence(event, 0.05)
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+            silence.heard()
+        assert not silence.broken and not event.is_set()
+        await asyncio.wait_for(event.wait(), 5)
+        assert silence.broken
+        event.clear()
+        await asyncio.wait_for(event.wait(), 5)  # again, after another span
+        silence.end()
+        event.clear()
+        await asyncio.sleep(0.08)
+        assert not event.is_set()
+
+    asyncio.run(work())
+
+
+def test_a_whole_answer_wakes_the_loop_once(model: ServedModel) -> None:
+    rung: list[int] = []
+
+    async def work(stream: bool) -> int:
+        rung.clear()
+        bell = Bell(asyncio.get_running_loop())
+        ring, bell.ring = bell.ring, lambda event: (rung.append(1), ring(event))  # type: ignore[method-assign, assignment]
+        asked = wanted(json.dumps({"prompt": "the", "max_tokens": 6, "ignore_eos": True, "stream": stream}).encode(), chat=False)
+        job = Job(model, asked, [[2]], bell)
+        async for _ in job.news(5):
+            pass
+        assert job.first_token is not None
+        return len(rung)
+
+    assert asyncio.run(work(False)) == 1 and asyncio.run(work(True)) == 7

@@ -13,7 +13,7 @@ from loopwright.serve.limits import Limits
 from loopwright.serve.models import ServedModel
 from loopwright.serve.schema import wanted
 from loopwright.serve.shape import Shape
-from loopwright.serve.sse import EventStream, event, events
+from loopwright.serve.sse import EventStream, events
 from tests.engine.mix import make
 from tests.serve.live import SMALL, WORDS
 
@@ -30,12 +30,6 @@ def job_of(model: ServedModel, **body: Any) -> Job:
     return Job(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
 
 
-def test_an_event_is_one_line() -> None:
-    assert event({"a": "x\ny"}) == b'data: {"a": "x\\ny"}\n\n'
-    with pytest.raises(ValueError, match="JSON"):
-        event(float("nan"))
-
-
 def test_a_failure_on_the_way_is_an_event_and_ends_the_stream(model: ServedModel) -> None:
     async def work() -> list[bytes]:
         job = job_of(model, max_tokens=60)
@@ -49,16 +43,16 @@ def test_a_failure_on_the_way_is_an_event_and_ends_the_stream(model: ServedModel
 def test_silence_is_filled_with_comments(model: ServedModel) -> None:
     async def work() -> list[bytes]:
         job = job_of(model, max_tokens=1)
-        job.answers[0].request.result()  # it is done, but nobody has told the loop
-        await asyncio.sleep(0)
-        job.changed.clear()
+        job.answers[0].request.result()
+        answer = job.answers[0]
+        take, answer.take = answer.take, lambda: None  # type: ignore[method-assign]
         stream = events(job, Shape(job), patience=0.01)
         first = await anext(stream)
-        job.changed.set()
+        answer.take = take  # type: ignore[method-assign]
         return [first, *[one async for one in stream]]
 
     said = asyncio.run(work())
-    assert said[0] == b": waiting\n\n" and said[-1] == b"data: [DONE]\n\n"
+    assert said[0] == b": waiting\n\n" and said[-1].endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("how", ["disconnect", "send fails", "cancelled"])
