@@ -15,19 +15,21 @@ from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.batch import Source as Rows
 from loopwright.data.build import build_data, check_vocab
 from loopwright.data.tokenizer import Tokenizer
-from loopwright.evaluate.early_exit import early_exits
-from loopwright.evaluate.exit_rows import ExitEvaluation, Measured, exit_specs, exit_words, of_rows, of_text
+from loopwright.evaluate.exit_rows import ExitEvaluation, exit_words, exits_of, of_rows, of_text
+from loopwright.evaluate.harness import evaluate_tasks
 from loopwright.evaluate.heldout import HeldOut, held_out, need_likelihood
 from loopwright.evaluate.paired import Paired, compare_rows, paired_table
 from loopwright.evaluate.paired import compare as compare_texts
 from loopwright.evaluate.passages import read_passages
 from loopwright.evaluate.sweep import SweepReport, sweep
+from loopwright.evaluate.tasks import TaskEvaluation
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.notebook import Picture, html_of
 from loopwright.recipes import find
 from loopwright.recipes import recipe as find_recipe
 from loopwright.settings import merge
 from loopwright.source import Source
+from loopwright.source import tokenizer as load_words
 from loopwright.threads import fitting_threads
 from loopwright.train.loop import train as run_training
 from loopwright.train.progress import Silent, Terminal
@@ -137,7 +139,10 @@ def evaluate(
     batch: int | None = None,
     context: int | None = None,
     exit: str | Sequence[str] = (),
-) -> Evaluation | ExitEvaluation:
+    tasks: str | Sequence[str] = (),
+    task_data: str | Path | None = None,
+    shots: int | None = None,
+) -> Evaluation | ExitEvaluation | TaskEvaluation:
     """Measures a model at several depths from one pass, or what exit rules would cost and give. Nothing is written.
 
     Args:
@@ -152,6 +157,8 @@ def evaluate(
         context: tokens in a passage of text.
         exit: rules by which tokens leave the loop early, as `evaluate --exit` takes them ("entropy:0.1", "all"); `depths` is then
             one depth, the most steps of a token.
+        tasks: names of lm-eval's tasks, in the place of data and text; `task_data` is a folder with their questions (default: the
+            hub), `shots` the examples before each (default: the task's own number), `rows` the first questions of each.
     """
     rules = exit_words([exit] if isinstance(exit, str) else exit)
     depths = [depths] if isinstance(depths, int) else depths
@@ -159,6 +166,10 @@ def evaluate(
     _check_numbers(rows=rows, batch=batch)
     if context is not None and text is None:
         raise ValueError(f"context: {context} belongs to text=, and none is given")
+    if tasks:
+        if data is not None or text is not None or splits or context is not None or rules:
+            raise ValueError("tasks: given with data, text, splits, context or exit, none of which belong to it")
+        return _tasks(_open(model), tasks, depths, tokenizer, folder=task_data, shots=shots, limit=rows, batch=batch)
     opened = _open(model)
     if (data is None) == (text is None) and not (data is None and opened.data is not None):
         raise ValueError("evaluate: give data= (rows with answers) or text= (files of running text), one of them")
@@ -171,7 +182,7 @@ def evaluate(
             texts = {name: read_passages(name, files, words, length) for name, files in _named(text).items()}
             if rules:
                 parts = {name: of_text(opened.model, passages, rows, batch) for name, passages in texts.items()}
-                return _exits(opened, parts, rules, depths)
+                return exits_of(opened.model, parts, rules, depths, source=opened.name)
             reports: dict[str, SweepReport | HeldOut] = {}
             for name, passages in texts.items():
                 passages = passages if rows is None else passages.drawn(rows)
@@ -181,7 +192,8 @@ def evaluate(
         check_vocab(found, opened.model.config.vocab_size)
         if rules:
             each = _parts(found, splits, rows).items()
-            return _exits(opened, {n: of_rows(part, batch or BATCH, exact=found.exact) for n, part in each}, rules, depths)
+            measured = {n: of_rows(part, batch or BATCH, exact=found.exact) for n, part in each}
+            return exits_of(opened.model, measured, rules, depths, source=opened.name)
         reports = {}
         for name, part in _parts(found, splits, rows).items():
             reports[name] = sweep(
@@ -192,20 +204,12 @@ def evaluate(
         return Evaluation(reports)
 
 
-def _exits(
-    opened: Any, parts: Mapping[str, Measured], rules: Sequence[Mapping[str, Any]], depths: Iterable[int] | None
-) -> ExitEvaluation:
-    model = opened.model
-    need_likelihood(model)
-    depth, specs = model.config.check_depth(None if depths is None else next(iter(depths))), exit_specs(rules, model)
-    return ExitEvaluation({
-        name: early_exits(
-            model, part.pairs(), specs,
-            name=name, depth=depth, units=part.units, unit=part.unit, exact=part.exact,
-            fingerprint=part.fingerprint, source=opened.name,
-        )
-        for name, part in parts.items()
-    })  # fmt: skip
+def _tasks(opened: Any, tasks: str | Sequence[str], depths: Any, tokenizer: Any, **options: Any) -> TaskEvaluation:
+    names = [name.strip() for name in (tasks.split(",") if isinstance(tasks, str) else tasks)]
+    words = load_words(tokenizer if tokenizer is not None else opened.words())
+    need_likelihood(opened.model)
+    with fitting_threads(opened.model):
+        return TaskEvaluation(evaluate_tasks(opened.model, words, names, depths, source=opened.name, **options))
 
 
 @dataclass(frozen=True)

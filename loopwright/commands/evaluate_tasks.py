@@ -13,8 +13,8 @@ from loopwright.commands.console import console, progress
 from loopwright.commands.evaluate import check_rows, chosen_update, find_model, open_source
 from loopwright.commands.models import open_tokenizer
 from loopwright.commands.results import file_stem, keep_more
+from loopwright.evaluate.harness import check_names, need_lm_eval
 from loopwright.evaluate.harness import evaluate_tasks as measure
-from loopwright.evaluate.harness import need_lm_eval
 from loopwright.evaluate.heldout import need_likelihood
 from loopwright.evaluate.sweep import parse_depths
 from loopwright.evaluate.tasks import TaskReport
@@ -48,6 +48,7 @@ def evaluate_tasks(
     names = list(dict.fromkeys(filter(None, (name.strip() for name in tasks.split(",")))))
     asked = parse_depths(depths) if depths else None
     need_lm_eval()
+    check_names(names, task_data)  # before a model is opened
     opened = open_source(source, checkpoint)
     words = open_tokenizer(opened, tokenizer)
     model, run, _ = find_model(opened, dtype, device, out)
@@ -101,7 +102,7 @@ def evaluate_tasks(
 
 def rows_of_tasks(reports: Mapping[str, TaskReport]) -> dict[str, Any]:
     """Returns reports as data: a row per depth of each task, and what stands beside its table."""
-    about = ("questions", "shots", "data", "judged_by", "rates")
+    about = ("questions", "shots", "cut", "data", "judged_by", "rates")
     return {
         "results": {name: report.to_dict() for name, report in reports.items()},
         "tasks": {name: {fact: getattr(report, fact) for fact in about} for name, report in reports.items()},

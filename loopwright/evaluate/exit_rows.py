@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from loopwright.data.batch import Batch
 from loopwright.data.batch import Source as Rows
-from loopwright.evaluate.early_exit import ExitReport
-from loopwright.evaluate.heldout import FEWEST_DOCUMENTS, passages_of_a_pass, units_of
+from loopwright.evaluate.early_exit import ExitReport, early_exits
+from loopwright.evaluate.heldout import FEWEST_DOCUMENTS, need_likelihood, passages_of_a_pass, units_of
 from loopwright.evaluate.passages import Passages
 from loopwright.generate.exit_rules import build_exit, parse_exit, usual_exits, write_exit
 from loopwright.model.looped import LoopedForCausalLM
@@ -104,3 +104,23 @@ class ExitEvaluation:
 
     def _repr_html_(self) -> str:
         return html_of(self.table())
+
+
+def exits_of(
+    model: LoopedForCausalLM,
+    parts: Mapping[str, Measured],
+    rules: Sequence[Mapping[str, Any]],
+    depths: Iterable[int] | None,
+    *,
+    source: str,
+) -> ExitEvaluation:
+    """Returns what rules cost and give on each part, at one depth, the most steps of a token."""
+    need_likelihood(model)
+    depth, specs = model.config.check_depth(None if depths is None else next(iter(depths))), exit_specs(rules, model)
+    return ExitEvaluation({
+        name: early_exits(
+            model, part.pairs(), specs,
+            name=name, depth=depth, units=part.units, unit=part.unit, exact=part.exact, fingerprint=part.fingerprint, source=source,
+        )
+        for name, part in parts.items()
+    })  # fmt: skip

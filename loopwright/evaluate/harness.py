@@ -7,11 +7,11 @@ numbers are those of `hf` at each depth.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import json
 import logging
-import re
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,6 +23,7 @@ from loopwright.engine.engine import Engine
 from loopwright.evaluate.continuations import score_continuations
 from loopwright.evaluate.sweep import Progress
 from loopwright.evaluate.task_files import OWN, local_config
+from loopwright.evaluate.task_index import TaskNames, known_names
 from loopwright.evaluate.tasks import TaskReport, task_report
 from loopwright.generate.readings import check_depths
 from loopwright.model.looped import LoopedForCausalLM
@@ -75,7 +76,7 @@ def evaluate_tasks(
             reports[name] = task_report(
                 name, wanted, values, answers,
                 shots=task.get_config("num_fewshot") or 0, data=origin.get(name, str(task.DATASET_PATH)), source=source,
-                dtype=str(model.dtype).removeprefix("torch."),
+                dtype=str(model.dtype).removeprefix("torch."), cut=len(harness.cut.get(name, ())),
             )  # fmt: skip
     if not reports:
         raise ValueError(f"tasks: {', '.join(tasks)} gave no metric that is a number; nothing can be reported")
@@ -85,28 +86,34 @@ def evaluate_tasks(
 # the tasks
 
 
-def _load(names: Sequence[str], folder: str | Path | None, shots: int | None) -> tuple[Any, dict[str, str]]:
-    """Returns lm-eval's tasks, and where the questions of each came from where that is a file."""
+def check_names(names: Sequence[str], folder: str | Path | None) -> TaskNames:
+    """Raises a ValueError in one line for a task that neither lm-eval nor the folder has; returns the names that they have."""
     if not names:
         raise ValueError("tasks: none are given; name some, such as arc_easy,hellaswag")
     if folder is not None and not Path(folder).is_dir():
         raise ValueError(f"task-data: {folder} is not a folder; give one with files such as {names[0]}_test.jsonl")
-    manager = _asked(names, folder, lambda: _manager(names, folder))
-    known = [*manager.all_tasks, *(OWN if folder is not None else ())]
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            raise ValueError(
-                f"tasks: unknown {name!r}; {f'did you mean {near[0]!r}?' if near else '`lm-eval ls tasks` lists them'}"
-            )
+    known = known_names(folder)
+    known.check(names, tuple(OWN) if folder is not None else ())
+    return known
+
+
+def _load(names: Sequence[str], folder: str | Path | None, shots: int | None) -> tuple[Any, dict[str, str]]:
+    """Returns lm-eval's tasks, and where the questions of each came from where that is a file."""
+    known, own = check_names(names, folder), tuple(OWN) if folder is not None else ()
+    manager = _asked(names, folder, lambda: _manager(names, known, folder, own))
+    for name in names:  # a word in a file need not be a name of lm-eval
+        if name not in own and name not in manager.all_tasks:
+            raise ValueError(f"tasks: unknown {name!r}; `lm-eval ls tasks` lists them")
     origin: dict[str, str] = {}
     specs: list[Any] = []
     for name in names:
         specs += [name] if folder is None else _asked(names, folder, partial(_local, manager, name, Path(folder), shots, origin))
     loaded = _asked(names, folder, lambda: manager.load(specs))
-    for task in loaded["tasks"].values():
+    for name, task in loaded["tasks"].items():
         if shots is not None and task.get_config("num_fewshot") != 0:  # a task that says 0 means it, as in lm-eval
             task.set_config(key="num_fewshot", value=shots)
+        elif shots:
+            warnings.warn(f"{name} is always asked without examples, so shots={shots} changes nothing there", stacklevel=2)
         elif task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
     return loaded, origin
@@ -123,19 +130,20 @@ def _asked(names: Sequence[str], folder: str | Path | None, work: Callable[[], A
         raise ValueError(f"tasks: {', '.join(names)} cannot be loaded ({_line(error)}); {where}") from None
 
 
-def _manager(names: Sequence[str], folder: str | Path | None) -> Any:
-    """Returns lm-eval's index of tasks; of the few folders that hold these tasks where that is enough: the whole takes long."""
+def _manager(names: Sequence[str], known: TaskNames, folder: str | Path | None, own: Sequence[str] = ()) -> Any:
+    """Returns lm-eval's index of tasks: of the few folders that hold these where all are single tasks, or the whole.
+
+    `own` are tasks that need no file.
+    """
     from lm_eval import tasks
 
-    own = [] if folder is None else [str(folder)]
-    root = Path(tasks.__file__).parent
-    task = re.compile(rf"^task:\s*['\"]?({'|'.join(map(re.escape, names))})['\"]?\s*$", re.MULTILINE)
-    near = sorted({str(path.parent) for path in root.glob("**/*.yaml") if task.search(path.read_text(errors="ignore"))})
-    manager = tasks.TaskManager(include_path=[*near, *own], include_defaults=False)
+    more = [] if folder is None else [str(folder)]
+    near = sorted({str(place) for name in names for place in known.tasks.get(name, ())})
+    manager = tasks.TaskManager(include_path=[*near, *more], include_defaults=False)
     kinds = {name: entry.kind.name for name, entry in manager.task_index.items()}
-    if all(kinds.get(name, "TASK" if own and name in OWN else "") == "TASK" for name in names):
+    if all(kinds.get(name, "TASK" if name in own else "") == "TASK" for name in names):
         return manager
-    return tasks.TaskManager(include_path=own)
+    return tasks.TaskManager(include_path=more)
 
 
 def _local(manager: Any, name: str, folder: Path, shots: int | None, origin: dict[str, str]) -> list[Any]:
@@ -221,6 +229,9 @@ def _harness(model: LoopedForCausalLM, tokenizer: Any, depths: list[int], batch:
             # one batch for lm-eval: rows are sorted and cut into passes here
             super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=2**31)
             self.known: dict[tuple[str, int], Sequence[Any]] = {}
+            self.shortened: list[bool] = []  # of the requests that ran last, whether they lost tokens on the left
+            self.long: set[tuple[str, int]] = set()
+            self.cut: dict[str | None, set[int]] = {}  # questions by task
 
         def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
             run = super().loglikelihood
@@ -233,6 +244,7 @@ def _harness(model: LoopedForCausalLM, tokenizer: Any, depths: list[int], batch:
 
         def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None) -> list[Any]:
             pairs = [(context, continuation) for _, context, continuation in requests]
+            self.shortened = [len(context) + len(continuation) - 1 > self.max_length for context, continuation in pairs]
             scores, greedy = score_continuations(model, pairs, depths, longest=self.max_length, batch=batch, progress=progress)
             # an array over depths is what lm-eval adds up over the windows of a text
             return list(zip(scores.numpy(), greedy.numpy(), strict=True))
@@ -251,11 +263,15 @@ def _harness(model: LoopedForCausalLM, tokenizer: Any, depths: list[int], batch:
             new = [place for place, key in enumerate(keys) if key not in self.known]
             if new:
                 self.known |= zip((keys[place] for place in new), run([requests[place] for place in new]), strict=True)
+                self.long |= {keys[place] for place, long in zip(new, self.shortened, strict=False) if long}
+            for request, key in zip(requests, keys, strict=True):
+                if key in self.long:
+                    self.cut.setdefault(request.task_name, set()).add(request.doc_id)
             return [self.known[key][self.place] for key in keys]
 
         def generated(self, requests: list[Any]) -> list[list[str]]:
             """Returns the answers of requests by depth, all in one engine."""
-            wishes, stops = zip(*(_wish(self, *request.args) for request in requests), strict=True)
+            wishes, stops, self.shortened = map(list, zip(*(_wish(self, *request.args) for request in requests), strict=True))
             room = max(len(wish["prompt"]) + wish["max_new_tokens"] for wish in wishes)
             rows = min(batch or ROWS, len(wishes) * len(depths))
             looped = model.config.is_looped
@@ -277,8 +293,9 @@ def _harness(model: LoopedForCausalLM, tokenizer: Any, depths: list[int], batch:
     return AtDepths()
 
 
-def _wish(harness: Any, context: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns a request of the engine that asks for what lm-eval's options do, and the texts that end an answer."""
+def _wish(harness: Any, context: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], bool]:
+    """Returns a request of the engine that asks for what lm-eval's options do, the texts that end an answer, and whether the
+    prompt was cut."""
     from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
     asked = dict(normalize_gen_kwargs(dict(options), harness.max_gen_toks))
@@ -294,33 +311,63 @@ def _wish(harness: Any, context: str, options: Mapping[str, Any]) -> tuple[dict[
             f"tasks: answers of up to {new} tokens do not fit into the {harness.max_length} positions of the model "
             "(max_position_embeddings)"
         )
-    ids, _ = harness.tok_batch_encode([context], left_truncate_len=harness.max_length - new)
+    ids, room = harness.tok_batch_encode([context])[0][0].tolist(), harness.max_length - new
     vocabulary = harness.tokenizer.get_added_vocab()  # special tokens are no part of a decoded text
     ends = [vocabulary.get(term, term) for term in stop if term]
     sampling = {name: value for name, value in asked.items() if draws or name == "repetition_penalty"}
-    return {
-        "prompt": ids[0].tolist(),
-        "max_new_tokens": new,
-        "stop": ends,
-        **({} if draws else {"temperature": 0.0}),
-        **sampling,
-    }, stop
+    return (
+        {
+            "prompt": ids[-room:],
+            "max_new_tokens": new,
+            "stop": ends,
+            **({} if draws else {"temperature": 0.0}),
+            **sampling,
+        },
+        stop,
+        len(ids) > room,
+    )
 
 
 # what lm-eval says
 
 
+class Remarks(logging.Handler):
+    """Tells warnings on the stream that was stderr, each once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._stream, self._told = sys.stderr, set[str]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tells one of lm-eval's."""
+        self.tell(f"lm-eval: {record.getMessage()}")
+
+    def show(self, message: Warning | str, category: type[Warning], *_: Any) -> None:
+        """Tells one of Python's."""
+        self.tell(str(message) if category is UserWarning else f"{category.__name__}: {message}")
+
+    def tell(self, text: str) -> None:
+        """Writes it as one line, where it was not yet written."""
+        line = " ".join(text.split())
+        if line not in self._told:
+            self._told.add(line)
+            print(line, file=self._stream, flush=True)
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps away what lm-eval and datasets print while they work: remarks below errors, and bars. The caller has its own."""
-    logger = logging.getLogger("lm_eval")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Keeps away the bars that lm-eval and datasets draw while they work, since the caller has its own. Warnings are told."""
+    logger, remarks = logging.getLogger("lm_eval"), Remarks()
+    before = logger.level, logger.handlers, logger.propagate
+    logger.setLevel(logging.WARNING)
+    logger.handlers, logger.propagate = [remarks], False
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.showwarning = remarks.show
             yield
     finally:
-        logger.setLevel(level)
+        logger.handlers, logger.propagate = before[1:]
+        logger.setLevel(before[0])
 
 
 def _line(error: BaseException) -> str:

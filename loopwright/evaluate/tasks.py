@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
+from rich.console import Group
 
 from loopwright.evaluate.saved import Saved, columns_of
 from loopwright.evaluate.sweep import Column, column, number_table, rate_lines
 from loopwright.metrics.score import DepthRates, bootstrap_interval, depth_rates, wilson_interval
+from loopwright.notebook import html_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,7 +41,8 @@ class MetricColumn:
 @dataclass(frozen=True)
 class TaskReport(Saved):
     """One task at every depth. `right` says of each question whether it was answered right, by depth, as the metric `judged_by`
-    has it; "" where no metric says so. `data` is where the questions stood, `shots` the examples before each."""
+    has it; "" where no metric says so. `data` is where the questions stood, `shots` the examples before each, `cut` how many
+    questions lost the beginning of their prompt because it was longer than the model's positions."""
 
     what: ClassVar[str] = "a report of a task"
 
@@ -54,6 +57,7 @@ class TaskReport(Saved):
     data: str = ""
     source: str = ""
     dtype: str = ""
+    cut: int = 0
 
     def __repr__(self) -> str:
         """What was measured; `table` shows the numbers."""
@@ -75,7 +79,8 @@ class TaskReport(Saved):
         table = number_table(["depth", *self.metrics], rows, width)
         examples = f", {self.shots} examples before each" if self.shots else ""
         table.title = f"{self.task}: {self.questions:,} questions{examples} ({self.data})"
-        table.caption = "\n".join(rate_lines(self.rates))
+        cut = [f"{self.cut:,} of {self.questions:,} prompts were too long and lost their beginning"] if self.cut else []
+        table.caption = "\n".join([*cut, *rate_lines(self.rates)])
         table.caption_style = "none"
         return table
 
@@ -93,6 +98,29 @@ class TaskReport(Saved):
         """Returns the report that plain data describes."""
         metrics = {name: MetricColumn(**columns_of(MetricColumn, m)) for name, m in data["metrics"].items()}
         return cls(**columns_of(cls, data) | {"metrics": metrics, "rates": tuple(DepthRates(**rate) for rate in data["rates"])})
+
+
+@dataclass(frozen=True)
+class TaskEvaluation:
+    """Tasks by name, each at every depth, as `loopwright evaluate --tasks` gives them."""
+
+    reports: Mapping[str, TaskReport]
+
+    def __getitem__(self, name: str) -> TaskReport:
+        if name not in self.reports:
+            raise KeyError(f"{name!r} was not measured; there are {', '.join(self.reports)}")
+        return self.reports[name]
+
+    def table(self, width: int | None = None) -> Group:
+        """Returns the tables, for rich to print."""
+        return Group(*(report.table(width) for report in self.reports.values()))
+
+    def to_dict(self) -> dict[str, list[dict[str, Any]]]:
+        """Returns the numbers as plain data: for each task, a row per depth."""
+        return {name: report.to_dict() for name, report in self.reports.items()}
+
+    def _repr_html_(self) -> str:
+        return html_of(self.table())
 
 
 def task_report(

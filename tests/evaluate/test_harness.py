@@ -223,3 +223,66 @@ def test_what_is_wrong_is_one_line(folder: Path, tasks: list[str], options: dict
     with pytest.raises(ValueError, match=said) as told:
         evaluate_tasks(noisy("huginn-tiny"), word_tokenizer(), tasks, [1], **{"folder": folder, **options})
     assert "\n" not in str(told.value)
+
+
+def test_prompts_that_are_too_long_are_counted_and_told(folder: Path) -> None:
+    model, shared = noisy("ouro-1.4b-tiny"), {"doc_to_text": "{{question}}", "test_split": "test"}
+    room = model.config.max_position_embeddings
+    for name, task in {"longchoice": "choice", "longfree": "free"}.items():
+        fields = {**TASKS[task], "num_fewshot": 0}
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump({"task": name, **shared, **fields}))
+        sizes = [room + 5, 4, room + 1] if task == "choice" else [room + 5, 4, room - 8]
+        rows = [{"question": " ".join(["the"] * size), "choices": ["sat", "ran the"], "gold": 0} for size in sizes]
+        (folder / f"{name}_test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    reports = evaluate_tasks(model, word_tokenizer(), ["longchoice", "longfree", "choice"], [1, 2], folder=folder)
+    assert [report.cut for report in reports.values()] == [2, 2, 0]
+    assert "2 of 3 prompts were too long" in str(reports["longchoice"].table().caption)
+    assert "too long" not in str(reports["choice"].table().caption)
+
+
+def test_warnings_are_told_once_and_bars_are_not(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    import logging
+    import sys
+    import warnings
+
+    from loopwright.evaluate import harness
+
+    results = harness._results
+
+    def noisy_results(*args: Any) -> Any:
+        print("a bar", file=sys.stderr)
+        logging.getLogger("lm_eval.anywhere").warning("metric %s is odd", "acc")
+        logging.getLogger("lm_eval.anywhere").info("not worth a line")
+        warnings.warn("old name", FutureWarning, stacklevel=1)
+        return results(*args)
+
+    monkeypatch.setattr(harness, "_results", noisy_results)
+    evaluate_tasks(noisy("ouro-1.4b-tiny"), word_tokenizer(), ["choice"], [1, 2], folder=folder)
+    told = capsys.readouterr().err
+    assert told.count("lm-eval: metric acc is odd\n") == 1 and told.count("FutureWarning: old name\n") == 1
+    assert "a bar" not in told and "not worth" not in told and "%|" not in told
+    assert logging.getLogger("lm_eval").handlers != [] or logging.getLogger("lm_eval").propagate  # as it was
+
+
+def test_shots_of_a_task_that_fixes_its_own_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fields = {"task": "bare", "doc_to_text": "{{question}}", "test_split": "test", **TASKS["choice"], "num_fewshot": 0}
+    (folder / "bare.yaml").write_text(yaml.safe_dump(fields))
+    (folder / "bare_test.jsonl").write_text((folder / "choice_test.jsonl").read_text())
+    report = evaluate_tasks(noisy("ouro-1.4b-tiny"), word_tokenizer(), ["bare"], [1], folder=folder, shots=2, limit=2)["bare"]
+    assert report.shots == 0
+    assert "bare is always asked without examples, so shots=2 changes nothing there\n" in capsys.readouterr().err
+
+
+def test_from_python_the_reports_are_those_of_the_command(folder: Path, tmp_path: Path) -> None:
+    model = noisy("ouro-1.4b-tiny")
+    word_tokenizer().save_pretrained(tmp_path)
+    found = lw.evaluate(model, tasks="choice, said", task_data=folder, depths=[1, 2], tokenizer=tmp_path, rows=4)
+    assert found.reports.keys() == {"choice", "said"} and found["choice"].questions == 4
+    alone = evaluate_tasks(model, word_tokenizer(), ["choice", "said"], [1, 2], folder=folder, limit=4)
+    assert found.to_dict() == {name: report.to_dict() for name, report in alone.items()}
+    with pytest.raises(KeyError, match="'free' was not measured; there are choice, said"):
+        found["free"]
+    with pytest.raises(ValueError, match="tasks: given with data, text"):
+        lw.evaluate(model, tasks=["choice"], text="file.txt", tokenizer=tmp_path)
+    with pytest.raises(ValueError, match="tokenizer: a model alone has none"):
+        lw.evaluate(model, tasks=["choice"], task_data=folder)
