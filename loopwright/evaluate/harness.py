@@ -67,7 +67,8 @@ def evaluate_tasks(
         loaded, origin = _load(tasks, folder, shots)
         for name, task in loaded["tasks"].items():
             _need_answers(name, task, limit)
-        harness = _harness(model, tokenizer, wanted, batch, progress)
+        with _errors_alone():  # lm-eval doubts models that are given as objects
+            harness = _harness(model, tokenizer, wanted, batch, progress)
         found = [_results(harness, loaded, limit, place) for place in range(len(wanted))]
     reports = {}
     for name, task in loaded["tasks"].items():
@@ -355,6 +356,17 @@ class Remarks(logging.Handler):
 
 
 @contextlib.contextmanager
+def _errors_alone() -> Iterator[None]:
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps away the bars that lm-eval and datasets draw while they work, since the caller has its own. Warnings are told."""
     logger, remarks = logging.getLogger("lm_eval"), Remarks()
@@ -363,7 +375,7 @@ def _quiet() -> Iterator[None]:
     logger.handlers, logger.propagate = [remarks], False
     try:
         with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
-            warnings.showwarning = remarks.show
+            warnings.showwarning = remarks.show  # type: ignore[assignment]
             yield
     finally:
         logger.handlers, logger.propagate = before[1:]

@@ -28,7 +28,7 @@ class TaskNames:
         known = {*self.tasks, *self.others, *more}
         for name in names:
             if name not in known:
-                near = difflib.get_close_matches(name, [*self.tasks, *more, *self.others], NEAR)
+                near = difflib.get_close_matches(name, sorted(known), NEAR)
                 said = f"did you mean {' or '.join(map(repr, near))}?" if near else "`lm-eval ls tasks` lists them"
                 raise ValueError(f"tasks: unknown {name!r}; {said}")
 

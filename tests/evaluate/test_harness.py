@@ -260,6 +260,7 @@ def test_warnings_are_told_once_and_bars_are_not(folder: Path, capsys: pytest.Ca
     evaluate_tasks(noisy("ouro-1.4b-tiny"), word_tokenizer(), ["choice"], [1, 2], folder=folder)
     told = capsys.readouterr().err
     assert told.count("lm-eval: metric acc is odd\n") == 1 and told.count("FutureWarning: old name\n") == 1
+    assert len(told.splitlines()) == 2, "lm-eval's doubts of a model given as an object are no news"
     assert "a bar" not in told and "not worth" not in told and "%|" not in told
     assert logging.getLogger("lm_eval").handlers != [] or logging.getLogger("lm_eval").propagate  # as it was
 
