@@ -180,6 +180,8 @@ class Job:
             while not self.over and not self.gone:
                 await self.changed.wait()
                 self.changed.clear()
+                if self.gone:  # what was cancelled for that is no news
+                    break
                 fresh: list[tuple[Answer, Delta]] = []
                 try:
                     for answer in self.answers:

@@ -176,3 +176,17 @@ def test_a_whole_answer_wakes_the_loop_once(model: ServedModel) -> None:
         return len(rung)
 
     assert asyncio.run(work(False)) == 1 and asyncio.run(work(True)) == 7
+
+
+def test_a_client_that_went_is_not_told_that_its_request_was_cancelled(model: ServedModel) -> None:
+    async def work() -> Job:
+        asked = wanted(b'{"prompt": "the", "max_tokens": 60, "ignore_eos": true}', chat=False)
+        job = Job(model, asked, [[2]], Bell(asyncio.get_running_loop()))
+        reading = asyncio.ensure_future(anext(job.news(5), None))
+        await asyncio.sleep(0)  # it waits
+        job.leave()
+        job.answers[0].request.finish("cancelled")  # by the engine, before the waiting task runs
+        assert await asyncio.wait_for(reading, 5) is None
+        return job
+
+    assert asyncio.run(work()).gone
