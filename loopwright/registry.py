@@ -39,8 +39,8 @@ def register(place: str, name: str, *, replace: bool = False) -> Callable[[Class
     """Returns a decorator that makes a class the kind `name` of a place: `@lw.register("injection", "mine")`.
 
     Its options are the keyword arguments of its `__init__`. The places are state, injection, adapter, gate, halting, norm, data,
-    depth, objective, penalty, optim, schedule, metric and reward (which takes a function too); docs/extend.md says what each calls. A name that is taken is refused;
-    `replace` puts the class in the place of another one of the user's own.
+    depth, objective, penalty, optim, schedule, metric and reward (which takes a function too); docs/extend.md says what each calls.
+    A name that is taken is refused; `replace` puts the class in the place of another one of the user's own.
     """
     if not isinstance(place, str) or place not in PLACES:
         raise ValueError(f"register: unknown place {shown(place)}; {suggest(str(place), PLACES)}")

@@ -89,7 +89,7 @@ def from_function(function: Callable[[Sample], float]) -> type[Reward]:
 
 
 def judge(name: str, reward: Reward, samples: Sequence[Sample]) -> list[float]:
-    """Returns what each completion is worth; a reward that raises, or gives what is no finite number, is a ValueError of one line."""
+    """Returns what each completion is worth; one that raises, or gives no finite number, is a ValueError of one line."""
     return [_judged(name, reward, sample) for sample in samples]
 
 

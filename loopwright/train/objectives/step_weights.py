@@ -10,8 +10,9 @@ NAMED = ("uniform", "linear", "geometric")
 
 
 class StepWeights:
-    """Weights over the steps of a rollout: "uniform" (1), "linear" (1, 2, 3 …), "geometric" (`ratio` to the power of the steps still
-    to come), or a list that ends at the last step: a longer rollout gives its earlier steps no weight, a shorter one uses its end."""
+    """Weights over the steps of a rollout: "uniform" (1), "linear" (1, 2, 3 …), "geometric" (`ratio` to the power of the steps
+    still to come), or a list that ends at the last step: a longer rollout gives its earlier steps no weight, a shorter one uses the
+    end of the list."""
 
     def __init__(self, where: str, weights: str | list[float] = "uniform", ratio: float = 0.5) -> None:
         if isinstance(weights, str) and weights not in NAMED:

@@ -28,7 +28,9 @@ class Prompts:
 
     def longest(self, rows: Sequence[int]) -> int:
         """Returns the tokens of the longest answer of these rows."""
-        return max(int((self.splits.train.batch(part).labels[:, 1:] >= 0).sum(1).max()) for part in torch.tensor(rows).unique().split(512))
+        return max(
+            int((self.splits.train.batch(part).labels[:, 1:] >= 0).sum(1).max()) for part in torch.tensor(rows).unique().split(512)
+        )
 
     def text(self, ids: Sequence[int]) -> str:
         """Returns tokens as text, without control tokens."""

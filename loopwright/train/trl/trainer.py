@@ -7,10 +7,13 @@ between two updates, log, validation and checkpoints. So a run resumes bit for b
 
 from __future__ import annotations
 
+import copy
 import math
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +24,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from loopwright.data.batch import IGNORED, Batch
 from loopwright.data.order import Order
+from loopwright.model.looped import LoopedForCausalLM
 from loopwright.train.objectives.grpo import Grpo
 from loopwright.train.objectives.readout import find_targets
 from loopwright.train.objectives.rewards import Sample, judge
@@ -31,28 +35,50 @@ from loopwright.train.updates import Updates
 # what TRL measures of an update, and its name in our log
 METRICS = {"reward": "reward", "reward_std": "reward_std", "entropy": "entropy", "kl": "kl", "completions/mean_length": "length",
            "frac_reward_zero_std": "same_reward"}  # fmt: skip
+Settings = tuple[Any, Any]  # a model's config and generation config
 
 
 def train_by_reward(updates: Updates) -> None:
     """Runs the updates that are left. A reward that fails ends the run with one line; what was reached before it is saved."""
     if not updates.left or updates.stop:
         return
-    job, model = updates.job, updates.job.model
-    kept = model.config.pad_token_id, model.generation_config.to_dict()
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = LoopedGRPO(updates, folder)
-        try:
+    job = updates.job
+    try:
+        with tempfile.TemporaryDirectory() as folder, lent(job.model) as settings:
+            for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # else transformers does, and says so
+                for own in (job.model.config, job.model.generation_config):
+                    setattr(own, name, getattr(job.splits.tokenizer, name))
+            trainer = LoopedGRPO(updates, folder, settings)
             trainer.train()
-        except RewardError as error:
-            job.zero_grad()
-            job.depth_generator.set_state(trainer.depths_before)
-            saved = updates.save()
-            raise ValueError(f"update {updates.progress.update}: {error}; the run up to here is saved in {saved}") from error
-        finally:  # what TRL has put on the model would be saved with it, and read by whoever uses it next
-            model.__dict__.pop("forward", None)
-            model.config.pad_token_id = kept[0]
-            model.generation_config = type(model.generation_config).from_dict(kept[1])
-            model.model_tags = None
+    except RewardError as error:
+        job.zero_grad()
+        job.depth_generator.set_state(trainer.depths_before)
+        saved = updates.save()
+        raise ValueError(f"update {updates.progress.update}: {error}; the run up to here is saved in {saved}") from error
+
+
+@contextmanager
+def lent(model: LoopedForCausalLM) -> Iterator[Settings]:
+    """The model in TRL's hands, which changes control tokens, settings and even `forward`; afterwards nothing of it is left."""
+    kept, names = (model.config, model.generation_config), set(vars(model))
+    model.config, model.generation_config = copy.deepcopy(kept)
+    try:
+        yield kept
+    finally:
+        model.config, model.generation_config = kept
+        for name in set(vars(model)) - names:
+            del model.__dict__[name]
+
+
+@contextmanager
+def returned(model: LoopedForCausalLM, settings: Settings) -> Iterator[None]:
+    """The model with its own settings again, as it is measured and saved between two updates."""
+    theirs = model.config, model.generation_config
+    model.config, model.generation_config = settings
+    try:
+        yield
+    finally:
+        model.config, model.generation_config = theirs
 
 
 class RewardError(ValueError):
@@ -62,8 +88,8 @@ class RewardError(ValueError):
 class LoopedGRPO(GRPOTrainer):
     """TRL's trainer for the updates of a run that are left."""
 
-    def __init__(self, updates: Updates, folder: str) -> None:
-        self.updates, self.job = updates, updates.job
+    def __init__(self, updates: Updates, folder: str, settings: Settings) -> None:
+        self.updates, self.job, self.settings = updates, updates.job, settings
         job, recipe = self.job, self.job.recipe
         assert isinstance(job.objective, Grpo)
         self.objective: Grpo = job.objective
@@ -154,8 +180,7 @@ class LoopedGRPO(GRPOTrainer):
             found = self.objective.log_likelihoods(own, path, targets)
         places = targets.places + 1
         log_p, entropy = (
-            torch.zeros(input_ids.numel(), dtype=x.dtype, device=x.device).index_put((places,), x).view_as(input_ids)
-            for x in found
+            torch.zeros(input_ids.numel(), dtype=x.dtype, device=x.device).index_put((places,), x).view_as(input_ids) for x in found
         )
         return log_p[:, -logits_to_keep:], entropy[:, -logits_to_keep:], None
 
@@ -183,7 +208,8 @@ class LoopedGRPO(GRPOTrainer):
         """Hands the update that was made to the run, and makes room for the next one."""
         self._metrics["train"].clear()
         self.plans, self.losses, self.counts = [], [], [0, 0]
-        self.updates.end(self.row, finite=self.finite, began=self.began)
+        with returned(self.job.model, self.settings):
+            self.updates.end(self.row, finite=self.finite, began=self.began)
 
 
 class Between(TrainerCallback):

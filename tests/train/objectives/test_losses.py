@@ -17,7 +17,7 @@ from loopwright.model.config import LoopedConfig
 from loopwright.model.halting import ExitGate
 from loopwright.model.output import shifted_loss
 from loopwright.settings import build_kind, check_kind
-from loopwright.train.objectives.losses import OBJECTIVES, EveryStep, exit_log_probabilities
+from loopwright.train.objectives.losses import OBJECTIVES, exit_log_probabilities
 from loopwright.train.rollout import Plan, Rollout, rollout
 from tests.cases import gap, golden_folders, noisy
 
@@ -145,14 +145,6 @@ def test_every_step_takes_the_steps_that_have_a_gradient():
     steps = [mean(losses) for losses in told(model, batch, 5)]
     found = objective("every-step", weights="linear")(model, rolled(model, batch, 5, grad_steps=2))
     check_value(found, (steps[3] + 2 * steps[4]) / 3, loss_first=steps[3])
-
-
-@given(st.integers(1, 9), st.sampled_from(["uniform", "linear", "geometric", [0.0, 0.0, 2.0]]), st.floats(0.1, 2))
-@settings(max_examples=30, deadline=None)
-def test_weights_sum_to_one(steps, weights, ratio):
-    found = EveryStep(weights, ratio).step_weights(steps)
-    assert len(found) == (steps if isinstance(weights, str) else min(steps, 3))
-    assert sum(found) == pytest.approx(1) and min(found) >= 0
 
 
 def told_exits(lambdas: list[float]) -> list[float]:
