@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "rl"
 DEPTHS = (1, 2, 4, 8)
 HALF, AT = 0.45, 4  # supervised training ends at the first validation with this exact match at this depth
-UPDATES, ROWS = 150, 512  # 64 prompts with 8 completions each
+UPDATES, ROWS = 60, 512  # 64 prompts with 8 completions each
 GRPO = {"kind": "grpo", "reward": "exact", "group": 8}
 # what the updates after the start do: an objective, a learning rate, and how many rows an update has
 ARMS: dict[str, tuple[dict[str, Any], float, int]] = {
@@ -65,7 +65,10 @@ def carry_out(arm: str, seed: int, runs: Path) -> dict[str, Any]:
     chosen = recipe(str(HERE / "sft.yaml"), [f"seed={seed}"]).data_of()
     began = time.process_time()
     if arm == "start":
-        lw.train(chosen, out=folder, resume=(folder / "recipe.yaml").exists(), on_update=Half(folder), progress=False)
+        half = Half(folder)
+        lw.train(chosen, out=folder, resume=(folder / "recipe.yaml").exists(), on_update=half, progress=False)
+        if not half.reached:
+            raise SystemExit(f"{folder}: stopped before {HALF:.0%} at depth {AT} was reached; run it again to go on")
     else:
         objective, rate, batch = ARMS[arm]
         changes = {
@@ -73,7 +76,9 @@ def carry_out(arm: str, seed: int, runs: Path) -> dict[str, Any]:
             "optim": {**chosen["optim"], "lr": rate}, "schedule": {"kind": "cosine", "warmup": 5},
             "validate": {**chosen["validate"], "every": 10}, "save": {"every": 40, "best": False},
         }  # fmt: skip
-        lw.train({**chosen, **changes}, out=folder, resume=(folder / "recipe.yaml").exists(), progress=False)
+        run = lw.train({**chosen, **changes}, out=folder, resume=(folder / "recipe.yaml").exists(), progress=False)
+        if not run.finished:
+            raise SystemExit(f"{folder}: stopped after {run.progress.update} updates; run it again to go on")
     seconds = time.process_time() - began
     log = read_log(RunFolder(folder).log)
     updates = [row for row in log if "loss" in row]
@@ -92,11 +97,12 @@ class Half:
     """Ends a run after the update whose validation first reaches HALF at depth AT; validation is read from the log."""
 
     def __init__(self, folder: Path) -> None:
-        self.log = RunFolder(folder).log
+        self.log, self.reached = RunFolder(folder).log, False
 
     def __call__(self, row: dict[str, Any]) -> bool:
         seen = [found["valid"] for found in read_log(self.log) if "valid" in found] if row["update"] % 20 == 0 else []
-        return bool(seen) and seen[-1][str(AT)]["exact"] >= HALF
+        self.reached = bool(seen) and seen[-1][str(AT)]["exact"] >= HALF
+        return self.reached
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
@@ -29,6 +29,7 @@ from loopwright.train.objectives.grpo import Grpo
 from loopwright.train.objectives.readout import find_targets
 from loopwright.train.objectives.rewards import Sample, judge
 from loopwright.train.rollout import Plan, rollout
+from loopwright.train.training_module import TrainingModule
 from loopwright.train.trl.completions import Prompts, cut, left_padded
 from loopwright.train.updates import Updates
 
@@ -91,8 +92,7 @@ class LoopedGRPO(GRPOTrainer):
     def __init__(self, updates: Updates, folder: str, settings: Settings) -> None:
         self.updates, self.job, self.settings = updates, updates.job, settings
         job, recipe = self.job, self.job.recipe
-        assert isinstance(job.objective, Grpo)
-        self.objective: Grpo = job.objective
+        self.objective = cast(Grpo, job.objective)
         size, prompts = recipe.batch // recipe.accumulate, recipe.batch // self.objective.group
         order = Order(
             len(job.splits.train), recipe.seed, recipe.order.shuffled,
@@ -142,7 +142,7 @@ class LoopedGRPO(GRPOTrainer):
         self.plans.append(plan)
         asked = [self.source.prompt(int(row)) for row in prompts]
         ids, mask = left_padded(asked, self._tokenizer.pad_token_id, job.device)
-        depth = {"depth": plan.depth} if job.model.config.is_looped else {}
+        depth: dict[str, Any] = {"depth": plan.depth} if job.model.config.is_looped else {}
         job.model.eval()
         with torch.no_grad(), job.autocast():
             written = job.model.generate(ids, attention_mask=mask, generation_config=self.generation_config, **depth)
@@ -172,7 +172,7 @@ class LoopedGRPO(GRPOTrainer):
         labels = input_ids.masked_fill(attention_mask == 0, IGNORED)
         labels[:, :-logits_to_keep] = IGNORED
         batch = Batch(input_ids, labels, attention_mask=None if bool(attention_mask.all()) else attention_mask)
-        module, own = self.job.module, self.accelerator.unwrap_model(model)
+        module, own = cast(TrainingModule, self.job.module), self.accelerator.unwrap_model(model)
         step = module.step if own is self.job.model else None
         with self.job.autocast():
             path = rollout(own, batch, self.at, step=step, remat=module.remat, keeps=self.objective.reads)
