@@ -60,7 +60,7 @@ def test_a_run_is_one_of_ours(tmp_path):
     files = [next(iter((tmp_path / name / "checkpoints").iterdir())) / "config.json" for name in ("run", "plain")]
     assert files[0].read_bytes() == files[1].read_bytes()
     ids = torch.arange(6)[None]
-    loaded = lw.load(tmp_path / "run", weights="trained")
+    loaded = lw.load(tmp_path / "run", weights="raw")
     assert torch.equal(loaded(ids, depth=2).logits, outcome.model(ids, depth=2).logits)
 
 
