@@ -63,10 +63,10 @@ def carry_out(arm: str, seed: int, runs: Path) -> dict[str, Any]:
     """Trains one arm of one seed, measures it on the test rows at each depth, and returns all numbers."""
     start, folder = runs / f"start-{seed}", runs / f"{arm}-{seed}"
     chosen = recipe(str(HERE / "sft.yaml"), [f"seed={seed}"]).data_of()
-    began = time.process_time()
+    began, resumed = time.process_time(), (folder / "recipe.yaml").exists()
     if arm == "start":
         half = Half(folder)
-        lw.train(chosen, out=folder, resume=(folder / "recipe.yaml").exists(), on_update=half, progress=False)
+        lw.train(chosen, out=folder, resume=resumed, on_update=half, progress=False)
         if not half.reached:
             raise SystemExit(f"{folder}: stopped before {HALF:.0%} at depth {AT} was reached; run it again to go on")
     else:
@@ -76,7 +76,7 @@ def carry_out(arm: str, seed: int, runs: Path) -> dict[str, Any]:
             "optim": {**chosen["optim"], "lr": rate}, "schedule": {"kind": "cosine", "warmup": 5},
             "validate": {**chosen["validate"], "every": 10}, "save": {"every": 40, "best": False},
         }  # fmt: skip
-        run = lw.train({**chosen, **changes}, out=folder, resume=(folder / "recipe.yaml").exists(), progress=False)
+        run = lw.train({**chosen, **changes}, out=folder, resume=resumed, progress=False)
         if not run.finished:
             raise SystemExit(f"{folder}: stopped after {run.progress.update} updates; run it again to go on")
     seconds = time.process_time() - began
@@ -85,7 +85,7 @@ def carry_out(arm: str, seed: int, runs: Path) -> dict[str, Any]:
     report = lw.evaluate(folder, depths=DEPTHS)["test"]
     return {
         "name": f"{arm}-{seed}", "arm": arm, "seed": seed, "updates": len(updates), "depth": list(report.depth),
-        "exact": list(report.exact), "rows": report.rows, "cpu_seconds": seconds,
+        "exact": list(report.exact), "rows": report.rows, "cpu_seconds": None if resumed else seconds,
         "seconds": sum(row["seconds"] for row in updates), "tokens": sum(row["tokens"] for row in updates),
         "targets": sum(row["targets"] for row in updates),
         "valid": [[row["update"] + 1, *(row["valid"][str(depth)]["exact"] for depth in DEPTHS)] for row in log if "valid" in row],

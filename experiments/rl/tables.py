@@ -23,7 +23,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         own = [row for row in rows if row["arm"] == arm]
         if own:
             cells = [_spread([100 * row["exact"][place] for row in own]) for place in range(len(depths))]
-            cells += [f"{mean(row[key] for row in own):,.0f}" for key in ("updates", "tokens", "targets", "cpu_seconds")]
+            known = [[row[key] for row in own if row[key] is not None] for key in ("updates", "tokens", "targets", "cpu_seconds")]
+            cells += [f"{mean(values):,.0f}" if values else "–" for values in known]
             lines.append(f"| {words} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
