@@ -25,12 +25,13 @@ TEACHER = {"kind": "preset", "name": "ouro-1.4b-tiny"}
 SPECS = {
     "final": {"z_loss": 0.3}, "every-step": {"weights": "linear"}, "expected-exit": {"beta": 0.2},
     "exit-gate": {"slope": 7.0, "threshold": 0.02}, "ponder": {"weight": 0.4}, "distil": {"teacher": TEACHER}, "shortcut": {},
+    "grpo": {"reward": "exact", "credit": "uniform"},
 }  # fmt: skip
 FITTING = [
     ("final", "stars-addition-tiny"), ("final", "huginn-tiny"), ("every-step", "stars-addition-tiny"),
     ("every-step", "huginn-tiny"), ("every-step", "ouroboros-qwen2.5-3b-tiny"), ("expected-exit", "ouro-1.4b-tiny"),
     ("exit-gate", "ouro-1.4b-tiny"), ("ponder", "universal-tiny"), ("distil", "retrofit-llama-1b-tiny"),
-    ("shortcut", "huginn-tiny"),
+    ("shortcut", "huginn-tiny"), ("grpo", "stars-addition-tiny"),
 ]  # fmt: skip
 
 
