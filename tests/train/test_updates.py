@@ -15,6 +15,7 @@ from loopwright.train.loop import own_folder
 from loopwright.train.progress import Silent, StopRequest
 from loopwright.train.recipe import make_recipe
 from loopwright.train.state import Progress
+from loopwright.train.tracking import Tracking
 from loopwright.train.updates import Updates
 from tests.train.runs import PLAIN
 
@@ -37,7 +38,7 @@ def test_updates_are_counted_logged_and_given_up(tmp_path: Path) -> None:
             told.append(found["update"])
             return found["update"] == 1
 
-        updates = Updates(job, run, Progress(), Log(run.log), Silent(), stop, hear)
+        updates = Updates(job, run, Progress(), Log(run.log), Silent(), stop, Tracking(None), hear)
         for update in (0, 1):
             updates.end(row(update), finite=True, began=time.perf_counter())
         assert told == [0, 1] and bool(stop) and updates.left == 7
