@@ -51,7 +51,8 @@ from tests.rules import (
 ROOT = Path(__file__).parent.parent
 STORED = Path(__file__).parent / "options.txt"
 TRAINING = {
-    **TABLES, "penalties": PENALTIES, "average": AVERAGES, "remat": REMATS, "metrics": METRICS, "track": TRACKERS, "reward": REWARDS,
+    **TABLES, "penalties": PENALTIES, "average": AVERAGES, "remat": REMATS, "metrics": METRICS, "track": TRACKERS,
+    "reward": REWARDS,
 }  # fmt: skip
 REWRITE = "python -m tests.test_architecture > tests/options.txt"
 
