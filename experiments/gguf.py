@@ -52,7 +52,7 @@ def dequantise(package_or_file: str | Path, config_folder: str | Path, out_folde
         raise ValueError(f"{file}: its architecture is {kind!r}; allowed: llama")
     tensors: dict[str, Tensor] = {}
     for entry in reader.tensors:
-        name = _their_name(entry.name, file)
+        name = their_name(entry.name, file)
         if name is None:
             continue
         value = torch.from_numpy(gguf.quants.dequantize(entry.data, entry.tensor_type).copy())
@@ -88,7 +88,8 @@ def unpermute(weight: Tensor, heads: int) -> Tensor:
     return weight.reshape(heads, -1, 2, weight.shape[-1]).transpose(1, 2).reshape(weight.shape).contiguous()
 
 
-def _their_name(name: str, file: Path) -> str | None:
+def their_name(name: str, file: Path) -> str | None:
+    """Returns the name that a tensor of a GGUF file has in a Llama folder; None for what the config says already."""
     if name in _TOP:
         return _TOP[name]
     if name == "rope_freqs.weight":  # follows from the config

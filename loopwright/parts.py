@@ -22,5 +22,6 @@ from loopwright.model.part import Part, StepIndex, take, take_width
 from loopwright.model.state import State
 from loopwright.train.depth import DepthRule
 from loopwright.train.objectives.readout import Targets, cross_entropies, find_targets, target_features, target_logits
+from loopwright.train.objectives.rewards import Reward, Sample
 from loopwright.train.optim.optimisers import AdamW, Optimiser
 from loopwright.train.rollout import Objective, Penalty, Plan, Rollout

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from loopwright.imports import note_file
 from loopwright.settings import Kinds, suggest
 from loopwright.untrusted import shown
 
-Class = TypeVar("Class", bound=type)
+Class = TypeVar("Class", bound=Any)
 
 # place → the module and the name of its table, which is imported when somebody registers there
 PLACES: dict[str, tuple[str, str]] = {
@@ -31,6 +31,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "optim": ("loopwright.train.optim.optimisers", "OPTIMISERS"),
     "schedule": ("loopwright.train.optim.schedule", "SCHEDULES"),
     "metric": ("loopwright.metrics.score", "METRICS"),
+    "reward": ("loopwright.train.objectives.rewards", "REWARDS"),
 }
 
 
@@ -38,8 +39,8 @@ def register(place: str, name: str, *, replace: bool = False) -> Callable[[Class
     """Returns a decorator that makes a class the kind `name` of a place: `@lw.register("injection", "mine")`.
 
     Its options are the keyword arguments of its `__init__`. The places are state, injection, adapter, gate, halting, norm, data,
-    depth, objective, penalty, optim, schedule and metric; docs/extend.md says what each calls. A name that is taken is refused;
-    `replace` puts the class in the place of another one of the user's own.
+    depth, objective, penalty, optim, schedule, metric and reward (which takes a function too); docs/extend.md says what each calls.
+    A name that is taken is refused; `replace` puts the class in the place of another one of the user's own.
     """
     if not isinstance(place, str) or place not in PLACES:
         raise ValueError(f"register: unknown place {shown(place)}; {suggest(str(place), PLACES)}")
@@ -48,14 +49,16 @@ def register(place: str, name: str, *, replace: bool = False) -> Callable[[Class
     module, table = PLACES[place]
     kinds: Kinds = getattr(import_module(module), table)
 
-    def enter(kind: Class) -> Class:
+    def enter(given: Class) -> Class:
+        function = kinds.from_function is not None and inspect.isfunction(given)
+        kind = kinds.from_function(given) if function and kinds.from_function is not None else given
         _check(kinds, name, kind)
         _check_free(kinds, name, kind, replace)
         kinds[name] = kind
         file = _file_of(kind)
         if file is not None:
             note_file(file)
-        return kind
+        return given
 
     return enter
 

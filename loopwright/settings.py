@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import yaml
@@ -129,7 +129,8 @@ class Kinds(dict[str, Any]):
     """The literal table of a place of variation, to which `lw.register` adds kinds of the user's own.
 
     A kind inherits from `inherits`, which has all that may be left out, and offers the methods `offers` itself. Its `__init__`
-    takes `given` from the place, then its options, of which the place keeps `reserved` for itself.
+    takes `given` from the place, then its options, of which the place keeps `reserved` for itself. Where a plain function may stand
+    for a kind without options, `from_function` makes the class of it.
     """
 
     def __init__(
@@ -141,8 +142,10 @@ class Kinds(dict[str, Any]):
         offers: Sequence[str],
         given: Sequence[str] = (),
         reserved: Sequence[str] = (),
+        from_function: Callable[[Callable[..., Any]], type] | None = None,
     ) -> None:
         super().__init__(kinds)
+        self.from_function = from_function
         self.place, self.inherits, self.offers = place, inherits, tuple(offers)
         self.given, self.reserved = tuple(given), tuple(reserved)
         self.shipped = frozenset(kinds)

@@ -25,6 +25,7 @@ from loopwright.retrofit.systems import SYSTEMS, Plan
 from loopwright.settings import options_of
 from loopwright.train.gradients.remat import REMATS
 from loopwright.train.objectives.penalties import PENALTIES, Weighted
+from loopwright.train.objectives.rewards import REWARDS
 from loopwright.train.optim.average import AVERAGES
 from loopwright.train.recipe import TABLES, Orders, Recipe, Saves, Validation
 from loopwright.train.tracking import TRACKERS
@@ -49,7 +50,10 @@ from tests.rules import (
 
 ROOT = Path(__file__).parent.parent
 STORED = Path(__file__).parent / "options.txt"
-TRAINING = {**TABLES, "penalties": PENALTIES, "average": AVERAGES, "remat": REMATS, "metrics": METRICS, "track": TRACKERS}
+TRAINING = {
+    **TABLES, "penalties": PENALTIES, "average": AVERAGES, "remat": REMATS, "metrics": METRICS, "track": TRACKERS,
+    "reward": REWARDS,
+}  # fmt: skip
 REWRITE = "python -m tests.test_architecture > tests/options.txt"
 
 

@@ -26,6 +26,7 @@ from loopwright.parts import (
     Objective,
     Part,
     Penalty,
+    Reward,
     Site,
     State,
     take_width,
@@ -116,12 +117,12 @@ def test_a_cell_that_is_run_again_replaces_what_it_made() -> None:
 BASES = {
     "state": State, "injection": Injection, "adapter": Adapter, "gate": Gate, "halting": HaltingHead, "norm": Norm,
     "depth": DepthRule, "objective": Objective, "penalty": Penalty, "metric": Metric, "data": object, "optim": object,
-    "schedule": object,
+    "schedule": object, "reward": Reward,
 }  # fmt: skip
 MISSING = {
     "adapter": "begin", "halting": "mixes, value, forward", "depth": "depth_at", "data": "splits", "optim": "prepare, __call__",
     **dict.fromkeys(("state", "injection", "gate", "norm"), "forward"),
-    **dict.fromkeys(("objective", "penalty", "metric", "schedule"), "__call__"),
+    **dict.fromkeys(("objective", "penalty", "metric", "schedule", "reward"), "__call__"),
 }  # fmt: skip
 
 

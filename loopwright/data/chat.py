@@ -7,6 +7,7 @@ answer) and ends with the token that ends the turn. Tokens are matched to that s
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -22,10 +23,12 @@ from loopwright.data.records import Files, Part, Record, Records, text_field
 from loopwright.data.text import GROUP, HubRows, named_tests, part_shards, split_parts
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.data.tokens import Document, Shards
-from loopwright.values import check_count
+from loopwright.untrusted import read_text, shown, user_path
+from loopwright.values import check_count, suggest
 
 Message = dict[str, str]  # role and content
 ROLES = ("system", "user", "assistant")
+TEMPLATE_BYTES = 2**17  # of a template's file
 
 
 class Chat:
@@ -34,7 +37,9 @@ class Chat:
     `question` and `answer` name the fields of a pair (GSM8K: question, answer; NuminaMath: problem, solution); `messages` names
     one field that holds a list of {role, content} instead. `system` opens the conversations that have no such message. What is
     longer than `length` tokens is cut; samples whose answer is cut off whole, that are empty or that hold control words are left
-    out and counted. Where no `valid_files` or `valid_split` are given, the first `valid` samples are held out.
+    out and counted. Where no `valid_files` or `valid_split` are given, the first `valid` samples are held out. `template` is a
+    Jinja file in the place of the tokenizer's own chat template, or "tokenizer": there must be one. `packed` lays the samples that
+    are trained on side by side in rows of `length` tokens, each a document of its own; those that are measured stay one to a row.
     """
 
     def __init__(
@@ -56,6 +61,8 @@ class Chat:
         length: int = 2048,
         limit: int | None = None,
         valid: int = 100,
+        template: str | None = None,
+        packed: bool = False,
     ) -> None:
         where = "data (chat)"
         if (files is None) == (dataset is None):
@@ -63,6 +70,7 @@ class Chat:
         if dataset is None and (subset or valid_split or revision):
             raise ValueError(f"{where}: subset, valid_split and revision belong to a dataset; allowed: files, or a dataset")
         self.tokenizer, self.length = tokenizer, check_count(where, "length", length, least=2)
+        self.template, self.packed = template, packed
         self.fields = {"question": question, "answer": answer, "messages": messages, "system": system}
         tests: dict[str, Records] = {name: Files(patterns) for name, patterns in named_tests(test_files).items()}
         held: Records | None = None if valid_files is None else Files(valid_files)
@@ -81,8 +89,9 @@ class Chat:
             raise ValueError(
                 f"{self.tokenizer}: the tokenizer does not say where its tokens stand; allowed: one with tokenizer.json"
             )
-        template = tokenizer.own.chat_template
-        chats, notes = {}, {}
+        template = take_template(tokenizer, self.template)
+        chats: dict[str, Chats] = {}
+        notes = {}
         for name, part in self.parts.items():
             about = {
                 "source": part.fingerprint(), "fields": self.fields, "length": self.length,
@@ -97,8 +106,11 @@ class Chat:
             chats[name] = Chats(shards, tokenizer)
             notes[name] = {"samples": shards.documents, "tokens": shards.tokens, **shards.notes}
         train, valid = chats.pop("train"), chats.pop("valid")
+        packed = PackedChats(train, self.length) if self.packed else None
+        if packed is not None:
+            notes["train"]["rows"] = len(packed)
         return Splits(
-            train, valid, chats,
+            packed or train, valid, chats,
             vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, exact=True, notes=notes,
             tokenizer=tokenizer.own,
         )  # fmt: skip
@@ -133,7 +145,7 @@ class Chats:
     """Samples of different lengths; a batch is padded on the right to its longest and masked."""
 
     def __init__(self, shards: Shards, tokenizer: Tokenizer) -> None:
-        self.shards, self._tokenizer = shards, tokenizer
+        self.shards, self._tokenizer, self.pad_id = shards, tokenizer, tokenizer.pad_id
 
     def __len__(self) -> int:
         return self.shards.documents
@@ -142,7 +154,7 @@ class Chats:
         """Returns the samples of these indices as one batch."""
         rows = [self._bounds(int(index)) for index in indices]
         longest = max(stop - start for start, stop in rows)
-        ids = np.full((len(rows), longest), self._tokenizer.pad_id, dtype=np.int64)
+        ids = np.full((len(rows), longest), self.pad_id, dtype=np.int64)
         labels, mask = np.full_like(ids, IGNORED), np.zeros_like(ids)
         for row, (start, stop) in enumerate(rows):
             count = stop - start
@@ -162,19 +174,90 @@ class Chats:
         return int(self.shards.starts[index]), int(self.shards.starts[index + 1])
 
 
+class PackedChats:
+    """The same samples, several to a row: each is a document of its own, which sees nothing of its neighbours.
+
+    The longest come first, each into the fullest row that has room: a function of the lengths alone. A batch is padded to its
+    longest row; padding is a document of its own at the end, so that no mask is needed.
+    """
+
+    def __init__(self, chats: Chats, length: int) -> None:
+        self.chats, self.rows = chats, pack(np.diff(chats.shards.starts), length)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
+        """Returns the rows of these indices as one batch."""
+        rows = [[self.chats.batch([sample]) for sample in self.rows[int(index)]] for index in indices]
+        lengths = torch.tensor([sum(sample.input_ids.shape[1] for sample in row) for row in rows])
+        longest = int(lengths.max())
+
+        def laid(parts: Sequence[Sequence[Tensor]], fill: Sequence[int]) -> Tensor:
+            whole = [torch.cat([*row, torch.full((longest - int(n),), f)]) for row, n, f in zip(parts, lengths, fill, strict=True)]
+            return torch.stack(whole)
+
+        pads = [self.chats.pad_id] * len(rows)
+        segments = [[torch.full_like(sample.input_ids[0], place) for place, sample in enumerate(row)] for row in rows]
+        return Batch(
+            laid([[sample.input_ids[0] for sample in row] for row in rows], pads),
+            laid([[sample.labels[0] for sample in row] for row in rows], [IGNORED] * len(rows)),
+            segment_ids=laid(segments, [len(row) for row in rows]),
+            lengths=None if bool((lengths == longest).all()) else lengths,
+        )
+
+    def show(self, row: int) -> str:
+        """Returns the text of a row."""
+        return "".join(self.chats.show(sample) for sample in self.rows[row])
+
+
+def pack(lengths: Sequence[int] | np.ndarray, room: int) -> list[list[int]]:
+    """Returns the samples of each row: the longest first, each into the fullest row that it fits in, else into a new one."""
+    rows: list[list[int]] = []
+    free: list[tuple[int, int]] = []  # (tokens left, row), sorted
+    for sample in sorted(range(len(lengths)), key=lambda i: (-int(lengths[i]), i)):
+        need = int(lengths[sample])
+        place = bisect.bisect_left(free, (need, -1))
+        left, row = free.pop(place) if place < len(free) else (room, len(rows))
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(sample)
+        bisect.insort(free, (left - need, row))
+    return rows
+
+
+def take_template(tokenizer: Tokenizer, template: str | None) -> str | None:
+    """Returns the chat template to write with, which is then the tokenizer's own and saved with it."""
+    if template == "tokenizer" and not tokenizer.own.chat_template:
+        raise ValueError(f"data (chat): {tokenizer.source} has no chat template; give template: FILE, a Jinja file of one")
+    if template not in (None, "tokenizer"):
+        path = user_path(str(template))
+        try:
+            tokenizer.own.chat_template = read_text(path, TEMPLATE_BYTES)
+        except OSError as error:
+            raise ValueError(f"data (chat): template: {path} cannot be read ({error.strerror or error})") from None
+    return tokenizer.own.chat_template
+
+
 def read_messages(record: Record, fields: Mapping[str, str | None]) -> list[Message] | None:
-    """Returns the conversation of a record; None where something in it is empty, or the assistant says nothing."""
+    """Returns the conversation of a record; None where something in it is empty. One without an answer is refused."""
     where, values = record
     if fields["messages"] is None:
         said = [("user", text_field(record, str(fields["question"]))), ("assistant", text_field(record, str(fields["answer"])))]
     else:
         turns = values.get(fields["messages"])
-        if not isinstance(turns, list) or not all(isinstance(turn, dict) and turn.get("role") in ROLES for turn in turns):
+        if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
             allowed = f"a list of messages with a content and a role ({', '.join(ROLES)})"
-            raise ValueError(f"{where}: field {fields['messages']!r} is {str(turns)[:40]!r}; allowed: {allowed}")
+            raise ValueError(f"{where}: field {fields['messages']!r} is {shown(turns)}; allowed: {allowed}")
+        odd = next((place for place, turn in enumerate(turns, start=1) if turn.get("role") not in ROLES), None)
+        if odd is not None:
+            role = turns[odd - 1].get("role")
+            raise ValueError(f"{where}: message {odd} has the role {shown(role)}; {suggest(str(role), ROLES)}")
+        if not any(turn["role"] == "assistant" for turn in turns):
+            raise ValueError(f"{where}: no message of the assistant, so there is nothing to learn; take it out or add an answer")
         said = [(turn["role"], text_field((where, turn), "content")) for turn in turns]
     roles = [role for role, _ in said]
-    if "assistant" not in roles or any(text is None for _, text in said):
+    if any(text is None for _, text in said):
         return None
     if fields["system"] is not None and roles[0] != "system":
         said.insert(0, ("system", fields["system"]))

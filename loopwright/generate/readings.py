@@ -139,7 +139,7 @@ def decode_exact(
     """
     if batch.segment_ids is not None:
         raise ValueError("decode_exact: the rows hold several documents (segment_ids); allowed: one prompt and answer per row")
-    prompts, answers = _split_rows(batch)
+    prompts, answers = split_rows(batch)
     fill = next((i for i in (pad_id, eos_id) if i is not None), 0)
     width, length = max(map(len, prompts)), max(map(len, answers))
     ids, mask = (x.to(model.device) for x in _left_padded(prompts, width, fill))
@@ -154,7 +154,7 @@ def decode_exact(
     return ((produced == wanted) | ~asked).all(1).to(batch.input_ids.device)
 
 
-def _split_rows(batch: Rows) -> tuple[list[Tensor], list[Tensor]]:
+def split_rows(batch: Rows) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the real tokens before the first target, and the targets, of each row; on the CPU, where looking is cheap."""
     tokens, labels = batch.input_ids.cpu(), batch.labels.cpu()
     valid = torch.ones_like(labels) if batch.attention_mask is None else batch.attention_mask.cpu()

@@ -94,7 +94,8 @@ class Job:
         check_precision(self.model, recipe.precision)
         self.references = base_references(recipe.model, self.model) if recipe.save.parts else None
         self.model.to(device=self.device).train()  # type: ignore[call-arg]  # how transformers wraps `to`
-        objective: Objective = self._objective(given.objective)
+        self.objective = objective = self._objective(given.objective)
+        objective.check(recipe.data_of(), self.splits, processes.world)
         objective.prepare(self.model, self.device)
         self.metrics: dict[str, Metric] = {spec["kind"]: build_kind(spec, METRICS) for spec in recipe.validate.metrics}
         self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]

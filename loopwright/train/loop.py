@@ -15,14 +15,15 @@ from torch import Tensor
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import RunFolder
 from loopwright.train.distributed import Processes, join
-from loopwright.train.job import resume_job, save_job, start_job
+from loopwright.train.job import resume_job, start_job
 from loopwright.train.log import Log
 from loopwright.train.progress import ProgressReporter, Silent, StopRequest
 from loopwright.train.recipe import Recipe
 from loopwright.train.state import Objects, Progress, Run
 from loopwright.train.tracking import begin_tracking, find_tracker
 from loopwright.train.training_module import Share
-from loopwright.train.validation import check_first, validate_when_due
+from loopwright.train.updates import Updates
+from loopwright.train.validation import check_first
 
 
 def train(
@@ -57,7 +58,13 @@ def train(
         reporter.start(recipe, run, progress)
         stop = held.enter_context(StopRequest(told=processes.main))
 
-        while progress.update < recipe.updates and not processes.anywhere(bool(stop)):
+        updates = Updates(job, run, progress, log, reporter, stop, tracking, on_update)
+        if job.objective.sampled:  # the model's own completions, judged: TRL has the loop
+            from loopwright.train.trl.trainer import train_by_reward
+
+            train_by_reward(updates)
+
+        while updates.left and not processes.anywhere(bool(stop)):
             update, began = progress.update, time.perf_counter()
             job.begin_update(update)
             drawn = job.draw(progress)
@@ -81,39 +88,13 @@ def train(
             if finite:
                 job.step(update)
             job.zero_grad()
-            first_row = progress.rows
-            progress.count(finite, rows=recipe.batch, tokens=tokens, targets=targets)
-
             row = {
                 "update": update, "loss": loss_value, "depth": [plan.depth for _, plan in pairs], "grad_norm": norm_value,
                 "lr": job.optimiser.lr, "targets": targets, "tokens": tokens, **values,
             }  # fmt: skip
-            if not finite:
-                row |= {"skipped": True, "rows": [first_row, progress.rows], "in_a_row": progress.skipped_in_a_row}
-            seconds = time.perf_counter() - began
-            speed = job.speed.row(pairs, seconds, processes.world)
-            timed = {**row, "seconds": seconds, "tokens_per_second": tokens / seconds, **speed}
-            if log is not None:
-                log.write(timed)
-            tracking.write(timed)
-            reporter.update({**row, **speed}, progress, seconds)
-            if on_update is not None and on_update(row) is True:
-                stop.asked = True
-            if progress.skipped_in_a_row > recipe.patience:
-                raise ValueError(hopeless(row, progress, recipe, save_job(job, run, progress, log)))
+            updates.end(row, finite=finite, began=began, pairs=pairs)
 
-            # once in a while: validate, save
-            seen, better = validate_when_due(job, recipe, progress)
-            if seen:
-                reporter.validation(seen, progress)
-                if log is not None:
-                    log.write({"update": update, **seen})
-                tracking.write({"update": update, **seen})
-            due = recipe.save.every and progress.update % recipe.save.every == 0
-            if (due or (better and recipe.save.best)) and progress.update < recipe.updates:
-                save_job(job, run, progress, log)
-
-        saved = save_job(job, run, progress, log)
+        saved = updates.save()
         if log is not None:
             log.close()
         reporter.end(progress, saved, stopped=bool(stop))
@@ -145,12 +126,3 @@ def warn_of_skips(progress: Progress, reporter: ProgressReporter) -> None:
             f"warning: the last {progress.skipped_in_a_row} updates were skipped, since loss or gradient was not finite; "
             "the model is likely of no use: lower optim.lr"
         )
-
-
-def hopeless(row: dict[str, Any], progress: Progress, recipe: Recipe, saved: Path) -> str:
-    """Returns why a run gave up, in one line."""
-    return (
-        f"update {row['update']}: loss {row['loss']}, gradient norm {row['grad_norm']} at depth {row['depth']}: not finite "
-        f"{progress.skipped_in_a_row} times in a row (patience {recipe.patience}); the parameters have not changed since update "
-        f"{progress.update - progress.skipped_in_a_row} and are saved in {saved}; lower optim.lr or lengthen schedule.warmup"
-    )

@@ -116,7 +116,8 @@ class Terminal:
             self.loss = row["loss"] if self.loss is None else 0.95 * self.loss + 0.05 * row["loss"]
         depth = ", ".join(map(str, row["depth"][:4])) + (" …" if len(row["depth"]) > 4 else "")
         loss = "–" if self.loss is None else f"{self.loss:.4f}"
-        words = f"loss {loss}  depth {depth}  {self.radius}{row['tokens'] / max(seconds, 1e-9):,.0f} tokens/s"
+        reward = f"reward {row['reward']:.2f}  " if "reward" in row else ""  # of which the loss of grpo says nothing
+        words = f"loss {loss}  {reward}depth {depth}  {self.radius}{row['tokens'] / max(seconds, 1e-9):,.0f} tokens/s"
         if "peak_memory" in row:
             words += (f"  MFU {row['mfu']:.2f}" if "mfu" in row else "") + f"  {row['peak_memory'] / 2**30:.1f} GiB"
         if self.task is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from loopwright.data.batch import Batch
+from loopwright.data.batch import Batch, Splits
 from loopwright.model.backbone import StepRunner
 from loopwright.model.context import Pass, StackRunner
 from loopwright.model.looped import LoopedForCausalLM
@@ -61,6 +62,10 @@ class Objective:
 
     reads: str = "every"  # which states it looks at: those of "every" step with a gradient, or the "last" alone
     capturable: bool = True  # whether what it computes is the same work at every update, so that a CUDA graph can replay it
+    sampled: bool = False  # whether it trains on what the model itself writes (grpo): TRL then runs the updates
+
+    def check(self, recipe: Mapping[str, Any], splits: Splits, world: int) -> None:
+        """Raises a ValueError where the rest of a recipe, the data or the number of processes does not suit it."""
 
     def prepare(self, model: LoopedForCausalLM, device: torch.device | str) -> None:
         """Brings what it needs onto a device, before the first update: a teacher that does not fit must leave no run behind."""

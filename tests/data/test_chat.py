@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+import loopwright as lw
 from loopwright.data.batch import Source, Splits
-from loopwright.data.chat import Chat, Chats
+from loopwright.data.chat import Chat, Chats, PackedChats, pack
 from loopwright.data.tokenizer import Tokenizer
+from loopwright.train.objectives.losses import Final
+from loopwright.train.rollout import Plan, rollout
 from tests.data.words import SHARED, TEMPLATE, save_words
 
 
@@ -26,12 +32,13 @@ def pair(question: str | None, answer: str | None) -> dict[str, str | None]:
 
 
 def build(
-    folder: Path, records: list[Any], *, template: str | None = None, bos: bool = False, trim: bool = False, **options: Any
-) -> Splits:
+    folder: Path, records: list[Any], *, template: str | None = None, bos: bool = False, trim: bool = False,
+    jinja: str | None = None, **options: Any,
+) -> Splits:  # fmt: skip
     words = save_words(folder / "words", template=template, bos=bos, trim=trim)
     files = save(folder / "train.jsonl", *records)
     valid = save(folder / "valid.jsonl", records[0])
-    return Chat(files=files, valid_files=valid, tokenizer=words, **options).splits(folder / "kept")
+    return Chat(files=files, valid_files=valid, tokenizer=words, template=jinja, **options).splits(folder / "kept")
 
 
 def said(source: Source, row: int, words: Tokenizer) -> tuple[str, str]:
@@ -134,6 +141,62 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     assert build(tmp_path, records).notes["train"] == facts  # also when the tokens are used again
 
 
+def test_a_template_of_ones_own_goes_with_the_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "mine.jinja").write_text(TEMPLATE)
+    splits = build(tmp_path, [pair("q", "a")], jinja=str(tmp_path / "mine.jinja"))
+    assert splits.tokenizer.chat_template == TEMPLATE
+    assert said(splits.train, 0, Tokenizer(str(tmp_path / "words")))[1] == "a<|im_end|>"
+
+
+LETTERS = st.text(alphabet="abn ", min_size=1, max_size=5).map(lambda text: text.strip() or "b")
+CONVERSATIONS = st.lists(st.tuples(LETTERS, LETTERS), min_size=1, max_size=3)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(CONVERSATIONS, min_size=1, max_size=5), st.booleans())
+def test_the_loss_covers_the_answers_and_their_ends_alone(tmp_path: Path, chats: list[list[tuple[str, str]]], packed: bool) -> None:
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    records = [{"chat": [{"role": r, "content": t} for q, a in chat for r, t in (("user", q), ("assistant", a))]} for chat in chats]
+    splits = build(folder, records, template=TEMPLATE, messages="chat", packed=packed, length=150)
+    words, answers = Tokenizer(str(folder / "words")), []
+    for row in range(len(splits.train)):
+        batch = splits.train.batch([row])
+        chosen = batch.labels[0] != -100
+        assert torch.equal(batch.labels[0][chosen], batch.input_ids[0][chosen])
+        parts = [0] if batch.segment_ids is None else batch.segment_ids[0].unique().tolist()
+        for part in parts:
+            inside = chosen if batch.segment_ids is None else chosen & (batch.segment_ids[0] == part)
+            answers.append(words.decode(batch.input_ids[0][inside]))
+    assert sorted(answers) == sorted("".join(f"{a}<|im_end|>" for _, a in chat) for chat in chats)
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(LETTERS, LETTERS), min_size=2, max_size=6), st.sampled_from(["stars-addition-tiny", "huginn-tiny"]))
+def test_packed_is_unpacked(tmp_path: Path, pairs: list[tuple[str, str]], name: str) -> None:
+    """The same samples give the same loss and the same number of targets, in rows of their own or side by side."""
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    records = [pair(q, a) for q, a in pairs]
+    apart, packed = (build(folder, records, template=TEMPLATE, packed=packed, length=90) for packed in (False, True))
+    assert isinstance(packed.train, PackedChats) and len(packed.train) < len(apart.train) == len(pairs)
+    model = lw.build(name, vocab_size=apart.vocab_size).eval()
+    losses = []
+    for splits in (apart, packed):
+        batch = splits.train.batch(range(len(splits.train)))
+        with torch.no_grad():
+            losses.append(Final()(model, rollout(model, batch, Plan(3, 3), keeps="last"))[0])
+        assert batch.targets == sum(splits.train.batch([row]).targets for row in range(len(splits.train)))
+    assert losses[0].item() == pytest.approx(losses[1].item(), abs=2e-5)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=40))
+def test_packing_takes_each_sample_once_and_fills_rows(lengths: list[int]) -> None:
+    rows = pack(lengths, 20)
+    assert sorted(sample for row in rows for sample in row) == list(range(len(lengths)))
+    filled = [sum(lengths[sample] for sample in row) for row in rows]
+    assert max(filled) <= 20
+    assert sum(1 for n in filled if n <= 10) <= 1  # two rows that are half empty would have been one
+
+
 def test_batches_are_padded_on_the_right(tmp_path: Path) -> None:
     splits = build(tmp_path, [pair("q", "abc"), pair("qq", "z"), pair("r", "xyz")])
     batch = splits.train.batch(torch.tensor([0, 1]))
@@ -158,10 +221,17 @@ def test_datasets_of_other_fields(tmp_path: Path) -> None:
 def test_faults_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"train.jsonl:2: no field 'answer'; it has: question"):
         build(tmp_path, [pair("q", "a"), {"question": "q"}])
-    with pytest.raises(ValueError, match=r"field 'chat' is 'None'; allowed: a list of messages with a content and a role \(system"):
+    with pytest.raises(ValueError, match=r"field 'chat' is None; allowed: a list of messages with a content and a role \(system"):
         build(tmp_path, [pair("q", "a")], messages="chat")
-    with pytest.raises(ValueError, match=r"field 'chat' is .*robot.*; allowed: a list of messages"):
-        build(tmp_path, [{"chat": [{"role": "robot", "content": "x"}]}], messages="chat")
+    fine = {"chat": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
+    with pytest.raises(ValueError, match=r"train.jsonl:2: message 2 has the role 'asistant'; did you mean 'assistant'"):
+        build(tmp_path, [fine, {"chat": [fine["chat"][0], {"role": "asistant", "content": "x"}]}], messages="chat")
+    with pytest.raises(ValueError, match=r"train.jsonl:3: no message of the assistant, so there is nothing to learn"):
+        build(tmp_path, [fine, fine, {"chat": fine["chat"][:1]}], messages="chat")
+    with pytest.raises(ValueError, match=r"words has no chat template; give template: FILE"):
+        build(tmp_path, [fine], messages="chat", jinja="tokenizer")
+    with pytest.raises(ValueError, match=r"template: nowhere.jinja cannot be read"):
+        build(tmp_path, [fine], messages="chat", jinja="nowhere.jinja")
     refusing = "{{ raise_exception('no system here') if messages[0]['role'] == 'system' }}" + TEMPLATE
     with pytest.raises(ValueError, match=r"train.jsonl:1: the chat template refuses the conversation \(no system here\)"):
         build(tmp_path, [pair("q", "a")], template=refusing, system="be kind")

@@ -31,13 +31,14 @@ def test_a_terminal_hears_of_everything_that_matters(capsys: pytest.CaptureFixtu
     reporter.start(small(), RunFolder(tmp_path), progress)
     reporter.validation(SEEN, progress)
     reporter.update(ROW, progress, 0.5)
+    reporter.update({**ROW, "reward": 0.25}, progress, 0.5)
     reporter.update({**ROW, "loss": float("nan"), "depth": [1, 2, 3, 4, 5], "skipped": True}, progress, 0.5)
     reporter.end(progress, tmp_path / "checkpoints" / "00000003", stopped=True)
     reporter.close()
     said = capsys.readouterr().err
     assert all(line.startswith("mine: ") for line in said.splitlines())
     for words in (
-        "tokenising train: 1,000 of 5,000", "by depth 1: 25.0 %, 4: 1.000", "spectral radius 0.875",
+        "tokenising train: 1,000 of 5,000", "reward 0.25  depth 3, 4", "by depth 1: 25.0 %, 4: 1.000", "spectral radius 0.875",
         "loss 1.5000  depth 3, 4  ρ 0.88  80 tokens/s", "update 2 skipped: loss nan, gradient norm 0.5 at depth 1, 2, 3, 4 …",
         "stopped after 3 updates (1 skipped); saved in",
     ):  # fmt: skip

@@ -7,7 +7,6 @@ read-out after step t, T the last step. `reads` says which states an objective l
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 
 import torch
@@ -17,9 +16,11 @@ from torch import Tensor
 from loopwright.model.halting import HALTINGS
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.output import weighted_sum
-from loopwright.settings import Given, Kinds, suggest
+from loopwright.settings import Given, Kinds
 from loopwright.train.objectives.distil import Distil, Shortcut
+from loopwright.train.objectives.grpo import Grpo
 from loopwright.train.objectives.readout import cross_entropies, find_targets, target_features
+from loopwright.train.objectives.step_weights import StepWeights
 from loopwright.train.rollout import Objective, Rollout
 from loopwright.values import check_number, check_whole
 
@@ -60,23 +61,8 @@ class EveryStep(Objective):
     reads = "every"
 
     def __init__(self, weights: str | list[float] = "uniform", ratio: float = 0.5) -> None:
-        named = ("uniform", "linear", "geometric")
-        if isinstance(weights, str) and weights not in named:
-            raise ValueError(f"objective (every-step): weights is {weights!r}; {suggest(weights, named)}, or a list of numbers")
-        numbers = not isinstance(weights, str) and all(isinstance(w, int | float) and math.isfinite(w) for w in weights)
-        if not isinstance(weights, str) and (not numbers or not weights or min(weights) < 0 or weights[-1] <= 0):
-            raise ValueError(f"objective (every-step): weights is {weights}; allowed: numbers of at least 0, the last above 0")
         check_number("objective (every-step): ratio", ratio, above=0)
-        self.weights, self.ratio = weights, ratio
-
-    def step_weights(self, steps: int) -> list[float]:
-        """Returns the weights of the last steps of a rollout, at most `steps` of them; they sum to 1."""
-        if isinstance(self.weights, str):
-            forms = {"uniform": lambda t: 1.0, "linear": lambda t: t + 1.0, "geometric": lambda t: self.ratio ** (steps - 1 - t)}
-            raw = [forms[self.weights](t) for t in range(steps)]
-        else:
-            raw = self.weights[-steps:]
-        return [w / sum(raw) for w in raw]
+        self.step_weights = StepWeights("objective (every-step): weights", weights, ratio)
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Returns (loss, {loss_last, loss_first})."""
@@ -219,7 +205,7 @@ OBJECTIVES = Kinds(
     "objective",
     {
         "final": Final, "every-step": EveryStep, "expected-exit": ExpectedExit, "exit-gate": ExitGateStage, "ponder": Ponder,
-        "distil": Distil, "shortcut": Shortcut, "given": Given,
+        "distil": Distil, "shortcut": Shortcut, "grpo": Grpo, "given": Given,
     },
     inherits=Objective, offers=["__call__"],
 )  # fmt: skip

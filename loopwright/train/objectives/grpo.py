@@ -1,0 +1,107 @@
+"""GRPO: the model samples completions of its prompts, a reward judges them, and what was better than its group becomes likelier.
+
+TRL runs it (`train/trl/`); what stands here is what the recipe says, and the likelihood that a looped model gives a completion.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopwright.data.batch import Splits
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.settings import build_kind, check_kind
+from loopwright.train.objectives.readout import Targets, find_targets, over_chunks, target_features, target_logits
+from loopwright.train.objectives.rewards import REWARDS, Reward
+from loopwright.train.objectives.step_weights import StepWeights
+from loopwright.train.rollout import Objective, Rollout
+from loopwright.values import check_number, check_whole
+
+WHERE = "objective (grpo)"
+PACKAGES = ("trl", "datasets")
+
+
+class Grpo(Objective):
+    """Group-relative policy optimisation: L = −mean_i A_i · mean_j log p(y_ij) + beta · KL(p ‖ p of the start).
+
+    i counts completions, `group` of each prompt, j the tokens of one; A_i = (R_i − mean of the group) / deviation of the group
+    (Shao et al., arXiv 2402.03300; one update per sample, so that no ratio is ever clipped). `reward` is the name of a reward, or
+    {kind, options}. `credit` says which steps earn it: the "last" (log p is the read-out that was sampled from), or a weighting of
+    all steps with a gradient as `every-step` has it, log p = Σ_t w_t log p_t (RLTT, arXiv 2602.10520). `tokens` is the longest
+    completion; left out, the longest answer of the data.
+    """
+
+    reads = "last"
+    capturable = False
+    sampled = True
+
+    def __init__(
+        self,
+        reward: str | dict[str, Any],
+        group: int = 8,
+        temperature: float = 1.0,
+        tokens: int | None = None,
+        beta: float = 0.0,
+        credit: str | list[float] = "last",
+    ) -> None:
+        spec = {"kind": reward} if isinstance(reward, str) else dict(reward)
+        check_kind(f"{WHERE}: reward", spec, REWARDS)
+        self.reward: Reward = build_kind(spec, REWARDS)
+        self.reward_name = str(spec["kind"])
+        self.group = check_whole(f"{WHERE}: group", group, 2)
+        check_number(f"{WHERE}: temperature", temperature, above=0)
+        check_number(f"{WHERE}: beta", beta, least=0)
+        if tokens is not None:
+            check_whole(f"{WHERE}: tokens", tokens, 1)
+        self.temperature, self.tokens, self.beta = temperature, tokens, beta
+        self.weights = None if credit == "last" else StepWeights(f"{WHERE}: credit", credit)
+        self.reads = "last" if self.weights is None else "every"
+        self.reference: LoopedForCausalLM | None = None
+
+    def prepare(self, model: LoopedForCausalLM, device: torch.device | str) -> None:
+        """Keeps the model as it starts, frozen, where the loss holds on to it: a resumed run builds the same one again."""
+        if self.beta:
+            self.reference = copy.deepcopy(model).eval().requires_grad_(False)
+
+    def check(self, recipe: Mapping[str, Any], splits: Splits, world: int) -> None:
+        """Raises a ValueError where a run cannot be one of GRPO, before anything is written."""
+        missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+        if missing:
+            raise ValueError(f"{WHERE}: {missing[0]} is not installed; pip install 'loopwright[rl,data]'")
+        if world > 1:
+            raise ValueError(f"{WHERE}: runs in one process (got {world})")
+        if not splits.exact or splits.in_place or splits.tokenizer is None or splits.eos_id is None:
+            raise ValueError(f"{WHERE}: data {recipe['data']['kind']!r} has no prompts with answers; give a task or kind: chat")
+        rows = recipe["batch"] // recipe["accumulate"]
+        if rows % self.group:
+            raise ValueError(f"{WHERE}: batch / accumulate ({rows} completions) must be a multiple of group ({self.group})")
+        refused = [name for name in ("penalties", "graph") if recipe[name]]
+        if refused:
+            raise ValueError(f"{WHERE}: {refused[0]} is not offered with completions that are sampled; leave it out")
+
+    def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns (−mean log p of the targets, {loss_last}): the loss of completions that are all worth 1."""
+        targets = find_targets(rollout.batch)
+        log_p, _ = self.log_likelihoods(model, rollout, targets)
+        loss = -targets.mean(log_p)
+        return loss, {"loss_last": loss.detach()}
+
+    def log_likelihoods(self, model: LoopedForCausalLM, rollout: Rollout, targets: Targets) -> tuple[Tensor, Tensor]:
+        """Returns log p of each target at the temperature of sampling, by the steps that earn credit, and the entropy after the
+        last step, [N] each."""
+        weights = [1.0] if self.weights is None else self.weights(len(rollout.states))
+        features = target_features(model, rollout.states[-len(weights) :], rollout.p, targets)
+
+        def read(x: Tensor, ids: Tensor) -> Tensor:
+            log_p = (target_logits(model, x, rollout.p) / self.temperature).log_softmax(-1)
+            return torch.stack([log_p.gather(1, ids[:, None])[:, 0], -(log_p.exp() * log_p).sum(1)])
+
+        found = over_chunks(read, model.config.vocab_size, features.flatten(0, 1), targets.ids.repeat(len(weights)))
+        log_p, entropy = found.view(2, len(weights), -1)
+        share = torch.tensor(weights, dtype=log_p.dtype, device=log_p.device)
+        return (share[:, None] * log_p).sum(0), entropy[-1].detach()

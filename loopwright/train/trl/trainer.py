@@ -1,0 +1,245 @@
+"""TRL's GRPOTrainer over a looped model: each batch of completions at a depth of its own, in the run folder's own forms.
+
+TRL has the loop: sampler, groups, advantages, loss, backward pass. What it leaves to others is put in here: the rows of each
+update (a pure function of the place, so nothing of the sampler is saved), the depth, the likelihood by steps, the optimiser, and,
+between two updates, log, validation and checkpoints. So a run resumes bit for bit, and every verb reads it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from loopwright.data.batch import IGNORED, Batch
+from loopwright.data.order import Order
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.train.objectives.grpo import Grpo
+from loopwright.train.objectives.readout import find_targets
+from loopwright.train.objectives.rewards import Sample, judge
+from loopwright.train.rollout import Plan, rollout
+from loopwright.train.training_module import TrainingModule
+from loopwright.train.trl.completions import Prompts, cut, left_padded
+from loopwright.train.updates import Updates
+
+# what TRL measures of an update, and its name in our log
+METRICS = {"reward": "reward", "reward_std": "reward_std", "entropy": "entropy", "kl": "kl", "completions/mean_length": "length",
+           "frac_reward_zero_std": "same_reward"}  # fmt: skip
+Settings = tuple[Any, Any]  # a model's config and generation config
+
+
+def train_by_reward(updates: Updates) -> None:
+    """Runs the updates that are left. A reward that fails ends the run with one line; what was reached before it is saved."""
+    if not updates.left or updates.stop:
+        return
+    job = updates.job
+    try:
+        with tempfile.TemporaryDirectory() as folder, lent(job.model) as settings:
+            for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # else transformers does, and says so
+                for own in (job.model.config, job.model.generation_config):
+                    setattr(own, name, getattr(job.splits.tokenizer, name))
+            trainer = LoopedGRPO(updates, folder, settings)
+            trainer.train()
+    except RewardError as error:
+        job.zero_grad()
+        job.depth_generator.set_state(trainer.depths_before)
+        saved = updates.save()
+        raise ValueError(f"update {updates.progress.update}: {error}; the run up to here is saved in {saved}") from error
+
+
+@contextmanager
+def lent(model: LoopedForCausalLM) -> Iterator[Settings]:
+    """The model in TRL's hands, which changes control tokens, settings and even `forward`; afterwards nothing of it is left."""
+    kept, names = (model.config, model.generation_config), set(vars(model))
+    model.config, model.generation_config = copy.deepcopy(kept)
+    try:
+        yield kept
+    finally:
+        model.config, model.generation_config = kept
+        for name in set(vars(model)) - names:
+            del model.__dict__[name]
+
+
+@contextmanager
+def returned(model: LoopedForCausalLM, settings: Settings) -> Iterator[None]:
+    """The model with its own settings again, as it is measured and saved between two updates."""
+    theirs = model.config, model.generation_config
+    model.config, model.generation_config = settings
+    try:
+        yield
+    finally:
+        model.config, model.generation_config = theirs
+
+
+class RewardError(ValueError):
+    """A reward that raised, or gave what is no finite number."""
+
+
+class LoopedGRPO(GRPOTrainer):
+    """TRL's trainer for the updates of a run that are left."""
+
+    def __init__(self, updates: Updates, folder: str, settings: Settings) -> None:
+        self.updates, self.job, self.settings = updates, updates.job, settings
+        job, recipe = self.job, self.job.recipe
+        self.objective = cast(Grpo, job.objective)
+        size, prompts = recipe.batch // recipe.accumulate, recipe.batch // self.objective.group
+        order = Order(
+            len(job.splits.train), recipe.seed, recipe.order.shuffled,
+            repeat=recipe.order.repeat, batch=size // self.objective.group,
+        )  # fmt: skip
+        rows = order.indices(updates.progress.update * prompts, updates.left * prompts).tolist()
+        self.source = Prompts(job.splits)
+        self.began, self.depths_before = time.perf_counter(), job.depth_generator.get_state()
+        self.plans: list[Plan] = []
+        self.losses: list[Tensor] = []
+        self.counts = [0, 0]  # sampled and all tokens of an update
+        self.at: Plan | None = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # rollout_func is called experimental
+            super().__init__(
+                model=job.model,
+                reward_funcs=[self.judge],
+                args=self._arguments(folder, size, self.objective.tokens or self.source.longest(rows)),
+                # a row is its number: TRL sees no token of ours before it is sampled
+                train_dataset=Dataset.from_dict({"prompt": [str(row) for row in rows]}),
+                processing_class=job.splits.tokenizer,
+                rollout_func=self.sample,
+                callbacks=[Between(self)],
+                optimizers=(step := Step(self), torch.optim.lr_scheduler.LambdaLR(step, lambda _: 1.0)),
+            )
+        self.remove_callback(PrinterCallback)
+        # TRL would look for the start model under a name; ours was kept when the run was built
+        self.beta, self.ref_model = self.objective.beta, self.objective.reference
+
+    def _arguments(self, folder: str, size: int, tokens: int) -> Any:
+        return GRPOConfig(
+            output_dir=folder, max_steps=self.updates.left, per_device_train_batch_size=size,
+            gradient_accumulation_steps=self.job.recipe.accumulate, steps_per_generation=1,
+            num_generations=self.objective.group, temperature=self.objective.temperature, max_completion_length=tokens,
+            loss_type="grpo", beta=0.0, max_grad_norm=0.0, shuffle_dataset=False, gradient_checkpointing=False, bf16=False,
+            use_cpu=self.job.device.type == "cpu", report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
+            remove_unused_columns=False, seed=self.job.recipe.seed,
+        )  # fmt: skip
+
+    def sample(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
+        """Returns completions of a batch of rows, at the depth that the rule draws for it."""
+        job, progress = self.job, self.updates.progress
+        if not self.plans:
+            self.began, self.depths_before = time.perf_counter(), job.depth_generator.get_state()
+            job.begin_update(progress.update)
+        self.at = plan = job.rule(progress.update, job.depth_generator)
+        self.plans.append(plan)
+        asked = [self.source.prompt(int(row)) for row in prompts]
+        ids, mask = left_padded(asked, self._tokenizer.pad_token_id, job.device)
+        depth: dict[str, Any] = {"depth": plan.depth} if job.model.config.is_looped else {}
+        job.model.eval()
+        with torch.no_grad(), job.autocast():
+            written = job.model.generate(ids, attention_mask=mask, generation_config=self.generation_config, **depth)
+        job.model.train()
+        completions = cut(written[:, ids.shape[1] :].cpu(), self.eos_token_ids)
+        self.counts[0] += sum(map(len, completions))
+        self.counts[1] += sum(map(len, completions)) + sum(map(len, asked))
+        return {"prompt_ids": asked, "completion_ids": completions, "logprobs": None}
+
+    def judge(self, prompts: list[str], completion_ids: list[list[int]], **rest: Any) -> list[float]:
+        """Returns what completions are worth."""
+        read = self.source.text
+        samples = [
+            Sample(read(self.source.prompt(row)), read(ids), read(self.source.answer(row)), ended=ids[-1] in self.eos_token_ids)
+            for row, ids in zip(map(int, prompts), completion_ids, strict=True)
+        ]
+        try:
+            return judge(self.objective.reward_name, self.objective.reward, samples)
+        except ValueError as error:
+            raise RewardError(str(error)) from error
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *rest: Any, **more: Any
+    ) -> tuple[Tensor, Tensor, None]:
+        """Returns log p of each token of the completions [B, C] by the steps that earn credit, and the entropies."""
+        assert self.at is not None
+        labels = input_ids.masked_fill(attention_mask == 0, IGNORED)
+        labels[:, :-logits_to_keep] = IGNORED
+        batch = Batch(input_ids, labels, attention_mask=None if bool(attention_mask.all()) else attention_mask)
+        module, own = cast(TrainingModule, self.job.module), self.accelerator.unwrap_model(model)
+        step = module.step if own is self.job.model else None
+        with self.job.autocast():
+            path = rollout(own, batch, self.at, step=step, remat=module.remat, keeps=self.objective.reads)
+            targets = find_targets(batch)
+            found = self.objective.log_likelihoods(own, path, targets)
+        places = targets.places + 1
+        log_p, entropy = (
+            torch.zeros(input_ids.numel(), dtype=x.dtype, device=x.device).index_put((places,), x).view_as(input_ids) for x in found
+        )
+        return log_p[:, -logits_to_keep:], entropy[:, -logits_to_keep:], None
+
+    def compute_loss(self, *given: Any, **named: Any) -> Tensor:
+        """Returns TRL's loss of a batch, and keeps it for the log."""
+        loss = super().compute_loss(*given, **named)
+        self.losses.append(loss.detach())
+        return loss
+
+    def move(self) -> None:
+        """Clips and steps, unless the update's loss or gradient is not finite; keeps its row of the log."""
+        job = self.job
+        loss, norm = float(torch.stack(self.losses).sum()), float(job.clip())
+        self.finite = math.isfinite(loss) and math.isfinite(norm)
+        if self.finite:
+            job.step(self.updates.progress.update)
+        job.zero_grad()
+        found = {ours: _mean(self._metrics["train"][theirs]) for theirs, ours in METRICS.items() if self._metrics["train"][theirs]}
+        self.row = {
+            "update": self.updates.progress.update, "loss": loss, "depth": [plan.depth for plan in self.plans], "grad_norm": norm,
+            "lr": job.optimiser.lr, "targets": self.counts[0], "tokens": self.counts[1], **found,
+        }  # fmt: skip
+
+    def end_update(self) -> None:
+        """Hands the update that was made to the run, and makes room for the next one."""
+        self._metrics["train"].clear()
+        self.plans, self.losses, self.counts = [], [], [0, 0]
+        with returned(self.job.model, self.settings):
+            self.updates.end(self.row, finite=self.finite, began=self.began)
+
+
+class Between(TrainerCallback):
+    """What a run does between two updates; ends TRL's loop where the run is to stop."""
+
+    def __init__(self, trainer: LoopedGRPO) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
+        """Ends the update."""
+        self.trainer.end_update()
+        control.should_training_stop = control.should_training_stop or bool(self.trainer.updates.stop)
+        return control
+
+
+class Step(torch.optim.Optimizer):
+    """The run's own optimiser where TRL expects one of torch's."""
+
+    def __init__(self, trainer: LoopedGRPO) -> None:
+        self.trainer = trainer
+        super().__init__(list(trainer.job.optimiser.parameters.values()), {"lr": trainer.job.optimiser.base_lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Moves the parameters."""
+        self.trainer.move()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients."""
+        self.trainer.job.zero_grad()
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,110 @@
+"""The likelihood that GRPO trains: by the last step or by all of them; and which runs it refuses."""
+
+import importlib.util
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import loopwright as lw
+from loopwright.data.build import build_data
+from loopwright.train.objectives.grpo import Grpo
+from loopwright.train.objectives.readout import find_targets
+from loopwright.train.rollout import Plan, rollout
+from tests.train.objectives.test_losses import places, ragged
+from tests.train.runs import PLAIN
+
+RECIPE = {"batch": 8, "accumulate": 1, "penalties": [], "graph": False, "data": {"kind": "addition"}}
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.sampled_from(["stars-addition-tiny", "huginn-tiny"]),
+    st.integers(1, 4),
+    st.sampled_from(["last", "uniform", "linear", [1.0, 3.0]]),
+    st.floats(0.5, 2),
+    st.sampled_from(["left", "right"]),
+)
+@torch.no_grad()
+def test_log_p_is_the_weighted_sum_over_steps(name, depth, credit, temperature, side):
+    model, batch = lw.build(name).eval(), ragged(side=side)
+    objective = Grpo("exact", credit=credit, temperature=temperature)
+    path = rollout(model, batch, Plan(depth, depth), keeps=objective.reads)
+    log_p, entropy = objective.log_likelihoods(model, path, find_targets(batch))
+    steps = model(batch.input_ids, attention_mask=batch.attention_mask, depth=depth, output_steps=True).step_logits
+    each = [(logits / temperature).log_softmax(-1) for logits in steps]
+    raw = {"last": [0] * (depth - 1) + [1], "uniform": [1] * depth, "linear": list(range(1, depth + 1))}
+    weights = raw[credit] if isinstance(credit, str) else ([0, 0, 1, 3] if depth > 1 else [3])[-depth:]
+    for place, (b, i) in enumerate(places(batch)):
+        told = sum(w * x[b, i - 1, batch.labels[b, i]] for w, x in zip(weights, each, strict=True)) / sum(weights)
+        assert float(log_p[place]) == pytest.approx(float(told), abs=1e-4)
+        last = each[-1][b, i - 1]
+        assert float(entropy[place]) == pytest.approx(float(-(last.exp() * last).sum()), abs=1e-4)
+
+
+def test_all_steps_get_a_gradient_of_their_own_and_the_last_alone_does_not():
+    model, batch = lw.build("stars-addition-tiny"), ragged()
+    for credit, graded in {"last": [False, False, True], "uniform": [True, True, True]}.items():
+        objective = Grpo("exact", credit=credit)
+        path = rollout(model, batch, Plan(3, 3))
+        states = [s.detach().requires_grad_() for s in path.states]
+        kept = states if objective.reads == "every" else states[-1:]
+        loss, _ = objective(model, type(path)(**{**vars(path), "states": kept}))
+        found = torch.autograd.grad(loss, states, allow_unused=True)
+        assert [g is not None and bool(g.abs().sum() > 0) for g in found] == graded
+
+
+def test_the_start_model_is_kept_frozen_where_the_loss_holds_on_to_it():
+    model = lw.build("stars-addition-tiny")
+    objective = Grpo("exact", beta=0.1)
+    objective.prepare(model, "cpu")
+    before = {name: p.clone() for name, p in objective.reference.named_parameters()}
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    assert all(torch.equal(p, before[name]) for name, p in objective.reference.named_parameters())
+    assert not any(p.requires_grad for p in objective.reference.parameters())
+    assert all(p.requires_grad for p in model.parameters())
+    free = Grpo("exact")
+    free.prepare(model, "cpu")
+    assert free.reference is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reward": "exakt"}, "unknown kind 'exakt'; did you mean 'exact'"),
+        ({"reward": {"kind": "number", "nera": 1}}, "did you mean 'near'"),
+        ({"reward": "exact", "group": 1}, "group must be a whole number >= 2"),
+        ({"reward": "exact", "temperature": 0}, "temperature must be > 0"),
+        ({"reward": "exact", "credit": "unifrom"}, "credit is 'unifrom'"),
+    ],
+)
+def test_what_is_no_grpo_is_refused_in_one_line(options, message):
+    with pytest.raises(ValueError) as error:
+        Grpo(**options)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "world", "message"),
+    [
+        ({"batch": 12}, 1, r"batch / accumulate \(12 completions\) must be a multiple of group \(8\)"),
+        ({"penalties": [{"kind": "jacobian"}]}, 1, "penalties is not offered"),
+        ({}, 2, "runs in one process"),
+    ],
+)
+def test_what_grpo_does_not_offer(changes, world, message, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    splits = build_data(PLAIN["data"])
+    with pytest.raises(ValueError, match=message):
+        Grpo("exact").check({**RECIPE, **changes}, splits, world)
+    Grpo("exact").check(RECIPE, splits, 1)
+
+
+def test_without_trl_a_run_says_what_to_install_and_leaves_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    recipe = {**PLAIN, "objective": {"kind": "grpo", "reward": "exact", "group": 4}}
+    with pytest.raises(ValueError, match=r"trl is not installed; pip install 'loopwright\[rl,data\]'"):
+        lw.train(recipe, out=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "recipe.yaml").exists()

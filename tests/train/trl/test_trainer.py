@@ -1,0 +1,124 @@
+"""GRPO through TRL itself. Needs the `rl` and `data` extras: `pip install -e '.[dev,rl]'`, then `pytest -m ecosystem -n 0`."""
+
+import pytest
+import torch
+
+import loopwright as lw
+from loopwright.settings import build_kind, merge
+from loopwright.train.depth import RULES
+from loopwright.train.log import untimed
+from loopwright.train.optim.trainable import drawn_plans
+from loopwright.train.recipe import make_recipe
+from tests.own_kinds import own_kinds
+from tests.train.runs import PLAIN
+
+pytestmark = pytest.mark.ecosystem
+GRPO = {
+    "updates": 6, "batch": 16, "accumulate": 2, "depth": {"kind": "uniform", "least": 1, "most": 3},
+    "objective": {"kind": "grpo", "reward": "length", "group": 4, "beta": 0.05, "credit": "linear"},
+    "average": {"kind": "ema", "decay": 0.8}, "schedule": {"kind": "wsd", "warmup": 3, "decay": 2},
+    "validate": {"every": 3, "depths": [1, 2], "rows": 8}, "save": {"every": 2, "best": False, "keep": 9},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _rewards():
+    pytest.importorskip("trl")
+    with own_kinds():
+
+        @lw.register("reward", "length")
+        def length(sample):
+            return len(sample.completion)
+
+        yield
+
+
+def run(folder, changes=None, **options):
+    recipe = merge(merge(PLAIN, GRPO), changes or {})
+    return lw.train(recipe, out=folder, progress=False, **options)
+
+
+def tensors(outcome):
+    return {name: x.detach().clone() for name, x in outcome.model.state_dict().items()}
+
+
+def test_a_run_is_one_of_ours(tmp_path):
+    outcome = run(tmp_path / "run")
+    rows = [row for row in outcome.log() if "loss" in row]
+    recipe = make_recipe(merge(PLAIN, GRPO))
+    plans = [plan.depth for plan in drawn_plans(build_kind(recipe.depth, RULES), recipe)]
+    assert [depth for row in rows for depth in row["depth"]] == plans
+    assert [row["update"] for row in rows] == list(range(6)) and all(row["tokens"] > row["targets"] > 0 for row in rows)
+    assert rows[0]["kl"] == 0 and rows[-1]["kl"] > 0
+    assert [row["update"] for row in outcome.log() if "valid" in row] == [2, 5]
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["00000002", "00000004", "00000006"]
+    # nothing of TRL's is left on the model or in its folder
+    plain = run(tmp_path / "plain", {"objective": {"kind": "final"}, "updates": 1})
+    for name in ("config", "generation_config"):
+        assert getattr(outcome.model, name).to_dict() == getattr(plain.model, name).to_dict()
+    assert "forward" not in vars(outcome.model) and set(vars(outcome.model)) == set(vars(plain.model))
+    files = [next(iter((tmp_path / name / "checkpoints").iterdir())) / "config.json" for name in ("run", "plain")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    ids = torch.arange(6)[None]
+    loaded = lw.load(tmp_path / "run", weights="raw")
+    assert torch.equal(loaded(ids, depth=2).logits, outcome.model(ids, depth=2).logits)
+
+
+def test_resumed_is_uninterrupted_bit_for_bit(tmp_path):
+    whole = run(tmp_path / "whole")
+    part = run(tmp_path / "part", on_update=lambda row: row["update"] == 2)
+    assert not part.finished and part.progress.update == 3
+    part = run(tmp_path / "part", resume=True)
+    assert [untimed(row) for row in part.log()] == [untimed(row) for row in whole.log()]
+    found, wanted = tensors(part), tensors(whole)
+    assert all(torch.equal(found[name], x) for name, x in wanted.items())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), ZeroDivisionError("no")])
+def test_a_reward_that_fails_loses_nothing(tmp_path, bad):
+    whole, calls = run(tmp_path / "whole"), []
+
+    @lw.register("reward", "length", replace=True)
+    def length(sample):
+        calls.append(sample)
+        if len(calls) == 3 * 16 + 12:  # the second batch of the fourth update
+            if isinstance(bad, Exception):
+                raise bad
+            return bad
+        return len(sample.completion)
+
+    with pytest.raises(ValueError, match=r"update 3: reward \(length\).*saved in .*00000003") as error:
+        run(tmp_path / "run")
+    assert "\n" not in str(error.value)
+    again = run(tmp_path / "run", resume=True)
+    assert [untimed(row) for row in again.log()] == [untimed(row) for row in whole.log()]
+    assert all(torch.equal(tensors(again)[name], x) for name, x in tensors(whole).items())
+
+
+def test_log_likelihoods_are_trls_own(tmp_path):
+    """Where the last step earns the credit, TRL's own pass through the model (its fused head) gives the same numbers."""
+    from trl import GRPOTrainer
+
+    from loopwright.train.trl import trainer as ours
+
+    seen = []
+    plain = ours.LoopedGRPO._get_per_token_logps_and_entropies
+
+    def both(self, model, ids, mask, kept, *rest, **more):
+        found = plain(self, model, ids, mask, kept, *rest, **more)
+        model.config.depth = self.at.depth
+        theirs = GRPOTrainer._get_per_token_logps_and_entropies(self, model, ids, mask, kept, compute_entropy=True)
+        real = mask[:, -kept:].bool()
+        seen.append(max(float((a - b).detach()[real].abs().max()) for a, b in zip(found[:2], theirs[:2], strict=True)))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ours.LoopedGRPO, "_get_per_token_logps_and_entropies", both)
+        run(tmp_path / "run", {"objective": {"credit": "last", "beta": 0.0, "temperature": 0.7}})
+    assert len(seen) == 12 and max(seen) < 1e-4
+
+
+def test_what_is_rewarded_becomes_likelier(tmp_path):
+    changes = {"updates": 30, "optim": {"lr": 1e-2}, "accumulate": 1, "objective": {"beta": 0.0}, "save": {"every": 0}}
+    rows = [row for row in run(tmp_path / "run", changes).log() if "loss" in row]
+    assert rows[-1]["reward"] > rows[0]["reward"] + 1
