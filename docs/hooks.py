@@ -20,6 +20,7 @@ COPIED = (
     "LICENSE",
     "docs/*.svg",
     "docs/*.png",
+    "docs/gallery/*",
     "docs/examples/**/*.html",
     "examples/*.py",
     "examples/*.yaml",

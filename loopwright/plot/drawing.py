@@ -24,6 +24,7 @@ DASHES: tuple[Any, ...] = (
 LONGEST_OF_TWO = 24  # letters of a name where two names stand side by side under a figure
 LETTERS = 56  # of names, with what stands beside them, in one line under panels
 MOST_LABELLED_CELLS = 100
+LAST_NAMED = ("even steps", "odd steps")  # in a legend, after the lines they are of
 SHADES = 20
 CELLS = 800  # pixels of a matrix's longer side, or a few less
 FEW_DECADES = 100  # up to this ratio a logarithmic axis is labelled between the powers of ten too
@@ -144,16 +145,17 @@ def panels(
 
 
 def _fill(made: Any, draws: Sequence[Callable[[Axes], None]], rows: int, columns: int, legend_columns: int | None) -> None:
-    """Draws the panels into a figure; where the last row is not full, its panels share the width."""
-    last = len(draws) - (rows - 1) * columns
-    spec = made.add_gridspec(rows, columns * last)
+    """Draws the panels into a figure; where the last row is not full, its panels stand in the middle."""
+    empty = rows * columns - len(draws)
+    spec = made.add_gridspec(rows, 2 * columns)
     labelled: dict[str, Any] = {}
     for place, draw in enumerate(draws):
         row, column = divmod(place, columns)
-        span = columns if row == rows - 1 else last
-        axes = made.add_subplot(spec[row, column * span : (column + 1) * span])
+        left = 2 * column + (empty if row == rows - 1 else 0)
+        axes = made.add_subplot(spec[row, left : left + 2])
         draw(axes)
         labelled |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    labelled |= {word: labelled.pop(word) for word in LAST_NAMED if word in labelled}
     if labelled:
         across = int(LETTERS * made.get_figwidth() / WIDTH) // (max(map(len, labelled)) + 5)  # beside each name stands its line
         ncols = legend_columns or max(1, min(len(labelled), across))

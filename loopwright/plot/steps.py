@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from loopwright.plot.drawing import Axes, Numbers, finite
+from loopwright.plot.drawing import LAST_NAMED, Axes, Numbers, finite
 from loopwright.plot.style import INK
 
 LINEAR_STEPS = 32
 FEWEST_TURNS = 24  # points of a line from which its ups and downs may lie on one another
 SEEN_SWING = 0.02  # of a line's reach: smaller swings are not a brick
-ENVELOPE = 5  # steps of which a band shows the least and largest
+ENVELOPE = 9  # steps of which a band shows the least and largest
 
 
 def over_steps(
@@ -30,10 +30,10 @@ def over_steps(
     halves = [[(a, b) for a, b in zip(steps, values, strict=True) if a % 2 == odd] for odd in (0, 1)]
     if not any(_turns([b for _, b in half]) for half in halves):
         axes.fill_between(*zip(*_between(steps, values, 2), strict=True), color=color, alpha=0.1, linewidth=0)
-        for half, dash, word in zip(halves, ("-", (0, (2, 1.2))), ("even steps", "odd steps"), strict=True):
+        for half, dash, word in zip(halves, ("-", (0, (2, 1.2))), LAST_NAMED, strict=True):
             axes.plot(
                 [a for a, _ in half], [b for _, b in half], linestyle=dash, gid=f"{name or label}, {word}",
-                label=label if word == "even steps" else "_", **look,
+                label=label if dash == "-" else "_", **look,
             )  # fmt: skip
             axes.plot([], [], color=INK, linestyle=dash, linewidth=linewidth, label=word)
         return
@@ -54,7 +54,8 @@ def _turns(values: Sequence[float]) -> bool:
 
 
 def _windows(values: Sequence[float], size: int) -> list[Sequence[float]]:
-    return [values[max(0, i - size // 2) : max(0, i - size // 2) + size] or values[-1:] for i in range(len(values))]
+    reach = [min(size // 2, i, len(values) - 1 - i) for i in range(len(values))]
+    return [values[i - r : i + r + 1] for i, r in enumerate(reach)]
 
 
 def _between(steps: Sequence[float], values: Sequence[float], size: int) -> list[tuple[float, float, float]]:

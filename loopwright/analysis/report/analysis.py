@@ -140,7 +140,10 @@ def write_analysis(
     for name, drawing in pictures.items():
         drawing.save(folder / "figures" / f"{name}.svg")
     model, depth = metrics["model"], safe(metrics)
-    outcome = Outcome(depth.good, f"“More depth is safe”: {depth.reason}", depth.numbers) if metrics["places"]["core"] else None
+    outcome = Outcome(depth.good, f"“More depth is safe”: {depth.reason}", depth.numbers)
+    if not metrics["places"]["core"]:  # nothing is looped: it opens with what its layers do
+        seen = stages_finding(metrics, dense)
+        outcome = Outcome(None, seen.reason[:1].upper() + seen.reason[1:], seen.numbers, f"{seen.answer}.")
     steps = count(metrics["places"]["steps"], "step") if metrics["places"]["core"] else "each layer once"
     lead = f"{count(metrics['examples'], 'prompt')}, {count(metrics['tokens'], 'token')}, {steps}."
     return write_report(
@@ -212,12 +215,13 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
 
     looped = bool(metrics["places"]["core"])
 
-    def part(heading: str, finding: Finding, *names: str, tables: tuple[Grid, ...] = ()) -> list[Section]:
+    def part(heading: str, finding: Finding | None, *names: str, tables: tuple[Grid, ...] = ()) -> list[Section]:
         there = [name for name in names if name in pictures]
         shown = [Picture(pictures[name], caption(name, pictures[name], looped), TITLES[name]) for name in there]
         if not shown and not tables:
             return []
-        return [Section(heading, finding.sentence, shown[:1], tables, finding.numbers, more=shown[1:])]
+        said = ("", ()) if finding is None else (finding.sentence, finding.numbers)
+        return [Section(heading, said[0], shown[:1], tables, said[1], more=shown[1:])]
 
     found = [Section("What this model is", "", (), [_card(metrics, dense)])]
     if looped:
@@ -229,7 +233,7 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
     asked = "Are its stages those of a feedforward model?" if looped else "Its stages"
     found += part(
         asked,
-        stages_finding(metrics, dense),
+        stages_finding(metrics, dense) if looped else None,  # that of a dense model stands at the head of the page
         "stages-by-step",
         "stages",
         "stages-realised",
