@@ -1,4 +1,4 @@
-"""The figures of every study by name, from its committed rows: `study_figures("hops")["learning"].save("learning.png", size="slide")`."""
+"""The figures of every study by name, from its committed rows: `study_figures("hops")["learning"].save("learning.png")`."""
 
 from __future__ import annotations
 

@@ -13,5 +13,5 @@ def test_a_study_is_drawn_from_its_committed_rows() -> None:
 
 
 def test_an_unknown_study_is_refused_in_one_line() -> None:
-    with pytest.raises(ValueError, match="figures: study is 'hop'; .*hops"):
+    with pytest.raises(ValueError, match=r"figures: study is 'hop'; .*hops"):
         study_figures("hop")

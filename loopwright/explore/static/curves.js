@@ -2,7 +2,7 @@
 import { byId, decimal, el, percent, svg } from "./dom.js";
 import { state, update } from "./state.js";
 
-const WIDTH = 560, HEIGHT = 120, LEFT = 44, RIGHT = 12, TOP = 10, BOTTOM = 22;
+const WIDTH = 560, HEIGHT = 120, LEFT = 72, RIGHT = 12, TOP = 10, BOTTOM = 22;
 const MOST_FAINT = 60; // lines of other tokens
 
 const relative = (steps) => steps.change.map((row, s) => row.map((value, t) => (value === null || !steps.size[s][t] ? null : value / steps.size[s][t])));
