@@ -19,7 +19,7 @@ PAGES = (
 COPIED = (
     "LICENSE",
     "docs/*.svg",
-    "docs/*.png",
+    "docs/*.gif",
     "docs/gallery/*",
     "docs/examples/**/*.html",
     "examples/*.py",

@@ -40,5 +40,7 @@ def test_without_access_lines_requests_are_counted_and_errors_are_logged() -> No
     with live(access_log=False) as server:
         assert server.client.get("/health").status_code == 200
         logging.getLogger("uvicorn.error").error("a disk is full")
-        assert until(lambda: 'loopwright_requests_total{route="other",status="200"} 1' in server.client.get("/metrics").text or True)
+        assert until(
+            lambda: 'loopwright_requests_total{route="other",status="200"} 1' in server.client.get("/metrics").text or True
+        )
         assert [(one.get("path"), one.get("message")) for one in server.records] == [(None, "a disk is full")]
