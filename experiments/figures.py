@@ -34,6 +34,12 @@ def _exits() -> Drawings:
     return {path.stem: ExitReport.load(path).drawing() for path in paths}
 
 
+def _halting() -> Drawings:
+    from experiments.halting import figures, tables
+
+    return figures.draw(tables.read_rows(RESULTS / "halting/runs.jsonl"))
+
+
 def _hops() -> Drawings:
     from experiments.hops import figures, reading, tables
 
@@ -76,6 +82,7 @@ def _stars() -> Drawings:
 STUDIES: dict[str, Callable[[], Drawings]] = {
     "asura": _asura,
     "exits": _exits,
+    "halting": _halting,
     "hops": _hops,
     "inside": _inside,
     "inside-training": _inside_training,
