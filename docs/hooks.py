@@ -19,7 +19,8 @@ PAGES = (
 COPIED = (
     "LICENSE",
     "docs/*.svg",
-    "docs/*.png",
+    "docs/*.gif",
+    "docs/gallery/*",
     "docs/examples/**/*.html",
     "examples/*.py",
     "examples/*.yaml",

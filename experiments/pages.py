@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.side_by_side import Run
+from loopwright.plot.drawing import Drawing
 
 Result = dict[str, Any]
 
@@ -103,3 +104,8 @@ def words(items: Sequence[object]) -> str:
 
 def _minus(text: str) -> str:
     return text.replace("-", "−")
+
+
+def save_all(drawings: Mapping[str, Drawing], folder: Path) -> list[Path]:
+    """Writes figures as SVG by their names, and returns where they are."""
+    return [drawing.save(folder / f"{name}.svg") for name, drawing in drawings.items()]

@@ -15,10 +15,3 @@ def html_of(renderable: Any) -> str:
     console = Console(record=True, file=io.StringIO(), width=WIDTH, highlight=False, force_jupyter=False)
     console.print(renderable)
     return console.export_html(inline_styles=True, code_format='<pre style="line-height:1.25">{code}</pre>')
-
-
-class Picture(str):
-    """An SVG figure: a string that a notebook draws."""
-
-    def _repr_svg_(self) -> str:
-        return str(self)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import loopwright.metrics as metrics  # `from loopwright` would ask this file for it
 import loopwright.parts as parts
+import loopwright.plot as plot
+from loopwright.analysis.report.analysis import figures
 from loopwright.analysis.trace.edit import at, noise, patch, swap, zero
 from loopwright.analysis.trace.record import TraceSet, load_trace, save_trace, trace_prompts
 from loopwright.analysis.trace.trace import Trace, trace

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from rich.console import Group
 
-from loopwright.analysis.figures.training import Curve, accuracy_by_depth, loss_by_depth
 from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.batch import Source as Rows
 from loopwright.data.build import build_data, check_vocab
@@ -21,10 +20,12 @@ from loopwright.evaluate.heldout import HeldOut, held_out, need_likelihood
 from loopwright.evaluate.paired import Paired, compare_rows, paired_table
 from loopwright.evaluate.paired import compare as compare_texts
 from loopwright.evaluate.passages import read_passages
-from loopwright.evaluate.sweep import SweepReport, sweep
+from loopwright.evaluate.sweep import SweepReport, grid, sweep
 from loopwright.evaluate.tasks import TaskEvaluation
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.notebook import Picture, html_of
+from loopwright.notebook import html_of
+from loopwright.plot.drawing import Drawing, Plotted
+from loopwright.plot.training import BY_DEPTH, length_by_depth_heatmap
 from loopwright.recipes import find
 from loopwright.recipes import recipe as find_recipe
 from loopwright.settings import merge
@@ -83,7 +84,7 @@ def train(
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Plotted):
     """Reports by split or text, as `loopwright evaluate` gives them."""
 
     reports: Mapping[str, SweepReport | HeldOut]
@@ -97,11 +98,17 @@ class Evaluation:
         """Returns the tables, for rich to print."""
         return Group(*(report.table(width) for report in self.reports.values()))
 
-    def plot(self, path: str | Path | None = None) -> Picture:
-        """Returns exact match, or else the loss, over depth as an SVG figure, written to `path` where one is given."""
-        exact = all(isinstance(r, SweepReport) and r.exact[0] is not None for r in self.reports.values())
-        curves = {name: _curve(report, "exact" if exact else "loss") for name, report in self.reports.items()}
-        return Picture((accuracy_by_depth if exact else loss_by_depth)(curves, path=path))
+    def drawing(self) -> Drawing:
+        """Returns exact match, or else the loss, over depth."""
+        measure = min((report.measure for report in self.reports.values()), key=["loss", "exact"].index)
+        return BY_DEPTH[measure]({name: report.curve(measure) for name, report in self.reports.items()})
+
+    def heatmap(self, path: str | Path | None = None, *, style: str = "light", size: str = "page") -> Drawing:
+        """Returns exact match as a grid, a row per split and a column per depth; arguments as for `plot`."""
+        reports = {name: report for name, report in self.reports.items() if report.measure == "exact"}
+        if not reports:
+            raise ValueError(f"heatmap: no split has right and wrong answers (got {', '.join(self.reports)}); use plot")
+        return length_by_depth_heatmap(**grid(cast(Any, reports))).kept(path, style, size)
 
     def to_dict(self) -> dict[str, list[dict[str, Any]]]:
         """Returns the numbers as plain data: for each split or text, a row per depth."""
@@ -393,8 +400,3 @@ def _context(model: LoopedForCausalLM, context: int | None) -> int:
     if context is not None and not 2 <= context <= room:
         raise ValueError(f"context must be from 2 to {room}, the positions of the model (got {context})")
     return min(CONTEXT, room) if context is None else context
-
-
-def _curve(report: SweepReport | HeldOut, name: str) -> Curve:
-    low, high = getattr(report, f"{name}_low"), getattr(report, f"{name}_high")
-    return Curve(x=list(report.depth), y=list(getattr(report, name)), low=list(low), high=list(high))

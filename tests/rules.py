@@ -20,7 +20,7 @@ ROWS = [
     {"untrusted", "exits", "threads", "notebook"},
     {"version", "autoregister", "storage", "imports", "values"},
     {"settings", "run", "interrupt"},
-    {"model", "metrics"},
+    {"model", "metrics", "plot"},
     {"convert", "data", "generate"},
     {"source"},
     {"engine"},
@@ -39,7 +39,7 @@ RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
 
 # packages that a plain `import loopwright` must not need, and the one place that may import each, when used ("" = nowhere)
 HOMES: dict[str, str | tuple[str, ...]] = {
-    "matplotlib": "analysis/",
+    "matplotlib": "plot/",
     "lm_eval": "evaluate/harness.py",
     "datasets": ("data/text.py", "train/trl/"),
     "llguidance": "generate/constraint.py",

@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from loopwright.notebook import Picture, html_of
+from loopwright.notebook import html_of
 
 
 def test_tables_are_html_and_text_in_them_is_escaped() -> None:
@@ -10,7 +10,3 @@ def test_tables_are_html_and_text_in_them_is_escaped() -> None:
     table.add_row("<script>alert(1)</script>", "1.25")
     page = html_of(table)
     assert page.startswith("<pre") and "1.25" in page and "<script>" not in page and "&lt;script&gt;" in page
-
-
-def test_a_picture_is_its_svg() -> None:
-    assert Picture("<svg/>")._repr_svg_() == "<svg/>" and Picture("<svg/>") == "<svg/>"

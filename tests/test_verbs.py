@@ -162,6 +162,9 @@ def test_evaluate_measures_what_the_sweep_does(run: lw.Run) -> None:
     rows = found.to_dict()["far"]
     assert [row["depth"] for row in rows] == [1, 3] and rows[1]["loss"] == direct.loss[1]
     assert "<svg" in found.plot() and "far" in found._repr_html_() and "Evaluation(" in repr(found)
+    assert ">far<" in found["far"].plot()
+    with pytest.raises(ValueError, match=r"heatmap: no split has right and wrong answers \(got far\); use plot"):
+        found.heatmap()
     with pytest.raises(KeyError, match="'near' was not measured; there are far"):
         found["near"]
     json.dumps(found.to_dict())

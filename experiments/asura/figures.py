@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from experiments.asura.plan import COMPARED, LOOPED
 from experiments.pages import Result
 from experiments.seeds import shared
-from loopwright.analysis.figures.drawing import COLOURS, INK, Axes, Curve, finite, line_style, log_axis, panels
+from loopwright.plot.drawing import Axes, Curve, Drawing, finite, line_style, log_axis, panels
+from loopwright.plot.style import COLOURS, INK
 
 WINDOW = 20  # updates that one number of a run's log stands for
 FIRST = 100  # warm-up: below it all curves fall alike, and would take the axis for themselves
@@ -17,22 +17,21 @@ FAR = 0.5  # nats above ASURA; a row that stays beyond would take the axis for i
 Labels = Mapping[str, Sequence[Result]]
 
 
-def draw_all(sizes: Mapping[str, Labels], folder: Path) -> list[Path]:
-    """Draws every figure and returns where they are."""
+def draw_all(sizes: Mapping[str, Labels]) -> dict[str, Drawing]:
+    """Returns every figure by its name."""
     parts = [label for label in LOOPED if label not in ("naive universal", WHOLE)]
     made = {
-        "losses.svg": (COMPARED, "losses", losses, "training loss", False),
-        "losses-parts.svg": (parts, "losses", above_whole, "loss less ASURA's", False),
-        "gradients.svg": (COMPARED, "gradient_norms", norms, "gradient norm", True),
-        "gradients-parts.svg": ([WHOLE, *parts], "gradient_norms", norms, "gradient norm", True),
+        "losses": (COMPARED, "losses", losses, "training loss", False),
+        "losses-parts": (parts, "losses", above_whole, "loss less ASURA's", False),
+        "gradients": (COMPARED, "gradient_norms", norms, "gradient norm", True),
+        "gradients-parts": ([WHOLE, *parts], "gradient_norms", norms, "gradient norm", True),
     }
-    paths = []
+    drawings = {}
     for name, (rows, key, curve, title, logarithmic) in made.items():
         draws = [panel(size, labels, rows, key, curve, title, logarithmic) for size, labels in sizes.items()]
         if draws:
-            panels(draws, folder / name, columns=1, height=2.1 + 0.15 * len(rows))
-            paths.append(folder / name)
-    return paths
+            drawings[name] = panels(draws, columns=1, height=2.1 + 0.15 * len(rows))
+    return drawings
 
 
 def panel(

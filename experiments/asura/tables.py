@@ -14,7 +14,7 @@ from pathlib import Path
 from experiments.asura.figures import draw_all
 from experiments.asura.plan import SIZES, rows
 from experiments.asura.run import BEFORE, SPIKE, TEXTS
-from experiments.pages import Result, by_label, by_seed, missing_part, number, results, signed, spread, table, words
+from experiments.pages import Result, by_label, by_seed, missing_part, number, results, save_all, signed, spread, table, words
 from experiments.seeds import RULE, Pooled, best_depth, held, loss_interval, mean_loss, pooled, reports
 
 WHOLE = "ASURA"
@@ -155,7 +155,7 @@ def main() -> None:
             "### Stability", stability_table(labels),
         ]  # fmt: skip
     (folder / "table.md").write_text("\n\n".join([*page, *missing_part(found, rows())]) + "\n")
-    for path in [folder / "table.md", *draw_all(sizes, folder)]:
+    for path in [folder / "table.md", *save_all(draw_all(sizes), folder)]:
         print(path)
 
 

@@ -17,7 +17,7 @@ import loopwright as lw
 from benchmarks.early_exit import early_exit, speculation
 from experiments.exits.plan import MODELS, PASSAGES, TEXT, overrides
 from experiments.exits.tables import table
-from loopwright.commands.evaluate_exits import draw, evaluate_exits
+from loopwright.commands.evaluate_exits import evaluate_exits
 from loopwright.commands.train import train
 from loopwright.data.batch import IGNORED
 from loopwright.data.build import build_data
@@ -63,7 +63,7 @@ def measure(name: str, folder: Path, data: Path) -> None:
     plain = json.loads(report.save(folder / "exits.json").read_text()) | {"name": name, "source": name}
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(plain, separators=(",", ":")) + "\n")
-    draw(report, RESULTS / f"{name}.svg")
+    report.plot(RESULTS / f"{name}.svg")
 
 
 def time_model(name: str, folder: Path, data: Path) -> None:

@@ -13,6 +13,7 @@ from experiments.halting.figures import draw
 from experiments.halting.plan import GROUPS
 from experiments.halting.run import carry_out
 from experiments.halting.tables import read_rows, table
+from experiments.pages import save_all
 from experiments.side_by_side import arguments, asked_for, grouped, run_all
 
 
@@ -28,7 +29,7 @@ def main() -> None:
         )  # fmt: skip
     rows = read_rows(folder / "runs.jsonl")
     (folder / "table.md").write_text(table(rows))
-    draw(rows, folder)
+    save_all(draw(rows), folder)
 
 
 if __name__ == "__main__":

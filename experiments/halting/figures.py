@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.halting.plan import TASKS
 from experiments.halting.tables import Row, models_of, rules_of
-from loopwright.analysis.figures.drawing import INK, Axes, line_style, panels
+from loopwright.plot.drawing import Axes, Drawing, line_style, panels
+from loopwright.plot.style import INK
 
 FEWEST = 20  # tokens that a need must have to be drawn
 Seeds = Sequence[Mapping[str, Any]]
 
 
-def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Draws both figures of every task that has rows, and returns where they are."""
-    paths = []
+def draw(rows: Sequence[Row]) -> dict[str, Drawing]:
+    """Returns both figures of every task that has rows, by name."""
+    drawings = {}
     for task in TASKS:
         models = models_of(rows, task)
         if models:
-            paths += [folder / f"{task}-needs.svg", folder / f"{task}-depth.svg"]
-            panels([by_need(name, seeds) for name, seeds in models.items()], paths[-2], height=2.6)
-            panels([by_depth(name, seeds) for name, seeds in models.items()], paths[-1], height=2.6)
-    return paths
+            drawings[f"{task}-needs"] = panels([by_need(name, seeds) for name, seeds in models.items()], height=2.6)
+            drawings[f"{task}-depth"] = panels([by_depth(name, seeds) for name, seeds in models.items()], height=2.6)
+    return drawings
 
 
 def by_need(name: str, seeds: Seeds) -> Callable[[Axes], None]:

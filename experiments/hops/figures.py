@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from experiments.hops.plan import ARMS
 from experiments.hops.reading import TRAINED, at_depth, at_own_depth
 from experiments.pages import Result
-from loopwright.analysis.figures.drawing import INK, Axes, Curve, figure, legend, line_style, log_axis, panels
-from loopwright.analysis.figures.training import length_by_depth_heatmap
+from loopwright.plot.drawing import Axes, Curve, Drawing, figure, legend, line_style, log_axis, panels
+from loopwright.plot.style import INK
+from loopwright.plot.training import length_by_depth_heatmap
 
 CHANCE = 25
 SHOWN_HOPS = (1, 2, 4, 8, 12, 16, 24, 32)
@@ -18,18 +18,13 @@ SHOWN_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32)
 Arms = Mapping[str, Sequence[Result]]
 
 
-def draw_all(arms: Arms, folder: Path) -> list[Path]:
-    """Draws every figure and returns where they are."""
+def draw_all(arms: Arms) -> dict[str, Drawing]:
+    """Returns every figure by its name."""
     if not arms:
-        return []
-    panels([by_hops(arm, runs) for arm, runs in arms.items()], folder / "hops.svg", height=2.3)
-    learning(arms, folder / "learning.svg")
-    paths = [folder / "hops.svg", folder / "learning.svg"]
-    for arm, runs in arms.items():
-        if ARMS[arm][1] > 1:
-            paths.append(folder / f"depth-{arm.replace('⊗', 'x')}.svg")
-            by_depth(runs, paths[-1])
-    return paths
+        return {}
+    grids = {f"depth-{arm.replace('⊗', 'x')}": by_depth(runs) for arm, runs in arms.items() if ARMS[arm][1] > 1}
+    hops = panels([by_hops(arm, runs) for arm, runs in arms.items()], height=2.3)
+    return {"hops": hops, "learning": learning(arms), **grids}
 
 
 def by_hops(arm: str, runs: Sequence[Result]) -> Callable[[Axes], None]:
@@ -51,8 +46,8 @@ def by_hops(arm: str, runs: Sequence[Result]) -> Callable[[Axes], None]:
     return draw
 
 
-def learning(arms: Arms, path: Path) -> None:
-    """Draws the loss on the validation rows by update: the mean of each arm's seeds, and every seed faintly."""
+def learning(arms: Arms) -> Drawing:
+    """Returns the loss on the validation rows by update: the mean of each arm's seeds, and every seed faintly."""
 
     def draw(axes: Axes) -> None:
         curves = {}
@@ -69,12 +64,12 @@ def learning(arms: Arms, path: Path) -> None:
         axes.set_ylabel("loss on the validation rows")
         legend(axes)
 
-    figure(draw, path)
+    return figure(draw)
 
 
-def by_depth(runs: Sequence[Result], path: Path) -> None:
-    """Draws exact match as a grid: a row per number of hops, a column per depth, the mean over seeds; trained hops in bold."""
+def by_depth(runs: Sequence[Result]) -> Drawing:
+    """Returns exact match as a grid: a row per number of hops, a column per depth, the mean over seeds; trained hops in bold."""
     rows = [f"{hops} hop{'s' * (hops > 1)}" for hops in SHOWN_HOPS]
     values = [[sum(at_depth(run, hops, depth) for run in runs) / len(runs) for depth in SHOWN_DEPTHS] for hops in SHOWN_HOPS]
     bold = [row for row, hops in zip(rows, SHOWN_HOPS, strict=True) if hops in TRAINED]
-    length_by_depth_heatmap(values, rows=rows, columns=SHOWN_DEPTHS, trained_rows=bold, path=path)
+    return length_by_depth_heatmap(values, rows=rows, columns=SHOWN_DEPTHS, trained_rows=bold)

@@ -25,7 +25,7 @@ from experiments.hops.reading import (
     solved_hops,
     steps_needed,
 )
-from experiments.pages import Result, missing_part, number, results, table
+from experiments.pages import Result, missing_part, number, results, save_all, table
 from experiments.seeds import over_seeds
 
 BEYOND = (8, 16, 32)  # depths at which looped arms are shown
@@ -150,7 +150,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.md").write_text(page(found))
     arms = by_arm(run for run in found if run["group"] == "compared")
-    for path in [folder / "table.md", *draw_all(arms, folder)]:
+    for path in [folder / "table.md", *save_all(draw_all(arms), folder)]:
         print(path)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from loopwright.analysis.figures.drawing import COLOURS, Axes, Curve, Numbers, finite, line_style, panels, plain_log, spread
 from loopwright.analysis.figures.stages import LABELS, draw_steps
 from loopwright.analysis.summary import one_step
+from loopwright.plot.drawing import Axes, Curve, Drawing, Numbers, finite, line_style, panels, plain_log, spread
+from loopwright.plot.style import COLOURS
 
 Metrics = Mapping[str, Any]
 MOST_STEPS = 64  # of a line: with a line and a band per model in each of many panels the file grows with every point
@@ -26,8 +26,7 @@ def side_by_side(
     styles: Mapping[str, Mapping[str, Any]] | None = None,
     columns: int = 3,
     log: bool = False,
-    path: str | Path | None = None,
-) -> str:
+) -> Drawing:
     """Returns a panel per group with a line per model and its interval as a band, all panels on one y axis.
 
     `styles` gives lines their colour and dash by name (as matplotlib takes them); left out, each place has its own. On a
@@ -50,7 +49,7 @@ def side_by_side(
 
     longest = max(len(name) for group in groups.values() for name in group)
     fitting = max(1, LETTERS * min(columns, len(groups)) // (longest + KEY))
-    return panels([draw(*item) for item in groups.items()], path, columns=columns, height=2.5, legend_columns=fitting)
+    return panels([draw(*item) for item in groups.items()], columns=columns, height=2.5, legend_columns=fitting)
 
 
 def stages_of_models(
@@ -59,8 +58,7 @@ def stages_of_models(
     *,
     dense: Metrics | None = None,
     columns: int = 3,
-    path: str | Path | None = None,
-) -> str:
+) -> Drawing:
     """Returns a panel per model, by its summary: a number over relative depth, a line per step, a dense model's in each panel."""
     lacking = [title for title, metrics in models.items() if name not in metrics["by_place"]]
     if lacking or not models:
@@ -77,7 +75,7 @@ def stages_of_models(
 
         return inner
 
-    return panels([draw(*item) for item in models.items()], path, columns=columns, height=2.6)
+    return panels([draw(*item) for item in models.items()], columns=columns, height=2.6)
 
 
 def _line(axes: Axes, name: str, curve: Curve, style: Mapping[str, Any], log: bool) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 from experiments.inside.claims import WORD, Cell, Claim, cells, judge
 from experiments.inside.figures_models import side_by_side
 from experiments.inside.plan import INJECTIONS, MAIN_LAYERS, MAIN_START, NORMS, SHARED, STARTS
-from loopwright.analysis.figures.drawing import COLOURS, DASHES, Curve
+from experiments.pages import save_all
 from loopwright.analysis.figures.stages import LAYER_ENDS
 from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, write_report
+from loopwright.plot.drawing import DASHES, Curve, Drawing
+from loopwright.plot.style import COLOURS
 
 Results = Sequence[Mapping[str, Any]]
 WORDS = {"pre": "pre-norm", "huginn": "Huginn's norms", "ouro": "Ouro's norms"}
@@ -51,7 +53,7 @@ def _panels(results: Results, lines: Mapping[str, tuple[str, Mapping[str, Any]]]
     return {title: group for title, group in groups.items() if group}
 
 
-def norms_and_injection(results: Results, path: Path) -> str:
+def norms_and_injection(results: Results) -> Drawing:
     """Figure 6: all six kinds in one panel; left to its own fixed point, right to the farthest layer's."""
     groups: dict[str, dict[str, Curve]] = {}
     styles = {}
@@ -64,28 +66,28 @@ def norms_and_injection(results: Results, path: Path) -> str:
                     label = f"{SHORT[norm]}, {AFTER[injection]}"
                     group[label] = found
                     styles[label] = {"color": colour, "linestyle": DASHES[0] if INJECTIONS[injection] else DASHES[2]}
-    return side_by_side(groups, y_label="cosine", styles=styles, columns=2, path=path)
+    return side_by_side(groups, y_label="cosine", styles=styles, columns=2)
 
 
-def own_and_farthest(results: Results, path: Path, *, kind: str) -> str:
+def own_and_farthest(results: Results, *, kind: str) -> Drawing:
     """Figures 29 and 30: the first layer against its own and the farthest fixed point, by distance or by cosine."""
     names = ("fixed_norm", "far_norm") if kind == DISTANCE else ("fixed_cosine", "far_cosine")
     wanted = {"layers": MAIN_LAYERS, "start": MAIN_START}
     styles = {OWN: {"color": LAYER_ENDS[0], "linestyle": DASHES[0]}, FAR: {"color": LAYER_ENDS[1], "linestyle": DASHES[1]}}
     groups = _panels(results, {label: (name, wanted) for label, name in zip((OWN, FAR), names, strict=True)})
-    return side_by_side(groups, y_label=kind, styles=styles, log=kind == DISTANCE, path=path)
+    return side_by_side(groups, y_label=kind, styles=styles, log=kind == DISTANCE)
 
 
-def by_layers(results: Results, path: Path, *, name: str) -> str:
+def by_layers(results: Results, *, name: str) -> Drawing:
     """Figure 31: a line per number of layers, to its own or to the farthest layer's fixed point."""
     lines = {f"{layers} layers": (name, {"layers": layers, "start": MAIN_START}) for layers in LAYER_COLOURS}
-    return side_by_side(_panels(results, lines), y_label="cosine", path=path)
+    return side_by_side(_panels(results, lines), y_label="cosine")
 
 
-def by_start(results: Results, path: Path) -> str:
+def by_start(results: Results) -> Drawing:
     """A line per way that weights start."""
     lines = {start: ("fixed_cosine", {"layers": MAIN_LAYERS, "start": start}) for start in STARTS}
-    return side_by_side(_panels(results, lines), y_label="cosine", path=path)
+    return side_by_side(_panels(results, lines), y_label="cosine")
 
 
 # file: how to read it, and what draws it
@@ -112,7 +114,9 @@ FIGURES = {
 
 def write_page(out: Path, results: Results, claims: Sequence[Claim]) -> Path:
     """Draws every figure and writes the page; returns where."""
-    pictures = {name: Picture(draw(results, out / f"{name}.svg"), read) for name, (read, draw) in FIGURES.items()}
+    drawings = {name: draw(results) for name, (_, draw) in FIGURES.items()}
+    save_all(drawings, out)
+    pictures = {name: Picture(drawings[name], read) for name, (read, _) in FIGURES.items()}
     first = results[0]
     verdicts = [claim.holds for claim in claims]
     kept = verdicts.count(True)

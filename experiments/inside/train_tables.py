@@ -23,14 +23,14 @@ from experiments.inside.figures_models import stages_of_models
 from experiments.inside.train_claims import CLAIMS, Case, Claim, Reading, readings
 from experiments.inside.train_plan import AROUND, CONTROL, STEPS, rows, written
 from experiments.inside.train_run import BEYOND, RESTS
-from experiments.pages import last_of_each, missing_part, signed, table
+from experiments.pages import last_of_each, missing_part, save_all, signed, table
 from experiments.pages import percent as share
-from loopwright.analysis.figures.drawing import Curve
 from loopwright.analysis.figures.stages import STAGES, by_layer, by_step, fading
-from loopwright.analysis.figures.training import loss_by_depth
 from loopwright.analysis.report.findings import percent, safe
 from loopwright.evaluate.heldout import HeldOut
 from loopwright.evaluate.paired import compare
+from loopwright.plot.drawing import Curve, Drawing
+from loopwright.plot.training import loss_by_depth
 
 Run = Mapping[str, Any]
 
@@ -107,40 +107,34 @@ def beyond_table(found: Sequence[Reading]) -> str:
     return table(head, lines)
 
 
-def draw(runs: Sequence[Run], folder: Path, words: Sequence[str] = ("",)) -> list[Path]:
-    """Draws what the first seed of each model shows, beyond the trained depth of those whose label holds one of the words, and
-    returns the files."""
+def draw(runs: Sequence[Run], words: Sequence[str] = ("",)) -> dict[str, Drawing]:
+    """Returns what the first seed of each model shows, beyond the trained depth of those whose label holds one of the words."""
     first: dict[str, Run] = {}
     for run in runs:
         first.setdefault(run["label"], run)
     control = first.get(CONTROL)
     dense = None if control is None else control["near"]
-    made = []
-
-    def keep(name: str) -> Path:
-        made.append(folder / f"{name}.svg")
-        return made[-1]
-
+    made: dict[str, Drawing] = {}
     for label, run in first.items():
         if label == CONTROL:
             continue
-        by_step(run["near"], STAGES, dense=dense, path=keep(f"stages-{label}"))
+        made[f"stages-{label}"] = by_step(run["near"], STAGES, dense=dense)
         if "deep" in run and any(word in label for word in words):
-            by_step(run["deep"], BEYOND, dense=dense, path=keep(f"beyond-by-step-{label}"))
-            by_layer(run["deep"], BEYOND, path=keep(f"beyond-by-layer-{label}"))
-            fading(run["deep"], RESTS, path=keep(f"rest-{label}"))
+            made[f"beyond-by-step-{label}"] = by_step(run["deep"], BEYOND, dense=dense)
+            made[f"beyond-by-layer-{label}"] = by_layer(run["deep"], BEYOND)
+            made[f"rest-{label}"] = fading(run["deep"], RESTS)
     for family, injected in product(AROUND, (False, True)):  # of a sandwich without injection it is Figure 10
         group = [run for run in first.values() if run["label"].startswith(family) and run["injected"] == injected]
         if group:
             models = {written(run["label"]): run["near"] for run in group}
-            stages_of_models(models, dense=dense, path=keep(f"colsum-{family}{'-injected' if injected else ''}"))
+            made[f"colsum-{family}{'-injected' if injected else ''}"] = stages_of_models(models, dense=dense)
     for family in AROUND:
         curves = {written(label): _losses(run) for label, run in first.items() if label.startswith(family)}
         if curves and control is not None:  # it has one depth: a level line
             depths = next(iter(curves.values())).x
             curves[written(CONTROL)] = Curve(depths, control["held_out"]["loss"] * len(depths))
         if curves:
-            loss_by_depth(curves, trained=(STEPS, STEPS, STEPS), path=keep(f"loss-{family}"))
+            made[f"loss-{family}"] = loss_by_depth(curves, trained=(STEPS, STEPS, STEPS))
     return made
 
 
@@ -195,7 +189,7 @@ def main() -> None:
     runs, folder = read(options.results), Path(options.out)
     if not runs:
         sys.exit("train_tables: no run in these files; allowed: at least one line")
-    made = draw(runs, folder / "figures", options.draw.split("|"))
+    made = save_all(draw(runs, options.draw.split("|")), folder / "figures")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "claims.md").write_text(page(runs, prompt_parts(options.system, options.first)))
     print(f"{folder / 'claims.md'} and {len(made)} figures, {sum(path.stat().st_size for path in made):,} bytes")

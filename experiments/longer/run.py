@@ -21,13 +21,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments.pages import save_all
 from experiments.side_by_side import as_line, columns
-from loopwright.analysis.figures.training import length_by_depth_heatmap
 from loopwright.data.batch import FirstRows, Source
 from loopwright.data.tasks.columns import ALPHABET, Columns
 from loopwright.data.tasks.draw import Matrix, below, stream
 from loopwright.data.tasks.table import Table
 from loopwright.evaluate.sweep import sweep
+from loopwright.plot.drawing import Drawing
+from loopwright.plot.training import length_by_depth_heatmap
 from loopwright.recipes import recipe
 from loopwright.run import origin
 from loopwright.train.log import read_log
@@ -115,9 +117,9 @@ def cost(log: list[dict[str, Any]]) -> dict[str, Any] | None:
     return {"ratio": on / off, "depths": both, "updates_on": sum(map(len, seconds[True].values()))}
 
 
-def draw(runs: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Draws exact match over length × depth, the worst seed in each cell, for each arm and kind of rows; returns the files."""
-    files = []
+def draw(runs: list[dict[str, Any]]) -> dict[str, Drawing]:
+    """Returns exact match over length × depth, the worst seed in each cell, a figure for each arm and kind of rows."""
+    drawings = {}
     for arm in sorted({run["arm"] for run in runs}):
         of_arm = [run for run in runs if run["arm"] == arm]
         trained = {f"length-{n}" for run in of_arm for n in run["recipe"]["data"]["lengths"]}
@@ -126,12 +128,11 @@ def draw(runs: list[dict[str, Any]], folder: Path) -> list[Path]:
             values = [
                 [min(cell) for cell in zip(*(run["found"][kind][name]["exact"] for run in of_arm), strict=True)] for name in names
             ]
-            files.append(folder / f"{arm}-{kind}.svg")
-            length_by_depth_heatmap(
+            drawings[f"{arm}-{kind}"] = length_by_depth_heatmap(
                 values, rows=[_digits(name) for name in names], columns=of_arm[0]["found"][kind][names[0]]["depth"],
-                trained_rows=[_digits(name) for name in trained], path=files[-1],
+                trained_rows=[_digits(name) for name in trained],
             )  # fmt: skip
-    return files
+    return drawings
 
 
 def _digits(name: str) -> str:
@@ -151,7 +152,7 @@ def main() -> None:
     path = Path(options.out)
     runs = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     if options.draw is not None:
-        print(*draw(runs, Path(options.draw)), sep="\n")
+        print(*save_all(draw(runs), Path(options.draw)), sep="\n")
         return
     unknown = [arm for arm in options.arms.split(",") if arm not in ARMS]
     if unknown:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from experiments.ouroboros.answers import named
 from experiments.ouroboros.plan import NORMED
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.pages import Result, percent
 from experiments.seeds import Pooled, Share, best_depth, mean_loss, reports
-from loopwright.analysis.figures.drawing import (
-    COLOURS,
-    INK,
+from loopwright.plot.drawing import (
     MARKERS,
     Axes,
     Curve,
+    Drawing,
     depth_axis,
     figure,
     line_style,
@@ -25,6 +23,7 @@ from loopwright.analysis.figures.drawing import (
     mosaic,
     panels,
 )
+from loopwright.plot.style import COLOURS, INK
 
 LEAST_SHOWN, MOST_SHOWN = -0.5, 1.3  # a share beyond is told at the edge: one such row must not flatten the others
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -34,8 +33,8 @@ BY_DEPTH = (  # no more than there are colours; normed states would lie on raw o
 )  # fmt: skip
 LEAKING, ONCE, BASELINE = "controller, whole sequence (leaks)", "healed LoRA, equal parameters", "static, equal parameters"
 AGAINST = {
-    "question.svg": ("controller, prefix", NORMED, "controller, blind to the input"),
-    "controls.svg": ("controller, prefix", NORMED, "controller, blind to the input", "static diagonal", "gate only"),
+    "question": ("controller, prefix", NORMED, "controller, blind to the input"),
+    "controls": ("controller, prefix", NORMED, "controller, blind to the input", "static diagonal", "gate only"),
 }
 SPOKEN = "controller, prefix"
 
@@ -45,31 +44,30 @@ ByDepth = Mapping[int | None, Mapping[str, Pooled]]
 Pairs = Mapping[tuple[str, str], ByDepth]
 
 
-def draw_all(runs: Runs, shares: Shares, pairs: Pairs, folder: Path) -> list[Path]:
-    """Draws every figure that there are rows for and returns where they are."""
-    made: list[Path] = []
+def draw_all(runs: Runs, shares: Shares, pairs: Pairs) -> dict[str, Drawing]:
+    """Returns every figure that there are rows for, by its name."""
+    made: dict[str, Drawing] = {}
 
-    def draw(name: str, there: object, how: Callable[[Path], object]) -> None:
+    def draw(name: str, there: object, how: Callable[[], Drawing]) -> None:
         if there:
-            how(folder / name)
-            made.append(folder / name)
+            made[name] = how()
 
     ends = ("full model", "truncated", "truncated, searched layout")
-    for name, groups in {"recovered.svg": ("references", "main", "best"), "recovered-others.svg": ("others",)}.items():
+    for name, groups in {"recovered": ("references", "main", "best"), "recovered-others": ("others",)}.items():
         chosen = {label: found for label, found in shares.items() if runs[label][0]["group"] in groups and label not in ends}
         draw(name, chosen, partial(recovered_points, runs, chosen))
     looped = {label: runs[label] for label in BY_DEPTH if label in runs}
-    draw("by-depth.svg", looped, partial(loss_by_depth, runs, looped))
+    draw("by-depth", looped, partial(loss_by_depth, runs, looped))
     for name, labels in AGAINST.items():
         against = {label: pairs[label, BASELINE] for label in labels if (label, BASELINE) in pairs}
         draw(name, against, partial(difference_by_depth, against))
     said = next((run for run in runs.get(SPOKEN, []) if run.get("diagonals")), None)
-    draw("diagonals.svg", said, partial(diagonal_maps, said))
+    draw("diagonals", said, partial(diagonal_maps, said))
     return made
 
 
-def recovered_points(runs: Runs, shares: Shares, path: Path) -> str:
-    """Draws the share of the gap that each row recovers on each text: the interval over documents, and a small dot per seed."""
+def recovered_points(runs: Runs, shares: Shares) -> Drawing:
+    """Returns the share of the gap that each row recovers on each text: the interval over documents, and a small dot per seed."""
     count = len(shares)
     negative = any(share.low < -0.1 for found in shares.values() for share in found.values())  # then names begin at the edge
 
@@ -100,7 +98,7 @@ def recovered_points(runs: Runs, shares: Shares, path: Path) -> str:
         axes.set_xlabel("gap recovered")
         axes.figure.legend(loc="outside lower center", frameon=False, ncols=2)
 
-    return figure(draw, path, height=1.2 + 0.52 * count)
+    return figure(draw, height=1.2 + 0.52 * count)
 
 
 def _point(axes: Axes, y: float, share: Share, place: int, name: str | None, *, hollow: bool) -> None:
@@ -125,8 +123,8 @@ def _point(axes: Axes, y: float, share: Share, place: int, name: str | None, *, 
         axes.plot(dots, [y] * len(dots), marker="|", markersize=9, color=INK, linestyle="none", markeredgewidth=0.9)
 
 
-def loss_by_depth(runs: Runs, looped: Runs, path: Path) -> str:
-    """Draws the loss of the main rows over depth, a panel per text, mean of the seeds with their range."""
+def loss_by_depth(runs: Runs, looped: Runs) -> Drawing:
+    """Returns the loss of the main rows over depth, a panel per text, mean of the seeds with their range."""
 
     def draw(text: str, axes: Axes) -> None:
         curves = {label: _by_depth(of_label, text) for label, of_label in looped.items()}
@@ -149,7 +147,7 @@ def loss_by_depth(runs: Runs, looped: Runs, path: Path) -> str:
         axes.set_title(text)
         axes.set_ylabel("loss per token")
 
-    return panels([partial(draw, text) for text in TEXTS], path, columns=1, height=3.7)
+    return panels([partial(draw, text) for text in TEXTS], columns=1, height=3.7)
 
 
 def _by_depth(runs: Sequence[Result], text: str) -> Curve:
@@ -160,8 +158,8 @@ def _by_depth(runs: Sequence[Result], text: str) -> Curve:
     return Curve(depths, [sum(row) / len(row) for row in alone], *ends)
 
 
-def difference_by_depth(against: Mapping[str, ByDepth], path: Path) -> str:
-    """Draws rows against static modulation of equal parameters at equal depth: intervals over documents, a small mark per seed."""
+def difference_by_depth(against: Mapping[str, ByDepth]) -> Drawing:
+    """Returns rows against static modulation of equal parameters at equal depth: intervals over documents, a mark per seed."""
 
     def draw(text: str, axes: Axes) -> None:
         curves = {}
@@ -181,11 +179,11 @@ def difference_by_depth(against: Mapping[str, ByDepth], path: Path) -> str:
         axes.set_title(text)
         axes.set_ylabel("loss less static's")
 
-    return panels([partial(draw, text) for text in TEXTS], path, columns=1, height=2.9)
+    return panels([partial(draw, text) for text in TEXTS], columns=1, height=2.9)
 
 
-def diagonal_maps(run: Result, path: Path) -> str:
-    """Draws the size of a controller's diagonals by map and step: for each kind of text, and of the difference of two kinds."""
+def diagonal_maps(run: Result) -> Drawing:
+    """Returns the size of a controller's diagonals by map and step: for each kind of text, and of the difference of two kinds."""
     said = run["diagonals"]
     maps = said["sizes"]
     high = max(value for values in maps.values() for row in values for value in row)
@@ -202,4 +200,4 @@ def diagonal_maps(run: Result, path: Path) -> str:
         axes.figure.colorbar(mappable, ax=axes, label="RMS")
 
     draws = [partial(draw, name, f"variance: {shares}\n{name}" if i == 0 else name) for i, name in enumerate(maps)]
-    return panels(draws, path, columns=1, height=2.5)
+    return panels(draws, columns=1, height=2.5)

@@ -15,7 +15,7 @@ from pathlib import Path
 from experiments.ouroboros.answers import DIVERGED, QUESTION, answer, candidates, decided, named, target_sentence
 from experiments.ouroboros.plan import GROUPS, NORMED, Row
 from experiments.ouroboros.run import DEPTHS, TEXTS
-from experiments.pages import Result, by_label, by_seed, missing_part, number, percent, results, signed, spread, table
+from experiments.pages import Result, by_label, by_seed, missing_part, number, percent, results, save_all, signed, spread, table
 from experiments.seeds import RULE, Pooled, Share, best_depth, held, mean_loss, pooled, reports, share_of_gap, won
 from loopwright.evaluate.heldout import HeldOut, Honest
 
@@ -299,7 +299,7 @@ def main() -> None:
     for text in TEXTS if runs else ():
         page += text_part(runs, shares, healed, text)
     (folder / "table.md").write_text("\n\n".join([*page, *missing_part(found, planned())]) + "\n")
-    for path in [folder / "table.md", *draw_all(runs, shares, pairs, folder)]:
+    for path in [folder / "table.md", *save_all(draw_all(runs, shares, pairs), folder)]:
         print(path)
 
 

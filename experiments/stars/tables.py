@@ -11,13 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.pages import missing_part
+from experiments.pages import missing_part, save_all
 from experiments.pages import table as markdown
 from experiments.seeds import over_seeds
 from experiments.stars.plan import GROUPS
-from loopwright.analysis.figures.training import Curve, accuracy_by_depth, length_by_depth_heatmap, radius_bars
-from loopwright.analysis.figures.training import Radius as Bar
 from loopwright.metrics.score import holds_from_to, wilson_interval
+from loopwright.plot.drawing import Drawing
+from loopwright.plot.training import Curve, accuracy_by_depth, length_by_depth_heatmap, radius_bars
+from loopwright.plot.training import Radius as Bar
 from loopwright.settings import build_kind
 from loopwright.train.depth import RULES
 
@@ -164,12 +165,12 @@ def curve(runs: Runs) -> Curve:
     return Curve(depths, means, [low for low, _ in ends], [high for _, high in ends])
 
 
-def draw_forms(found: dict[str, dict[str, Runs]], path: Path) -> None:
-    """Draws a grid of exact match by depth: the penalty off, and on in its three forms, a row for each seed."""
+def draw_forms(found: dict[str, dict[str, Runs]]) -> Drawing:
+    """Returns a grid of exact match by depth: the penalty off, and on in its three forms, a row for each seed."""
     depths = SHOWN[1:]  # at depth 1 nothing was trained for; without it every cell holds its number
     runs = {f"{form}, seed {run['seed']}": run for form, (g, label) in FORMS.items() for run in found.get(g, {}).get(label, [])}
     values = [[accuracy(run)[depth] for depth in depths] for run in runs.values()]
-    length_by_depth_heatmap(values, rows=list(runs), columns=depths, path=path)
+    return length_by_depth_heatmap(values, rows=list(runs), columns=depths)
 
 
 def page(found: dict[str, dict[str, Runs]]) -> str:
@@ -191,22 +192,28 @@ def main() -> None:
     found, folder = read(sources), Path(target)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.md").write_text(page(found))
+    save_all(draw_all(found), folder)
+
+
+def draw_all(found: dict[str, dict[str, Runs]]) -> dict[str, Drawing]:
+    """Returns every figure by its name."""
+    drawings = {}
     for group, labels in found.items():
-        path = folder / f"{group}-by-depth.svg"
         if group == "alike":  # every seed: one that did not learn would bend a mean
-            draw_forms(found, path)
+            drawing = draw_forms(found)
         elif len(labels) <= MOST_LINES:
-            accuracy_by_depth({label: curve(runs) for label, runs in labels.items()}, path=path)
+            drawing = accuracy_by_depth({label: curve(runs) for label, runs in labels.items()})
         else:
             means = [[sum(accuracy(run)[depth] for run in runs) / len(runs) for depth in SHOWN] for runs in labels.values()]
-            length_by_depth_heatmap(means, rows=list(labels), columns=SHOWN, path=path)
+            drawing = length_by_depth_heatmap(means, rows=list(labels), columns=SHOWN)
+        drawings[f"{group}-by-depth"] = drawing
     bars = {}
     for group in ("target", "main"):
         for label, runs in found.get(group, {}).items():
             radii = [run["radius"]["100"] for run in runs]
             mean = sum(r["radius_mean"] for r in radii) / len(radii)
             bars[label] = Bar(mean, min(r["radius_least"] for r in radii), max(r["radius_largest"] for r in radii))
-    radius_bars(bars, path=folder / "radius.svg")
+    return drawings | {"radius": radius_bars(bars)}
 
 
 if __name__ == "__main__":

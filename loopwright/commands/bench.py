@@ -6,8 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-from loopwright.analysis.figures.inference import throughput_by_batch
-from loopwright.analysis.figures.training import Curve
 from loopwright.commands.console import console
 from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.models import open_model
@@ -56,17 +54,7 @@ def bench(
         folder = Path(out)
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "bench.json", json.dumps(report.to_dict(), indent=2) + "\n")
-        write_whole(folder / "bench.svg", draw(report))
+        report.plot(folder / "bench.svg")
         for name in ("bench.json", "bench.svg"):
             printer.print(f"written: {folder / name}", markup=False, soft_wrap=True)
     return report
-
-
-def draw(report: BenchReport) -> str:
-    """Returns tokens per second over the batch size, a line per depth, as SVG text."""
-    found: dict[int, tuple[Curve, Curve]] = {}
-    for depth in dict.fromkeys(row.depth for row in report.rows):
-        rows = [row for row in report.rows if row.depth == depth]
-        x = [row.batch for row in rows]
-        found[depth] = Curve(x, [row.tokens_per_s for row in rows]), Curve(x, [row.bound for row in rows])
-    return throughput_by_batch({f"depth {d}": c for d, (c, _) in found.items()}, {f"depth {d}": b for d, (_, b) in found.items()})

@@ -12,18 +12,17 @@ from typing import cast
 
 import torch
 
-from loopwright.analysis.figures.training import Curve, accuracy_by_depth, loss_curves, radius_by_depth, state_paths
 from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, Slider, write_report
 from loopwright.commands.console import console
 from loopwright.commands.results import how_made, need_writable
 from loopwright.data.tasks.table import EOS, PAD, Table
 from loopwright.evaluate.sweep import SweepReport, sweep
 from loopwright.metrics.trajectory import pca_path
+from loopwright.plot.training import Curve, accuracy_by_depth, loss_curves, radius_by_depth, state_paths
 from loopwright.recipes import recipe
 from loopwright.settings import build_kind
 from loopwright.threads import fitting_threads
 from loopwright.train.depth import RULES
-from loopwright.train.log import read_log
 from loopwright.train.loop import train
 from loopwright.train.monitor import measure
 from loopwright.train.progress import Terminal
@@ -132,7 +131,7 @@ def judge(stories: dict[str, Story]) -> Outcome:
 
 def write(folder: Path, stories: dict[str, Story], seconds: float) -> Path:
     """Writes the report and returns where it is."""
-    curves = {name: Curve(**story.report.curve()) for name, story in stories.items()}
+    curves = {name: story.report.curve() for name, story in stories.items()}
     median = stories["stable"].median
     trained = build_kind(stories["stable"].recipe.depth, RULES).span
     sections = [
@@ -164,7 +163,7 @@ def write(folder: Path, stories: dict[str, Story], seconds: float) -> Path:
             "Learning",
             "The training loss of each update. The stable model is trained at a new depth each time and at every step of it, so "
             "its loss is noisier.",
-            [Picture(loss_curves({n: _losses(story) for n, story in stories.items()}), "Cross-entropy of the answer's tokens.")],
+            [Picture(loss_curves({n: s.trained.losses() for n, s in stories.items()}), "Cross-entropy of the answer's tokens.")],
         ),
         Section("What was run", "Both recipes ship with loopwright; change any setting with a.b=c.", tables=[_runs(stories)]),
     ]  # fmt: skip
@@ -234,11 +233,6 @@ def plain_sum(row: str) -> str:
     """Returns a row of the task as people write it: "79+87= 661§", whose sum stands from its last digit, as "79 + 87 = 166"."""
     problem, _, answer = row.partition("=")
     return f"{problem.strip().replace('+', ' + ')} = {answer.strip().rstrip(EOS + PAD)[::-1]}"
-
-
-def _losses(story: Story) -> Curve:
-    rows = [row for row in read_log(story.trained.folder.log) if "loss" in row]
-    return Curve([row["update"] for row in rows], [row["loss"] for row in rows])
 
 
 def _short(value: float | None) -> str:

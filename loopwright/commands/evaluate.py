@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.progress import Progress, TaskID
 
-from loopwright.analysis.figures.training import Curve, accuracy_by_depth, length_by_depth_heatmap, loss_by_depth
 from loopwright.commands.console import console, progress
 from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.models import open_model
@@ -24,11 +23,11 @@ from loopwright.evaluate.passages import read_passages
 from loopwright.evaluate.sweep import SweepReport, grid, parse_depths, sweep
 from loopwright.generate.readings import check_depths
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.plot.training import BY_DEPTH, length_by_depth_heatmap
 from loopwright.recipes import recipe
 from loopwright.run import RunFolder
 from loopwright.settings import build_kind, suggest
 from loopwright.source import Source
-from loopwright.storage.files import write_whole
 from loopwright.threads import fitting_threads
 from loopwright.train.depth import RULES
 from loopwright.train.recipe import Recipe, make_recipe
@@ -275,16 +274,9 @@ def draw(reports: dict[str, SweepReport], chosen: Recipe, run: RunFolder, ending
     """Draws what the reports say into the run's figures, under names with this ending, and returns the files."""
     rule = build_kind(chosen.depth, RULES)
     trained = rule.span
-    exact = next(iter(reports.values())).exact[0] is not None
-    name, figure = ("exact", accuracy_by_depth) if exact else ("loss", loss_by_depth)
-    run.figures.mkdir(parents=True, exist_ok=True)
-    files = {f"{name}-by-depth.svg": figure({split: Curve(**r.curve(name)) for split, r in reports.items()}, trained=trained)}
-    if exact and len(reports) > 1:
-        table = grid(reports)
-        files["split-by-depth.svg"] = length_by_depth_heatmap(
-            table["values"], rows=table["rows"], columns=table["columns"], trained_rows=["test"]
-        )
-    paths = {run.figures / (f"{Path(file).stem}-{ending}.svg" if ending else file): svg for file, svg in files.items()}
-    for path, svg in paths.items():
-        write_whole(path, svg)
-    return list(paths)
+    measure = next(iter(reports.values())).measure
+    curves = {split: report.curve(measure) for split, report in reports.items()}
+    files = {f"{measure}-by-depth": BY_DEPTH[measure](curves, trained=trained)}
+    if measure == "exact" and len(reports) > 1:
+        files["split-by-depth"] = length_by_depth_heatmap(**grid(reports), trained_rows=["test"])
+    return [drawing.save(run.figures / f"{'-'.join(filter(None, (name, ending)))}.svg") for name, drawing in files.items()]

@@ -9,8 +9,6 @@ from typing import Any
 
 from rich.progress import Progress
 
-from loopwright.analysis.figures.inference import TradeOff, exit_trade_off
-from loopwright.analysis.figures.training import Curve
 from loopwright.commands.console import console, progress
 from loopwright.commands.evaluate import (
     FIELD,
@@ -30,7 +28,7 @@ from loopwright.commands.wait import tell_wait
 from loopwright.data.build import build_data, check_vocab
 from loopwright.data.records import Files
 from loopwright.data.tokenizer import Tokenizer
-from loopwright.evaluate.early_exit import ExitPoint, ExitReport, early_exits
+from loopwright.evaluate.early_exit import ExitReport, early_exits
 from loopwright.evaluate.exit_rows import Measured, exit_specs, exit_words, of_rows, of_text
 from loopwright.evaluate.exit_times import BATCHES, clock_of, exit_times, prompts_of
 from loopwright.evaluate.heldout import need_likelihood
@@ -112,8 +110,9 @@ def evaluate_exits(
         printer.print(reports[name].table(printer.width))
         if timed:
             printer.print(reports[name].time_table(printer.width))
-        for path in save(reports[name], run.eval / f"{stems[name]}.json", run.figures / f"{stems[name]}.svg"):
-            printer.print(f"{'figure' if path.suffix == '.svg' else 'numbers'}: {path}", markup=False, soft_wrap=True)
+        numbers, figure = reports[name].save(run.eval / f"{stems[name]}.json"), run.figures / f"{stems[name]}.svg"
+        reports[name].plot(figure)
+        printer.print(f"numbers: {numbers}\nfigure: {figure}", markup=False, soft_wrap=True)
     return reports
 
 
@@ -127,39 +126,6 @@ def with_times(
         model, prompts, new, specs, report.steps, tell=lambda done, total: bar.update(task, completed=done, total=total)
     )
     return replace(report, times=times, clock=clock_of(model))
-
-
-def save(report: ExitReport, numbers: Path, figure: Path) -> list[Path]:
-    """Writes a report and its figure, and returns the files."""
-    report.save(numbers)
-    draw(report, figure)
-    return [numbers, figure]
-
-
-def draw(report: ExitReport, path: Path) -> str:
-    """Draws exact match where answers are right or wrong, else the loss, over mean steps and, where timed, over time; returns the
-    SVG text."""
-    exact = report.fixed[0].exact is not None
-
-    def value(point: ExitPoint) -> float | None:
-        return point.exact if exact else point.loss
-
-    def curve(points: Sequence[ExitPoint]) -> Curve:
-        return Curve([point.mean_steps for point in points], [value(point) for point in points])
-
-    oracle = sorted(report.oracle, key=lambda point: point.mean_steps)
-    random = Curve([p.mean_steps for p in report.points], [p.random_exact if exact else p.random_loss for p in report.points])
-    families = report.families()
-    costs = [TradeOff({name: curve(points) for name, points in families.items()}, curve(report.fixed), curve(oracle), random)]
-    for batch in report.batches:
-        lines = {
-            name: Curve([time.ratio for time, _ in pairs], [value(point) for _, point in pairs])
-            for name, pairs in report.by_time(batch).items()
-        }
-        costs.append(TradeOff({name: lines[name] for name in families}, lines["fixed"], cost=f"time / full depth, batch {batch}"))
-    return exit_trade_off(
-        costs, label="exact match (%)" if exact else "loss (nats a token)", scale=100 if exact else 1, path=path,
-    )  # fmt: skip
 
 
 def _of_splits(

@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.progress import Progress, TaskID
 
-from loopwright.analysis.figures.training import Curve, accuracy_by_depth, loss_by_depth
 from loopwright.commands.console import console, progress
 from loopwright.commands.evaluate import check_rows, chosen_update, find_model, open_source
 from loopwright.commands.models import open_tokenizer
@@ -17,7 +16,7 @@ from loopwright.evaluate.harness import check_names, need_lm_eval
 from loopwright.evaluate.harness import evaluate_tasks as measure
 from loopwright.evaluate.heldout import need_likelihood
 from loopwright.evaluate.sweep import parse_depths
-from loopwright.evaluate.tasks import TaskReport
+from loopwright.evaluate.tasks import TaskReport, draw_tasks
 from loopwright.generate.readings import check_depths
 from loopwright.threads import fitting_threads
 from loopwright.values import check_whole
@@ -85,7 +84,8 @@ def evaluate_tasks(
         printer.print(report.table(printer.width))
     joined = "-".join(reports)
     stem = file_stem(f"tasks-{joined if len(joined) <= NAME else len(reports)}{ending}", rows=rows, checkpoint=update)
-    for path in draw(reports, run.figures, stem):
+    for metric, drawing in draw_tasks(reports).items():
+        path = drawing.save(run.figures / f"{stem}{f'-{metric}' if metric else ''}.svg")
         printer.print(f"figure: {path}", markup=False, soft_wrap=True)
     refused: list[ValueError] = []
     for name, report in reports.items():
@@ -107,21 +107,3 @@ def rows_of_tasks(reports: Mapping[str, TaskReport]) -> dict[str, Any]:
         "results": {name: report.to_dict() for name, report in reports.items()},
         "tasks": {name: {fact: getattr(report, fact) for fact in about} for name, report in reports.items()},
     }
-
-
-def draw(reports: Mapping[str, TaskReport], folder: Path, stem: str) -> list[Path]:
-    """Draws the shares of right answers over depth in one figure, and each other metric in its own; returns the files."""
-    groups: dict[tuple[str, bool], dict[str, Curve]] = {}
-    for name, report in reports.items():
-        if report.drawn:
-            share = bool(report.judged_by)
-            groups.setdefault(("" if share else report.drawn, share), {})[name] = Curve(**report.curve(report.drawn))
-    paths: list[Path] = []
-    folder.mkdir(parents=True, exist_ok=True)
-    for (metric, share), curves in groups.items():
-        paths.append(folder / f"{stem}{f'-{metric}' if metric else ''}.svg")
-        if share:
-            accuracy_by_depth(curves, label="right answers (%)", path=paths[-1])
-        else:
-            loss_by_depth(curves, label=metric.replace("_", " "), path=paths[-1])
-    return paths

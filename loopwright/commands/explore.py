@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import threading
 import webbrowser
@@ -11,13 +10,6 @@ from collections.abc import Sequence
 from loopwright.commands.serve import serve
 
 ROWS = 4  # sequences at a time: one person asks for two answers at once
-
-
-class _Errors(io.StringIO):
-    """Takes the server's log and hands on its errors: nobody reads who asked for what here."""
-
-    def write(self, text: str) -> int:
-        return sys.stderr.write(text) if '"level": ' in text else len(text)
 
 
 def explore(
@@ -34,8 +26,8 @@ def explore(
     """Serves models on loopback and opens the explorer, until Ctrl-C."""
     serve(
         sources,
-        port=port, depth=depth, max_depth=max_depth, max_rows=ROWS, device=device, dtype=dtype, tokenizer=tokenizer, log=_Errors(),
-        on_listening=_open if browser else None,
+        port=port, depth=depth, max_depth=max_depth, max_rows=ROWS, device=device, dtype=dtype, tokenizer=tokenizer,
+        access_log=False, on_listening=_open if browser else None,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.models import open_model, open_tokenizer
@@ -39,12 +39,12 @@ def serve(
     device: str = "cpu",
     dtype: str = "float32",
     tokenizer: str | None = None,
-    log: TextIO | None = None,
+    access_log: bool = True,
     on_listening: Callable[[str], object] | None = None,
 ) -> None:
     """Serves models until a signal comes. What can be wrong is found before any weights are read.
 
-    `on_listening` is called with the address once the models are loaded; `log` takes the access log (None: stdout).
+    `on_listening` is called with the address once the models are loaded; without `access_log` only errors are logged, to stderr.
     """
     try:
         from loopwright.explore.views import EXPLORER
@@ -75,7 +75,10 @@ def serve(
         print(_welcome(models, listening.getsockname()[:2], api_key_env), file=sys.stderr, flush=True)
         if on_listening is not None:
             on_listening(_url(listening.getsockname()[:2]))
-        run(models, listening, limits=limits, key=key, cors=cors_origin, drain_seconds=drain_seconds, log=log, site=EXPLORER)
+        run(
+            models, listening,
+            limits=limits, key=key, cors=cors_origin, drain_seconds=drain_seconds, access_log=access_log, site=EXPLORER,
+        )  # fmt: skip
         print("loopwright: stopped; every request that was begun is answered", file=sys.stderr)
 
 

@@ -22,6 +22,8 @@ from loopwright.evaluate.sweep import Column, Progress, column, number_table
 from loopwright.generate.exit_rules import ExitRule, Memory, build_exit, exit_family, mean_state, write_exit
 from loopwright.metrics.score import IGNORED, by_unit, percentile_interval, resampled_means
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.plot.drawing import Curve, Drawing
+from loopwright.plot.inference import TradeOff, exit_trade_off
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -111,6 +113,38 @@ class ExitReport(Saved):
         for point in sorted(self.points, key=lambda point: point.mean_steps):
             found.setdefault(point.family, []).append(point)
         return found
+
+    def trade_offs(self, title: str = "") -> list[TradeOff]:
+        """Returns what the rules give over what they cost: mean steps and, where timed, time."""
+        families, oracle = self.families(), sorted(self.oracle, key=lambda point: point.mean_steps)
+
+        def curve(points: Sequence[ExitPoint]) -> Curve:
+            return Curve([point.mean_steps for point in points], [self._given(point) for point in points])
+
+        exact = self.fixed[0].exact is not None
+        random = Curve([p.mean_steps for p in self.points], [p.random_exact if exact else p.random_loss for p in self.points])
+        rules = {name: curve(points) for name, points in families.items()}
+        costs = [TradeOff(rules, curve(self.fixed), curve(oracle), random, title=title)]
+        for batch in self.batches:
+            lines = {
+                name: Curve([time.ratio for time, _ in pairs], [self._given(point) for _, point in pairs])
+                for name, pairs in self.by_time(batch).items()
+            }
+            cost = f"time / full depth, batch {batch}"
+            costs.append(TradeOff({name: lines[name] for name in families}, lines["fixed"], cost=cost, title=title))
+        return costs
+
+    def _given(self, point: ExitPoint) -> float | None:
+        return point.loss if self.fixed[0].exact is None else point.exact
+
+    @property
+    def axis(self) -> dict[str, Any]:
+        """How the figure shows what rules give: exact match where answers are right or wrong, else the loss."""
+        return {} if self.fixed[0].exact is None else {"label": "exact match (%)", "scale": 100}
+
+    def drawing(self) -> Drawing:
+        """Returns what the exit rules give over what they cost."""
+        return exit_trade_off(self.trade_offs(), **self.axis)
 
     def cheapest(self, within: float = EQUAL_LOSS) -> dict[str, ExitPoint]:
         """Returns the point of fewest steps of each family, and of the fixed depths, whose loss is within so many nats of full

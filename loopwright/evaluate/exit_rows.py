@@ -18,6 +18,8 @@ from loopwright.evaluate.passages import Passages
 from loopwright.generate.exit_rules import build_exit, parse_exit, usual_exits, write_exit
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.notebook import html_of
+from loopwright.plot.drawing import Drawing, Plotted
+from loopwright.plot.inference import exit_trade_off
 
 USUAL = ("gate", "act", "change", "divergence", "entropy", "stable")  # `--exit all`: those of them that the model can answer
 
@@ -84,7 +86,7 @@ def of_rows(rows: Rows, batch: int, *, exact: bool, few: int | None = None) -> M
 
 
 @dataclass(frozen=True)
-class ExitEvaluation:
+class ExitEvaluation(Plotted):
     """What exit rules cost and give, by split or text, as `loopwright evaluate --exit` measures it."""
 
     reports: Mapping[str, ExitReport]
@@ -97,6 +99,11 @@ class ExitEvaluation:
     def table(self, width: int | None = None) -> Group:
         """Returns the tables, for rich to print."""
         return Group(*(report.table(width) for report in self.reports.values()))
+
+    def drawing(self) -> Drawing:
+        """Returns what the exit rules cost and give, a panel per split or text."""
+        reports = list(self.reports.items())
+        return exit_trade_off([cost for name, report in reports for cost in report.trade_offs(name)], **reports[0][1].axis)
 
     def to_dict(self) -> dict[str, list[dict[str, Any]]]:
         """Returns the numbers as plain data: for each split or text a row per fixed depth, rule and price of the oracle."""

@@ -20,7 +20,7 @@ from loopwright.check.conformance import check
 from loopwright.check.verdict import Verdict
 from loopwright.data.batch import Batch
 from loopwright.evaluate.passages import Passages, padded_batch
-from loopwright.evaluate.saved import Saved, columns_of
+from loopwright.evaluate.saved import ByDepth, columns_of
 from loopwright.evaluate.sweep import Column, Progress, column, number_table
 from loopwright.generate.readings import check_depths, readings
 from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
@@ -54,7 +54,7 @@ class Honest:
 
 
 @dataclass(frozen=True)
-class HeldOut(Saved):
+class HeldOut(ByDepth):
     """One text at every depth, a column per measure, intervals at 95 %. `losses` are summed per depth and passage, and
     `document_of`, `targets_of` say what each passage is, so that two models can be compared passage by passage. `source` is where
     the weights stood ("" where nobody said), `dtype` what they were in, `seed` that of every draw."""
@@ -89,6 +89,11 @@ class HeldOut(Saved):
         """What was measured: the losses of all passages would fill a notebook, and `table` shows the rest."""
         losses = ", ".join(f"{_number(loss)} at depth {depth}" for depth, loss in zip(self.depth, self.loss, strict=True))
         return f"HeldOut({self.text!r}: {self.passages:,} passages, {self.targets:,} tokens; loss {losses})"
+
+    @property
+    def name(self) -> str:
+        """The text."""
+        return self.text
 
     @property
     def note(self) -> str:

@@ -1,4 +1,5 @@
-"""Reports that are kept as JSON files: written whole, read back, and refused in one line where a file holds something else."""
+"""Reports that are kept as JSON files: written whole, read back, and refused in one line where a file holds something else. Each
+has a figure."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from loopwright.plot.drawing import Curve, Drawing, Plotted
+from loopwright.plot.training import BY_DEPTH
 from loopwright.storage.files import write_whole
 
 
-class Saved:
+class Saved(Plotted):
     """A report, that is a dataclass of plain fields. `what` names it where a file holds none; `of` makes one of a file's data."""
 
     what: ClassVar[str]
@@ -39,6 +42,32 @@ class Saved:
             return cls.of(json.loads(Path(path).read_text()))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path}: not {cls.what} ({error})") from None
+
+
+class ByDepth(Saved):
+    """A report with a column per measure over depth, and the ends of its interval beside it."""
+
+    depth: tuple[int, ...]
+
+    @property
+    def measure(self) -> str:
+        """What the figure shows: "exact" or "loss"."""
+        return "loss"
+
+    @property
+    def name(self) -> str:
+        """What the report is of."""
+        raise NotImplementedError
+
+    def curve(self, measure: str = "") -> Curve:
+        """Returns a measure over depth, that of the figure where none is named."""
+        measure = measure or self.measure
+        y, low, high = (list(getattr(self, f"{measure}{end}")) for end in ("", "_low", "_high"))
+        return Curve(list(self.depth), y, low, high)
+
+    def drawing(self) -> Drawing:
+        """Returns exact match over depth, or else the loss."""
+        return BY_DEPTH[self.measure]({self.name: self.curve()})
 
 
 def columns_of(report: type, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from loopwright.data.batch import Source
-from loopwright.evaluate.saved import Saved, columns_of
+from loopwright.evaluate.saved import ByDepth, columns_of
 from loopwright.generate.readings import check_depths, decode_exact, readings
 from loopwright.metrics.score import DepthRates, bootstrap_interval, depth_rates, settled_depths, wilson_interval
 from loopwright.model.backbone import StepRunner
@@ -42,7 +42,7 @@ class DecodeCheck:
 
 
 @dataclass(frozen=True)
-class SweepReport(Saved):
+class SweepReport(ByDepth):
     """One test split at every depth, a column per measure. Intervals are at 95 %: Wilson's for exact match, by bootstrap over
     rows for the loss. `change` is the relative size of the last step at that depth, over rows. `rates` look at all depths, then
     from the model's own depth on; `settled` counts rows by the first depth from which they stay right (0: wrong at the last).
@@ -79,10 +79,15 @@ class SweepReport(Saved):
         """The number of rows that decoding and the one pass call differently: 0 for a causal model."""
         return sum(check.disagreements for check in self.decoded)
 
-    def curve(self, name: str = "exact") -> dict[str, list]:
-        """Returns the plain numbers of a curve over depth, "exact" or "loss": x, y, low, high."""
-        low, high = getattr(self, f"{name}_low"), getattr(self, f"{name}_high")
-        return {"x": list(self.depth), "y": list(getattr(self, name)), "low": list(low), "high": list(high)}
+    @property
+    def measure(self) -> str:
+        """Exact match where answers are right or wrong, else the loss."""
+        return "loss" if self.exact[0] is None else "exact"
+
+    @property
+    def name(self) -> str:
+        """The split."""
+        return self.split
 
     def accuracy(self) -> dict[int, float]:
         """Returns exact match by depth."""

@@ -14,6 +14,8 @@ from loopwright.evaluate.saved import Saved, columns_of
 from loopwright.evaluate.sweep import Column, column, number_table, rate_lines
 from loopwright.metrics.score import DepthRates, bootstrap_interval, depth_rates, wilson_interval
 from loopwright.notebook import html_of
+from loopwright.plot.drawing import Curve, Drawing
+from loopwright.plot.training import accuracy_by_depth, loss_by_depth
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -68,10 +70,16 @@ class TaskReport(Saved):
         """The metric of the figure: that by which answers are right or wrong, else the first with an interval."""
         return self.judged_by or next((name for name, m in self.metrics.items() if None not in m.low), "")
 
-    def curve(self, name: str) -> dict[str, list]:
-        """Returns the plain numbers of a metric's curve over depth: x, y, low, high."""
-        metric = self.metrics[name]
-        return {"x": list(self.depth), "y": list(metric.value), "low": list(metric.low), "high": list(metric.high)}
+    def curve(self) -> Curve:
+        """Returns the metric of the figure over depth."""
+        metric = self.metrics[self.drawn]
+        return Curve(list(self.depth), list(metric.value), list(metric.low), list(metric.high))
+
+    def drawing(self) -> Drawing:
+        """Returns the metric by which answers are right or wrong over depth, else the first with an interval."""
+        if not self.drawn:
+            raise ValueError(f"plot: no metric of {self.task} has an interval to draw (got {', '.join(self.metrics)})")
+        return next(iter(draw_tasks({self.task: self}).values()))
 
     def table(self, width: int | None = None) -> Table:
         """Returns every metric by depth as a rich table for a window of this width."""
@@ -121,6 +129,17 @@ class TaskEvaluation:
 
     def _repr_html_(self) -> str:
         return html_of(self.table())
+
+
+def draw_tasks(reports: Mapping[str, TaskReport]) -> dict[str, Drawing]:
+    """Returns the shares of right answers over depth in one figure, named "", and each other metric in its own by its name."""
+    shares = {name: report.curve() for name, report in reports.items() if report.judged_by}
+    others: dict[str, dict[str, Curve]] = {}
+    for name, report in reports.items():
+        if report.drawn and not report.judged_by:
+            others.setdefault(report.drawn, {})[name] = report.curve()
+    first = {"": accuracy_by_depth(shares, label="right answers (%)")} if shares else {}
+    return first | {metric: loss_by_depth(curves, label=metric.replace("_", " ")) for metric, curves in others.items()}
 
 
 def task_report(

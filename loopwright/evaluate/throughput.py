@@ -21,6 +21,8 @@ from loopwright.engine.scheduler import Scheduler
 from loopwright.evaluate.sweep import number_table
 from loopwright.model.cost import cache_bytes, parameters
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.plot.drawing import Curve, Drawing, Plotted
+from loopwright.plot.inference import throughput_by_batch
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,7 +53,7 @@ class Throughput:
 
 
 @dataclass(frozen=True)
-class BenchReport:
+class BenchReport(Plotted):
     """Throughput by depth and batch size, and the shape it was measured at; `bandwidth` is in bytes per second."""
 
     source: str
@@ -66,6 +68,18 @@ class BenchReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as plain data."""
         return {**asdict(self), "rows": [{**asdict(row), "share": row.share} for row in self.rows]}
+
+    def drawing(self) -> Drawing:
+        """Returns tokens per second over the batch size, a line per depth, and the bound of each."""
+        speeds, bounds = dict[str, Curve](), dict[str, Curve]()
+        for depth in dict.fromkeys(row.depth for row in self.rows):
+            rows = [row for row in self.rows if row.depth == depth]
+            x = [row.batch for row in rows]
+            speeds[f"depth {depth}"], bounds[f"depth {depth}"] = (
+                Curve(x, [row.tokens_per_s for row in rows]),
+                Curve(x, [row.bound for row in rows]),
+            )
+        return throughput_by_batch(speeds, bounds)
 
     def table(self, width: int | None = None) -> Table:
         """Returns the numbers as a rich table for a window of this width."""

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 import uvicorn
 
@@ -74,15 +74,17 @@ def make_server(
     local: bool = True,
     cors: Sequence[str] = (),
     drain_seconds: int = 30,
+    access_log: bool = True,
     site: Site | None = None,
 ) -> Server:
-    """Returns a server of models that hands one record per request to `write`."""
+    """Returns a server of models that hands errors and, with `access_log`, one record per request to `write`."""
     service = Service(models, Guard(limits, key, local), limits)
 
     def record(entry: dict[str, Any]) -> None:
         route = next((route for route in ROUTES if entry["path"].startswith(route)), "other")
         service.metrics.requests.labels(route, entry["status"]).inc()
-        write(entry)
+        if access_log:
+            write(entry)
 
     LogLines(write).take("uvicorn.error", "asyncio")
     return Server(service, AccessLog(make_app(service, cors=cors, site=site), record), drain_seconds=drain_seconds)
@@ -96,14 +98,17 @@ def run(
     key: str | None = None,
     cors: Sequence[str] = (),
     drain_seconds: int = 30,
-    log: TextIO | None = None,
+    access_log: bool = True,
     site: Site | None = None,
 ) -> None:
-    """Serves until a signal comes: then nothing new is taken, what was begun is finished, and the engines are closed."""
-    lines = LineWriter(sys.stdout if log is None else log)
+    """Serves until a signal comes: then nothing new is taken, what was begun is finished, and the engines are closed.
+
+    The log goes to stdout; without access lines its errors go to stderr.
+    """
+    lines = LineWriter(sys.stdout if access_log else sys.stderr)
     server = make_server(
         models, lines.write, limits=limits, key=key, local=is_loopback(listening.getsockname()[0]), cors=cors,
-        drain_seconds=drain_seconds, site=site,
+        drain_seconds=drain_seconds, access_log=access_log, site=site,
     )  # fmt: skip
     try:
         with _signals_are_uvicorns():

@@ -8,6 +8,8 @@ from typing import Any
 
 from loopwright.data.batch import Splits
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.plot.drawing import Curve, Drawing, Plotted
+from loopwright.plot.training import loss_curves
 from loopwright.run import RunFolder
 from loopwright.train.log import read_log
 
@@ -49,7 +51,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Plotted):
     """The result of training: the model, its data, the run folder, how far it got, the last checkpoint."""
 
     model: LoopedForCausalLM
@@ -64,6 +66,15 @@ class Run:
         word = "finished" if self.finished else "stopped"
         where = f"{str(self.folder.path)!r}; checkpoint {self.checkpoint.name!r}"
         return f"Run({word} after {self.progress.update} updates; {where})"
+
+    def losses(self) -> Curve:
+        """Returns the training loss of every update."""
+        rows = [row for row in self.log() if "loss" in row]
+        return Curve([row["update"] for row in rows], [row["loss"] for row in rows])
+
+    def drawing(self) -> Drawing:
+        """Returns the training loss over updates."""
+        return loss_curves({self.folder.path.name: self.losses()})
 
     def log(self) -> list[dict[str, Any]]:
         """Returns the rows of the log: one per update, and one per validation (those with "valid", by depth)."""

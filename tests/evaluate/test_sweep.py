@@ -19,6 +19,7 @@ from loopwright.evaluate import sweep as module
 from loopwright.evaluate.sweep import SweepReport, grid, log_range, parse_depths, shown_places, sweep
 from loopwright.generate.readings import readings
 from loopwright.metrics.score import DepthRates, bootstrap_interval, exact_rows, row_losses, wilson_interval
+from loopwright.plot.drawing import Curve
 from tests.cases import noisy
 
 EOS, PAD = 14, 13
@@ -197,8 +198,8 @@ def test_splits_make_a_grid(report: SweepReport, model: lw.LoopedForCausalLM) ->
 
 def test_curves_are_plain_numbers(report: SweepReport) -> None:
     curve = report.curve("loss")
-    assert curve == {"x": [1, 2, 3, 4, 5, 6], "y": list(report.loss), "low": list(report.loss_low), "high": list(report.loss_high)}
-    assert report.curve()["y"] == list(report.exact)
+    assert curve == Curve([1, 2, 3, 4, 5, 6], list(report.loss), list(report.loss_low), list(report.loss_high))
+    assert report.curve().y == list(report.exact)
 
 
 def test_progress_and_mode(model: lw.LoopedForCausalLM) -> None:

@@ -88,6 +88,7 @@ def live(
     tokenizer: Any = WORDS,
     drain_seconds: int = 10,
     send_buffer: int | None = None,
+    access_log: bool = True,
     site: Site | None = None,
     **options: Any,
 ) -> Iterator[Live]:
@@ -97,7 +98,10 @@ def live(
     named = models or {"tiny": make("huginn-tiny", **SMALL).float()}
     served = {name: ServedModel(name, model, tokenizer, limits=limits, **options) for name, model in named.items()}
     records: list[dict[str, Any]] = []
-    server = make_server(served, records.append, limits=limits, key=key, cors=cors, drain_seconds=drain_seconds, site=site)
+    server = make_server(
+        served, records.append,
+        limits=limits, key=key, cors=cors, drain_seconds=drain_seconds, access_log=access_log, site=site,
+    )  # fmt: skip
     listening = bind("127.0.0.1", 0)
     if send_buffer is not None:  # of the connections: a small one is full sooner
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 
@@ -33,3 +34,11 @@ def test_a_drain_finishes_what_was_begun_and_takes_nothing_new() -> None:
             socket.create_connection(("127.0.0.1", server.port), timeout=5)
         asking.join()
         assert answers[0] >= 2 and server.last_record()["completion_tokens"] == 30
+
+
+def test_without_access_lines_requests_are_counted_and_errors_are_logged() -> None:
+    with live(access_log=False) as server:
+        assert server.client.get("/health").status_code == 200
+        logging.getLogger("uvicorn.error").error("a disk is full")
+        assert until(lambda: 'status="200"' in server.client.get("/metrics").text)
+        assert [(one.get("path"), one.get("message")) for one in server.records] == [(None, "a disk is full")]

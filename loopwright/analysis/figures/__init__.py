@@ -1,1 +1,1 @@
-"""Figures as SVG."""
+"""Figures of an analysis."""

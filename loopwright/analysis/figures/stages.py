@@ -1,22 +1,22 @@
 """Figures of what the layers do, from a saved summary: over realised depth, step by step over the block, layer by layer over steps.
 
-Colours are the grouping's own: steps go from green to yellow, layers from blue to green, a dense model is dashed red.
+Colours are the grouping's own: steps go from blue to red, layers from violet to green, a dense model is dashed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from loopwright.analysis.figures.drawing import INK, Axes, finite, panels, shades, spread, step_axis
 from loopwright.analysis.summary import STAGES, grid, one_step
 from loopwright.analysis.trace.places import Places
+from loopwright.plot.drawing import Axes, Drawing, finite, panels, shades, spread
+from loopwright.plot.steps import over_steps, step_axis
+from loopwright.plot.style import EARLY, FIRST_LAYER, INK, LAST_LAYER, LATE
 
-STEP_ENDS = ("#00664d", "#e0c000")
-LAYER_ENDS = ("#0b3c9c", "#2fbf71")
-DENSE = "#c0392b"
+STEP_ENDS, LAYER_ENDS = (EARLY, LATE), (FIRST_LAYER, LAST_LAYER)
+MOST_NAMED = 6  # layers or steps up to which each has its name; of more, the first and the last between which colours go
 MOST_LINES = 24  # steps drawn of more
 MOST_HALVES = 8  # steps drawn of more, where each is two lines
 MOST_POINTS = 1200  # of a line over realised depth
@@ -35,10 +35,10 @@ LABELS = {
 Metrics = Mapping[str, Any]
 
 
-def realised(metrics: Metrics, names: Sequence[str] = STAGES, *, steps: int = 8, path: str | Path | None = None) -> str:
+def realised(metrics: Metrics, names: Sequence[str] = STAGES, *, steps: int = 8) -> Drawing:
     """Returns values over the layers in the order they run, for the first `steps` steps: dashed through all of them, and a line
     for each layer of the core across its steps."""
-    return panels([partial(_realised, metrics, name, steps) for name in _there(metrics, names)], path, columns=1, height=2.3)
+    return panels([partial(_realised, metrics, name, steps) for name in _there(metrics, names)], columns=1, height=2.3)
 
 
 def by_step(
@@ -47,30 +47,29 @@ def by_step(
     *,
     dense: Metrics | None = None,
     first: int = 0,
-    path: str | Path | None = None,
-) -> str:
+) -> Drawing:
     """Returns values over relative depth (prelude, core, coda in percent), a line per step from the `first` on; a dense model's
     beside them."""
-    return panels([partial(draw_steps, metrics, name, dense, first) for name in _there(metrics, names)], path)
+    return panels([partial(draw_steps, metrics, name, dense, first) for name in _there(metrics, names)])
 
 
-def by_layer(metrics: Metrics, names: Sequence[str] = STAGES, *, path: str | Path | None = None) -> str:
+def by_layer(metrics: Metrics, names: Sequence[str] = STAGES) -> Drawing:
     """Returns values over the steps, a line per layer of the core; the band is one standard deviation over examples."""
-    return panels([partial(_by_layer, metrics, name, True) for name in _there(metrics, names)], path)
+    return panels([partial(_by_layer, metrics, name, True) for name in _there(metrics, names)])
 
 
-def fading(metrics: Metrics, names: Sequence[str], *, path: str | Path | None = None) -> str:
+def fading(metrics: Metrics, names: Sequence[str]) -> Drawing:
     """Returns values that soon die away over the steps, a line per layer of the core, on an axis with room for the first steps."""
-    return panels([partial(_by_layer, metrics, name, False) for name in _there(metrics, names)], path)
+    return panels([partial(_by_layer, metrics, name, False) for name in _there(metrics, names)])
 
 
-def halves(metrics: Metrics, names: Sequence[str] = STAGES, *, dense: Metrics | None = None, path: str | Path | None = None) -> str:
+def halves(metrics: Metrics, names: Sequence[str] = STAGES, *, dense: Metrics | None = None) -> Drawing:
     """Returns the first half of the core (solid) and the second (dashed) laid over one another, step by step, and a dense model's
     layers."""
-    return panels([partial(_halves, metrics, name, dense) for name in _there(metrics, names)], path)
+    return panels([partial(_halves, metrics, name, dense) for name in _there(metrics, names)])
 
 
-def neurons(metrics: Metrics, *, dense: Metrics | None = None, path: str | Path | None = None) -> str:
+def neurons(metrics: Metrics, *, dense: Metrics | None = None) -> Drawing:
     """Returns the shares of prediction and suppression neurons over the layers, which no step changes."""
 
     def draw(axes: Axes) -> None:
@@ -85,7 +84,7 @@ def neurons(metrics: Metrics, *, dense: Metrics | None = None, path: str | Path 
         axes.set_xlabel("layers (%)")
         axes.set_ylabel("neurons (%)")
 
-    return panels([draw], path, columns=1)
+    return panels([draw], columns=1)
 
 
 def _realised(metrics: Metrics, name: str, steps: int, axes: Axes) -> None:
@@ -97,7 +96,8 @@ def _realised(metrics: Metrics, name: str, steps: int, axes: Axes) -> None:
         values = metrics["by_place"][name]["mean"]
     for layer, colour in enumerate(shades(*LAYER_ENDS, places.core)):
         x = range(places.prelude + layer, end, places.core)
-        axes.plot(*finite(x, [values[i] for i in x]), color=colour, linewidth=1.6, label=_layer_name(layer, places.core))
+        y = [values[i] for i in x]
+        axes.plot(*finite(x, y), color=colour, linewidth=1.6, label=_layer_name(layer, places.core), gid=f"layer {layer}")
     kept = spread(len(values), MOST_POINTS)
     axes.plot(
         *finite(kept, [values[i] for i in kept]), color=INK, linewidth=0.9, linestyle=(0, (3, 2)), label="all layers in order"
@@ -116,12 +116,13 @@ def draw_steps(metrics: Metrics, name: str, dense: Metrics | None, first: int, a
             if 0 < edge < block:
                 axes.axvline(100 * (edge - 0.5) / (block - 1), color=INK, linewidth=0.8, linestyle=(0, (1, 2)), alpha=0.6)
         for colour, step in zip(shades(*STEP_ENDS, len(shown)), shown, strict=True):
-            label = f"step {step + 1}" if step in (shown[0], shown[-1]) else "_"
+            label = f"step {step + 1}" if step in (shown[0], shown[-1]) or len(shown) <= MOST_NAMED else "_"
             axes.plot(
                 *finite(_percent(block), one_step(metrics, name, step)),
                 color=colour,
                 linewidth=1.5,
                 label=label,
+                gid=f"step {step + 1}",
                 marker="o" if block == 1 else None,
             )
     else:
@@ -142,7 +143,7 @@ def _by_layer(metrics: Metrics, name: str, band: bool, axes: Axes) -> None:
         step_axis(axes, places.steps)
     for layer, colour in enumerate(shades(*LAYER_ENDS, places.core)):
         values = [row[layer] for row in mean]
-        axes.plot(*finite(x, values), color=colour, linewidth=1.5, label=_layer_name(layer, places.core))
+        over_steps(axes, x, values, color=colour, label=_layer_name(layer, places.core), name=f"layer {layer}")
         if band and metrics["examples"] > 1:
             there = [(t, m, s[layer]) for t, m, s in zip(x, values, std, strict=True) if m is not None and s[layer] is not None]
             low, high = ([m + sign * s for _, m, s in there] for sign in (-1, 1))
@@ -173,7 +174,7 @@ def _name_values(axes: Axes, name: str) -> None:
 def _overlay(axes: Axes, name: str, dense: Metrics | None) -> None:
     if dense is not None and name in dense["by_place"]:
         values = dense["by_place"][name]["mean"]
-        axes.plot(*finite(_percent(len(values)), values), color=DENSE, linewidth=1.8, linestyle=(0, (4, 2)), label="dense model")
+        axes.plot(*finite(_percent(len(values)), values), color=INK, linewidth=1.8, linestyle=(0, (4, 2)), label="dense model")
 
 
 def _there(metrics: Metrics, names: Sequence[str]) -> list[str]:
@@ -185,21 +186,21 @@ def _there(metrics: Metrics, names: Sequence[str]) -> list[str]:
 
 
 def _layer_name(layer: int, layers: int) -> str:
-    return f"layer {layer}" if layer in (0, layers - 1) else "_"
+    return f"layer {layer}" if layer in (0, layers - 1) or layers <= MOST_NAMED else "_"
 
 
 def _percent(count: int) -> list[float]:
     return [100 * i / max(count - 1, 1) for i in range(count)]
 
 
-def orbit_realised(metrics: Metrics, *, path: str | Path | None = None) -> str:
+def orbit_realised(metrics: Metrics) -> Drawing:
     """Returns the stages of the prompt with the largest orbit, over all layers in the order they run."""
-    return realised(_of_orbit(metrics), steps=metrics["places"]["steps"], path=path)
+    return realised(_of_orbit(metrics), steps=metrics["places"]["steps"])
 
 
-def orbit_by_step(metrics: Metrics, *, path: str | Path | None = None) -> str:
+def orbit_by_step(metrics: Metrics) -> Drawing:
     """Returns the stages of the prompt with the largest orbit over the block, at the later half of the steps."""
-    return by_step(_of_orbit(metrics), STAGES, first=metrics["places"]["steps"] // 2, path=path)
+    return by_step(_of_orbit(metrics), STAGES, first=metrics["places"]["steps"] // 2)
 
 
 def _of_orbit(metrics: Metrics) -> Metrics:
@@ -207,7 +208,7 @@ def _of_orbit(metrics: Metrics) -> Metrics:
 
 
 # every figure by the name its file has
-FIGURES: dict[str, Callable[..., str]] = {
+FIGURES: dict[str, Callable[..., Drawing]] = {
     "stages-realised": realised,
     "stages-by-step": by_step,
     "stages-by-layer": by_layer,

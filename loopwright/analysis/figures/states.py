@@ -5,29 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from loopwright.analysis.figures.drawing import (
+from loopwright.analysis.figures.stages import LABELS, LAYER_ENDS, MOST_NAMED, STEP_ENDS
+from loopwright.analysis.report.page import count
+from loopwright.analysis.summary import grid
+from loopwright.analysis.trace.places import Places
+from loopwright.plot.drawing import (
     END,
-    INK,
     START,
-    WIDTH,
     Axes,
+    Drawing,
     Numbers,
     far_enough,
-    finite,
     line_at_one,
     mosaic,
     panels,
     shades,
-    step_axis,
 )
-from loopwright.analysis.figures.stages import LABELS, LAYER_ENDS, STEP_ENDS
-from loopwright.analysis.figures.training import state_paths
-from loopwright.analysis.report.page import count
-from loopwright.analysis.summary import grid
-from loopwright.analysis.trace.places import Places
+from loopwright.plot.steps import over_steps, step_axis
+from loopwright.plot.style import INK, WIDTH
+from loopwright.plot.training import state_paths
 
 Metrics = Mapping[str, Any]
 FLOOR_COLUMNS = 6  # maps side by side in a floorplan
@@ -35,7 +33,7 @@ ROUNDING = 1e-5  # of a state's size: smaller changes are what float32 leaves of
 PRELUDE, CODA = "#0072B2", "#D55E00"  # around the maps of a stack that runs once
 
 
-def same_and_far(metrics: Metrics, *, layer: int = 0, path: str | Path | None = None) -> str:
+def same_and_far(metrics: Metrics, *, layer: int = 0) -> Drawing:
     """Returns one layer against its own fixed point and against the farthest layer's: where both meet, the fixed point is
     degenerate."""
 
@@ -46,20 +44,20 @@ def same_and_far(metrics: Metrics, *, layer: int = 0, path: str | Path | None = 
                 (f"far_{kind}", "the farthest layer's", LAYER_ENDS[1]),
             ):
                 values = [row[layer] for row in grid(metrics, name)]
-                axes.plot(*finite(range(1, len(values) + 1), values), color=colour, linewidth=1.8, label=label)
+                over_steps(axes, range(1, len(values) + 1), values, color=colour, linewidth=1.8, label=label)
             step_axis(axes, metrics["places"]["steps"])
             axes.set_ylabel(LABELS[f"fixed_{kind}"])
 
         return inner
 
-    return panels([draw("cosine"), draw("norm")], path)
+    return panels([draw("cosine"), draw("norm")])
 
 
-def pair_matrices(metrics: Metrics, *, path: str | Path | None = None) -> str:
+def pair_matrices(metrics: Metrics) -> Drawing:
     """Returns every pair of realised depths: how far apart the attention maps are, and how alike the residuals."""
     drawn = (("attention", "attention distance", "viridis_r"), ("residual", "residual cosine", "viridis"))
     return panels(
-        [lambda axes, each=each: _matrix(axes, metrics["pairs"][each[0]], *each[1:]) for each in drawn], path, columns=1, height=4.4
+        [lambda axes, each=each: _matrix(axes, metrics["pairs"][each[0]], *each[1:]) for each in drawn], columns=1, height=4.4
     )
 
 
@@ -76,7 +74,7 @@ def _bar(axes: Axes, image: Any, *, ticks: Sequence[float] | None = None) -> Non
     bar.outline.set_visible(False)
 
 
-def cycles(metrics: Metrics, *, path: str | Path | None = None) -> str:
+def cycles(metrics: Metrics) -> Drawing:
     """Returns the last token's path through the layers of each step, in windows of steps that share their two directions."""
     points, steps = metrics["path"]["points"], len(metrics["path"]["points"])
     size = 8 if steps > 8 else max(1, steps)
@@ -96,7 +94,7 @@ def cycles(metrics: Metrics, *, path: str | Path | None = None) -> str:
                 colour = colours[min(i // max(layers, 1), len(window) - 1)]
                 axes.plot([flat[i][0], flat[i + 1][0]], [flat[i][1], flat[i + 1][1]], color=colour, linewidth=1.2)
             for layer, colour in enumerate(shades(*LAYER_ENDS, layers)):
-                label = f"layer {layer}" if layer in (0, layers - 1) else "_"
+                label = f"layer {layer}" if layer in (0, layers - 1) or layers <= MOST_NAMED else "_"
                 at = [step[layer] for step in window]
                 axes.plot(
                     [p[0] for p in at], [p[1] for p in at], linestyle="none", marker="o", markersize=3, color=colour, label=label
@@ -110,10 +108,10 @@ def cycles(metrics: Metrics, *, path: str | Path | None = None) -> str:
 
         return inner
 
-    return panels([draw(start) for start in starts], path, height=2.6)
+    return panels([draw(start) for start in starts], height=2.6)
 
 
-def layer_paths(metrics: Metrics, *, path: str | Path | None = None) -> str:
+def layer_paths(metrics: Metrics) -> Drawing:
     """Returns the last token's path over the steps at each of up to eight layers, in that layer's own two directions."""
     paths = metrics["path"]["layers"]
     chosen = sorted({round(i * (len(paths) - 1) / 7) for i in range(8)}) if len(paths) > 8 else range(len(paths))
@@ -131,10 +129,10 @@ def layer_paths(metrics: Metrics, *, path: str | Path | None = None) -> str:
 
         return inner
 
-    return panels([draw(layer) for layer in chosen], path, height=2.1)
+    return panels([draw(layer) for layer in chosen], height=2.1)
 
 
-def orbit_parts(metrics: Metrics, *, path: str | Path | None = None) -> str:
+def orbit_parts(metrics: Metrics) -> Drawing:
     """Returns the orbit of largest amplitude as the classifier sees it: the series and its trend, windowed, its spectrum."""
     orbit = metrics["limits"]["orbit"]
 
@@ -143,7 +141,7 @@ def orbit_parts(metrics: Metrics, *, path: str | Path | None = None) -> str:
             for name, colour in zip(names, (LAYER_ENDS[0], "#D55E00"), strict=False):
                 values = orbit[name]
                 label = name if len(names) > 1 else "_"
-                axes.plot(*finite(range(1, len(values) + 1), values), color=colour, linewidth=1.4, label=label)
+                over_steps(axes, range(1, len(values) + 1), values, color=colour, linewidth=1.4, label=label, name=name)
             axes.set_xlabel(x)
             axes.set_ylabel(y)
 
@@ -154,10 +152,10 @@ def orbit_parts(metrics: Metrics, *, path: str | Path | None = None) -> str:
         line("windowed", x="step", y="rest, windowed"),
         line("spectrum", x="cycles in the window", y="magnitude"),
     ]
-    return panels(parts, path, height=2.5)
+    return panels(parts, height=2.5)
 
 
-def together(metrics: Metrics, *, path: str | Path | None = None) -> str:
+def together(metrics: Metrics) -> Drawing:
     """Returns how often one limit occurs on a token at some layer, given that another one does: rows are given."""
     values, labels = metrics["limits"]["together"], metrics["limits"]["labels"]
 
@@ -175,10 +173,10 @@ def together(metrics: Metrics, *, path: str | Path | None = None) -> str:
         axes.set_xlabel("also seen")
         axes.set_ylabel("given")
 
-    return panels([draw], path, columns=1, height=3.2)
+    return panels([draw], columns=1, height=3.2)
 
 
-def answers(metrics: Metrics, *, path: str | Path | None = None) -> str:
+def answers(metrics: Metrics) -> Drawing:
     """Returns what the steps say next: the share of examples already at the last answer and that flips, entropy, and change."""
     said, by_step = metrics["answers"], metrics["by_step"]
     flips = [None if value is None else 100 * value for value in said["flips"]]
@@ -192,7 +190,9 @@ def answers(metrics: Metrics, *, path: str | Path | None = None) -> str:
     def draw(label: str) -> Callable[[Axes], None]:
         def inner(axes: Axes) -> None:
             for (name, values), colour in zip(lines[label].items(), (LAYER_ENDS[0], "#D55E00"), strict=False):
-                axes.plot(*finite(range(1, len(values) + 1), values), color=colour, linewidth=1.6, label=name)
+                over_steps(
+                    axes, range(1, len(values) + 1), values, color=colour, linewidth=1.6, label=name, name=name.strip("_") or label
+                )
             if said.get("depth"):
                 axes.axvline(said["depth"], color=INK, linewidth=0.9, linestyle=(0, (2, 2)))
             step_axis(axes, metrics["places"]["steps"])
@@ -200,24 +200,24 @@ def answers(metrics: Metrics, *, path: str | Path | None = None) -> str:
 
         return inner
 
-    return panels([draw(label) for label in lines], path, height=2.5)
+    return panels([draw(label) for label in lines], height=2.5)
 
 
-def floorplan(metrics: Metrics, *, path: str | Path | None = None) -> str:
+def floorplan(metrics: Metrics) -> Drawing:
     """Returns the mean attention map of every layer of a few steps on one prompt: depth goes up, a space stands between steps,
     prelude and coda have a frame."""
     places, maps = Places(**metrics["floorplan"]["places"]), metrics["floorplan"]["maps"]
     columns = min(FLOOR_COLUMNS, max(places.prelude, places.core, places.coda))
-    return _plan(places, lambda place: [maps[place]], columns, path)
+    return _plan(places, lambda place: [maps[place]], columns)
 
 
-def floorplan_heads(metrics: Metrics, *, path: str | Path | None = None) -> str:
+def floorplan_heads(metrics: Metrics) -> Drawing:
     """Returns the attention maps of single heads on one prompt, a row per layer as run and a column per head: depth goes up."""
     found = metrics["floorplan_heads"]
-    return _plan(Places(**found["places"]), lambda place: found["maps"][place], len(found["heads"]), path)
+    return _plan(Places(**found["places"]), lambda place: found["maps"][place], len(found["heads"]))
 
 
-def _plan(places: Places, maps_at: Callable[[int], Sequence[Sequence[Numbers]]], columns: int, path: str | Path | None) -> str:
+def _plan(places: Places, maps_at: Callable[[int], Sequence[Sequence[Numbers]]], columns: int) -> Drawing:
     """Returns maps in rows of so many columns from the bottom up, the stacks and steps apart from one another."""
     stacks: list[tuple[str, str | None, list[int]]] = [("prelude", PRELUDE, list(range(places.prelude)))]
     for t in range(places.steps):
@@ -234,8 +234,6 @@ def _plan(places: Places, maps_at: Callable[[int], Sequence[Sequence[Numbers]]],
     sheet: list[list[float | None]] = [[None] * (columns * cell) for _ in range(sum(heights) + gap * (len(drawn) - 1))]
 
     def draw(axes: Axes) -> None:
-        from matplotlib.patches import Rectangle
-
         bottom = len(sheet)
         for (name, frame, each), height in zip(drawn, heights, strict=True):
             for n, one in enumerate(each):
@@ -243,10 +241,8 @@ def _plan(places: Places, maps_at: Callable[[int], Sequence[Sequence[Numbers]]],
                 for i, row in enumerate(one):
                     sheet[top + i][left : left + i + 1] = row[: i + 1]
                 if frame and places.core:
-                    box = Rectangle(
-                        (left - 1, top - 1), side + 2, side + 2, fill=False, edgecolor=frame, linewidth=1, clip_on=False
-                    )
-                    axes.add_patch(box)
+                    x, y = (left - 1, left + side + 1), (top - 1, top + side + 1)
+                    axes.fill([x[0], x[1], x[1], x[0]], [y[0], y[0], y[1], y[1]], fill=False, edgecolor=frame, clip_on=False)
             axes.text(-gap / 2, bottom - height / 2, name, ha="right", va="center", color=INK, fontsize=9)
             bottom -= height + gap
         image = mosaic(axes, sheet, "viridis", low=0, power=0.5)
@@ -255,23 +251,22 @@ def _plan(places: Places, maps_at: Callable[[int], Sequence[Sequence[Numbers]]],
         _bar(axes, image, ticks=(0, 0.1, 0.5, 1))
 
     high = max(1.6, 0.86 * WIDTH * len(sheet) / len(sheet[0]))
-    return panels([draw], path, columns=1, height=min(high, 9.0))
+    return panels([draw], columns=1, height=min(high, 9.0))
 
 
-def prompt_path(metrics: Metrics, *, path: str | Path | None = None) -> str:
+def prompt_path(metrics: Metrics) -> Drawing:
     """Returns the path of the whole prompt's state, every token at once, over the steps in the two directions it spreads most."""
-    return state_paths([metrics["path"]["prompt"]], explained=metrics["path"]["prompt_explained"], path=path)
+    return state_paths([metrics["path"]["prompt"]], explained=metrics["path"]["prompt_explained"])
 
 
-def spectrum(metrics: Metrics, *, path: str | Path | None = None) -> str:
+def spectrum(metrics: Metrics) -> Drawing:
     """Returns the leading eigenvalues of a step in the complex plane at each depth looked at, and how changes shrink by step."""
     found, changes = metrics["spectrum"], metrics["by_step"]["state_step_norm"]["mean"]
     sizes = metrics["by_step"]["state_norm"]["mean"]
 
     def plane(axes: Axes) -> None:
-        from matplotlib.patches import Circle
-
-        axes.add_patch(Circle((0, 0), 1, fill=False, edgecolor=INK, linewidth=0.9, linestyle=(0, (2, 2))))
+        turn = [math.tau * i / 90 for i in range(91)]
+        axes.plot([math.cos(a) for a in turn], [math.sin(a) for a in turn], color=INK, linewidth=0.9, linestyle=(0, (2, 2)))
         for depth, values, line_style in zip(found["depths"], found["eigenvalues"], ("o", "s", "^"), strict=False):
             real = [z for z in values if None not in z]
             axes.plot(
@@ -286,16 +281,16 @@ def spectrum(metrics: Metrics, *, path: str | Path | None = None) -> str:
     def shrink(axes: Axes) -> None:
         real = [None if None in (a, n) or a < ROUNDING * n else a for a, n in zip(changes, sizes, strict=True)]
         factors = [None if None in (a, b) else b / a for a, b in pairwise(real)]
-        axes.plot(*finite(range(2, len(changes) + 1), factors), color=LAYER_ENDS[0], linewidth=1.4)
+        over_steps(axes, range(2, len(changes) + 1), factors, color=LAYER_ENDS[0], linewidth=1.4, name="ratio")
         line_at_one(axes.axhline)
         axes.set_ylim(bottom=0)
         step_axis(axes, metrics["places"]["steps"])
         axes.set_ylabel("ratio of changes")
 
-    return panels([plane, shrink], path)
+    return panels([plane, shrink])
 
 
-FIGURES: dict[str, tuple[str, Callable[..., str]]] = {
+FIGURES: dict[str, tuple[str, Callable[..., Drawing]]] = {
     # file: what the summary must hold, and the function that draws it
     "same-and-farthest": ("convergence", same_and_far),
     "pairs": ("pairs", pair_matrices),

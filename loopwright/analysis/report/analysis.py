@@ -3,6 +3,7 @@ safe; each figure with one sentence on how to read it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,15 @@ from loopwright.analysis.figures import stages, states
 from loopwright.analysis.report.findings import Finding, converges, percent, safe
 from loopwright.analysis.report.findings import stages as stages_finding
 from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, Slider, count, write_report
-from loopwright.storage.files import write_whole
+from loopwright.plot.drawing import Drawing
+from loopwright.run import RunFolder
 
 Metrics = Mapping[str, Any]
 BETWEEN_LAYERS = ("same-and-farthest", "layer-paths", "limits-together")  # figures that say nothing of a core of one layer
 
 # how to read each figure, by the name of its file
 READ = {
-    "stages-by-step": "Each line is one pass through the block, early steps green, late ones yellow; lines on one another are "
+    "stages-by-step": "Each line is one pass through the block, early steps blue, late ones red; lines on one another are "
     "stages that every step repeats.",
     "stages-realised": "Left to right the layers as they run; a layer whose own solid line is flat does the same at every step.",
     "stages-by-layer": "Each line is one layer over the steps, with one standard deviation over prompts; flat lines keep their "
@@ -41,7 +43,7 @@ READ = {
     "its neighbours.",
     "cycles": "The last token's state after each layer in two directions, in windows of steps; one closed figure drawn over and "
     "over is a cyclic fixed point.",
-    "layer-paths": "The same token at each layer on its own, early steps green: a path that ends in one point is rest, one "
+    "layer-paths": "The same token at each layer on its own, early steps blue: a path that ends in one point is rest, one "
     "that goes round or back and forth an orbit.",
     "limits-together": "Of the tokens on which some layer does what the row says, the share on which some layer does what the "
     "column says.",
@@ -103,7 +105,7 @@ WORDS = {
 
 # what is said besides where a picture shows it: a word of its legend or labels, and the sentence
 MORE: dict[str, tuple[tuple[str, ...], str]] = {
-    "stages-by-step": ((">dense model<",), "The dashed red line is the dense model."),
+    "stages-by-step": ((">dense model<",), "The dashed line is the dense model."),
     "fixed-points": ((">cosine to farthest<",), "On the right the same to where the layer farthest from it ends."),
     "floorplan": ((">prelude<", ">coda<"), "Layers that run once are framed, prelude blue and coda red."),
     "floorplan-heads": ((">prelude<", ">coda<"), "Prelude is framed blue, coda red."),
@@ -135,11 +137,13 @@ def write_analysis(
     """
     folder = Path(folder)
     pictures = draw_all(metrics, dense)
-    (folder / "figures").mkdir(parents=True, exist_ok=True)
-    for name, svg in pictures.items():
-        write_whole(folder / "figures" / f"{name}.svg", svg)
+    for name, drawing in pictures.items():
+        drawing.save(folder / "figures" / f"{name}.svg")
     model, depth = metrics["model"], safe(metrics)
-    outcome = Outcome(depth.good, f"“More depth is safe”: {depth.reason}", depth.numbers) if metrics["places"]["core"] else None
+    outcome = Outcome(depth.good, f"“More depth is safe”: {depth.reason}", depth.numbers)
+    if not metrics["places"]["core"]:  # nothing is looped: it opens with what its layers do
+        seen = stages_finding(metrics, dense)
+        outcome = Outcome(None, seen.reason[:1].upper() + seen.reason[1:], seen.numbers, f"{seen.answer}.")
     steps = count(metrics["places"]["steps"], "step") if metrics["places"]["core"] else "each layer once"
     lead = f"{count(metrics['examples'], 'prompt')}, {count(metrics['tokens'], 'token')}, {steps}."
     return write_report(
@@ -153,8 +157,8 @@ def write_analysis(
     )
 
 
-def draw_all(metrics: Metrics, dense: Metrics | None = None) -> dict[str, str]:
-    """Returns every figure that a summary holds the numbers of, as SVG text by name."""
+def draw_all(metrics: Metrics, dense: Metrics | None = None) -> dict[str, Drawing]:
+    """Returns every figure that a summary holds the numbers of, by name."""
     places = metrics["places"]
     found = {"stages-by-step" if places["core"] else "stages": stages.by_step(metrics, dense=dense)}
     found["norms"] = stages.by_step(metrics, ("norm", "largest"), dense=dense)
@@ -175,6 +179,30 @@ def draw_all(metrics: Metrics, dense: Metrics | None = None) -> dict[str, str]:
     return found
 
 
+def figures(source: Metrics | str | Path, dense: Metrics | str | Path | None = None) -> dict[str, Drawing]:
+    """Returns every figure of an analysis by name; `lw.figures("runs/analyze-x")["stages-by-step"].save("stages.png")`.
+
+    Args:
+        source: the folder that `loopwright analyze` wrote, its file of numbers, or the numbers themselves.
+        dense: those of a dense model to lay beside it, where the folder has none.
+    """
+    metrics = _numbers(source)
+    if dense is None and not isinstance(source, Mapping):
+        beside = RunFolder(source).metrics / "analysis-dense.json"
+        dense = beside if beside.is_file() else None
+    return draw_all(metrics, None if dense is None else _numbers(dense))
+
+
+def _numbers(source: Metrics | str | Path) -> Metrics:
+    if isinstance(source, Mapping):
+        return source
+    path = Path(source)
+    path = RunFolder(path).metrics / "analysis.json" if path.is_dir() else path
+    if not path.is_file():
+        raise ValueError(f"figures: {source} holds no {path.name}; give a folder that `loopwright analyze` wrote")
+    return json.loads(path.read_text())
+
+
 def caption(name: str, svg: str, looped: bool) -> str:
     """Returns how to read a figure, and no word of what it does not show."""
     said = (READ if looped else READ | READ_DENSE)[name]
@@ -187,12 +215,13 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
 
     looped = bool(metrics["places"]["core"])
 
-    def part(heading: str, finding: Finding, *names: str, tables: tuple[Grid, ...] = ()) -> list[Section]:
+    def part(heading: str, finding: Finding | None, *names: str, tables: tuple[Grid, ...] = ()) -> list[Section]:
         there = [name for name in names if name in pictures]
         shown = [Picture(pictures[name], caption(name, pictures[name], looped), TITLES[name]) for name in there]
         if not shown and not tables:
             return []
-        return [Section(heading, finding.sentence, shown[:1], tables, finding.numbers, more=shown[1:])]
+        said = ("", ()) if finding is None else (finding.sentence, finding.numbers)
+        return [Section(heading, said[0], shown[:1], tables, said[1], more=shown[1:])]
 
     found = [Section("What this model is", "", (), [_card(metrics, dense)])]
     if looped:
@@ -204,7 +233,7 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
     asked = "Are its stages those of a feedforward model?" if looped else "Its stages"
     found += part(
         asked,
-        stages_finding(metrics, dense),
+        stages_finding(metrics, dense) if looped else None,  # that of a dense model stands at the head of the page
         "stages-by-step",
         "stages",
         "stages-realised",

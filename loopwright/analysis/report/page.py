@@ -79,11 +79,12 @@ class Section:
 @dataclass(frozen=True)
 class Outcome:
     """The verdict on a claim: it holds (True), it does not hold (False), or neither was shown (None); the reason in a sentence, and
-    the numbers behind it as (value, what it is)."""
+    the numbers behind it as (value, what it is). Where nothing was claimed, `word` says what the sentence is about."""
 
     holds: bool | None
     sentence: str
     numbers: Sequence[tuple[str, str]] = ()
+    word: str = ""
 
 
 def write_report(
@@ -124,7 +125,7 @@ def render_report(
     template, script = (
         files("loopwright.analysis.report").joinpath(name).read_text(encoding="utf-8") for name in (TEMPLATE, SCRIPT)
     )
-    moves = any(section.sliders for section in sections)
+    moves = any(s.sliders or "data-line" in p.svg for s in sections for p in (*s.pictures, *s.more, Picture("")))
     headings = [section for section in sections if section.heading]
     return environment.from_string(template).render(
         title=title, sections=sections, pairs=partial(zip, strict=True), outcome=outcome, lead=lead, footer=footer, made=made,

@@ -9,7 +9,7 @@ const NAMES = { prelude: "prelude (runs once)", core: "core (looped)", coda: "co
 export function attentionView(page, { guarded }) {
   const stack = el("select", { id: "stack" }), layer = el("select", { id: "layer" });
   const heads = el("div", { class: "heads", role: "radiogroup", "aria-label": "Head" });
-  const text = el("p", { class: "looked", "aria-label": "Attention over the prompt" });
+  const text = el("p", { class: "looked", role: "group", "aria-label": "Attention over the prompt" });
   const verdict = el("p", { class: "verdict" }), where = el("p", { class: "caption" });
   const canvas = el("canvas", { role: "img" });
   stack.addEventListener("change", () => update({ stack: stack.value, layer: 0 }));

@@ -2,7 +2,7 @@
 import { byId, decimal, el, percent, svg } from "./dom.js";
 import { state, update } from "./state.js";
 
-const WIDTH = 560, HEIGHT = 120, LEFT = 44, RIGHT = 12, TOP = 10, BOTTOM = 22;
+const WIDTH = 560, HEIGHT = 120, LEFT = 72, RIGHT = 12, TOP = 10, BOTTOM = 22;
 const MOST_FAINT = 60; // lines of other tokens
 
 const relative = (steps) => steps.change.map((row, s) => row.map((value, t) => (value === null || !steps.size[s][t] ? null : value / steps.size[s][t])));
@@ -45,7 +45,7 @@ function chart() {
     axis.replaceChildren(
       svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(0), y2: y(0) }),
       text(LEFT - 8, y(0) + 4, "end", "0"), text(LEFT - 8, TOP + 8, "end", words(top).replace(" nats", "")),
-      text(x(0), HEIGHT - 4, "middle", count > 1 ? "step 1" : "step"), ...(count > 1 ? [text(x(count - 1), HEIGHT - 4, "end", `${count}`)] : []),
+      text(x(0), HEIGHT - 4, count > 1 ? "start" : "middle", count > 1 ? "step 1" : "step"), ...(count > 1 ? [text(x(count - 1), HEIGHT - 4, "end", `${count}`)] : []),
     );
   }
 

@@ -34,11 +34,10 @@ export function pathView(page) {
   }
 
   function label(i, words) {
-    // away from the neighbour on the path, so that the line stays free
-    const [x, y] = points[i], [nx, ny] = points[i ? i - 1 : 1], length = Math.hypot(x - nx, y - ny) || 1;
-    const up = y + ((y - ny) / length) * 22, side = x + ((x - nx) / length) * 16;
-    const anchor = side > WIDTH - 90 ? "end" : side < 90 ? "start" : "middle";
-    return svg("text", { x: side, y: Math.min(Math.max(up + 5, 20), HEIGHT - 10), "text-anchor": anchor }, words);
+    // below the point or above it, on the side where its neighbour is not, so that mark and line stay free
+    const [x, y] = points[i], below = y >= points[i ? i - 1 : 1][1] ? y + 30 < HEIGHT : y < 40;
+    const anchor = x > WIDTH - 90 ? "end" : x < 90 ? "start" : "middle";
+    return svg("text", { x, y: below ? y + 30 : y - 18, "text-anchor": anchor }, words);
   }
 
   function walk() {

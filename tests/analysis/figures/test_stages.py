@@ -23,11 +23,11 @@ def drawn(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", some(stages.FIGURES, {"stages-by-step", "fixed-points"}))
-def test_every_figure_is_svg_from_plain_numbers(name: str, tmp_path):
+def test_every_figure_is_svg_from_plain_numbers(name: str):
     metrics = json.loads(json.dumps(looped()))
-    svg = stages.FIGURES[name](metrics, path=tmp_path / "x.svg")
+    svg = stages.FIGURES[name](metrics)
     ET.fromstring(svg)
-    assert (tmp_path / "x.svg").read_text() == svg == drawn(name)
+    assert svg == drawn(name)
     changed = copy.deepcopy(metrics)
     for numbers in changed["by_place"].values():
         numbers["mean"] = [None if v is None else 0.5 * v * (i % 3) for i, v in enumerate(numbers["mean"])]
@@ -36,16 +36,18 @@ def test_every_figure_is_svg_from_plain_numbers(name: str, tmp_path):
 
 def test_groupings_have_their_colours_and_words():
     by_step, by_layer = drawn("stages-by-step"), drawn("stages-by-layer")
-    assert all(colour in by_step for colour in stages.STEP_ENDS) and all(colour in by_layer for colour in stages.LAYER_ENDS)
+    assert all(colour.lower() in by_step for colour in stages.STEP_ENDS) and all(
+        colour.lower() in by_layer for colour in stages.LAYER_ENDS
+    )
     assert "step 12" in by_step and "layer 3" in by_layer and "ColSum concentration" in drawn("stages-realised")
 
 
 @pytest.mark.slow
 def test_a_dense_model_is_laid_over_and_drawn_alone():
     alone, over = drawn("stages-by-step"), stages.by_step(looped(), dense=dense())
-    assert stages.DENSE in over and stages.DENSE not in alone and "dense model" in over
+    assert "dense model" in over and "dense model" not in alone
     assert "this model" in stages.by_step(dense())
-    assert stages.DENSE in stages.halves(looped(), dense=dense())
+    assert "dense model" in stages.halves(looped(), dense=dense())
     assert "predict, dense" in stages.neurons(looped(), dense=dense())
 
 

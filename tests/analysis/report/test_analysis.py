@@ -3,6 +3,7 @@
 import json
 import re
 from functools import cache
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from loopwright.analysis.figures import stages, states
 from loopwright.analysis.report import analysis
 from loopwright.analysis.report.analysis import BETWEEN_LAYERS, MORE, READ, READ_DENSE, draw_all, sections, write_analysis
+from loopwright.analysis.report.page import _digest
 from tests.analysis.summaries import bare, dense, looped, overflowing
 
 pytestmark = pytest.mark.usefixtures("unlaid")
@@ -33,9 +35,11 @@ def test_the_page_answers_the_questions_in_order(tmp_path, monkeypatch):
     text = page.read_text()
     places = [text.index(question) for question in QUESTIONS]
     assert places == sorted(places)
-    assert "“More depth is safe”: " in text and "made here" in text and "<script" not in text and 'src="' not in text
-    figures = {path.stem: path.read_text() for path in (tmp_path / "figures").glob("*.svg")}
-    assert figures == drawn() and len(figures) >= 14 and all(svg in text for svg in figures.values())
+    assert "“More depth is safe”: " in text and "made here" in text and 'src="' not in text
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)  # the page's own, and the policy names it
+    assert f"script-src '{_digest(script)}'" in unescape(text) and "data-axes" in text
+    figures = {path.stem for path in (tmp_path / "figures").glob("*.svg")}
+    assert figures == set(drawn()) and len(figures) >= 14 and all(svg in text for svg in drawn().values())
 
 
 @pytest.mark.slow
@@ -97,8 +101,9 @@ def test_orbits_and_layers_are_spoken_of_where_there_are_numbers():
 
 def test_a_dense_models_page(tmp_path):
     text = write_analysis(dense(), tmp_path).read_text()
-    assert "Its stages" in text and "Does it converge" not in text and 'class="outcome' not in text
-    assert "each layer once" in text and "input injection" not in text and "Each layer runs once: attention gathers" in text
+    assert "Its stages" in text and "Does it converge" not in text
+    assert "<strong>Each layer runs once.</strong>Attention gathers" in text  # it opens with what its layers do
+    assert "each layer once" in text and "input injection" not in text and text.count("ttention gathers most") == 1
     pictures = {path.stem: path.read_text() for path in (tmp_path / "figures").glob("*.svg")}
     shown = [picture for section in sections(dense(), None, pictures) for picture in [*section.pictures, *section.more]]
     assert sorted(picture.svg for picture in shown) == sorted(pictures.values())
@@ -108,7 +113,7 @@ def test_a_dense_models_page(tmp_path):
 def test_the_example_pages_are_small_whole_and_linked():
     folder = Path(__file__).parents[3] / "docs"
     pages = sorted(folder.glob("examples/*/report.html"))
-    assert len(pages) == 3 and sum(page.stat().st_size for page in pages) < 3e6
+    assert len(pages) == 4 and sum(page.stat().st_size for page in pages) < 3e6
     told = (folder / "analysis.md").read_text()
     for page in pages:
         text = page.read_text()

@@ -165,3 +165,22 @@ def test_a_section_shows_its_numbers():
 
 def test_counts_have_their_ending():
     assert [count(1, "step"), count(2, "step"), count(1234, "token")] == ["1 step", "2 steps", "1,234 tokens"]
+
+
+@pytest.mark.browser
+def test_a_line_is_read_out_under_the_pointer_and_nothing_complains(tmp_path: Path) -> None:
+    from loopwright.plot.training import Curve, accuracy_by_depth
+    from tests.explore.browser import chromium
+
+    drawing = accuracy_by_depth({"<b>plain": Curve([1, 2, 4, 8], [0.1, 0.9, 0.5, 0.1])})
+    page = write_report(tmp_path / "report.html", "Depth", [Section("Accuracy", pictures=[Picture(drawing)])])
+    with chromium() as browser:
+        browser.resize(1280)
+        browser.driver.get(page.as_uri())
+        browser.run(
+            "const svg = document.querySelector('svg'), [[l, t, r, b]] = JSON.parse(svg.dataset.axes)[0];"
+            "const to = svg.getScreenCTM(), x = l + (r - l) * 0.345;"  # near depth 2 on the logarithmic axis
+            "svg.dispatchEvent(new PointerEvent('pointermove', {clientX: to.a * x + to.e, clientY: to.d * (t + b) / 2 + to.f}));"
+        )
+        assert browser.text(".readout b") == "depth (steps) 2" and browser.text(".readout div") == "<b>plain: 90"
+        assert browser.complaints() == []

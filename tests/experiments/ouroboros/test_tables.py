@@ -11,7 +11,7 @@ import pytest
 from experiments.ouroboros import tables
 from experiments.ouroboros.figures import BY_DEPTH
 from experiments.ouroboros.tables import CONTROLLER, FULL, HEALED, SHIFTED, STATIC, TRUNCATED
-from loopwright.analysis.figures.drawing import COLOURS
+from loopwright.plot.drawing import COLOURS
 from tests.experiments.results import result
 
 pytestmark = pytest.mark.usefixtures("unlaid")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-from loopwright.analysis.figures.drawing import INK, Axes, Curve, depth_axis, figure, finite, legend, line_style, panels, plain_log
+from loopwright.plot.drawing import Axes, Curve, Drawing, depth_axis, figure, finite, legend, line_style, panels, plain_log
+from loopwright.plot.style import INK
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class TradeOff:
     oracle: Curve | None = None
     random: Curve | None = None
     cost: str = "mean steps a token"
+    title: str = ""
 
     def draw(self, axes: Axes, label: str, scale: float) -> None:
         """Draws the lines; a rule has the same colour in every panel that lists the same rules."""
@@ -33,12 +34,11 @@ class TradeOff:
         for place, (name, curve) in enumerate(self.rules.items()):
             axes.plot(*finite(curve.x, curve.y, scale), label=name, linewidth=1.8, **line_style(place))
         axes.set_xlabel(self.cost)
+        axes.set_title(self.title, loc="left")
         axes.set_ylabel(label)
 
 
-def exit_trade_off(
-    costs: Sequence[TradeOff], *, label: str = "loss (nats a token)", scale: float = 1, path: str | Path | None = None
-) -> str:
+def exit_trade_off(costs: Sequence[TradeOff], *, label: str = "loss (nats a token)", scale: float = 1) -> Drawing:
     """Returns loss (or exact match) over each cost, a panel for each: mean steps, and time where it was measured."""
     if len(costs) == 1:
 
@@ -46,11 +46,11 @@ def exit_trade_off(
             costs[0].draw(axes, label, scale)
             legend(axes)
 
-        return figure(draw, path)
-    return panels([partial(cost.draw, label=label, scale=scale) for cost in costs], path)
+        return figure(draw)
+    return panels([partial(cost.draw, label=label, scale=scale) for cost in costs])
 
 
-def throughput_by_batch(speeds: Mapping[str, Curve], bounds: Mapping[str, Curve], *, path: str | Path | None = None) -> str:
+def throughput_by_batch(speeds: Mapping[str, Curve], bounds: Mapping[str, Curve]) -> Drawing:
     """Returns tokens per second over the batch size on logarithmic axes, a line per depth; thin lines are the bounds of the memory
     bandwidth."""
 
@@ -65,4 +65,4 @@ def throughput_by_batch(speeds: Mapping[str, Curve], bounds: Mapping[str, Curve]
         axes.set_ylabel("tokens/s (thin: bandwidth bound)")
         legend(axes)
 
-    return figure(draw, path)
+    return figure(draw)

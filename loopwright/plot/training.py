@@ -1,4 +1,4 @@
-"""Figures of training and evaluation from plain saved numbers, as SVG text."""
+"""Figures of training and evaluation from plain saved numbers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
-from loopwright.analysis.figures.drawing import (
-    COLOURS,
-    EARLY,
+from loopwright.plot.drawing import (
     END,
-    INK,
-    LATE,
     MOST_LABELLED_CELLS,
     MOST_POINTS,
     SHADES,
     START,
-    WIDTH,
     Axes,
     Curve,
+    Drawing,
     Numbers,
     blend,
     cell,
@@ -37,6 +32,7 @@ from loopwright.analysis.figures.drawing import (
     running_mean,
     spread,
 )
+from loopwright.plot.style import COLOURS, EARLY, INK, LATE, WIDTH
 
 
 @dataclass(frozen=True)
@@ -56,8 +52,7 @@ def accuracy_by_depth(
     *,
     trained: tuple[int, int, int] | None = None,
     label: str = "exact match (%)",
-    path: str | Path | None = None,
-) -> str:
+) -> Drawing:
     """Returns exact match over depth, a line per model with its interval; `trained` marks the least, median and largest depth
     trained at."""
 
@@ -69,10 +64,10 @@ def accuracy_by_depth(
         axes.set_ylabel(label)
         legend(axes)
 
-    return figure(draw, path)
+    return figure(draw)
 
 
-def loss_curves(curves: Mapping[str, Curve], *, path: str | Path | None = None) -> str:
+def loss_curves(curves: Mapping[str, Curve]) -> Drawing:
     """Returns the training loss over updates, each value faint and a running mean bold, on a logarithmic axis."""
 
     def draw(axes: Axes) -> None:
@@ -87,7 +82,7 @@ def loss_curves(curves: Mapping[str, Curve], *, path: str | Path | None = None) 
         axes.set_ylabel("loss")
         legend(axes)
 
-    return figure(draw, path)
+    return figure(draw)
 
 
 def loss_by_depth(
@@ -95,8 +90,7 @@ def loss_by_depth(
     *,
     trained: tuple[int, int, int] | None = None,
     label: str = "loss",
-    path: str | Path | None = None,
-) -> str:
+) -> Drawing:
     """Returns the loss over depth, a line per split or model with its interval, on a logarithmic axis."""
 
     def draw(axes: Axes) -> None:
@@ -107,12 +101,10 @@ def loss_by_depth(
         axes.set_ylabel(label)
         legend(axes)
 
-    return figure(draw, path)
+    return figure(draw)
 
 
-def radius_by_depth(
-    curves: Mapping[str, Curve], *, trained: tuple[int, int, int] | None = None, path: str | Path | None = None
-) -> str:
+def radius_by_depth(curves: Mapping[str, Curve], *, trained: tuple[int, int, int] | None = None) -> Drawing:
     """Returns the spectral radius over depth, with the line at 1 below which a step contracts near the state."""
 
     def draw(axes: Axes) -> None:
@@ -124,10 +116,10 @@ def radius_by_depth(
         axes.set_ylabel("spectral radius ρ")
         legend(axes)
 
-    return figure(draw, path)
+    return figure(draw)
 
 
-def radius_bars(radii: Mapping[str, Radius], *, path: str | Path | None = None) -> str:
+def radius_bars(radii: Mapping[str, Radius]) -> Drawing:
     """Returns a bar per model: the mean spectral radius, with the least and largest over rows, and the line at 1."""
 
     def draw(axes: Axes) -> None:
@@ -145,7 +137,7 @@ def radius_bars(radii: Mapping[str, Radius], *, path: str | Path | None = None) 
         axes.spines["left"].set_visible(False)
         axes.grid(False)
 
-    return figure(draw, path, height=0.9 + 0.75 * len(radii))
+    return figure(draw, height=0.9 + 0.75 * len(radii))
 
 
 def state_paths(
@@ -153,8 +145,7 @@ def state_paths(
     *,
     explained: Sequence[float] | None = None,
     title: str = "",
-    path: str | Path | None = None,
-) -> str:
+) -> Drawing:
     """Returns the paths of states in two dimensions, [paths][steps][2]: blue at first, red at last, hollow where they start,
     square where they end."""
 
@@ -176,7 +167,7 @@ def state_paths(
         axes.plot([], [], label=f"after {len(paths[0]) - 1} steps", **END)
         legend(axes)
 
-    return figure(draw, path, width=4.4, height=4.2)
+    return figure(draw, width=4.4, height=4.2)
 
 
 def length_by_depth_heatmap(
@@ -185,8 +176,7 @@ def length_by_depth_heatmap(
     rows: Sequence[str],
     columns: Sequence[int],
     trained_rows: Sequence[str] = (),
-    path: str | Path | None = None,
-) -> str:
+) -> Drawing:
     """Returns exact match as a grid: a row per split (operand length, say), a column per depth; trained splits in bold."""
 
     def draw(axes: Axes) -> None:
@@ -219,4 +209,8 @@ def length_by_depth_heatmap(
 
     # room for the names of rows beside cells that hold a number
     width = max(WIDTH, 1.4 + 0.075 * max(map(len, rows), default=0) + 0.36 * min(len(columns), 20))
-    return figure(draw, path, width=width, height=1.1 + 0.3 * max(len(rows), 4))
+    return figure(draw, width=width, height=1.1 + 0.3 * max(len(rows), 4))
+
+
+# what is drawn over depth, by the measure
+BY_DEPTH = {"exact": accuracy_by_depth, "loss": loss_by_depth}

@@ -1,41 +1,32 @@
-"""How figures are drawn: SVG text, colour-blind safe, readable at phone width, the same bytes each time.
+"""How figures are drawn: colour-blind safe, readable at phone width, the same bytes each time.
 
-Lines of text and axes take the colour of the page around them (`currentColor`), so that a figure fits light and dark pages.
+As text a figure takes the colour of the page around it (`currentColor`); `Drawing.save` writes it in a style and size of its own.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import io
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loopwright.plot.style import COLOURS, HEIGHT, INK, LATE, PAGE, SIZES, STYLES, WIDTH, Size, Style, drawn_in
+from loopwright.plot.svg import file_svg, page_svg
 from loopwright.storage.files import write_whole
+from loopwright.values import check_choice
 
-INK = "#1b1f24"  # drawn with, then replaced by the colour of the page's text
-# Okabe and Ito's palette without yellow, black last; each line also has its own marker and dash
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", INK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: tuple[Any, ...] = (
     "-", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)),
 )  # fmt: skip
-EARLY, LATE = "#56B4E9", "#D55E00"  # the ends of a path: seen on light and on dark
-WIDTH, HEIGHT = 5.2, 3.5  # inches
-FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 LONGEST_OF_TWO = 24  # letters of a name where two names stand side by side under a figure
 LETTERS = 56  # of names, with what stands beside them, in one line under panels
 MOST_LABELLED_CELLS = 100
+LAST_NAMED = ("even steps", "odd steps")  # in a legend, after the lines they are of
 SHADES = 20
 CELLS = 800  # pixels of a matrix's longer side, or a few less
-SEEN = 0.05  # points: a line that leaves out less than this looks the same
-LONGEST_RUN = 64  # points that one piece of line stands for, at most
-LINEAR_STEPS = 32
 FEW_DECADES = 100  # up to this ratio a logarithmic axis is labelled between the powers of ten too
 MOST_POINTS = 500  # of a loss curve: more are not seen, and make a heavy file
 SMOOTHED_OVER = 25  # a loss curve's bold line is the mean of this share of it, one part in …
@@ -54,48 +45,154 @@ class Curve:
     high: Numbers | None = None
 
 
-def figure(draw: Callable[[Axes], None], path: str | Path | None, *, width: float = WIDTH, height: float = HEIGHT) -> str:
-    """Returns the SVG text of what `draw` draws on one pair of axes, and writes it where a path is given."""
-    from matplotlib.figure import Figure
+class Drawing(str):
+    """A figure: SVG text in the colours of the page around it, which notebooks draw; `save` writes it in a style of its own."""
 
-    with _style():
-        figure = Figure(figsize=(width, height), layout="constrained")
-        axes = figure.subplots()
-        draw(axes)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True)
-    return _kept(_plain_svg(buffer.getvalue()), path)
+    _make: Callable[[Size, Style], Any]
+
+    @classmethod
+    def of(cls, make: Callable[[Size, Style], Any]) -> Drawing:
+        """Returns the drawing of a function from size and style to a matplotlib figure."""
+        drawing = cls(page_svg(_svg(figure := _named(make(SIZES["page"], PAGE))), _frames(figure)))
+        drawing._make = make
+        return drawing
+
+    def save(self, path: str | Path, *, style: str = "light", size: str = "page") -> Path:
+        """Writes the figure as SVG or PNG, by the ending of `path`, and returns where.
+
+        Args:
+            style: "light" or "dark".
+            size: "page" as on pages, "column" for a paper's column, "slide" for a slide of 16 : 9.
+        """
+        path = Path(path)
+        look = STYLES[check_choice("plot", "style", style, STYLES)]
+        fit = SIZES[check_choice("plot", "size", size, SIZES)]
+        if path.suffix.lower() not in (".svg", ".png"):
+            raise ValueError(f"plot: {path.name} must end in .svg or .png (got {path.suffix or 'no ending'!r})")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        vector = path.suffix.lower() == ".svg"
+        if vector and size == "page":
+            write_whole(path, file_svg(self, look, 1.0))
+            return path
+        figure = self._make(fit, PAGE if vector else look)
+        scale = fit.scale(*figure.get_size_inches())
+        if vector:
+            write_whole(path, file_svg(page_svg(_svg(figure)), look, scale))
+            return path
+        buffer = io.BytesIO()
+        with drawn_in(look):
+            figure.savefig(
+                buffer, format="png", dpi=scale * fit.dpi, facecolor=look.background, metadata={"Software": None},
+                pil_kwargs={"dpi": (fit.dpi, fit.dpi)},
+            )  # fmt: skip
+        write_whole(path, buffer.getvalue())
+        return path
+
+    def kept(self, path: str | Path | None, style: str, size: str) -> Drawing:
+        """Returns the figure itself, saved where a path is given."""
+        if path is not None:
+            self.save(path, style=style, size=size)
+        return self
+
+    def _repr_svg_(self) -> str:
+        return str(self)
+
+
+class Plotted:
+    """A result that has a figure."""
+
+    def drawing(self) -> Drawing:
+        """Returns the figure of the result."""
+        raise NotImplementedError
+
+    def plot(self, path: str | Path | None = None, *, style: str = "light", size: str = "page") -> Drawing:
+        """Returns the figure of the result, which a notebook shows, and writes it where a path is given (see `Drawing.save`)."""
+        return self.drawing().kept(path, style, size)
+
+
+def figure(draw: Callable[[Axes], None], *, width: float = WIDTH, height: float = HEIGHT) -> Drawing:
+    """Returns what `draw` draws on one pair of axes."""
+
+    def make(size: Size, style: Style) -> Any:
+        from matplotlib.figure import Figure
+
+        with drawn_in(style):
+            made = Figure(figsize=(width, height), layout="constrained")
+            draw(made.subplots())
+            return made
+
+    return Drawing.of(make)
 
 
 def panels(
-    draws: Sequence[Callable[[Axes], None]],
-    path: str | Path | None = None,
-    *,
-    columns: int = 2,
-    height: float = 2.9,
-    legend_columns: int | None = None,
-) -> str:
-    """Returns the SVG text of several pairs of axes side by side, each drawn by its own function, with one legend below (in as
-    many columns as short names fill, unless it is said)."""
-    from matplotlib.figure import Figure
+    draws: Sequence[Callable[[Axes], None]], *, columns: int = 2, height: float = 2.9, legend_columns: int | None = None
+) -> Drawing:
+    """Returns several pairs of axes side by side, each drawn by its own function, with one legend below (in as many columns as
+    short names fill, unless it is said). A column has fewer panels side by side than a page, a slide more."""
+    wide = WIDTH / (1 if min(columns, len(draws)) == 1 else 2)
 
-    columns = min(columns, len(draws))
-    rows = -(-len(draws) // columns)
-    with _style():
-        made = Figure(figsize=(WIDTH / 2 * columns + (columns == 1) * WIDTH / 2, height * rows), layout="constrained")
-        axes = made.subplots(rows, columns, squeeze=False).flatten()
-        for draw, each in zip(draws, axes, strict=False):
-            draw(each)
-        for each in axes[len(draws) :]:
-            each.set_visible(False)
-        labelled = {label: handle for each in axes for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
-        if labelled:
-            across = LETTERS // (max(map(len, labelled)) + 5)  # beside each name stands its line
-            ncols = legend_columns or max(1, min(len(labelled), across))
-            made.legend(labelled.values(), labelled.keys(), loc="outside lower center", frameon=False, ncols=ncols)
-        buffer = io.StringIO()
+    def make(size: Size, style: Style) -> Any:
+        from matplotlib.figure import Figure
+
+        across = size.across(len(draws), columns, wide, height)
+        rows = -(-len(draws) // across)
+        with drawn_in(style):
+            made = Figure(figsize=(wide * across, height * rows), layout="constrained")
+            _fill(made, draws, rows, across, legend_columns)
+            return made
+
+    return Drawing.of(make)
+
+
+def _fill(made: Any, draws: Sequence[Callable[[Axes], None]], rows: int, columns: int, legend_columns: int | None) -> None:
+    """Draws the panels into a figure; where the last row is not full, its panels stand in the middle."""
+    empty = rows * columns - len(draws)
+    spec = made.add_gridspec(rows, 2 * columns)
+    labelled: dict[str, Any] = {}
+    for place, draw in enumerate(draws):
+        row, column = divmod(place, columns)
+        left = 2 * column + (empty if row == rows - 1 else 0)
+        axes = made.add_subplot(spec[row, left : left + 2])
+        draw(axes)
+        labelled |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    labelled |= {word: labelled.pop(word) for word in LAST_NAMED if word in labelled}
+    if labelled:
+        across = int(LETTERS * made.get_figwidth() / WIDTH) // (max(map(len, labelled)) + 5)  # beside each name stands its line
+        ncols = legend_columns or max(1, min(len(labelled), across))
+        made.legend(labelled.values(), labelled.keys(), loc="outside lower center", frameon=False, ncols=ncols)
+
+
+def _named(figure: Any) -> Any:
+    """Returns a figure whose lines are called by their names and axes in the SVG, for a page to read them out."""
+    for place, axes in enumerate(figure.axes):
+        for line in axes.lines:
+            name = line.get_gid() or line.get_label()
+            seen = line.get_linestyle() not in ("None", "none", " ", "") and len(line.get_xdata()) > 1
+            line.set_gid(f"line:{place}:{name}" if seen and not name.startswith("_") else None)
+    return figure
+
+
+def _frames(figure: Any) -> list[list[Any]]:
+    """Returns where each pair of axes lies in the drawing, left, top, right, bottom; for x and y their scale, ends and name; and
+    whether every x is a whole number."""
+    width, height = (72 * side for side in figure.get_size_inches())
+    frames = []
+    for axes in figure.axes:
+        box = axes.get_position()
+        sides = [[s.get_scale(), *map(float, ends), s.get_label_text()]
+                 for s, ends in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim()))]  # fmt: skip
+        whole = all(float(x).is_integer() for line in axes.lines if line.get_gid() for x in line.get_xdata())
+        frames.append([
+            [round(v, 2) for v in (width * box.x0, height * (1 - box.y1), width * box.x1, height * (1 - box.y0))], *sides, whole,
+        ])  # fmt: skip
+    return frames
+
+
+def _svg(made: Any) -> str:
+    buffer = io.StringIO()
+    with drawn_in(PAGE):
         made.savefig(buffer, format="svg", transparent=True)
-    return _kept(_plain_svg(buffer.getvalue()), path)
+    return buffer.getvalue()
 
 
 def mosaic(
@@ -128,110 +225,6 @@ def mosaic(
 def shades(first: str, last: str, count: int) -> list[str]:
     """Returns colours that go evenly from one to another."""
     return [blend(first, last, i / max(count - 1, 1)) for i in range(count)]
-
-
-def _kept(text: str, path: str | Path | None) -> str:
-    if path is not None:
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
-    return text
-
-
-@contextmanager
-def _style() -> Iterator[None]:
-    from matplotlib import rc_context, rcdefaults
-
-    # the reader's own settings must not change the bytes
-    with rc_context():
-        rcdefaults()
-        with rc_context({
-            "svg.fonttype": "none", "svg.hashsalt": "loopwright", "text.parse_math": False,
-            "font.family": "DejaVu Sans", "font.size": 10.5, "axes.titlesize": 11, "axes.titleweight": "bold",
-            "axes.labelsize": 10.5, "legend.fontsize": 10,
-            "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
-            "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8, "axes.grid": True, "axes.grid.axis": "y",
-            "grid.color": INK, "grid.alpha": 0.15, "grid.linewidth": 0.6, "axes.axisbelow": True,
-        }):  # fmt: skip
-            yield
-
-
-def _plain_svg(text: str) -> str:
-    """Returns the drawing alone: no prolog, no date or other metadata, the page's fonts and text colour, and names for what it
-    refers to that no other drawing on the page has."""
-    text = text[text.index("<svg") :]
-    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"\s*<defs>\s*<style.*?</style>\s*</defs>", "", text, count=1, flags=re.DOTALL)  # it would style the whole page
-    text = text.replace("<svg ", "<svg style=\"stroke-linejoin: round; font-family: 'DejaVu Sans'\" ", 1)
-    text = text.replace("font-family: 'DejaVu Sans'; ", "")  # all text inherits it
-    text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
-    used, own = {name for _, name in re.findall(_REFERENCE, text)}, f"f{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-    text = re.sub(r' id="([^"]+)"', lambda match: f' id="{own}-{match[1]}"' if match[1] in used else "", text)
-    text = re.sub(_REFERENCE, lambda match: f"{match[1]}{own}-{match[2]}", text)
-    text = re.sub(r' d="([^"]+)"', lambda match: f' d="{_straight(match[1])}"', text)
-    text = re.sub(r' (?:d|x|y)="[^"]+"', lambda match: re.sub(r"-?\d+\.\d{3,}", _short, match[0]), text)
-    text = re.sub(_BITMAP, lambda match: match[1] + _palette(match[2]), text)
-    text = re.sub(r"image-rendering:[^;\"]+;?", "", text)  # matplotlib asks for hard pixels, which are uneven when made smaller
-    text = text.replace("'DejaVu Sans'", FONTS).replace(INK, "currentColor")
-    return re.sub(r"\s*\n\s*", "\n", text)
-
-
-def _palette(coded: str) -> str:
-    """Returns a bitmap (PNG, base64) of few colours with a table of them: the same pixels in a fraction of the bytes."""
-    import numpy as np
-    from PIL import Image
-
-    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(coded))).convert("RGBA"))
-    packed = np.ascontiguousarray(pixels).view(np.uint32)[..., 0]  # a colour in one number: rows are far slower to sort
-    found = np.unique(packed)
-    if len(found) > 256:
-        return coded
-    colours = found[:, None].view(np.uint8)
-    made = Image.fromarray(np.searchsorted(found, packed).astype(np.uint8), "P")
-    made.putpalette(colours[:, :3].tobytes())
-    buffer = io.BytesIO()
-    made.save(buffer, format="png", optimize=True, transparency=colours[:, 3].tobytes())
-    return base64.b64encode(buffer.getvalue()).decode()
-
-
-def _straight(outline: str) -> str:
-    """Returns the lines of an outline without the points that nobody would miss; an outline with curves as it is."""
-    pieces = re.findall(r"M ([^Mz]+)(z?)", outline)
-    if "C" in outline or "Q" in outline or not pieces:
-        return outline
-    made = []
-    for body, end in pieces:
-        points = [complex(*map(float, pair.split())) for pair in body.split("L")]
-        kept = " L ".join(f"{point.real:.6f} {point.imag:.6f}" for point in _needed(points))
-        made.append(f"M {kept} {end}".rstrip())
-    return " ".join(made)
-
-
-def _needed(points: Sequence[complex]) -> list[complex]:
-    kept, start = [points[0]], 0
-    for end in range(2, len(points)):
-        far = end - start > LONGEST_RUN  # or a long straight line would take the square of its points
-        if far or any(_apart(points[i], points[start], points[end]) > SEEN for i in range(start + 1, end)):
-            start = end - 1
-            kept.append(points[start])
-    return [*kept, points[-1]] if len(points) > 1 else kept
-
-
-def _apart(point: complex, a: complex, b: complex) -> float:
-    """Returns how far a point is from the piece of line between two others."""
-    along = b - a
-    size = abs(along) ** 2  # zero also where a length is too small to be squared
-    share = ((point - a) * along.conjugate()).real / size if size else 0.0
-    return abs(point - a - min(max(share, 0.0), 1.0) * along)
-
-
-def _short(match: re.Match[str]) -> str:
-    # a hundredth of a point is not seen, and digits are most of a drawing's bytes
-    return f"{float(match[0]):.2f}".rstrip("0").rstrip(".")
-
-
-_BITMAP = r'(xlink:href="data:image/png;base64,\s*)([^"]+)'
-_REFERENCE = r"""(href="#|url\(#)([\w.]+)"""
 
 
 def line_style(place: int, *, marker: bool = True) -> dict[str, Any]:
@@ -316,16 +309,6 @@ def log_axis(axes: Axes, curves: Mapping[str, Curve]) -> None:
     if max(values) / min(values) < FEW_DECADES:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def step_axis(axes: Axes, steps: int) -> None:
-    """Makes the x axis one of steps from 1 on; of many it is logarithmic, since what happens at first is over soon."""
-    axes.set_xlabel("step")
-    if steps > LINEAR_STEPS:
-        axes.set_xscale("log", base=2)
-        kept = [4**i for i in range(16) if 4**i <= steps]
-        axes.set_xticks(kept, [str(step) for step in kept])
-        axes.minorticks_off()
 
 
 def far_enough(points: Sequence[Sequence[float]]) -> list[int]:

@@ -1,0 +1,23 @@
+"""A file of its own has the style's colours, a background and the size asked for; the drawing in it is the page's."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from loopwright.plot.style import STYLES
+from loopwright.plot.svg import file_svg
+
+PAGE = '<svg style="x" width="200pt" height="100pt" viewBox="0 0 200 100">\n<path d="M 0 0" style="stroke: currentColor"/>\n</svg>'
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_file_has_its_own_colours_and_size(style: str) -> None:
+    look = STYLES[style]
+    svg = file_svg(PAGE, look, 1.5)
+    root = ET.fromstring(svg)
+    assert (root.get("width"), root.get("height"), root.get("viewBox")) == ("300.00pt", "150.00pt", "0 0 200 100")
+    assert root[0].get("fill") == look.background and (root[0].get("width"), root[0].get("height")) == ("200", "100")
+    assert "currentColor" not in svg and re.search(f"stroke: {look.ink}", svg)
