@@ -19,7 +19,7 @@ from loopwright.evaluate.harness import evaluate_tasks
 from loopwright.evaluate.heldout import HeldOut, held_out, need_likelihood
 from loopwright.evaluate.paired import Paired, compare_rows, paired_table
 from loopwright.evaluate.paired import compare as compare_texts
-from loopwright.evaluate.passages import read_passages
+from loopwright.evaluate.passages import passage_length, read_passages
 from loopwright.evaluate.sweep import SweepReport, grid, sweep
 from loopwright.evaluate.tasks import TaskEvaluation
 from loopwright.model.looped import LoopedForCausalLM
@@ -38,7 +38,6 @@ from loopwright.train.recipe import Recipe, make_recipe
 from loopwright.train.state import Objects, Run
 from loopwright.values import check_whole
 
-CONTEXT = 512  # tokens of a passage, where nothing is said and the model has as many positions
 BATCH = 500  # rows of a pass over a task, where nothing is said
 
 Model = LoopedForCausalLM | Run | str | Path
@@ -184,7 +183,7 @@ def evaluate(
         raise ValueError(f"depths: {depths} with exit; give one depth, the most steps that a token may take")
     with fitting_threads(opened.model):
         if text is not None:
-            length = _context(opened.model, context)
+            length = passage_length(opened.model.config.max_position_embeddings, context)
             words = Tokenizer(tokenizer if tokenizer is not None else opened.words())
             texts = {name: read_passages(name, files, words, length) for name, files in _named(text).items()}
             if rules:
@@ -393,10 +392,3 @@ def _parts(found: Splits, splits: Sequence[str], rows: int | None) -> dict[str, 
 
 def _named(text: Texts) -> dict[str, str | Path]:
     return dict(text) if isinstance(text, Mapping) else {Path(text).name.split(".")[0]: text}
-
-
-def _context(model: LoopedForCausalLM, context: int | None) -> int:
-    room = model.config.max_position_embeddings
-    if context is not None and not 2 <= context <= room:
-        raise ValueError(f"context must be from 2 to {room}, the positions of the model (got {context})")
-    return min(CONTEXT, room) if context is None else context

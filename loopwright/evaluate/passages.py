@@ -22,6 +22,8 @@ from loopwright.data.text import GROUP
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.values import check_whole
 
+CONTEXT = 512  # tokens of a passage, where nothing is said and the model has as many positions
+
 
 @dataclass(frozen=True)
 class Passage:
@@ -89,6 +91,13 @@ def padded_batch(ids: Sequence[Sequence[int]], scored: Sequence[Sequence[int]]) 
         mask[row, : len(own)] = 1
         labels[row, list(places)] = tokens[row, list(places)]
     return Batch(tokens, labels, attention_mask=None if bool(mask.all()) else mask)
+
+
+def passage_length(room: int, context: int | None) -> int:
+    """Returns the tokens of a passage for a model with `room` positions: as many as are asked for, or CONTEXT."""
+    if context is not None and not 2 <= context <= room:
+        raise ValueError(f"context must be from 2 to {room}, the positions of the model (got {context})")
+    return min(CONTEXT, room) if context is None else context
 
 
 def read_passages(

@@ -99,11 +99,11 @@ class Job:
         objective.prepare(self.model, self.device)
         self.metrics: dict[str, Metric] = {spec["kind"]: build_kind(spec, METRICS) for spec in recipe.validate.metrics}
         self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
-        compiled, said = choose(recipe.compile, self.device, alike=self.splits.alike)
+        self.compiled, said = choose(recipe.compile, self.device, alike=self.splits.alike)
         if said is not None:
             reporter.note(said)
         remat = build_kind(recipe.remat_spec, REMATS)
-        bare = TrainingModule(self.model, objective, self.penalties, remat=remat, compiled=compiled)
+        bare = TrainingModule(self.model, objective, self.penalties, remat=remat, compiled=self.compiled)
         self.speed = Speedometer(self.model.config, objective, recipe.precision, self.device)
         with self.autocast():  # before the wrapper takes the model: it counts passes
             check_trainable(self.model, objective, drawn_plans(self.rule, recipe))
@@ -320,7 +320,7 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
     job.load(found.folder)
     reporter.note(f"resumed from {found.folder} ({found.update} updates done)")
     made = read_json(found.folder / MADE)
-    before, now = made["with"], made_with(job)
+    before, now = {"compiled": False, **made["with"]}, made_with(job)
     differs = [f"{name}: {before.get(name)} then, {now[name]} now" for name in now if before.get(name) != now[name]]
     if differs:
         reporter.note(
@@ -335,7 +335,8 @@ def made_with(job: Job) -> dict[str, Any]:
     """Returns what decides how sums are rounded, beside the recipe: a run that goes on with the same goes on bit for bit."""
     device = torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else job.device.type
     threads = torch.get_num_threads() if job.device.type == "cpu" else None
-    made: dict[str, Any] = {"threads": threads, "processes": job.processes.world, "device": device, "torch": str(torch.__version__)}
+    made: dict[str, Any] = {"threads": threads, "processes": job.processes.world, "device": device, "compiled": job.compiled}
+    made["torch"] = str(torch.__version__)
     return made | {f"parts from {file}": digest for file, digest in file_digests().items()}
 
 

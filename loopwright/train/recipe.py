@@ -27,8 +27,8 @@ from loopwright.values import is_whole
 
 RECIPE_BYTES = 2**17  # of a recipe's file
 PRECISIONS = ("fp32", "tf32", "bf16")
-# what may differ between a run and its resumption: none of it changes an update
-FREE = ("about", "toy", "save", "track", "imported")
+# what may differ between a run and its resumption: none of it changes an update, or (compile) but for how sums are rounded
+FREE = ("about", "toy", "save", "track", "imported", "compile")
 
 # What is beyond the upper bounds is no run: it would not end, or its seeds of each update would not fit 64 bits.
 RANGES = {
