@@ -73,6 +73,12 @@ def _ouroboros() -> Drawings:
     return figures.draw_all(runs, tables.shares_to(runs, tables.FULL), tables.all_pairs(runs))
 
 
+def _rl() -> Drawings:
+    from experiments.rl import figures
+
+    return {"curves": figures.draw([json.loads(line) for line in (RESULTS / "rl/rows.jsonl").read_text().splitlines()])}
+
+
 def _stars() -> Drawings:
     from experiments.stars import tables
 
@@ -88,5 +94,6 @@ STUDIES: dict[str, Callable[[], Drawings]] = {
     "inside-training": _inside_training,
     "longer": _longer,
     "ouroboros": _ouroboros,
+    "rl": _rl,
     "stars": _stars,
 }

@@ -59,7 +59,7 @@ def test_json_stands_alone_on_stdout(
 def test_every_verb_that_prints_a_table_has_json() -> None:
     """The others print lines: a conversation, what a server does, the progress of a run, where a page was written."""
     asked = {words.split()[0] for words in VERBS}
-    assert set(cli.VERBS) - asked == {"chat", "serve", "explore", "train", "analyze", "demo"}
+    assert set(cli.VERBS) - asked == {"chat", "serve", "explore", "train", "analyze", "demo", "push"}
 
 
 def test_compare_refuses_what_is_wrong(places: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

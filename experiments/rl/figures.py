@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from loopwright.analysis.figures.drawing import Axes, Curve, figure, legend, lines
+from loopwright.plot.drawing import Axes, Curve, Drawing, figure, legend, lines
 
 ARMS = {"grpo": "GRPO, last step", "rltt": "RLTT, all steps", "sft": "supervised"}
 DEPTHS = {1: 1, 8: 4}  # depth → its column in a row's validations
 
 
-def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> str:
-    """Returns the SVG text: mean over seeds, with the least and the largest."""
+def draw(rows: Sequence[Mapping[str, Any]]) -> Drawing:
+    """Returns the figure: mean over seeds, with the least and the largest."""
     curves = {}
     for arm, words in ARMS.items():
         own = [row for row in rows if row["arm"] == arm]
@@ -31,4 +30,4 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> str:
         axes.set_ylim(-3, 103)
         legend(axes)
 
-    return figure(onto, path)
+    return figure(onto)

@@ -56,7 +56,7 @@ def main() -> None:
             print(as_line({key: row[key] for key in ("name", "exact", "seconds", "tokens")}), flush=True)
     found = [json.loads(line) for line in rows.read_text().splitlines()]
     (asked.out / "table.md").write_text(table(found))
-    draw(found, asked.out / "curves.svg")
+    draw(found).save(asked.out / "curves.svg")
 
 
 def carry_out(arm: str, seed: int, runs: Path) -> dict[str, Any]:

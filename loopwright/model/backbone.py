@@ -144,7 +144,7 @@ class Backbone(PreTrainedModel):
         x = F.dropout(self.embed_norm(x), self.config.dropout, self.training)
         x = p.see("embed", x, Place("prelude", 0, 0))
         p.keep_state(x, Place("prelude", 0, -1))
-        return self._layers("prelude", x, p, FIRST)
+        return self.run_layers("prelude", x, p, FIRST)
 
     def token_vectors(self, input_ids: Tensor) -> Tensor:
         """Returns the scaled embedding rows of tokens, [B, T, D]."""
@@ -169,7 +169,7 @@ class Backbone(PreTrainedModel):
         if p.cache is not None:
             p.cache.begin_step(t)
         t = index.t
-        x = self._layers("core", self.injection(s, e, index), p, index, read=s)  # unnamed here, what enters is freed there
+        x = self.run_layers("core", self.injection(s, e, index), p, index, read=s)  # unnamed here, what enters is freed there
         if self.config.end_norm == "every":
             x = self.end_norm(x)
         elif self.config.end_norm == "per-step":
@@ -201,7 +201,7 @@ class Backbone(PreTrainedModel):
         pass on a cache needs it where there is a coda.
         """
         p = p.at_reading(reading)
-        x = self._layers("coda", self.norm(s) if self.config.end_norm == "last" else s, p, FIRST)
+        x = self.run_layers("coda", self.norm(s) if self.config.end_norm == "last" else s, p, FIRST)
         y = self.norm(x[:, -keep:] if keep else x)
         if p.outputs is not None:
             p.outputs.last = self.norm(x) if keep else y
@@ -211,7 +211,7 @@ class Backbone(PreTrainedModel):
         effects = [adapter.begin(step, x, p) for adapter in self.adapters if adapter.stack == stack]
         return Adaptation(effects) if effects else None
 
-    def _layers(self, stack: str, x: Tensor, p: Pass, step: StepIndex, *, read: Tensor | None = None) -> Tensor:
+    def run_layers(self, stack: str, x: Tensor, p: Pass, step: StepIndex, *, read: Tensor | None = None) -> Tensor:
         """Returns what the layers of a stack make of x; in another form where the pass has one (fused kernels, compiled).
 
         Its adapters read `read`: x itself where that is left out.
@@ -221,10 +221,6 @@ class Backbone(PreTrainedModel):
             x = adapt.shift(x)
         if p.fused is not None and p.fused.takes(stack, adapt):
             return p.fused.run(stack, x, p, step.t)
-        return self.run_layers(stack, x, p, step, adapt)
-
-    def run_layers(self, stack: str, x: Tensor, p: Pass, step: StepIndex, adapt: Adaptation | None) -> Tensor:
-        """Returns what the layers of a stack make of x, one after the other."""
         normed = stack == "core" and self.config.layer_post_norm == "per-step"
         for layer, block in enumerate(getattr(self, stack)):
             place = Place(stack, step.t, layer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -43,7 +45,7 @@ class CompiledStacks:
 
     def run(self, stack: str, x: Tensor, p: Pass, step: int | Tensor) -> Tensor:
         """Returns what the layers of a stack make of x."""
-        return self.layers(stack, x, p, FIRST, None)
+        return self.layers(stack, x, replace(p, fused=None), FIRST)
 
 
 def has_block_attention(model: LoopedForCausalLM) -> bool:
