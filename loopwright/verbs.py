@@ -21,7 +21,7 @@ from loopwright.evaluate.paired import Paired, compare_rows, paired_table
 from loopwright.evaluate.paired import compare as compare_texts
 from loopwright.evaluate.passages import passage_length, read_passages
 from loopwright.evaluate.sweep import SweepReport, grid, sweep
-from loopwright.evaluate.tasks import TaskEvaluation
+from loopwright.evaluate.tasks import TaskEvaluation, task_names
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.notebook import html_of
 from loopwright.plot.drawing import Drawing, Plotted
@@ -172,6 +172,8 @@ def evaluate(
     _check_numbers(rows=rows, batch=batch)
     if context is not None and text is None:
         raise ValueError(f"context: {context} belongs to text=, and none is given")
+    if not tasks and (task_data is not None or shots is not None):
+        raise ValueError("evaluate: task_data and shots belong to tasks=, which is not given")
     if tasks:
         if data is not None or text is not None or splits or context is not None or rules:
             raise ValueError("tasks: given with data, text, splits, context or exit, none of which belong to it")
@@ -211,7 +213,7 @@ def evaluate(
 
 
 def _tasks(opened: Any, tasks: str | Sequence[str], depths: Any, tokenizer: Any, **options: Any) -> TaskEvaluation:
-    names = [name.strip() for name in (tasks.split(",") if isinstance(tasks, str) else tasks)]
+    names = task_names(tasks)
     words = load_words(tokenizer if tokenizer is not None else opened.words())
     need_likelihood(opened.model)
     with fitting_threads(opened.model):

@@ -25,7 +25,7 @@ def evaluate_as(
     of_text = {name: value for name, value in text.items() if value not in (None, False, 0, [])}
     of_splits = {name: value for name, value in splits.items() if value not in (None, True, [])}
     if tasks["tasks"] is not None:
-        if of_text or of_splits or exits["exits"]:
+        if of_text or of_splits or exits["exits"] or exits["timed"]:
             raise ValueError(
                 "evaluate: --tasks with options of texts, splits or exits; allowed: one of --tasks, --text, --exit, --data"
             )

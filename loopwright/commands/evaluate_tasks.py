@@ -16,7 +16,7 @@ from loopwright.evaluate.harness import check_names, need_lm_eval
 from loopwright.evaluate.harness import evaluate_tasks as measure
 from loopwright.evaluate.heldout import need_likelihood
 from loopwright.evaluate.sweep import parse_depths
-from loopwright.evaluate.tasks import TaskReport, draw_tasks
+from loopwright.evaluate.tasks import TaskReport, draw_tasks, task_names
 from loopwright.generate.readings import check_depths
 from loopwright.threads import fitting_threads
 from loopwright.values import check_whole
@@ -44,7 +44,7 @@ def evaluate_tasks(
     check_rows(rows, batch)
     if shots is not None:
         check_whole("shots", shots, 0)
-    names = list(dict.fromkeys(filter(None, (name.strip() for name in tasks.split(",")))))
+    names = task_names(tasks)
     asked = parse_depths(depths) if depths else None
     need_lm_eval()
     check_names(names, task_data)  # before a model is opened

@@ -78,8 +78,7 @@ def exit_times(
     sizes = sorted({min(size, len(prompts)) for size in batches})
     total, done = len(sizes) * (rounds + 1) * len(runs), 0
     for size in sizes:
-        # one row at a time is repeated with a second prompt: a single text may be an odd one
-        chosen = prompts[: max(size, min(2, len(prompts)))]
+        chosen = prompts[: sizes[-1]]  # the same for every size: a few texts may be odd ones
         ratios: dict[str, list[float]] = {name: [] for name in runs}
         steps: dict[str, float] = {}
         for turn in range(rounds + 1):

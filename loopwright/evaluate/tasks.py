@@ -14,7 +14,7 @@ from loopwright.evaluate.saved import Saved, columns_of
 from loopwright.evaluate.sweep import Column, column, number_table, rate_lines
 from loopwright.metrics.score import DepthRates, bootstrap_interval, depth_rates, wilson_interval
 from loopwright.notebook import html_of
-from loopwright.plot.drawing import Curve, Drawing
+from loopwright.plot.drawing import Curve, Drawing, Plotted
 from loopwright.plot.training import accuracy_by_depth, loss_by_depth
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class TaskReport(Saved):
 
 
 @dataclass(frozen=True)
-class TaskEvaluation:
+class TaskEvaluation(Plotted):
     """Tasks by name, each at every depth, as `loopwright evaluate --tasks` gives them."""
 
     reports: Mapping[str, TaskReport]
@@ -118,6 +118,10 @@ class TaskEvaluation:
         if name not in self.reports:
             raise KeyError(f"{name!r} was not measured; there are {', '.join(self.reports)}")
         return self.reports[name]
+
+    def drawing(self) -> Drawing:
+        """Returns the shares of right answers over depth; where no task has such, the first other measure."""
+        return next(iter(draw_tasks(self.reports).values()))
 
     def table(self, width: int | None = None) -> Group:
         """Returns the tables, for rich to print."""
@@ -129,6 +133,12 @@ class TaskEvaluation:
 
     def _repr_html_(self) -> str:
         return html_of(self.table())
+
+
+def task_names(tasks: str | Sequence[str]) -> list[str]:
+    """Returns the names that are asked for, each once: a list of them, or text with commas between."""
+    words = tasks.split(",") if isinstance(tasks, str) else tasks
+    return list(dict.fromkeys(filter(None, (word.strip() for word in words))))
 
 
 def draw_tasks(reports: Mapping[str, TaskReport]) -> dict[str, Drawing]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -13,7 +14,7 @@ from loopwright.model.config import LoopedConfig
 from loopwright.model.cost import pass_flops
 from loopwright.train.rollout import Objective, Plan
 
-# dense products a second in bf16 with float32 sums, by what the name of a card holds (the makers' data sheets, without sparsity)
+# dense products a second in bf16 with float32 sums, by a card's name (the makers' data sheets, without sparsity)
 PEAKS = {
     "B200": 2250e12, "GH200": 989e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12,
     "RTX 4090": 165e12, "RTX 3090": 71e12, "A10G": 70e12, "L4": 121e12,
@@ -63,5 +64,7 @@ class Speedometer:
 
 def peak_of(name: str, precision: str) -> float | None:
     """Returns the products a second that a card of this name can do in a precision; None where that is not known."""
-    found = next((peak for part, peak in PEAKS.items() if part in name), None)
+    words = name.removeprefix("NVIDIA ")
+    known = {part for part in PEAKS if re.fullmatch(rf"(GeForce )?{re.escape(part)}( SXM\d?| PCIe| \d+GB| HBM\d\w?|-.*)*", words)}
+    found = PEAKS[max(known, key=len)] if known else None
     return None if found is None or precision not in SHARES else found * SHARES[precision]

@@ -20,7 +20,15 @@ def batch(rows: int = 3, length: int = 10) -> Batch:
     return Batch(ids, ids)
 
 
-@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "huginn-tiny", "asura-tiny", "ouroboros-qwen2.5-3b-tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ouro-1.4b-tiny",
+        "huginn-tiny",
+        pytest.param("asura-tiny", marks=pytest.mark.slow),
+        pytest.param("ouroboros-qwen2.5-3b-tiny", marks=pytest.mark.slow),
+    ],
+)
 def test_flops_are_those_of_inspect(name: str) -> None:
     config = preset(name)
     deepest = min(config.max_steps or 5, 5)
@@ -47,5 +55,7 @@ def test_every_step_reads_out_every_time() -> None:
 def test_peaks() -> None:
     assert peak_of("NVIDIA H200", "bf16") == peak_of("NVIDIA H100 80GB HBM3", "bf16") == 989e12
     assert peak_of("NVIDIA H100 PCIe", "bf16") == 756e12 and peak_of("NVIDIA L4", "tf32") == 60.5e12
+    assert peak_of("NVIDIA A100-SXM4-80GB", "bf16") == 312e12 and peak_of("NVIDIA GeForce RTX 4090", "bf16") == 165e12
+    assert all(peak_of(f"NVIDIA {name}", "bf16") is None for name in ("L40", "GeForce RTX 4090 Laptop GPU", "H100 NVL", "A1000"))
     assert peak_of("NVIDIA H200", "fp32") is None and peak_of("another card", "bf16") is None
     assert Speedometer(preset("ouro-1.4b-tiny"), Final(), "bf16", CPU).row([(batch(), Plan(1, 1))], 1.0, 1) == {}

@@ -18,6 +18,7 @@ from loopwright.plot.drawing import (
     Drawing,
     Numbers,
     far_enough,
+    finite,
     line_at_one,
     mosaic,
     panels,
@@ -140,8 +141,11 @@ def orbit_parts(metrics: Metrics) -> Drawing:
         def inner(axes: Axes) -> None:
             for name, colour in zip(names, (LAYER_ENDS[0], "#D55E00"), strict=False):
                 values = orbit[name]
-                label = name if len(names) > 1 else "_"
-                over_steps(axes, range(1, len(values) + 1), values, color=colour, linewidth=1.4, label=label, name=name)
+                look: dict[str, Any] = {"color": colour, "linewidth": 1.4, "label": name if len(names) > 1 else "_"}
+                if name == "spectrum":  # no series of steps: what turns often there is what is to be seen
+                    axes.plot(*finite(range(1, len(values) + 1), values), **look)
+                else:
+                    over_steps(axes, range(1, len(values) + 1), values, name=name, **look)
             axes.set_xlabel(x)
             axes.set_ylabel(y)
 

@@ -65,3 +65,11 @@ def test_factors_end_where_rounding_begins():
     assert states.spectrum(metrics) == flat
     shrunk[3] *= 2
     assert states.spectrum(metrics) != flat
+
+
+def test_a_spectrum_is_drawn_as_it_is() -> None:
+    """What turns often in a spectrum is no orbit of its own: no running mean, no even and odd steps."""
+    flat = [0.0] * 64
+    orbit = {"series": flat, "trend": flat, "windowed": flat, "spectrum": [float(i % 2) for i in range(64)]}
+    drawn = str(states.orbit_parts({"limits": {"orbit": orbit}}))
+    assert "mean of" not in drawn and "even" not in drawn
