@@ -85,7 +85,9 @@ def fill() -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize(("update", "first"), [(2, 1), (1, 25)], ids=["follows", "replaces"])
+@pytest.mark.parametrize(
+    ("update", "first"), [pytest.param(2, 1, id="follows", marks=pytest.mark.slow), pytest.param(1, 25, id="replaces")]
+)
 def test_killed_at_every_event_of_a_save_a_whole_checkpoint_is_there(
     tmp_path: Path, model: lw.LoopedForCausalLM, update: int, first: int
 ) -> None:
