@@ -296,7 +296,7 @@ def retrofit(
 def push(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder of a saved model, a run or a checkpoint.")],
     repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository. Made where it is not there.")],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository visible to its owner alone.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Visible to its owner alone; refuses a public one.")] = False,
     as_json: Json = False,
     imports: Import = None,
 ) -> None:

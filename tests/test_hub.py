@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import loopwright as lw
+from loopwright.storage.manifest import entries_of, write_entries
 from loopwright.train.loop import train
 from tests.cases import noisy
 from tests.train.runs import small
@@ -45,8 +46,10 @@ class Answer(BaseHTTPRequestHandler):
             asked = json.loads(body)
             repo = f"{asked['organization']}/{asked['name']}"
             self.server.repos.setdefault(repo, {})
-            self.server.private[repo] = asked.get("private") is True or asked.get("visibility") == "private"
-            return self.say({"url": f"{self.server.address}/{repo}"})
+            hidden = asked.get("private") is True or asked.get("visibility") == "private"
+            there = repo in self.server.private  # it stays as visible as it is
+            self.server.private.setdefault(repo, hidden)
+            return self.say({"url": f"{self.server.address}/{repo}"}, 409 if there else 200)
         if self.path == "/api/validate-yaml":
             return self.say({"errors": [], "warnings": []})
         if "/preupload/" in self.path:
@@ -60,7 +63,10 @@ class Answer(BaseHTTPRequestHandler):
         return self.say({"success": True, "commitOid": "1", "commitUrl": address, "pullRequestUrl": None})
 
     def do_GET(self) -> None:
-        self.say({"error": "not here"}, 404)
+        repo = self.path.removeprefix("/api/models/")
+        if repo in self.server.private:
+            return self.say({"id": repo, "private": self.server.private[repo], "tags": []})
+        return self.say({"error": "not here"}, 404)
 
     def say(self, data: dict[str, Any], status: int = 200) -> None:
         body = json.dumps(data).encode()
@@ -112,6 +118,72 @@ def test_of_a_run_the_averaged_model_goes_up_without_the_optimiser(hub: Hub, tmp
         assert torch.equal(back.state_dict()[name], tensor)
     assert not [name for name in files if "optimizer" in name or "average" in name or "state.json" in name]
     assert files["README.md"] == (run.checkpoint / "README.md").read_bytes()
+
+
+def own_files(folder: Path) -> dict[str, bytes]:
+    """Saves a model and returns what it consists of; then puts beside it what is nobody's business."""
+    lw.save(noisy("ouro-1.4b-tiny"), folder)
+    own = {path.name: path.read_bytes() for path in folder.iterdir()}
+    placed({"secret.txt": b"x", "wandb/.netrc": b"x", ".env": b"x", "logs/config.json": b"x", "optimizer.pt": b"x"}, folder)
+    (folder / "notes.txt").symlink_to(folder.parent)
+    return own
+
+
+@pytest.mark.parametrize("with_manifest", [True, False])
+def test_only_the_model_goes_up_and_what_stays_is_counted(with_manifest: bool, hub: Hub, tmp_path: Path) -> None:
+    own = own_files(tmp_path / "m")
+    if not with_manifest:
+        (tmp_path / "m" / "manifest.json").unlink()
+        del own["manifest.json"]
+    with pytest.warns(UserWarning, match=r"^push: files of .* that are not part of the model were left out: 6$"):
+        lw.push(tmp_path / "m", "me/mine")
+    assert hub.repos["me/mine"] == own and {"README.md", "config.json", "model.safetensors"} <= set(own)
+
+
+@pytest.mark.parametrize("name", ["README.md", "config.json", "generation_config.json", "manifest.json"])
+def test_a_link_is_refused(name: str, hub: Hub, tmp_path: Path) -> None:
+    file = lw.save(noisy("ouro-1.4b-tiny"), tmp_path / "m") / name
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=rf"^push: .*{name} is a link; put the file itself there$"):
+        lw.push(tmp_path / "m", "me/mine")
+    assert hub.repos == {}
+
+
+def test_a_linked_folder_and_a_name_outside_are_refused(hub: Hub, tmp_path: Path) -> None:
+    folder = lw.save(noisy("ouro-1.4b-tiny"), tmp_path / "m")
+    own = entries_of(folder)
+    placed({"extra/a.txt": b"x"}, tmp_path)
+    (folder / "extra").symlink_to(tmp_path / "extra")
+    for name, message in (("extra/a.txt", "is a link"), ("../extra/a.txt", "outside its folder")):
+        write_entries(folder, own | {name: entries_of(tmp_path / "extra")["a.txt"]})
+        with pytest.raises(ValueError, match=message):
+            lw.push(folder, "me/mine")
+    assert hub.repos == {}
+
+
+def test_a_public_repository_is_not_taken_for_a_private_one(hub: Hub, tmp_path: Path) -> None:
+    lw.save(noisy("ouro-1.4b-tiny"), tmp_path / "m")
+    hub.repos, hub.private = {"me/open": {}, "me/closed": {}}, {"me/open": False, "me/closed": True}
+    with pytest.raises(ValueError, match=r"^push: me/open exists and is public; make it private on the hub"):
+        lw.push(tmp_path / "m", "me/open", private=True)
+    assert hub.repos["me/open"] == {}
+    lw.push(tmp_path / "m", "me/closed", private=True)
+    lw.push(tmp_path / "m", "me/open")
+    assert "config.json" in hub.repos["me/closed"] and "config.json" in hub.repos["me/open"]
+
+
+def test_no_older_checkpoint_goes_up_for_a_damaged_one(hub: Hub, tmp_path: Path) -> None:
+    train(small({"updates": 2, "save": {"every": 1}}), tmp_path / "run")
+    [new, old, *_] = sorted((tmp_path / "run" / "checkpoints").iterdir(), reverse=True)
+    weights = new / "model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(ValueError, match=rf"^push: {weights}: its content changed .*; {old} is used instead only it is named"):
+        lw.push(tmp_path / "run", "me/run")
+    assert hub.repos == {}
+    lw.push(old, "me/run")
+    assert "model.safetensors" in hub.repos["me/run"]
 
 
 @pytest.mark.parametrize("repo", ["mine", "me/", "me/a b", "me/a/b", "", "me/..", "me/a--b", "me/" + "x" * 99])

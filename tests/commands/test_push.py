@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import pytest
 
@@ -25,3 +26,14 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["push", "runs/mine", "mine"])
     assert ended.value.code == 2 and "repo must be owner/name" in capsys.readouterr().err
+
+
+def test_what_was_left_out_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def upload(folder: str, repo: str, *, private: bool) -> str:
+        warnings.warn("push: some were left out: 3", stacklevel=1)
+        return repo
+
+    monkeypatch.setattr(module, "upload", upload)
+    with warnings.catch_warnings(action="always"), pytest.raises(SystemExit):
+        main(["push", "runs/mine", "me/mine"])
+    assert capsys.readouterr().err == "loopwright: warning: push: some were left out: 3\n"
