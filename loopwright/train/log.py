@@ -15,6 +15,8 @@ from loopwright.storage.files import clear_when_full
 # what a clock decides: the only entries in which the log of a resumed run differs from that of an uninterrupted one
 TIMING_KEYS = ("seconds", "targets_per_second", "tokens_per_second", "tflops_per_second", "mfu", "peak_memory", "time")
 
+_BLOCK = 2**20  # bytes that are read at once from the end
+
 
 class Log:
     """A file of JSON lines that only grows: one row a line, each on its way to the disk before the next is made.
@@ -67,12 +69,8 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 
 
 def last_row(path: str | Path, name: str) -> dict[str, Any] | None:
-    """Returns the last row that holds a name, None where the end of the log has none: a megabyte is read, not all of it."""
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - 2**20, 0))
-        lines = file.read().split(b"\n")[1 if size > 2**20 else 0 : -1]
-    for line in reversed(lines):
+    """Returns the last row that holds a name, None where the log has none; reads no more of its end than that takes."""
+    for line in _lines_backwards(Path(path)):
         if f'"{name}"'.encode() in line and name in (row := json.loads(line)):
             return row
     return None
@@ -106,6 +104,22 @@ def _rows(path: Path, data: bytes) -> Iterator[dict[str, Any]]:
         if not isinstance(row, dict):
             raise ValueError(f"{path}, line {number}: not a JSON object; the log is damaged (move it away to go on without it)")
         yield row
+
+
+def _lines_backwards(path: Path) -> Iterator[bytes]:
+    """Yields the whole lines of a file, the last one first; a torn last line is left out."""
+    with open(path, "rb") as file:
+        start, rest, torn = file.seek(0, os.SEEK_END), b"", True
+        while start > 0:
+            size = min(_BLOCK, start)
+            start = file.seek(start - size)
+            rest, *lines = (file.read(size) + rest).split(b"\n")  # the first one may begin in the block before
+            if torn and lines:
+                del lines[-1]  # what stands after the last newline
+                torn = False
+            yield from reversed(lines)
+        if not torn:
+            yield rest
 
 
 def _finite(value: Any) -> Any:

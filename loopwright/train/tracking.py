@@ -162,11 +162,18 @@ def begin_tracking(
     """Opens the run's tracked run: a new one, or where the run is resumed the one that its folder remembers."""
     if tracker is None:
         return Tracking(None)
-    record, kind = run.path / RECORD, recipe.track_spec["kind"]
-    names = read_json(record) if resume and record.is_file() else {}
-    # a folder name is used again by the next run; the ending keeps the two apart
-    names.setdefault(kind, f"{run.path.resolve().name}-{secrets.token_hex(4)}")
-    write_json(record, names)
+    record, kind, names = run.path / RECORD, recipe.track_spec["kind"], {}
+    try:
+        names = read_json(record) if resume and record.is_file() else {}
+    except (OSError, ValueError) as error:
+        note(f"tracking: {first_line(error)}; training goes on, as a new tracked run")
+    if not isinstance(names.get(kind), str):
+        # a folder name is used again by the next run; the ending keeps the two apart
+        names[kind] = f"{run.path.resolve().name}-{secrets.token_hex(4)}"
+    try:
+        write_json(record, names)
+    except (OSError, ValueError) as error:
+        note(f"tracking: {first_line(error)}; training goes on, and resumed it will be a new tracked run")
     return Tracking(tracker, note).begin(names[kind], run, recipe)
 
 

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.storage.files import DiskFull
-from loopwright.train.log import TIMING_KEYS, Log, read_log, untimed
+from loopwright.train import log as module
+from loopwright.train.log import TIMING_KEYS, Log, last_row, read_log, untimed
 
 
 def row(update: int, loss: float, *, seconds: float = 0.0) -> dict[str, Any]:
@@ -123,3 +124,19 @@ def test_a_full_disk_while_logging_is_named(tmp_path: Path) -> None:
 
 def test_timing_keys_are_left_out_of_comparisons() -> None:
     assert untimed({"update": 1, **dict.fromkeys(TIMING_KEYS, 2.0)}) == {"update": 1}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.sampled_from(["loss", "valid"]), max_size=8), torn=st.sampled_from(["", '{"valid": 9', '{"valid": 9}']),
+    block=st.integers(1, 40),
+)  # fmt: skip
+def test_the_last_row_of_a_name_is_found_however_far_back_it_stands(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[str], torn: str, block: int
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "log"
+    path.write_text("".join(json.dumps({"update": n, name: n}) + "\n" for n, name in enumerate(rows)) + torn)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BLOCK", block)
+        found = last_row(path, "valid")
+    assert found == next((row for row in reversed(read_log(path)) if "valid" in row), None)

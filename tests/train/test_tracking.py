@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from loopwright.storage.files import DiskFull, read_json
+from loopwright.train import tracking
 from loopwright.train.log import read_log
 from loopwright.train.progress import Silent
 from loopwright.train.tracking import RECORD, TRACKERS, find_tracker, flat
@@ -114,6 +116,31 @@ def test_a_new_run_of_the_same_folder_name_is_another_tracked_run(tmp_path: Path
         train(small({"track": {"kind": "trackio", "project": "mine"}, "updates": 1}), tmp_path / place / "run")
     assert len(server.runs) == 2 and all(name.startswith("run-") for name in server.runs)
     assert {call["project"] for call in server.calls} == {"mine"} and (tmp_path / "a" / "run" / RECORD).is_file()
+
+
+@pytest.mark.parametrize("content", ['{"trackio": "ru', "[]", '{"trackio": 5}', "\xff"])
+def test_a_damaged_record_costs_one_line_and_a_new_name(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, reporter, recipe = stand_in(monkeypatch, "trackio"), Silent(), small({"track": "trackio", "updates": 1})
+    train(recipe, tmp_path)
+    (tmp_path / RECORD).write_bytes(content.encode("latin-1"))
+    assert train(recipe, tmp_path, reporter=reporter, resume=True).finished
+    notes = [note for note in reporter.notes if "tracking" in note]
+    if content != '{"trackio": 5}':
+        [note] = notes
+        assert note.startswith("tracking: ") and RECORD in note and note.endswith("goes on, as a new tracked run")
+    assert len(server.runs) == 2 and read_json(tmp_path / RECORD)["trackio"] == list(server.runs)[1]
+
+
+def test_a_record_that_cannot_be_written_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: Any) -> None:
+        raise DiskFull(f"{path}: the disk is full")
+
+    server, reporter = stand_in(monkeypatch, "trackio"), Silent()
+    monkeypatch.setattr(tracking, "write_json", full)
+    assert train(small({"track": "trackio", "updates": 1}), tmp_path, reporter=reporter).finished
+    [note] = [note for note in reporter.notes if "tracking" in note]
+    assert note.startswith("tracking: ") and f"{RECORD}: the disk is full; training goes on" in note and "\n" not in note
+    assert len(server.runs) == 1
 
 
 def test_rows_become_flat_numbers() -> None:
