@@ -289,7 +289,7 @@ def retrofit(
     show(lambda: verb.retrofit(
         source, out, words or [],
         prelude=prelude, core=core, coda=coda, search_text=search, by=search_by, text=text, tokens=tokens, seed=seed, dtype=dtype,
-        device=device,
+        device=device, command=["loopwright", *_WORDS],
     ), as_json)  # fmt: skip
 
 
@@ -343,10 +343,14 @@ def _show_version(on: bool) -> None:
         raise typer.Exit
 
 
+_WORDS: list[str] = []  # of the command line that runs: cards show it
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and exits: 0 well, 1 a check failed, 2 a mistake, 70 an error of ours, 130 interrupted, 141 unread."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch comes: threads that spin while they wait starve the others
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _WORDS[:] = words
     # typer brings its own click or uses the package, by version; either way this is the base of all usage errors
     usage_error: Any = typer.BadParameter.__base__
     ending(lambda: _run(words or ["--help"]), usage_error, own_files)

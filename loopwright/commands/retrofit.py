@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +18,7 @@ from rich.table import Table
 from loopwright.commands.console import console, progress, table
 from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.models import find_config, open_model
+from loopwright.convert.card import command_line, without_folders
 from loopwright.convert.save import check_replaceable, save
 from loopwright.data.records import Files, text_field
 from loopwright.model.looped import LoopedForCausalLM
@@ -52,8 +52,12 @@ def retrofit(
     seed: int = 0,
     dtype: str = "float32",
     device: str = "cpu",
+    command: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Converts the dense model of a folder or hub id, writes the looped one with its tokenizer, and returns what was printed."""
+    """Converts the dense model of a folder or hub id, writes the looped one with its tokenizer, and returns what was printed.
+
+    `command` is the command line that asked for it, for the card.
+    """
     if Path(out).resolve() == Path(source).resolve():
         raise ValueError(f"retrofit: {out} is the source itself; allowed: another folder to write")
     words = list(words)
@@ -96,17 +100,18 @@ def retrofit(
         listed = ", ".join(f"{gap:.1e} at depth {depth}" for depth, gap in found.items())
         printer.print(f"largest difference of logits to the {name} model: {listed}")
     with _doing("writing"):
-        save(made.model, out, tongue, about=card_sections(source, words, made, gaps))
+        save(made.model, out, tongue, about=card_sections(source, command, made, gaps))
     printer.print(f"written: {out}", markup=False, soft_wrap=True)
     said = {"layout": made.layout, "parameters": counts, "reconstructions": made.reconstructions, "differences": gaps}
     return {"system": system, **said, "written": out}
 
 
-def card_sections(source: str, words: Iterable[str], made: Conversion, gaps: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
+def card_sections(source: str, command: Sequence[str], made: Conversion, gaps: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
     """Returns what the card says of a retrofit: its source, its layers, and how far its logits are from the source's."""
     rows = [f"- {name}: {spelled(getattr(made.layout, name))}" for name in ("prelude", "core", "coda")]
     listed = [f"- {name} model, depth {depth}: {gap:.1e}" for name, found in gaps.items() for depth, gap in found.items()]
-    started = f"Made from the dense model `{source}` by `loopwright retrofit {shlex.join([source, *words])}`; not trained since."
+    by = f" by `{command_line(command)}`" if command else ""
+    started = f"Made from the dense model `{without_folders(source)}`{by}; not trained since."
     return {
         "Retrofit": f"{started}\n\nLayers of the source, from 0:\n\n" + "\n".join(rows),
         "Largest difference of logits at the start": "\n".join(listed),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from loopwright.model.config import PLAIN, LoopedConfig
 from loopwright.storage.manifest import CARD
@@ -14,6 +16,9 @@ from loopwright.version import VERSION
 
 # the last line of a card: the sha256 of what stands before it tells a card as it was written from one that was edited
 _SEAL = re.compile(r"<!-- written by loopwright, sha256 ([0-9a-f]{64}) -->\n\Z")
+
+# an absolute path: at the beginning of a word or after a separator; what stands after the colon of https:// is none
+_ABSOLUTE = re.compile(r"""(?:^|(?<=[\s,;=:'"(\[{]))(?!(?<=:)//[^/])/[^,;=:'")\]}]*""")
 
 _CARD = """\
 ---
@@ -52,6 +57,23 @@ def model_card(config: LoopedConfig, *, title: str = "A looped language model", 
         argument=f", depth={config.depth}" if config.is_looped else "",
     )  # fmt: skip
     return body + f"<!-- written by loopwright, sha256 {_digest(body)} -->\n"
+
+
+def without_folders(value: Any) -> Any:
+    """Returns plain data with the last component of every absolute path alone: a card is published, folders of a machine are not."""
+    if isinstance(value, Mapping):
+        return {key: without_folders(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(item) for item in value]
+    return _ABSOLUTE.sub(lambda path: Path(path[0]).name or "/", value) if isinstance(value, str) else value
+
+
+def command_line(words: Sequence[str]) -> str:
+    """Returns a command as a card shows it: the name of the program, and absolute paths by their last component."""
+    program = Path(words[0])
+    if program.name == "__main__.py":  # python -m loopwright
+        program = program.parent
+    return shlex.join([program.name, *map(without_folders, words[1:])])
 
 
 def put_card(folder: Path, text: str, *, before: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from loopwright.convert.card import model_card
+from loopwright.convert.card import command_line, model_card, without_folders
 from loopwright.model.config import LoopedConfig
 from loopwright.run import RunFolder
 from loopwright.settings import write_yaml
@@ -20,7 +21,7 @@ _SHOWN = ("model", "data", "updates", "batch", "depth", "objective", "penalties"
 
 def run_card(config: LoopedConfig, recipe: Recipe, run: RunFolder, progress: Progress) -> str:
     """Returns the card of a checkpoint after so many updates."""
-    data = recipe.data_of()
+    data = without_folders(recipe.data_of())
     recipe_text = write_yaml({name: data[name] for name in _SHOWN if data[name] not in (None, [])})
     seen = f"{progress.tokens:,} tokens in {progress.rows:,} rows"
     training = f"{progress.update:,} of {recipe.updates:,} updates, {seen}.\n\n```yaml\n{recipe_text}```"
@@ -46,8 +47,18 @@ def made_with(run: RunFolder) -> dict[str, str]:
         origin = read_json(run.origin)
     except (OSError, ValueError):
         return {}
+    if isinstance(origin.get("command"), str):
+        origin["command"] = _shown_command(origin["command"])
     names = ("loopwright", "commit", "torch", "transformers", "devices", "command")
     return {"Made with": "\n".join(f"- {name}: `{_plain(origin[name])}`" for name in names if origin.get(name))}
+
+
+def _shown_command(command: str) -> str:
+    try:
+        words = shlex.split(command)
+    except ValueError:  # no closing quote: an edited file
+        return ""
+    return command_line(words) if words else ""
 
 
 def _plain(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import loopwright as lw
-from loopwright.convert.card import is_edited, model_card, put_card
+from loopwright.convert.card import command_line, is_edited, model_card, put_card, without_folders
 from loopwright.storage.manifest import CARD, verify
 from tests.cases import noisy
 
@@ -53,3 +54,32 @@ def test_a_card_of_others_stays_also_where_it_is_not_text(tmp_path: Path) -> Non
     (tmp_path / "new").mkdir()
     put_card(tmp_path / "new", "ours", before=tmp_path / "old")
     assert (tmp_path / "new" / CARD).read_bytes() == b"\xff\xfe mine"
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("/home/me/my data/x.txt", "x.txt"),
+        ("/home/me/corpus/", "corpus"),
+        ("/data", "data"),
+        ("/", "/"),
+        ("data.files=/home/me/train-*.gz", "data.files=train-*.gz"),
+        ("data.files=[/home/me/a.gz,/home/me/b.gz]", "data.files=[a.gz,b.gz]"),
+        ("in=/home/me/a", "in=a"),
+        ('{"source": "/home/me/a", "rank": 8}', '{"source": "a", "rank": 8}'),
+        ("file:///home/me/a", "file:a"),
+        ("https://host/a/b", "https://host/a/b"),
+        ("owner/name", "owner/name"),
+        ("../a/b", "../a/b"),
+        ("./a", "./a"),
+        ("~/a/b", "~/a/b"),
+        ("gate.*", "gate.*"),
+    ],
+)
+def test_of_an_absolute_path_the_last_component_is_shown(given: str, shown: str) -> None:
+    assert without_folders({"a": [given, 1, None]}) == {"a": [shown, 1, None]}
+    assert command_line(["/env/bin/loopwright", given]) == shlex.join(["loopwright", shown])
+
+
+def test_a_module_that_runs_is_named_as_its_package() -> None:
+    assert command_line(["/env/site-packages/loopwright/__main__.py", "train"]) == "loopwright train"
