@@ -104,8 +104,8 @@ def _upload(folder: Path, names: list[str], repo: str, private: bool) -> str:
     hub = huggingface_hub.HfApi(library_name="loopwright")
     with _one_line(repo):
         address = hub.create_repo(repo, private=private, exist_ok=True)
-        hidden = hub.repo_info(repo).private if private else None
-    if private and hidden is not True:  # the hub leaves a repository that exists as visible as it is
+        is_private = hub.repo_info(repo).private if private else None
+    if private and is_private is not True:  # the hub leaves a repository that exists as visible as it is
         raise ValueError(f"push: {repo} exists and is public; make it private on the hub, name another, or leave private out")
     files = [huggingface_hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=folder / name) for name in names]
     with _one_line(repo):

@@ -60,7 +60,7 @@ def model_card(config: LoopedConfig, *, title: str = "A looped language model", 
 
 
 def without_folders(value: Any) -> Any:
-    """Returns plain data with the last component of every absolute path alone: a card is published, folders of a machine are not."""
+    """Returns plain data with every absolute path cut to its last component: cards are published."""
     if isinstance(value, Mapping):
         return {key: without_folders(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
