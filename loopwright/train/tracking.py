@@ -165,6 +165,8 @@ def begin_tracking(
     record, kind, names = run.path / RECORD, recipe.track_spec["kind"], {}
     try:
         names = read_json(record) if resume and record.is_file() else {}
+        if not isinstance(names.get(kind, ""), str):
+            raise ValueError(f"{record}: {kind} must be a name (got {names[kind]!r})")
     except (OSError, ValueError) as error:
         note(f"tracking: {first_line(error)}; training goes on, as a new tracked run")
     if not isinstance(names.get(kind), str):

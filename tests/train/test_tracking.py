@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from loopwright.run import RunFolder
 from loopwright.storage.files import DiskFull, read_json
 from loopwright.train import tracking
 from loopwright.train.log import read_log
@@ -120,15 +121,13 @@ def test_a_new_run_of_the_same_folder_name_is_another_tracked_run(tmp_path: Path
 
 @pytest.mark.parametrize("content", ['{"trackio": "ru', "[]", '{"trackio": 5}', "\xff"])
 def test_a_damaged_record_costs_one_line_and_a_new_name(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server, reporter, recipe = stand_in(monkeypatch, "trackio"), Silent(), small({"track": "trackio", "updates": 1})
-    train(recipe, tmp_path)
+    server, recipe, notes = stand_in(monkeypatch, "trackio"), small({"track": "trackio"}), []
     (tmp_path / RECORD).write_bytes(content.encode("latin-1"))
-    assert train(recipe, tmp_path, reporter=reporter, resume=True).finished
-    notes = [note for note in reporter.notes if "tracking" in note]
-    if content != '{"trackio": 5}':
-        [note] = notes
-        assert note.startswith("tracking: ") and RECORD in note and note.endswith("goes on, as a new tracked run")
-    assert len(server.runs) == 2 and read_json(tmp_path / RECORD)["trackio"] == list(server.runs)[1]
+    tracking.begin_tracking(find_tracker(recipe), recipe, RunFolder(tmp_path), notes.append, resume=True).close()
+    [note] = notes
+    assert note.startswith("tracking: ") and RECORD in note and note.endswith("goes on, as a new tracked run") and "\n" not in note
+    [name] = server.runs
+    assert name.startswith(f"{tmp_path.name}-") and read_json(tmp_path / RECORD) == {"trackio": name}
 
 
 def test_a_record_that_cannot_be_written_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
