@@ -55,7 +55,7 @@ def _choice(value: Any) -> str:
     texts = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"constrain.choice: {shown(value)}; give a list of texts that are not empty")
-    quoted = (json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f") for text in texts)  # JSON's form leaves this one as it is
+    quoted = (json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f") for text in texts)  # which JSON leaves as it is
     return json.dumps({"grammars": [{"lark_grammar": "start: " + " | ".join(quoted)}]})
 
 
@@ -89,7 +89,7 @@ class ConstrainedVocabulary:
         grammar = GRAMMARS[kind](value)
         if len(grammar) > LONGEST:
             raise ValueError(f"constrain.{kind}: {len(grammar):,} characters; allowed: at most {LONGEST:,}")
-        known = frozenset(token for token in ends if 0 <= token < self.vocab_size)  # a tokenizer may end by more than the model knows
+        known = frozenset(token for token in ends if 0 <= token < self.vocab_size)  # of a tokenizer with more tokens
         constraint = Constraint(partial(self._compile, kind, grammar), self.vocab_size, self.end, known)
         start = constraint.begin()
         if start.error is not None:
