@@ -131,8 +131,7 @@ class Engine:
 
         `top_logprobs` gives the likeliest tokens beside each one, `prompt_logprobs` the scores of the prompt's tokens too, and
         `step_tokens` the likeliest tokens after each step. `ignore_eos` goes on after the model's own end token.
-        `constrain` gives the answer a form: {"json": schema}, {"regex": pattern} or {"choice": [texts]}, or what `constraint` has
-        made of it.
+        `constrain` gives the answer a form: {"json": schema}, {"regex": pattern}, {"choice": [texts]}, or one of `constraint`.
 
         `exit` is a rule by which tokens leave the loop early (see exit_rules.py); the keys they then lack are run when a later
         token needs them ("backfill": exact) or copied from their last step ("copy": an approximation). `draft_depth` drafts
