@@ -23,7 +23,7 @@ from loopwright.data.records import Files, Part, Record, Records, text_field
 from loopwright.data.text import GROUP, HubRows, named_tests, part_shards, split_parts
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.data.tokens import Document, Shards
-from loopwright.untrusted import read_text, shown, user_path
+from loopwright.untrusted import first_line, read_text, shown, user_path
 from loopwright.values import check_count, suggest
 
 Message = dict[str, str]  # role and content
@@ -327,4 +327,4 @@ def _render(where: str, messages: list[Message], tokenizer: Tokenizer, prompt: b
     try:
         return tokenizer.own.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
     except Exception as error:  # a template raises what it likes
-        raise ValueError(f"{where}: the chat template refuses the conversation ({str(error).splitlines()[0]})") from None
+        raise ValueError(f"{where}: the chat template refuses the conversation ({first_line(error)})") from None

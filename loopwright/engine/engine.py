@@ -74,7 +74,8 @@ class Engine:
         self._scheduler = Scheduler(
             model, rows=max_rows, tokens=max_tokens, depth=model.config.check_depth(depth), readings=readings, chunk=chunk_tokens
         )
-        self._vocabulary: ConstrainedVocabulary | None = None  # made with the first constrained request
+        self._vocabulary: ConstrainedVocabulary | None = None
+        self._spelling = threading.Lock()  # so that two threads do not both make it
         self._inbox: list[Request] = []
         self._open = 0  # requests that are submitted and not done
         self._wake = threading.Condition()
@@ -121,7 +122,7 @@ class Engine:
         step_tokens: int = 0,
         ignore_eos: bool = False,
         on_done: Callable[[], object] | None = None,
-        constrain: Mapping[str, Any] | None = None,
+        constrain: Mapping[str, Any] | Constraint | None = None,
     ) -> Request:
         """Queues a prompt (text or token ids) and returns its handle; raises at once where the request can never be served.
 
@@ -130,7 +131,7 @@ class Engine:
 
         `top_logprobs` gives the likeliest tokens beside each one, `prompt_logprobs` the scores of the prompt's tokens too, and
         `step_tokens` the likeliest tokens after each step. `ignore_eos` goes on after the model's own end token.
-        `constrain` gives the answer a form: {"json": schema}, {"regex": pattern} or {"choice": [texts]}.
+        `constrain` gives the answer a form: {"json": schema}, {"regex": pattern}, {"choice": [texts]}, or one of `constraint`.
 
         `exit` is a rule by which tokens leave the loop early (see exit_rules.py); the keys they then lack are run when a later
         token needs them ("backfill": exact) or copied from their last step ("copy": an approximation). `draft_depth` drafts
@@ -155,7 +156,7 @@ class Engine:
             exit_keys, draft_depth,
             (MOST_TOKENS if draft_depth == AUTO else DRAFT_TOKENS) if draft_tokens is None else draft_tokens,
             top_logprobs, prompt_logprobs, step_tokens, on_done,
-            None if constrain is None else self._constraint(constrain, own=not ignore_eos),
+            constrain if isinstance(constrain, Constraint | None) else self.constraint(constrain, ignore_eos=ignore_eos),
         )  # fmt: skip
         self._check_uneven(wish)
         self._check_fits(wish)
@@ -193,6 +194,21 @@ class Engine:
             for request in requests:
                 request.cancel()
             raise
+
+    def constraint(self, spec: Mapping[str, Any], *, ignore_eos: bool = False) -> Constraint:
+        """Returns the form of one answer, checked and compiled, for a caller that must not wait for that in `submit`."""
+        vocabulary = self.constrained_vocabulary()
+        assert self.tokenizer is not None
+        return vocabulary.constraint(spec, () if ignore_eos else end_tokens(self.model, self.tokenizer))
+
+    def constrained_vocabulary(self) -> ConstrainedVocabulary:
+        """Returns the tokens as grammars know them; made with the first call, which takes a second for a large vocabulary."""
+        if self.tokenizer is None:
+            raise ValueError("constrain: it needs a tokenizer; build the engine with one")
+        with self._spelling:
+            if self._vocabulary is None:
+                self._vocabulary = ConstrainedVocabulary(self.tokenizer, self.model.config.vocab_size)
+            return self._vocabulary
 
     def close(self) -> None:
         """Cancels what is left and ends the worker. Closing twice is allowed."""
@@ -279,13 +295,6 @@ class Engine:
             raise ValueError(f"stop: {strings[0]!r} needs a tokenizer; build the engine with one, or give token ids")
         ends = end_tokens(self.model, self.tokenizer) if own else []
         return strings, frozenset([*ends, *(one for one in given if not isinstance(one, str))])
-
-    def _constraint(self, spec: Mapping[str, Any], *, own: bool) -> Constraint:
-        if self.tokenizer is None:
-            raise ValueError("constrain: it needs a tokenizer; build the engine with one")
-        if self._vocabulary is None:
-            self._vocabulary = ConstrainedVocabulary(self.tokenizer, self.model.config.vocab_size)
-        return self._vocabulary.constraint(spec, end_tokens(self.model, self.tokenizer) if own else ())
 
     def _check_uneven(self, wish: RequestOptions) -> None:
         if wish.exit_keys not in ("backfill", "copy"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ from loopwright.settings import refuse_unknown
 from loopwright.untrusted import check_plain, parse_json, read_text, shown, user_path
 
 LONGEST = 100_000  # characters of a schema, a pattern or all choices
-REMEMBERED = 64  # compiled grammars: those of a request with many answers, or of clients that ask alike
-LEXER_STATES = 50_000  # of one grammar, at one or two kilobytes each: a hostile pattern must not fill the memory
+LEXER_STATES = 50_000  # of one answer, at one or two kilobytes each: a hostile pattern must not fill the memory
 WHITESPACE = r" |\n {0,16}"  # inside JSON, where the schema says nothing: a weak model would fill the whole answer with it
 LONGEST_REASON = 200  # characters of what the library says
 END = "\x00end\x00"  # our own end token in the library's copy of a tokenizer: the model's may be several, or none
@@ -56,7 +55,7 @@ def _choice(value: Any) -> str:
     texts = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"constrain.choice: {shown(value)}; give a list of texts that are not empty")
-    quoted = (json.dumps(text, ensure_ascii=False) for text in texts)
+    quoted = (json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f") for text in texts)  # which JSON leaves as it is
     return json.dumps({"grammars": [{"lark_grammar": "start: " + " | ".join(quoted)}]})
 
 
@@ -79,20 +78,25 @@ class ConstrainedVocabulary:
             self._tokens = LLTokenizer(inner.to_str(), eos_token=self.end)
         except ValueError as error:  # a tokenizer of whole words, as some tasks have
             raise ValueError(f"constrain: llguidance cannot spell this tokenizer's tokens ({_reason(str(error))})") from None
-        self._compiled = lru_cache(REMEMBERED)(self._compile)
 
     def constraint(self, spec: Any, ends: Collection[int] = ()) -> Constraint:
-        """Returns what a mapping of one kind asks for, checked; `ends` are the tokens by which the model ends an answer."""
+        """Returns what a mapping of one kind asks for, checked; `ends` are the tokens by which the model ends an answer.
+
+        It is compiled for each answer anew: copies of a matcher share the states of one lexer, so an answer would use up those of
+        another.
+        """
         kind, value = checked_kind(spec)
         grammar = GRAMMARS[kind](value)
         if len(grammar) > LONGEST:
             raise ValueError(f"constrain.{kind}: {len(grammar):,} characters; allowed: at most {LONGEST:,}")
-        constraint = Constraint(self._compiled(kind, grammar), self.vocab_size, self.end, frozenset(ends))
+        known = frozenset(token for token in ends if 0 <= token < self.vocab_size)  # of a tokenizer with more tokens
+        constraint = Constraint(partial(self._compile, kind, grammar), self.vocab_size, self.end, known)
         start = constraint.begin()
         if start.error is not None:
             raise ValueError(f"constrain.{kind}: {start.error}")
         if start.ended:
             raise ValueError(f"constrain.{kind}: {shown(value)} allows nothing but an empty answer")
+        constraint.ready.append(start)
         return constraint
 
     def _compile(self, kind: str, grammar: str) -> Any:
@@ -106,14 +110,15 @@ class ConstrainedVocabulary:
 
 
 class Constraint:
-    """One checked grammar over the tokens of one model."""
+    """One checked grammar over the tokens of one model. `ready` is the state of the check, which the first answer takes."""
 
-    def __init__(self, matcher: Any, vocab_size: int, end: int, ends: frozenset[int]) -> None:
+    def __init__(self, matcher: Callable[[], Any], vocab_size: int, end: int, ends: frozenset[int]) -> None:
         self.matcher, self.vocab_size, self.end, self.ends = matcher, vocab_size, end, ends
+        self.ready: list[GrammarState] = []
 
     def begin(self) -> GrammarState:
-        """Returns the grammar before an answer's first token."""
-        return GrammarState(self)
+        """Returns the grammar before an answer's first token; it shares nothing with that of another answer."""
+        return self.ready.pop() if self.ready else GrammarState(self)
 
 
 class GrammarState:
@@ -124,7 +129,7 @@ class GrammarState:
     """
 
     def __init__(self, constraint: Constraint) -> None:
-        self._constraint, self._matcher = constraint, constraint.matcher.deep_copy()
+        self._constraint, self._matcher = constraint, constraint.matcher()
         self.taken, self.ended = 0, False
         self.allowed: Tensor | None = None
         self.error: str | None = None

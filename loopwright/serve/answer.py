@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from loopwright.engine.request import Request
 from loopwright.engine.scores import Ranked, TokenScore
-from loopwright.generate.constraint import ConstraintError
+from loopwright.generate.constraint import Constraint, ConstraintError
 from loopwright.serve.limits import Refusal
 from loopwright.serve.models import ServedModel
 from loopwright.serve.pieces import TextPieces
@@ -135,9 +135,12 @@ class Answer:
 
 
 class Job:
-    """All sequences of one HTTP request: prompts times n, submitted together."""
+    """All sequences of one HTTP request: prompts times n, submitted together. `constraints` are those of the sequences, where they
+    are compiled already."""
 
-    def __init__(self, model: ServedModel, wanted: Wanted, prompts: list[list[int]], bell: Bell) -> None:
+    def __init__(
+        self, model: ServedModel, wanted: Wanted, prompts: list[list[int]], bell: Bell, constraints: Sequence[Constraint] = ()
+    ) -> None:
         self.model, self.wanted, self.prompts = model, wanted, prompts
         self.changed, self.begun = asyncio.Event(), time.perf_counter()
         self.first_token: float | None = None  # seconds after the start
@@ -157,9 +160,10 @@ class Job:
         try:
             for prompt, length in zip(prompts, lengths, strict=True):
                 for choice in range(wanted.n):
+                    own = {"constrain": constraints[len(self.answers)]} if constraints else {}
                     request = model.engine.submit(
                         prompt,
-                        **wanted.options,
+                        **{**wanted.options, **own},
                         max_new_tokens=length,
                         seed=_seed(wanted.seed, choice),
                         on_token=begin,

@@ -108,9 +108,10 @@ class Service:
             del asked.options["depth"]
         large = sum(map(len, asked.prompts)) + sum(len(message["content"]) for message in asked.messages) > LARGE_BODY
         prompts = await _aside(large, lambda: model.prompt_ids(asked))
+        constraints = await _aside("constrain" in asked.options, lambda: model.constraints(asked, len(prompts) * asked.n))
         # nothing is awaited from here to the submission: what was free stays free
         self.limits.check_queue(len(prompts) * asked.n, model.engine.open_requests, model.rows, model.seconds)
-        job = Job(model, asked, prompts, self.bell())
+        job = Job(model, asked, prompts, self.bell(), constraints)
         shape, record = Shape(job), request.scope[RECORD]
         record |= {"id": shape.id, "model": model.name, "depth": asked.options.get("depth", 1), "stream": asked.stream}
 

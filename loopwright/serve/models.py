@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from loopwright.engine.engine import Engine
+from loopwright.generate.constraint import Constraint
 from loopwright.generate.exit_rules import EXITS, build_exit
 from loopwright.generate.stream import token_ids
 from loopwright.model.looped import LoopedForCausalLM
@@ -45,6 +47,8 @@ class ServedModel:
         self.engine = Engine(
             model, tokenizer, max_rows=max_rows, max_tokens=max_tokens, depth=depth if config.is_looped else None, readings=readings
         )
+        with contextlib.suppress(ValueError):  # it holds the interpreter for a second, so not later; why not is said to who asks
+            self.engine.constrained_vocabulary()
         context = max_tokens if config.positions == "none" else config.max_position_embeddings
         self.max_model_len = min(context, max_tokens)
         self.created = int(time.time())
@@ -77,6 +81,14 @@ class ServedModel:
             prompts = [one if isinstance(one, list) else self.encode(one) for one in wanted.prompts]
         field = "messages" if wanted.chat else "prompt"
         return [self.check_ids(field, ids) for ids in prompts]
+
+    def constraints(self, wanted: Wanted, answers: int) -> list[Constraint]:
+        """Returns the form of each answer, compiled; none where none is asked for."""
+        form, options = wanted.options.get("constrain"), {"ignore_eos": wanted.options.get("ignore_eos", False)}
+        try:
+            return [] if form is None else [self.engine.constraint(form, **options) for _ in range(answers)]
+        except ValueError as error:
+            raise Refusal(str(error)) from None
 
     def check_ids(self, field: str, ids: list[int]) -> list[int]:
         """Returns the token ids of one prompt; refuses none at all, too many, and tokens that the model does not know."""

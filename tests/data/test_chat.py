@@ -235,6 +235,8 @@ def test_faults_are_one_line(tmp_path: Path) -> None:
     refusing = "{{ raise_exception('no system here') if messages[0]['role'] == 'system' }}" + TEMPLATE
     with pytest.raises(ValueError, match=r"train.jsonl:1: the chat template refuses the conversation \(no system here\)"):
         build(tmp_path, [pair("q", "a")], template=refusing, system="be kind")
+    with pytest.raises(ValueError, match=r"train.jsonl:1: the chat template refuses the conversation \(TemplateError\)"):
+        build(tmp_path, [pair("q", "a")], template=refusing.replace("no system here", ""), system="be kind")
     forgetful = "{{ messages | length }}" + TEMPLATE
     with pytest.raises(ValueError, match=r"train.jsonl:1: the chat template writes the prompt of message 2 otherwise in the whole"):
         build(tmp_path, [pair("q", "a")], template=forgetful)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from loopwright.engine.scheduler import Scheduler
 from loopwright.model.state import State
 from tests.cases import noisy
 from tests.engine.mix import alone, make
-from tests.generate.tiny import word_tokenizer
+from tests.generate.tiny import letter_tokenizer, word_tokenizer
 
 WORDS = word_tokenizer()
 
@@ -125,6 +126,20 @@ def test_bad_input_is_one_clear_error_and_the_others_go_on(serving: Engine, opti
     with pytest.raises(ValueError, match=f"request 1: {message}"):
         serving.generate([good, {"prompt": [3, 4], "max_new_tokens": 4, **options}])
     assert before.result(60).tokens == serving.submit(**good).result(60).tokens
+
+
+def test_the_vocabulary_of_constraints_is_made_once_whatever_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+
+    def slow(tokenizer: Any, size: int) -> object:
+        time.sleep(0.02)
+        made.append(object())
+        return made[-1]
+
+    monkeypatch.setattr(module, "ConstrainedVocabulary", slow)
+    with Engine(make("huginn-tiny"), letter_tokenizer(), max_rows=1, max_tokens=16) as engine, ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda _: engine.constrained_vocabulary(), range(4)))
+    assert len(made) == 1 and set(got) == set(made)
 
 
 @pytest.mark.parametrize("kind", [KeyError, SystemExit])

@@ -77,9 +77,9 @@ def test_a_text_gets_through_where_it_matches(pattern: str, text: str) -> None:
 
 
 def test_choices_and_letters_of_several_bytes() -> None:
-    texts = ['a "b"', "c\nd", "ü🙂"]
+    texts = ['a "b"', "c\nd", "ü🙂", "\x7f\x00\\\x7f"]
     constraint, seen = ConstrainedVocabulary(BYTES, 257).constraint({"choice": texts}, [256]), set()
-    for number in range(12):
+    for number in range(16):
         state, tokens = constraint.begin(), []
         while state.allowed is not None:
             tokens.append(random.Random(number).choice(state.allowed.nonzero().flatten().tolist()))
@@ -134,6 +134,25 @@ def test_a_token_the_model_does_not_know_is_no_way_out() -> None:
     assert state.ended and state.allowed is None and (state.error or "").startswith("no way on after 1 tokens")
     wide = ConstrainedVocabulary(LETTERS, 128).constraint({"regex": "z"}, [END]).begin()  # and here more
     assert wide.allowed is not None and wide.allowed.nonzero().flatten().tolist() == LETTERS("z")["input_ids"]
+
+
+def test_an_answer_that_uses_up_its_states_leaves_the_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEXER_STATES", 400)
+    form = {"regex": "[ab]*a[ab]{18}c"}  # a state for each of the last 18 letters
+    asked = [VOCABULARY.constraint(form, [END]) for _ in range(2)]
+    first, *others = asked[0].begin(), asked[0].begin(), asked[1].begin()
+    draw = random.Random(0)
+    first.take(LETTERS("".join(draw.choices("ab", k=1000)))["input_ids"])
+    assert first.error is not None and first.taken < 1000
+    for state in [*others, VOCABULARY.constraint(form, [END]).begin()]:
+        state.take(LETTERS("ab" * 20)["input_ids"])
+        assert state.error is None and state.taken == 40
+
+
+def test_end_tokens_that_the_model_does_not_know_end_nothing() -> None:
+    state = ConstrainedVocabulary(LETTERS, 40).constraint({"regex": "1{1,2}"}, [END, 7]).begin()
+    state.take(LETTERS("1")["input_ids"])
+    assert state.allowed is not None and state.allowed.nonzero().flatten().tolist() == sorted([7, *LETTERS("1")["input_ids"]])
 
 
 BAD: list[tuple[Any, str]] = [

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from loopwright.generate.constraint import ConstrainedVocabulary
+from loopwright.serve.app import Service
 from loopwright.serve.limits import Limits
 from tests.engine.mix import make
+from tests.generate.tiny import letter_tokenizer
 from tests.serve.live import SMALL, WORDS, Live, live, offline
 
 
@@ -146,6 +151,32 @@ def test_several_models_keys_and_origins() -> None:
             "/v1/completions", headers={"origin": "https://app.example", "access-control-request-method": "POST"}
         )
         assert pages.headers["access-control-allow-origin"] == "https://app.example"
+
+
+def test_grammars_are_compiled_aside_and_the_vocabulary_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llguidance")
+    with live(tokenizer=letter_tokenizer(), limits=Limits(choices=6)) as running:
+        engine, threads, loops = running.model.engine, [], []
+        assert engine._vocabulary is not None
+        compile, bell = ConstrainedVocabulary._compile, Service.bell
+
+        def compiled(self: Any, kind: str, grammar: str) -> Any:
+            threads.append(threading.current_thread())
+            return compile(self, kind, grammar)
+
+        def rung(self: Any) -> Any:
+            loops.append(threading.current_thread())
+            return bell(self)
+
+        monkeypatch.setattr(ConstrainedVocabulary, "_compile", compiled)
+        monkeypatch.setattr(Service, "bell", rung)
+        body = {"prompt": "a", "temperature": 1, "n": 3, "structured_outputs": {"regex": "[a-f]{3}"}}
+        texts = [choice["text"] for choice in running.ask(**body)["choices"]]
+        assert all(re.fullmatch("[a-f]{3}", text) for text in texts)
+        assert len(threads) == 3 and len(loops) == 1  # once for each answer
+        assert loops[0] not in threads and engine._worker not in threads
+        refused = running.post(prompt="a", structured_outputs={"regex": "[0-9"})
+        assert refused.status_code == 400 and "unclosed character class" in refused.text
 
 
 def test_an_error_that_nobody_foresaw_is_500_and_tells_nothing(monkeypatch: pytest.MonkeyPatch, server: Live) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopwright.data.batch import Splits
+from loopwright.data.batch import IGNORED, Source, Splits
+from loopwright.data.order import Order
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import build_kind, check_kind
 from loopwright.train.objectives.readout import Targets, find_targets, over_chunks, target_features, target_logits
@@ -83,6 +84,13 @@ class Grpo(Objective):
         refused = [name for name in ("penalties", "graph") if recipe[name]]
         if refused:
             raise ValueError(f"{WHERE}: {refused[0]} is not offered with completions that are sampled; leave it out")
+        longest_answer(splits.train, self.rows(recipe, len(splits.train)))
+
+    def rows(self, recipe: Mapping[str, Any], samples: int) -> Tensor:
+        """Returns which of the training samples each prompt of the whole run is, update by update."""
+        order, batch = recipe["order"], recipe["batch"] // recipe["accumulate"] // self.group
+        places = Order(samples, recipe["seed"], order["shuffled"], repeat=order["repeat"], batch=batch)
+        return places.indices(0, recipe["updates"] * recipe["accumulate"] * batch)
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns (−mean log p of the targets, {loss_last}): the loss of completions that are all worth 1."""
@@ -105,3 +113,19 @@ class Grpo(Objective):
         log_p, entropy = found.view(2, len(weights), -1)
         share = torch.tensor(weights, dtype=log_p.dtype, device=log_p.device)
         return (share[:, None] * log_p).sum(0), entropy[-1].detach()
+
+
+def longest_answer(source: Source, rows: Tensor) -> int:
+    """Returns the tokens of the longest answer of these rows; refuses one that is not a prompt and one answer after it."""
+    longest = 0
+    for part in rows.unique().split(512):
+        batch = source.batch(part)
+        if batch.segment_ids is not None:
+            raise ValueError(f"{WHERE}: row {int(part[0])} of the training data is packed; set data.packed: false")
+        asked = batch.labels[:, 1:] != IGNORED
+        answers = asked[:, 0] + (asked[:, 1:] & ~asked[:, :-1]).sum(1)
+        for row, count in zip(part.tolist(), answers.tolist(), strict=True):
+            if count != 1:
+                raise ValueError(f"{WHERE}: row {row} of the training data has {count} answers; allowed: one, after its prompt")
+        longest = max(longest, int(asked.sum(1).max()))
+    return longest

@@ -101,6 +101,8 @@ def _judged(name: str, reward: Reward, sample: Sample) -> float:
         raise ValueError(f"{where}: {type(error).__name__}: {first_line(error)}") from error
     try:
         number = float(value)
+    except OverflowError:
+        raise ValueError(f"{where}: gave {shown(value)}; a reward must be finite") from None
     except (TypeError, ValueError):
         raise ValueError(f"{where}: gave {shown(value)}; a reward must be a number") from None
     if not math.isfinite(number):

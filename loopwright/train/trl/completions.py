@@ -26,12 +26,6 @@ class Prompts:
         """Returns the tokens of the data's answer, its end included."""
         return self._row(row)[1]
 
-    def longest(self, rows: Sequence[int]) -> int:
-        """Returns the tokens of the longest answer of these rows."""
-        return max(
-            int((self.splits.train.batch(part).labels[:, 1:] >= 0).sum(1).max()) for part in torch.tensor(rows).unique().split(512)
-        )
-
     def text(self, ids: Sequence[int]) -> str:
         """Returns tokens as text, without control tokens."""
         return self.splits.tokenizer.decode(ids, skip_special_tokens=True)

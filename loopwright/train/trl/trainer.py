@@ -23,9 +23,8 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from loopwright.data.batch import IGNORED, Batch
-from loopwright.data.order import Order
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.train.objectives.grpo import Grpo
+from loopwright.train.objectives.grpo import Grpo, longest_answer
 from loopwright.train.objectives.readout import find_targets
 from loopwright.train.objectives.rewards import Sample, judge
 from loopwright.train.rollout import Plan, rollout
@@ -94,11 +93,10 @@ class LoopedGRPO(GRPOTrainer):
         job, recipe = self.job, self.job.recipe
         self.objective = cast(Grpo, job.objective)
         size, prompts = recipe.batch // recipe.accumulate, recipe.batch // self.objective.group
-        order = Order(
-            len(job.splits.train), recipe.seed, recipe.order.shuffled,
-            repeat=recipe.order.repeat, batch=size // self.objective.group,
-        )  # fmt: skip
-        rows = order.indices(updates.progress.update * prompts, updates.left * prompts).tolist()
+        whole = self.objective.rows(recipe.data_of(), len(job.splits.train))
+        rows = whole[updates.progress.update * prompts :].tolist()
+        # of the whole run: a resumed one has the same
+        tokens = self.objective.tokens or longest_answer(job.splits.train, whole)
         self.source = Prompts(job.splits)
         self.began, self.depths_before = time.perf_counter(), job.depth_generator.get_state()
         self.plans: list[Plan] = []
@@ -110,10 +108,10 @@ class LoopedGRPO(GRPOTrainer):
             super().__init__(
                 model=job.model,
                 reward_funcs=[self.judge],
-                args=self._arguments(folder, size, self.objective.tokens or self.source.longest(rows)),
+                args=self._arguments(folder, size, tokens),
                 # a row is its number: TRL sees no token of ours before it is sampled
                 train_dataset=Dataset.from_dict({"prompt": [str(row) for row in rows]}),
-                processing_class=job.splits.tokenizer,
+                processing_class=copy.deepcopy(job.splits.tokenizer),  # TRL pads by EOS where nothing else is set
                 rollout_func=self.sample,
                 callbacks=[Between(self)],
                 optimizers=(step := Step(self), torch.optim.lr_scheduler.LambdaLR(step, lambda _: 1.0)),

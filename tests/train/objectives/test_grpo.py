@@ -1,6 +1,7 @@
 """The likelihood that GRPO trains: by the last step or by all of them; and which runs it refuses."""
 
 import importlib.util
+import json
 
 import pytest
 import torch
@@ -8,14 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import loopwright as lw
+from loopwright.data.batch import Batch
 from loopwright.data.build import build_data
-from loopwright.train.objectives.grpo import Grpo
+from loopwright.data.order import Order
+from loopwright.train.objectives.grpo import Grpo, longest_answer
 from loopwright.train.objectives.readout import find_targets
 from loopwright.train.rollout import Plan, rollout
+from tests.generate.tiny import letter_tokenizer
 from tests.train.objectives.test_losses import places, ragged
 from tests.train.runs import PLAIN
 
-RECIPE = {"batch": 8, "accumulate": 1, "penalties": [], "graph": False, "data": {"kind": "addition"}}
+RECIPE = {
+    "updates": 3, "batch": 8, "accumulate": 1, "seed": 0, "order": {"shuffled": True, "repeat": 1}, "penalties": [], "graph": False,
+    "data": {"kind": "addition"},
+}  # fmt: skip
 
 
 @settings(max_examples=8, deadline=None)
@@ -100,6 +107,50 @@ def test_what_grpo_does_not_offer(changes, world, message, monkeypatch):
     with pytest.raises(ValueError, match=message):
         Grpo("exact").check({**RECIPE, **changes}, splits, world)
     Grpo("exact").check(RECIPE, splits, 1)
+
+
+def chats(folder, counts, **options):
+    """Returns conversations with so many answers each."""
+    talks = [[{"role": role, "content": "ab"} for _ in range(count) for role in ("user", "assistant")] for count in counts]
+    spec = letter_chats(folder, [{"messages": talk} for talk in talks])
+    return build_data({**spec, "messages": "messages", **options}, folder / "kept")
+
+
+def letter_chats(folder, records):
+    """Returns the data of a recipe: these records, in letters."""
+    folder.mkdir(exist_ok=True)
+    letter_tokenizer().save_pretrained(folder / "letters")
+    for name, part in {"train": records, "valid": records[:1]}.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in part))
+    files = {"files": str(folder / "train.jsonl"), "valid_files": str(folder / "valid.jsonl")}
+    return {"kind": "chat", "tokenizer": str(folder / "letters"), "length": 64, **files}
+
+
+def test_rows_of_several_answers_are_refused_by_their_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    recipe = {**RECIPE, "updates": 9, "data": {"kind": "chat"}}
+    with pytest.raises(ValueError, match=r"^objective \(grpo\): row 2 of the training data has 3 answers; allowed: one"):
+        Grpo("exact").check(recipe, chats(tmp_path / "a", [1, 1, 3, 2]), 1)
+    with pytest.raises(ValueError, match=r"^objective \(grpo\): row 0 of the training data is packed; set data.packed: false$"):
+        Grpo("exact").check(recipe, chats(tmp_path / "b", [1, 1], packed=True), 1)
+    Grpo("exact").check(recipe, chats(tmp_path / "b", [1, 1]), 1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=40), st.integers(0, 5), st.booleans())
+def test_the_longest_answer_is_that_of_the_whole_run(lengths, seed, shuffled):
+    class Rows:
+        def batch(self, indices):
+            labels = torch.full((len(indices), 12), -100)
+            for row, index in enumerate(indices):
+                labels[row, 2 : 2 + lengths[int(index)]] = 1
+            return Batch(labels.clamp(min=0), labels)
+
+    recipe = {**RECIPE, "batch": 16, "accumulate": 2, "seed": seed, "order": {"shuffled": shuffled, "repeat": 1}}
+    rows = Grpo("exact", group=4).rows(recipe, len(lengths))
+    order = Order(len(lengths), seed, shuffled)
+    assert rows.tolist() == [int(i) for update in range(3) for i in order.indices(4 * update, 4)]
+    assert longest_answer(Rows(), rows) == max(lengths[i] for i in rows.tolist())
 
 
 def test_without_trl_a_run_says_what_to_install_and_leaves_nothing(monkeypatch, tmp_path):

@@ -67,6 +67,8 @@ def test_functions_and_classes_of_the_users_own():
         (lambda s: 1 / 0, "ZeroDivisionError: division by zero"),
         (lambda s: float("nan"), "gave nan; a reward must be finite"),
         (lambda s: float("inf"), "gave inf"),
+        (lambda s: 10**400, "gave 1000"),
+        (lambda s: -(10**5000), "gave a whole number of 16610 bits; a reward must be finite"),
         (lambda s: None, "gave None; a reward must be a number"),
         (lambda s: "good\nbad", "a reward must be a number"),
     ],

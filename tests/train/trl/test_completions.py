@@ -37,4 +37,3 @@ def test_prompt_and_answer_make_the_row():
         assert prompts.answer(row)[-1] == splits.eos_id
         a, b = prompts.text(prompts.prompt(row)).strip(" =").split("+")
         assert int(prompts.text(prompts.answer(row)).strip()[::-1]) == int(a) + int(b)
-    assert prompts.longest(range(20)) == max(len(prompts.answer(row)) for row in range(20))

@@ -9,7 +9,9 @@ from loopwright.train.depth import RULES
 from loopwright.train.log import untimed
 from loopwright.train.optim.trainable import drawn_plans
 from loopwright.train.recipe import make_recipe
+from tests.generate.tiny import letter_tokenizer
 from tests.own_kinds import own_kinds
+from tests.train.objectives.test_grpo import letter_chats
 from tests.train.runs import PLAIN
 
 pytestmark = pytest.mark.ecosystem
@@ -72,6 +74,27 @@ def test_resumed_is_uninterrupted_bit_for_bit(tmp_path):
     assert [untimed(row) for row in part.log()] == [untimed(row) for row in whole.log()]
     found, wanted = tensors(part), tensors(whole)
     assert all(torch.equal(found[name], x) for name, x in wanted.items())
+
+
+def test_answers_of_many_lengths_resume_and_the_tokenizer_is_left_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    records = [{"question": "ab", "answer": "c" * (20 if row == 0 else 2)} for row in range(24)]
+    data = letter_chats(tmp_path / "data", records)
+    assert letter_tokenizer().pad_token is None
+    recipe = {
+        **merge(PLAIN, GRPO),
+        "data": data,
+        "model": {"kind": "preset", "name": "huginn-tiny", "changes": {"core_layers": 1}},
+        "order": {"shuffled": False},
+    }
+    whole = lw.train(recipe, out=tmp_path / "whole", progress=False)
+    part = lw.train(recipe, out=tmp_path / "part", progress=False, on_update=lambda row: row["update"] == 2)
+    assert not part.finished
+    part = lw.train(recipe, out=tmp_path / "part", progress=False, resume=True)
+    assert [untimed(row) for row in part.log()] == [untimed(row) for row in whole.log()]
+    assert all(torch.equal(tensors(part)[name], x) for name, x in tensors(whole).items())
+    for kept in (tmp_path / "whole" / "checkpoints").iterdir():
+        assert lw.tokenizer(kept).pad_token is None
 
 
 @pytest.mark.parametrize("bad", [float("nan"), ZeroDivisionError("no")])
