@@ -26,7 +26,7 @@ def test_the_container_starts_the_server() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     entry, rest = (yaml.safe_load(re.findall(rf"^{word} (\[.*\])$", text, re.MULTILINE)[-1]) for word in ("ENTRYPOINT", "CMD"))
     assert entry == ["loopwright", "serve"] and parse(rest)["host"] == "0.0.0.0"
-    assert ".[serve]" in text and "/health" in text and "USER 10001" in text
+    assert ".[serve,constrain]" in text and "/health" in text and "USER 10001" in text
     assert all((ROOT / name).exists() for line in re.findall(r"^COPY ((?!--).*) \S+$", text, re.MULTILINE) for name in line.split())
 
 
