@@ -142,7 +142,7 @@ def decode_exact(
     prompts, answers = split_rows(batch)
     fill = next((i for i in (pad_id, eos_id) if i is not None), 0)
     width, length = max(map(len, prompts)), max(map(len, answers))
-    ids, mask = (x.to(model.device) for x in _left_padded(prompts, width, fill))
+    ids, mask = (x.to(model.device) for x in left_padded(prompts, width, fill))
     # the folder's own generation settings (sampling, penalties) must not reach an exact comparison
     settings = GenerationConfig(
         max_new_tokens=length, do_sample=False, num_beams=1, repetition_penalty=1.0, eos_token_id=eos_id, pad_token_id=fill
@@ -171,7 +171,8 @@ def split_rows(batch: Rows) -> tuple[list[Tensor], list[Tensor]]:
     return prompts, answers
 
 
-def _left_padded(rows: Sequence[Tensor], width: int, fill: int) -> tuple[Tensor, Tensor]:
+def left_padded(rows: Sequence[Tensor], width: int, fill: int) -> tuple[Tensor, Tensor]:
+    """Returns prompts of different lengths as one batch [B, width], padded on the left, and its mask."""
     ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0), value=fill) for row in rows])
     lengths = torch.tensor([len(row) for row in rows], device=ids.device)
     return ids, (torch.arange(width, device=ids.device) >= width - lengths[:, None]).long()

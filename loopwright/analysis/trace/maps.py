@@ -15,7 +15,7 @@ from torch import Tensor
 
 from loopwright.metrics.attention import AttentionSums
 from loopwright.metrics.distance import bound_of_sizes, query_key_bound
-from loopwright.model.fused.offer import OLDEST, can_compile
+from loopwright.model.fused.offer import has_kernels
 from loopwright.model.span import Span
 
 CHUNK = 2**25  # entries of maps held at once
@@ -121,13 +121,7 @@ def sum_maps(
     On a GPU (from OLDEST on, where kernels can be compiled) one kernel makes and sums the tiles of all maps; elsewhere, and for
     float64, `sum_rows` does: the same numbers to rounding, more slowly.
     """
-    return _by_kernel(q, k, view, before) if _has_kernel(q) else sum_rows(q, k, view, before, chunk=chunk)
-
-
-def _has_kernel(q: Tensor) -> bool:
-    if not q.is_cuda or q.dtype == torch.float64:
-        return False
-    return torch.cuda.get_device_capability(q.device) >= OLDEST and can_compile()
+    return _by_kernel(q, k, view, before) if has_kernels(q) else sum_rows(q, k, view, before, chunk=chunk)
 
 
 def _by_kernel(q: Tensor, k: Tensor, view: View, before: tuple[Tensor, Tensor] | None) -> tuple[AttentionSums, MapChange | None]:

@@ -11,7 +11,7 @@ from shutil import which
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from loopwright.model.adapter.effects import Adaptation
 from loopwright.model.attention import Attention
@@ -31,6 +31,13 @@ KNOWN = {Block, Attention, MLP, Residual, RMSNorm, nn.Linear, nn.Identity}
 def can_compile() -> bool:
     """Says whether Triton is there, and the C compiler without which it starts nothing."""
     return find_spec("triton") is not None and any(which(name) for name in (os.environ.get("CC", ""), "gcc", "clang") if name)
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Returns whether what comes of x can run by kernels of ours: on a GPU that is new enough, below float64."""
+    if not x.is_cuda or x.dtype == torch.float64:
+        return False
+    return torch.cuda.get_device_capability(x.device) >= OLDEST and can_compile()
 
 
 def fused_stacks(model: Backbone) -> list[str]:

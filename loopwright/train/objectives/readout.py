@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from loopwright.data.batch import Batch
 from loopwright.model.context import Pass
-from loopwright.model.fused.offer import OLDEST, can_compile
+from loopwright.model.fused.offer import has_kernels
 from loopwright.model.looped import LoopedForCausalLM
 
 # logits made at once (256 MB in float32); beyond it they are made again in the backward pass instead of being kept
@@ -91,19 +91,12 @@ def cross_entropies(model: LoopedForCausalLM, features: Tensor, p: Pass, targets
         return torch.stack(CrossEntropy.apply(model.head(x, p), ids))
 
     steps, rows = features.shape[0], features.flatten(0, 1)
-    kernel = has_kernel(rows)
+    kernel = has_kernels(rows)
     found = over_chunks(
         read_by_kernel if kernel else read, model.config.vocab_size, rows, targets.ids.repeat(steps),
         most=kept_logits(rows) if kernel else CHUNK,
     )  # fmt: skip
     return found[0].view(steps, -1), found[1].view(steps, -1)
-
-
-def has_kernel(x: Tensor) -> bool:
-    """Returns whether the cross-entropy of what comes from x runs as a kernel: on a GPU where kernels can be compiled."""
-    if not x.is_cuda or x.dtype == torch.float64:
-        return False
-    return torch.cuda.get_device_capability(x.device) >= OLDEST and can_compile()
 
 
 def kept_logits(x: Tensor) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import torch
 from torch import Tensor
 
 from loopwright.data.batch import Splits
@@ -37,14 +36,6 @@ class Prompts:
             prompts, answers = split_rows(self.splits.train.batch([row]))
             self._held[row] = prompts[0].tolist(), answers[0].tolist()
         return self._held[row]
-
-
-def left_padded(rows: Sequence[Sequence[int]], fill: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Returns prompts of different lengths as one batch, padded on the left, and its mask."""
-    width = max(map(len, rows))
-    ids = torch.tensor([[fill] * (width - len(row)) + list(row) for row in rows], device=device)
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
-    return ids, mask
 
 
 def cut(written: Tensor, ends: Collection[int]) -> list[list[int]]:

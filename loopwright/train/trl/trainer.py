@@ -23,13 +23,14 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from loopwright.data.batch import IGNORED, Batch
+from loopwright.generate.readings import left_padded
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.train.objectives.grpo import Grpo, longest_answer
 from loopwright.train.objectives.readout import find_targets
 from loopwright.train.objectives.rewards import Sample, judge
 from loopwright.train.rollout import Plan, rollout
 from loopwright.train.training_module import TrainingModule
-from loopwright.train.trl.completions import Prompts, cut, left_padded
+from loopwright.train.trl.completions import Prompts, cut
 from loopwright.train.updates import Updates
 
 # what TRL measures of an update, and its name in our log
@@ -139,7 +140,8 @@ class LoopedGRPO(GRPOTrainer):
         self.at = plan = job.rule(progress.update, job.depth_generator)
         self.plans.append(plan)
         asked = [self.source.prompt(int(row)) for row in prompts]
-        ids, mask = left_padded(asked, self._tokenizer.pad_token_id, job.device)
+        rows, width = [torch.tensor(row, device=job.device) for row in asked], max(map(len, asked))
+        ids, mask = left_padded(rows, width, self._tokenizer.pad_token_id)
         depth: dict[str, Any] = {"depth": plan.depth} if job.model.config.is_looped else {}
         job.model.eval()
         with torch.no_grad(), job.autocast():

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from loopwright.analysis.trace import maps as module
 from loopwright.analysis.trace.maps import View, attention_rows, sum_maps
 from loopwright.metrics.attention import col_sum_concentration, concentration_of, mixing_score
 from loopwright.model.fused import offer
@@ -82,8 +81,8 @@ def test_who_has_the_kernel(monkeypatch, triton: bool, compiler: bool):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: {0: (7, 5), 1: (8, 0)}[device])
     monkeypatch.setattr(offer, "find_spec", lambda name: "spec" if triton and name == "triton" else None)
     monkeypatch.setattr(offer, "which", lambda name: name if compiler and name == "gcc" else None)
-    assert module._has_kernel(SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=1)) == (triton and compiler)
-    assert not module._has_kernel(SimpleNamespace(is_cuda=True, dtype=torch.float64, device=1))
-    assert not module._has_kernel(SimpleNamespace(is_cuda=True, dtype=torch.float16, device=0))
-    assert not module._has_kernel(torch.zeros(1))
+    assert offer.has_kernels(SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=1)) == (triton and compiler)
+    assert not offer.has_kernels(SimpleNamespace(is_cuda=True, dtype=torch.float64, device=1))
+    assert not offer.has_kernels(SimpleNamespace(is_cuda=True, dtype=torch.float16, device=0))
+    assert not offer.has_kernels(torch.zeros(1))
     can_compile.cache_clear()

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.data.build import build_data
-from loopwright.train.trl.completions import Prompts, cut, left_padded
+from loopwright.generate.readings import left_padded
+from loopwright.train.trl.completions import Prompts, cut
 
 ROWS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=4)
 
@@ -13,7 +14,7 @@ ROWS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1,
 @settings(max_examples=30, deadline=None)
 @given(ROWS)
 def test_padding_stands_on_the_left_and_is_masked(rows):
-    ids, mask = left_padded(rows, 9, "cpu")
+    ids, mask = left_padded([torch.tensor(row) for row in rows], max(map(len, rows)), 9)
     assert [x[m.bool()].tolist() for x, m in zip(ids, mask, strict=True)] == rows
     assert bool((mask.diff(dim=1) >= 0).all()) and bool((ids[mask == 0] == 9).all())
 
