@@ -84,6 +84,8 @@ class Scheduler:
         self.ran.ticks += 1
         self._unread.append([])
         self._prefill()
+        if self.graphs is not None:
+            self.graphs.play(self.running)  # what follows counts it, and reads its tokens
         self._embed([run for run in self.running if run.phase == "embed"])
         inside = [run for run in self.running if run.phase == "core"]
         self._step([run for run in inside if run.trail is None and run.t < run.steps])
@@ -231,9 +233,7 @@ class Scheduler:
         if not runs:
             return
         at = [run.slot for run in runs]
-        if self.graphs is not None:
-            self.graphs.embed(runs)
-        else:
+        if self.graphs is None:
             e, p = self._enter(runs, self.token[at], [run.offset for run in runs])
             self.input[at], self.state[at] = e, self._start(runs, e, p)
         self.ran.preludes += 1
@@ -247,9 +247,7 @@ class Scheduler:
     def _step(self, runs: list[Running]) -> None:
         if not runs:
             return
-        if self.graphs is not None:
-            self.graphs.step(runs)
-        else:
+        if self.graphs is None:
             at, steps = [run.slot for run in runs], [run.t for run in runs]
             t = steps[0] if len(set(steps)) == 1 else RowSteps(steps, self.token.device)
             self.state[at] = self.model.step(self.state[at], self.input[at], t, self._pass(runs))  # type: ignore[arg-type]
@@ -310,8 +308,7 @@ class Scheduler:
 
     def _read_captured(self, runs: list[Running], graphs: TickGraphs) -> None:
         ends = [run for run in runs if run.prefilled + 1 >= run.to_prefill]  # the others are inside their prompts
-        if ends or self.pool.layers["coda"]:  # the coda keeps keys of every token
-            graphs.read_out(runs)
+        if ends or self.pool.layers["coda"]:
             self.ran.codas += 1
             self.ran.coda_rows += len(runs)
         for run in runs:

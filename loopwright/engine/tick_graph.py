@@ -1,9 +1,9 @@
-"""TickGraphs: the three stages of a tick (prelude, one core step, read-out) over all rows of an engine, replayed as CUDA graphs.
+"""TickGraphs: what the rows of an engine need of a tick (prelude, one core step, read-out), replayed as one CUDA graph.
 
-A tick that is launched kernel by kernel waits for the host. A captured stage has constant shapes: it runs every row, and a row
-that takes no part repeats another one, whose keys it writes once more. Which rows take part, where their tokens stand and where
-their keys lie are a few numbers that are copied to the device, without waiting for it. Stacks with a fused form (`model/fused/`)
-run in it, the others as they are. What cannot be captured is run at the same shapes, and that is said once.
+A tick that is launched kernel by kernel waits for the host. A captured one has constant shapes: each of its parts runs every row,
+and a row that takes no part repeats another one, whose keys it writes once more. Which rows take part, where their tokens stand
+and where their keys lie are a few numbers that are copied to the device, without waiting for it. Stacks with a fused form
+(`model/fused/`) run in it, the others as they are. What cannot be captured is run at the same shapes, and that is said once.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from loopwright.model.fused.stack import FusedStacks
 
 _CAPTURING = threading.Lock()
-SHORTEST = 256  # keys; a stage is captured for rows of up to so many, then for up to twice as many
-SHORT_PROMPT = 16  # tokens; prompts up to this length go through the captured stages: a prefill is launched kernel by kernel
+SHORTEST = 256  # keys; a tick is captured for rows of up to so many, then for up to twice as many
+SHORT_PROMPT = 16  # tokens; prompts up to this length go through the captured ticks: a prefill is launched kernel by kernel
 # what the device is told of each row: the row that it repeats (itself, if it takes part), whether it takes part, where its token
 # stands, its step, its first cell in the stack at hand, its token (-1: the one that was drawn last) and the seed of its state
 SOURCE, ACTIVE, POSITION, STEP, START, GIVEN, SEED = range(7)
 
 
 class TickGraphs:
-    """The captured stages of a scheduler, one of each kind per power of two of the longest row, made when they are first needed."""
+    """The captured ticks of a scheduler, by their parts and a power of two of the longest row, made when they are first needed."""
 
     def __init__(self, model: LoopedForCausalLM, pool: KeyPool, state: Tensor, given: Tensor, token: Tensor) -> None:
         self.model, self.pool, self.state, self.input, self.token = model, pool, state, given, token
@@ -45,7 +45,8 @@ class TickGraphs:
         self.logits = state.new_zeros(self.rows, model.config.vocab_size, dtype=model.lm_head.weight.dtype)
         self.greedy = torch.zeros(self.rows, dtype=torch.long, device=self.device)
         self.finite = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
-        self.stages: dict[tuple[str, int], Stage] = {}
+        self.parts: dict[str, Callable[[Tensor, Pass], None]] = {"prelude": self._embed, "core": self._step, "coda": self._read_out}
+        self.ticks: dict[tuple[tuple[str, ...], int], CapturedTick] = {}
         self.fused: dict[int, FusedStacks | None] = {}
         self.rotary: dict[int, tuple[Tensor, Tensor] | None] = {}
         self.lie: int | None = None  # a number for where the weights lie
@@ -57,45 +58,56 @@ class TickGraphs:
             self._begin()
             self.lie = lie
 
-    def embed(self, runs: Sequence[Running]) -> None:
-        """Runs the prelude of the present tokens; the input and the first state of these rows follow from it."""
-        self._play(self._embed, runs, "prelude", [0] * len(runs))
+    def play(self, running: Sequence[Running]) -> None:
+        """Queues what rows need of this tick: preludes of all, steps and read-outs of those whose tokens are equally deep.
 
-    def step(self, runs: Sequence[Running]) -> None:
-        """Runs the present step of some rows."""
-        self._play(self._step, runs, "core", [run.t for run in runs])
+        Input and state of the rows follow from it; `logits` of what was read, their largest (`greedy`) and whether they are
+        `finite` stand in the places of their rows until the next reading.
+        """
+        embedding = [run for run in running if run.phase == "embed"]
+        stepping = [run for run in running if run.phase in ("embed", "core") and run.trail is None]
+        reading = [run for run in stepping if _step(run) + 1 == run.steps]
+        if not self.pool.layers["coda"] and all(run.prefilled + 1 < run.to_prefill for run in reading):
+            reading = []  # of tokens inside their prompts only the keys are wanted, and a coda would keep some
+        self.launch(embedding, stepping, reading)
 
-    def read_out(self, runs: Sequence[Running]) -> None:
-        """Reads out the states of some rows: `logits`, their largest (`greedy`) and whether they are `finite` stand in the places
-        of these rows until the next reading."""
-        groups = [run.row.readings.index(run.request.wish.depth) if self.pool.layers["coda"] else 0 for run in runs]
-        self._play(self._read_out, runs, "coda", groups)
+    def launch(self, embedding: Sequence[Running], stepping: Sequence[Running], reading: Sequence[Running]) -> None:
+        """Queues the prelude of the present tokens of some rows, the present step of some, and the read-out of some."""
+        coda = bool(self.pool.layers["coda"])
+        groups = {
+            "prelude": [(run, 0) for run in embedding],
+            "core": [(run, _step(run)) for run in stepping],
+            "coda": [(run, run.row.readings.index(run.request.wish.depth) if coda else 0) for run in reading],
+        }
+        parts = tuple(stack for stack, runs in groups.items() if runs)
+        if not parts:
+            return
+        reach = max(SHORTEST, 1 << max(run.offset for stack in parts for run, _ in groups[stack]).bit_length())
+        table = [self._numbers(stack, groups[stack]) for stack in parts]
+        # from pinned memory a copy waits for nothing; the device is named, since the caller may have made another one the default
+        numbers = torch.tensor(table, device="cpu", pin_memory=self.device.type == "cuda")
+        if (parts, reach) not in self.ticks:
+            self.ticks[parts, reach] = CapturedTick(self, parts, reach, numbers)
+        self.ticks[parts, reach].play(numbers)
 
     def _begin(self) -> None:
-        self.stages, self.fused, self.rotary = {}, {}, {}
+        self.ticks, self.fused, self.rotary = {}, {}, {}
         self.kept = [*self.model.parameters(), *self.model.buffers()]  # what a graph reads must not be freed under it
 
-    def _play(self, run: Callable[[Tensor, Pass], None], runs: Sequence[Running], stack: str, groups: Sequence[int]) -> None:
-        reach = max(SHORTEST, 1 << max(one.offset for one in runs).bit_length())
-        numbers = self._numbers(runs, stack, groups)
-        if (stack, reach) not in self.stages:
-            self.stages[stack, reach] = Stage(self, stack, run, reach, numbers)
-        self.stages[stack, reach].play(numbers)
-
-    def _numbers(self, runs: Sequence[Running], stack: str, groups: Sequence[int]) -> Tensor:
+    def _numbers(self, stack: str, runs: Sequence[tuple[Running, int]]) -> list[tuple[int, ...]]:
+        """Returns what the device is told for one part, a line for each number and a column for each row."""
         columns: dict[int, list[int]] = {}
         layers, own = self.pool.layers[stack], self.model.state.seed
-        for run, group in zip(runs, groups, strict=True):
+        for run, group in runs:
             row, offset, wish = run.row, run.offset, run.request.wish
             if layers:
                 row.place(stack, group, offset, 1)
             given = wish.prompt[offset] if run.in_prompt else -1
             seed = signed(own if wish.state_seed is None else wish.state_seed)
-            columns[run.slot] = [run.slot, 1, offset, run.t, row.cell(stack, group), given, seed]
+            columns[run.slot] = [run.slot, 1, offset, group, row.cell(stack, group), given, seed]
         shortest = min(columns.values(), key=lambda column: column[POSITION])
         idle = [shortest[SOURCE], 0, *shortest[POSITION:]]
-        table = list(zip(*(columns.get(slot, idle) for slot in range(self.rows)), strict=True))
-        return torch.tensor(table, pin_memory=self.device.type == "cuda")  # from there a copy waits for nothing
+        return list(zip(*(columns.get(slot, idle) for slot in range(self.rows)), strict=True))
 
     def open_pass(self, stack: str, numbers: Tensor, reach: int) -> Pass:
         """Returns the pass of one token per row, by the numbers that are on the device."""
@@ -103,7 +115,7 @@ class TickGraphs:
             self.fused[reach] = self._fused(reach)
             self.rotary[reach] = self._rotary(reach)
         cache = FixedRows(self.pool, numbers[POSITION], {stack: numbers[START]}, reach)
-        window, tables = self.model.config.sliding_window, self.rotary[reach]
+        window, tables = self.model.config.sliding_window, self.rotary[reach] if self.pool.layers[stack] else None
         p = open_pass(cache.span, None, window, self.state.dtype, cache=cache, fused=self.fused[reach])
         return p if tables is None else replace(p, rotary=(tables[0][numbers[POSITION]], tables[1][numbers[POSITION]]))
 
@@ -124,7 +136,7 @@ class TickGraphs:
 
         return FusedStacks(self.model, stacks, self.rows, reach, masked=False)
 
-    # the stages, as they are captured
+    # the parts, as they are captured
 
     def _embed(self, numbers: Tensor, p: Pass) -> None:
         given = numbers[GIVEN][:, None]
@@ -142,21 +154,28 @@ class TickGraphs:
     def _read_out(self, numbers: Tensor, p: Pass) -> None:
         logits = self.model.read_out(self.state[numbers[SOURCE]], p, reading=0)[:, 0]
         self.logits.copy_(logits)
-        self.greedy.copy_(logits.float().argmax(-1))  # in float32, as `sample` compares them
-        self.token.copy_(torch.where(numbers[ACTIVE].bool(), self.greedy, self.token[:, 0])[:, None])
-        self.finite.copy_(logits.isfinite().all(-1))
+        torch.argmax(logits, -1, out=self.greedy)
+        torch.where(numbers[ACTIVE, :, None] > 0, self.greedy[:, None], self.token, out=self.token)
+        low, high = logits.aminmax(dim=-1)  # both are NaN where one logit is
+        torch.eq((high - low) * 0, 0, out=self.finite)
 
     def _put(self, held: Tensor, new: Tensor, numbers: Tensor) -> None:
-        held.copy_(torch.where(numbers[ACTIVE].bool()[:, None, None], new, held))
+        torch.where(numbers[ACTIVE, :, None, None] > 0, new, held, out=held)
 
 
-class Stage:
-    """One stage at one reach: a graph and the numbers that it reads, or, where it cannot be captured, the stage as it is."""
+def _step(run: Running) -> int:
+    """Returns the step that a row runs in a tick: the first after its prelude."""
+    return 0 if run.phase == "embed" else run.t
 
-    def __init__(self, graphs: TickGraphs, stack: str, run: Callable[[Tensor, Pass], None], reach: int, numbers: Tensor) -> None:
+
+class CapturedTick:
+    """Some parts of a tick at one reach: a graph and the numbers that it reads, or, where it cannot be captured, the parts as they
+    are."""
+
+    def __init__(self, graphs: TickGraphs, parts: Sequence[str], reach: int, numbers: Tensor) -> None:
         self.numbers = numbers.to(graphs.device, copy=True)
         self.graph: torch.cuda.CUDAGraph | None = None
-        self._run: Callable[[], None] = lambda: run(self.numbers, graphs.open_pass(stack, self.numbers, reach))
+        self._run: Callable[[], None] = lambda: self._parts(graphs, parts, reach)
         if graphs.device.type != "cuda":
             return
         try:
@@ -164,19 +183,23 @@ class Stage:
             with _CAPTURING, torch.cuda.device(graphs.device):
                 self._capture(graphs)
         except RuntimeError as error:
-            say_once(f"engine: the {stack} of a tick is launched kernel by kernel: {error}")
+            say_once(f"engine: the {', '.join(parts)} of a tick is launched kernel by kernel: {error}")
 
     def play(self, numbers: Tensor) -> None:
-        """Runs the stage for the rows that the numbers name, without waiting for the device."""
+        """Runs the tick for the rows that the numbers name, without waiting for the device."""
         self.numbers.copy_(numbers, non_blocking=True)
         if self.graph is None:
             self._run()
         else:
             self.graph.replay()
 
+    def _parts(self, graphs: TickGraphs, parts: Sequence[str], reach: int) -> None:
+        for stack, numbers in zip(parts, self.numbers, strict=True):
+            graphs.parts[stack](numbers, graphs.open_pass(stack, numbers, reach))
+
     def _capture(self, graphs: TickGraphs) -> None:
-        # compiles what the stage needs; nobody takes part, and keys are written where the next run writes them again
-        self.numbers[ACTIVE] = 0
+        # compiles what the parts need; nobody takes part, and keys are written where the next run writes them again
+        self.numbers[:, ACTIVE] = 0
         side = torch.cuda.Stream(device=graphs.device)
         side.wait_stream(torch.cuda.current_stream(graphs.device))
         with torch.cuda.stream(side):

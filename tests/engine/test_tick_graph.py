@@ -19,7 +19,7 @@ PRESETS = ["ouro-1.4b", "huginn", "ouroboros-qwen2.5-3b", "asura", "retrofit-lla
 
 
 def fixed(model: lw.LoopedForCausalLM, rows: int, tokens: int) -> Scheduler:
-    """Returns a scheduler whose stages have constant shapes; on a CPU nothing is captured, but the same is run."""
+    """Returns a scheduler whose ticks have constant shapes; on a CPU nothing is captured, but the same is run."""
     scheduler = Scheduler(model, rows=rows, tokens=tokens, readings=6)
     scheduler.graphs = TickGraphs(model, scheduler.pool, scheduler.state, scheduler.input, scheduler.token)
     return scheduler
@@ -27,14 +27,14 @@ def fixed(model: lw.LoopedForCausalLM, rows: int, tokens: int) -> Scheduler:
 
 @pytest.mark.parametrize("name", some(PRESETS, {"huginn", "ouroboros-qwen2.5-3b"}))
 def test_each_request_is_answered_as_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tick_graph, "SHORTEST", 4)  # so that rows pass from stage to stage
+    monkeypatch.setattr(tick_graph, "SHORTEST", 4)  # so that rows pass from one tick to the next longer one
     model, draw = make(f"{name}-tiny"), random.Random(name)
     wishes = [random_wish(model, draw, longest=20) for _ in range(5)]
     wishes[0] = uneven(model, wishes[0], draw)
     scheduler = fixed(model, 3, 90)
     requests, cancelled = serve(scheduler, wishes, draw, cancels=0.02)
     assert check(model, requests, cancelled, [answer(model, wish) for wish in wishes]) == 0
-    assert {stage for stage, _ in scheduler.graphs.stages} == {"prelude", "core", "coda"}
+    assert {part for parts, _ in scheduler.graphs.ticks for part in parts} == {"prelude", "core", "coda"}
     assert sum(scheduler.pool.cells["core"].free[0]) == scheduler.pool.cells["core"].count  # every cell came back
 
 
@@ -50,8 +50,8 @@ def test_rows_that_take_no_part_stay_as_they_are() -> None:
     keys = scheduler.pool.keys["core"].clone()
     first = scheduler.running[0]
     with torch.no_grad():
-        scheduler._embed([first])
-        scheduler._step([first])
+        first.phase = "embed"
+        scheduler.graphs.launch([first], [first], [])
     idle = [slot for slot in range(4) if slot != first.slot]
     for tensor, value in zip((scheduler.state, scheduler.input), kept, strict=True):
         assert torch.equal(tensor[idle], value[idle]) and not torch.equal(tensor[first.slot], value[first.slot])
@@ -81,14 +81,14 @@ def states_of(model: lw.LoopedForCausalLM, *, graphs: bool, length: int, change:
         if scheduler.busy:
             scheduler.tick()
     if graphs:
-        assert all(stage.graph is not None for stage in scheduler.graphs.stages.values())
+        assert all(tick.graph is not None for tick in scheduler.graphs.ticks.values())
     return [request.result(0).tokens for request in requests], scheduler.state.clone()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("name", "length", "change"),
-    [*((name, length, "") for length in (7, 300) for name in PRESETS), ("ouro-1.4b", 30, "values")],  # 300: two graphs a stage
+    [*((name, length, "") for length in (7, 300) for name in PRESETS), ("ouro-1.4b", 30, "values")],  # 300: two reaches
 )
 def test_captured_is_row_by_row(name: str, length: int, change: str) -> None:
     def model() -> lw.LoopedForCausalLM:
