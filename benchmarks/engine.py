@@ -172,7 +172,7 @@ class Queue:
 
 
 def lockstep_batch(model: lw.LoopedForCausalLM, ids: torch.Tensor, new: int) -> Callable[[], object]:
-    """Returns what makes LOCKSTEP_TOKENS tokens at the deepest depth: after the prompts, or on a GPU in the middle of `new` ones."""
+    """Returns what makes LOCKSTEP_TOKENS tokens at the deepest depth: after the prompts, on a GPU in the middle of `new` ones."""
     if not ids.is_cuda:
         options = {"max_new_tokens": LOCKSTEP_TOKENS, "do_sample": False, "eos_token_id": None}
         return lambda: model.generate(ids, depth=DEEPEST, **options)
