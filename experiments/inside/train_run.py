@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.corpus import make_tokenizer, prepare, train_once
-from experiments.inside.train_plan import Row, rows
+from experiments.inside.train_plan import STEPS, Row, rows
 from experiments.side_by_side import arguments, asked_for, rounded, run_all
 
 DEPTHS = (1, 2, 4, 8, 16, 32)
@@ -27,6 +27,7 @@ READ = (
 )  # fmt: skip
 BEYOND = ("colsum", "mixing", "sink_rate", "norm")  # of the deep trace; no entropy is taken there
 CLAIMED = ("colsum", "norm")  # of these the claims read numbers
+DRAWN = "-4"  # the figures beyond the trained depth are of the first seed of models with this in their label
 RESTS = ("fixed_cosine", "far_cosine", "fixed_norm", "step_norm")
 KEPT = "sandwich-4-injected,sandwich-4,control"
 
@@ -60,15 +61,14 @@ def carry_out(
         "name": row.name, "label": row.label, "seed": row.seed, "layers": row.layers, "injected": row.injected,
         "laid_over": list(extra), "parameters": sum(p.numel() for p in model.parameters()), "width": model.config.hidden_size,
         "updates": chosen.updates, "tokens": sum(entry["tokens"] for entry in trained.log), "train_seconds": trained.seconds,
-        "losses": trained.losses(), "skipped": trained.outcome.progress.skipped, "held_out": asdict(held),
+        "losses": trained.losses(), "skipped": trained.outcome.progress.skipped, "held_out": compared(asdict(held)),
         "prompts": len(ids), "prompt_tokens": length,
         "start": start, "near": look_inside(model, ids, stages=("attention", "residual", "entropy")),
         "origin": {key: value for key, value in origin().items() if key != "command"},
     }  # fmt: skip
     if looped:
-        found["deep"] = thinned(  # the figures are of the first seed
-            look_inside(model, ids, deep, stages=("attention", "residual", "lens", "fixed")), bands=row.seed == 0
-        )
+        traced = look_inside(model, ids, deep, stages=("attention", "residual", "lens", "fixed"))
+        found["deep"] = thinned(traced, drawn=row.seed == 0 and DRAWN in row.label)
     if keep is not None and row.seed == 0 and row.label in kept.split(","):
         import loopwright as lw
 
@@ -98,16 +98,24 @@ def look_inside(model: Any, ids: Any, depth: int | None = None, *, stages: tuple
     return {**found, "by_place": by_place}
 
 
-def thinned(deep: dict[str, Any], *, bands: bool) -> dict[str, Any]:
-    """Returns of a deep trace what claims and figures read: curves that are only drawn to four significant digits, and spreads
-    only where bands are drawn."""
-    found = deep["by_place"]
-    by_place = {name: {"mean": found[name]["mean"]} for name in CLAIMED}
-    by_place |= {name: {"mean": rounded(found[name]["mean"], 4)} for name in (*BEYOND, *RESTS) if name not in CLAIMED}
-    for name in BEYOND if bands else ():
-        by_place[name]["std"] = rounded(found[name]["std"], 4)
-    by_step = {name: {"mean": rounded(each["mean"], 4)} for name, each in deep["by_step"].items()}
-    return {**deep, "by_place": by_place, "by_step": by_step}
+def thinned(deep: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
+    """Returns of a deep trace what claims read and, where it is drawn, what figures do: curves to a few significant digits."""
+    found, answers = deep["by_place"], deep.get("answers", {})
+    by_place = {name: {"mean": found[name]["mean"] if drawn else rounded(found[name]["mean"], 6)} for name in CLAIMED}
+    if drawn:
+        by_place |= {name: {"mean": rounded(found[name]["mean"], 4)} for name in (*BEYOND, *RESTS) if name not in CLAIMED}
+        for name in BEYOND:
+            by_place[name]["std"] = rounded(found[name]["std"], 4)
+    kept = {name: value for name, value in deep.items() if name != "by_step"}
+    return {**kept, "by_place": by_place, "answers": {name: answers[name] for name in ("depth", "kept") if name in answers}}
+
+
+def compared(held: dict[str, Any]) -> dict[str, Any]:
+    """Returns held-out losses with those of single passages at the trained depth alone, where models are compared."""
+    if STEPS not in held["depth"]:
+        return {name: value for name, value in held.items() if name not in ("losses", "document_of", "targets_of")}
+    losses = [losses if depth == STEPS else [] for depth, losses in zip(held["depth"], held["losses"], strict=True)]
+    return {**held, "losses": losses}
 
 
 def main() -> None:

@@ -119,7 +119,8 @@ def draw(runs: Sequence[Run], words: Sequence[str] = ("",)) -> dict[str, Drawing
         if label == CONTROL:
             continue
         made[f"stages-{label}"] = by_step(run["near"], STAGES, dense=dense)
-        if "deep" in run and any(word in label for word in words):
+        whole = all(name in run.get("deep", {}).get("by_place", {}) for name in RESTS)  # of the others claims read, figures do not
+        if whole and any(word in label for word in words):
             made[f"beyond-by-step-{label}"] = by_step(run["deep"], BEYOND, dense=dense)
             made[f"beyond-by-layer-{label}"] = by_layer(run["deep"], BEYOND)
             made[f"rest-{label}"] = fading(run["deep"], RESTS)
