@@ -1,0 +1,98 @@
+"""Trains the models of the study, many side by side on one GPU, measures each and lets it answer: a row for each, as it ends.
+
+Runs that are in the file already are left out, so that the same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.sft.plan import TEXT, Places, Run, later_runs, text_flops, text_runs
+from experiments.side_by_side import run_all
+
+if TYPE_CHECKING:
+    from loopwright.model.looped import LoopedForCausalLM
+
+GENERATED = (1, 2, 4, 8, 16)
+QUESTIONS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured: held-out chats, passages of text, questions that are answered, tokens of an answer."""
+
+    rows: int
+    passages: int
+    questions: int
+    most: int
+
+
+def carry_out(run: Run, *, places: Places, sizes: Sizes, changes: tuple[str, ...]) -> dict[str, Any]:
+    """Trains one model on its tokens, measures it at every depth, and returns all numbers; what is fine-tuned later is saved."""
+    import loopwright as lw
+    from experiments.corpus import train_once
+    from experiments.sft.measure import read_model
+    from loopwright.run import origin
+
+    chosen = run.recipe(places, changes)
+    trained = train_once(chosen, places.shards)
+    model, began = trained.outcome.model, time.perf_counter()
+    if run in text_runs():
+        lw.save(model, places.model(run), trained.outcome.splits.tokenizer)
+    chats = Run("fixed").recipe(places, changes)
+    found = {
+        "name": run.name, "label": run.label, "seed": run.seed, "updates": trained.outcome.progress.update,
+        "tokens": trained.outcome.progress.tokens, "skipped": trained.outcome.progress.skipped,
+        "parameters": sum(p.numel() for p in model.parameters()), "lr": chosen.optim["lr"],
+        "flops": text_flops(chosen) if run.label in TEXT else None, "train_seconds": trained.seconds,
+        "losses": trained.losses(), **read_model(model, chats, places, rows=sizes.rows, passages=sizes.passages),
+        "origin": {key: value for key, value in origin().items() if key != "command"},
+    }  # fmt: skip
+    found["measure_seconds"] = time.perf_counter() - began
+    if run.label not in TEXT:
+        try:
+            found["answers"] = let_answer(model, chats, places, sizes)
+        except Exception as error:  # what was trained and measured is not lost with it
+            print(f"no answers of {run.name}: {type(error).__name__}: {error}", flush=True)
+    return found
+
+
+def let_answer(model: LoopedForCausalLM, chosen: Any, places: Places, sizes: Sizes) -> dict[str, Any]:
+    """Returns how many questions a model answers rightly by itself at several depths, in bfloat16 on a GPU."""
+    import torch
+
+    from experiments.sft.measure import answers, chat_passages, result
+    from loopwright.data.tokenizer import Tokenizer
+
+    if model.device.type == "cuda":
+        model.to(torch.bfloat16)  # type: ignore[call-arg]  # how transformers wraps `to`
+    chats, tokenizer, began = chat_passages(chosen, places, sizes.questions), Tokenizer(str(places.base)), time.perf_counter()
+    depths = GENERATED if model.config.is_looped else (1,)
+    right, with_result, first = [], [], []
+    for depth in depths:
+        own = depth if model.config.is_looped else None
+        said = list(answers(model, chats, tokenizer, own, batch=QUESTIONS_AT_ONCE, most=sizes.most))
+        right.append(sum(result(answer) == result(wanted) for answer, wanted in said))
+        with_result.append(sum(result(answer) is not None for answer, _ in said))
+        first.append(said[0][0][:200])
+    return {
+        "questions": len(chats), "depth": list(depths), "right": right, "with_result": with_result, "first": first,
+        "seconds": time.perf_counter() - began,
+    }  # fmt: skip
+
+
+def study(places: Places, seeds: list[int], sizes: Sizes, *, workers: int, seconds: float, changes: tuple[str, ...] = ()) -> None:
+    """Trains on text first, then the arms from there; ends within so many seconds."""
+    from experiments.corpus import prepare
+
+    deadline = time.time() + seconds
+    for run in (Run("heal"), Run("fixed")):
+        prepare(run.recipe(places, changes).data, places.shards)
+    work, out = partial(carry_out, places=places, sizes=sizes, changes=changes), str(Path(places.runs) / "rows.jsonl")
+    for runs in (list(text_runs()), list(later_runs(seeds))):
+        run_all(runs, work, out, workers=workers, seconds=max(deadline - time.time(), 1.0))
+        print(f"{deadline - time.time():.0f} s left", flush=True)
