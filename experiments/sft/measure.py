@@ -15,7 +15,7 @@ from experiments.side_by_side import rounded
 from loopwright.data.build import build_data
 from loopwright.data.chat import Chats
 from loopwright.data.tokenizer import Tokenizer
-from loopwright.evaluate.heldout import held_out, need_likelihood, passages_of_a_pass
+from loopwright.evaluate.heldout import held_out, need_likelihood
 from loopwright.evaluate.passages import Passage, Passages, read_passages
 from loopwright.generate.readings import left_padded, readings
 from loopwright.model.looped import LoopedForCausalLM
@@ -24,6 +24,7 @@ from loopwright.train.recipe import Recipe
 
 CONTEXT = 512
 RADIUS_TOKENS = 128
+AT_ONCE = 16  # passages of a pass: trainings side by side want the memory
 NUMBER = re.compile(r"####\s*\$?(-?[\d,]*\.?\d+)")
 
 
@@ -55,9 +56,9 @@ def results_alone(chats: Passages, tokenizer: Tokenizer) -> Passages:
 
 def right_by_depth(model: LoopedForCausalLM, passages: Passages, depths: Sequence[int] | None) -> list[float]:
     """Returns the share of passages whose scored tokens are all the likeliest, by depth."""
-    size, order, found = passages_of_a_pass(model, passages.context), passages.by_length(), []
-    for start in range(0, len(order), size):
-        batch = passages.batch(order[start : start + size]).to(model.device)
+    order, found = passages.by_length(), []
+    for start in range(0, len(order), AT_ONCE):
+        batch = passages.batch(order[start : start + AT_ONCE]).to(model.device)
         found.append(torch.stack([reading.exact for reading in readings(model, batch, depths)]).cpu())
     return torch.cat(found, 1).double().mean(1).tolist()
 
@@ -73,7 +74,7 @@ def read_model(model: LoopedForCausalLM, chosen: Recipe, places: Places, *, rows
     found: dict[str, Any] = {"radius": _radius(model, text) if looped else {}}
     torch.set_float32_matmul_precision("high")
     depths = DEPTHS if looped else None
-    texts = {each.name: held_out(model, each, depths=depths, causality=verdict) for each in (chats, text)}
+    texts = {each.name: held_out(model, each, depths=depths, causality=verdict, batch_size=AT_ONCE) for each in (chats, text)}
     found["texts"] = {name: rounded(asdict(report), 6) for name, report in texts.items()}
     return found | {"results": right_by_depth(model, results_alone(chats, tokenizer), depths)}
 

@@ -1,4 +1,4 @@
-"""What is trained: a looped retrofit and its unlooped controls on text, then the arms of fine-tuning on chats, each a changed recipe."""
+"""What is trained: a looped retrofit and unlooped controls on text, then arms of fine-tuning on chats; each a changed recipe."""
 
 from __future__ import annotations
 

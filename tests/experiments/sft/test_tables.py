@@ -1,0 +1,44 @@
+"""The page of the study: what is decided over documents and seeds, beyond the trained depth and between arms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from experiments.sft.plan import DEPTHS
+from experiments.sft.tables import answer_table, beyond_table, draw, page, paired_table, read
+from tests.experiments.results import hard, held_out
+
+
+def row(label: str, seed: int, beyond: float, above: float = 0.0) -> dict[str, Any]:
+    """A run that loses `beyond` nats for every step after the fourth, and a little of its own by seed."""
+    looped = not label.startswith("unlooped")
+    losses = {depth: hard() + above + 0.001 * seed + beyond * max(depth - 4, 0) * (1 + 0.1 * seed) for depth in DEPTHS}
+    texts = {text: held_out(text, losses if looped else {1: losses[1]}) for text in ("chats", "text")}
+    depths = [1, 2, 4, 8, 16] if looped else [1]
+    return {
+        "name": f"{label}/{seed}", "label": label, "seed": seed, "updates": 2, "tokens": 10, "flops": 10**15, "train_seconds": 1.0,
+        "radius": {depth: {"radius_mean": 0.5} for depth in ("4", "16")} if looped else {}, "texts": texts,
+        "results": [0.5] * len(texts["chats"]["depth"]),
+        "answers": {"questions": 10, "depth": depths, "right": [1] * len(depths)},
+    }  # fmt: skip
+
+
+def test_depth_that_hurts_one_arm_alone_is_decided_and_said(tmp_path: Path) -> None:
+    rows = [row("heal", 0, 0.02), row("unlooped", 0, 0.0, 0.1)]
+    rows += [row(label, seed, beyond) for seed in range(3) for label, beyond in (("fixed", 0.02), ("random", 0.0), ("stars", 0.0))]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    groups = read(tmp_path / "rows.jsonl")
+    hurts = beyond_table(groups, "chats")
+    assert "| chats, depth 4 | 16 | +0.2640 (+0.2640 to +0.2640) | +0.2400 / +0.2640 / +0.2880 | higher |" in hurts
+    assert "| chats, random depth | 16 | +0.0000 (+0.0000 to +0.0000) | +0.0000 / +0.0000 / +0.0000 | not resolved |" in hurts
+    pairs = paired_table(groups, "chats")
+    assert (
+        "| chats, random depth | chats, depth 4 | 16 | −0.2640 (−0.2640 to −0.2640) | −0.2400 / −0.2640 / −0.2880 | lower |"
+        in pairs
+    )
+    assert "| by itself | 3 of 30 | 3 of 30 | – | 3 of 30 |" in answer_table(groups)
+    said = page(groups)
+    assert "−0.1000 (−0.1000 to −0.1000) | −0.1000 | lower, one seed" in said and "- fixed-penalty: seeds 0, 1, 2" in said
+    assert set(draw(groups)) == {"chats", "text"}
