@@ -64,7 +64,7 @@ def verdict(documents: tuple[float, float], seeds: Sequence[float]) -> str:
 
 def pairs(groups: Groups) -> Iterator[tuple[str, str]]:
     """Yields which rows are compared: the first against the second."""
-    wanted = [*((label, "fixed") for label in ARMS[1:]), ("stars", "random"), ("unlooped-chat", "fixed")]
+    wanted = [*((label, "fixed") for label in ARMS[1:]), ("stars", "random")]
     return ((first, second) for first, second in wanted if first in groups and second in groups)
 
 
