@@ -7,7 +7,7 @@ tables  OUT ROWS …           table.md and figures from the rows
 
 python -m experiments.sft STAGE … [--runs runs/sft] [--change heal.a.b=c …]
 
-DATA holds train.jsonl.gz and valid.jsonl.gz (text), chats.jsonl and chats-test.jsonl.
+DATA holds train*.jsonl.gz and valid.jsonl.gz (text), chats.jsonl and chats-test.jsonl.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("stage", choices=list(STAGES))
     parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--runs", type=Path, default=Path("runs/sft"))
-    parser.add_argument("--seeds", default="0,1,2", help="of the arms")
+    parser.add_argument("--seeds", default="0,1,2", help="of the arms; none where it is empty: text alone")
     parser.add_argument("--workers", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=520)
     parser.add_argument("--rows", type=int, default=500, help="held-out chats that are measured")
@@ -69,7 +69,7 @@ def train(asked: argparse.Namespace) -> None:
     if not (asked.runs / "base" / "model.safetensors").is_file():
         print(unpack(source, asked.runs / "base"), flush=True)
     study(
-        Places(str(data), str(asked.runs)), [int(seed) for seed in asked.seeds.split(",")],
+        Places(str(data), str(asked.runs)), [int(seed) for seed in asked.seeds.split(",") if seed],
         Sizes(asked.rows, asked.passages, asked.questions, asked.most), workers=asked.workers, seconds=asked.seconds,
         changes=tuple(asked.change),
     )  # fmt: skip

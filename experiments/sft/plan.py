@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,7 +96,7 @@ class Run:
         data, base = Path(places.data), places.base
         if stage == "heal":
             files = [
-                f"data.files={data / 'train.jsonl.gz'}",
+                f"data.files={data / 'train*.jsonl.gz'}",
                 f"data.valid_files={data / 'valid.jsonl.gz'}",
                 f"data.tokenizer={base}",
             ]
@@ -137,8 +138,6 @@ def text_runs() -> Iterator[Run]:
 
 def later_runs(seeds: Sequence[int]) -> Iterator[Run]:
     """Yields the others, what is wanted most first: the arms seed by seed, the control of equal FLOPs among them."""
-    for place, seed in enumerate(seeds):
-        yield from (Run(label, seed) for label in CHAT if label != "unlooped-chat")
-        if not place:
-            yield Run("unlooped-flops")
-    yield from (Run("unlooped-chat", seed) for seed in seeds)
+    arms = [[Run(label, seed) for label in CHAT if label != "unlooped-chat"] for seed in seeds]
+    first, *others = arms or [[]]
+    yield from (*first, Run("unlooped-flops"), *chain(*others), *(Run("unlooped-chat", seed) for seed in seeds))
