@@ -79,6 +79,12 @@ def _rl() -> Drawings:
     return {"curves": figures.draw([json.loads(line) for line in (RESULTS / "rl/rows.jsonl").read_text().splitlines()])}
 
 
+def _sft() -> Drawings:
+    from experiments.sft import tables
+
+    return tables.draw(tables.read(RESULTS / "sft/rows.jsonl"))
+
+
 def _stars() -> Drawings:
     from experiments.stars import tables
 
@@ -95,5 +101,6 @@ STUDIES: dict[str, Callable[[], Drawings]] = {
     "longer": _longer,
     "ouroboros": _ouroboros,
     "rl": _rl,
+    "sft": _sft,
     "stars": _stars,
 }

@@ -6,6 +6,7 @@ Differences follow the rule of `experiments.seeds`: decided where the interval o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,8 +16,7 @@ from experiments.pages import percent as share
 from experiments.seeds import RULE, averaged, held, mean_loss, over_seeds, pooled, reports, shared
 from experiments.sft.plan import CHAT, DEPTHS, TEXT, TRAINED, WORDS, later_runs, text_runs
 from loopwright.evaluate.paired import compare
-from loopwright.plot.drawing import Curve, Drawing
-from loopwright.plot.training import loss_by_depth
+from loopwright.plot.drawing import Axes, Curve, Drawing, depth_axis, lines, mark_trained, panels
 
 Groups = Mapping[str, Sequence[Result]]
 ARMS = ("fixed", "random", "fixed-penalty", "stars")
@@ -154,23 +154,26 @@ def page(groups: Groups) -> str:
 
 
 def draw(groups: Groups) -> dict[str, Drawing]:
-    """Returns the loss of answers and of text over depth: the mean over seeds with the least and the largest."""
-    made = {}
-    for text, labels in (("chats", ARMS), ("text", ("heal", *ARMS))):
+    """Returns the loss of answers and of text over depth in two panels: the mean over seeds with the least and the largest.
+
+    Depths 1 and 2, at which models of a fixed depth fail, would leave no room for the rest.
+    """
+
+    def panel(text: str, labels: Sequence[str], axes: Axes) -> None:
         curves = {WORDS[label]: _curve(groups[label], text) for label in labels if label in groups}
-        for label in ("unlooped-chat",) if text == "chats" else ("unlooped", "unlooped-flops"):
-            if label in groups and curves:  # one depth: a level line
-                level = [mean_loss(reports(groups[label], text), 1)] * len(DEPTHS)
-                curves[WORDS[label]] = Curve(DEPTHS, level)
-        if curves:
-            made[text] = loss_by_depth(curves, trained=(TRAINED, TRAINED, TRAINED), label=f"loss of {NAMES[text]}")
-    return made
+        mark_trained(axes, (TRAINED, TRAINED, TRAINED))
+        lines(axes, curves)
+        depth_axis(axes, curves)
+        axes.set_ylabel(f"loss of {NAMES[text]}")
+
+    both = [partial(panel, "chats", ARMS), partial(panel, "text", (*ARMS, "heal"))]
+    return {"by-depth": panels(both, legend_columns=2)}
 
 
 def _curve(runs: Sequence[Result], text: str) -> Curve:
-    found = reports(runs, text)
-    seeds = [[mean_loss([each], depth) for each in found] for depth in DEPTHS]
-    return Curve(DEPTHS, *([measure(values) for values in seeds] for measure in (mean, min, max)))
+    found, depths = reports(runs, text), DEPTHS[2:]
+    seeds = [[mean_loss([each], depth) for each in found] for depth in depths]
+    return Curve(depths, *([measure(values) for values in seeds] for measure in (mean, min, max)))
 
 
 def write(out: Path, *paths: Path) -> Any:

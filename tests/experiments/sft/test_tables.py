@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.sft.plan import DEPTHS
-from experiments.sft.tables import against_unlooped, answer_table, beyond_table, draw, paired_table, read
+from experiments.sft.tables import against_unlooped, answer_table, beyond_table, draw, page, paired_table, read
 from tests.experiments.results import hard, held_out
 
 
@@ -43,4 +43,9 @@ def test_depth_that_hurts_one_arm_alone_is_decided_and_said(tmp_path: Path) -> N
     )
     assert "| by itself | 3 of 30 | 3 of 30 | – | 3 of 30 |" in answer_table(groups)
     assert "−0.1000 (−0.1000 to −0.1000) | −0.1000 | lower, one seed" in against_unlooped(groups)
-    assert set(draw(groups)) == {"chats", "text"}
+    assert "chats, random depth<" in draw(groups)["by-depth"]
+
+
+def test_the_page_says_what_the_rows_say() -> None:
+    kept = Path(__file__).parents[3] / "experiments/results/sft"
+    assert (kept / "table.md").read_text() == page(read(kept / "rows.jsonl"))
