@@ -1,9 +1,9 @@
 """`python -m experiments.halting OUT --seeds 0,1,2`: trains the runs that are missing in OUT/runs.jsonl, several side by side, and
 writes OUT/table.md and the figures.
 
---groups text --data DATA trains on text alone: DATA holds `corpus` (train-00, valid and test.jsonl.gz) and `models/stories260K`, whose
-tokenizer is used. --only columns/plain trains those runs alone; --workers 0 trains none and writes tables and figures of the rows
-that are there.
+--groups text --data DATA trains on text alone: DATA holds `corpus` (train-00, valid and test.jsonl.gz) and the tokenizer
+`models/stories260K`. --only columns/plain trains those runs alone; --workers 0 trains none and writes tables and figures of the
+rows that are there.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def curve(
 
 
 def at_mean_depth(points: Sequence[Point], known: Known, m: float) -> dict[str, Any]:
-    """Returns loss, that of each block, and exact match of points, fewest steps first, at a mean depth; nothing outside of theirs."""
+    """Returns loss, that of each block, and exact match at a mean depth, of points in its order; nothing beyond their depths."""
     at = between([each.mean_steps for each in points], m)
     if at is None:
         return {}

@@ -25,8 +25,8 @@ Batches = Iterator[tuple[Sequence[int], Batch]]
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of each token [N]: the step from which it is `settled`; what it `wants` (steps that it needs, or nats that depth
-    gains it) and its `group` by that; the `answer` that is right where all its tokens are; the `block` that it is drawn with."""
+    """What is known of each token [N]: the step from which it is `settled`; what it `wants` (steps that it needs, or nats that it
+    gains by depth) and its `group` by that; the `answer` that is right where all its tokens are; the `block` it is drawn with."""
 
     settled: Tensor
     wants: Tensor
