@@ -30,9 +30,11 @@ def by_need(name: str, seeds: Seeds, shown: Shown) -> Callable[[Axes], None]:
     counts = seeds[0]["needs"]
     drawn = [need for need, count in enumerate(counts) if count >= FEWEST]
 
+    places = [shown.first + need for need in drawn]
+
     def draw_panel(axes: Axes) -> None:
         axes.plot(
-            drawn,
+            places,
             over(seeds, lambda seed: seed["oracle"]["by_need"], drawn),
             color=INK,
             linewidth=1.4,
@@ -42,8 +44,9 @@ def by_need(name: str, seeds: Seeds, shown: Shown) -> Callable[[Axes], None]:
         for place, rule in enumerate(rules_of(seeds[0])):
             taken = over(seeds, lambda seed, rule=rule: seed["rules"][rule]["by_need"], drawn)
             style = line_style(place, marker=False) | {"linewidth": 1.2 if place else 2}
-            axes.plot(drawn, taken, label=rule if place else "learned", **style)
+            axes.plot(places, taken, label=rule if place else "learned", **style)
         axes.set_title(name, loc="left")
+        axes.locator_params(axis="x", integer=True)
         axes.set_xlabel(shown.groups)
         axes.set_ylabel("steps taken")
 

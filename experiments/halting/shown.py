@@ -12,7 +12,8 @@ from experiments.halting.reading import SIMPLE
 class Shown:
     """`gives` is what a rule gives, by its name in the rows; `at_target` the same at the oracle's mean depth; `write` makes a cell
     of its values over seeds, and `scale` multiplies it in figures; `depths` are those of its table. The learned rule is compared
-    with `others`, at mean depths `along` too; `beside` stands beside them at the oracle's mean depth."""
+    with `others`, at mean depths `along` too; `beside` stands beside them at the oracle's mean depth. `first` is the number that a
+    figure gives the first group of tokens."""
 
     gives: str
     at_target: str
@@ -26,6 +27,7 @@ class Shown:
     along: tuple[float, ...]
     others: tuple[str, ...]
     beside: tuple[str, ...] = ()
+    first: int = 0
 
 
 def mean(values: Sequence[float]) -> float:
@@ -56,7 +58,7 @@ SHOWN = {
         (2.0, 3.0, 4.0, 6.0), (2.0, 3.0, 4.0), SIMPLE,
     ),
     "text": Shown(
-        "loss", "at_target", "loss (nats a token)", 1, nats, "nats gained by depth", "tenth of tokens by gain from depth", "text",
-        (1.5, 2.0, 3.0, 4.0, 5.0), (2.0, 3.0, 4.0), ("fixed", *SIMPLE), ("oracle",),
+        "loss", "at_target", "loss (nats a token)", 1, nats, "nats gained by depth", "tenth, by gain from depth", "text",
+        (1.5, 2.0, 3.0, 4.0, 5.0), (2.0, 3.0, 4.0), ("fixed", *SIMPLE), ("oracle",), 1,
     ),
 }  # fmt: skip
