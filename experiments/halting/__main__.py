@@ -2,8 +2,8 @@
 writes OUT/table.md and the figures.
 
 --groups text --data DATA trains on text alone: DATA holds `corpus` (train-00, valid and test.jsonl.gz) and the tokenizer
-`models/stories260K`. --only columns/plain trains those runs alone; --workers 0 trains none and writes tables and figures of the
-rows that are there.
+`models/stories260K`; a copy of these files, 5.5 MB, is all that another machine needs beside the repository. --only columns/plain
+trains those runs alone; --workers 0 trains none and writes tables and figures of the rows that are there.
 """
 
 from __future__ import annotations
