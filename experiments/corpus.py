@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from loopwright.train.recipe import Recipe
-    from loopwright.train.state import Run
+    from loopwright.train.state import Objects, Run
 
 VOCABULARY = 8192
 
@@ -66,8 +66,8 @@ class Trained:
         return [round(sum(found[i : i + size]) / len(found[i : i + size]), 4) for i in range(0, len(found), size)]
 
 
-def train_once(chosen: Recipe, shards: str) -> Trained:
-    """Trains a recipe on shared token shards; its folder is gone afterwards."""
+def train_once(chosen: Recipe, shards: str, *, given: Objects | None = None) -> Trained:
+    """Trains a recipe on shared token shards, with objects in the place of its kinds; its folder is gone afterwards."""
     from loopwright.train.log import read_log
     from loopwright.train.loop import train
 
@@ -76,6 +76,6 @@ def train_once(chosen: Recipe, shards: str) -> Trained:
         place.mkdir()
         (place / "data").symlink_to(Path(shards).absolute())  # tokenised once for all rows
         began = time.perf_counter()
-        outcome = train(chosen, place)
+        outcome = train(chosen, place, given=given)
         seconds = time.perf_counter() - began
         return Trained(outcome, [entry for entry in read_log(outcome.folder.log) if "loss" in entry], seconds)

@@ -1,1 +1,1 @@
-"""Halting that is learned, beside thresholds on what a step changed, on tasks where the need of a token is known."""
+"""Halting that is learned, beside thresholds on what a step changed, where the need of a token is known, and on text."""

@@ -1,26 +1,50 @@
-"""The runs of the study: a task, an arm, a seed. What a token needs is known: how many steps must be done one after another."""
+"""The runs of the study: a task, an arm, a seed. Of `columns` the need of a token is known, of `text` only what depth gains it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
-DEPTH = 12
-_SHAPE = (
-    "model.changes={vocab_size: 113, hidden_size: 64, intermediate_size: 128, num_attention_heads: 4, positions: rotary, "
-    "sliding_window: 2, dropout: 0.0, embedding_norm: true, injection: {kind: add}}"
-)
-_SHARED = (
-    f"depth={{kind: fixed, depth: {DEPTH}}}", "penalties=[]", "batch=128", "save.best=false", "toy={}",
-    "validate={every: 0, depths: [], rows: 256}",
-)  # fmt: skip
+_SHARED = ("penalties=[]", "save.best=false", "toy={}", "validate={every: 0, depths: [], rows: 256}")
 
-# A window of 2 tokens lets a carry travel one column a step, so that a step less than needed can be right by luck alone.
-TASKS: dict[str, tuple[str, ...]] = {
-    "columns": (
-        _SHAPE, "data={kind: columns, lengths: [4, 5, 6, 7, 8], train: 100000, valid: 500, test: 1000, padding: plain}",
-        "updates=800", "schedule={kind: wsd, warmup: 100, decay: 300}",
+
+@dataclass(frozen=True)
+class Task:
+    """What models are trained on: changes to a recipe, how many steps they take, and how long the gate is then trained alone.
+
+    DATA in a change stands for the folder that holds `corpus` and `models/stories260K`.
+    """
+
+    recipe: str
+    depth: int
+    changes: tuple[str, ...]
+    stage: tuple[str, ...]
+
+
+TASKS: dict[str, Task] = {
+    # A window of 2 tokens lets a carry travel one column a step, so that a step less than needed can be right by luck alone.
+    "columns": Task(
+        "addition-longer", 12,
+        (
+            "model.changes={vocab_size: 113, hidden_size: 64, intermediate_size: 128, num_attention_heads: 4, positions: rotary, "
+            "sliding_window: 2, dropout: 0.0, embedding_norm: true, injection: {kind: add}}",
+            "data={kind: columns, lengths: [4, 5, 6, 7, 8], train: 100000, valid: 500, test: 1000, padding: plain}",
+            "batch=128", "updates=800", "schedule={kind: wsd, warmup: 100, decay: 300}",
+        ),
+        ("updates=300", "schedule={kind: wsd, warmup: 20, decay: 100}"),
+    ),
+    # One layer, then two that are looped; no coda, since behind a coda ACT cannot be read as it was trained.
+    "text": Task(
+        str(Path(__file__).parents[1] / "exits" / "text.yaml"), 6,
+        (
+            "model.changes.hidden_size=128", "model.changes.intermediate_size=344", "model.changes.depth=6",
+            "data={files: DATA/corpus/train-00.jsonl.gz, valid_files: DATA/corpus/valid.jsonl.gz, limit: null, "
+            "test_files: DATA/corpus/test.jsonl.gz, tokenizer: DATA/models/stories260K, length: 256, apart: false}",
+            "batch=32", "updates=700", "schedule={kind: wsd, warmup: 50, decay: 250}", "compile=false",
+        ),
+        ("updates=200", "schedule={kind: wsd, warmup: 20, decay: 80}"),
     ),
 }  # fmt: skip
 
@@ -33,8 +57,8 @@ ARMS: dict[str, tuple[str, str]] = {
     "halter": (HALTER, "{kind: ponder, weight: 0.01}"),
 }
 # Ouro's second stage: the gate alone, on the frozen model of the first
-STAGE = (
-    "objective={kind: exit-gate}", "updates=300", "schedule={kind: wsd, warmup: 20, decay: 100}",
+_STAGE = (
+    "objective={kind: exit-gate}", "model={kind: given, what: the model of the first stage}",
     "optim={kind: adamw, lr: 1e-2, weight_decay: 0.0, parts: {'*': {freeze: true}, 'halting.*': {freeze: false}}}",
 )  # fmt: skip
 GATED = ("plain", "ouro")  # the arms whose gate is then trained by the second stage
@@ -58,11 +82,16 @@ class Run:
         """What decides how long it takes."""
         return f"{self.task} {self.arm}"
 
-    @property
-    def changes(self) -> tuple[str, ...]:
-        """The changes to the recipe `addition-longer`."""
-        halting, objective = ARMS[self.arm]
-        return (*TASKS[self.task], *_SHARED, f"model.changes.halting={halting}", f"objective={objective}", f"seed={self.seed}")
+    def changes(self, data: str) -> tuple[str, ...]:
+        """Returns the changes to the task's recipe, for texts in the folder `data`."""
+        task, (halting, objective) = TASKS[self.task], ARMS[self.arm]
+        depth = f"depth={{kind: fixed, depth: {task.depth}}}"
+        own = (*task.changes, depth, *_SHARED, f"model.changes.halting={halting}", f"objective={objective}", f"seed={self.seed}")
+        return tuple(change.replace("DATA", data) for change in own)
+
+    def gate_changes(self, data: str) -> tuple[str, ...]:
+        """Returns the changes by which the gate is trained alone."""
+        return (*self.changes(data), *_STAGE, *TASKS[self.task].stage)
 
 
 def of_task(task: str) -> Callable[[], Iterator[Run]]:

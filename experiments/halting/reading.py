@@ -1,16 +1,15 @@
-"""What every exit rule does with a trained model, from one pass over the test rows: loss at each mean depth, steps by need."""
+"""What every exit rule does with a trained model, from one pass over held-out tokens: loss at each mean depth, steps by need."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from loopwright.data.batch import IGNORED
-from loopwright.data.tasks.columns import BASE
-from loopwright.data.tasks.table import Table
+from experiments.halting.tokens import BLOCKS, Known, Tokens
 from loopwright.evaluate.early_exit import StepTable, by_row, exit_depths, read_steps
 from loopwright.generate.exit_rules import build_exit
 from loopwright.model.looped import LoopedForCausalLM
@@ -24,71 +23,102 @@ LIMITS = {
     "entropy": "threshold",
     "stable": "count",
 }
-BLOCKS = 50  # rows are counted into so many blocks, which are drawn for an interval over rows
 QUANTILES = 60
-ROWS = 250  # of a pass
 
 
-def measure(model: LoopedForCausalLM, rows: Table, depth: int, learned: str) -> dict[str, Any]:
+def measure(model: LoopedForCausalLM, tokens: Tokens, depth: int, learned: str) -> dict[str, Any]:
     """Returns the curves of all rules and of fixed depths, and what rules take where the mean depth is the oracle's.
 
-    A curve is loss and exact match at mean depths 1, 1.5, 2 …: between two limits a token (for exact match, a row) draws one of the
-    two, so that losses between them lie on the line.
+    A curve is loss and exact match at mean depths 1, 1.5, 2 …: between two limits a token (for exact match, an answer) draws one of
+    the two, so that losses between them lie on the line.
     """
-    families = (learned, *SIMPLE)
-    rules = {name: build_exit(name, model) for name in families}
-    batches = [
-        (range(a, min(a + ROWS, len(rows))), rows.batch(range(a, min(a + ROWS, len(rows))))) for a in range(0, len(rows), ROWS)
-    ]
+    rules = {name: build_exit(name, model) for name in (learned, *SIMPLE)}
     with torch.no_grad():
-        table = read_steps(model, batches, rules, depth)
-    needs = token_needs(rows)
-    assert len(needs) == len(table.row)
+        table = read_steps(model, tokens.batches(), rules, depth)
     losses, right = table.read(learned)  # of ACT the mean of the states, which is what it was trained to answer by
-    settled = first_settled(right)
+    known = tokens.known(table.row, losses, right)
+    assert len(known.wants) == len(table.row)
     grid = [1 + 0.5 * i for i in range(2 * depth - 1)]
-    target = float(settled.double().mean())
+    target = float(known.settled.double().mean())
+    fixed = [Point.of(losses, right, known, torch.full_like(known.settled, d)) for d in range(1, depth + 1)]
+    best = Point.of(losses, right, known, known.settled)
     result: dict[str, Any] = {
-        "grid": grid, "target": target, "needs": torch.bincount(needs, minlength=1).tolist(),
-        "fixed": {"loss": losses.double().mean(1).tolist(), "exact": [exact_rate(table, each) for each in right]},
-        "oracle": {"mean_steps": target, "by_need": by_need(settled, needs)},
+        "grid": grid, "target": target, "needs": torch.bincount(known.group, minlength=1).tolist(),
+        "fixed": {"loss": [p.mean_loss for p in fixed], "exact": [p.exact for p in fixed], **at_mean_depth(fixed, known, target)},
+        "oracle": {"mean_steps": target, "loss": best.mean_loss, "by_need": by_need(known.settled, known.group)},
         "rules": {},
     }  # fmt: skip
     for family, rule in rules.items():
-        result["rules"][family] = curve(model, table, family, rule, needs, grid, target)
+        result["rules"][family] = curve(model, table, family, rule, known, grid, target)
     return result
 
 
+@dataclass(frozen=True)
+class Point:
+    """What tokens give that take `depths` steps each [N], by a rule of this limit: their losses [N], and the exact match."""
+
+    depths: Tensor
+    loss: Tensor
+    exact: float
+    limit: float
+
+    @classmethod
+    def of(cls, losses: Tensor, right: Tensor, known: Known, depths: Tensor, limit: float = 0.0) -> Point:
+        """Returns the point of these depths, for loss and right after each step [S, N]."""
+        loss, hit = (x.gather(0, depths[None] - 1)[0] for x in (losses, right))
+        return cls(depths, loss.double(), exact_rate(known.answer, hit), limit)
+
+    @property
+    def mean_steps(self) -> float:
+        """The mean depth."""
+        return float(self.depths.double().mean())
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean loss of a token."""
+        return float(self.loss.mean())
+
+
 def curve(
-    model: LoopedForCausalLM, table: StepTable, family: str, rule: Any, needs: Tensor, grid: Sequence[float], target: float
+    model: LoopedForCausalLM, table: StepTable, family: str, rule: Any, known: Known, grid: Sequence[float], target: float
 ) -> dict[str, Any]:
     """Returns loss and exact match of a family at each mean depth of the grid, and its choices where its mean depth is `target`."""
     losses, right = table.read(family)
-    points = []
-    for limit in limits(family, table.measured[family]):
-        chosen = build_exit({"kind": family, LIMITS[family]: limit}, model)
-        depths = exit_depths(model, chosen, table.measured[family])
-        loss = losses.gather(0, depths[None] - 1)[0].double()
-        points.append((float(depths.double().mean()), loss, exact_rate(table, right.gather(0, depths[None] - 1)[0]), depths, limit))
-    points.sort(key=lambda point: point[0])
-    means = [point[0] for point in points]
+
+    def point(chosen: Any, limit: float = 0.0) -> Point:
+        return Point.of(losses, right, known, exit_depths(model, chosen, table.measured[family]), limit)
+
+    found = limits(family, table.measured[family])
+    chosen = [build_exit({"kind": family, LIMITS[family]: limit}, model) for limit in found]
+    points = sorted(map(point, chosen, found), key=lambda each: each.mean_steps)
+    means, mean_losses = [each.mean_steps for each in points], [each.mean_loss for each in points]
     told: dict[str, Any] = {"loss": [], "exact": []}
     for m in grid:
         at = between(means, m)
-        told["loss"].append(None if at is None else mixed(at, [float(p[1].mean()) for p in points]))
-        told["exact"].append(None if at is None else mixed(at, [p[2] for p in points]))
-    at = between(means, target)
-    if at is not None:
-        told["blocks"] = mixed_tensor(at, [block_means(p[1], table.row) for p in points]).tolist()
-        told["at_target"] = mixed(at, [float(p[1].mean()) for p in points])
-        told["exact_at_target"] = mixed(at, [p[2] for p in points])
-    near = min(points, key=lambda point: abs(point[0] - target))
+        told["loss"].append(None if at is None else mixed(at, mean_losses))
+        told["exact"].append(None if at is None else mixed(at, [each.exact for each in points]))
+    near = min(points, key=lambda each: abs(each.mean_steps - target))
+    told |= at_mean_depth(points, known, target)
     told |= {
-        "limit": float(near[4]), "mean_steps": near[0], "by_need": by_need(near[3], needs), "r": correlation(near[3], needs),
+        "limit": float(near.limit), "mean_steps": near.mean_steps, "by_need": by_need(near.depths, known.group),
+        "r": correlation(near.depths, known.wants),
     }  # fmt: skip
-    own = exit_depths(model, rule, table.measured[family])
-    own_loss, own_right = (x.gather(0, own[None] - 1)[0] for x in (losses, right))
-    return told | {"own": [float(own.double().mean()), float(own_loss.double().mean()), exact_rate(table, own_right)]}
+    own = point(rule)
+    return told | {"own": [own.mean_steps, own.mean_loss, own.exact]}
+
+
+def at_mean_depth(points: Sequence[Point], known: Known, m: float) -> dict[str, Any]:
+    """Returns loss, that of each block, and exact match at a mean depth, of points in its order; nothing beyond their depths."""
+    at = between([each.mean_steps for each in points], m)
+    if at is None:
+        return {}
+    low, high, share = at
+    ends = [block_means(points[i].loss, known.block) for i in (low, high)]
+    return {
+        "blocks": ((1 - share) * ends[0] + share * ends[1]).tolist(),
+        "at_target": mixed(at, [each.mean_loss for each in points]),
+        "exact_at_target": mixed(at, [each.exact for each in points]),
+    }
 
 
 def limits(family: str, measured: Tensor) -> list[float]:
@@ -125,51 +155,24 @@ def mixed(at: tuple[int, int, float], values: Sequence[float]) -> float:
     return (1 - share) * values[low] + share * values[high]
 
 
-def mixed_tensor(at: tuple[int, int, float], values: Sequence[Tensor]) -> Tensor:
-    """Returns the numbers between two neighbours."""
-    low, high, share = at
-    return (1 - share) * values[low] + share * values[high]
-
-
-def block_means(loss: Tensor, row: Tensor) -> Tensor:
-    """Returns the mean loss of the tokens of each block of rows."""
-    block = row % BLOCKS
+def block_means(loss: Tensor, block: Tensor) -> Tensor:
+    """Returns the mean loss of the tokens of each block."""
     return by_row(loss, block, BLOCKS) / by_row(torch.ones_like(loss), block, BLOCKS)
 
 
-def exact_rate(table: StepTable, right: Tensor) -> float:
-    """Returns the share of rows all of whose tokens are right [N]."""
-    rows = int(table.row.max()) + 1
-    wrong = by_row((~right.bool()).double(), table.row, rows)
+def exact_rate(answer: Tensor, right: Tensor) -> float:
+    """Returns the share of answers all of whose tokens are right [N]."""
+    wrong = by_row((~right.bool()).double(), answer, int(answer.max()) + 1)
     return float((wrong == 0).double().mean())
 
 
-def first_settled(right: Tensor) -> Tensor:
-    """Returns the depth from which a token stays right [N], for right [S, N]; the last depth where it never does."""
-    held = right.flip(0).int().cumprod(0).sum(0)  # how many of the last depths are right
-    return (len(right) - held + 1).clamp(max=len(right))
-
-
 def by_need(steps: Tensor, needs: Tensor) -> list[float | None]:
-    """Returns the mean steps of tokens that need 0, 1, 2 … steps."""
+    """Returns the mean steps of the tokens of each group: those that need 0, 1, 2 … steps."""
     groups = [steps[needs == need].double() for need in range(int(needs.max()) + 1)]
     return [float(group.mean()) if len(group) else None for group in groups]
 
 
 def correlation(steps: Tensor, needs: Tensor) -> float | None:
-    """Returns Pearson's r of steps taken and steps needed, over tokens; None where all are equal."""
-    both = torch.stack([steps, needs]).double()
+    """Returns Pearson's r of steps taken and what tokens want; None where all are equal."""
+    both = torch.stack([steps.double(), needs.double()])
     return None if bool((both.std(1) == 0).any()) else float(torch.corrcoef(both)[0, 1])
-
-
-def token_needs(rows: Table) -> Tensor:
-    """Returns what each target of the task `columns` needs: how often the carry of its column is handed on."""
-    batch = rows.batch(range(len(rows)))
-    asked = batch.labels[:, 1:] != IGNORED
-    ids = batch.input_ids[:, :-1]
-    sums = ids // BASE + ids % BASE
-    handed, each = torch.ones(len(ids), dtype=torch.long), []
-    for column in range(1, ids.shape[1]):  # after the mark; what is no column is asked nothing
-        each.append(handed)
-        handed = torch.where(sums[:, column] == BASE - 1, handed, 0) + 1
-    return torch.stack([torch.zeros(len(ids), dtype=torch.long), *each], dim=1)[asked]

@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.halting.plan import DEPTH, GATED, STAGE, Run
+from experiments.corpus import prepare, train_once
+from experiments.halting.plan import GATED, TASKS, Run
 from experiments.side_by_side import rounded
 
 
-def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
+def tokenise(runs: Iterable[Run], *, data: str, shards: str, extra: tuple[str, ...] = ()) -> None:
+    """Makes the token shards of the text before runs share them."""
+    from loopwright.recipes import recipe
+
+    Path(shards).mkdir(parents=True, exist_ok=True)
+    first = next((run for run in runs if run.task == "text"), None)
+    if first is not None:
+        prepare(recipe(TASKS["text"].recipe, [*first.changes(data), *extra]).data, shards)
+
+
+def carry_out(run: Run, *, data: str, shards: str, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     """Trains one run, its gate too where it has one, and returns what the exit rules do with each of the models."""
     import torch
 
     from experiments.halting.reading import measure
+    from experiments.halting.tokens import TOKENS
     from loopwright.recipes import recipe
     from loopwright.run import origin
-    from loopwright.train.loop import train
     from loopwright.train.state import Objects
 
-    learned, stages = "gate" if run.arm in GATED else "act", {}
+    task, learned, stages = TASKS[run.task], "gate" if run.arm in GATED else "act", {}
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        outcome = train(recipe("addition-longer", [*run.changes, *extra]), Path(folder) / "run")
-        model, rows = outcome.model, outcome.splits.tests["test"]
-        torch.set_float32_matmul_precision("highest")
-        if run.arm != "plain":  # whose gate is not trained yet
-            stages["joint"] = measure(model, rows, DEPTH, learned)
-        if run.arm in GATED:
-            changes = [*run.changes, *STAGE, "model={kind: given, what: the model of the first stage}", *extra]
-            outcome = train(recipe("addition-longer", changes), Path(folder) / "gate", given=Objects(model=model))
-            stages["gate"] = measure(outcome.model, rows, DEPTH, learned)
+    outcome = train_once(recipe(task.recipe, [*run.changes(data), *extra]), shards).outcome
+    tokens = TOKENS[run.task](outcome.splits.tests["test"])
+    torch.set_float32_matmul_precision("highest")
+    if run.arm != "plain":  # whose gate is not trained yet
+        stages["joint"] = measure(outcome.model, tokens, task.depth, learned)
+    if run.arm in GATED:
+        chosen = recipe(task.recipe, [*run.gate_changes(data), *extra])
+        outcome = train_once(chosen, shards, given=Objects(model=outcome.model)).outcome
+        stages["gate"] = measure(outcome.model, tokens, task.depth, learned)
     if not outcome.finished:
         raise RuntimeError(f"stopped after {outcome.progress.update} updates; nothing is measured")
     made = {key: value for key, value in origin().items() if key != "command"}  # which names the machine's folders
     return {
         "name": run.name, "task": run.task, "arm": run.arm, "seed": run.seed, "seconds": time.perf_counter() - began,
-        "changes": [*run.changes, *extra], "stages": rounded(stages, 4), "origin": made,
+        "changes": [*run.changes(data), *extra], "stages": rounded(stages, 6), "origin": made,
     }  # fmt: skip

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.halting.plan import TASKS
 from experiments.halting.reading import SIMPLE
+from experiments.halting.shown import SHOWN, Shown, mean, number
 from experiments.seeds import over_seeds
 from loopwright.metrics.score import percentile_interval, resampled_means
 
@@ -22,10 +23,9 @@ MODELS = {
     ("act", "joint"): "ACT",
     ("halter", "joint"): "ACT, Ouroboros halter",
 }
-SHOWN_DEPTHS = (2.0, 3.0, 4.0, 6.0)
-ALONG = (2.0, 3.0, 4.0)
 
 Row = Mapping[str, Any]
+Models = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -45,12 +45,14 @@ def models_of(rows: Sequence[Row], task: str) -> dict[str, list[dict[str, Any]]]
 
 def table(rows: Sequence[Row]) -> str:
     """Returns all tables as markdown."""
-    parts = []
-    for task in TASKS:
-        models = models_of(rows, task)
-        if models:
-            parts += [f"## {task}\n", at_target(models), against(models), along(models), by_mean_depth(models)]
-    return "\n".join(parts)
+    tasks = [(task, models_of(rows, task)) for task in SHOWN]
+    return "\n".join(part for task, models in tasks if models for part in (f"## {task}\n", *tables_of(task, models)))
+
+
+def tables_of(task: str, models: Models) -> tuple[str, ...]:
+    """Returns the tables of one task."""
+    shown = SHOWN[task]
+    return at_target(models, shown), against(models, shown), along(models, shown), by_mean_depth(models, shown)
 
 
 def learned_of(seed: Mapping[str, Any]) -> str:
@@ -58,35 +60,42 @@ def learned_of(seed: Mapping[str, Any]) -> str:
     return next(name for name in seed["rules"] if name not in SIMPLE)
 
 
+def curve_of(seed: Mapping[str, Any], rule: str) -> Mapping[str, Any]:
+    """Returns what was measured of a rule, of fixed depths, or of the oracle, whose mean depth is the target."""
+    if rule == "oracle":
+        return {"at_target": seed["oracle"]["loss"]}
+    return seed["fixed"] if rule == "fixed" else seed["rules"][rule]
+
+
 def rules_of(seed: Mapping[str, Any]) -> list[str]:
     """Returns the rules of a model, the learned one first."""
     return [learned_of(seed), *SIMPLE]
 
 
-def at_target(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Returns, for each model, exact match at full depth and under each rule where the mean depth is the oracle's; and r."""
-    heads = ["model", "seeds", "exact, full depth", "oracle's mean depth", "learned", *SIMPLE]
-    lines = [
-        "Exact match (%) at the oracle's mean depth, and in brackets r of steps taken and needed; means over seeds.\n",
-        *head(heads),
-    ]
+def at_target(models: Models, shown: Shown) -> str:
+    """Returns, for each model, what it gives at full depth and under each rule where the mean depth is the oracle's; and r."""
+    heads = ["model", "seeds", "full depth", "oracle's mean depth", "learned", *shown.others, *shown.beside]
+    title = (
+        f"{shown.title.capitalize()} at the oracle's mean depth, in brackets r of steps taken and {shown.wants}; means over seeds."
+    )
+    lines = [f"{title}\n", *head(heads)]
     for name, seeds in models.items():
-        full = mean([seed["fixed"]["exact"][-1] for seed in seeds])
-        cells = [name, str(len(seeds)), f"{100 * full:.1f}", f"{mean([seed['target'] for seed in seeds]):.2f}"]
-        for rule in rules_of(seeds[0]):
-            exact = [seed["rules"][rule].get("exact_at_target") for seed in seeds]
-            r = [seed["rules"][rule]["r"] for seed in seeds]
-            cells.append(f"{percent(exact)} ({number(r)})")
+        cells = [name, str(len(seeds)), shown.write([seed["fixed"][shown.gives][-1] for seed in seeds])]
+        cells.append(number([seed["target"] for seed in seeds]))
+        for rule in (learned_of(seeds[0]), *shown.others, *shown.beside):
+            given = shown.write([curve_of(seed, rule).get(shown.at_target) for seed in seeds])
+            r = number([curve_of(seed, rule).get("r") for seed in seeds])
+            cells.append(f"{given} ({r})")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def against(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Returns the learned rule less each threshold on the same model at the oracle's mean depth: loss, both intervals, verdict."""
-    heads = ["model", "learned less", "loss, nats", "each seed", "over rows", "over seeds", "decided"]
+def against(models: Models, shown: Shown) -> str:
+    """Returns the learned rule less each other on the same model at the oracle's mean depth: loss, both intervals, verdict."""
+    heads = ["model", "learned less", "loss, nats", "each seed", f"over {shown.over}", "over seeds", "decided"]
     lines = ["Loss of the learned rule less that of a threshold on the same model, at the oracle's mean depth.\n", *head(heads)]
     for name, seeds in models.items():
-        for rule in SIMPLE:
+        for rule in shown.others:
             found = difference(seeds, rule)
             if found is None:
                 lines.append(f"| {name} | {rule} | – | – | – | – | not reached |")
@@ -100,7 +109,7 @@ def against(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 def difference(seeds: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any] | None:
     """Returns the learned rule's loss less another's, seed by seed, with intervals over rows and over seeds; None where one of them
     cannot have that mean depth."""
-    pairs = [(seed["rules"][learned_of(seed)].get("blocks"), seed["rules"][rule].get("blocks")) for seed in seeds]
+    pairs = [(curve_of(seed, learned_of(seed)).get("blocks"), curve_of(seed, rule).get("blocks")) for seed in seeds]
     if any(one is None or other is None for one, other in pairs):
         return None
     gaps = torch.tensor([one for one, _ in pairs]).double() - torch.tensor([other for _, other in pairs]).double()
@@ -115,22 +124,22 @@ def difference(seeds: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any] 
     return {"each": gaps.mean(1).tolist(), "rows": rows, "seeds": span, "verdict": verdict}
 
 
-def along(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Returns the learned rule less each threshold on the same model, at equal mean depths, with the interval over seeds."""
+def along(models: Models, shown: Shown) -> str:
+    """Returns the learned rule less each other on the same model, at equal mean depths, with the interval over seeds."""
     lines = [
         "Loss of the learned rule less that of a threshold on the same model, by mean depth; interval over seeds, bold where it "
         "leaves 0 out.\n",
-        *head(["model", "learned less", *(f"{m:g}" for m in ALONG)]),
+        *head(["model", "learned less", *(f"{m:g}" for m in shown.along)]),
     ]
     for name, seeds in models.items():
-        for rule in SIMPLE:
-            lines.append(f"| {name} | {rule} | {' | '.join(gap_at(seeds, rule, m) for m in ALONG)} |")
+        for rule in shown.others:
+            lines.append(f"| {name} | {rule} | {' | '.join(gap_at(seeds, rule, m) for m in shown.along)} |")
     return "\n".join(lines) + "\n"
 
 
 def gap_at(seeds: Sequence[Mapping[str, Any]], rule: str, m: float) -> str:
     """Returns the learned rule's loss less another's at a mean depth, in words; a dash where a seed cannot have it."""
-    pairs = [(loss_at(seed, learned_of(seed), m), loss_at(seed, rule, m)) for seed in seeds]
+    pairs = [(at_depth(seed, learned_of(seed), m, "loss"), at_depth(seed, rule, m, "loss")) for seed in seeds]
     gaps = [one - other for one, other in pairs if one is not None and other is not None]
     if len(gaps) < len(seeds):
         return "–"
@@ -139,22 +148,25 @@ def gap_at(seeds: Sequence[Mapping[str, Any]], rule: str, m: float) -> str:
     return f"{text} ({low:+.4f} to {high:+.4f})" if low <= 0 <= high else f"**{text}** ({low:+.4f} to {high:+.4f})"
 
 
-def loss_at(seed: Mapping[str, Any], rule: str, m: float) -> float | None:
-    """Returns the loss of a rule at a mean depth of the grid; None where it cannot have it."""
-    return seed["rules"][rule]["loss"][seed["grid"].index(m)]
+def at_depth(seed: Mapping[str, Any], rule: str, m: float, gives: str) -> float | None:
+    """Returns what a rule gives at a mean depth of the grid; None where it cannot have it. Between two fixed depths each token
+    draws one of the two."""
+    if rule != "fixed":
+        return seed["rules"][rule][gives][seed["grid"].index(m)]
+    low = math.floor(m)
+    given = seed["fixed"][gives]
+    return given[low - 1] if m == low else (low + 1 - m) * given[low - 1] + (m - low) * given[low]
 
 
-def by_mean_depth(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Returns exact match of each model and rule at some mean depths, beside the fixed depth."""
+def by_mean_depth(models: Models, shown: Shown) -> str:
+    """Returns what each model and rule gives at some mean depths, beside the fixed depth."""
     lines = [
-        "Exact match (%) at equal mean depth, means over seeds.\n",
-        *head(["model", "rule", *(f"{m:g}" for m in SHOWN_DEPTHS)]),
+        f"{shown.title.capitalize()} at equal mean depth, means over seeds.\n",
+        *head(["model", "rule", *(f"{m:g}" for m in shown.depths)]),
     ]
     for name, seeds in models.items():
-        fixed = [percent([seed["fixed"]["exact"][int(m) - 1] for seed in seeds]) for m in SHOWN_DEPTHS]
-        lines.append(f"| {name} | fixed | {' | '.join(fixed)} |")
-        for rule in rules_of(seeds[0]):
-            cells = [percent([seed["rules"][rule]["exact"][seed["grid"].index(m)] for seed in seeds]) for m in SHOWN_DEPTHS]
+        for rule in ("fixed", *rules_of(seeds[0])):
+            cells = [shown.write([at_depth(seed, rule, m, shown.gives) for seed in seeds]) for m in shown.depths]
             lines.append(f"| {name} | {rule} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -162,20 +174,3 @@ def by_mean_depth(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 def head(names: Sequence[str]) -> list[str]:
     """Returns the first two lines of a markdown table."""
     return [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
-
-
-def mean(values: Sequence[float]) -> float:
-    """Returns the mean."""
-    return sum(values) / len(values)
-
-
-def percent(values: Sequence[float | None]) -> str:
-    """Returns the mean in per cent; a dash where a value is missing."""
-    known = [value for value in values if value is not None]
-    return f"{100 * mean(known):.1f}" if len(known) == len(values) else "–"
-
-
-def number(values: Sequence[float | None]) -> str:
-    """Returns the mean with two digits; a dash where a value is missing."""
-    known = [value for value in values if value is not None]
-    return f"{mean(known):.2f}" if len(known) == len(values) else "–"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments.halting.reading import between, by_need, correlation, first_settled, limits, measure, mixed, token_needs
+from experiments.halting.reading import between, by_need, correlation, limits, measure, mixed
+from experiments.halting.tokens import ColumnTokens, first_settled, token_needs
 from loopwright.data.tasks.columns import Columns
 from tests.cases import noisy
 
@@ -49,7 +50,7 @@ def test_limits_are_allowed_ones_and_reach_from_first_to_last_step() -> None:
 @pytest.mark.parametrize(("kind", "learned"), [("exit", "gate"), ("act", "act"), ("halter", "act")])
 def test_a_model_is_measured_by_every_rule(kind: str, learned: str) -> None:
     rows = Columns(lengths=[4], train=20, valid=20, test=30, padding="plain").splits().tests["test"]
-    found = measure(noisy("ouro-1.4b-tiny", vocab_size=113, halting={"kind": kind}), rows, 4, learned)
+    found = measure(noisy("ouro-1.4b-tiny", vocab_size=113, halting={"kind": kind}), ColumnTokens(rows), 4, learned)
     assert set(found["rules"]) == {learned, "change", "divergence", "entropy", "stable"} and sum(found["needs"]) == 30 * 5
     assert len(found["fixed"]["loss"]) == 4 and found["grid"][0] == 1 and found["grid"][-1] == 4
     for curve in found["rules"].values():
