@@ -16,6 +16,7 @@ from loopwright.serve.limits import Refusal
 from loopwright.serve.models import ServedModel
 from loopwright.serve.schema import Check, text, whole
 from loopwright.serve.site import Site, View
+from loopwright.version import VERSION
 
 MOST_CELLS = 8192  # tokens × steps of one view
 MOST_MAP_NUMBERS = 2**17  # of attention in one answer: of a longer prompt the first tokens are shown
@@ -45,6 +46,7 @@ def describe(model: ServedModel, given: dict[str, Any]) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.engine.model.parameters()),
         "halting": model.engine.model.halting.mixes,
         "most_cells": MOST_CELLS,
+        "version": VERSION,
     }
 
 

@@ -15,6 +15,7 @@ function panel(name, guarded, depthOf, onText) {
 
   const ask = debounce(() => guarded(() => newest(async (signal) => {
     let text = "", first = 0;
+    cost.textContent = "";
     const { prompt } = state, begun = performance.now();
     const usage = await complete({
       model: state.model, prompt: state.prompt, echo: true, max_tokens: LENGTH, temperature: 0, ...(depthOf() > 0 ? { depth: depthOf() } : {}),

@@ -11,6 +11,7 @@ import { pathView } from "./path.js";
 import { listen, state, update } from "./state.js";
 
 const RETRY = 1500; // milliseconds between knocks on a server that went
+const PATIENCE = 300; // milliseconds after which a view that is still being computed looks like it
 // What every view may read: the model's card, and the steps of the plain and of the edited pass.
 const page = { card: null, plain: null, edited: null, get steps() { return (state.shown !== "plain" && this.edited) || this.plain; },
   get token() { return this.plain ? Math.min(state.token < 0 ? Infinity : state.token, this.plain.prompt.length - 1) : 0; } };
@@ -20,6 +21,12 @@ let models = [];
 
 function problem(message) { byId("problem").textContent = message ?? ""; }
 
+function refused(message) {
+  clearTimeout(slow);
+  stale(false);
+  problem(page.plain ? `${message} (below: what came last)` : message);
+}
+
 // Runs what asks the server: a wrong question is told below the prompt, a missing key or server above everything.
 async function guarded(work) {
   try {
@@ -28,7 +35,8 @@ async function guarded(work) {
     if (!(error instanceof ServerError)) throw error;
     if (error.status === 401) askForKey();
     else if (error.status === 0 || error.status === 503) wait();
-    else problem(error.message);
+    else if (error.status === 404 && !restarted) restart();
+    else refused(error.message);
     return undefined;
   }
 }
@@ -41,12 +49,23 @@ const steps = (edit, signal) => post("/explore/steps", {
   model: state.model, prompt: state.prompt, depth: page.card.depths.max, exit: state.exit || null, edit,
 }, signal);
 
+// What is on the page is not yet what was asked for: it is dimmed until it is.
+function stale(now) {
+  byId("main").classList.toggle("stale", now);
+  byId("busy").textContent = now ? "Computing …" : "";
+}
+
+let slow;
 async function load() {
+  clearTimeout(slow);
+  slow = setTimeout(() => stale(true), PATIENCE);
   await guarded(async () => {
     const plain = await newest.plain((signal) => steps(null, signal));
     if (!plain) return;
+    clearTimeout(slow);
+    stale(false);
+    restarted = false;
     page.plain = plain;
-    problem("");
     if (!state.edit) page.edited = null;
     draw(new Set(["data"]));
   });
@@ -84,11 +103,22 @@ async function openModel() {
     update({
       depth: Math.min(state.depth || usual.depth, most), other: Math.min(Math.max(state.other, 0), most),
       exit: card.looped ? state.exit || usual.exit : "", stack: card.layers[state.stack] ? state.stack : usual.stack,
+      ...(card.looped || (state.edit?.kind === "zero" && card.layers[state.edit.stack]) ? {} : { edit: null, shown: "plain" }),
     });
     describe(card);
     await load();
   });
 }
+
+// What the page says of a dense model, by the id of the element; of a looped one it says what stands in the page.
+const DENSE = {
+  title: "Look inside a model",
+  lead: "This model is dense: every layer runs once, so there is no depth to move. The command loopwright retrofit makes a looped one of it.",
+  "steps-title": "What it would say next",
+  "steps-explain": "A row is a token of the prompt, and beside it the word that the model would put next. The last row is where the answer begins.",
+  "looks-explain": "Attention of one head. The stronger the colour, the more of a token’s attention goes there. The line under a head’s number: how much of all its attention one token takes.",
+};
+const LOOPED = Object.fromEntries(Object.keys(DENSE).map((id) => [id, byId(id).textContent]));
 
 function describe(card) {
   const { prelude, core, coda } = card.layers;
@@ -96,7 +126,8 @@ function describe(card) {
   byId("facts").textContent = card.looped
     ? `${prelude} + ${core} looped + ${coda} layers, ${size} parameters`
     : `${prelude + coda} layers, not looped, ${size} parameters`;
-  if (!card.looped) byId("lead").textContent = "This model is dense: every layer runs once, so there is one step to look at. Open a looped model to move the depth.";
+  for (const [id, words] of Object.entries(card.looped ? LOOPED : DENSE)) byId(id).textContent = words;
+  byId("version").textContent = card.version;
   document.title = `${card.id} · loopwright explorer`;
 }
 
@@ -108,6 +139,8 @@ function askForKey() {
 
 let waiting = false;
 async function wait() {
+  clearTimeout(slow);
+  stale(false);
   if (waiting) return;
   waiting = true;
   const notice = byId("notice");
@@ -119,6 +152,13 @@ async function wait() {
   }
   waiting = false;
   notice.hidden = true;
+  await start(true);
+}
+
+// The server was started anew with other models: asks for them, once until something could be shown.
+let restarted = false;
+async function restart() {
+  restarted = true;
   await start(true);
 }
 
@@ -136,6 +176,7 @@ async function start(again = false) {
 
 const reload = debounce(load, 200);
 listen((changed) => {
+  if (["model", "prompt", "exit", "edit"].some((name) => changed.has(name))) problem("");
   if (changed.has("model") && models.length) {
     byId("model").value = state.model;
     openModel();
@@ -146,7 +187,9 @@ listen((changed) => {
   }
 });
 
-byId("model").addEventListener("change", (event) => update({ model: event.target.value, depth: 0, other: 0, layer: 0, head: 0, exit: "" }));
+byId("model").addEventListener("change", (event) => update({
+  model: event.target.value, depth: 0, other: 0, stack: "", layer: 0, head: 0, exit: "", edit: null, shown: "plain",
+}));
 byId("key").addEventListener("submit", (event) => {
   event.preventDefault();
   setKey(byId("key-word").value);

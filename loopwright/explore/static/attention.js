@@ -3,7 +3,7 @@ import { latest, post } from "./api.js";
 import { byId, debounce, el, percent, quoted, setOptions, word } from "./dom.js";
 import { state, update } from "./state.js";
 
-const CELL = 24, MOST_SIDE = 480; // pixels of a map
+const CELL = 24, MOST_SIDE = 560, NAMES_WIDE = 72, LEGIBLE = 13; // pixels: of a cell and of a map at most, of its names, of a cell that has one
 const NAMES = { prelude: "prelude (runs once)", core: "core (looped)", coda: "coda (runs once)" };
 
 export function attentionView(page, { guarded }) {
@@ -21,19 +21,21 @@ export function attentionView(page, { guarded }) {
       el("figcaption", { class: "caption" }, "Each row is a token, each column a token it looks at. Click a row to choose it."))),
   );
   const newest = latest();
-  let asked = "", data = null;
+  let asked = "", data = null, cell = CELL, margin = 0;
 
   const ask = debounce(() => guarded(async () => {
     const found = await newest((signal) => post("/explore/attention", {
       model: state.model, prompt: state.prompt, depth: page.card.depths.max, stack: state.stack,
       layer: Math.min(state.layer, page.card.layers[state.stack] - 1), head: Math.min(state.head, page.card.heads - 1),
-      edit: state.shown !== "plain" ? state.edit : null,
+      edit: edit(),
     }, signal));
     if (!found) return;
     data = found;
     draw();
   }), 60);
 
+  // An edit that was refused has no pass, and so no attention.
+  const edit = () => (state.shown !== "plain" && page.edited ? state.edit : null);
   const step = () => Math.min(state.depth, data.maps.length) - 1;
   const row = () => Math.min(page.token, data.prompt.length - 1);
 
@@ -73,12 +75,17 @@ export function attentionView(page, { guarded }) {
   }
 
   function drawMap(map, t) {
-    const count = map.length, cell = Math.max(Math.min(CELL, Math.floor(MOST_SIDE / count)), 2), side = cell * count;
-    const style = getComputedStyle(document.documentElement), ratio = devicePixelRatio || 1;
-    canvas.width = canvas.height = side * ratio;
-    canvas.style.width = `${side}px`;
+    const count = map.length, room = Math.min(canvas.parentElement.clientWidth || MOST_SIDE, MOST_SIDE);
+    const fitting = (width) => Math.max(Math.min(CELL, Math.floor(width / count)), 2);
+    margin = fitting(room - NAMES_WIDE) >= LEGIBLE ? NAMES_WIDE : 0; // tokens beside and above, where they can be read
+    cell = fitting(room - margin);
+    const side = cell * count, style = getComputedStyle(document.documentElement), ratio = devicePixelRatio || 1;
+    canvas.width = canvas.height = (margin + side) * ratio;
+    canvas.style.width = `${margin + side}px`;
     const pen = canvas.getContext("2d");
     pen.scale(ratio, ratio);
+    if (margin) drawNames(pen, t, style);
+    pen.translate(margin, margin);
     pen.fillStyle = style.getPropertyValue("--surface");
     pen.fillRect(0, 0, side, side);
     pen.fillStyle = style.getPropertyValue("--accent");
@@ -92,23 +99,46 @@ export function attentionView(page, { guarded }) {
     pen.strokeRect(0.75, t * cell + 0.25, (t + 1) * cell - 1.5, cell - 0.5);
   }
 
+  function drawNames(pen, t, style) {
+    pen.font = `${Math.min(13, cell - 2)}px ${style.getPropertyValue("--sans")}`;
+    pen.textBaseline = "middle";
+    data.prompt.forEach((token, i) => {
+      let name = word(data.words[token]);
+      while (name.length > 1 && pen.measureText(name).width > margin - 8) name = name.slice(0, -1);
+      pen.fillStyle = style.getPropertyValue(i === t ? "--ink" : "--quiet");
+      pen.textAlign = "right";
+      pen.fillText(name, margin - 6, margin + (i + 0.5) * cell);
+      pen.save();
+      pen.translate(margin + (i + 0.5) * cell, margin - 6);
+      pen.rotate(-Math.PI / 2);
+      pen.textAlign = "left";
+      pen.fillText(name, 0, 0);
+      pen.restore();
+    });
+  }
+
+  // The row and the column of the map under the pointer; outside of it numbers that no token has.
+  function under(event) {
+    const box = canvas.getBoundingClientRect(), scale = (margin + cell * data.prompt.length) / box.width;
+    return [event.clientY - box.top, event.clientX - box.left].map((at) => Math.floor((at * scale - margin) / cell));
+  }
+
   canvas.addEventListener("click", (event) => {
-    const box = canvas.getBoundingClientRect();
-    update({ token: Math.min(Math.floor((event.clientY - box.top) / box.height * data.prompt.length), data.prompt.length - 1) });
+    const [i] = under(event);
+    if (data.prompt[i] !== undefined) update({ token: i });
   });
   canvas.addEventListener("mousemove", (event) => {
-    const box = canvas.getBoundingClientRect(), count = data.prompt.length;
-    const i = Math.floor((event.clientY - box.top) / box.height * count), j = Math.floor((event.clientX - box.left) / box.width * count);
-    const share = data.maps[step()][i]?.[j];
+    const [i, j] = under(event), share = data.maps[step()][i]?.[j];
     canvas.title = share === undefined ? "" : `${word(data.words[data.prompt[i]])} looks at ${word(data.words[data.prompt[j]])}: ${percent(share)}`;
   });
+  addEventListener("resize", debounce(draw, 100));
 
   return () => {
     const { layers } = page.card;
     setOptions(stack, Object.keys(NAMES).filter((name) => layers[name]).map((name) => [name, page.card.looped ? NAMES[name] : "all layers"]), state.stack);
     setOptions(layer, Array.from({ length: layers[state.stack] ?? 0 }, (_, i) => [String(i), `${i + 1}`]), Math.min(state.layer, (layers[state.stack] ?? 1) - 1));
     if (!page.plain || !layers[state.stack]) return;
-    const wanted = JSON.stringify([state.model, page.plain.prompt, state.stack, state.layer, state.head, state.shown !== "plain" && state.edit]);
+    const wanted = JSON.stringify([state.model, page.plain.prompt, state.stack, state.layer, state.head, edit()]);
     if (wanted !== asked) {
       asked = wanted;
       ask();

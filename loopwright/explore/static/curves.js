@@ -44,7 +44,7 @@ function chart() {
     const text = (at, down, anchor, said) => svg("text", { x: at, y: down, "text-anchor": anchor }, said);
     axis.replaceChildren(
       svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(0), y2: y(0) }),
-      text(LEFT - 8, y(0) + 4, "end", "0"), text(LEFT - 8, TOP + 8, "end", words(top).replace(" nats", "")),
+      text(LEFT - 8, y(0) + 4, "end", "0"), text(LEFT - 8, TOP + 8, "end", words === percent ? percent(top) : `${Number(top.toPrecision(2))}`),
       text(x(0), HEIGHT - 4, count > 1 ? "start" : "middle", count > 1 ? "step 1" : "step"), ...(count > 1 ? [text(x(count - 1), HEIGHT - 4, "end", `${count}`)] : []),
     );
   }

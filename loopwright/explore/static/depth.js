@@ -1,5 +1,5 @@
 // The prompt, and the slider that everything follows; Play walks it from the first step to the last.
-import { byId } from "./dom.js";
+import { byId, el } from "./dom.js";
 import { state, update } from "./state.js";
 
 const BEAT = 450; // milliseconds a step is shown
@@ -38,13 +38,14 @@ export function depthView(page) {
 
   return () => {
     const { max } = page.card.depths;
+    byId("depthbar").hidden = !page.card.looped;
     slider.max = max;
     slider.value = state.depth;
     slider.disabled = play.disabled = compare.disabled = max === 1;
     slider.setAttribute("aria-valuetext", `${state.depth} of ${max} steps`);
     byId("depth-words").textContent = `${state.depth} of ${max} steps`;
     compare.setAttribute("aria-pressed", Boolean(state.other));
-    compare.textContent = state.other ? "One depth" : "Compare two depths";
+    compare.replaceChildren(...(state.other ? ["One depth"] : ["Compare", el("span", { class: "wide" }, " two depths")]));
     if (document.activeElement !== prompt && prompt.value !== state.prompt) prompt.value = state.prompt;
   };
 }

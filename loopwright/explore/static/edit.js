@@ -11,8 +11,8 @@ export function editView(page) {
   const field = (words, control) => el("label", { class: "field" }, el("span", null, words), control);
   const choice = (id) => el("select", { id });
   const kind = choice("edit-kind"), point = choice("edit-point"), where = choice("edit-where"), step = choice("edit-step"), first = choice("edit-first"), second = choice("edit-second");
-  const token = choice("edit-token"), size = el("input", { type: "number", id: "edit-size", min: 0, max: 10, step: "any", value: 0.5 });
-  const other = el("input", { type: "text", id: "edit-prompt", value: "The big dog was very sad" });
+  const token = choice("edit-token"), size = el("input", { type: "number", id: "edit-size", min: 0, max: 10, step: "any", value: 0.5, required: true });
+  const other = el("input", { type: "text", id: "edit-prompt", value: "The big dog was very sad", required: true });
   const fields = { // made anew for each kind: a control stands in one label at a time
     zero: () => [field("Part", point), field("Layer", where), field("At", step)],
     patch: () => [field("Other prompt", other), field("After", step), field("Tokens", token)],
@@ -28,15 +28,18 @@ export function editView(page) {
     ([value, words]) => el("button", { type: "button", class: "quiet", role: "radio", "data-value": value, onclick: () => update({ shown: value }) }, words)));
   const verdict = el("p", { class: "verdict", id: "edit-verdict" }), problem = el("p", { class: "problem", role: "alert" });
   const before = el("ol", { class: "bars" }), after = el("ol", { class: "bars" });
-  const result = el("div", { class: "result" }, verdict, shown, el("div", { class: "beside" }, el("div", null, el("h3", null, "Before"), before), el("div", null, el("h3", null, "After the edit"), after)));
+  const result = el("div", { class: "result" }, verdict, shown, el("div", { class: "beside" }, el("div", null, el("h3", null, "Before"), before), el("div", { class: "after" }, el("h3", null, "After the edit"), after)));
   byId("edit").append(el("div", { class: "pair" }, el("div", null, form, problem), result));
   kind.addEventListener("change", () => options());
+  for (const control of [first, second]) control.addEventListener("change", () => apart());
+  const apart = () => second.setCustomValidity(first.value === second.value ? "Choose another step than the first." : "");
 
   // The fields that go with the kind of edit.
   function options() {
     const { layers, depths, looped } = page.card;
     const kinds = Object.entries(KINDS).filter(([name]) => looped || name === "zero");
-    setOptions(kind, kinds, kind.value || state.edit?.kind || "zero");
+    const chosen = kind.value || state.edit?.kind;
+    setOptions(kind, kinds, kinds.some(([name]) => name === chosen) ? chosen : "zero");
     if (more.dataset.kind !== kind.value) more.replaceChildren(...fields[kind.value]());
     more.dataset.kind = kind.value;
     setOptions(point, [["mlp", "MLP"], ["attention", "attention"]], point.value || "mlp");
@@ -71,6 +74,7 @@ export function editView(page) {
     set(step, edit.step);
     set(first, edit.first);
     set(second, edit.second);
+    apart();
     set(size, edit.size);
     set(other, edit.prompt);
   }

@@ -19,7 +19,8 @@ export function gridView(page) {
 
   function build(steps) {
     const count = steps.tokens.length;
-    table.style.minWidth = `${112 + 45 * count}px`;
+    table.style.setProperty("--columns", count);
+    table.classList.toggle("one", !page.card.looped);
     const head = el("tr", null, el("th", { scope: "col" }, "after the token"),
       ...Array.from({ length: count }, (_, s) => el("th", { scope: "col", "data-step": s + 1 }, page.card.looped ? `${s + 1}` : "next")));
     cells = steps.prompt.map((token, t) => Array.from({ length: count }, (_, s) => cell(steps, t, s)));
@@ -38,10 +39,10 @@ export function gridView(page) {
       const chance = steps.probabilities[s][t][0];
       const heat = state.colour === "probability" ? chance : Math.min((steps.divergence[s][t] ?? FAR) / FAR, 1);
       node.style.setProperty("--heat", (heat ?? 0).toFixed(3));
-      const leaves = steps.leaves?.[t] === s + 1;
+      const leaves = page.card.looped && steps.leaves?.[t] === s + 1 && s + 1 < steps.tokens.length; // the last step is everybody's end
       const right = steps.prompt[t + 1] === steps.tokens[s][t][0];
       const moved = page.edited && state.shown !== "plain" && page.plain.tokens[s][t][0] !== steps.tokens[s][t][0];
-      node.classList.toggle("leaves", leaves && steps.leaves !== null && page.card.looped);
+      node.classList.toggle("leaves", leaves);
       node.classList.toggle("right", right);
       node.classList.toggle("moved", Boolean(moved));
       node.setAttribute("aria-label", `after ${quoted(steps.words[steps.prompt[t]])}, step ${s + 1}: ${quoted(steps.words[steps.tokens[s][t][0]])}, ${percent(chance)}${leaves ? ", leaves the loop here" : ""}${moved ? ", changed by the edit" : ""}`);
@@ -122,24 +123,40 @@ function controlsOf(page) {
   const colours = el("div", { class: "choice", role: "radiogroup", "aria-label": "Colour of the cells" },
     pick("colour", "probability", "by probability"), pick("colour", "divergence", "by distance to the last step"));
   const kind = el("select", { "aria-label": "Exit rule" }), limit = el("input", { type: "number", step: "any", min: 0, "aria-label": "Limit of the exit rule" });
-  const change = () => update({ exit: `${kind.value}:${limit.value || RULES[kind.value][1]}` });
+  const change = () => {
+    if (!limit.reportValidity()) return;
+    if (limit.value === "") limit.value = RULES[kind.value][1];
+    update({ exit: `${kind.value}:${limit.value}` });
+  };
   kind.addEventListener("change", () => update({ exit: `${kind.value}:${RULES[kind.value][1]}` }));
   limit.addEventListener("change", change);
   const exits = el("label", { class: "inline exits" }, el("span", { class: "dot", "aria-hidden": "true" }), "leaves the loop when", kind, limit);
-  const low = el("span"), high = el("span");
-  const legend = el("p", { class: "legend" }, low, el("span", { class: "ramp", "aria-hidden": "true" }), high, el("span", { class: "note" }, el("b", null, "bold"), ": what the prompt goes on with"));
-  const root = el("div", { class: "controls" }, el("span", { class: "label" }, "Colour"), colours, exits, legend);
+  const low = el("span"), high = el("span"), said = el("span", { class: "note" });
+  const legend = el("p", { class: "legend" }, low, el("span", { class: "ramp", "aria-hidden": "true" }), high, el("span", { class: "note" }, el("b", null, "bold"), ": what the prompt goes on with"), said);
+  const label = el("span", { class: "label" }, "Colour");
+  const root = el("div", { class: "controls" }, label, colours, exits, legend);
   return { root, draw() {
     for (const button of colours.children) button.setAttribute("aria-checked", button.dataset.value === state.colour);
     const probability = state.colour === "probability";
     low.textContent = probability ? "unlikely" : "as the last step says";
     high.textContent = probability ? "certain" : `${FAR} nats away or more`;
-    exits.hidden = !page.card.looped;
+    label.hidden = colours.hidden = exits.hidden = said.hidden = !page.card.looped;
+    said.textContent = page.steps ? leaving(page.steps) : "";
     const [name, number] = state.exit.split(":");
     const offered = page.card.exits.filter((rule) => RULES[rule]);
     setOptions(kind, offered.map((rule) => [rule, RULES[rule][0]]), name);
+    limit.min = name === "stable" ? 1 : 0;
+    limit.step = name === "stable" ? 1 : "any";
     if (document.activeElement !== limit) limit.value = number ?? RULES[name]?.[1] ?? "";
   } };
+}
+
+// How many tokens the exit rule lets go before the last step, and after how many steps.
+function leaving({ leaves, tokens }) {
+  const early = leaves?.filter((step) => step < tokens.length) ?? [];
+  if (!early.length) return leaves ? "no token leaves before the last step" : "";
+  const mean = early.reduce((sum, step) => sum + step, 0) / early.length;
+  return `${early.length} of ${leaves.length} tokens leave early, after ${decimal(mean, 1)} steps on average`;
 }
 
 function detailPanel(page) {

@@ -4,9 +4,9 @@ import { state } from "./state.js";
 
 const WIDTH = 560, HEIGHT = 400, EDGE = 36;
 const MEANS = {
-  "fixed point": () => ["Fixed point", "The state comes to rest: near the end, further steps hardly change it."],
-  orbit: (found) => ["Orbit", `The state goes round: it comes back about every ${found.period} steps.`],
-  slider: () => ["Slider", "The state keeps moving in one direction: it has not come to rest within these steps."],
+  "fixed point": () => ["At rest (a fixed point)", "Near the end, further steps hardly change the state."],
+  orbit: (found) => ["Going round (an orbit)", `The state comes back about every ${found.period} steps.`],
+  slider: () => ["Still moving (a “slider”)", "The state drifts in one direction: it has not come to rest within these steps."],
   unknown: () => ["No clear pattern", "The state neither rests, nor circles, nor slides steadily within these steps."],
 };
 
