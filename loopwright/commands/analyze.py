@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from loopwright.analysis.estimate import fitting_batch, trace_bytes
 from loopwright.analysis.prompts import Prompt, drawn, read_prompts
@@ -26,6 +28,7 @@ from loopwright.commands.results import how_made, need_writable
 from loopwright.commands.wait import tell_wait
 from loopwright.data.build import build_data
 from loopwright.generate.stream import token_ids
+from loopwright.metrics.score import IGNORED
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.room import free_bytes
 from loopwright.run import RunFolder
@@ -165,14 +168,26 @@ def _choose(total: int, asked: Asked) -> list[int]:
 
 
 def read_own(source: Source, asked: Asked) -> list[Prompt]:
-    """Returns validation rows of a run folder, without their padding, as token ids."""
+    """Returns validation rows of a run folder as token ids, without their padding and their answers."""
     if source.run is None or source.recipe is None or "data" not in source.recipe:
         raise ValueError(
             f"prompts: {source.name} holds no run (no recipe.yaml with data), so no validation rows; give a file, a set or a text"
         )
-    rows = build_data(source.recipe["data"], source.run.path / "data").valid
-    batch = rows.batch(_choose(len(rows), asked))
-    return [ids[real].tolist() for ids, real in zip(batch.input_ids, batch.valid, strict=True)]
+    splits = build_data(source.recipe["data"], source.run.path / "data")
+    batch = splits.valid.batch(_choose(len(splits.valid), asked))
+    rows = [(ids[real], labels[real]) for ids, labels, real in zip(batch.input_ids, batch.labels, batch.valid, strict=True)]
+    return [ids.tolist() for ids, _ in rows] if splits.in_place else questions(rows)
+
+
+def questions(rows: Sequence[tuple[Tensor, Tensor]]) -> list[Prompt]:
+    """Returns the tokens of each row (ids, labels) before its answer, and what all answers begin with: what is said after an answer,
+    or in every one, says nothing. Text that is predicted from its start is a prompt as a whole."""
+    ids, first = [row.tolist() for row, _ in rows], [int((labels != IGNORED).int().argmax()) for _, labels in rows]
+    if min(first) < 2:
+        return list(ids)
+    answers = [row[start:] for row, start in zip(ids, first, strict=True)]
+    alike = len(commonprefix([answer[:-1] for answer in answers])) if len(answers) > 1 else 0  # a token is left to say
+    return [row[: start + alike] for row, start in zip(ids, first, strict=True)]
 
 
 def rows_of(

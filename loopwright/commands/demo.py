@@ -34,6 +34,7 @@ BEYOND = 16  # times the median training depth: where the claim is judged
 BAR = 0.99  # exact match that the stable model must keep
 LOST = 0.5  # and below which the plain one has lost what it knew
 WORDS = {True: "Shown.", False: "Not so in this run.", None: "Not shown in this run."}
+MARKS = {True: "✓", False: "✗", None: "?"}
 MARK = ".loopwright-demo"
 SUMS = 6  # that are shown with their answers
 
@@ -126,7 +127,7 @@ def judge(stories: dict[str, Story]) -> Outcome:
         (f"{kept:.1%}", f"stable model at {BEYOND} times its median training depth"),
         (f"{last:.2f}", f"stable model's spectral radius at depth {far} (below 1: the state settles)"),
     ]
-    return Outcome(holds, sentence, numbers)
+    return Outcome(holds, sentence, numbers, f"{MARKS[holds]} {WORDS[holds]}")
 
 
 def write(folder: Path, stories: dict[str, Story], seconds: float) -> Path:
@@ -244,11 +245,11 @@ def _runs(stories: dict[str, Story]) -> Grid:
     lines: dict[str, Callable[[Story], str]] = {
         "recipe": lambda s: RECIPES[s.trained.folder.path.name],
         "parameters": lambda s: f"{sum(p.numel() for p in s.trained.model.parameters()):,}",
-        "depth in training": lambda s: ", ".join(f"{k} {v}" for k, v in s.recipe.depth.items()),
+        "depth in training": lambda s: ", ".join(f"{v}" if k == "kind" else f"{k} {v}" for k, v in s.recipe.depth.items()),
         "loss": lambda s: s.recipe.objective["kind"],
         "penalty": lambda s: ", ".join(p["kind"] for p in s.recipe.penalties) or "none",
         "updates × rows": lambda s: f"{s.recipe.updates:,} × {s.recipe.batch}",
-        "solved at update": lambda s: "not needed" if not s.recipe.penalties else str(s.trained.progress.solved_at),
+        "penalty from update": lambda s: "–" if not s.recipe.penalties else f"{s.trained.progress.solved_at or 'never'}",
         "seconds": lambda s: f"{s.seconds:.0f}",
         "largest state change": lambda s: f"{_short(s.report.change_largest[-1])} at depth {s.report.depth[-1]}",
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from loopwright.convert.card import command_line
 from loopwright.evaluate.heldout import HeldOut
 from loopwright.verbs import Evaluation
 from loopwright.version import VERSION
@@ -35,8 +35,7 @@ def rows_by_depth(reports: Mapping[str, Any]) -> dict[str, Any]:
 
 def how_made() -> list[tuple[str, str]]:
     """Returns how a page came to be: its command, the version and the date."""
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    return [("command", command), ("loopwright", VERSION), ("date", datetime.now(UTC).strftime("%Y-%m-%d"))]
+    return [("command", command_line(sys.argv)), ("loopwright", VERSION), ("date", datetime.now(UTC).strftime("%Y-%m-%d"))]
 
 
 def file_stem(name: str, *, rows: int | None = None, checkpoint: str | None = None, data: str | None = None) -> str:

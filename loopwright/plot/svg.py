@@ -20,7 +20,7 @@ LONGEST_RUN = 64  # points that one piece of line stands for, at most
 
 def page_svg(text: str, frames: Sequence[Any] = ()) -> str:
     """Returns the drawing alone: no prolog, no date or other metadata, the page's fonts and text colour, and names for what it
-    refers to that no other drawing on the page has. `frames` say where its axes lie, for a page to read lines out."""
+    refers to that no other drawing on the page has. `frames` say where its axes lie, for a page to read lines out and to fit it in."""
     text = text[text.index("<svg") :]
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"\s*<defs>\s*<style.*?</style>\s*</defs>", "", text, count=1, flags=re.DOTALL)  # it would style the whole page
@@ -37,6 +37,8 @@ def page_svg(text: str, frames: Sequence[Any] = ()) -> str:
     text = re.sub(_BITMAP, lambda match: match[1] + _palette(match[2]), text)
     text = re.sub(r"image-rendering:[^;\"]+;?", "", text)  # matplotlib asks for hard pixels, which are uneven when made smaller
     text = text.replace("'DejaVu Sans'", FONTS).replace(INK_DRAWN, "currentColor")
+    if len(frames) == 1:  # small enough for a phone as a whole
+        text = text.replace("<svg ", '<svg data-panels="1" ', 1)
     if frames and "data-line" in text:
         text = text.replace("<svg ", f'<svg data-axes="{escape(json.dumps(frames, separators=(",", ":")))}" ', 1)
     return re.sub(r"\s*\n\s*", "\n", text)
@@ -44,7 +46,7 @@ def page_svg(text: str, frames: Sequence[Any] = ()) -> str:
 
 def file_svg(text: str, style: Style, scale: float) -> str:
     """Returns a page's drawing as a file of its own: the style's background and text colour, and the size times `scale`."""
-    head, rest = re.split(r"(?<=>)", re.sub(r' data-(?:line|axes)="[^"]*"', "", text), maxsplit=1)
+    head, rest = re.split(r"(?<=>)", re.sub(r' data-(?:line|axes|panels)="[^"]*"', "", text), maxsplit=1)
     width, height = (float(re.search(rf' {side}="([\d.]+)pt"', head)[1]) for side in ("width", "height"))  # type: ignore[index]
     for side, length in (("width", width), ("height", height)):
         head = re.sub(rf' {side}="[\d.]+pt"', f' {side}="{scale * length:.2f}pt"', head)

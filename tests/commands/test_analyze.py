@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from loopwright.cli import main
+from loopwright.commands.analyze import questions
 from loopwright.model.cost import weight_bytes
 from loopwright.source import Source
 from loopwright.train.loop import train
@@ -96,6 +97,15 @@ def test_a_runs_own_rows(tmp_path, undrawn, capsys):
     code, _, err = run(capsys, tmp_path / "run", "--prompts", "valid", "--depth", 6, "--examples", 3, "--out", tmp_path / "o")
     assert code == 0, err
     assert json.loads((tmp_path / "o" / "metrics" / "analysis.json").read_text())["examples"] == 3
+
+
+def test_a_task_is_asked_up_to_where_answers_differ():
+    first, second = torch.tensor([5, 6, 7, 1, 8, 9]), torch.tensor([5, 6, 1, 7, 9])
+    rows = [(first, torch.tensor([-100, -100, -100, 1, 8, 9])), (second, torch.tensor([-100, -100, 1, 7, 9]))]
+    assert questions(rows) == [[5, 6, 7, 1], [5, 6, 1]]  # both answers begin with 1
+    assert questions(rows[:1]) == [[5, 6, 7]]
+    assert questions([rows[0], rows[0]]) == [[5, 6, 7, 1, 8]] * 2  # there is always a token left to say
+    assert questions([(first, first), rows[1]]) == [first.tolist(), second.tolist()]  # text, predicted from its start
 
 
 def test_a_task_and_a_model_without_a_tokenizer_take_text(folder, tmp_path, undrawn, capsys):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loopwright.commands.results import file_stem, keep_more, need_writable
+from loopwright.commands.results import file_stem, how_made, keep_more, need_writable
 
 
 @dataclass
@@ -27,6 +27,11 @@ def test_a_name_says_what_was_chosen_by_hand() -> None:
     assert file_stem("test", rows=3, checkpoint="40", data="my/other.yaml") == "test-other-update-40-rows-3"
     assert file_stem("test", checkpoint="best") == "test-best"
     assert file_stem("", rows=3) == "rows-3" and file_stem("") == ""
+
+
+def test_a_page_names_the_program_and_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/home/me/loopwright/__main__.py", "analyze", "/home/me/model", "--prompts", "two words"])
+    assert dict(how_made())["command"] == "loopwright analyze model --prompts 'two words'"
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

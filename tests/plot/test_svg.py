@@ -20,4 +20,5 @@ def test_a_file_has_its_own_colours_and_size(style: str) -> None:
     root = ET.fromstring(svg)
     assert (root.get("width"), root.get("height"), root.get("viewBox")) == ("300.00pt", "150.00pt", "0 0 200 100")
     assert root[0].get("fill") == look.background and (root[0].get("width"), root[0].get("height")) == ("200", "100")
+    assert file_svg(PAGE.replace("<svg ", '<svg data-panels="1" '), look, 1.5) == svg  # what pages alone read is left out
     assert "currentColor" not in svg and re.search(f"stroke: {look.ink}", svg)

@@ -5,6 +5,7 @@ Colours are the grouping's own: steps go from blue to red, layers from violet to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -126,7 +127,9 @@ def draw_steps(metrics: Metrics, name: str, dense: Metrics | None, first: int, a
                 marker="o" if block == 1 else None,
             )
     else:
-        axes.plot(*finite(_percent(block), one_step(metrics, name, 0)), color=STEP_ENDS[0], linewidth=1.8, label="this model")
+        label = "_" if dense is None else "this model"  # a line alone needs no name
+        line = finite(_percent(block), one_step(metrics, name, 0))
+        axes.plot(*line, color=STEP_ENDS[0], linewidth=1.8, label=label, gid="this model")
     _overlay(axes, name, dense)
     axes.set_xlabel("block depth (%)")
     _name_values(axes, name)
@@ -146,7 +149,8 @@ def _by_layer(metrics: Metrics, name: str, band: bool, axes: Axes) -> None:
         over_steps(axes, x, values, color=colour, label=_layer_name(layer, places.core), name=f"layer {layer}")
         if band and metrics["examples"] > 1:
             there = [(t, m, s[layer]) for t, m, s in zip(x, values, std, strict=True) if m is not None and s[layer] is not None]
-            low, high = ([m + sign * s for _, m, s in there] for sign in (-1, 1))
+            least, most = (0.0, 1.0) if name in SHARES else (-math.inf, math.inf)  # no share lies beyond
+            low, high = ([min(max(m + sign * s, least), most) for _, m, s in there] for sign in (-1, 1))
             axes.fill_between([t for t, _, _ in there], low, high, color=colour, alpha=0.12, linewidth=0)
     _name_values(axes, name)
 

@@ -29,6 +29,7 @@ from loopwright.plot.style import INK, WIDTH
 from loopwright.plot.training import state_paths
 
 Metrics = Mapping[str, Any]
+Stack = tuple[str, str | None, list[int]]  # its name, the colour of its frame, and its layers as run
 FLOOR_COLUMNS = 6  # maps side by side in a floorplan
 ROUNDING = 1e-5  # of a state's size: smaller changes are what float32 leaves of them
 PRELUDE, CODA = "#0072B2", "#D55E00"  # around the maps of a stack that runs once
@@ -211,22 +212,30 @@ def floorplan(metrics: Metrics) -> Drawing:
     """Returns the mean attention map of every layer of a few steps on one prompt: depth goes up, a space stands between steps,
     prelude and coda have a frame."""
     places, maps = Places(**metrics["floorplan"]["places"]), metrics["floorplan"]["maps"]
+    if places.count == places.steps > 1:  # a core of one layer and nothing else: its steps stand side by side
+        side_by_side = [(f"steps 1–{places.steps}", None, list(range(places.steps)))]
+        return _plan(places, side_by_side, lambda place: [maps[place]], min(FLOOR_COLUMNS, places.steps))
     columns = min(FLOOR_COLUMNS, max(places.prelude, places.core, places.coda))
-    return _plan(places, lambda place: [maps[place]], columns)
+    return _plan(places, _stacks(places), lambda place: [maps[place]], columns)
 
 
 def floorplan_heads(metrics: Metrics) -> Drawing:
     """Returns the attention maps of single heads on one prompt, a row per layer as run and a column per head: depth goes up."""
     found = metrics["floorplan_heads"]
-    return _plan(Places(**found["places"]), lambda place: found["maps"][place], len(found["heads"]))
+    places = Places(**found["places"])
+    return _plan(places, _stacks(places), lambda place: found["maps"][place], len(found["heads"]))
 
 
-def _plan(places: Places, maps_at: Callable[[int], Sequence[Sequence[Numbers]]], columns: int) -> Drawing:
+def _stacks(places: Places) -> list[Stack]:
+    steps: list[Stack] = [(f"step {t + 1}", None, [places.index("core", t, i) for i in range(places.core)]) for t in range(places.steps)]
+    coda = [places.index("coda", 0, i) for i in range(places.coda)]
+    return [("prelude", PRELUDE, list(range(places.prelude))), *steps, ("coda", CODA, coda)]
+
+
+def _plan(
+    places: Places, stacks: Sequence[Stack], maps_at: Callable[[int], Sequence[Sequence[Numbers]]], columns: int
+) -> Drawing:
     """Returns maps in rows of so many columns from the bottom up, the stacks and steps apart from one another."""
-    stacks: list[tuple[str, str | None, list[int]]] = [("prelude", PRELUDE, list(range(places.prelude)))]
-    for t in range(places.steps):
-        stacks.append((f"step {t + 1}", None, [places.index("core", t, i) for i in range(places.core)]))
-    stacks.append(("coda", CODA, [places.index("coda", 0, i) for i in range(places.coda)]))
     drawn = [
         ("layers" if not places.core else name, frame, [one for place in each for one in maps_at(place)])
         for name, frame, each in stacks

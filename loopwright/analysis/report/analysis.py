@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.analysis.figures import stages, states
-from loopwright.analysis.report.findings import Finding, converges, percent, safe
+from loopwright.analysis.report.findings import Finding, converges, one_layer, percent, safe
 from loopwright.analysis.report.findings import stages as stages_finding
 from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, Slider, count, write_report
 from loopwright.plot.drawing import Drawing
@@ -42,7 +42,7 @@ READ = {
     "pairs": "Every layer run against every other; diagonal stripes mean that a layer resembles itself at other steps more than "
     "its neighbours.",
     "cycles": "The last token's state after each layer in two directions, in windows of steps; one closed figure drawn over and "
-    "over is a cyclic fixed point.",
+    "over is a cyclic fixed point, a point alone is rest.",
     "layer-paths": "The same token at each layer on its own, early steps blue: a path that ends in one point is rest, one "
     "that goes round or back and forth an orbit.",
     "limits-together": "Of the tokens on which some layer does what the row says, the share on which some layer does what the "
@@ -160,9 +160,11 @@ def write_analysis(
 def draw_all(metrics: Metrics, dense: Metrics | None = None) -> dict[str, Drawing]:
     """Returns every figure that a summary holds the numbers of, by name."""
     places = metrics["places"]
-    found = {"stages-by-step" if places["core"] else "stages": stages.by_step(metrics, dense=dense)}
-    found["norms"] = stages.by_step(metrics, ("norm", "largest"), dense=dense)
-    found["neurons"] = stages.neurons(metrics, dense=dense)
+    found = {}
+    if not one_layer(metrics):  # a line over the layers of a block needs two
+        found["stages-by-step" if places["core"] else "stages"] = stages.by_step(metrics, dense=dense)
+        found["norms"] = stages.by_step(metrics, ("norm", "largest"), dense=dense)
+        found["neurons"] = stages.neurons(metrics, dense=dense)
     if places["core"] and places["steps"] > 1:
         found["stages-realised"] = stages.realised(metrics)
         found["stages-by-layer"] = stages.by_layer(metrics)

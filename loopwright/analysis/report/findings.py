@@ -70,6 +70,8 @@ def converges(metrics: Metrics) -> Finding:
 def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Finding:
     """Are its stages those of a feedforward model?"""
     places = Places(**metrics["places"])
+    if one_layer(metrics):
+        return Finding(None, NOT_SHOWN, "one layer has no stages to run through; what it does at each step is below.")
     steps = _tensor([one_step(metrics, name, t) for t in range(places.steps)])
     if dense is None:
         if places.steps == 1:
@@ -100,6 +102,12 @@ def stages(metrics: Metrics, dense: Metrics | None, name: str = "colsum") -> Fin
     share = (each >= ALIKE).double().mean().item()
     said = "the curve over one block has the shape of the dense model's."
     return Finding(True, f"Yes, in {percent(share)} of steps", said, numbers)
+
+
+def one_layer(metrics: Metrics) -> bool:
+    """Whether the model is one layer, looped or not: there is no line over its layers."""
+    places = metrics["places"]
+    return places["prelude"] + places["core"] + places["coda"] == 1
 
 
 def _feedforward(metrics: Metrics) -> Finding:

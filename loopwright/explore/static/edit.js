@@ -14,7 +14,7 @@ export function editView(page) {
   const token = choice("edit-token"), size = el("input", { type: "number", id: "edit-size", min: 0, max: 10, step: "any", value: 0.5, required: true });
   const other = el("input", { type: "text", id: "edit-prompt", value: "The big dog was very sad", required: true });
   const fields = { // made anew for each kind: a control stands in one label at a time
-    zero: () => [field("Part", point), field("Layer", where), field("At", step)],
+    zero: () => [field("Part", point), field("Layer", where), ...(page.card.looped ? [field("At", step)] : [])],
     patch: () => [field("Other prompt", other), field("After", step), field("Tokens", token)],
     swap: () => [field("State after", first), field("and after", second)],
     noise: () => [field("After", step), field("Size, as a share of the state", size)],
@@ -40,8 +40,9 @@ export function editView(page) {
     const kinds = Object.entries(KINDS).filter(([name]) => looped || name === "zero");
     const chosen = kind.value || state.edit?.kind;
     setOptions(kind, kinds, kinds.some(([name]) => name === chosen) ? chosen : "zero");
-    if (more.dataset.kind !== kind.value) more.replaceChildren(...fields[kind.value]());
-    more.dataset.kind = kind.value;
+    const shape = `${kind.value} ${looped}`;
+    if (more.dataset.shape !== shape) more.replaceChildren(...fields[kind.value]());
+    more.dataset.shape = shape;
     setOptions(point, [["mlp", "MLP"], ["attention", "attention"]], point.value || "mlp");
     const places = ["core", "prelude", "coda"].flatMap((stack) => Array.from({ length: layers[stack] }, (_, i) => [`${stack} ${i}`, looped ? `${i + 1} of the ${stack}` : `${i + 1}`]));
     setOptions(where, places, places.some(([key]) => key === where.value) ? where.value : places[0][0]);

@@ -83,6 +83,12 @@ def test_the_prompt_of_the_largest_orbit_is_drawn_from_its_own_numbers():
     assert stages.orbit_by_step(metrics) == late and stages.orbit_realised(metrics) != whole
 
 
+def test_no_band_of_a_share_leaves_what_a_share_can_be():
+    metrics = copy.deepcopy(looped())
+    metrics["by_place"]["sink_rate"]["std"] = [0.9 for _ in metrics["by_place"]["sink_rate"]["mean"]]
+    assert not re.search(r">[-−]0\.[1-9]", stages.by_layer(metrics, ("sink_rate",)))
+
+
 def test_halves_are_drawn_for_every_step():
     svg = stages.halves(looped())
     assert ">first half, step 1<" in svg and ">second half, step 12<" in svg

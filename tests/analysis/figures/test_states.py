@@ -37,6 +37,9 @@ def test_a_floorplan_has_a_row_of_maps_per_step_and_frames_around_what_runs_once
     assert [f">step {n}<" in svg for n in (1, 4, 5)] == [True, True, False] and ">prelude<" in svg and ">coda<" in svg
     assert svg.count(states.PRELUDE.lower()) == looped()["places"]["prelude"] and svg.count(states.CODA.lower()) == 1
     assert ">layers<" in states.floorplan(dense())
+    maps = looped()["floorplan"]["maps"]
+    beside = states.floorplan({"floorplan": {"places": {"prelude": 0, "core": 1, "coda": 0, "steps": 4}, "maps": maps[:4]}})
+    assert ">steps 1–4<" in beside and ">step 1<" not in beside  # one layer: its steps stand side by side
 
 
 def test_a_floorplan_of_heads_changes_with_any_head():

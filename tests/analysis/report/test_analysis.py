@@ -74,6 +74,7 @@ def test_captions_say_nothing_of_what_is_not_drawn():
 def test_a_core_of_one_layer_has_every_figure_but_those_between_layers():
     pictures = draw_all(bare())
     assert {"fixed-points", "floorplan", "spectrum"} <= set(pictures) and not set(BETWEEN_LAYERS) & set(pictures)
+    assert not {"stages-by-step", "norms", "neurons"} & set(pictures)  # a line over one layer is a point
     said = captions(bare(), pictures)
     assert "framed" not in said and "farthest from it ends" not in said
 

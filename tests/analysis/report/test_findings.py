@@ -38,6 +38,13 @@ def test_a_cycle_a_single_point_and_no_rest():
     assert converges(few).good is None
 
 
+def test_one_layer_has_no_stages():
+    one = made(places={"prelude": 0, "core": 1, "coda": 0, "steps": 12})
+    assert stages(one, dense()).sentence.startswith("Not shown: one layer") and not stages(one, None).numbers
+    two = made(places={"prelude": 1, "core": 1, "coda": 0, "steps": 12})
+    assert "one layer" not in stages(two, None).sentence
+
+
 def test_layers_at_rest_with_tokens_that_swing_are_no_yes():
     """A layer rests in the mean over its tokens."""
     swings = made(limits={"tokens": [0.9, 0.08, 0.02, 0.0]})
