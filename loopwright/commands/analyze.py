@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -180,13 +180,14 @@ def read_own(source: Source, asked: Asked) -> list[Prompt]:
 
 
 def questions(rows: Sequence[tuple[Tensor, Tensor]]) -> list[Prompt]:
-    """Returns the tokens of each row (ids, labels) before its answer, and what all answers begin with: what is said after an answer,
-    or in every one, says nothing. Text that is predicted from its start is a prompt as a whole."""
+    """Returns the tokens of each row (ids, labels) before its answer, and what all answers begin with: what is said after an
+    answer, or in every one, says nothing. Text that is predicted from its start is a prompt as a whole."""
     ids, first = [row.tolist() for row, _ in rows], [int((labels != IGNORED).int().argmax()) for _, labels in rows]
     if min(first) < 2:
         return list(ids)
-    answers = [row[start:] for row, start in zip(ids, first, strict=True)]
-    alike = len(commonprefix([answer[:-1] for answer in answers])) if len(answers) > 1 else 0  # a token is left to say
+    answers = [row[start:-1] for row, start in zip(ids, first, strict=True)]  # a token is left to say
+    together = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*answers, strict=False))
+    alike = len(list(together)) if len(rows) > 1 else 0
     return [row[: start + alike] for row, start in zip(ids, first, strict=True)]
 
 

@@ -20,7 +20,7 @@ LONGEST_RUN = 64  # points that one piece of line stands for, at most
 
 def page_svg(text: str, frames: Sequence[Any] = ()) -> str:
     """Returns the drawing alone: no prolog, no date or other metadata, the page's fonts and text colour, and names for what it
-    refers to that no other drawing on the page has. `frames` say where its axes lie, for a page to read lines out and to fit it in."""
+    refers to that no other drawing on the page has. `frames` say where its axes lie: a page reads lines out there."""
     text = text[text.index("<svg") :]
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"\s*<defs>\s*<style.*?</style>\s*</defs>", "", text, count=1, flags=re.DOTALL)  # it would style the whole page

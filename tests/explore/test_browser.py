@@ -189,7 +189,51 @@ def test_hostile_text_stays_text(browser: Browser, server: Live) -> None:
 def test_a_dense_model_opens(browser: Browser, server: Live) -> None:
     browser.open(f"{server.url}/#m=dense")
     assert "not looped" in browser.text("#facts") and browser.run("return document.querySelector('#depth').disabled")
-    assert answered(browser) and browser.run("return document.querySelector('#motion').hidden")
+    assert answered(browser) and browser.run(
+        "return document.querySelector('#motion').hidden && document.querySelector('#depthbar').hidden"
+    )
+    browser.type("#model", NAME)
+    browser.until(
+        "return !document.querySelector('#depthbar').hidden && document.querySelectorAll('tr:last-child .cell').length === 16"
+    )
+    assert "again and again" in browser.text("#lead")
+    browser.type("#edit-kind", "swap")
+    browser.click("#edit-apply")
+    browser.until("return /the edit changes/.test(document.querySelector('#edit-verdict').textContent)")
+    browser.complaints()
+    browser.type("#model", "dense")  # which has no steps to swap: the edit goes with the model
+    browser.until("return document.querySelector('#depthbar').hidden && !location.hash.includes('e=')")
+    assert browser.complaints() == [] and browser.text("#problem") == ""
+
+
+def test_wrong_input_is_told_where_it_is_typed(browser: Browser, server: Live) -> None:
+    browser.open(f"{server.url}/")
+    browser.type(".exits input", "-1")
+    assert browser.run("return document.querySelector('.exits input').matches(':invalid')")
+    assert "-1" not in browser.run("return location.hash") and browser.text("#problem") == ""
+    browser.type(".exits input", "1000")
+    browser.until("return /20 of 20 tokens leave early, after 1.0 steps/.test(document.querySelector('.legend').textContent)")
+    browser.type("#prompt", "word " * 3000)
+    browser.until("return /no room for an answer/.test(document.querySelector('#problem').textContent)")
+    assert browser.run("return document.querySelectorAll('.grid tbody tr').length") == 20
+    browser.type("#prompt", "The cat")
+    browser.until("return document.querySelectorAll('.grid tbody tr').length < 10")
+    assert browser.text("#problem") == ""
+
+
+def test_a_server_that_comes_back_with_other_models(browser: Browser, server: Live) -> None:
+    browser.open(f"{server.url}/#m=dense")
+    browser.run("const plain = window.fetch; window.fetch = (path, given) => plain(path, given?.body?.includes('\"dense\"')"
+                " ? {...given, body: given.body.replace('\"dense\"', '\"gone\"')} : given);")  # fmt: skip
+    browser.run(
+        "const known = window.fetch; window.fetch = async (path, given) => (path === '/v1/models'"
+        " ? new Response(JSON.stringify({data: [{id: arguments[0]}]})) : known(path, given));".replace(
+            "arguments[0]", json.dumps(NAME)
+        )
+    )
+    browser.type("#prompt", "The cat sat")
+    browser.until("return document.querySelector('#model').value === arguments[0]", NAME)
+    browser.until("return document.querySelectorAll('tr:last-child .cell').length === 16")
 
 
 def test_the_server_goes_and_comes_back(browser: Browser, server: Live) -> None:

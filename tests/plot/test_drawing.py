@@ -151,7 +151,7 @@ def test_a_page_can_read_a_line_out(tmp_path: Path) -> None:
     drawing = panels([lambda axes: (axes.plot([1, 2, 4], [0, 30, 10], label='<b>"'), axes.set_xlim(1, 4), axes.set_xlabel("step"))])
     root = ET.fromstring(drawing)
     (((left, top, right, bottom), x, y, whole),) = json.loads(root.get("data-axes"))
-    assert x == ["linear", 1.0, 4.0, "step"] and whole is True
+    assert x == ["linear", 1.0, 4.0, "step"] and whole is True and root.get("data-panels") == "1"
     line = next(element for element in root.iter() if element.get("data-line") == '0:<b>"')
     path = next(element.get("d") for element in line.iter() if element.get("d"))
     at = [tuple(map(float, pair)) for pair in re.findall(r"(-?[\d.]+) (-?[\d.]+)", path)][1]

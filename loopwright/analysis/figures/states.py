@@ -227,14 +227,13 @@ def floorplan_heads(metrics: Metrics) -> Drawing:
 
 
 def _stacks(places: Places) -> list[Stack]:
-    steps: list[Stack] = [(f"step {t + 1}", None, [places.index("core", t, i) for i in range(places.core)]) for t in range(places.steps)]
+    core = [[places.index("core", t, i) for i in range(places.core)] for t in range(places.steps)]
+    steps: list[Stack] = [(f"step {t + 1}", None, layers) for t, layers in enumerate(core)]
     coda = [places.index("coda", 0, i) for i in range(places.coda)]
     return [("prelude", PRELUDE, list(range(places.prelude))), *steps, ("coda", CODA, coda)]
 
 
-def _plan(
-    places: Places, stacks: Sequence[Stack], maps_at: Callable[[int], Sequence[Sequence[Numbers]]], columns: int
-) -> Drawing:
+def _plan(places: Places, stacks: Sequence[Stack], maps_at: Callable[[int], Sequence[Sequence[Numbers]]], columns: int) -> Drawing:
     """Returns maps in rows of so many columns from the bottom up, the stacks and steps apart from one another."""
     drawn = [
         ("layers" if not places.core else name, frame, [one for place in each for one in maps_at(place)])

@@ -21,6 +21,8 @@ let models = [];
 
 function problem(message) { byId("problem").textContent = message ?? ""; }
 
+const question = () => JSON.stringify([state.model, state.prompt, state.exit, state.edit]);
+
 function refused(message) {
   clearTimeout(slow);
   stale(false);
@@ -29,6 +31,7 @@ function refused(message) {
 
 // Runs what asks the server: a wrong question is told below the prompt, a missing key or server above everything.
 async function guarded(work) {
+  const asked = question();
   try {
     return await work();
   } catch (error) {
@@ -36,7 +39,7 @@ async function guarded(work) {
     if (error.status === 401) askForKey();
     else if (error.status === 0 || error.status === 503) wait();
     else if (error.status === 404 && !restarted) restart();
-    else refused(error.message);
+    else if (asked === question()) refused(error.message); // of what is no longer asked for nobody wants to know
     return undefined;
   }
 }

@@ -50,7 +50,8 @@ export function editView(page) {
     const every = kind.value === "patch" ? steps : [["", "every step"], ...steps];
     setOptions(step, every, every.some(([key]) => key === step.value) ? step.value : every[0][0]);
     setOptions(first, steps, first.value || "0");
-    setOptions(second, steps, second.value || String(depths.max - 1));
+    setOptions(second, steps, second.value && second.value !== first.value ? second.value : String(depths.max - 1));
+    apart();
     setOptions(token, [["", "every token, aligned at the end"], ["chosen", "the chosen token"]], token.value);
   }
 

@@ -85,7 +85,9 @@ def test_the_prompt_of_the_largest_orbit_is_drawn_from_its_own_numbers():
 
 def test_no_band_of_a_share_leaves_what_a_share_can_be():
     metrics = copy.deepcopy(looped())
-    metrics["by_place"]["sink_rate"]["std"] = [0.9 for _ in metrics["by_place"]["sink_rate"]["mean"]]
+    metrics["by_place"]["sink_rate"] = {
+        name: [value] * metrics["places"]["steps"] * 6 for name, value in (("mean", 0.05), ("std", 0.9))
+    }
     assert not re.search(r">[-−]0\.[1-9]", stages.by_layer(metrics, ("sink_rate",)))
 
 

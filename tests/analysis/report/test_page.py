@@ -183,4 +183,7 @@ def test_a_line_is_read_out_under_the_pointer_and_nothing_complains(tmp_path: Pa
             "svg.dispatchEvent(new PointerEvent('pointermove', {clientX: to.a * x + to.e, clientY: to.d * (t + b) / 2 + to.f}));"
         )
         assert browser.text(".readout b") == "depth (steps) 2" and browser.text(".readout div") == "<b>plain: 90"
+        browser.resize(390)  # on a phone one panel is seen whole, its letters not much smaller than those around it
+        assert browser.run("const box = document.querySelector('.picture'); return box.scrollWidth <= box.clientWidth")
+        assert browser.run("return document.querySelector('svg text').getBoundingClientRect().height") >= 11
         assert browser.complaints() == []
