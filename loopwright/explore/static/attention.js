@@ -40,7 +40,7 @@ export function attentionView(page, { guarded }) {
   const row = () => Math.min(page.token, data.prompt.length - 1);
 
   function draw() {
-    if (!data) return;
+    if (!data || !page.plain) return; // another model is being opened
     const map = data.maps[step()], sinks = data.sinks[step()], t = row();
     drawHeads(sinks);
     const sink = sinks[Math.min(state.head, sinks.length - 1)], name = quoted(data.words[data.prompt[sink.token]]);
