@@ -108,21 +108,21 @@ def analyze(
     words = _reader(opened, asked.tokenizer)
     page = write_analysis(
         found, run.path,
-        dense=dense, footer=f"Drawn from {drawn_from}.", said=said_by_depth(found, rows[0], words), made=_made(prompts, words),
+        dense=dense, footer=f"Drawn from {drawn_from}.", said=said_by_depth(found, prompts, words), made=_made(prompts, words),
     )  # fmt: skip
     console().print(f"numbers: {run.metrics}\nfigures: {run.figures}\nreport: {page}", markup=False, soft_wrap=True)
     return page
 
 
-def said_by_depth(found: dict[str, Any], rows: Sequence[Sequence[int]], words: Any) -> Slider | None:
+def said_by_depth(found: dict[str, Any], prompts: Sequence[Prompt], words: Any) -> Slider | None:
     """Returns what the first prompts would be answered at each depth, as a slider; None where nothing can be read or moved."""
     tokens = found.get("answers", {}).get("tokens")
     if not tokens or words is None:
         return None
     steps = len(tokens[0])
     own = min(found["answers"].get("depth") or steps, steps)
-    cells = [[(_word(words, each[t]), each[t] == each[-1]) for each in tokens] for t in range(steps)]
-    names = [_short(words.decode(row)) for row in rows[: len(tokens)]]
+    cells = [[(_word(words, each[t]), each[t] == each[own - 1]) for each in tokens] for t in range(steps)]
+    names = [_end(prompt if isinstance(prompt, str) else words.decode(prompt)) for prompt in prompts[: len(tokens)]]
     return Slider(
         ["prompt", "next token"], names, range(1, steps + 1), cells, own - 1, f"First shown: the model's own depth, {own}."
     )
@@ -144,6 +144,12 @@ def _word(words: Any, token: int) -> str:
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= LONGEST_PROMPT else f"{line[:LONGEST_PROMPT].rstrip()} …"
+
+
+def _end(text: str) -> str:
+    """The end of a prompt, after which something is said."""
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST_PROMPT else f"… {line[-LONGEST_PROMPT:].lstrip()}"
 
 
 def _made(prompts: Sequence[Prompt], words: Any) -> list[tuple[str, str]]:

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from loopwright.cli import main
-from loopwright.commands.analyze import questions
+from loopwright.commands.analyze import questions, said_by_depth
 from loopwright.model.cost import weight_bytes
 from loopwright.source import Source
 from loopwright.train.loop import train
-from tests.generate.tiny import save_model
+from tests.generate.tiny import save_model, word_tokenizer
 from tests.train.runs import small
 
 pytestmark = pytest.mark.usefixtures("few_products", "unlaid")
@@ -106,6 +106,18 @@ def test_a_task_is_asked_up_to_where_answers_differ():
     assert questions(rows[:1]) == [[5, 6, 7]]
     assert questions([rows[0], rows[0]]) == [[5, 6, 7, 1, 8]] * 2  # there is always a token left to say
     assert questions([(first, first), rows[1]]) == [first.tolist(), second.tolist()]  # text, predicted from its start
+
+
+def test_what_is_said_by_depth_is_marked_by_the_models_own_depth():
+    found = {"answers": {"depth": 2, "tokens": [[2, 3, 4], [4, 4, 4]]}}
+    words = word_tokenizer()
+    slider = said_by_depth(found, ["long " * 40 + "end", [2, 3]], words)
+    assert slider.start == 1 and [[right for _, right in cells] for cells in slider.cells] == [
+        [False, True],
+        [True, True],
+        [False, True],
+    ]
+    assert slider.rows[0].startswith("… ") and slider.rows[0].endswith(" end") and slider.rows[1] == words.decode([2, 3])
 
 
 def test_a_task_and_a_model_without_a_tokenizer_take_text(folder, tmp_path, undrawn, capsys):

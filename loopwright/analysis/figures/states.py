@@ -68,6 +68,8 @@ def _matrix(axes: Axes, values: Sequence[Numbers], title: str, colours: str) -> 
     axes.set_aspect("equal")
     axes.set_title(title, loc="left", fontsize=9.5, fontweight="normal")
     axes.set_xlabel("layer, as run")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.get_major_locator().set_params(integer=True)
     _bar(axes, image)
 
 
@@ -169,10 +171,9 @@ def together(metrics: Metrics) -> Drawing:
         mosaic(axes, shown, "cividis", low=0, high=1)
         for i, row in enumerate(shown):
             for j, value in enumerate(row):
+                colour = INK if math.isnan(value) else "#ffffff" if value < 0.55 else "#000000"  # a cell left clear is the page
                 word = "–" if math.isnan(value) else f"{value:.2f}"
-                axes.text(
-                    j + 0.5, i + 0.5, word, ha="center", va="center", color="#ffffff" if value < 0.55 else "#000000", fontsize=9
-                )
+                axes.text(j + 0.5, i + 0.5, word, ha="center", va="center", color=colour, fontsize=9)
         axes.set_xticks([i + 0.5 for i in range(len(labels))], labels)
         axes.set_yticks([i + 0.5 for i in range(len(labels))], labels)
         axes.set_xlabel("also seen")

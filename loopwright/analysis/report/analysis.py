@@ -256,7 +256,7 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
 
 def _said(slider: Slider) -> Section:
     return Section("What it would say next", "The most probable next token of each prompt if the pass stopped at the depth of the "
-                   "slider; marked where it is that of the last step.", sliders=[slider])  # fmt: skip
+                   "slider; marked by whether it is that of the model's own depth.", sliders=[slider])  # fmt: skip
 
 
 def _card(metrics: Metrics, dense: Metrics | None) -> Grid:

@@ -17,6 +17,7 @@ Metrics = Mapping[str, Any]
 MOST = 0.95  # of tokens, layers or answers: what counts as nearly all
 ALIKE = 0.7  # correlation of stage curves from which they are called alike
 NOT_SHOWN = "Not shown"
+GROWS = 1.1  # times: how much longer a state may become over the later half of the steps and still be called at rest
 DRIFT = 0.1  # of the range of a stage curve: how far it may move and still be called the same
 
 
@@ -44,7 +45,7 @@ def converges(metrics: Metrics) -> Finding:
     layers, rates = metrics["convergence"]["layers"], metrics["limits"]["tokens"]
     none, cyclic, degenerate = (sum(row[i] for row in layers) / len(layers) for i in range(3))
     numbers = (
-        (percent(rates[0]), "of tokens rest at a fixed point of the last layer"),
+        (percent(rates[0]), "of tokens come to rest at the last layer, by direction"),
         (percent(rates[1]), "orbit"),
         (percent(rates[2]), "slide"),
         (percent(rates[3]), "do something else"),
@@ -52,6 +53,11 @@ def converges(metrics: Metrics) -> Finding:
     if none > 1 - MOST and none >= max(cyclic, degenerate):
         said = f"{percent(none)} of layers do not stay near where they stand after {places.steps} steps."
         return Finding(False, "No", said, numbers)
+    sizes = metrics["by_step"]["state_norm"]["mean"] if "state_norm" in metrics.get("by_step", {}) else []
+    half = (len(sizes) + 1) // 2
+    if sizes and None not in (sizes[half - 1], sizes[-1]) and sizes[-1] > GROWS * sizes[half - 1]:  # rest is told by cosines
+        times = f"{sizes[-1] / sizes[half - 1]:.1f} times as long after {places.steps} steps as after {half}"
+        return Finding(False, "No, only in direction", f"the state keeps growing: it is {times}.", numbers)
     # a layer rests in the mean over its tokens: a few of them may still swing
     rest, loose = cyclic + degenerate, rates[0] < MOST
     good, sure = (True, "Yes") if rest >= MOST and not loose else (None, "Mostly")

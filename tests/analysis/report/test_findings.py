@@ -38,6 +38,16 @@ def test_a_cycle_a_single_point_and_no_rest():
     assert converges(few).good is None
 
 
+def test_a_state_that_grows_does_not_rest_however_its_direction_does():
+    def of(sizes: list[float | None]) -> Any:
+        return converges(made(by_step={**looped()["by_step"], "state_norm": {"mean": sizes}}))
+
+    assert of([1.0] * 12).good
+    grown = of([float(t) for t in range(1, 13)])
+    assert grown.good is False and grown.sentence.endswith("it is 2.0 times as long after 12 steps as after 6.")
+    assert of([1.0] * 6 + [None] * 6).good  # told elsewhere: a state that is no number
+
+
 def test_one_layer_has_no_stages():
     one = made(places={"prelude": 0, "core": 1, "coda": 0, "steps": 12})
     assert stages(one, dense()).sentence.startswith("Not shown: one layer") and not stages(one, None).numbers
