@@ -30,7 +30,7 @@ def test_a_name_says_what_was_chosen_by_hand() -> None:
 
 
 def test_a_page_names_the_program_and_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["/home/me/loopwright/__main__.py", "analyze", "/home/me/model", "--prompts", "two words"])
+    monkeypatch.setattr("sys.argv", ["/opt/place/loopwright/__main__.py", "analyze", "/opt/place/model", "--prompts", "two words"])
     assert dict(how_made())["command"] == "loopwright analyze model --prompts 'two words'"
 
 
