@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
 import loopwright as lw
 from benchmarks.pairs import compare, report
@@ -52,13 +51,9 @@ def tokens(model: lw.LoopedForCausalLM, rows: int, length: int) -> Batch:
 
 
 def pass_through(model: lw.LoopedForCausalLM, batch: Batch, depth: int, variant: str) -> None:
-    """Leaves the gradients of the final-step loss in the parameters. `variant` is a kind of REMATS, or torch's checkpoint
-    around each step, the last one too."""
+    """Leaves the gradients of the final-step loss in the parameters. `variant` is a kind of REMATS."""
     model.zero_grad(set_to_none=True)
-    step, remat = model.step, variant
-    if variant == "torch.utils.checkpoint":
-        step, remat = partial(checkpoint, model.step, use_reentrant=False), "none"
-    path = rollout(model, batch, Plan(depth, depth), remat=remat, keeps="last", step=step)
+    path = rollout(model, batch, Plan(depth, depth), remat=variant, keeps="last")
     logits = model.read_out(path.last, path.p)
     F.cross_entropy(logits[:, :-1].flatten(0, 1), batch.input_ids[:, 1:].flatten()).backward()
 
@@ -127,7 +122,7 @@ def time_rows(device: str) -> None:
         # some backward kernels of a GPU add in no fixed order: then not even the plain loop equals itself
         again = all(torch.equal(x, y) for x, y in zip(gradients(model, batch, depth, "none"), plain, strict=True))
         about["plain_equals_itself"] = again
-        for a, b, target in (("step", "none", "<= 1.35"), ("step", "torch.utils.checkpoint", "<= 0.92"), ("tree", "none", "none")):
+        for a, b, target in (("step", "none", "<= 1.35"), ("step", "checkpoint", "<= 0.92"), ("tree", "none", "none")):
             equal = all(torch.equal(x, y) for x, y in zip(gradients(model, batch, depth, a), plain, strict=True))
             pair = (partial(pass_through, model, batch, depth, variant) for variant in (a, b))
             row = compare(*pair, pairs=PAIRS, warm_up=1)
@@ -140,10 +135,10 @@ def byte_rows(device: str) -> None:
     width, shape = (512, (16, 512)) if large else (64, (8, 128))
     alone = looped(width, device, prelude_layers=0, coda_layers=0)
     cases = (
-        ("2-layer core alone", alone, shape, 64, ("step", "tree")),
-        ("2-layer core, prelude and coda of 1", looped(width, device), shape, 64, ("step", "tree")),
-        ("stars kind, 1-layer core alone", addition(width, device), (512 if large else 60, 17), 64, ("step", "tree")),
-        ("2-layer core alone", alone, (shape[0] // 4, shape[1]), 256, ("step", "tree")),
+        ("2-layer core alone", alone, shape, 64, ("step", "checkpoint", "tree")),
+        ("2-layer core, prelude and coda of 1", looped(width, device), shape, 64, ("step", "checkpoint", "tree")),
+        ("stars kind, 1-layer core alone", addition(width, device), (512 if large else 60, 17), 64, ("step", "checkpoint", "tree")),
+        ("2-layer core alone", alone, (shape[0] // 4, shape[1]), 256, ("step", "checkpoint", "tree")),
     )
     for name, model, rows, depth, variants in cases:
         batch = tokens(model, *rows)
