@@ -17,6 +17,7 @@ from loopwright.exits import ending
 from loopwright.imports import own_files
 from loopwright.interrupt import second_ends_at_once
 from loopwright.options import (
+    Changes,
     Constrain,
     Depth,
     Device,
@@ -24,15 +25,21 @@ from loopwright.options import (
     Dtype,
     Exit,
     Folder,
+    Gpu,
+    Gpus,
     Import,
     Json,
+    Link,
     MinP,
-    Model,
+    ModelOrRecipe,
+    Network,
+    PerNode,
     Seed,
     StateSeed,
     Temperature,
     TopK,
     TopP,
+    TrainCost,
     Words,
     preset_names,
     seed_of,
@@ -42,28 +49,53 @@ from loopwright.version import VERSION
 
 
 def inspect(
-    model: Model,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Changes to the config.")] = None,
+    model: ModelOrRecipe,
+    overrides: Changes = None,
     depth: Depth = None,
     context: Annotated[int | None, typer.Option(callback=whole, help="Tokens per row. Default: 2048, or the model's most.")] = None,
     batch: Annotated[int, typer.Option(callback=whole, help="Rows in a pass and in the cache.")] = 1,
     dtype: Dtype = "bf16",
     policy: Annotated[str, typer.Option(help="What the cache keeps: every step, the last one, or share(n) of them.")] = "every",
     tensors: Annotated[bool, typer.Option("--tensors", help="Print the state dict too: name, shape, dtype, parameters.")] = False,
+    train: TrainCost = False,
+    gpus: Gpus = None,
+    gpu: Gpu = None,
+    per_node: PerNode = None,
+    link: Link = None,
+    network: Network = None,
     as_json: Json = False,
     imports: Import = None,
 ) -> None:
     """Show what a model is and costs: parameters by part, FLOPs, activation and cache bytes. Loads and allocates nothing.
+
+    With --train, show what training a recipe costs on several GPUs: memory on each and seconds an update, by DDP (a copy on each
+    GPU) and FSDP2 (a share of the parameters on each; kept: gathered once a batch, as `loopwright train` does; each step: gathered
+    anew whenever a layer runs). An estimate from FLOPs, bytes and bandwidths; docs/training.md says how near it comes.
 
     Examples:
 
     loopwright inspect ouro-1.4b --depth 4 --context 4096 --batch 8
 
     loopwright inspect huginn core_layers=8 injection.order=input-state --json
+
+    loopwright inspect ouro-pretrain --train --gpus 8 remat=none
+
+    loopwright inspect huginn-pretrain --train --gpus 64 batch=4096 --network 50
     """
     from loopwright.commands import inspect as verb
     from loopwright.commands.console import show
 
+    where = {"gpus": gpus, "gpu": gpu, "per_node": per_node, "link": link, "network": network}
+    given = {name: value for name, value in where.items() if value is not None}
+    if train:
+        from loopwright.commands import inspect_train
+
+        if (batch, dtype, policy, tensors) != (1, "bf16", "every", False):
+            raise typer.BadParameter("--batch, --dtype, --policy and --tensors do not go with --train: say batch=…, precision=…")
+        show(lambda: inspect_train.inspect_train(model, overrides or [], where=given, depth=depth, context=context), as_json)
+        return
+    if given:
+        raise typer.BadParameter(f"--{next(iter(given)).replace('_', '-')} needs --train, and a recipe in the place of the model")
     show(lambda: verb.inspect(
         model, overrides or [],
         depth=depth, context=context, batch=batch, dtype=dtype, policy=policy, tensors=tensors,

@@ -53,11 +53,26 @@ def recipe_names(incomplete: str) -> list[str]:
     return [name for name in names() if name.startswith(incomplete)]
 
 
-Model = Annotated[
+ModelOrRecipe = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="A model's folder, a hub id (owner/name) or a preset's name.", autocompletion=preset_names
+        metavar="MODEL",
+        help="A model's folder, a hub id (owner/name) or a preset's name; with --train a recipe's name or file.",
+        autocompletion=preset_names,
     ),
+]
+Changes = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Changes to the config (with --train: to the recipe).")
+]
+TrainCost = Annotated[
+    bool, typer.Option("--train", help="Estimate the training of a recipe on --gpus: bytes on each, seconds an update.")
+]
+Gpus = Annotated[int | None, typer.Option(callback=whole, help="With --train: how many GPUs. Default: 8.")]
+Gpu = Annotated[str | None, typer.Option(help="With --train: which card. Default: H200.")]
+PerNode = Annotated[int | None, typer.Option(callback=whole, help="With --train: GPUs in a node. Default: 8.")]
+Link = Annotated[float | None, typer.Option(help="With --train: GB/s of a GPU to its node, each direction. Default: the card's.")]
+Network = Annotated[
+    float | None, typer.Option(help="With --train: GB/s of a node to others. Default: 400 (eight adapters of 400 Gb/s).")
 ]
 Folder = Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder or a hub id (owner/name), with its tokenizer.")]
 Words = Annotated[str | None, typer.Option(metavar="PATH", help="A tokenizer's folder or hub id. Default: the model's own.")]

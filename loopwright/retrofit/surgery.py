@@ -87,6 +87,11 @@ def convert(source: LoopedForCausalLM, plan: Plan, *, seed: int = 0, input_ids: 
     return Conversion(model.eval(), layout, made)
 
 
+def converted_config(source: LoopedConfig, plan: Plan) -> LoopedConfig:
+    """Returns the config of what a plan makes of a dense model of this config."""
+    return _config(source, _started_layout(plan, source.prelude_layers + source.coda_layers), plan)
+
+
 def source_layers(source: LoopedForCausalLM) -> list[nn.Module]:
     """Returns the layers of a dense model, first to last; a looped one is refused."""
     if not isinstance(source, LoopedForCausalLM):

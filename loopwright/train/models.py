@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
+from loopwright.convert.load import empty_model, named_dtype
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import preset
-from loopwright.retrofit.surgery import convert, freeze_base
+from loopwright.retrofit.surgery import convert, converted_config, freeze_base
 from loopwright.retrofit.systems import find_system, make_plan
 from loopwright.settings import Given, merge
-from loopwright.source import load
+from loopwright.source import Source, load
 
 
 class FromPreset:
@@ -22,12 +23,20 @@ class FromPreset:
         self.name = name
         self.changes: dict[str, Any] = dict(changes or {})
 
+    @property
+    def config(self) -> LoopedConfig:
+        """The config of the model."""
+        return LoopedConfig(**self.changes) if self.name is None else preset(self.name, **self.changes)
+
     def build(self, seed: int) -> LoopedForCausalLM:
         """Returns the model; the seed alone decides its weights."""
-        config = LoopedConfig(**self.changes) if self.name is None else preset(self.name, **self.changes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return LoopedForCausalLM(config)
+            return LoopedForCausalLM(self.config)
+
+    def outline(self) -> LoopedForCausalLM:
+        """Returns the model on the meta device: all shapes, no memory."""
+        return empty_model(self.config)
 
 
 class FromWeights:
@@ -52,6 +61,10 @@ class FromWeights:
         changed.load_state_dict(there)
         return changed.to(dtype=next(model.parameters()).dtype)  # type: ignore[call-arg]  # how transformers wraps `to`
 
+    def outline(self) -> LoopedForCausalLM:
+        """Returns the model on the meta device; only its config is read."""
+        return _typed(empty_model(LoopedConfig(**merge(Source(self.source).config.to_dict(), self.changes))), self.dtype)
+
 
 class FromRetrofit:
     """A dense model made into a looped one, as `lw.retrofit` does: a `system` with `changes` to it.
@@ -71,6 +84,18 @@ class FromRetrofit:
         if self.system.trains == "parts":
             freeze_base(model)
         return model
+
+    def outline(self) -> LoopedForCausalLM:
+        """Returns the model on the meta device, frozen where the system freezes it; only the source's config is read."""
+        model = _typed(empty_model(converted_config(Source(self.source).config, self.plan)), self.dtype)
+        if self.system.trains == "parts":
+            freeze_base(model)
+        return model
+
+
+def _typed(model: LoopedForCausalLM, dtype: str) -> LoopedForCausalLM:
+    """A model in a named dtype; "auto", the files' own, is taken to be float32."""
+    return model.to(dtype=named_dtype(dtype) or torch.float32)  # type: ignore[call-arg]  # how transformers wraps `to`
 
 
 MODELS: dict[str, type] = {"preset": FromPreset, "load": FromWeights, "retrofit": FromRetrofit, "given": Given}

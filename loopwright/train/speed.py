@@ -40,7 +40,18 @@ class Speedometer:
         first = self._counted(1, rows, length)
         if depth == 1 or not self.config.is_looped:
             return first["total"], first["head"]
-        return first["total"] + (depth - 1) * (self._counted(2, rows, length)["total"] - first["total"]), first["head"]
+        return first["total"] + (depth - 1) * self.step_flops(rows, length), first["head"]
+
+    def step_flops(self, rows: int, length: int) -> int:
+        """Returns the FLOPs of one step forward; those of a batch's steps are alike."""
+        if not self.config.is_looped or self.config.max_steps == 1:
+            return 0
+        return self._counted(2, rows, length)["total"] - self._counted(1, rows, length)["total"]
+
+    def outside_flops(self, rows: int, length: int) -> int:
+        """Returns the FLOPs forward of what runs once, without the read-out: prelude and coda."""
+        first = self._counted(1, rows, length)
+        return first["total"] - first["head"] - self.step_flops(rows, length)
 
     def flops(self, pairs: Iterable[tuple[Batch, Plan]]) -> int:
         """Returns the FLOPs of an update's batches: forward through every step, backward through those with a gradient."""

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from loopwright.metrics.residual import relative_step
 from loopwright.model.context import Pass
-from loopwright.train.gradients.recompute import GradSteps, Recompute, Start, pull_back, step_parameters
+from loopwright.train.gradients.recompute import Cost, GradSteps, Recompute, Start, pull_back, step_parameters
 from loopwright.values import check_whole
 
 LIMIT = 1e-3  # of ‖Φ(s) − s‖ / ‖s‖, in the worst row
@@ -57,6 +57,10 @@ class Implicit:
         recompute = Recompute(steps)
         start = recompute.start(steps.first_step + steps.depth, s)
         return [_FixedPoint.apply(recompute, start, self.terms, steps.e, *step_parameters(steps.model))]
+
+    def cost(self, depth: int, keeps: str) -> Cost:
+        """Returns what the series costs: one step rebuilt and differentiated, and a product with its Jacobian for each term."""
+        return Cost(whole=1, states=1, reruns=1 + 2 + max(self.terms - 2, 0) - 2 * depth if depth else 0)
 
 
 class _FixedPoint(torch.autograd.Function):

@@ -72,6 +72,16 @@ class GradSteps:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What a way to run some steps costs: how many it keeps whole for the backward pass, how many states it holds beside them, and
+    how many steps forward it runs beyond one pass forward and one backward (which counts as two)."""
+
+    whole: int
+    states: int
+    reruns: int
+
+
+@dataclass(frozen=True)
 class Start:
     """Where a step can be run from: its index, the state it takes in, the random state it draws from (None: it draws nothing)."""
 

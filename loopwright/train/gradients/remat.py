@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from loopwright.model.backbone import StepRunner
 from loopwright.model.context import Pass
 from loopwright.train.gradients.implicit import Implicit
-from loopwright.train.gradients.recompute import GradSteps, Recompute, Start, draws, forget_casts, pull_back, step_parameters
+from loopwright.train.gradients.recompute import Cost, GradSteps, Recompute, Start, draws, forget_casts, pull_back, step_parameters
 
 
 class Remat(Protocol):
@@ -34,6 +34,10 @@ class Remat(Protocol):
         """Returns the states after the steps, those that are wanted."""
         ...
 
+    def cost(self, depth: int, keeps: str) -> Cost:
+        """Returns what it keeps of `depth` steps, and what it runs beyond one pass forward and one backward."""
+        ...
+
 
 class KeepAll:
     """The plain loop: everything is kept."""
@@ -41,12 +45,20 @@ class KeepAll:
     def __call__(self, steps: GradSteps) -> list[Tensor]:
         return steps.run(apart(steps.step))
 
+    def cost(self, depth: int, keeps: str) -> Cost:
+        """Returns the cost of keeping all: bytes alone."""
+        return Cost(whole=depth, states=0, reruns=0)
+
 
 class EachStep:
     """Keeps the state before each step; each step runs once more in the backward pass."""
 
     def __call__(self, steps: GradSteps) -> list[Tensor]:
         return steps.run(Rerun(steps, range(steps.first_step, steps.first_step + steps.depth)))
+
+    def cost(self, depth: int, keeps: str) -> Cost:
+        """Returns the cost of a state and a step again for each step."""
+        return Cost(whole=0, states=depth, reruns=depth)
 
 
 class Tree:
@@ -59,9 +71,20 @@ class Tree:
     def __call__(self, steps: GradSteps) -> list[Tensor]:
         if steps.keeps == "every" or not steps.depth:
             return EachStep()(steps)
-        first, last = steps.first_step, steps.first_step + steps.depth - 1
-        held = next(k for k in range(steps.depth) if reversible(k, 2) >= steps.depth)
-        return steps.run(Rerun(steps, {first, *stops(first, last, held), last}))
+        return steps.run(Rerun(steps, _held(steps.first_step, steps.depth)))
+
+    def cost(self, depth: int, keeps: str) -> Cost:
+        """Returns what the tree costs: a step whose state is not held runs once more than one whose state is."""
+        if keeps == "every" or not depth:
+            return EachStep().cost(depth, keeps)
+        held = len(_held(0, depth))
+        return Cost(whole=0, states=held, reruns=2 * depth - held)
+
+
+def _held(first: int, depth: int) -> set[int]:
+    """The steps whose states the tree holds before the backward pass begins."""
+    last = first + depth - 1
+    return {first, *stops(first, last, next(k for k in range(depth) if reversible(k, 2) >= depth)), last}
 
 
 class Checkpoint:
@@ -70,6 +93,10 @@ class Checkpoint:
     def __call__(self, steps: GradSteps) -> list[Tensor]:
         saved = partial(checkpoint, steps.step, use_reentrant=False, preserve_rng_state=draws(steps.model))
         return steps.run(apart(saved))
+
+    def cost(self, depth: int, keeps: str) -> Cost:
+        """Returns the cost of a state and a step again for each step."""
+        return Cost(whole=0, states=depth, reruns=depth)
 
 
 def apart(step: StepRunner) -> StepRunner:
