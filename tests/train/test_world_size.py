@@ -148,7 +148,6 @@ SLOW: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16", "remat": "step"},
     "step": {"remat": "step"},
     "tree": {"remat": "tree"},
-    "checkpoint": {"remat": "checkpoint"},
     "huginn": {"model": {"kind": "preset", "name": "huginn-tiny"}, "objective": {"kind": "every-step"}},
     # no injection, so that deep batches leave prelude and embedding without a gradient, and shallow ones do not
     "unreached": {

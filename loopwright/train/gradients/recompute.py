@@ -27,7 +27,7 @@ def step_parameters(model: LoopedForCausalLM) -> list[nn.Parameter]:
         # such modules put their gathered weights into the graph, where gradients of the shards cannot be asked for
         if any(isinstance(module, FSDPModule | FullyShardedDataParallel) for part in parts for module in part.modules()):
             raise ValueError(
-                "remat: parts of a step are sharded on their own (FSDP); shard the whole model, or use remat none or checkpoint"
+                "remat: parts of a step are sharded on their own (FSDP); shard the whole model, or use remat none or step"
             )
     return list({id(x): x for part in parts for x in part.parameters() if x.requires_grad}.values())
 

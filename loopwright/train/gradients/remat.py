@@ -1,10 +1,10 @@
 """How the loop keeps what its gradient needs: everything, the state before each step, or a few states out of many.
 
-A rematerialised step runs forward without a graph. Its backward runs it again from the state it took in, and differentiates
-that: the same sums in the same order, so the gradients are bitwise those of the plain loop. The exception is a parameter that
-one step reads more than once, the same values at every step (the step size of the diagonal
-injection): its shares are summed within the step first, and agree to rounding. Autocast's copies of the weights are made anew
-for each step (see `forget_casts`), in the plain loop too.
+A rematerialised step runs again in the backward pass from the state it took in: the same sums in the same order, so the gradients
+are bitwise those of the plain loop. One step at a time that is torch's checkpoint. The tree, which holds fewer states, has its own
+autograd function: there a parameter that one step reads more than once, the same values at every step (the step size of the
+diagonal injection), has its shares summed within the step first, and agrees to rounding. Autocast's copies of the weights are
+made anew for each step (see `forget_casts`), in the plain loop too.
 
 The last step of a rollout is not among these: it is differentiated first, so it is kept whole.
 """
@@ -51,10 +51,11 @@ class KeepAll:
 
 
 class EachStep:
-    """Keeps the state before each step; each step runs once more in the backward pass."""
+    """Keeps the state before each step, by torch's checkpoint; each step runs once more in the backward pass."""
 
     def __call__(self, steps: GradSteps) -> list[Tensor]:
-        return steps.run(Rerun(steps, range(steps.first_step, steps.first_step + steps.depth)))
+        saved = partial(checkpoint, steps.step, use_reentrant=False, preserve_rng_state=draws(steps.model))
+        return steps.run(apart(saved))
 
     def cost(self, depth: int, keeps: str) -> Cost:
         """Returns the cost of a state and a step again for each step."""
@@ -85,18 +86,6 @@ def _held(first: int, depth: int) -> set[int]:
     """The steps whose states the tree holds before the backward pass begins."""
     last = first + depth - 1
     return {first, *stops(first, last, next(k for k in range(depth) if reversible(k, 2) >= depth)), last}
-
-
-class Checkpoint:
-    """torch's own checkpoint around each step: slower than "step", but at home with blocks that are sharded (FSDP)."""
-
-    def __call__(self, steps: GradSteps) -> list[Tensor]:
-        saved = partial(checkpoint, steps.step, use_reentrant=False, preserve_rng_state=draws(steps.model))
-        return steps.run(apart(saved))
-
-    def cost(self, depth: int, keeps: str) -> Cost:
-        """Returns the cost of a state and a step again for each step."""
-        return Cost(whole=0, states=depth, reruns=depth)
 
 
 def apart(step: StepRunner) -> StepRunner:
@@ -191,4 +180,4 @@ def stops(first: int, last: int, held: int) -> list[int]:
     return found
 
 
-REMATS: dict[str, type] = {"none": KeepAll, "step": EachStep, "tree": Tree, "checkpoint": Checkpoint, "implicit": Implicit}
+REMATS: dict[str, type] = {"none": KeepAll, "step": EachStep, "tree": Tree, "implicit": Implicit}

@@ -19,7 +19,7 @@ from loopwright.train.rollout import Plan, rollout
 from tests.cases import UNLIKE, noisy, some
 from tests.train.gradient_helpers import differing, gradients, loss, padded_batch
 
-BITWISE = ("step", "tree", "checkpoint")
+BITWISE = ("step", "tree")
 
 
 def trained(name: str, **changes: Any) -> lw.LoopedForCausalLM:
@@ -71,11 +71,11 @@ SUMMED_FIRST: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("changes", "read_twice"), SUMMED_FIRST, ids=str)
 def test_what_a_step_reads_twice_agrees_to_rounding(changes: dict[str, Any], read_twice: str) -> None:
     model = trained("huginn-tiny", **changes)
-    plain = gradients(model, Plan(5, 5))
-    found = gradients(model, Plan(5, 5), remat="step")
+    plain = gradients(model, Plan(5, 5), keeps="last")
+    found = gradients(model, Plan(5, 5), keeps="last", remat="tree")
     assert all(name.endswith(read_twice) for name in differing(plain, found))
     assert differing(plain, found, lambda a, b: torch.allclose(a, b, rtol=1e-5, atol=1e-6 * float(b.abs().max()))) == []
-    assert differing(plain, gradients(model, Plan(5, 5), remat="checkpoint")) == []
+    assert differing(plain, gradients(model, Plan(5, 5), keeps="last", remat="step")) == []
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 11])
@@ -163,7 +163,7 @@ def test_another_step_is_used_first_and_again() -> None:
 
     plain = gradients(model, Plan(6, 4), keeps="last")
     assert differing(plain, gradients(model, Plan(6, 4), keeps="last", remat="step", step=watched)) == []
-    forward = [(0, False), (1, False), (2, False), (3, False), (4, False), (5, True)]
+    forward = [(0, False), (1, False), (2, True), (3, True), (4, True), (5, True)]
     assert calls == [*forward, (4, True), (3, True), (2, True)]
 
 
@@ -189,7 +189,7 @@ def test_tree_holds_few_states_and_runs_no_step_more_than_three_times(monkeypatc
     assert max(runs.values()) == 3 and runs[63] == 1
     held.clear()
     gradients(model, Plan(64, 64), keeps="every", remat="tree")
-    assert max(held) == 63  # kept anyway
+    assert held == []  # all states are kept anyway: as "step" does
 
 
 @given(count=st.integers(1, 200), held=st.integers(0, 12))
@@ -215,21 +215,33 @@ def test_reversible_counts_what_its_equation_says() -> None:
     assert reversible(9, 2) == comb(12, 2) == 66
 
 
-def test_a_parameter_changed_before_the_backward_pass_is_noticed() -> None:
+def test_a_parameter_changed_before_the_backward_pass_is_noticed_by_the_tree() -> None:
     model = trained("stars-addition-tiny")
-    found = loss(model, Plan(4, 4), keeps="last", remat="step")
+    found = loss(model, Plan(4, 4), keeps="last", remat="tree")
     with torch.no_grad():
         model.core[0].mlp.up_proj.bias.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         found.backward()
 
 
-def test_second_derivatives_are_refused() -> None:
+def test_second_derivatives_are_refused_by_the_tree() -> None:
     model = trained("stars-addition-tiny")
     weight = model.core[0].mlp.up_proj.weight
-    (first,) = torch.autograd.grad(loss(model, Plan(3, 3), remat="step"), weight, create_graph=True)
+    (first,) = torch.autograd.grad(loss(model, Plan(3, 3), keeps="last", remat="tree"), weight, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
+
+
+@pytest.mark.parametrize(("remat", "depth"), [("none", 4), ("step", 4), ("tree", 4), ("tree", 16), ("tree", 33)])
+def test_cost_counts_the_steps_that_run_again(remat: str, depth: int) -> None:
+    model, calls = trained("stars-addition-tiny"), []
+
+    def watched(s: Tensor, e: Tensor, t: int, p: Any) -> Tensor:
+        calls.append(t)
+        return model.step(s, e, t, p)
+
+    gradients(model, Plan(depth, depth), keeps="last", remat=remat, step=watched)
+    assert len(calls) == depth + REMATS[remat]().cost(depth - 1, "last").reruns
 
 
 @pytest.mark.parametrize("remat", BITWISE)
@@ -250,4 +262,4 @@ def test_a_pass_with_a_cache_is_refused() -> None:
 
 
 def test_table() -> None:
-    assert set(REMATS) == {"none", "step", "tree", "checkpoint", "implicit"}
+    assert set(REMATS) == {"none", "step", "tree", "implicit"}
