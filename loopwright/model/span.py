@@ -17,6 +17,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from loopwright.model.cache import LoopCache
 
+NEGATIVE = "segment_ids: negative entries; number the documents of a row 0, 1, 2 … (padding: attention_mask)"
+
 
 @dataclass(frozen=True)
 class Span:
@@ -186,5 +188,7 @@ def _check_shapes(
     if segment_ids is not None:
         if segment_ids.shape != (rows, length):
             raise ValueError(f"segment_ids: shape {tuple(segment_ids.shape)}; allowed: {(rows, length)}")
-        if bool((segment_ids < 0).any()):
-            raise ValueError("segment_ids: negative entries; number the documents of a row 0, 1, 2 … (padding: attention_mask)")
+        if segment_ids.is_cuda and torch.is_grad_enabled():  # training must not wait for the device; a `Batch` was asked before
+            torch._assert_async((segment_ids >= 0).all(), NEGATIVE)
+        elif bool((segment_ids < 0).any()):
+            raise ValueError(NEGATIVE)

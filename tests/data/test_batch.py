@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import pytest
 import torch
 
 from loopwright.data.batch import Batch
@@ -35,6 +36,12 @@ def test_what_is_asked_is_found_once() -> None:
     batch = Batch(labels, labels).ready()
     assert batch.asked is not None and batch.asked.tolist() == [1, 3, 6, 0]  # 3 targets, filled up to a multiple of 2 rows
     assert labels[0, 0] == 5 and len(batch.asked) - batch.targets == 1
+
+
+def test_documents_are_checked_before_they_go_to_a_device() -> None:
+    ids = torch.ones(1, 3, dtype=torch.long)
+    with pytest.raises(ValueError, match="segment_ids: negative entries"):
+        Batch(ids, ids, segment_ids=torch.tensor([[0, 0, -1]])).ready()
 
 
 def test_padding_is_told_by_a_mask_or_by_lengths() -> None:
