@@ -1,7 +1,7 @@
 """P15: training on text as the recipes ship it, beside transformers' Llama: model FLOPs over what the GPU can do.
 
 A 12-layer core of width 1,024 run 4 times, rows of 1,024 tokens, bf16. Whole updates through `train` are timed: data, passes,
-clipping, optimiser, log. The FLOPs are those of `loopwright inspect`: matrix products, attention in full (`causal` counts the half
+clipping, optimiser, log. The FLOPs are those of the log: matrix products, attention in full (`causal` counts the half
 that a causal model needs), three times the forward pass; what is computed twice counts once.
 """
 
@@ -21,12 +21,15 @@ from loopwright.data.batch import Batch, Splits
 from loopwright.model.config import LoopedConfig
 from loopwright.model.cost import TRAINING_FACTOR, pass_flops
 from loopwright.model.presets import preset
+from loopwright.settings import build_kind
 from loopwright.train.log import read_log
 from loopwright.train.loop import train
+from loopwright.train.objectives.losses import OBJECTIVES, Final
 from loopwright.train.recipe import make_recipe
+from loopwright.train.rollout import Objective, Plan
+from loopwright.train.speed import Speedometer
 from loopwright.train.state import Objects
 
-PEAK = 989e12  # dense bf16 products of an H100 or H200
 SHAPE = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 49152}
 ROWS, LENGTH, DEPTH = 32, 1024, 4
 COUNTED = 12
@@ -60,13 +63,6 @@ class RandomText:
         return Batch(ids, ids.clone(), segment_ids=segments)
 
 
-def update_flops(config: LoopedConfig, heads: int, *, causal: bool = False) -> float:
-    """Returns the FLOPs of an update; `heads` read-outs a token are trained."""
-    parts = pass_flops(config, depth=DEPTH, batch=ROWS, length=LENGTH)
-    attention = parts["attention"] / 2 if causal else 0
-    return TRAINING_FACTOR * (parts["total"] + (heads - 1) * parts["head"] - attention)
-
-
 def measure(name: str, apart: bool = False, model: dict | None = None, **changes: object) -> None:
     """Prints the row of one case."""
     spec = {"kind": "preset", **(model or OURO)}
@@ -76,25 +72,29 @@ def measure(name: str, apart: bool = False, model: dict | None = None, **changes
         "about": name, "model": spec, "data": {"kind": "text", "files": "x", "tokenizer": "gpt2"}, "updates": COUNTED + 8,
         "batch": ROWS, "depth": {"kind": "fixed", "depth": DEPTH}, "precision": "bf16", "save": {"best": False}, **changes,
     }  # fmt: skip
+    recipe = make_recipe(data)
     splits = Splits(source, source, vocab_size=config.vocab_size, alike=True)
     torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as folder:
-        outcome = train(make_recipe(data), Path(folder) / "run", given=Objects(data=splits))
+        outcome = train(recipe, Path(folder) / "run", given=Objects(data=splits))
         rows = [row for row in read_log(outcome.folder.log) if "loss" in row]
     del outcome
-    heads = DEPTH if changes.get("objective", {}).get("kind") == "every-step" else 1  # type: ignore[attr-defined]
-    tell(name, config, heads, [row["seconds"] for row in rows[-COUNTED:]])
+    objective = build_kind(recipe.objective, OBJECTIVES)
+    tell(name, config, objective, DEPTH, [row["seconds"] for row in rows[-COUNTED:]])
 
 
-def tell(name: str, config: LoopedConfig, heads: int, seconds: list[float], flops: float | None = None) -> None:
-    """Prints what updates of these times come to."""
-    middle = statistics.median(seconds)
-    full, half = flops or update_flops(config, heads), update_flops(config, heads, causal=True)
+def tell(name: str, config: LoopedConfig, objective: Objective, depth: int, seconds: list[float]) -> None:
+    """Prints what updates of these times come to, counted as the log counts them; `causal` leaves half of the attention out."""
+    speed, middle = Speedometer(config, objective, "bf16", torch.device("cuda")), statistics.median(seconds)
+    ids = torch.empty(ROWS, LENGTH, dtype=torch.long, device="meta")
+    flops = speed.flops([(Batch(ids, ids), Plan(depth, depth))])
+    half = TRAINING_FACTOR * pass_flops(config, depth=depth, batch=ROWS, length=LENGTH)["attention"] / 2
+    peak = speed.peak or float("nan")  # a card that is not in the table
     row = {
         "ms": 1e3 * middle,
         "tokens_per_s": ROWS * LENGTH / middle,
-        "mfu": full / middle / PEAK,
-        "mfu_causal": half / middle / PEAK,
+        "mfu": flops / middle / peak,
+        "mfu_causal": (flops - half) / middle / peak,
     }
     memory = torch.cuda.max_memory_allocated() / 2**30
     report(f"P15 training on text: {name}", {**row, "peak_gib": memory, "updates": len(seconds), "target": ">= 0.50"})
@@ -107,6 +107,7 @@ def peer() -> None:
     compiled = torch.compile(model)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     ids, seconds = torch.randint(0, config.vocab_size, (ROWS, LENGTH), device="cuda"), []
+    torch.cuda.reset_peak_memory_stats()
     for _ in range(COUNTED + 8):
         torch.cuda.synchronize()
         began = time.perf_counter()
@@ -119,12 +120,7 @@ def peer() -> None:
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     same = preset("ouro-1.4b", **{**OURO["changes"], "norm_placement": ["input"]})
-    parts = pass_flops(same, depth=1, batch=ROWS, length=LENGTH)
-    flops = TRAINING_FACTOR * parts["total"]
-    row = {"ms": 1e3 * statistics.median(seconds[-COUNTED:])}
-    half = flops - TRAINING_FACTOR * parts["attention"] / 2
-    row |= {"mfu": flops / row["ms"] * 1e3 / PEAK, "mfu_causal": half / row["ms"] * 1e3 / PEAK}
-    report("P15 training on text: transformers' Llama, 12 layers, compiled", {**row, "target": ">= 0.50"})
+    tell("transformers' Llama, 12 layers, compiled", same, Final(), 1, seconds[-COUNTED:])
 
 
 def main(only: str = "") -> None:
