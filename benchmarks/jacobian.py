@@ -18,9 +18,9 @@ from loopwright.data.batch import IGNORED, Batch
 from loopwright.model.backbone import StepRunner
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.output import shifted_loss
+from loopwright.train.compiled import CompiledStep
 from loopwright.train.objectives.jacobian import JacobianPenalty
 from loopwright.train.rollout import Plan, rollout
-from loopwright.train.training_module import compiled_step
 
 WEIGHT = 0.1
 FULL = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
@@ -102,7 +102,7 @@ def main() -> None:
         torch.set_float32_matmul_precision("high")
         for dropout, compiled in ((0.1, False), (0.0, False), (0.0, True)):
             model, batch = addition({**FULL, "dropout": dropout}, 512, "cuda")
-            step = compiled_step(model) if compiled else None
+            step = CompiledStep(model) if compiled else None
             more = {"rows": len(batch), "dropout": dropout, "compiled": compiled, "precision": "tf32"}
             fixed_depth("full", model, batch, step, pairs=21, **more)
             random_depth("full", model, batch, step, pairs=7, count=12, **more)

@@ -73,7 +73,8 @@ def product(f: Callable[[Tensor], Tensor], s: Tensor, v: Tensor) -> tuple[Tensor
 
 def by_jvp(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Returns what an operation without a rule of its own makes of dual numbers."""
-    if func.__name__.endswith("_") and not func.__name__.endswith("__"):
+    # a compiler knows its own functions by no name; it refuses what is changed in place
+    if not torch.compiler.is_compiling() and func.__name__.endswith("_") and not func.__name__.endswith("__"):
         raise ValueError(f"dual: {func.__name__} changes a dual number in place; allowed: operations that return a new one")
     flat, form = pytree.tree_flatten((args, kwargs))
     places = [place for place, x in enumerate(flat) if isinstance(x, Dual)]
@@ -98,6 +99,11 @@ def of_each(func: Callable, x: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(x, Dual) or any(isinstance(a, Dual) for a in (*args, *kwargs.values())):
         return NotImplemented
     return Dual(func(x.primal, *args, **kwargs), func(x.tangent, *args, **kwargs))
+
+
+def of_unflatten(func: Callable, x: Dual, *args: Any, **kwargs: Any) -> Any:
+    """An axis divided: a method that is written in Python, which a compiler follows only where it is called as one."""
+    return Dual(x.primal.unflatten(*args, **kwargs), x.tangent.unflatten(*args, **kwargs))
 
 
 def of_shape(func: Callable, x: Dual, *args: Any, **kwargs: Any) -> Any:
@@ -158,6 +164,13 @@ def of_gelu(func: Callable, x: Dual, approximate: str = "none") -> Any:
     if approximate != "none" or x.primal.dtype not in (torch.float32, torch.float64):
         return NotImplemented
     return Dual(*_Gelu.apply(x.primal, x.tangent))
+
+
+def of_silu(func: Callable, x: Dual, inplace: bool = False) -> Any:
+    """x σ(x); the tangent is σ (1 + x (1 − σ)) ẋ."""
+    gate = torch.sigmoid(x.primal)
+    y = x.primal * gate
+    return Dual(y, x.tangent * torch.addcmul(gate, y, 1 - gate))
 
 
 def of_relu(func: Callable, x: Dual, inplace: bool = False) -> Any:
@@ -356,12 +369,12 @@ class _Attention(torch.autograd.Function):
 
 
 RULES: dict[Callable, Callable] = {
-    F.linear: of_linear, Tensor.addmm_: of_added_product, F.gelu: of_gelu, F.relu: of_relu, F.dropout: of_dropout,
+    F.linear: of_linear, Tensor.unflatten: of_unflatten, Tensor.addmm_: of_added_product, F.gelu: of_gelu, F.relu: of_relu, F.silu: of_silu, F.dropout: of_dropout,
     F.layer_norm: of_layer_norm, F.rms_norm: of_rms_norm, F.scaled_dot_product_attention: of_attention,
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), of_sum),
     **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), of_product),
     **dict.fromkeys(
-        (Tensor.flatten, Tensor.unflatten, Tensor.transpose, Tensor.roll, Tensor.flip, Tensor.__getitem__, Tensor.cumsum,
+        (Tensor.flatten, Tensor.transpose, Tensor.roll, Tensor.flip, Tensor.__getitem__, Tensor.cumsum,
          Tensor.sum, Tensor.mean, Tensor.to, Tensor.float, Tensor.expand, Tensor.unsqueeze, Tensor.squeeze, Tensor.view,
          Tensor.reshape, Tensor.contiguous, Tensor.gather),
         of_each,

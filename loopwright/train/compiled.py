@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
 
+from loopwright.metrics.dual import product
 from loopwright.model.adapter.effects import Adaptation
-from loopwright.model.backbone import StepRunner
 from loopwright.model.context import Pass
 from loopwright.model.fused.offer import can_compile
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.part import FIRST
+from loopwright.untrusted import first_line
 
 # one shape of batch each: with a hook, without, without a gradient; per-step tables multiply that by their steps
 GRAPHS = 256
@@ -53,17 +56,35 @@ def has_block_attention(model: LoopedForCausalLM) -> bool:
     return model.device.type == "cuda" and not model.config.dropout and model.config.head_dim >= NARROWEST_HEAD
 
 
-def compiled_step(model: LoopedForCausalLM) -> StepRunner:
-    """Returns the model's step, compiled. Where no part counts steps all of them share one graph, else each has its own."""
-    _allow_graphs()
-    compiled = torch.compile(model.step, dynamic=False)
-    if model.config.counts_steps:
-        return compiled
+class CompiledStep:
+    """The model's step, compiled, and its product with the Jacobian by dual numbers, compiled too where the compiler can follow.
+    Where no part counts steps all of them share one graph, else each has its own."""
 
-    def alike(s: Tensor, e: Tensor, t: int, p: Pass) -> Tensor:
-        return compiled(s, e, 0, p)
+    def __init__(self, model: LoopedForCausalLM) -> None:
+        _allow_graphs()
+        self.counts_steps = model.config.counts_steps
+        self.step = torch.compile(model.step, dynamic=False)
 
-    return alike
+        def dual(s: Tensor, v: Tensor, e: Tensor, t: int, p: Pass) -> tuple[Tensor, Tensor]:
+            return product(lambda x: model.step(x, e, t, p), s, v)
+
+        self.plain_dual, self.dual = dual, torch.compile(dual, dynamic=False, fullgraph=True)
+
+    def __call__(self, s: Tensor, e: Tensor, t: int, p: Pass) -> Tensor:
+        """Returns the state after step t."""
+        return self.step(s, e, t if self.counts_steps else 0, p)
+
+    def product(self, s: Tensor, v: Tensor, e: Tensor, t: int, p: Pass) -> tuple[Tensor, Tensor]:
+        """Returns the state after step t and J v, the derivative of the step along v."""
+        t = t if self.counts_steps else 0
+        try:
+            return self.dual(s, v, e, t, p)
+        except TorchDynamoException as error:
+            if self.dual is self.plain_dual:
+                raise
+            warnings.warn(f"the Jacobian's product is not compiled: {first_line(error)}", stacklevel=2)
+            self.dual = self.plain_dual
+        return self.dual(s, v, e, t, p)
 
 
 def _allow_graphs() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from loopwright.data.batch import Batch
 from loopwright.model.backbone import StepRunner
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.train.compiled import CompiledStacks, compiled_step, has_block_attention
+from loopwright.train.compiled import CompiledStacks, CompiledStep, has_block_attention
 from loopwright.train.gradients.remat import Remat
 from loopwright.train.objectives.penalties import Weighted
 from loopwright.train.rollout import Plan, rollout
@@ -57,7 +57,7 @@ class TrainingModule(nn.Module):
         if compiled:
             # penalties take the step apart in ways that attention by blocks has no derivative for
             blocks = not self.penalties and has_block_attention(model)
-            self.step, self.stacks = compiled_step(model), CompiledStacks(model, block_masks=blocks)
+            self.step, self.stacks = CompiledStep(model), CompiledStacks(model, block_masks=blocks)
 
     def forward(
         self, batch: Batch, plan: Plan, share: Share | None = None, weights: Weights = ()

@@ -31,6 +31,7 @@ from loopwright.model.backbone import StepRunner
 from loopwright.model.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import suggest
+from loopwright.train.compiled import CompiledStep
 from loopwright.train.gradients.recompute import random_state, set_random_state
 from loopwright.train.monitor import evaluating
 from loopwright.train.objectives.direction import Directions, Probe, norms, token_places
@@ -194,8 +195,11 @@ class Site:
         """Returns s′ of the probed rows and J v."""
         e, p = self.rows(self.probe.index)
         s = self.probe.pick(self.s.detach() if self.detached else self.s)
-        with eagerly():
-            here, jv = product(lambda x: self.step(x, e, self.t, p), s, v.to(s.dtype))
+        if isinstance(self.step, CompiledStep):
+            here, jv = self.step.product(s, v.to(s.dtype), e, self.t, p)
+        else:
+            with eagerly():
+                here, jv = product(lambda x: self.step(x, e, self.t, p), s, v.to(s.dtype))
         return here, self.probe.real(wide(jv))
 
     def inside(self, eps: float) -> tuple[Tensor, Tensor]:
