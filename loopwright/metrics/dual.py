@@ -369,8 +369,9 @@ class _Attention(torch.autograd.Function):
 
 
 RULES: dict[Callable, Callable] = {
-    F.linear: of_linear, Tensor.unflatten: of_unflatten, Tensor.addmm_: of_added_product, F.gelu: of_gelu, F.relu: of_relu, F.silu: of_silu, F.dropout: of_dropout,
-    F.layer_norm: of_layer_norm, F.rms_norm: of_rms_norm, F.scaled_dot_product_attention: of_attention,
+    F.linear: of_linear, Tensor.unflatten: of_unflatten, Tensor.addmm_: of_added_product, F.gelu: of_gelu, F.relu: of_relu,
+    F.silu: of_silu, F.dropout: of_dropout, F.layer_norm: of_layer_norm, F.rms_norm: of_rms_norm,
+    F.scaled_dot_product_attention: of_attention,
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), of_sum),
     **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), of_product),
     **dict.fromkeys(

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
 
 from loopwright.metrics.dual import product
 from loopwright.model.adapter.effects import Adaptation
@@ -76,6 +75,8 @@ class CompiledStep:
 
     def product(self, s: Tensor, v: Tensor, e: Tensor, t: int, p: Pass) -> tuple[Tensor, Tensor]:
         """Returns the state after step t and J v, the derivative of the step along v."""
+        from torch._dynamo.exc import TorchDynamoException  # seconds of imports, which what is not compiled need not wait for
+
         t = t if self.counts_steps else 0
         try:
             return self.dual(s, v, e, t, p)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
 import loopwright as lw
 from loopwright.data.batch import Batch
+from loopwright.metrics.dual import product
 from loopwright.train import compiled as under_test
-from loopwright.train.compiled import choose
+from loopwright.train.compiled import CompiledStep, choose
 from loopwright.train.objectives.losses import EveryStep, Final
 from loopwright.train.rollout import Plan
 from loopwright.train.training_module import TrainingModule
+from tests.cases import noisy
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -61,6 +66,47 @@ def test_stacks_run_in_their_compiled_form(monkeypatch: pytest.MonkeyPatch) -> N
     again = loss_and_gradients(model, batch, EveryStep(), compiled=True)
     assert called == ["prelude", "step", "step", "step", "coda"]
     assert torch.equal(plain[0], again[0]) and all(map(torch.equal, plain[1], again[1]))
+
+
+@pytest.mark.slow  # the compiler's import and its tracing take seconds
+@pytest.mark.parametrize("name", ["stars-addition-tiny", "ouro-1.4b-tiny"])
+def test_the_product_with_the_jacobian_is_one_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = noisy(name, std=0.3).train()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    e, p = model.embed(torch.randint(0, 13, (3, 7)))
+    s = torch.randn_like(e).requires_grad_()
+    v = torch.randn_like(s)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it says so where it is not compiled
+        found = CompiledStep(model).product(s, v, e.detach(), 0, p)
+    plain = product(lambda x: model.step(x, e.detach(), 0, p), s, v)
+    weights = [s, *(w for w in model.core.parameters() if w.requires_grad)]
+    for a, b in zip(
+        (*plain, *torch.autograd.grad(plain[0].square().sum() + plain[1].square().sum(), weights)),
+        (*found, *torch.autograd.grad(found[0].square().sum() + found[1].square().sum(), weights)),
+        strict=True,
+    ):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_product_that_cannot_be_compiled_is_said_and_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.exc import Unsupported
+
+    def compiling(function, **options):
+        def run(*args):
+            raise Unsupported("no such thing")
+
+        return run
+
+    model = noisy("stars-addition-tiny").train()
+    monkeypatch.setattr(torch, "compile", compiling)
+    e, p = model.embed(torch.randint(0, 13, (3, 7)))
+    step = CompiledStep(model)
+    with pytest.warns(UserWarning, match="the Jacobian's product is not compiled: no such thing"):
+        found = step.product(e, e, e, 0, p)
+    assert torch.equal(found[1], product(lambda x: model.step(x, e, 0, p), e, e)[1])
+    assert torch.equal(found[1], step.product(e, e, e, 0, p)[1])
 
 
 @pytest.mark.gpu

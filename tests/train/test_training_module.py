@@ -10,10 +10,11 @@ import torch
 
 import loopwright as lw
 from loopwright.data.batch import IGNORED, Batch
+from loopwright.train.compiled import CompiledStep
 from loopwright.train.objectives.losses import EveryStep, Final
 from loopwright.train.objectives.penalties import PENALTIES, Weighted
 from loopwright.train.rollout import Plan, rollout
-from loopwright.train.training_module import Share, TrainingModule, compiled_step
+from loopwright.train.training_module import Share, TrainingModule
 from tests.cases import noisy
 
 
@@ -114,5 +115,5 @@ def test_a_compiled_step_is_asked_for_one_index_where_no_part_counts_steps(monke
         monkeypatch.setattr(model, "step", step)
         batch = make_batch()
         e, p = model.embed(batch.input_ids)
-        list(model.unroll(e, 3, p, step=compiled_step(model)))
+        list(model.unroll(e, 3, p, step=CompiledStep(model)))
         assert seen == expected

@@ -17,9 +17,7 @@ know theirs take the update into account.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -198,8 +196,7 @@ class Site:
         if isinstance(self.step, CompiledStep):
             here, jv = self.step.product(s, v.to(s.dtype), e, self.t, p)
         else:
-            with eagerly():
-                here, jv = product(lambda x: self.step(x, e, self.t, p), s, v.to(s.dtype))
+            here, jv = product(lambda x: self.step(x, e, self.t, p), s, v.to(s.dtype))
         return here, self.probe.real(wide(jv))
 
     def inside(self, eps: float) -> tuple[Tensor, Tensor]:
@@ -317,11 +314,6 @@ def default_eps(s: Tensor) -> float:
 def wide(x: Tensor) -> Tensor:
     """Returns x in float32, or float64 where it is that."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def eagerly() -> AbstractContextManager[object]:
-    """A context in which compiled steps run as they are written: dual numbers are no tensors to a compiler."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 # rounding over ε against curvature times ε: about the square root of the rounding, times what a step's many sums add

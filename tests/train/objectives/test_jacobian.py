@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import loopwright as lw
 from loopwright.data.batch import Batch
 from loopwright.model.looped import plain_config
+from loopwright.train.compiled import CompiledStep
 from loopwright.train.objectives.direction import Probe
 from loopwright.train.objectives.jacobian import JacobianPenalty, Site, default_eps
 from loopwright.train.rollout import Plan, rollout
@@ -376,7 +377,7 @@ def test_on_the_gpu_every_mode_has_gradients_and_nothing_waits(name):
 def test_on_the_gpu_compiled_steps_serve():
     model = noisy("stars-addition-tiny", std=0.3, dropout=0.1).cuda().train()
     batch = batch_of(8, 6).to("cuda")
-    compiled = torch.compile(model.step, dynamic=False)
+    compiled = CompiledStep(model)
     for mode in ("fd", "exact"):
         penalty = JacobianPenalty(mode)
         path = rollout(model, batch, Plan(2, 2), step=compiled, hook=penalty)
