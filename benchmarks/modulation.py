@@ -108,7 +108,7 @@ class Stacked:
 
 
 def layer_runs(width: int, rows: int, length: int, device: str, dtype: torch.dtype, made: Callable[[Run], Run]) -> dict[str, Run]:
-    """Returns the layer on a state: frozen, modulated, modulated map by map, and with B beside W; each is `made` of a plain function."""
+    """Returns the layer on a state: frozen, modulated, map by map, with B beside W; each is `made` of a plain function."""
     model = looped(width, "diagonal", device, dtype)
     bases, block = model.adapters[0].bases, model.core[0]
     _, p = model.embed(inputs_embeds=torch.zeros(rows, length, width, device=device, dtype=dtype))
