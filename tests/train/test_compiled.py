@@ -70,7 +70,7 @@ def test_stacks_run_in_their_compiled_form(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow  # the compiler's import and its tracing take seconds
 @pytest.mark.parametrize("name", ["stars-addition-tiny", "ouro-1.4b-tiny"])
 def test_the_product_with_the_jacobian_is_one_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = noisy(name, std=0.3).train()
+    model = noisy(name, std=0.3).double().train()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     e, p = model.embed(torch.randint(0, 13, (3, 7)))
     s = torch.randn_like(e).requires_grad_()
@@ -85,7 +85,7 @@ def test_the_product_with_the_jacobian_is_one_graph(name: str, monkeypatch: pyte
         (*found, *torch.autograd.grad(found[0].square().sum() + found[1].square().sum(), weights)),
         strict=True,
     ):
-        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.slow
