@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from loopwright.engine.scores import Ranked, TokenScore
 from loopwright.engine.speculation import AUTO, draft_depths
@@ -59,8 +60,7 @@ class RequestOptions:
         return len(self.prompt) + self.max_new_tokens - 1
 
 
-@dataclass(frozen=True)
-class Fresh:
+class Fresh(NamedTuple):
     """What came of a request after a number of tokens; `done` where nothing will follow."""
 
     tokens: list[int]

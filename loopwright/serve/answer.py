@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple
 
 from loopwright.engine.request import Request
 from loopwright.engine.scores import Ranked, TokenScore
@@ -22,15 +22,15 @@ SEED_RANGE = 2**63
 
 
 class Bell:
-    """Wakes waiting tasks from the engine's thread: one call into the event loop for all that a tick has changed."""
+    """Calls into the event loop from the engine's thread: one hand-over for all that a tick has changed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._ringing = loop, False
-        self._changed: deque[asyncio.Event] = deque()
+        self._changed: deque[Callable[[], object]] = deque()
 
-    def ring(self, event: asyncio.Event) -> None:
-        """Sets an event of the loop; any thread may call."""
-        self._changed.append(event)
+    def ring(self, call: Callable[[], object]) -> None:
+        """Has the loop call something that raises nothing; any thread may ask for that."""
+        self._changed.append(call)
         if not self._ringing:
             self._ringing = True
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -39,7 +39,7 @@ class Bell:
     def _deliver(self) -> None:
         self._ringing = False  # first, so that what is appended from now on rings again
         while self._changed:
-            self._changed.popleft().set()
+            self._changed.popleft()()
 
 
 class Silence:
@@ -67,8 +67,7 @@ class Silence:
         self._timer.cancel()
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(NamedTuple):
     """What is new of an answer. `prompt` are the prompt's tokens, where they are to be echoed and come first, text included."""
 
     text: str
@@ -92,10 +91,13 @@ class Answer:
         self._pieces = TextPieces(self._decode, request.wish.stop, before=len(self._before))
         self.ended = False
 
-    def take(self) -> Delta | None:
-        """Returns what came since the last call, None where there is nothing; raises where the request failed."""
+    def take(self, *, ending: bool = True) -> Delta | None:
+        """Returns what came since the last call, None where there is nothing; raises where the request failed.
+
+        Without `ending`, what came with the end stays for a later call.
+        """
         fresh = self.request.since(self._sent)
-        if self.ended or not (fresh.tokens or fresh.done):
+        if self.ended or not (fresh.tokens or fresh.done) or (fresh.done and not ending):
             return None
         reason = self._reason() if fresh.done else None
         self._sent += len(fresh.tokens)
@@ -143,17 +145,20 @@ class Job:
     ) -> None:
         self.model, self.wanted, self.prompts = model, wanted, prompts
         self.changed, self.begun = asyncio.Event(), time.perf_counter()
+        self.on_news: Callable[[], object] = self.changed.set  # called in the event loop
+        self._silence: Silence | None = None
         self.first_token: float | None = None  # seconds after the start
         self.gone = False  # the client is
+        self.failure: Exception | None = None  # of what was done outside of the task that reads the news, and raised there
 
         def begin(token: int) -> None:
             if self.first_token is None:
                 self.first_token = time.perf_counter() - self.begun
             if wanted.stream:
-                bell.ring(self.changed)
+                bell.ring(self.on_news)
 
         def end() -> None:
-            bell.ring(self.changed)
+            bell.ring(self.changed.set)
 
         self.answers: list[Answer] = []
         lengths = [model.new_tokens(wanted, prompt) for prompt in prompts]  # every refusal comes before any work
@@ -179,26 +184,23 @@ class Job:
 
     async def news(self, patience: float | None = None) -> AsyncIterator[list[tuple[Answer, Delta]]]:
         """Yields what is new of all answers until they have ended; nothing at all where none came for `patience` seconds."""
-        silence = None if patience is None else Silence(self.changed, patience)
+        silence = self._silence = None if patience is None else Silence(self.changed, patience)
         try:
             while not self.over and not self.gone:
                 await self.changed.wait()
                 self.changed.clear()
                 if self.gone:  # what was cancelled for that is no news
                     break
+                if self.failure is not None:
+                    raise self.failure
                 fresh: list[tuple[Answer, Delta]] = []
                 try:
-                    for answer in self.answers:
-                        delta = answer.take()
-                        if delta is not None:
-                            fresh.append((answer, delta))
+                    self.take(fresh)
                 except Refusal:
                     if fresh:
                         yield fresh
                     raise
                 if fresh:
-                    if silence is not None:
-                        silence.heard()
                     yield fresh
                 elif silence is not None and silence.broken:
                     silence.broken = False
@@ -208,6 +210,15 @@ class Job:
                 silence.end()
         if not self.gone:
             self.model.took(time.perf_counter() - self.begun)
+
+    def take(self, into: list[tuple[Answer, Delta]], *, ending: bool = True) -> None:
+        """Adds what is new of each answer, up to one that failed: that raises. Without `ending`, what came with an end stays."""
+        for answer in self.answers:
+            delta = answer.take(ending=ending)
+            if delta is not None:
+                into.append((answer, delta))
+        if into and self._silence is not None:
+            self._silence.heard()
 
     @property
     def over(self) -> bool:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar
 
+from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+OWN = "loopwright.connection"  # where the state of a scope holds the connection
 
 
 class Connection(H11Protocol):
     """uvicorn's connection, looked at every `patience` seconds: what has not moved between two looks is closed."""
 
     patience: ClassVar[float] = 30.0  # longer than a connection is kept open between two requests
+
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
+        super().__init__(config, server_state, {**app_state, OWN: self}, _loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to look."""
@@ -31,6 +38,15 @@ class Connection(H11Protocol):
         except (UnicodeError, ValueError, RuntimeError):
             self.transport.abort()
 
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether a part of a body would be sent on, instead of waiting for a slow reader or going nowhere."""
+        return not self.flow.write_paused and not self.transport.is_closing()
+
+    def write_chunk(self, body: bytes) -> None:
+        """Writes a part of a response that was begun. It may not be empty: that would be the end."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+
     def _look(self) -> None:
         answering = self.cycle is not None and not self.cycle.response_complete
         unread = self.transport.get_write_buffer_size()
@@ -41,3 +57,8 @@ class Connection(H11Protocol):
             return
         self._seen = now
         self._timer = self.loop.call_later(self.patience, self._look)
+
+
+def connection_of(scope: Any) -> Connection | None:
+    """Returns the connection of a request whose response will come in chunks; None of one by HTTP/1.0, or of another server."""
+    return scope.get("state", {}).get(OWN) if scope.get("http_version") == "1.1" else None

@@ -6,6 +6,8 @@ import json
 import math
 import time
 import uuid
+from collections.abc import Iterable
+from json.encoder import encode_basestring as quoted
 from typing import Any
 
 from loopwright.engine.scores import Ranked, TokenScore
@@ -27,15 +29,28 @@ class Shape:
         self.id = f"{'chatcmpl' if self.wanted.chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self._around: tuple[bytes, bytes] | None = None  # what stands before and after the choice of an event
+        extras = self.wanted.return_token_ids, self.wanted.return_depth_used, self.wanted.options.get("step_tokens")
+        self._tells_more = self.wanted.logprobs is not None or any(extras)
         self._opened: set[int] = set()  # choices whose role was told
         self._offsets: dict[int, int] = {}  # characters of each choice so far
+
+    def events(self, fresh: Iterable[tuple[Answer, Delta]]) -> bytes:
+        """Returns what is new of some answers as it is sent."""
+        return b"".join([self.event(answer, delta) for answer, delta in fresh])
 
     def event(self, answer: Answer, delta: Delta) -> bytes:
         """Returns one event of a stream as it is sent. What is the same in all of them is written once."""
         if self._around is None:
             after = b'], "usage": null}\n\n' if self.wanted.include_usage else b"]}\n\n"
             self._around = event(self._frame("chunk")).removesuffix(b"}\n\n") + b', "choices": [', after
-        return self._around[0] + JSON.encode(self.choice(answer, delta)).encode() + self._around[1]
+        return self._around[0] + self._written(answer, delta).encode() + self._around[1]
+
+    def _written(self, answer: Answer, delta: Delta) -> str:
+        """Returns `choice` as JSON. Most events tell of nothing but text: there only that is encoded."""
+        if delta.finish_reason is not None or self._tells_more or (self.wanted.chat and answer.index not in self._opened):
+            return JSON.encode(self.choice(answer, delta))
+        before, after = ('"delta": {"content": ', "}") if self.wanted.chat else ('"text": ', "")
+        return f'{{"index": {answer.index}, {before}{quoted(delta.text)}{after}, "logprobs": null, "finish_reason": null}}'
 
     def choice(self, answer: Answer, delta: Delta) -> dict[str, Any]:
         """Returns what an event of a stream tells of an answer."""

@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from loopwright.serve.answer import Job
+from loopwright.serve.answer import Answer, Delta, Job
+from loopwright.serve.connection import Connection, connection_of
 from loopwright.serve.limits import Refusal
 from loopwright.serve.shape import Shape, event
 
@@ -21,7 +22,7 @@ async def events(job: Job, shape: Shape, patience: float = PATIENCE) -> AsyncIte
     """Yields the events of a job to its end. What fails on the way is told as an event: the status is long sent."""
     try:
         async for fresh in job.news(patience):
-            body = b"".join([shape.event(answer, delta) for answer, delta in fresh]) or b": waiting\n\n"
+            body = shape.events(fresh) or b": waiting\n\n"
             yield body if not job.over else body + _ending(job, shape)  # in one piece: every send costs a call of the system
     except Refusal as refusal:
         yield event(refusal.body())
@@ -53,16 +54,40 @@ class EventStream:
 
     def __init__(self, job: Job, shape: Shape, on_end: Callable[[], object]) -> None:
         self.job, self.shape, self.on_end = job, shape, on_end
+        self._direct: Connection | None = None  # while its task waits for news
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Sends the events as they come, as fast as the client reads."""
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"),
                    (b"x-request-id", self.shape.id.encode()), (b"x-accel-buffering", b"no")]  # fmt: skip
+        connection = connection_of(scope)
         try:
             async with watched(self.job, receive):
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
+                self._direct, self.job.on_news = connection, self.push
                 async for body in events(self.job, self.shape):
+                    self._direct = None  # nothing may pass what waits for a slow reader
                     await send({"type": "http.response.body", "body": body, "more_body": True})
+                    self._direct = connection
+                self._direct = None
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
+            self._direct = None
             self.on_end()
+
+    def push(self) -> None:
+        """Writes what is new at once, where the connection takes it. To wake the task, and to send by ASGI, costs more than that.
+
+        The end, what failed, and what a slow reader has not taken are left to the task.
+        """
+        if self._direct is None or not self._direct.takes_chunks or self.job.gone:
+            self.job.changed.set()
+            return
+        fresh: list[tuple[Answer, Delta]] = []
+        try:
+            self.job.take(fresh, ending=False)
+            if fresh:
+                self._direct.write_chunk(self.shape.events(fresh))
+        except Exception as error:  # the other streams of this tick go on
+            self._direct, self.job.failure = None, error
+            self.job.changed.set()

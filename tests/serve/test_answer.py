@@ -43,7 +43,7 @@ def run(model: ServedModel, **body: Any) -> tuple[Job, list[list[Delta]]]:
 def test_every_ring_of_many_threads_is_heard() -> None:
     async def work() -> None:
         bell, events = Bell(asyncio.get_running_loop()), [asyncio.Event() for _ in range(400)]
-        threads = [threading.Thread(target=lambda part=events[i::4]: [bell.ring(one) for one in part]) for i in range(4)]
+        threads = [threading.Thread(target=lambda part=events[i::4]: [bell.ring(one.set) for one in part]) for i in range(4)]
         for thread in threads:
             thread.start()
         await asyncio.wait_for(asyncio.gather(*(event.wait() for event in events)), 5)
@@ -54,7 +54,7 @@ def test_every_ring_of_many_threads_is_heard() -> None:
 def test_a_bell_of_a_loop_that_has_ended_is_silent() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
-    Bell(loop).ring(asyncio.Event())
+    Bell(loop).ring(asyncio.Event().set)
 
 
 def test_answers_are_those_of_the_engine(model: ServedModel) -> None:
@@ -167,7 +167,7 @@ def test_a_whole_answer_wakes_the_loop_once(model: ServedModel) -> None:
     async def work(stream: bool) -> int:
         rung.clear()
         bell = Bell(asyncio.get_running_loop())
-        ring, bell.ring = bell.ring, lambda event: (rung.append(1), ring(event))  # type: ignore[method-assign, assignment]
+        ring, bell.ring = bell.ring, lambda call: (rung.append(1), ring(call))  # type: ignore[method-assign, assignment]
         asked = wanted(json.dumps({"prompt": "the", "max_tokens": 6, "ignore_eos": True, "stream": stream}).encode(), chat=False)
         job = Job(model, asked, [[2]], bell)
         async for _ in job.news(5):

@@ -6,14 +6,18 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from loopwright.serve.limits import Limits, Refusal
-from loopwright.serve.models import ServedModel, find_model
+from loopwright.serve.models import ServedModel, find_model, text_of
 from loopwright.serve.schema import Wanted, wanted
 from tests.cases import noisy
 from tests.engine.mix import make
-from tests.generate.tiny import DENSE
+from tests.generate.tiny import DENSE, word_tokenizer
 from tests.serve.live import WORDS
+from tests.serve.test_pieces import BYTES
 
 
 def served(
@@ -25,6 +29,24 @@ def served(
 
 def text(**body: Any) -> Wanted:
     return wanted(json.dumps({"prompt": "a"} | body).encode(), chat=False)
+
+
+class Shouting(PreTrainedTokenizerFast):
+    """A tokenizer that changes what is decoded."""
+
+    def _decode(self, *args: Any, **options: Any) -> str:
+        return super()._decode(*args, **options).upper()
+
+
+SPACED, LOUD = word_tokenizer(), Shouting(tokenizer_object=WORDS.backend_tokenizer, unk_token="<unk>", eos_token="<end>")
+SPACED.clean_up_tokenization_spaces = True
+SPACED.add_tokens(["?"])
+
+
+@given(st.lists(st.integers(0, 95), max_size=6), st.sampled_from([WORDS, BYTES, SPACED, LOUD]))
+def test_text_is_what_the_tokenizer_itself_decodes(ids: list[int], tokenizer: Any) -> None:
+    for some in (ids, [2, 96, 3] if tokenizer is SPACED else ids):
+        assert text_of(tokenizer)(some) == tokenizer.decode(some, skip_special_tokens=True)
 
 
 def test_the_card_tells_length_depths_and_exits() -> None:

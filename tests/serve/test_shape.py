@@ -46,18 +46,18 @@ def test_an_event_is_one_line() -> None:
         event(float("nan"))
 
 
-@given(st.text(), st.text(min_size=1), st.booleans(), st.booleans())
-def test_an_event_is_written_as_its_whole_dict_would_be(text: str, name: str, chat: bool, usage: bool) -> None:
+@given(st.text(), st.text(min_size=1), st.booleans(), st.booleans(), st.booleans())
+def test_an_event_is_written_as_its_whole_dict_would_be(text: str, name: str, chat: bool, usage: bool, more: bool) -> None:
     shape = shape_of(
-        chat=chat, stream=True, return_token_ids=True, **({"stream_options": {"include_usage": True}} if usage else {})
+        chat=chat, stream=True, return_token_ids=more, **({"stream_options": {"include_usage": True}} if usage else {})
     )
     shape.job.model.name = name
-    for made in (delta(text, [8]), delta(text, [9], reason="stop")):
+    for place, made in enumerate((delta(text, [8]), delta(text, [8]), delta(text, [9], reason="stop"))):
         sent = shape.event(answer(1), made)
         said = shape.choice(answer(1), made)  # the role stands in the first alone
         whole = {"id": shape.id, "object": "chat.completion.chunk" if chat else "text_completion", "created": shape.created,
                  "model": name, "choices": [said]} | ({"usage": None} if usage else {})  # fmt: skip
-        if chat and made.finish_reason is None:
+        if chat and not place:
             whole["choices"] = [said | {"delta": {"role": "assistant"} | said["delta"]}]
         assert sent == event(whole)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from loopwright.serve.answer import Bell, Job
+from loopwright.serve.connection import OWN
 from loopwright.serve.limits import Limits
 from loopwright.serve.models import ServedModel
 from loopwright.serve.schema import wanted
@@ -45,14 +48,82 @@ def test_silence_is_filled_with_comments(model: ServedModel) -> None:
         job = job_of(model, max_tokens=1)
         job.answers[0].request.result()
         answer = job.answers[0]
-        take, answer.take = answer.take, lambda: None  # type: ignore[method-assign]
+        take, answer.take = answer.take, lambda **_: None  # type: ignore[method-assign]
         stream = events(job, Shape(job), patience=0.01)
         first = await anext(stream)
         answer.take = take  # type: ignore[method-assign]
         return [first, *[one async for one in stream]]
 
-    said = asyncio.run(work())
-    assert said[0] == b": waiting\n\n" and said[-1].endswith(b"data: [DONE]\n\n")
+    came = asyncio.run(work())
+    assert came[0] == b": waiting\n\n" and came[-1].endswith(b"data: [DONE]\n\n")
+
+
+class Peer:
+    """A connection that takes what is written, or does not, and an ASGI `send` that waits; both keep the bytes in their order."""
+
+    def __init__(self, takes: Callable[[], bool]) -> None:
+        self.takes, self.came, self.direct = takes, b"", 0
+
+    @property
+    def takes_chunks(self) -> bool:
+        return self.takes()
+
+    def write_chunk(self, body: bytes) -> None:
+        self.came += body
+        self.direct += 1
+
+    async def send(self, message: Any) -> None:
+        await asyncio.sleep(0.002)  # meanwhile tokens come
+        self.came += message.get("body", b"")
+
+    async def receive(self) -> Any:
+        await asyncio.sleep(60)
+
+    def scope(self, version: str = "1.1") -> dict[str, Any]:
+        return {"http_version": version, "state": {OWN: self}}
+
+
+def said(came: bytes) -> dict[int, str]:
+    """Returns the text of each choice of a stream that ended well."""
+    *lines, end = came.decode().removesuffix("\n\n").split("\n\n")
+    texts: dict[int, str] = {}
+    for line in lines:
+        for choice in json.loads(line.removeprefix("data: "))["choices"]:
+            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    assert end == "data: [DONE]"
+    return texts
+
+
+@pytest.mark.parametrize("takes", [0, 0.5, 1])
+def test_what_is_written_at_once_is_in_its_place_among_what_is_sent(model: ServedModel, takes: float) -> None:
+    draws = random.Random(3)
+
+    async def work() -> None:
+        peer = Peer(lambda: draws.random() < takes)
+        job = job_of(model, prompt=["the", "cat"], max_tokens=30)
+        await EventStream(job, Shape(job), lambda: None)(peer.scope(), peer.receive, peer.send)
+        assert said(peer.came) == {answer.index: answer.request.text for answer in job.answers}
+        assert (peer.direct > 0) == (takes > 0)
+
+    asyncio.run(work())
+
+
+def test_nothing_is_written_past_http_1_0_and_a_failure_there_ends_its_stream_alone(model: ServedModel) -> None:
+    async def work() -> None:
+        old, broken = Peer(lambda: True), Peer(lambda: True)
+        broken.write_chunk = lambda body: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        jobs = [job_of(model, max_tokens=20) for _ in range(2)]
+        streams = [EventStream(job, Shape(job), lambda: None) for job in jobs]
+        calls = [
+            streams[0](broken.scope(), broken.receive, broken.send), streams[1](old.scope("1.0"), old.receive, old.send)
+        ]  # fmt: skip
+        failed, _ = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(failed, ZeroDivisionError)
+        assert said(old.came) == {0: jobs[1].answers[0].request.text} and not old.direct
+        await asyncio.to_thread(jobs[0].answers[0].request.result, 5)
+
+    asyncio.run(work())
+    assert model.engine.open_requests == 0
 
 
 @pytest.mark.parametrize("how", ["disconnect", "send fails", "cancelled"])
