@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from loopwright.engine.request import Request
 from loopwright.serve.answer import Bell, Job
 from loopwright.serve.connection import OWN
 from loopwright.serve.limits import Limits
@@ -61,8 +62,8 @@ def test_silence_is_filled_with_comments(model: ServedModel) -> None:
 class Peer:
     """A connection that takes what is written, or does not, and an ASGI `send` that waits; both keep the bytes in their order."""
 
-    def __init__(self, takes: Callable[[], bool]) -> None:
-        self.takes, self.came, self.direct = takes, b"", 0
+    def __init__(self, takes: Callable[[], bool], request: Request) -> None:
+        self.takes, self.request, self.came, self.direct = takes, request, b"", 0
 
     @property
     def takes_chunks(self) -> bool:
@@ -73,7 +74,10 @@ class Peer:
         self.direct += 1
 
     async def send(self, message: Any) -> None:
-        await asyncio.sleep(0.002)  # meanwhile tokens come
+        had = len(self.request.tokens)
+        while len(self.request.tokens) == had and not self.request.done:  # meanwhile a token comes
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)
         self.came += message.get("body", b"")
 
     async def receive(self) -> Any:
@@ -99,8 +103,8 @@ def test_what_is_written_at_once_is_in_its_place_among_what_is_sent(model: Serve
     draws = random.Random(3)
 
     async def work() -> None:
-        peer = Peer(lambda: draws.random() < takes)
-        job = job_of(model, prompt=["the", "cat"], max_tokens=30)
+        job = job_of(model, prompt=["the", "cat"], max_tokens=20)
+        peer = Peer(lambda: draws.random() < takes, job.answers[1].request)
         await EventStream(job, Shape(job), lambda: None)(peer.scope(), peer.receive, peer.send)
         assert said(peer.came) == {answer.index: answer.request.text for answer in job.answers}
         assert (peer.direct > 0) == (takes > 0)
@@ -110,9 +114,9 @@ def test_what_is_written_at_once_is_in_its_place_among_what_is_sent(model: Serve
 
 def test_nothing_is_written_past_http_1_0_and_a_failure_there_ends_its_stream_alone(model: ServedModel) -> None:
     async def work() -> None:
-        old, broken = Peer(lambda: True), Peer(lambda: True)
+        jobs = [job_of(model, max_tokens=10) for _ in range(2)]
+        old, broken = (Peer(lambda: True, job.answers[0].request) for job in jobs)
         broken.write_chunk = lambda body: 1 / 0  # type: ignore[method-assign, assignment, return-value]
-        jobs = [job_of(model, max_tokens=20) for _ in range(2)]
         streams = [EventStream(job, Shape(job), lambda: None) for job in jobs]
         calls = [
             streams[0](broken.scope(), broken.receive, broken.send), streams[1](old.scope("1.0"), old.receive, old.send)
