@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
-import random
-from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from loopwright.engine.request import Request
+from loopwright.engine.request import Request, RequestOptions
 from loopwright.serve.answer import Bell, Job
 from loopwright.serve.connection import OWN
 from loopwright.serve.limits import Limits
@@ -62,22 +64,16 @@ def test_silence_is_filled_with_comments(model: ServedModel) -> None:
 class Peer:
     """A connection that takes what is written, or does not, and an ASGI `send` that waits; both keep the bytes in their order."""
 
-    def __init__(self, takes: Callable[[], bool], request: Request) -> None:
-        self.takes, self.request, self.came, self.direct = takes, request, b"", 0
-
-    @property
-    def takes_chunks(self) -> bool:
-        return self.takes()
+    def __init__(self, turns: int = 0) -> None:
+        self.takes_chunks, self.turns, self.came, self.direct = True, turns, b"", 0
 
     def write_chunk(self, body: bytes) -> None:
         self.came += body
         self.direct += 1
 
     async def send(self, message: Any) -> None:
-        had = len(self.request.tokens)
-        while len(self.request.tokens) == had and not self.request.done:  # meanwhile a token comes
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.001)
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
         self.came += message.get("body", b"")
 
     async def receive(self) -> Any:
@@ -85,6 +81,17 @@ class Peer:
 
     def scope(self, version: str = "1.1") -> dict[str, Any]:
         return {"http_version": version, "state": {OWN: self}}
+
+
+def fed(model: ServedModel, **body: Any) -> Job:
+    """Returns a job whose tokens are pushed by the test."""
+
+    def submit(prompt: list[int], *, max_new_tokens: int, on_token: Any, on_done: Any, **_: Any) -> Request:
+        return Request(RequestOptions(tuple(prompt), 1, max_new_tokens, on_token=on_token, on_done=on_done), model.decode)
+
+    other = copy.copy(model)
+    other.engine = SimpleNamespace(submit=submit, model=model.engine.model)  # type: ignore[assignment]
+    return job_of(other, **body)
 
 
 def said(came: bytes) -> dict[int, str]:
@@ -98,36 +105,46 @@ def said(came: bytes) -> dict[int, str]:
     return texts
 
 
-@pytest.mark.parametrize("takes", [0, 0.5, 1])
-def test_what_is_written_at_once_is_in_its_place_among_what_is_sent(model: ServedModel, takes: float) -> None:
-    draws = random.Random(3)
-
+@settings(max_examples=20)
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(2, 90), st.booleans(), st.integers(0, 4)), max_size=12), st.integers(0, 3))
+def test_what_is_written_at_once_is_in_its_place_among_what_is_sent(
+    model: ServedModel, script: list[tuple[int, int, bool, int]], turns: int
+) -> None:
     async def work() -> None:
-        job = job_of(model, prompt=["the", "cat"], max_tokens=20)
-        peer = Peer(lambda: draws.random() < takes, job.answers[1].request)
-        await EventStream(job, Shape(job), lambda: None)(peer.scope(), peer.receive, peer.send)
+        job, peer = fed(model, prompt=["the", "cat"], max_tokens=20), Peer(turns)
+        stream = asyncio.create_task(EventStream(job, Shape(job), lambda: None)(peer.scope(), peer.receive, peer.send))
+        for index, token, takes, pause in script:
+            peer.takes_chunks = takes
+            job.answers[index].request.push(token, 1)
+            for _ in range(pause):
+                await asyncio.sleep(0)
+        for answer in job.answers:
+            answer.request.finish("stop")
+        await asyncio.wait_for(stream, 5)
         assert said(peer.came) == {answer.index: answer.request.text for answer in job.answers}
-        assert (peer.direct > 0) == (takes > 0)
 
     asyncio.run(work())
 
 
-def test_nothing_is_written_past_http_1_0_and_a_failure_there_ends_its_stream_alone(model: ServedModel) -> None:
+def test_nothing_is_written_past_http_1_0_and_what_fails_there_ends_its_stream_alone(model: ServedModel) -> None:
     async def work() -> None:
-        jobs = [job_of(model, max_tokens=10) for _ in range(2)]
-        old, broken = (Peer(lambda: True, job.answers[0].request) for job in jobs)
+        jobs, old, new, broken = [fed(model, max_tokens=20) for _ in range(3)], Peer(), Peer(), Peer()
         broken.write_chunk = lambda body: 1 / 0  # type: ignore[method-assign, assignment, return-value]
-        streams = [EventStream(job, Shape(job), lambda: None) for job in jobs]
-        calls = [
-            streams[0](broken.scope(), broken.receive, broken.send), streams[1](old.scope("1.0"), old.receive, old.send)
-        ]  # fmt: skip
-        failed, _ = await asyncio.gather(*calls, return_exceptions=True)
-        assert isinstance(failed, ZeroDivisionError)
-        assert said(old.came) == {0: jobs[1].answers[0].request.text} and not old.direct
-        await asyncio.to_thread(jobs[0].answers[0].request.result, 5)
+        parts = zip(jobs, (broken, new, old), ("1.1", "1.1", "1.0"), strict=True)
+        calls = [EventStream(job, Shape(job), lambda: None)(p.scope(version), p.receive, p.send) for job, p, version in parts]
+        streams = asyncio.gather(*calls, return_exceptions=True)
+        for _ in range(3):
+            await asyncio.sleep(0.001)
+            for job in jobs:
+                job.answers[0].request.push(2, 1)
+        await asyncio.sleep(0.001)
+        for job in jobs:
+            job.answers[0].request.finish("stop")
+        failed, *_ = await asyncio.wait_for(streams, 5)
+        assert isinstance(failed, ZeroDivisionError) and jobs[0].answers[0].request.cancelled
+        assert said(old.came) == said(new.came) == {0: "the the the"} and not old.direct and new.direct == 3
 
     asyncio.run(work())
-    assert model.engine.open_requests == 0
 
 
 @pytest.mark.parametrize("how", ["disconnect", "send fails", "cancelled"])
