@@ -111,11 +111,12 @@ def test_what_is_written_at_once_is_in_its_place_among_what_is_sent(
     model: ServedModel, script: list[tuple[int, int, bool, int]], turns: int
 ) -> None:
     async def work() -> None:
-        job, peer = fed(model, prompt=["the", "cat"], max_tokens=20), Peer(turns)
+        job, peer = fed(model, prompt=["the", "cat"], max_tokens=4), Peer(turns)
         stream = asyncio.create_task(EventStream(job, Shape(job), lambda: None)(peer.scope(), peer.receive, peer.send))
         for index, token, takes, pause in script:
             peer.takes_chunks = takes
-            job.answers[index].request.push(token, 1)
+            if not job.answers[index].request.done:
+                job.answers[index].request.push(token, 1)
             for _ in range(pause):
                 await asyncio.sleep(0)
         for answer in job.answers:
