@@ -28,6 +28,8 @@ ROUTES = ("/health", "/metrics", "/v1/models", "/v1/tokenize", "/v1/chat/complet
 
 def bind(host: str, port: int) -> socket.socket:
     """Returns a listening socket; port 0 is any that is free. A peer that vanishes is noticed by its connections."""
+    if not 0 <= port < 2**16:  # the system would take 99999 for 34463
+        raise ValueError(f"port must be a whole number from 0 to 65535 (got {port})")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.socket(family)

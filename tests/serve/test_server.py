@@ -19,6 +19,9 @@ def test_a_port_that_is_taken_or_no_address_is_one_line() -> None:
         assert taken.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     with pytest.raises(ValueError, match=r"host: 'no.such.host.invalid' is no address"):
         bind("no.such.host.invalid", 0)
+    for port in (99999, -1):
+        with pytest.raises(ValueError, match=rf"^port must be a whole number from 0 to 65535 \(got {port}\)$"):
+            bind("127.0.0.1", port)
 
 
 def test_a_drain_finishes_what_was_begun_and_takes_nothing_new() -> None:
