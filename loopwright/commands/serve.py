@@ -112,6 +112,17 @@ def _url(address: tuple[str, int]) -> str:
     return f"http://{host}:{address[1]}"
 
 
+def _example(model: Any) -> tuple[str | list[int], int]:
+    """Returns a prompt that the model takes, and the tokens that fit after it. A tokenizer of a few symbols knows no story."""
+    from loopwright.serve.limits import Refusal
+
+    for text in (PROMPT, model.decode([0, 1, 2])):
+        with contextlib.suppress(Refusal):
+            ids = model.check_ids("prompt", model.encode(text))
+            return text, model.max_model_len - len(ids)
+    return [0], model.max_model_len - 1
+
+
 def _welcome(models: dict[str, Any], address: tuple[str, int], api_key_env: str | None) -> str:
     """Returns what the user is told: where, what, how deep, and a line to try."""
     from loopwright.serve.guard import is_loopback
@@ -124,8 +135,9 @@ def _welcome(models: dict[str, Any], address: tuple[str, int], api_key_env: str 
     if not is_loopback(address[0]):
         guarded = "behind the key" if api_key_env else "WITHOUT a key: anybody who reaches this port may use it (--api-key-env)"
         lines.append(f"  open to other machines, {guarded}")
-    body = {"model": next(iter(models)), "prompt": PROMPT, "max_tokens": 32, "temperature": 0}
     first = next(iter(models.values()))
+    prompt, room = _example(first)
+    body = {"model": first.name, "prompt": prompt, "max_tokens": min(32, room), "temperature": 0}
     if first.max_depth > 1:
         body["depth"] = first.depth
     bearer = f' -H "Authorization: Bearer ${api_key_env}"' if api_key_env else ""

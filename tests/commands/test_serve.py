@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ import pytest
 
 from loopwright.commands import serve as module
 from loopwright.commands.serve import name_sources, serve
+from loopwright.serve.limits import Refusal
 from tests.generate.tiny import save_model
 
 
@@ -57,6 +59,24 @@ def test_what_is_wrong_is_found_before_weights_are_read(
 def test_a_preset_has_nothing_to_serve() -> None:
     with pytest.raises(ValueError, match="serve: 'huginn' is a preset, which has no trained weights"):
         serve(["huginn"], port=0)
+
+
+@pytest.mark.parametrize(("knows", "length", "prompt", "room"), [
+    ("Once upon a time", 40, "Once upon a time", 24), ("012", 10, "012", 7), ("Once upon a time 012", 10, "012", 7), ("xyz", 10, [0], 9)
+])  # fmt: skip
+def test_the_line_to_try_has_a_prompt_that_the_model_takes(knows: str, length: int, prompt: Any, room: int) -> None:
+    def encode(text: str) -> list[int]:
+        if not set(text) <= set(knows):
+            raise Refusal("prompt: it has no tokens", param="prompt")
+        return list(range(len(text)))
+
+    def check_ids(field: str, ids: list[int]) -> list[int]:
+        if len(ids) >= length:
+            raise Refusal(f"{field}: too long")
+        return ids
+
+    model = SimpleNamespace(encode=encode, check_ids=check_ids, decode=lambda ids: "012", max_model_len=length)
+    assert module._example(model) == (prompt, room)
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
