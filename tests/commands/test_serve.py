@@ -62,7 +62,8 @@ def test_a_preset_has_nothing_to_serve() -> None:
 
 
 @pytest.mark.parametrize(("knows", "length", "prompt", "room"), [
-    ("Once upon a time", 40, "Once upon a time", 24), ("012", 10, "012", 7), ("Once upon a time 012", 10, "012", 7), ("xyz", 10, [0], 9)
+    ("Once upon a time", 40, "Once upon a time", 24), ("012", 10, "012", 7), ("Once upon a time 012", 10, "012", 7),
+    ("xyz", 10, [0], 9),
 ])  # fmt: skip
 def test_the_line_to_try_has_a_prompt_that_the_model_takes(knows: str, length: int, prompt: Any, room: int) -> None:
     def encode(text: str) -> list[int]:
