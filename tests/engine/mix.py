@@ -12,7 +12,7 @@ import loopwright as lw
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 from loopwright.generate.constraint import ConstrainedVocabulary
-from loopwright.generate.exit_rules import ExitRule, build_exit
+from loopwright.generate.exit_rules import ExitRule, build_exit, mean_state
 from loopwright.generate.sampling import Draw, GrammarEnd, HashedDraws, Sampling, TokenCounts, sample
 from tests.cases import noisy
 from tests.generate.tiny import letter_tokenizer
@@ -112,6 +112,8 @@ def recomputed(model: lw.LoopedForCausalLM, wish: RequestOptions) -> tuple[list[
             if t + 1 == wish.depth or rule.leaves(model, before, s[0, -1], logits[0, -1], memory):
                 break
             before = s[0, -1]
+        if rule.mixes:  # what is read out is the mean of the states so far
+            logits = model.read_out(mean_state(model, out.states[: t + 1]), p)
         seen = TokenCounts(torch.tensor(wish.prompt), model.config.vocab_size).after(text[len(wish.prompt) :])
         text.append(int(sample(logits[:, -1], [Draw(wish.sampling, wish.seed, len(text))], [seen], [grammar])))
         depths.append(t + 1)
