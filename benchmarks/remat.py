@@ -1,7 +1,7 @@
 """P6: what rematerialising costs in time at depth 16, beside the plain loop: torch's checkpoint around each step, and the tree.
 P7: what it saves in bytes at depth 64, and what the tree saves beyond it at 64 and 256.
 
-Each variant runs forward and backward through a walk with a loss on the last step; the gradients are compared first, bit by
+Each variant runs forward and backward through a rollout with a loss on the last step; the gradients are compared first, bit by
 bit. Bytes are those of live storage at its peak, less what was there before the pass (parameters, batch): on a GPU the
 allocator's count, on a CPU that of every storage an operation returned, from then until it is freed. Gradients count in both.
 """

@@ -34,6 +34,7 @@ from loopwright.options import (
     ModelOrRecipe,
     Network,
     PerNode,
+    RowTokens,
     Seed,
     StateSeed,
     Temperature,
@@ -52,7 +53,7 @@ def inspect(
     model: ModelOrRecipe,
     overrides: Changes = None,
     depth: Depth = None,
-    context: Annotated[int | None, typer.Option(callback=whole, help="Tokens per row. Default: 2048, or the model's most.")] = None,
+    context: RowTokens = None,
     batch: Annotated[int, typer.Option(callback=whole, help="Rows in a pass and in the cache.")] = 1,
     dtype: Dtype = "bf16",
     policy: Annotated[str, typer.Option(help="What the cache keeps: every step, the last one, or share(n) of them.")] = "every",
@@ -85,8 +86,8 @@ def inspect(
     from loopwright.commands import inspect as verb
     from loopwright.commands.console import show
 
-    where = {"gpus": gpus, "gpu": gpu, "per_node": per_node, "link": link, "network": network}
-    given = {name: value for name, value in where.items() if value is not None}
+    where = (("gpus", gpus), ("gpu", gpu), ("per_node", per_node), ("link", link), ("network", network))
+    given = {name: value for name, value in where if value is not None}
     if train:
         from loopwright.commands import inspect_train
 
@@ -97,8 +98,7 @@ def inspect(
     if given:
         raise typer.BadParameter(f"--{next(iter(given)).replace('_', '-')} needs --train, and a recipe in the place of the model")
     show(lambda: verb.inspect(
-        model, overrides or [],
-        depth=depth, context=context, batch=batch, dtype=dtype, policy=policy, tensors=tensors,
+        model, overrides or [], depth=depth, context=context, batch=batch, dtype=dtype, policy=policy, tensors=tensors,
     ), as_json)  # fmt: skip
 
 

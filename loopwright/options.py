@@ -64,11 +64,16 @@ ModelOrRecipe = Annotated[
 Changes = Annotated[
     list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Changes to the config (with --train: to the recipe).")
 ]
+RowTokens = Annotated[
+    int | None, typer.Option(callback=whole, help="Tokens per row. Default: 2048, or the model's most; with --train its data's.")
+]
 TrainCost = Annotated[
     bool, typer.Option("--train", help="Estimate the training of a recipe on --gpus: bytes on each, seconds an update.")
 ]
 Gpus = Annotated[int | None, typer.Option(callback=whole, help="With --train: how many GPUs. Default: 8.")]
-Gpu = Annotated[str | None, typer.Option(help="With --train: which card. Default: H200.")]
+Gpu = Annotated[
+    str | None, typer.Option(help="With --train: which card (B200, H200, H100, A100, L40S, RTX 4090 …). Default: H200.")
+]
 PerNode = Annotated[int | None, typer.Option(callback=whole, help="With --train: GPUs in a node. Default: 8.")]
 Link = Annotated[float | None, typer.Option(help="With --train: GB/s of a GPU to its node, each direction. Default: the card's.")]
 Network = Annotated[

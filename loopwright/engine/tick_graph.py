@@ -157,10 +157,10 @@ class TickGraphs:
         torch.argmax(logits, -1, out=self.greedy)
         torch.where(numbers[ACTIVE, :, None] > 0, self.greedy[:, None], self.token, out=self.token)
         low, high = logits.aminmax(dim=-1)  # both are NaN where one logit is
-        torch.eq((high - low) * 0, 0, out=self.finite)
+        torch.eq(low * 0 + high * 0, 0, out=self.finite)  # their difference may overflow where they are finite
 
     def _put(self, held: Tensor, new: Tensor, numbers: Tensor) -> None:
-        torch.where(numbers[ACTIVE, :, None, None] > 0, new, held, out=held)
+        torch.where(numbers[ACTIVE, :, None, None] > 0, new.to(held.dtype), held, out=held)
 
 
 def _step(run: Running) -> int:

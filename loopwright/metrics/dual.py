@@ -73,7 +73,7 @@ def product(f: Callable[[Tensor], Tensor], s: Tensor, v: Tensor) -> tuple[Tensor
 
 def by_jvp(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Returns what an operation without a rule of its own makes of dual numbers."""
-    # a compiler knows its own functions by no name; it refuses what is changed in place
+    # a compiler knows its own functions by no name, and follows what is changed in place
     if not torch.compiler.is_compiling() and func.__name__.endswith("_") and not func.__name__.endswith("__"):
         raise ValueError(f"dual: {func.__name__} changes a dual number in place; allowed: operations that return a new one")
     flat, form = pytree.tree_flatten((args, kwargs))
@@ -168,8 +168,7 @@ def of_gelu(func: Callable, x: Dual, approximate: str = "none") -> Any:
 
 def of_silu(func: Callable, x: Dual, inplace: bool = False) -> Any:
     """x σ(x); the tangent is σ (1 + x (1 − σ)) ẋ."""
-    gate = torch.sigmoid(x.primal)
-    y = x.primal * gate
+    gate, y = torch.sigmoid(x.primal), F.silu(x.primal)  # the step's own rounding
     return Dual(y, x.tangent * torch.addcmul(gate, y, 1 - gate))
 
 

@@ -8,6 +8,9 @@ the index of the first token of the same document, `valid[b, j]` says whether ke
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +21,17 @@ if TYPE_CHECKING:
     from loopwright.model.cache import LoopCache
 
 NEGATIVE = "segment_ids: negative entries; number the documents of a row 0, 1, 2 … (padding: attention_mask)"
+_CHECKED: ContextVar[bool] = ContextVar("checked", default=False)
+
+
+@contextmanager
+def documents_checked(checked: bool = True) -> Iterator[None]:
+    """Says that document ids were looked at while they lay on the host: to ask a device again would be to wait for it."""
+    before = _CHECKED.set(checked)
+    try:
+        yield
+    finally:
+        _CHECKED.reset(before)
 
 
 @dataclass(frozen=True)
@@ -188,7 +202,5 @@ def _check_shapes(
     if segment_ids is not None:
         if segment_ids.shape != (rows, length):
             raise ValueError(f"segment_ids: shape {tuple(segment_ids.shape)}; allowed: {(rows, length)}")
-        if segment_ids.is_cuda and torch.is_grad_enabled():  # training must not wait for the device; a `Batch` was asked before
-            torch._assert_async((segment_ids >= 0).all(), NEGATIVE)
-        elif bool((segment_ids < 0).any()):
+        if not _CHECKED.get() and bool((segment_ids < 0).any()):
             raise ValueError(NEGATIVE)

@@ -75,12 +75,13 @@ class CompiledStep:
 
     def product(self, s: Tensor, v: Tensor, e: Tensor, t: int, p: Pass) -> tuple[Tensor, Tensor]:
         """Returns the state after step t and J v, the derivative of the step along v."""
-        from torch._dynamo.exc import TorchDynamoException  # seconds of imports, which what is not compiled need not wait for
+        # seconds of imports, which what is not compiled need not wait for
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
         t = t if self.counts_steps else 0
         try:
             return self.dual(s, v, e, t, p)
-        except TorchDynamoException as error:
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             if self.dual is self.plain_dual:
                 raise
             warnings.warn(f"the Jacobian's product is not compiled: {first_line(error)}", stacklevel=2)

@@ -13,6 +13,7 @@ from loopwright.data.batch import Batch, Splits
 from loopwright.model.backbone import StepRunner
 from loopwright.model.context import Pass, StackRunner
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.span import documents_checked
 from loopwright.train.gradients.recompute import GradSteps, forget_casts
 from loopwright.train.gradients.remat import REMATS, Remat
 
@@ -131,7 +132,8 @@ def rollout(
     step = model.step if step is None else step
     run: Remat = REMATS[remat]() if isinstance(remat, str) else remat
     depth = plan.depth if model.config.is_looped else 1
-    e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids, fused=stacks)
+    with documents_checked(batch.asked is not None):  # by `Batch.ready`
+        e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids, fused=stacks)
     start = model.start_state(e, p)
     grad_steps = min(plan.grad_steps, depth)
     s, first = start, depth - grad_steps

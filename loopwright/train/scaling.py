@@ -68,7 +68,7 @@ class Cluster:
     def __init__(
         self, gpus: int = 8, gpu: str = "H200", per_node: int = 8, link: float | None = None, network: float = 400.0
     ) -> None:
-        self.gpus, self.per_node = check_whole("gpus", gpus, 1, 2**20), check_whole("per_node", per_node, 1)
+        self.gpus, self.per_node = check_whole("gpus", gpus, 1, 2**20), check_whole("per-node", per_node, 1)
         if gpu not in CARDS:
             raise ValueError(f"gpu: {gpu!r} is not known; {suggest(gpu, CARDS)}")
         self.gpu, self.card = gpu, CARDS[gpu]
@@ -253,7 +253,7 @@ def _length(recipe: Recipe, asked: int | None) -> int:
     options = options_of(DATA[recipe.data["kind"]])
     if "length" not in options:
         raise ValueError(f"data {recipe.data['kind']!r} does not say how long its rows are; give --context")
-    return int(recipe.data.get("length", options["length"].default))
+    return check_whole("data.length", recipe.data.get("length", options["length"].default), 1)
 
 
 # the ways

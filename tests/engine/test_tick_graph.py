@@ -59,6 +59,33 @@ def test_rows_that_take_no_part_stay_as_they_are() -> None:
     assert written == [first.row.cell("core", 0)]
 
 
+@torch.no_grad()
+def test_logits_of_half_precision_are_finite_up_to_its_largest() -> None:
+    model = noisy("ouro-1.4b-tiny").half()
+    for _ in range(2):  # the second time they are as far apart as no number of half precision is
+        scheduler = fixed(model, 1, 8)
+        request = Request(RequestOptions((3, 4), 2, 1))
+        scheduler.add(request)
+        while scheduler.busy:
+            scheduler.tick()
+        logits = scheduler.graphs.logits[0].float()
+        assert logits.isfinite().all() and scheduler.graphs.finite[0] and request.result(0).tokens == [int(logits.argmax())]
+        model.lm_head.weight.mul_(5e4 / float(logits.abs().max()))
+    assert logits.max() - logits.min() > torch.finfo(torch.float16).max
+
+
+@torch.no_grad()
+def test_a_part_of_another_precision_is_answered() -> None:
+    model = noisy("ouro-1.4b-tiny").to(torch.bfloat16)
+    model.end_norm.float()
+    scheduler = fixed(model, 1, 8)
+    request = Request(RequestOptions((3, 4), 2, 2))
+    scheduler.add(request)
+    while scheduler.busy:
+        scheduler.tick()
+    assert len(request.result(0).tokens) == 2 and scheduler.state.dtype == torch.bfloat16
+
+
 def test_a_cpu_runs_row_by_row() -> None:
     assert Scheduler(noisy("ouro-1.4b-tiny"), rows=2, tokens=16).graphs is None
 

@@ -89,12 +89,13 @@ def test_the_product_with_the_jacobian_is_one_graph(name: str, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_a_product_that_cannot_be_compiled_is_said_and_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._dynamo.exc import Unsupported
+@pytest.mark.parametrize("error", ["Unsupported", "FailOnRecompileLimitHit"])
+def test_a_product_that_cannot_be_compiled_is_said_and_run_as_it_is(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo import exc
 
     def compiling(function, **options):
         def run(*args):
-            raise Unsupported("no such thing")
+            raise getattr(exc, error)("no such thing")
 
         return run
 

@@ -34,10 +34,7 @@ class Implicit:
 
     def __call__(self, steps: GradSteps) -> list[Tensor]:
         """Returns the last state."""
-        if steps.keeps != "last":
-            raise ValueError("implicit: the loss reads every step, and one alone has a gradient; allowed: a loss of the last")
-        if not steps.depth:
-            raise ValueError("implicit: one step with a gradient, which says nothing of a fixed point; allowed: at least 2")
+        self.check(steps.depth, steps.keeps)
         before = steps.state
 
         def watched(now: Tensor, e: Tensor, t: int, p: Pass) -> Tensor:
@@ -60,7 +57,16 @@ class Implicit:
 
     def cost(self, depth: int, keeps: str) -> Cost:
         """Returns what the series costs: one step rebuilt and differentiated, and a product with its Jacobian for each term."""
-        return Cost(whole=1, states=1, reruns=1 + 2 + max(self.terms - 2, 0) - 2 * depth if depth else 0)
+        self.check(depth, keeps)
+        rebuilt = self.terms > 1
+        return Cost(whole=int(rebuilt), states=1, reruns=(self.terms + 1) * rebuilt - 2 * depth)
+
+    def check(self, depth: int, keeps: str) -> None:
+        """Refuses what has no gradient of this kind: `depth` steps before the last one, of which the loss reads as `keeps` says."""
+        if keeps != "last":
+            raise ValueError("implicit: the loss reads every step, and one alone has a gradient; allowed: a loss of the last")
+        if not depth:
+            raise ValueError("implicit: one step with a gradient, which says nothing of a fixed point; allowed: at least 2")
 
 
 class _FixedPoint(torch.autograd.Function):

@@ -1,10 +1,10 @@
 """How the loop keeps what its gradient needs: everything, the state before each step, or a few states out of many.
 
 A rematerialised step runs again in the backward pass from the state it took in: the same sums in the same order, so the gradients
-are bitwise those of the plain loop. One step at a time that is torch's checkpoint. The tree, which holds fewer states, has its own
-autograd function: there a parameter that one step reads more than once, the same values at every step (the step size of the
-diagonal injection), has its shares summed within the step first, and agrees to rounding. Autocast's copies of the weights are
-made anew for each step (see `forget_casts`), in the plain loop too.
+are bitwise those of the plain loop on a CPU, and equal to rounding on a GPU. One step at a time that is torch's checkpoint. The
+tree, which holds fewer states, has its own autograd function: there a parameter that one step reads more than once, the same
+values at every step (the step size of the diagonal injection), has its shares summed within the step first, and agrees to
+rounding. Autocast's copies of the weights are made anew for each step (see `forget_casts`), in the plain loop too.
 
 The last step of a rollout is not among these: it is differentiated first, so it is kept whole.
 """
