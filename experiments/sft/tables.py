@@ -144,7 +144,7 @@ def page(groups: Groups) -> str:
         f"{first[0].passages} held-out chats ({first[0].targets:,} tokens of answers) and {first[1].passages} passages of held-out "
         f"text ({first[1].targets:,} tokens).", RULE,
         "## Loss by depth", loss_table(groups, "chats"), loss_table(groups, "text"),
-        "## Beyond the trained depth", beyond_table(groups, "chats"), beyond_table(groups, "text"),
+        "## Beyond depth 4", beyond_table(groups, "chats"), beyond_table(groups, "text"),
         "## The arms against one another", paired_table(groups, "chats"), paired_table(groups, "text"),
         "## Looped against unlooped", against_unlooped(groups),
         "## Right results", answer_table(groups), "## Cost, and the spectral radius of a step on text", cost_table(groups),

@@ -139,8 +139,10 @@ def test_two_depths_side_by_side_and_the_link_brings_them_back(browser: Browser,
     browser.open(f"{server.url}/#e={edit}&v=edited")
     browser.until("return /the edit changes/.test(document.querySelector('#edit-verdict').textContent)")
     assert browser.run("return document.querySelector('#edit-kind').value") == "swap"
-    browser.open(f"{server.url}/#d=999&t=x&e=%7Bbroken&c=&m=nobody")  # a broken link opens, with what can be made of it
+    browser.open(f"{server.url}/#d=999&t=x&e=%7Bbroken&c=")  # a broken link opens, with what can be made of it
     assert browser.text("#depth-words") == "16 of 16 steps"
+    browser.open(f"{server.url}/#d=9&t=x&m=nobody")  # a depth of another model says nothing of this one
+    assert browser.text("#depth-words") == "4 of 16 steps"
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -222,7 +224,10 @@ def test_wrong_input_is_told_where_it_is_typed(browser: Browser, server: Live) -
 
 
 def test_a_server_that_comes_back_with_other_models(browser: Browser, server: Live) -> None:
-    browser.open(f"{server.url}/#m=dense")
+    browser.open(f"{server.url}/#m=gone&x=gate:0.5&l=1&h=1")  # what the link says of the model that is gone goes with it
+    browser.until("return location.hash.includes('x=change') && document.querySelectorAll('tr:last-child .cell').length === 16")
+    assert browser.text("#problem") == "" and not browser.run("return /gate|[lh]=/.test(location.hash)")
+    browser.open(f"{server.url}/#m=dense&l=1&h=1")
     browser.run("const plain = window.fetch; window.fetch = (path, given) => plain(path, given?.body?.includes('\"dense\"')"
                 " ? {...given, body: given.body.replace('\"dense\"', '\"gone\"')} : given);")  # fmt: skip
     browser.run(
@@ -234,6 +239,7 @@ def test_a_server_that_comes_back_with_other_models(browser: Browser, server: Li
     browser.type("#prompt", "The cat sat")
     browser.until("return document.querySelector('#model').value === arguments[0]", NAME)
     browser.until("return document.querySelectorAll('tr:last-child .cell').length === 16")
+    browser.until("return location.hash.includes('x=change') && !/[lh]=/.test(location.hash)")
 
 
 def test_the_server_goes_and_comes_back(browser: Browser, server: Live) -> None:

@@ -165,12 +165,17 @@ async function restart() {
   await start(true);
 }
 
+// A model in the place of another one: what was chosen for that one may not fit it.
+function anew(model) {
+  return { model, depth: 0, other: 0, stack: "", layer: 0, head: 0, exit: "", edit: null, shown: "plain" };
+}
+
 async function start(again = false) {
   await guarded(async () => {
     models = (await get("/v1/models")).data.map((card) => card.id);
     byId("key").hidden = true;
     byId("main").hidden = false;
-    if (!models.includes(state.model)) update({ model: models[0] });
+    if (!models.includes(state.model)) update(state.model ? anew(models[0]) : { model: models[0] });
     setOptions(byId("model"), models.map((name) => [name, name]), state.model);
     await openModel();
     if (again) draw(new Set(["retry"]));
@@ -190,9 +195,7 @@ listen((changed) => {
   }
 });
 
-byId("model").addEventListener("change", (event) => update({
-  model: event.target.value, depth: 0, other: 0, stack: "", layer: 0, head: 0, exit: "", edit: null, shown: "plain",
-}));
+byId("model").addEventListener("change", (event) => update(anew(event.target.value)));
 byId("key").addEventListener("submit", (event) => {
   event.preventDefault();
   setKey(byId("key-word").value);

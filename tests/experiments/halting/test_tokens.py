@@ -10,6 +10,7 @@ import torch
 from experiments.halting.reading import measure
 from experiments.halting.tokens import BLOCKS, TOLERANCE, TextTokens, tenths
 from loopwright.data.tokens import Windows, kept_shards
+from loopwright.model.looped import LoopedForCausalLM
 from tests.cases import noisy
 
 
@@ -17,6 +18,13 @@ def windows_of(folder: Path, count: int, length: int = 6) -> Windows:
     """So many windows of one document: the numbers 0, 1, 2 … without an end."""
     ids = [i % 100 for i in range(count * length)]
     return Windows(kept_shards(folder, "test", {}, lambda: [(ids, None)], vocab_size=100), length, str, apart=False)
+
+
+@torch.no_grad()
+def share_right(model: LoopedForCausalLM, tokens: TextTokens, depth: int) -> float:
+    """The share of tokens that the model itself says at this depth."""
+    pairs = [(model(batch.input_ids, depth=depth).logits[:, :-1].argmax(-1), batch.labels[:, 1:]) for _, batch in tokens.batches()]
+    return float(torch.cat([said == labels for said, labels in pairs]).double().mean())
 
 
 def test_windows_are_read_at_even_distances_and_blocks_are_stretches_of_equal_size(
@@ -51,8 +59,11 @@ def test_tenths_are_of_equal_size_and_in_order() -> None:
 
 def test_text_is_measured_by_every_rule_and_by_the_oracle(tmp_path: Path) -> None:
     model = noisy("ouro-1.4b-tiny", vocab_size=100, halting={"kind": "exit"})
-    found = measure(model, TextTokens(windows_of(tmp_path, BLOCKS)), 3, "gate")
-    assert found["needs"] == [25] * 10 and found["fixed"]["exact"][0] <= 1
+    tokens = TextTokens(windows_of(tmp_path, BLOCKS))
+    found = measure(model, tokens, 3, "gate")
+    assert found["needs"] == [25] * 10
+    for depth, share in enumerate(found["fixed"]["exact"], 1):
+        assert share == pytest.approx(share_right(model, tokens, depth))
     # the oracle gives away at most the tolerance, and a fixed depth has its own mean depth
     assert found["oracle"]["loss"] <= found["fixed"]["loss"][-1] + TOLERANCE
     assert sum(found["fixed"]["blocks"]) / BLOCKS == pytest.approx(found["fixed"]["at_target"])
