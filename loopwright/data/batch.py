@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loopwright.metrics.score import IGNORED
-from loopwright.model.span import NEGATIVE
+from loopwright.model.span import check_documents
 
 Progress = Callable[[str, int, int | None], None]  # what is being done, how much of it is, and of how much, where that is known
 
@@ -69,8 +69,8 @@ class Batch:
         Found once, before the batch goes to a device: there the number of targets would have to be waited for, and a number
         that changes from batch to batch would be another shape each time. For the same reason document ids are checked here.
         """
-        if self.segment_ids is not None and bool((self.segment_ids < 0).any()):
-            raise ValueError(NEGATIVE)
+        if self.segment_ids is not None:
+            check_documents(self.segment_ids)
         found = self.target_places()
         missing = -found.numel() % len(self)
         return replace(self, asked=torch.nn.functional.pad(found, (0, missing)))

@@ -56,6 +56,11 @@ class Running:
         return not self.drawn and self.prefilled < self.to_prefill
 
     @property
+    def answers_next(self) -> bool:
+        """Whether a token of the answer follows the present one: it is the prompt's last, or behind the prompt."""
+        return self.prefilled + 1 >= self.to_prefill
+
+    @property
     def to_prefill(self) -> int:
         """The prompt tokens that the prefill runs; where the last one may leave early, it comes after."""
         return len(self.request.wish.prompt) - (0 if self.trail is None else 1)

@@ -307,7 +307,7 @@ class Scheduler:
         self._draw(runs, logits[:, 0])
 
     def _read_captured(self, runs: list[Running], graphs: TickGraphs) -> None:
-        ends = [run for run in runs if run.prefilled + 1 >= run.to_prefill]  # the others are inside their prompts
+        ends = [run for run in runs if run.answers_next]
         if ends or self.pool.layers["coda"]:
             self.ran.codas += 1
             self.ran.coda_rows += len(runs)

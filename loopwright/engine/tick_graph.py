@@ -67,7 +67,7 @@ class TickGraphs:
         embedding = [run for run in running if run.phase == "embed"]
         stepping = [run for run in running if run.phase in ("embed", "core") and run.trail is None]
         reading = [run for run in stepping if _step(run) + 1 == run.steps]
-        if not self.pool.layers["coda"] and all(run.prefilled + 1 < run.to_prefill for run in reading):
+        if not self.pool.layers["coda"] and not any(run.answers_next for run in reading):
             reading = []  # of tokens inside their prompts only the keys are wanted, and a coda would keep some
         self.launch(embedding, stepping, reading)
 

@@ -20,8 +20,13 @@ from torch import Tensor
 if TYPE_CHECKING:
     from loopwright.model.cache import LoopCache
 
-NEGATIVE = "segment_ids: negative entries; number the documents of a row 0, 1, 2 … (padding: attention_mask)"
 _CHECKED: ContextVar[bool] = ContextVar("checked", default=False)
+
+
+def check_documents(segment_ids: Tensor) -> None:
+    """Refuses document ids below 0; waits for their device."""
+    if bool((segment_ids < 0).any()):
+        raise ValueError("segment_ids: negative entries; number the documents of a row 0, 1, 2 … (padding: attention_mask)")
 
 
 @contextmanager
@@ -202,5 +207,5 @@ def _check_shapes(
     if segment_ids is not None:
         if segment_ids.shape != (rows, length):
             raise ValueError(f"segment_ids: shape {tuple(segment_ids.shape)}; allowed: {(rows, length)}")
-        if not _CHECKED.get() and bool((segment_ids < 0).any()):
-            raise ValueError(NEGATIVE)
+        if not _CHECKED.get():
+            check_documents(segment_ids)
