@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from loopwright.engine.pass_graphs import PassGraphs
+from loopwright.engine.passes import Passes
 from loopwright.engine.prefix import Prefixes, Weights
 from loopwright.engine.request import Request
 from loopwright.engine.running import DrawnTokens, EngineStats, Fetched, Running
@@ -23,12 +25,10 @@ from loopwright.engine.trail import Trail, read_trails, step_trails
 from loopwright.engine.uneven import begin_round, draft, keep_even, leaving, verified
 from loopwright.generate.constraint import ConstraintError
 from loopwright.generate.sampling import Draw, TokenCounts, sample
-from loopwright.model.context import Pass, open_pass
+from loopwright.model.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.part import RowSteps
 from loopwright.model.pool import KeyPool, Row
-from loopwright.model.rows import PooledRows
-from loopwright.model.state import signed
 
 OVERTAKES = 64  # a priority of 1 lets a request pass this many that were submitted before it: a bounded wait for everybody
 
@@ -54,8 +54,10 @@ class Scheduler:
         self.input = torch.zeros_like(self.state)
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=weight.device)
         self.graphs: TickGraphs | None = None
+        self.passes = Passes(model, self.pool)
         if weight.is_cuda:
             self.graphs = TickGraphs(model, self.pool, self.state, self.input, self.token)
+            self.passes = PassGraphs(model, self.pool, rows)
         self.weights = Weights(model)
         self.prefixes = Prefixes(self.pool)
         self.choices: dict[int, DraftChoice] = {}  # of drafts, by the depth that verifies them
@@ -159,6 +161,7 @@ class Scheduler:
                 run.phase = "embed"
         if self.graphs is not None:
             self.graphs.refresh(lie)
+        self.passes.refresh(lie)
         return run
 
     def _release(self, run: Running) -> None:
@@ -189,39 +192,47 @@ class Scheduler:
                 self._prefill_uneven(runs, count, steps, keys)
 
     def _prefill_group(self, runs: list[Running], count: int, steps: int, last: bool) -> None:
-        model = self.model
-        slices = [run.request.wish.prompt[run.prefilled : run.prefilled + count] for run in runs]
-        e, p = self._enter(runs, torch.tensor(slices, device=self.token.device), [run.prefilled for run in runs])
-        *_, s = model.unroll(e, steps, p, state=self._start(runs, e, p))
+        rows, first, e, s = self._enter(runs, count)
+        for t in range(steps):
+            s = self.passes.step(rows, first, s, e, [t] * len(runs))
         scored = any(run.request.wish.prompt_logprobs for run in runs)
         if last or scored or self.pool.layers["coda"]:  # the coda keeps keys of every token
-            features = model.features(s, p, reading=runs[0].request.wish.depth, keep=count if scored else 1)
+            features = self.passes.features(rows, first, s, [run.request.wish.depth for run in runs])
         if scored:
-            score_prompts(self.model, runs, features, p)
-        self.ran.prefill_tokens += count * len(runs)
-        for run in runs:
-            run.prefilled += count
+            score_prompts(self.model, runs, features)
+        self._count_prefilled(runs, count)
         if last:
-            self._draw(runs, model.head(features[:, -1:], p)[:, 0])
+            self._draw(runs, self.model.lm_head(torch.stack([y[-1] for y in features])))
 
     def _prefill_uneven(self, runs: list[Running], count: int, steps: int, keys: str) -> None:
         """Runs prompt tokens at full depth and keeps their states, for readings that later tokens may ask for."""
-        slices = [run.request.wish.prompt[run.prefilled : run.prefilled + count] for run in runs]
-        e, p = self._enter(runs, torch.tensor(slices, device=self.token.device), [run.prefilled for run in runs])
-        for t, s in enumerate(self.model.unroll(e, steps, p, state=self._start(runs, e, p))):
-            for i, run in enumerate(runs):
+        rows, first, e, s = self._enter(runs, count)
+        for t in range(steps):
+            s = self.passes.step(rows, first, s, e, [t] * len(runs))
+            for run, own in zip(runs, s, strict=True):
                 assert run.trail is not None
-                run.trail.keep(t, run.prefilled, s[i])
+                run.trail.keep(t, run.prefilled, own)
             # the last reading as a plain prefill makes it; the others are filled when a token asks, unless keys are copied there
             scored = t + 1 == steps and any(run.request.wish.prompt_logprobs for run in runs)
             if scored or (self.pool.layers["coda"] and (keys == "copy" or t + 1 == steps)):
-                features = self.model.features(s, p, reading=t + 1, keep=count if scored else 1)
+                features = self.passes.features(rows, first, s, [t + 1] * len(runs))
             if scored:
-                score_prompts(self.model, runs, features, p)
+                score_prompts(self.model, runs, features)
+        self._count_prefilled(runs, count)
+
+    def _enter(self, runs: list[Running], count: int) -> tuple[list[Row], list[int], list[Tensor], list[Tensor]]:
+        """Returns the rows, where their next `count` prompt tokens stand, and their inputs and first states."""
+        rows, first = [run.row for run in runs], [run.prefilled for run in runs]
+        wishes = [run.request.wish for run in runs]
+        ids = [wish.prompt[a : a + count] for wish, a in zip(wishes, first, strict=True)]
+        return rows, first, *self.passes.embed(rows, first, ids, [wish.state_seed for wish in wishes])
+
+    def _count_prefilled(self, runs: list[Running], count: int) -> None:
         self.ran.prefill_tokens += count * len(runs)
         for run in runs:
             run.prefilled += count
-            self._end_prefill(run)
+            if run.trail is not None:
+                self._end_prefill(run)
 
     def _end_prefill(self, run: Running) -> None:
         """Lets the last prompt token of an uneven row go the way of the tokens that follow, once all others are run."""
@@ -234,7 +245,8 @@ class Scheduler:
             return
         at = [run.slot for run in runs]
         if self.graphs is None:
-            e, p = self._enter(runs, self.token[at], [run.offset for run in runs])
+            p = self._pass(runs)
+            e = self.model.run_prelude(self.model.token_vectors(self.token[at]), p)
             self.input[at], self.state[at] = e, self._start(runs, e, p)
         self.ran.preludes += 1
         for i, run in enumerate(runs):
@@ -259,16 +271,16 @@ class Scheduler:
     def _step_uneven(self, runs: list[Running]) -> None:
         """Runs a step of rows with exits or drafts, and reads out those that are through."""
         before = sum(run.work for run in runs)
-        moved = step_trails(self.model, self.pool, [run for run in runs if run.t < run.limit])
+        moved = step_trails(self.passes, [run for run in runs if run.t < run.limit])
         self.ran.row_steps += len(moved)
         self.ran.token_steps += sum(run.work for run in runs) - before
-        read = dict(leaving(self.model, self.pool, [entry for entry in moved if entry[0].request.wish.exit is not None]))
+        read = dict(leaving(self.passes, [entry for entry in moved if entry[0].request.wish.exit is not None]))
         if read:
             self._draw(list(read), torch.stack(list(read.values())))
             for run in read:
                 keep_even(self.pool, run)
         at_end = [run for run in runs if run.request.wish.draft_depth is not None and run.t == run.limit]
-        for run, logits in read_trails(self.model, self.pool, at_end, lambda run: 1 if run.drafting else len(run.drafts) + 1):
+        for run, logits in read_trails(self.passes, at_end, lambda run: 1 if run.drafting else len(run.drafts) + 1):
             if run.drafting:
                 draft(run, logits, self.token)
             else:
@@ -327,23 +339,13 @@ class Scheduler:
             others = [run for run in ends if run not in plain]
             self._draw(others, graphs.logits[[run.slot for run in others]])
 
-    def _enter(self, runs: Sequence[Running], ids: Tensor, offsets: list[int]) -> tuple[Tensor, Pass]:
-        cache = PooledRows(self.pool, [run.row for run in runs], offsets, ids.shape[1])
-        return self.model.embed_at(self.model.token_vectors(ids), cache.span, cache=cache)
-
     def _pass(self, runs: Sequence[Running]) -> Pass:
-        """Returns the pass of the present tokens of some rows, prelude behind them."""
-        cache = PooledRows(self.pool, [run.row for run in runs], [run.offset for run in runs], 1)
-        config = self.model.config
-        return open_pass(cache.span, self.model.rotary, config.sliding_window, self.state.dtype, cache=cache)
+        """Returns the pass of the present tokens of some rows."""
+        return self.passes.open([run.row for run in runs], [run.offset for run in runs], 1)
 
     def _start(self, runs: Sequence[Running], e: Tensor, p: Pass) -> Tensor:
         seeds = [run.request.wish.state_seed for run in runs]
-        if all(seed is None for seed in seeds):
-            return self.model.start_state(e, p)
-        own = self.model.state.seed
-        each = torch.tensor([signed(own if seed is None else seed) for seed in seeds], device=e.device)
-        return self.model.start_state(e, p, each)
+        return self.model.start_state(e, p, None if all(seed is None for seed in seeds) else self.passes.seeds(seeds))
 
     # tokens
 

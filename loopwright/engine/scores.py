@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from loopwright.model.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
 
 if TYPE_CHECKING:
@@ -57,14 +56,14 @@ def score_prompt(logits: Tensor, prompt: Sequence[int], first: int, top: int) ->
     return score(logits[: len(following)], tokens, top).read()
 
 
-def score_prompts(model: LoopedForCausalLM, runs: Sequence[Running], features: Tensor, p: Pass) -> None:
-    """Scores the prompt tokens that follow those of a chunk, whose features [R, T, D] are given, where that was asked for."""
-    for i, run in enumerate(runs):
+def score_prompts(model: LoopedForCausalLM, runs: Sequence[Running], features: Sequence[Tensor]) -> None:
+    """Scores the prompt tokens that follow those of a chunk, whose features [T, D] are given, where that was asked for."""
+    for run, own in zip(runs, features, strict=True):
         wish = run.request.wish
         if not wish.prompt_logprobs:
             continue
-        for first in range(0, features.shape[1], SCORED):
-            logits = model.head(features[i : i + 1, first : first + SCORED], p)[0]
+        for first in range(0, len(own), SCORED):
+            logits = model.lm_head(own[first : first + SCORED])
             run.request.prompt_scores += score_prompt(logits, wish.prompt, run.prefilled + first, wish.top_logprobs)
 
 

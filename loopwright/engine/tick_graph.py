@@ -114,7 +114,7 @@ class TickGraphs:
         if reach not in self.fused:
             self.fused[reach] = self._fused(reach)
             self.rotary[reach] = self._rotary(reach)
-        cache = FixedRows(self.pool, numbers[POSITION], {stack: numbers[START]}, reach)
+        cache = FixedRows(self.pool, numbers[POSITION, :, None], {stack: numbers[START]}, reach)
         window, tables = self.model.config.sliding_window, self.rotary[reach] if self.pool.layers[stack] else None
         p = open_pass(cache.span, None, window, self.state.dtype, cache=cache, fused=self.fused[reach])
         return p if tables is None else replace(p, rotary=(tables[0][numbers[POSITION]], tables[1][numbers[POSITION]]))
@@ -174,16 +174,9 @@ class CapturedTick:
 
     def __init__(self, graphs: TickGraphs, parts: Sequence[str], reach: int, numbers: Tensor) -> None:
         self.numbers = numbers.to(graphs.device, copy=True)
-        self.graph: torch.cuda.CUDAGraph | None = None
         self._run: Callable[[], None] = lambda: self._parts(graphs, parts, reach)
-        if graphs.device.type != "cuda":
-            return
-        try:
-            # a stream of its own on the model's device, and one capture at a time: several engines may share the process
-            with _CAPTURING, torch.cuda.device(graphs.device):
-                self._capture(graphs)
-        except RuntimeError as error:
-            say_once(f"engine: the {', '.join(parts)} of a tick is launched kernel by kernel: {error}")
+        self.numbers[:, ACTIVE] = 0  # nobody takes part, and keys are written where the next run writes them again
+        self.graph = captured(self._run, graphs.device, f"the {', '.join(parts)} of a tick")
 
     def play(self, numbers: Tensor) -> None:
         """Runs the tick for the rows that the numbers name, without waiting for the device."""
@@ -197,16 +190,24 @@ class CapturedTick:
         for stack, numbers in zip(parts, self.numbers, strict=True):
             graphs.parts[stack](numbers, graphs.open_pass(stack, numbers, reach))
 
-    def _capture(self, graphs: TickGraphs) -> None:
-        # compiles what the parts need; nobody takes part, and keys are written where the next run writes them again
-        self.numbers[:, ACTIVE] = 0
-        side = torch.cuda.Stream(device=graphs.device)
-        side.wait_stream(torch.cuda.current_stream(graphs.device))
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._run()
-        torch.cuda.current_stream(graphs.device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            self._run()
-        self.graph = graph
+
+def captured(run: Callable[[], None], device: torch.device, what: str) -> torch.cuda.CUDAGraph | None:
+    """Returns a graph of what is run, or None where it cannot be had, which is said once. It is run twice before: parts compile."""
+    if device.type != "cuda":
+        return None
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # a stream of its own on the model's device, and one capture at a time: several engines may share the process
+        with _CAPTURING, torch.cuda.device(device):
+            side = torch.cuda.Stream(device=device)
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    run()
+            torch.cuda.current_stream(device).wait_stream(side)
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+                run()
+    except RuntimeError as error:
+        say_once(f"engine: {what} is launched kernel by kernel: {error}")
+        return None
+    return graph

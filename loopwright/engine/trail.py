@@ -7,18 +7,15 @@ exactly that of a full pass, and nothing is run that nobody needs. The coda's re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from loopwright.engine.passes import Passes
 from loopwright.generate.exit_rules import mean_state
-from loopwright.model.context import Pass, open_pass
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.part import RowSteps
-from loopwright.model.pool import KeyPool
-from loopwright.model.rows import PooledRows
 
 if TYPE_CHECKING:
     from loopwright.engine.running import Running
@@ -46,70 +43,54 @@ class Trail:
             self.after[t, first : first + len(s)] = s
 
 
-def step_trails(model: LoopedForCausalLM, pool: KeyPool, runs: Sequence[Running]) -> list[tuple[Running, Tensor, Tensor]]:
+def step_trails(passes: Passes, runs: Sequence[Running]) -> list[tuple[Running, Tensor, Tensor]]:
     """Runs the next step of each row's present token with all earlier ones that miss it; returns its state before and after."""
-    groups = _by_length(runs, lambda run: run.row.held("core", run.t))
-    return [moved for length, group in groups for moved in _step_group(model, pool, group, length)]
-
-
-def _step_group(
-    model: LoopedForCausalLM, pool: KeyPool, runs: Sequence[Running], length: int
-) -> Iterable[tuple[Running, Tensor, Tensor]]:
-    first = [run.offset + 1 - length for run in runs]
-    s = torch.stack([_of(run).newest[a : a + length] for run, a in zip(runs, first, strict=True)])
-    e = torch.stack([_of(run).inputs[a : a + length] for run, a in zip(runs, first, strict=True)])
-    steps = [run.t for run in runs]
-    t = steps[0] if len(set(steps)) == 1 else RowSteps(steps, s.device)
-    new = model.step(s, e, t, _pass(model, pool, runs, first, length))
-    for i, run in enumerate(runs):
-        _of(run).keep(run.t, first[i], new[i])
+    if not runs:
+        return []
+    first = [_first_missing(run) for run in runs]
+    states = [_of(run).newest[a : run.offset + 1] for run, a in zip(runs, first, strict=True)]
+    inputs = [_of(run).inputs[a : run.offset + 1] for run, a in zip(runs, first, strict=True)]
+    before = [s[-1].clone() for s in states]
+    made = passes.step([run.row for run in runs], first, states, inputs, [run.t for run in runs])
+    for run, a, new in zip(runs, first, made, strict=True):
+        _of(run).keep(run.t, a, new)
         run.t += 1
-        run.work += length
-        yield run, s[i, -1], new[i, -1]
+        run.work += len(new)
+    return [(run, old, new[-1]) for run, old, new in zip(runs, before, made, strict=True)]
 
 
-def read_trails(
-    model: LoopedForCausalLM, pool: KeyPool, runs: Sequence[Running], keep: Callable[[Running], int]
-) -> Iterable[tuple[Running, Tensor]]:
-    """Yields the logits [keep, V] of each row's last tokens after `run.t` steps; the coda fills what earlier tokens miss there."""
-    coda = bool(pool.layers["coda"])
+def _first_missing(run: Running) -> int:
+    """Returns the first of a row's tokens that has not run the present step."""
+    return run.row.held("core", run.t)
+
+
+def read_trails(passes: Passes, runs: Sequence[Running], keep: Callable[[Running], int]) -> list[tuple[Running, Tensor]]:
+    """Returns the logits [keep, V] of each row's last tokens after `run.t` steps; the coda fills what earlier tokens miss there."""
+    if not runs:
+        return []
+    model, coda = passes.model, bool(passes.pool.layers["coda"])
 
     def held(run: Running) -> int:
         return run.row.held("coda", run.row.readings.index(run.t)) if coda else run.offset + 1 - keep(run)
 
-    for length, group in _by_length(runs, held):
-        first = [run.offset + 1 - length for run in group]
-        s = torch.stack([_states(model, run, a, length) for run, a in zip(group, first, strict=True)])
-        p = _pass(model, pool, group, first, length)
-        reading = RowSteps([run.t for run in group], s.device)
-        widest = max(keep(run) for run in group)
-        logits = model.read_out(s, p, reading=reading, keep=widest)
-        for i, run in enumerate(group):
-            yield run, logits[i, -keep(run) :]
+    first = [held(run) for run in runs]
+    states = [_states(model, run, a) for run, a in zip(runs, first, strict=True)]
+    features = passes.features([run.row for run in runs], first, states, [run.t for run in runs])
+    kept = [y[-keep(run) :] for run, y in zip(runs, features, strict=True)]
+    logits = model.lm_head(torch.cat(kept)).split([len(y) for y in kept])
+    return list(zip(runs, logits, strict=True))
 
 
-def _states(model: LoopedForCausalLM, run: Running, first: int, length: int) -> Tensor:
-    trail = _of(run)
+def _states(model: LoopedForCausalLM, run: Running, first: int) -> Tensor:
+    """Returns what is read out of the tokens from `first` to the present one."""
+    trail, end = _of(run), run.offset + 1
     if trail.mixes:
         assert trail.after is not None
-        return mean_state(model, trail.after[: run.t, first : first + length].unbind(0))
+        return mean_state(model, trail.after[: run.t, first:end].unbind(0))
     states = trail.newest if trail.after is None else trail.after[run.t - 1]
-    return states[first : first + length]
+    return states[first:end]
 
 
 def _of(run: Running) -> Trail:
     assert run.trail is not None
     return run.trail
-
-
-def _by_length(runs: Sequence[Running], held: Callable[[Running], int]) -> Iterable[tuple[int, list[Running]]]:
-    """Returns the rows grouped by how many tokens they have to run: what is missing, up to the present token."""
-    groups: dict[int, list[Running]] = {}
-    for run in runs:
-        groups.setdefault(run.offset + 1 - held(run), []).append(run)
-    return groups.items()
-
-
-def _pass(model: LoopedForCausalLM, pool: KeyPool, runs: Sequence[Running], first: list[int], length: int) -> Pass:
-    cache = PooledRows(pool, [run.row for run in runs], first, length)
-    return open_pass(cache.span, model.rotary, model.config.sliding_window, pool.keys["core"].dtype, cache=cache)

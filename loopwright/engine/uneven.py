@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from loopwright.engine.passes import Passes
 from loopwright.engine.running import Running
 from loopwright.engine.scores import ranked
 from loopwright.engine.speculation import AUTO, DraftChoice
@@ -15,25 +16,23 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.pool import KeyPool
 
 
-def leaving(
-    model: LoopedForCausalLM, pool: KeyPool, moved: Sequence[tuple[Running, Tensor, Tensor]]
-) -> Iterator[tuple[Running, Tensor]]:
+def leaving(passes: Passes, moved: Sequence[tuple[Running, Tensor, Tensor]]) -> Iterator[tuple[Running, Tensor]]:
     """Yields the rows whose token leaves the loop now, by its rule or because it has run all steps, and its logits [V]."""
     through: list[Running] = []
     rules = [(run, run.request.wish.exit) for run, _, _ in moved]
     looking = [run for run, rule in rules if rule is not None and (rule.reads_out or run.request.wish.step_tokens)]
-    asked = {id(run): logits[-1] for run, logits in read_trails(model, pool, looking, lambda run: 1)}
+    asked = {id(run): logits[-1] for run, logits in read_trails(passes, looking, lambda run: 1)}
     for run, before, after in moved:
         rule, logits = run.request.wish.exit, asked.get(id(run))
         if logits is not None and run.request.wish.step_tokens:
             run.said.append(ranked(logits, run.request.wish.step_tokens))
-        if run.t < run.steps and not (rule is not None and bool(rule.leaves(model, before, after, logits, run.memory))):
+        if run.t < run.steps and not (rule is not None and bool(rule.leaves(passes.model, before, after, logits, run.memory))):
             continue
         if logits is None:
             through.append(run)
         else:
             yield run, logits
-    for run, read in read_trails(model, pool, through, lambda run: 1):
+    for run, read in read_trails(passes, through, lambda run: 1):
         yield run, read[-1]
 
 

@@ -9,6 +9,7 @@ import torch
 
 import loopwright as lw
 from loopwright.engine import tick_graph
+from loopwright.engine.pass_graphs import PassGraphs
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 from loopwright.engine.tick_graph import TickGraphs
@@ -22,6 +23,7 @@ def fixed(model: lw.LoopedForCausalLM, rows: int, tokens: int) -> Scheduler:
     """Returns a scheduler whose ticks have constant shapes; on a CPU nothing is captured, but the same is run."""
     scheduler = Scheduler(model, rows=rows, tokens=tokens, readings=6)
     scheduler.graphs = TickGraphs(model, scheduler.pool, scheduler.state, scheduler.input, scheduler.token)
+    scheduler.passes = PassGraphs(model, scheduler.pool, rows)
     return scheduler
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from loopwright.engine.passes import Passes
 from loopwright.engine.trail import Trail, read_trails, step_trails
 from loopwright.model.pool import KeyPool, Row
 from loopwright.model.rows import PooledRows
@@ -32,6 +33,7 @@ def test_tokens_of_many_depths() -> None:
     row = pool.admit(6, 4, (1, 2, 3, 4))
     assert row is not None
     run = Token(row, Trail(6, 4, model.lm_head.weight, coda=True))
+    passes = Passes(model, pool)
     full = {depth: model(ids, depth=depth).logits[0] for depth in range(1, 5)}
     for offset, depth in enumerate((2, 1, 1, 4, 1, 3)):
         run.offset, run.t = offset, 0
@@ -39,8 +41,8 @@ def test_tokens_of_many_depths() -> None:
         e, p = model.embed_at(model.token_vectors(ids[:, offset : offset + 1]), cache.span, cache=cache)
         run.trail.begin(offset, e[0], model.start_state(e, p)[0])
         for _ in range(depth):
-            step_trails(model, pool, [run])  # type: ignore[list-item]
-        ((_, logits),) = read_trails(model, pool, [run], lambda run: 1)  # type: ignore[list-item]
+            step_trails(passes, [run])  # type: ignore[list-item]
+        ((_, logits),) = read_trails(passes, [run], lambda run: 1)  # type: ignore[list-item]
         assert gap(logits[0], full[depth][offset]) < 1e-9
     # the fourth token brought three along, the last one the fifth: each step of each token once, those nobody needs never
     assert run.work == 4 * 4 + 1 + 3 + 2

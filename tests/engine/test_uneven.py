@@ -139,6 +139,6 @@ def test_drafts_that_hold_save_passes(sampling: Sampling) -> None:
 def test_a_missing_backfill_would_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("huginn-tiny")
     wish = RequestOptions((5, 6, 7), 4, 6, exit=build_exit({"kind": "change", "threshold": 1.2}, model))
-    monkeypatch.setattr("loopwright.engine.trail._by_length", lambda runs, held: [(1, list(runs))] if runs else [])
+    monkeypatch.setattr("loopwright.engine.trail._first_missing", lambda run: run.offset)
     with pytest.raises(ValueError, match="earlier tokens"):
         serve(Scheduler(model, rows=1, tokens=50), [wish], random.Random(0))

@@ -37,7 +37,7 @@ def test_a_step(name: str, changes: dict) -> None:
         t = RowSteps(steps, s.device)
         if fixed:
             starts = torch.tensor([row.cell("core", step) for row, step in zip(rows, steps, strict=True)])
-            cache = FixedRows(pool, torch.tensor(offsets), {"core": starts}, 8)
+            cache = FixedRows(pool, torch.tensor(offsets)[:, None], {"core": starts}, 8)
         else:
             cache = PooledRows(pool, rows, offsets, 1)
         p = open_pass(cache.span, model.rotary, model.config.sliding_window, s.dtype, cache=cache)

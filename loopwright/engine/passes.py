@@ -1,0 +1,99 @@
+"""Passes: the prelude, a step or the coda over the next tokens of some rows, of each row as many as it brings.
+
+A prompt brings many tokens, an early exit those that left before a step that is needed now, a draft all that wait to be verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from loopwright.model.context import Pass, open_pass
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.part import RowSteps
+from loopwright.model.pool import KeyPool, Row
+from loopwright.model.rows import PooledRows
+from loopwright.model.state import signed
+
+Run = Callable[[list[int], Pass], tuple[Tensor, ...]]  # of some of the rows, as a batch [R, T, …]
+
+
+class Passes:
+    """Runs them kernel by kernel, rows that bring equally many tokens together. `first`: how many tokens each row has before."""
+
+    def __init__(self, model: LoopedForCausalLM, pool: KeyPool) -> None:
+        self.model, self.pool = model, pool
+        self._last: tuple[object, Pass] | None = None
+
+    def refresh(self, lie: int) -> None:
+        """Is told where the weights lie, by a number: here nothing depends on it."""
+
+    def embed(
+        self, rows: Sequence[Row], first: Sequence[int], ids: Sequence[Sequence[int]], seeds: Sequence[int | None]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns input and first state [T, D] of the tokens of each row; `seeds` are those of the states, None for the model's."""
+
+        def run(some: list[int], p: Pass) -> tuple[Tensor, Tensor]:
+            given = torch.tensor([list(ids[i]) for i in some], device=self.pool.device)
+            e = self.model.run_prelude(self.model.token_vectors(given), p)
+            asked = [seeds[i] for i in some]
+            return e, self.model.start_state(e, p, None if all(seed is None for seed in asked) else self.seeds(asked))
+
+        pairs = self._by_length(rows, first, list(map(len, ids)), run)
+        return [e for e, _ in pairs], [s for _, s in pairs]
+
+    def step(
+        self, rows: Sequence[Row], first: Sequence[int], states: Sequence[Tensor], inputs: Sequence[Tensor], steps: Sequence[int]
+    ) -> list[Tensor]:
+        """Returns the states [T, D] of each row's tokens after its step."""
+
+        def run(some: list[int], p: Pass) -> tuple[Tensor]:
+            s, e = (torch.stack([given[i] for i in some]) for given in (states, inputs))
+            own = [steps[i] for i in some]
+            t = own[0] if len(set(own)) == 1 else RowSteps(own, s.device)
+            return (self.model.step(s, e, t, p),)
+
+        return [s for (s,) in self._by_length(rows, first, list(map(len, states)), run)]
+
+    def features(
+        self, rows: Sequence[Row], first: Sequence[int], states: Sequence[Tensor], readings: Sequence[int]
+    ) -> list[Tensor]:
+        """Returns what the head reads of the states of each row's tokens [T, D], as its reading says."""
+
+        def run(some: list[int], p: Pass) -> tuple[Tensor]:
+            s, own = torch.stack([states[i] for i in some]), [readings[i] for i in some]
+            return (self.model.features(s, p, reading=own[0] if len(set(own)) == 1 else RowSteps(own, s.device)),)
+
+        return [y for (y,) in self._by_length(rows, first, list(map(len, states)), run)]
+
+    def seeds(self, asked: Iterable[int | None]) -> Tensor:
+        """Returns the seeds of first states as a tensor."""
+        own = self.model.state.seed
+        return torch.tensor([signed(own if seed is None else seed) for seed in asked], device=self.pool.device)
+
+    def _by_length(
+        self,
+        rows: Sequence[Row],
+        first: Sequence[int],
+        lengths: Sequence[int],
+        run: Callable[[list[int], Pass], tuple[Tensor, ...]],
+    ) -> list[tuple[Tensor, ...]]:
+        groups: dict[int, list[int]] = {}
+        for i, length in enumerate(lengths):
+            groups.setdefault(length, []).append(i)
+        found: dict[int, tuple[Tensor, ...]] = {}
+        for length, some in groups.items():
+            made = run(some, self.open([rows[i] for i in some], [first[i] for i in some], length))
+            found.update(zip(some, zip(*made, strict=True), strict=True))
+        return [found[i] for i in range(len(rows))]
+
+    def open(self, rows: list[Row], first: list[int], length: int) -> Pass:
+        """Returns the pass of `length` tokens in each row; the last one again, if it is asked for again."""
+        key = tuple(map(id, rows)), first, length  # the pass holds the rows, so that their numbers are nobody else's
+        if self._last is None or self._last[0] != key:
+            cache, config = PooledRows(self.pool, rows, first, length), self.model.config
+            dtype = self.pool.keys["core"].dtype
+            self._last = key, open_pass(cache.span, self.model.rotary, config.sliding_window, dtype, cache=cache)
+        return self._last[1]

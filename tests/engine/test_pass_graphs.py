@@ -1,0 +1,77 @@
+"""Passes of constant shape are the passes row by row: prompts, tokens that were left behind, drafts; captured on a GPU."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import loopwright as lw
+from loopwright.engine.pass_graphs import PassGraphs
+from loopwright.engine.passes import Passes
+from loopwright.engine.request import Request, RequestOptions
+from loopwright.engine.scheduler import Scheduler
+from loopwright.generate.exit_rules import build_exit
+from loopwright.model.pool import KeyPool
+from tests.cases import gap, noisy, some
+
+CHANGES: dict[str, dict] = {
+    "huginn": {},
+    "ouroboros-qwen2.5-3b": {"adapters": [{"kind": "controller", "pooling": "chunk", "chunk": 2}]},
+    "asura": {},
+    "ouro-1.4b": {"sliding_window": 3},
+    "retrofit-llama-1b": {},
+}
+PRESETS = ["ouro-1.4b", "huginn", "asura", "stars-addition"]
+
+
+@torch.no_grad()
+def passed(model: lw.LoopedForCausalLM, kind: type[Passes], lengths: tuple[int, ...]) -> list[torch.Tensor]:
+    """Returns what two chunks of tokens in each of three rows leave, and what the pool then holds."""
+    pool = KeyPool(model.config, 60, model.lm_head.weight, depth=2)
+    passes = Passes(model, pool) if kind is Passes else PassGraphs(model, pool, 4)
+    rows = [pool.admit(12, 2, (2,)) for _ in lengths]
+    draw, first, left = random.Random(0), [0] * len(rows), []
+    for count in (lengths, lengths[::-1]):
+        ids = [[draw.randrange(96) for _ in range(n)] for n in count]
+        e, s = passes.embed(rows, first, ids, [None, 7, None][: len(rows)])
+        for steps in ([0] * len(rows), [1] * len(rows)):
+            s = passes.step(rows, first, s, e, steps)
+        left += [*e, *s, *passes.features(rows, first, s, [2] * len(rows))]
+        first = [a + n for a, n in zip(first, count, strict=True)]
+    return [*left, *pool.keys.values(), *pool.values.values(), *pool.sums.values()]
+
+
+@pytest.mark.parametrize("name", some(CHANGES, {"huginn", "ouroboros-qwen2.5-3b", "ouro-1.4b"}))
+@pytest.mark.parametrize("lengths", [(4, 1, 3), (5,)])
+def test_constant_shapes_are_row_by_row(name: str, lengths: tuple[int, ...]) -> None:
+    model = noisy(f"{name}-tiny", **CHANGES[name]).double().eval()
+    for fixed, plain in zip(passed(model, PassGraphs, lengths), passed(model, Passes, lengths), strict=True):
+        assert gap(fixed, plain) < 1e-12
+
+
+@torch.no_grad()
+def answers(model: lw.LoopedForCausalLM, *, graphs: bool) -> list[list[int]]:
+    """Returns the tokens of requests with prompts of many lengths, early exits and drafts in three rows."""
+    scheduler = Scheduler(model, rows=3, tokens=3 * 120, readings=4)
+    if not graphs:
+        scheduler.graphs, scheduler.passes = None, Passes(model, scheduler.pool)
+    exit_rule = build_exit({"kind": "change", "threshold": 0.5}, model)
+    options = [{}, {"exit": exit_rule}, {"draft_depth": 1, "draft_tokens": 3}, {}, {"exit": exit_rule}, {"draft_depth": 2}]
+    wishes = [RequestOptions(tuple(range(2, 2 + n)), 4, 9, **o) for n, o in zip((40, 3, 9, 70, 33, 20), options, strict=True)]
+    requests = [Request(wish) for wish in wishes]
+    for request in requests:
+        scheduler.add(request)
+    while scheduler.busy:
+        scheduler.tick()
+    if graphs:
+        assert all(made.graph is not None for made in scheduler.passes.passes.values())
+    return [request.result(0).tokens for request in requests]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PRESETS)
+def test_captured_is_row_by_row(name: str) -> None:
+    model = noisy(f"{name}-tiny", std=0.1, vocab_size=400, max_position_embeddings=512).cuda()
+    assert answers(model, graphs=True) == answers(model, graphs=False)
