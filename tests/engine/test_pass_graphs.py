@@ -59,7 +59,8 @@ def answers(model: lw.LoopedForCausalLM, *, graphs: bool) -> list[list[int]]:
         scheduler.graphs, scheduler.passes = None, Passes(model, scheduler.pool)
     exit_rule = build_exit({"kind": "change", "threshold": 0.5}, model)
     options = [{}, {"exit": exit_rule}, {"draft_depth": 1, "draft_tokens": 3}, {}, {"exit": exit_rule}, {"draft_depth": 2}]
-    wishes = [RequestOptions(tuple(range(2, 2 + n)), 4, 9, **o) for n, o in zip((40, 3, 9, 70, 33, 20), options, strict=True)]
+    depth = min(4, model.config.max_steps or 4)  # beyond it there are no parameters; an engine refuses such a request
+    wishes = [RequestOptions(tuple(range(2, 2 + n)), depth, 9, **o) for n, o in zip((40, 3, 9, 70, 33, 20), options, strict=True)]
     requests = [Request(wish) for wish in wishes]
     for request in requests:
         scheduler.add(request)
