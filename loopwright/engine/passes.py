@@ -5,7 +5,7 @@ A prompt brings many tokens, an early exit those that left before a step that is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -57,6 +57,18 @@ class Passes:
 
         return [s for (s,) in self._by_length(rows, first, list(map(len, states)), run)]
 
+    def unroll(
+        self, rows: list[Row], first: list[int], states: Sequence[Tensor], inputs: Sequence[Tensor], depth: int
+    ) -> Iterator[Sequence[Tensor]]:
+        """Yields the states [T, D] of each row's tokens, of every row as many, after each of `depth` steps."""
+
+        def step(s: Tensor, e: Tensor, t: int, p: Pass) -> Tensor:
+            return torch.stack(self.step(rows, first, s.unbind(0), e.unbind(0), [t] * len(rows)))
+
+        s, e = torch.stack(list(states)), torch.stack(list(inputs))
+        unrolled = self.model.unroll(e, depth, self.open(rows, first, e.shape[1]), state=s, step=step)
+        return (state.unbind(0) for state in unrolled)
+
     def features(
         self, rows: Sequence[Row], first: Sequence[int], states: Sequence[Tensor], readings: Sequence[int]
     ) -> list[Tensor]:
@@ -73,13 +85,7 @@ class Passes:
         own = self.model.state.seed
         return torch.tensor([signed(own if seed is None else seed) for seed in asked], device=self.pool.device)
 
-    def _by_length(
-        self,
-        rows: Sequence[Row],
-        first: Sequence[int],
-        lengths: Sequence[int],
-        run: Callable[[list[int], Pass], tuple[Tensor, ...]],
-    ) -> list[tuple[Tensor, ...]]:
+    def _by_length(self, rows: Sequence[Row], first: Sequence[int], lengths: Sequence[int], run: Run) -> list[tuple[Tensor, ...]]:
         groups: dict[int, list[int]] = {}
         for i, length in enumerate(lengths):
             groups.setdefault(length, []).append(i)

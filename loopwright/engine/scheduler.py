@@ -192,9 +192,8 @@ class Scheduler:
                 self._prefill_uneven(runs, count, steps, keys)
 
     def _prefill_group(self, runs: list[Running], count: int, steps: int, last: bool) -> None:
-        rows, first, e, s = self._enter(runs, count)
-        for t in range(steps):
-            s = self.passes.step(rows, first, s, e, [t] * len(runs))
+        rows, first, e, start = self._enter(runs, count)
+        *_, s = self.passes.unroll(rows, first, start, e, steps)
         scored = any(run.request.wish.prompt_logprobs for run in runs)
         if last or scored or self.pool.layers["coda"]:  # the coda keeps keys of every token
             features = self.passes.features(rows, first, s, [run.request.wish.depth for run in runs])
@@ -206,9 +205,8 @@ class Scheduler:
 
     def _prefill_uneven(self, runs: list[Running], count: int, steps: int, keys: str) -> None:
         """Runs prompt tokens at full depth and keeps their states, for readings that later tokens may ask for."""
-        rows, first, e, s = self._enter(runs, count)
-        for t in range(steps):
-            s = self.passes.step(rows, first, s, e, [t] * len(runs))
+        rows, first, e, start = self._enter(runs, count)
+        for t, s in enumerate(self.passes.unroll(rows, first, start, e, steps)):
             for run, own in zip(runs, s, strict=True):
                 assert run.trail is not None
                 run.trail.keep(t, run.prefilled, own)

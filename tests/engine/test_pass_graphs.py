@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import loopwright as lw
+from loopwright.engine import pass_graphs, tick_graph
 from loopwright.engine.pass_graphs import PassGraphs
 from loopwright.engine.passes import Passes
 from loopwright.engine.request import Request, RequestOptions
@@ -15,6 +16,7 @@ from loopwright.engine.scheduler import Scheduler
 from loopwright.generate.exit_rules import build_exit
 from loopwright.model.pool import KeyPool
 from tests.cases import gap, noisy, some
+from tests.engine.mix import answer, check, make, random_wish, serve, uneven
 
 CHANGES: dict[str, dict] = {
     "huginn": {},
@@ -76,3 +78,41 @@ def answers(model: lw.LoopedForCausalLM, *, graphs: bool) -> list[list[int]]:
 def test_captured_is_row_by_row(name: str) -> None:
     model = noisy(f"{name}-tiny", std=0.1, vocab_size=400, max_position_embeddings=512).cuda()
     assert answers(model, graphs=True) == answers(model, graphs=False)
+
+
+def mixed(model: lw.LoopedForCausalLM, count: int) -> tuple[list[RequestOptions], random.Random]:
+    draw = random.Random(5)
+    return [uneven(model, random_wish(model, draw, longest=40), draw) for _ in range(count)], draw
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PRESETS)
+def test_on_a_gpu_each_request_is_answered_as_alone(name: str) -> None:
+    """Exits, drafts, cancellations, sampling, arrivals, depths: in float64, where no order of adding changes a token."""
+    model = make(f"{name}-tiny")
+    wishes, draw = mixed(model, 24)
+    answers = [answer(model, wish) for wish in wishes]  # on the CPU
+    model.cuda()
+    scheduler = Scheduler(model, rows=4, tokens=4 * 60, readings=6)
+    requests, cancelled = serve(scheduler, wishes, draw, cancels=0.02)
+    assert check(model, requests, cancelled, answers) == 0
+    assert all(made.graph is not None for made in (*scheduler.graphs.ticks.values(), *scheduler.passes.passes.values()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["ouro-1.4b", "huginn"])
+def test_half_precision_captured_is_the_same_kernels_launched(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = noisy(f"{name}-tiny", std=0.1).eval().to("cuda", dtype)
+
+    def tokens() -> list[list[int]]:
+        wishes, draw = mixed(model, 12)
+        requests, _ = serve(Scheduler(model, rows=4, tokens=4 * 60, readings=6), wishes, draw)
+        return [request.result(0).tokens for request in requests]
+
+    replayed = tokens()
+    for module in (tick_graph, pass_graphs):
+        monkeypatch.setattr(module, "captured", lambda *_: None)
+    assert replayed == tokens()
