@@ -24,21 +24,32 @@ from loopwright.generate.exit_rules import build_exit, parse_exit
 Prompts = Sequence[Sequence[int]]
 
 
-@torch.no_grad()
-def decoded(model: lw.LoopedForCausalLM, prompts: Prompts, depth: int, new: int, *, rows: int = 1, **options: Any) -> Served:
-    """Returns what decoding after the prompts gave and cost, `rows` of them at a time."""
-    longest = max(map(len, prompts)) + new
-    readings = depth if options.get("exit") is not None else 1 + len(draft_depths(depth))
-    scheduler = Scheduler(model, rows=rows, tokens=rows * longest, depth=depth, readings=readings)
-    requests = [Request(RequestOptions(tuple(prompt), depth, new, **options)) for prompt in prompts]
-    for request in requests:
-        scheduler.add(request)
+class Decoding:
+    """Decodes after prompts, `rows` at a time, by one scheduler: what it compiles or captures, it does once."""
 
-    def serve() -> None:
-        while scheduler.busy:
-            scheduler.tick()
+    def __init__(
+        self, model: lw.LoopedForCausalLM, prompts: Prompts, depth: int, new: int, *, rows: int = 1, **options: Any
+    ) -> None:
+        longest = max(map(len, prompts)) + new
+        readings = depth if options.get("exit") is not None else 1 + len(draft_depths(depth))
+        self.scheduler = Scheduler(model, rows=rows, tokens=rows * longest, depth=depth, readings=readings)
+        self.wishes = [RequestOptions(tuple(prompt), depth, new, **options) for prompt in prompts]
 
-    return Served(seconds(serve), [request.result(0) for request in requests], scheduler.ran)
+    @torch.no_grad()
+    def __call__(self) -> Served:
+        """Returns what decoding gave and cost."""
+        scheduler, requests = self.scheduler, [Request(wish) for wish in self.wishes]
+        scheduler.prefixes.forget()  # else a prompt would be run once only
+        scheduler.choices.clear()
+        scheduler.ran = EngineStats()
+        for request in requests:
+            scheduler.add(request)
+
+        def serve() -> None:
+            while scheduler.busy:
+                scheduler.tick()
+
+        return Served(seconds(serve), [request.result(0) for request in requests], scheduler.ran)
 
 
 class Served:
@@ -64,9 +75,10 @@ def compared(
 ) -> tuple[dict[str, float], Served, Served]:
     """Returns plain seconds over those with options, median and quartiles over alternating pairs, and the last answers of both."""
     ratios = []
+    decode = Decoding(model, prompts, depth, new, rows=rows)
+    decode_so = Decoding(model, prompts, depth, new, rows=rows, **options)
     for pair in range(pairs + 1):
-        plain = decoded(model, prompts, depth, new, rows=rows)
-        other = decoded(model, prompts, depth, new, rows=rows, **options)
+        plain, other = decode(), decode_so()
         if pair:  # the first warms up
             ratios.append(plain.seconds / other.seconds)
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
@@ -80,11 +92,12 @@ def compared(
 
 def edge_cost(model: lw.LoopedForCausalLM, prompts: Prompts, depth: int, new: int, repeats: int = 3) -> float:
     """Returns what prelude, coda, head and all around them cost, in core passes: t(d) = core · (d + c) at two depths."""
-    found = []
-    for _ in range(repeats):
-        one, deep = (decoded(model, prompts, d, new).seconds for d in (1, depth))
-        core = (deep - one) / (depth - 1)
-        found.append(one / core - 1)
+    found, decodes = [], [Decoding(model, prompts, d, new) for d in (1, depth)]
+    for repeat in range(repeats + 1):
+        one, deep = (decode().seconds for decode in decodes)
+        if repeat:  # the first warms up
+            core = (deep - one) / (depth - 1)
+            found.append(one / core - 1)
     return statistics.median(found)
 
 

@@ -148,9 +148,13 @@ class CapturedPass:
         """Returns what the pass makes of the tokens that are given, without waiting for the device."""
         self.numbers.copy_(numbers, non_blocking=True)
         for held, each in zip(self.given, given, strict=True):
-            for i, x in enumerate(each):
-                held[i, : len(x)] = x
-                held[i, len(x) :] = x[-1]
+            if len({len(x) for x in each}) == 1:  # in one go
+                held[: len(each), : len(each[0])] = torch.stack(list(each))
+                held[: len(each), len(each[0]) :] = held[: len(each), len(each[0]) - 1, None]
+            else:
+                for i, x in enumerate(each):
+                    held[i, : len(x)] = x
+                    held[i, len(x) :] = x[-1]
             held[len(each) :] = held[:1]
         if not self._begun:  # now, since what is written meanwhile is what is written anyway
             self.graph, self._begun = captured(self._keep, self.numbers.device, self._name), True

@@ -50,7 +50,7 @@ def step_trails(passes: Passes, runs: Sequence[Running]) -> list[tuple[Running, 
     first = [_first_missing(run) for run in runs]
     states = [_of(run).newest[a : run.offset + 1] for run, a in zip(runs, first, strict=True)]
     inputs = [_of(run).inputs[a : run.offset + 1] for run, a in zip(runs, first, strict=True)]
-    before = [s[-1].clone() for s in states]
+    before = torch.stack([s[-1] for s in states])
     made = passes.step([run.row for run in runs], first, states, inputs, [run.t for run in runs])
     for run, a, new in zip(runs, first, made, strict=True):
         _of(run).keep(run.t, a, new)

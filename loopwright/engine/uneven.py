@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from loopwright.engine.passes import Passes
@@ -11,6 +13,7 @@ from loopwright.engine.running import Running
 from loopwright.engine.scores import ranked
 from loopwright.engine.speculation import AUTO, DraftChoice
 from loopwright.engine.trail import read_trails
+from loopwright.generate.exit_rules import ExitRule
 from loopwright.generate.sampling import Draw, sample
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.pool import KeyPool
@@ -22,11 +25,12 @@ def leaving(passes: Passes, moved: Sequence[tuple[Running, Tensor, Tensor]]) -> 
     rules = [(run, run.request.wish.exit) for run, _, _ in moved]
     looking = [run for run, rule in rules if rule is not None and (rule.reads_out or run.request.wish.step_tokens)]
     asked = {id(run): logits[-1] for run, logits in read_trails(passes, looking, lambda run: 1)}
-    for run, before, after in moved:
-        rule, logits = run.request.wish.exit, asked.get(id(run))
+    leave = _decided(passes.model, [entry for entry in moved if entry[0].t < entry[0].steps], asked)
+    for run, _, _ in moved:
+        logits = asked.get(id(run))
         if logits is not None and run.request.wish.step_tokens:
             run.said.append(ranked(logits, run.request.wish.step_tokens))
-        if run.t < run.steps and not (rule is not None and bool(rule.leaves(passes.model, before, after, logits, run.memory))):
+        if run.t < run.steps and not leave[id(run)]:
             continue
         if logits is None:
             through.append(run)
@@ -34,6 +38,43 @@ def leaving(passes: Passes, moved: Sequence[tuple[Running, Tensor, Tensor]]) -> 
             yield run, logits
     for run, read in read_trails(passes, through, lambda run: 1):
         yield run, read[-1]
+
+
+def _decided(
+    model: LoopedForCausalLM, moved: Sequence[tuple[Running, Tensor, Tensor]], logits: Mapping[int, Tensor]
+) -> dict[int, bool]:
+    """Returns whose rule lets the token leave. Equal rules at one step are asked together, and the device is waited for once."""
+    groups: dict[tuple[ExitRule | None, int], list[tuple[Running, Tensor, Tensor]]] = {}
+    for entry in moved:
+        groups.setdefault((entry[0].request.wish.exit, entry[0].t), []).append(entry)
+    asked: list[int] = []
+    answers: list[Tensor] = []
+    for (rule, _), group in groups.items():
+        assert rule is not None
+        runs, before, after = zip(*group, strict=True)
+        read = torch.stack([logits[id(run)] for run in runs]) if rule.reads_out else None
+        memory = _together([run.memory for run in runs])
+        answers.append(rule.leaves(model, torch.stack(before), torch.stack(after), read, memory))
+        asked += map(id, runs)
+        for i, run in enumerate(runs):
+            run.memory = _row(memory, i)
+    return dict(zip(asked, torch.cat(answers).tolist() if answers else [], strict=True))
+
+
+def _together(each: Sequence[Any]) -> Any:
+    """Returns the rows' memories as one of them all: tensors get the rows as their first dimension."""
+    if isinstance(each[0], Tensor):
+        return torch.stack(list(each))
+    if isinstance(each[0], Mapping):
+        return {name: _together([memory[name] for memory in each]) for name in each[0]}
+    return [_together(entries) for entries in zip(*each, strict=True)]
+
+
+def _row(memory: Any, i: int) -> Any:
+    """Returns the memory of one row."""
+    if isinstance(memory, Tensor):
+        return memory[i]
+    return {name: _row(kept, i) for name, kept in memory.items()} if isinstance(memory, Mapping) else [_row(x, i) for x in memory]
 
 
 def keep_even(pool: KeyPool, run: Running) -> None:

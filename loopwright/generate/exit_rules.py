@@ -2,8 +2,8 @@
 
 A rule measures one number after each step of a token, from the token's own states and read-outs, and lets the token leave where the
 number reaches the rule's limit; the state of that step is then read out. What a rule must remember of earlier steps stands in
-`memory`. All of it works on tokens of any shape [...], so the same rule serves decoding, token by token, and a pass over stored
-text, where one pass gives what any limit would have done. After the last step nobody is asked.
+`memory`, as tensors. All of it works on tokens of any shape [...], so the same rule serves decoding, token by token, and a pass over
+stored text, where one pass gives what any limit would have done. After the last step nobody is asked.
 """
 
 from __future__ import annotations
@@ -33,6 +33,13 @@ class ExitRule:
     reads_out: bool = False
     mixes: bool = False
     usual: tuple[float, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        """Equal rules with equal options decide alike: the engine asks them for several rows at once."""
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
 
     def check(self, model: LoopedForCausalLM) -> None:
         """Raises a ValueError where the model has not what the rule reads."""

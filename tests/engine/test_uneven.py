@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
-from loopwright.generate.exit_rules import build_exit
+from loopwright.generate.exit_rules import ExitRule, build_exit
 from loopwright.generate.sampling import Sampling
 from tests.engine.mix import RULES, alone, answer, check, constrained, make, random_wish, recomputed, serve, uneven
 
@@ -114,6 +115,24 @@ def test_constrained_requests_are_what_they_are_alone() -> None:
     for lag in (0, 1):  # as on a CPU, and as on a GPU
         requests, cancelled = serve(Scheduler(model, rows=4, tokens=160, chunk=3, lag=lag), wishes, draw, cancels=0.03)
         assert check(model, requests, cancelled, answers) == 0
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_equal_rules_of_several_rows_are_asked_together(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, draw = make("huginn-tiny", **SMALL), random.Random(SEED)
+    plain = [RequestOptions(tuple(draw.randrange(96) for _ in range(3)), 5, 5) for _ in range(4)]
+    wishes = [replace(wish, exit=build_exit(rule, model)) for wish in plain]  # a rule of its own for each
+    sizes, leaves = [], ExitRule.leaves
+
+    def counted(self: ExitRule, model: Any, before: Any, *rest: Any) -> Any:
+        sizes.append(len(before))
+        return leaves(self, model, before, *rest)
+
+    monkeypatch.setattr(ExitRule, "leaves", counted)
+    requests, _ = serve(Scheduler(model, rows=4, tokens=40, readings=5), wishes, draw)
+    assert max(sizes) > 1
+    monkeypatch.undo()
+    assert check(model, requests, set(), [answer(model, wish) for wish in wishes]) == 0
 
 
 PENALISED = [Sampling(), Sampling(frequency_penalty=5.0), Sampling(temperature=2.0, repetition_penalty=3.0)]
