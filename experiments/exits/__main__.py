@@ -38,26 +38,34 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/exits"))
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--stages", nargs="*", default=["train", "evaluate", "speed"], choices=["train", "evaluate", "speed"])
+    parser.add_argument("--device", default="cpu", help="where it is measured")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     for name in asked.models:
         folder = asked.runs / name
-        if "train" in asked.stages and not folder.exists():
-            train(MODELS[name].recipe, overrides(name, asked.data, asked.runs), out=str(folder))
+        if "train" in asked.stages and not folder.exists() and (recipe := MODELS[name].recipe):
+            train(recipe, overrides(name, asked.data, asked.runs), out=str(folder))
         if "evaluate" in asked.stages:
-            measure(name, folder, asked.data)
+            measure(name, folder, asked.data, asked.device)
         if "speed" in asked.stages:
-            time_model(name, folder, asked.data)
+            time_model(name, folder, asked.data, asked.device)
     (RESULTS / "table.md").write_text(table(RESULTS))
 
 
-def measure(name: str, folder: Path, data: Path) -> None:
-    """Writes the report and the figure of a model's exits, over mean steps and over time."""
+def measure(name: str, folder: Path, data: Path, device: str) -> None:
+    """Writes the report and the figure of a model's exits, over mean steps and, on a CPU, over time."""
     model = MODELS[name]
     given: dict[str, Any] = {"texts": [f"test={data / TEXT}"], "rows": PASSAGES, "context": 128} if model.text else {}
     rules = ["all", "lookahead:entropy", *(["lookahead:gate"] if name in ("gated", "gate") else [])]
     reports = evaluate_exits(
-        str(folder), rules, depths=str(model.depth), out=str(folder / "exits"), overwrite=True, timed=True, **given
+        str(folder),
+        rules,
+        depths=str(model.depth),
+        device=device,
+        out=str(folder / "exits"),
+        overwrite=True,
+        timed=device == "cpu",
+        **given,
     )
     report = next(iter(reports.values()))
     plain = json.loads(report.save(folder / "exits.json").read_text()) | {"name": name, "source": name}
@@ -66,24 +74,25 @@ def measure(name: str, folder: Path, data: Path) -> None:
     report.plot(RESULTS / f"{name}.svg")
 
 
-def time_model(name: str, folder: Path, data: Path) -> None:
+def time_model(name: str, folder: Path, data: Path, device: str) -> None:
     """Writes the rows of P18 and P19 of a model."""
     depth, report = MODELS[name].depth, ExitReport.load(RESULTS / f"{name}.json")
-    model = lw.load(folder)
-    prompts, new = text_prompts(data) if MODELS[name].text else task_prompts(folder)
+    model = lw.load(folder).to(device)
+    prompts, new = text_prompts(data, folder) if MODELS[name].text else task_prompts(folder)
     few = prompts[:PROMPTS] if MODELS[name].text else prompts
     best = {family: point.rule for family, point in report.cheapest().items() if family in ("change", "entropy", "gate", "stable")}
     with fitting_threads(model):
         rows = speculation(name, model, few, depth=depth, new=new)
         rows += early_exit(name, model, few, list(best.values()), depth=depth, new=min(new, NEW // 2), many=prompts)
-    lines = [json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}) for row in rows]
-    (RESULTS / f"{name}-speed.jsonl").write_text("\n".join(lines) + "\n")
+    on = {} if device == "cpu" else {"device": torch.cuda.get_device_name(device)}
+    lines = [json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in (row | on).items()}) for row in rows]
+    (RESULTS / f"{name}-speed{'-gpu' if on else ''}.jsonl").write_text("\n".join(lines) + "\n")
     print("\n".join(lines), file=sys.stderr)
 
 
-def text_prompts(data: Path) -> tuple[list[tuple[int, ...]], int]:
+def text_prompts(data: Path, folder: Path) -> tuple[list[tuple[int, ...]], int]:
     """Returns the beginnings of sixteen held-out passages, and how many tokens follow."""
-    words = Tokenizer(data / "models" / "stories260K")
+    words = Tokenizer(folder if (folder / "tokenizer.json").exists() else data / "models" / "stories260K")
     passages = read_passages("test", data / TEXT, words, 128).drawn(MANY)
     return [row.ids[:PROMPT] for row in passages.rows], NEW
 

@@ -12,9 +12,9 @@ PASSAGES = 200
 
 @dataclass(frozen=True)
 class Model:
-    """A recipe with changes; `text` models are measured on held-out text, the other on its own test split."""
+    """A recipe with changes, or none where another study makes the model; `text` models are measured on held-out text."""
 
-    recipe: str
+    recipe: str | None
     changes: tuple[str, ...] = ()
     depth: int = 4
     text: bool = True
@@ -46,6 +46,8 @@ MODELS: dict[str, Model] = {
         text=False,
         after="gated",
     ),
+    # of `experiments.sft`: SmolLM2 looped and healed, then chats at random depth; put its folder random-0 here as "chats"
+    "chats": Model(None, depth=8),
 }  # fmt: skip
 
 

@@ -54,7 +54,12 @@ def drafts(folder: Path) -> str:
     for row in _rows(folder, "P18"):
         ratio = f"{row['ratio']:.2f} ({row['ratio_q1']:.2f}–{row['ratio_q3']:.2f})"
         formula, share = (f"{row[key]:.2f}" if key in row else "–" for key in ("formula", "of_formula"))
-        cells = [f"{row['model']}, {row['depth']}", str(row["draft_depth"]), f"{row['acceptance']:.2f}", f"{row['cost']:.2f}"]
+        cells = [
+            f"{row['model']}, {row['depth']}{', GPU' if 'device' in row else ''}",
+            str(row["draft_depth"]),
+            f"{row['acceptance']:.2f}",
+            f"{row['cost']:.2f}",
+        ]
         lines.append(f"| {' | '.join([*cells, ratio, formula, share, 'yes' if row['equal_tokens'] else 'NO'])} |")
     return "\n".join(lines) + "\n"
 
@@ -64,7 +69,13 @@ def speeds(folder: Path) -> str:
     lines = ["| model, depth | rule | batch | mean steps | speed-up | depth / mean steps | of it |", "|" + "---|" * 7]
     for row in _rows(folder, "P19"):
         ratio = f"{row['ratio']:.2f} ({row['ratio_q1']:.2f}–{row['ratio_q3']:.2f})"
-        cells = [f"{row['model']}, {row['depth']}", row["rule"], str(row["batch"]), f"{row['mean_steps']:.2f}", ratio]
+        cells = [
+            f"{row['model']}, {row['depth']}{', GPU' if 'device' in row else ''}",
+            row["rule"],
+            str(row["batch"]),
+            f"{row['mean_steps']:.2f}",
+            ratio,
+        ]
         cells += [f"{row['bound']:.2f}", f"{row['of_bound']:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -72,8 +83,7 @@ def speeds(folder: Path) -> str:
 
 def _rows(folder: Path, benchmark: str) -> list[dict]:
     found = []
-    for name in MODELS:
-        path = folder / f"{name}-speed.jsonl"
+    for path in (folder / f"{name}-speed{on}.jsonl" for name in MODELS for on in ("", "-gpu")):
         if path.exists():
             found += [row for line in path.read_text().splitlines() if (row := json.loads(line))["benchmark"].startswith(benchmark)]
     return found

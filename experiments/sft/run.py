@@ -17,6 +17,7 @@ from experiments.side_by_side import run_all
 if TYPE_CHECKING:
     from loopwright.model.looped import LoopedForCausalLM
 
+TIMED = Run("random")  # the exits and drafts of this model are measured by `experiments.exits`
 GENERATED = (1, 2, 4, 8, 16)
 QUESTIONS_AT_ONCE = 256
 
@@ -32,7 +33,7 @@ class Sizes:
 
 
 def carry_out(run: Run, *, places: Places, sizes: Sizes, changes: tuple[str, ...]) -> dict[str, Any]:
-    """Trains one model on its tokens, measures it at every depth, and returns all numbers; what is fine-tuned later is saved."""
+    """Trains one model on its tokens, measures it at every depth, and returns all numbers; what is needed later is saved."""
     import loopwright as lw
     from experiments.corpus import train_once
     from experiments.sft.measure import read_model
@@ -41,7 +42,7 @@ def carry_out(run: Run, *, places: Places, sizes: Sizes, changes: tuple[str, ...
     chosen = run.recipe(places, changes)
     trained = train_once(chosen, places.shards)
     model, began = trained.outcome.model, time.perf_counter()
-    if run in text_runs():
+    if run in (*text_runs(), TIMED):
         lw.save(model, places.model(run), trained.outcome.splits.tokenizer)
     chats = Run("fixed").recipe(places, changes)
     found = {

@@ -2,8 +2,8 @@
 
 A rule measures one number after each step of a token, from the token's own states and read-outs, and lets the token leave where the
 number reaches the rule's limit; the state of that step is then read out. What a rule must remember of earlier steps stands in
-`memory`, as tensors. All of it works on tokens of any shape [...], so the same rule serves decoding, token by token, and a pass over
-stored text, where one pass gives what any limit would have done. After the last step nobody is asked.
+`memory`, as tensors. All of it works on tokens of any shape [...], so the same rule serves decoding, token by token, and a pass
+over stored text, where one pass gives what any limit would have done. After the last step nobody is asked.
 """
 
 from __future__ import annotations

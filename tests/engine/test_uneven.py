@@ -117,7 +117,9 @@ def test_constrained_requests_are_what_they_are_alone() -> None:
         assert check(model, requests, cancelled, answers) == 0
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize(
+    "rule", [RULES[1], RULES[5], *(pytest.param(rule, marks=pytest.mark.slow) for rule in RULES[2:5])], ids=str
+)
 def test_equal_rules_of_several_rows_are_asked_together(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, draw = make("huginn-tiny", **SMALL), random.Random(SEED)
     plain = [RequestOptions(tuple(draw.randrange(96) for _ in range(3)), 5, 5) for _ in range(4)]

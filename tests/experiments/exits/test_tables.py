@@ -34,4 +34,4 @@ def test_paths_reach_the_recipes(tmp_path: Path) -> None:
     assert f"model={{kind: load, source: {tmp_path / 'runs' / 'gated'}}}" in words
     assert any("corpus/train-00" in word for word in overrides("text", tmp_path, tmp_path))
     assert overrides("addition", tmp_path, tmp_path) == []
-    assert set(MODELS) == {"addition", "text", "retrofit", "gated", "gate"}
+    assert set(MODELS) == {"addition", "text", "retrofit", "gated", "gate", "chats"}
