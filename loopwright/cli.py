@@ -83,13 +83,13 @@ def inspect(
 
     loopwright inspect huginn-pretrain --train --gpus 64 batch=4096 --network 50
     """
-    from loopwright.commands import inspect as verb
     from loopwright.commands.console import show
+    from loopwright.commands.models import inspect as verb
 
     where = (("gpus", gpus), ("gpu", gpu), ("per_node", per_node), ("link", link), ("network", network))
     given = {name: value for name, value in where if value is not None}
     if train:
-        from loopwright.commands import inspect_train
+        from loopwright.commands.models import inspect_train
 
         if (batch, dtype, policy, tensors) != (1, "bf16", "every", False):
             raise typer.BadParameter("--batch, --dtype, --policy and --tensors do not go with --train: say batch=…, precision=…")
@@ -122,8 +122,8 @@ def check(
 
     loopwright check asura
     """
-    from loopwright.commands import check as verb
     from loopwright.commands.console import show
+    from loopwright.commands.models import check as verb
 
     reports = show(lambda: verb.check_presets() if model is None else verb.check(
         model, dtype=dtype, device=device, seed=seed, full=full,
@@ -164,8 +164,8 @@ def generate(
 
     loopwright generate ./my-chat-model "Hello" --chat --temperature 0.7 --top-p 0.95 --seed 1
     """
-    from loopwright.commands import generate as verb
     from loopwright.commands.console import show
+    from loopwright.commands.inference import generate as verb
     from loopwright.generate.sampling import Sampling
 
     show(lambda: verb.generate(
@@ -221,7 +221,7 @@ def serve(
 
     curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "Once upon a time", "depth": 8}'
     """
-    from loopwright.commands import serve as verb
+    from loopwright.commands.inference import serve as verb
 
     verb.serve(
         models,
@@ -256,7 +256,7 @@ def explore(
 
     loopwright explore looped=./a dense=./b --max-depth 32 --no-browser
     """
-    from loopwright.commands import explore as verb
+    from loopwright.commands.inference import explore as verb
 
     verb.explore(
         models,
@@ -271,8 +271,8 @@ def presets(as_json: Json = False) -> None:
 
     loopwright presets
     """
-    from loopwright.commands import presets as verb
     from loopwright.commands.console import show
+    from loopwright.commands.models import presets as verb
 
     show(verb.presets, as_json)
 
@@ -315,8 +315,8 @@ def retrofit(
 
     loopwright retrofit ./my-llama ./looped --prelude 4 --core 10-12 --coda 4 depth=8
     """
-    from loopwright.commands import retrofit as verb
     from loopwright.commands.console import show
+    from loopwright.commands.models import retrofit as verb
 
     show(lambda: verb.retrofit(
         source, out, words or [],
@@ -338,8 +338,8 @@ def push(
 
     loopwright push runs/mine me/my-looped-model --private
     """
-    from loopwright.commands import push as verb
     from loopwright.commands.console import show
+    from loopwright.commands.models import push as verb
 
     show(lambda: verb.push(folder, repo, private=private), as_json)
 

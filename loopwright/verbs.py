@@ -33,8 +33,8 @@ from loopwright.source import Source
 from loopwright.source import tokenizer as load_words
 from loopwright.threads import fitting_threads
 from loopwright.train.loop import train as run_training
-from loopwright.train.progress import Silent, Terminal
 from loopwright.train.recipe import Recipe, make_recipe
+from loopwright.train.reporting.progress import Silent, Terminal
 from loopwright.train.state import Objects, Run
 from loopwright.values import check_whole
 

@@ -16,9 +16,9 @@ import typer.main
 from loopwright.cli import make_app
 from loopwright.convert.families import FAMILIES
 from loopwright.metrics.score import METRICS
-from loopwright.model.adapter import ADAPTERS
 from loopwright.model.config import PARTS, LoopedConfig
-from loopwright.model.norm import NORMS
+from loopwright.model.layers.norm import NORMS
+from loopwright.model.parts.adapter import ADAPTERS
 from loopwright.model.presets import PRESETS, preset
 from loopwright.retrofit.layout import LAYOUTS
 from loopwright.retrofit.systems import SYSTEMS, Plan
@@ -28,7 +28,7 @@ from loopwright.train.objectives.penalties import PENALTIES, Weighted
 from loopwright.train.objectives.rewards import REWARDS
 from loopwright.train.optim.average import AVERAGES
 from loopwright.train.recipe import TABLES, Orders, Recipe, Saves, Validation
-from loopwright.train.tracking import TRACKERS
+from loopwright.train.reporting.tracking import TRACKERS
 from tests.rules import (
     RULES,
     Rule,

@@ -11,7 +11,9 @@ import pytest
 
 from loopwright import cli
 from loopwright.check.conformance import CheckReport, CheckRow
-from loopwright.commands import check, demo, evaluate, presets, train
+from loopwright.commands.evaluation import evaluate
+from loopwright.commands.models import check, presets
+from loopwright.commands.training import demo, train
 from tests.generate.tiny import STORIES, save_model
 from tests.own_kinds import own_kinds
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loopwright.metrics.score import IGNORED
-from loopwright.model.span import check_documents
+from loopwright.model.forward.span import check_documents
 
 Progress = Callable[[str, int, int | None], None]  # what is being done, how much of it is, and of how much, where that is known
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from loopwright.generate.exit_rules import mean_state
-from loopwright.model.context import Pass, open_pass
+from loopwright.model.cache.pool import KeyPool
+from loopwright.model.cache.rows import PooledRows
+from loopwright.model.forward.context import Pass, open_pass
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.part import RowSteps
-from loopwright.model.pool import KeyPool
-from loopwright.model.rows import PooledRows
+from loopwright.model.parts.part import RowSteps
 
 if TYPE_CHECKING:
     from loopwright.engine.running import Running

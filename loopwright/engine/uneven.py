@@ -11,8 +11,8 @@ from loopwright.engine.scores import ranked
 from loopwright.engine.speculation import AUTO, DraftChoice
 from loopwright.engine.trail import read_trails
 from loopwright.generate.sampling import Draw, sample
+from loopwright.model.cache.pool import KeyPool
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.pool import KeyPool
 
 
 def leaving(

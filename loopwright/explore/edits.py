@@ -11,7 +11,7 @@ from torch import Tensor
 from loopwright.analysis.trace.edit import at, check_edit, noise, patch, swap, zero
 from loopwright.analysis.trace.places import Places
 from loopwright.explore.passes import Unrolled, unrolled
-from loopwright.model.context import STACKS
+from loopwright.model.forward.context import STACKS
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.tap import Tap
 from loopwright.serve.schema import Check, number, text, whole

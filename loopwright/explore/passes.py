@@ -15,9 +15,9 @@ from loopwright.metrics.limits import LIMITS, SHORTEST, classify_limit
 from loopwright.metrics.prediction import prediction_divergence, prediction_entropy
 from loopwright.metrics.residual import token_cosines
 from loopwright.metrics.trajectory import pca_path
-from loopwright.model.context import Pass
+from loopwright.model.cost.room import check_room
+from loopwright.model.forward.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.room import check_room
 from loopwright.model.tap import Tap
 
 TABLES = 6  # float32 tables of tokens × vocabulary that are held at once while a step is read

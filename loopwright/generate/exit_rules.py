@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loopwright.model.forward.output import weighted_sum
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.output import weighted_sum
 from loopwright.settings import build_kind, check_kind, options_of
 
 Memory = dict[str, Any]

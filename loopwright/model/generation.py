@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, LogitsProcessor
 from transformers.generation import GenerationMode
 
-from loopwright.model.cache import LoopCache
+from loopwright.model.cache.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.decode_graph import DecodeGraph
 

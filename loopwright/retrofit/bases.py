@@ -22,11 +22,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from loopwright.model.adapter import ADAPTERS
-from loopwright.model.adapter.effects import BRANCHES
-from loopwright.model.adapter.target import Factored
+from loopwright.model.layers.norm import Norm
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.norm import Norm
+from loopwright.model.parts.adapter import ADAPTERS
+from loopwright.model.parts.adapter.effects import BRANCHES
+from loopwright.model.parts.adapter.target import Factored
 from loopwright.settings import refuse_unknown
 
 HOWS = ("mean", "per-step", "weighted")

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.convert.load import empty_model
-from loopwright.model.adapter import ADAPTERS, stack_of
-from loopwright.model.adapter.effects import BRANCHES, Adapter
-from loopwright.model.adapter.target import map_shapes
 from loopwright.model.config import PARTS, LoopedConfig
-from loopwright.model.context import STACKS
+from loopwright.model.forward.context import STACKS
 from loopwright.model.looped import LoopedForCausalLM, plain_config
+from loopwright.model.parts.adapter import ADAPTERS, stack_of
+from loopwright.model.parts.adapter.effects import BRANCHES, Adapter
+from loopwright.model.parts.adapter.target import map_shapes
 
 # what makes a core more than layers that run once, where it is not as in a plain model
 _AROUND = ("state", "injection", "gate", "halting", "end_norm", "layer_post_norm")

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from loopwright.convert.load import empty_model
 from loopwright.model.config import LoopedConfig
+from loopwright.model.forward.output import shifted_loss
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.output import shifted_loss
 from loopwright.model.tap import Recorder
 from loopwright.retrofit.layout import Layout, Lists
 from loopwright.retrofit.surgery import source_layers

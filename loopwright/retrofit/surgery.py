@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from loopwright.convert.load import empty_model
 from loopwright.convert.parts import divided
 from loopwright.model.config import LoopedConfig
-from loopwright.model.context import STACKS
-from loopwright.model.gate import GATES
-from loopwright.model.injection import INJECTIONS
+from loopwright.model.forward.context import STACKS
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.parts.gate import GATES
+from loopwright.model.parts.injection import INJECTIONS
 from loopwright.retrofit.bases import Reconstruction, check_ranks, input_scales, start_bases
 from loopwright.retrofit.layout import Layout, find_layout, stepwise
 from loopwright.retrofit.systems import PARTS, Plan, make_plan

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loopwright.model.adapter import ADAPTERS, stack_of
-from loopwright.model.context import STACKS
-from loopwright.model.state import huginn_std
+from loopwright.model.forward.context import STACKS
+from loopwright.model.parts.adapter import ADAPTERS, stack_of
+from loopwright.model.parts.state import huginn_std
 from loopwright.retrofit.bases import HOWS, METHODS
 from loopwright.retrofit.layout import Layout
 from loopwright.settings import fill_section, merge, suggest

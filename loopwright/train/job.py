@@ -24,7 +24,6 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import RunFolder, origin, saved
 from loopwright.settings import build_kind
 from loopwright.storage.files import read_json, write_json, write_whole
-from loopwright.train.card import run_card
 from loopwright.train.checkpoint import (
     base_references,
     latest_good,
@@ -32,12 +31,13 @@ from loopwright.train.checkpoint import (
     model_tensors,
     save_checkpoint,
 )
-from loopwright.train.compiled import choose
 from loopwright.train.depth import RULES, DepthRule
-from loopwright.train.distributed import Processes
+from loopwright.train.devices.compiled import choose
+from loopwright.train.devices.distributed import Processes
+from loopwright.train.devices.speed import Speedometer
+from loopwright.train.devices.training_module import Share, TrainingModule, Weights
 from loopwright.train.gradients.graphs import GraphedWork
 from loopwright.train.gradients.remat import REMATS
-from loopwright.train.log import Log
 from loopwright.train.models import MODELS
 from loopwright.train.objectives.losses import OBJECTIVES
 from loopwright.train.objectives.penalties import PENALTIES, Weighted
@@ -45,12 +45,12 @@ from loopwright.train.optim.average import AVERAGES
 from loopwright.train.optim.optimisers import OPTIMISERS, Optimiser, clip, whole
 from loopwright.train.optim.schedule import SCHEDULES
 from loopwright.train.optim.trainable import check_trainable, depth_generator, drawn_plans, out_of_reach
-from loopwright.train.progress import ProgressReporter
 from loopwright.train.recipe import Recipe, first_difference, read_recipe, written
+from loopwright.train.reporting.card import run_card
+from loopwright.train.reporting.log import Log
+from loopwright.train.reporting.progress import ProgressReporter
 from loopwright.train.rollout import Called, Objective, Plan
-from loopwright.train.speed import Speedometer
 from loopwright.train.state import Objects, Progress
-from loopwright.train.training_module import Share, TrainingModule, Weights
 
 # in a checkpoint: how long the log was and its sha256, and what the run was made with; times in the log make it differ each time
 MADE = "made.json"

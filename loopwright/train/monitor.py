@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from loopwright.data.batch import Batch
 from loopwright.metrics.residual import contraction, relative_step
 from loopwright.metrics.spectrum import frobenius_reading, spectral_radius
-from loopwright.model.context import Pass
+from loopwright.model.forward.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
 
 

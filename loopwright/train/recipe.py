@@ -21,7 +21,7 @@ from loopwright.train.objectives.penalties import PENALTIES, Weighted
 from loopwright.train.optim.average import AVERAGES
 from loopwright.train.optim.optimisers import OPTIMISERS
 from loopwright.train.optim.schedule import SCHEDULES
-from loopwright.train.tracking import TRACKERS
+from loopwright.train.reporting.tracking import TRACKERS
 from loopwright.untrusted import read_text, shown
 from loopwright.values import is_whole
 

@@ -12,7 +12,7 @@ from loopwright.data.batch import Batch
 from loopwright.generate.readings import readings
 from loopwright.metrics.residual import contraction
 from loopwright.train.monitor import last_states, measure
-from loopwright.train.progress import ProgressReporter, truncation_in_words
+from loopwright.train.reporting.progress import ProgressReporter, truncation_in_words
 from loopwright.train.rollout import Plan, Rollout, rollout
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from loopwright.analysis.trace.places import Places
 from loopwright.model.config import LoopedConfig
-from loopwright.model.context import STACKS
+from loopwright.model.forward.context import STACKS
 from loopwright.model.tap import POINTS, Tap
 
 Place = tuple[str, int, int]  # stack, step, layer

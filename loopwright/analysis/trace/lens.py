@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loopwright.analysis.trace.collect import Collector, Seen, Sheet, token_index
 from loopwright.metrics.prediction import lens_reading
-from loopwright.model.context import Pass
+from loopwright.model.forward.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
 
 

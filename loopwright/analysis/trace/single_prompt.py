@@ -21,9 +21,9 @@ from loopwright.metrics.residual import residual_cosines
 from loopwright.metrics.spectrum import leading_eigenvalues, turn_frequency
 from loopwright.metrics.trajectory import cycle_path, layer_paths, prompt_path
 from loopwright.model.config import LoopedConfig
-from loopwright.model.context import Pass
+from loopwright.model.forward.context import Pass
+from loopwright.model.forward.span import place_tokens
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.span import place_tokens
 from loopwright.model.tap import Recorder, Tap
 
 PAIR_STEPS = 8

@@ -29,8 +29,8 @@ from loopwright.analysis.trace.lens import LensStatistics
 from loopwright.analysis.trace.maps import View
 from loopwright.analysis.trace.places import Places
 from loopwright.model.config import LoopedConfig
+from loopwright.model.forward.span import place_tokens
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.span import place_tokens
 from loopwright.model.tap import Tap
 from loopwright.settings import suggest
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.model.backbone import StepRunner
-from loopwright.model.context import Pass
+from loopwright.model.forward.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
 
 # what runs before or after the loop; all else may belong to a step, and a new part of the model does until it is named here

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from loopwright.model.backbone import StepRunner
-from loopwright.model.context import Pass
+from loopwright.model.forward.context import Pass
 from loopwright.train.gradients.implicit import Implicit
 from loopwright.train.gradients.recompute import Cost, GradSteps, Recompute, Start, draws, forget_casts, pull_back, step_parameters
 

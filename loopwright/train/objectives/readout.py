@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from loopwright.data.batch import Batch
-from loopwright.model.context import Pass
+from loopwright.model.forward.context import Pass
 from loopwright.model.fused.offer import has_kernels
 from loopwright.model.looped import LoopedForCausalLM
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from loopwright.model.norm import NORMS
+from loopwright.model.layers.norm import NORMS
 from loopwright.settings import Kinds, check_form, refuse_unknown
 from loopwright.train.optim.trainable import choose, counted, nearest
 from loopwright.values import check_choice, check_number

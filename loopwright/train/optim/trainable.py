@@ -17,7 +17,7 @@ from torch import nn
 
 from loopwright.data.batch import Batch
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.part import Part
+from loopwright.model.parts.part import Part
 from loopwright.train.rollout import Plan, rollout
 
 if TYPE_CHECKING:

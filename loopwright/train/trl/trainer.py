@@ -25,11 +25,11 @@ from trl import GRPOConfig, GRPOTrainer
 from loopwright.data.batch import IGNORED, Batch
 from loopwright.generate.readings import left_padded
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.train.devices.training_module import TrainingModule
 from loopwright.train.objectives.grpo import Grpo, longest_answer
 from loopwright.train.objectives.readout import find_targets
 from loopwright.train.objectives.rewards import Sample, judge
 from loopwright.train.rollout import Plan, rollout
-from loopwright.train.training_module import TrainingModule
 from loopwright.train.trl.completions import Prompts, cut
 from loopwright.train.updates import Updates
 

@@ -1,0 +1,69 @@
+"""FixedRows: what a pass of constant shape sees of a KeyPool, one new token in each row.
+
+Where the tokens stand and where their keys lie are tensors that change from pass to pass, so that the pass can be captured once and
+replayed. The host keeps the books (`Row.place`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from loopwright.model.cache.pool import KeyPool
+from loopwright.model.cache.rows import RowSpan, added_mask
+from loopwright.model.forward.context import Pass, Place, Reading
+from loopwright.model.layers.attention import attend
+from loopwright.model.parts.part import RowSteps
+
+
+class FixedRows:
+    """Rows whose present tokens stand at `positions` [R]; of each stack, the keys of a row begin at the cells `starts` [R].
+
+    No row is longer than `reach`. Rows may be named twice: both then write the same keys to the same cells.
+    """
+
+    def __init__(self, pool: KeyPool, positions: Tensor, starts: Mapping[str, Tensor], reach: int) -> None:
+        self.pool, self.positions, self.starts = pool, positions, starts
+        self.span = RowSpan((reach - 1,) * len(positions), 1, positions[:, None])
+        self._masks: dict[torch.dtype, Tensor] = {}
+        self._index: Tensor | None = None
+
+    def begin_step(self, t: int | Tensor | RowSteps) -> None:
+        """Counts nothing: the host does."""
+
+    def begin_reading(self, reading: Reading | None) -> int:
+        """Counts nothing: the host does."""
+        return 0
+
+    def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor, p: Pass, dropout: float = 0.0) -> Tensor:
+        """Stores keys and values of the new tokens and returns what their queries q [R, 1, H, K] find."""
+        start = self.starts[place.stack][:, None]
+        keys, values = self.pool.keys[place.stack][place.layer], self.pool.values[place.stack][place.layer]
+        own = (start + self.span.positions).flatten()
+        keys.index_copy_(0, own, k.flatten(0, 1).to(keys.dtype))
+        values.index_copy_(0, own, v.flatten(0, 1).to(values.dtype))
+        if q.dtype not in self._masks:
+            window, every = self.pool.config.sliding_window, torch.arange(self.span.extent, device=q.device)
+            self._masks[q.dtype] = added_mask(self.span.positions[..., None], every, window, q.dtype)[:, None]
+        cells = start + self._all()
+        return attend(q, keys[cells], values[cells], mask=self._masks[q.dtype], causal=False)
+
+    def carried_sum(self, name: str, place: Place, p: Pass, like: Tensor) -> Tensor:
+        """Returns the running sum [R, W] of each row's last token; 0 where there is none."""
+        table = self.pool.running_sums(place.stack, name, like)
+        last = self.starts[place.stack] + (self.positions - 1).clamp(min=0)
+        return torch.where(self.span.positions > 0, table[last], 0)
+
+    def write_sum(self, name: str, place: Place, running: Tensor, p: Pass) -> Tensor:
+        """Stores the running sums of the new tokens [R, 1, W] and returns those of all tokens [R, reach, W]."""
+        table, start = self.pool.running_sums(place.stack, name, running), self.starts[place.stack][:, None]
+        table.index_copy_(0, (start + self.span.positions).flatten(), running.flatten(0, 1))
+        return table[start + self._all()]
+
+    def _all(self) -> Tensor:
+        """Returns the index of every token of each row [R, reach]; a shorter row repeats its last one, unseen."""
+        if self._index is None:  # fused kernels do without it
+            self._index = torch.minimum(torch.arange(self.span.extent, device=self.positions.device), self.span.positions)
+        return self._index
