@@ -23,8 +23,9 @@ from loopwright.plot.drawing import (
     mosaic,
     panels,
     shades,
+    whole_ticks,
 )
-from loopwright.plot.steps import over_steps, step_axis
+from loopwright.plot.steps import linear_step_axis, over_steps, step_axis
 from loopwright.plot.style import INK, WIDTH
 from loopwright.plot.training import state_paths
 
@@ -69,7 +70,7 @@ def _matrix(axes: Axes, values: Sequence[Numbers], title: str, colours: str) -> 
     axes.set_title(title, loc="left", fontsize=9.5, fontweight="normal")
     axes.set_xlabel("layer, as run")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.get_major_locator().set_params(integer=True)
+        whole_ticks(axis)
     _bar(axes, image)
 
 
@@ -140,7 +141,7 @@ def orbit_parts(metrics: Metrics) -> Drawing:
     """Returns the orbit of largest amplitude as the classifier sees it: the series and its trend, windowed, its spectrum."""
     orbit = metrics["limits"]["orbit"]
 
-    def line(*names: str, x: str, y: str) -> Callable[[Axes], None]:
+    def line(*names: str, y: str, over: Callable[[Axes], None]) -> Callable[[Axes], None]:
         def inner(axes: Axes) -> None:
             for name, colour in zip(names, (LAYER_ENDS[0], "#D55E00"), strict=False):
                 values = orbit[name]
@@ -149,15 +150,15 @@ def orbit_parts(metrics: Metrics) -> Drawing:
                     axes.plot(*finite(range(1, len(values) + 1), values), **look)
                 else:
                     over_steps(axes, range(1, len(values) + 1), values, name=name, **look)
-            axes.set_xlabel(x)
+            over(axes)
             axes.set_ylabel(y)
 
         return inner
 
     parts = [
-        line("series", "trend", x="step", y="cosine to final step"),
-        line("windowed", x="step", y="rest, windowed"),
-        line("spectrum", x="cycles in the window", y="magnitude"),
+        line("series", "trend", y="cosine to final step", over=linear_step_axis),
+        line("windowed", y="rest, windowed", over=linear_step_axis),
+        line("spectrum", y="magnitude", over=lambda axes: axes.set_xlabel("cycles in the window")),
     ]
     return panels(parts, height=2.5)
 
