@@ -28,6 +28,7 @@ from loopwright.options import (
     Gpu,
     Gpus,
     Import,
+    InspectDtype,
     Json,
     Link,
     MinP,
@@ -42,6 +43,7 @@ from loopwright.options import (
     TopP,
     TrainCost,
     Words,
+    passed,
     preset_names,
     seed_of,
     whole,
@@ -54,9 +56,9 @@ def inspect(
     overrides: Changes = None,
     depth: Depth = None,
     context: RowTokens = None,
-    batch: Annotated[int, typer.Option(callback=whole, help="Rows in a pass and in the cache.")] = 1,
-    dtype: Dtype = "bf16",
-    policy: Annotated[str, typer.Option(help="What the cache keeps: every step, the last one, or share(n) of them.")] = "every",
+    batch: Annotated[int | None, typer.Option(callback=whole, help="Rows in a pass and in the cache. Default: 1.")] = None,
+    dtype: InspectDtype = None,
+    policy: Annotated[str | None, typer.Option(help="What the cache keeps: every step (default), last, or share(n).")] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="Print the state dict too: name, shape, dtype, parameters.")] = False,
     train: TrainCost = False,
     gpus: Gpus = None,
@@ -86,20 +88,18 @@ def inspect(
     from loopwright.commands.console import show
     from loopwright.commands.models import inspect as verb
 
-    where = (("gpus", gpus), ("gpu", gpu), ("per_node", per_node), ("link", link), ("network", network))
-    given = {name: value for name, value in where if value is not None}
+    where = passed(gpus=gpus, gpu=gpu, per_node=per_node, link=link, network=network)
+    options = passed(batch=batch, dtype=dtype, policy=policy, tensors=tensors or None)
     if train:
-        from loopwright.commands.models import inspect_train
+        from loopwright.commands.models.inspect_train import inspect_train
 
-        if (batch, dtype, policy, tensors) != (1, "bf16", "every", False):
+        if options:
             raise typer.BadParameter("--batch, --dtype, --policy and --tensors do not go with --train: say batch=…, precision=…")
-        show(lambda: inspect_train.inspect_train(model, overrides or [], where=given, depth=depth, context=context), as_json)
+        show(lambda: inspect_train(model, overrides or [], where=where, depth=depth, context=context), as_json)
         return
-    if given:
-        raise typer.BadParameter(f"--{next(iter(given)).replace('_', '-')} needs --train, and a recipe in the place of the model")
-    show(lambda: verb.inspect(
-        model, overrides or [], depth=depth, context=context, batch=batch, dtype=dtype, policy=policy, tensors=tensors,
-    ), as_json)  # fmt: skip
+    if where:
+        raise typer.BadParameter(f"--{next(iter(where)).replace('_', '-')} needs --train, and a recipe in the place of the model")
+    show(lambda: verb.inspect(model, overrides or [], depth=depth, context=context, **options), as_json)
 
 
 def check(

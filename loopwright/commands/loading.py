@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from loopwright.commands.console import warn
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import preset
@@ -34,7 +34,7 @@ def open_model(source: Source, dtype: torch.dtype, device: str) -> LoopedForCaus
 def warn_of_damage(source: Source) -> None:
     """Prints a line on stderr for each damaged checkpoint that was passed over."""
     for note in source.notes:
-        print(f"loopwright: warning: {note}", file=sys.stderr)
+        warn(note)
 
 
 def open_tokenizer(source: Source, given: str | None = None) -> Any:

@@ -13,6 +13,8 @@ from loopwright.commands.device import find_dtype
 from loopwright.commands.loading import find_config, warn_of_damage
 from loopwright.convert.card import describe
 from loopwright.model.cost import cost
+from loopwright.model.presets import PRESETS
+from loopwright.recipes import names
 from loopwright.source import Source
 
 
@@ -29,19 +31,27 @@ def inspect(
 ) -> dict[str, Any]:
     """Prints what a model is and costs: parameters by part, FLOPs, bytes, and its state dict where asked. Returns the numbers."""
     opened = Source(source)
-    found = find_config(opened, overrides)
+    _refuse_recipe(opened)
+    config = find_config(opened, overrides)
     if not opened.is_preset:
         warn_of_damage(opened)
-    facts = cost.survey(found, depth=depth, context=context, batch=batch, dtype=find_dtype(dtype), policy=policy)
-    rows = cost.tensors(found) if tensors else []
+    facts = cost.survey(config, depth=depth, context=context, batch=batch, dtype=find_dtype(dtype), policy=policy)
+    rows = cost.tensors(config) if tensors else []
     out = console()
-    out.print(f"[bold]{escape(source)}[/]: {escape(describe(found, facts['depth']))}", soft_wrap=True)
+    out.print(f"[bold]{escape(source)}[/]: {escape(describe(config, facts['depth']))}", soft_wrap=True)
     for one in (_parameter_table(facts), _flop_table(facts), _byte_table(facts)):
         out.print(one)
     if tensors:
         out.print(_tensor_table(rows, facts["dtype"]))
         facts["tensors"] = rows
-    return {"model": source, "summary": describe(found, facts["depth"]), **facts}
+    return {"model": source, "summary": describe(config, facts["depth"]), **facts}
+
+
+def _refuse_recipe(source: Source) -> None:
+    """Raises a ValueError where a recipe stands in the place of a model, unless a preset or a folder has its name."""
+    shipped = source.name in names() and not source.path.exists() and source.name not in PRESETS
+    if shipped or (source.path.suffix in (".yaml", ".yml") and source.path.is_file()):
+        raise ValueError(f"model: {source.name!r} is a recipe; give --train to see what training it costs")
 
 
 def _parameter_table(facts: Mapping[str, Any]) -> Table:

@@ -146,8 +146,9 @@ class Workload:
         if self.objective.sampled:
             raise ValueError(f"objective {recipe.objective['kind']!r} samples completions, whose time nothing here models")
         self.remat = build_kind(recipe.remat_spec, REMATS)
-        # auto compiles where all batches have one shape: rows of text
-        self.compiled = recipe.compile if isinstance(recipe.compile, bool) else recipe.data["kind"] in ("text", "hub")
+        # auto compiles where all batches have one shape; the data are not read for that, so their kind must say it
+        alike = getattr(DATA[recipe.data["kind"]], "alike", False)
+        self.compiled = recipe.compile if isinstance(recipe.compile, bool) else alike
         self.rule: DepthRule = build_kind(recipe.depth, RULES)
         if depth is not None:
             self.rule = RULES["fixed"](self.config.check_depth(depth), self.rule.grad_steps)
