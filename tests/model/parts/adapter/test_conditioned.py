@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import loopwright as lw
+from loopwright.model.parts.part import StepIndex
 from tests.cases import gap, noisy
 
 SPECS = {
@@ -56,7 +57,7 @@ def test_a_normed_pool_is_not_ruled_by_one_large_token(kind, pooling):
         e, p = model.embed(IDS)
         scale = torch.ones(1, 6, 1)
         scale[:, 0] = 1000.0
-        both = [adapter.pooled(adapter.state_proj, lw.model.part.StepIndex(0, 0), s, p) for s in (e, e * scale)]
+        both = [adapter.pooled(adapter.state_proj, StepIndex(0, 0), s, p) for s in (e, e * scale)]
         moved[norm] = gap(*both)
     assert moved["rms"] < 1e-3 and moved["none"] > 1.0
 
