@@ -71,9 +71,9 @@ class Batch:
         """
         if self.segment_ids is not None:
             check_documents(self.segment_ids)
-        found = self.target_places()
-        missing = -found.numel() % len(self)
-        return replace(self, asked=torch.nn.functional.pad(found, (0, missing)))
+        places = self.target_places()
+        missing = -places.numel() % len(self)
+        return replace(self, asked=torch.nn.functional.pad(places, (0, missing)))
 
     def to(self, device: torch.device | str) -> Batch:
         """Returns the same rows on a device."""

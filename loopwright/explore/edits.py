@@ -50,12 +50,12 @@ def read_edit(name: str, value: Any) -> dict[str, Any]:
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in FIELDS:
         raise ValueError(f"{name}: unknown kind {shown(kind)}; {suggest(str(kind), FIELDS)}")
-    given = {key: item for key, item in value.items() if key != "kind" and item is not None}
-    refuse_unknown(f"{name} ({kind})", given, FIELDS[kind])
-    missing = [key for key in _NEEDED[kind] if key not in given]
+    fields = {key: item for key, item in value.items() if key != "kind" and item is not None}
+    refuse_unknown(f"{name} ({kind})", fields, FIELDS[kind])
+    missing = [key for key in _NEEDED[kind] if key not in fields]
     if missing:
         raise ValueError(f"{name} ({kind}): {missing[0]} is missing")
-    return {"kind": kind} | {key: FIELDS[kind][key](f"{name}.{key}", item) for key, item in given.items()}
+    return {"kind": kind} | {key: FIELDS[kind][key](f"{name}.{key}", item) for key, item in fields.items()}
 
 
 def build_edit(

@@ -282,9 +282,9 @@ def usual_exits(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def build_exit(spec: str | Mapping[str, Any], model: LoopedForCausalLM) -> ExitRule:
     """Returns the rule that a kind, or a mapping with a kind and its options, describes; raises where the model lacks its input."""
-    given = _mapping(spec)
-    check_kind("exit", given, EXITS)
-    rule: ExitRule = build_kind(given, EXITS)
+    options = _mapping(spec)
+    check_kind("exit", options, EXITS)
+    rule: ExitRule = build_kind(options, EXITS)
     if not model.config.is_looped:
         raise ValueError("exit: a dense model has no loop to leave; leave exit out")
     rule.check(model)

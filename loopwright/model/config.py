@@ -176,9 +176,9 @@ class LoopedConfig(PreTrainedConfig):
     @property
     def step_tables(self) -> list[str]:
         """The fields that hold one row of parameters per step."""
-        found = [name for name in ("end_norm", "layer_post_norm") if getattr(self, name) == "per-step"]
-        found += [name for name, table in PARTS.items() if table[getattr(self, name)["kind"]].per_step]
-        return found + [f"adapters ({a['kind']})" for a in self._core_adapters if ADAPTERS[a["kind"]].per_step]
+        tables = [name for name in ("end_norm", "layer_post_norm") if getattr(self, name) == "per-step"]
+        tables += [name for name, table in PARTS.items() if table[getattr(self, name)["kind"]].per_step]
+        return tables + [f"adapters ({a['kind']})" for a in self._core_adapters if ADAPTERS[a["kind"]].per_step]
 
     @property
     def _core_adapters(self) -> list[dict]:
@@ -309,9 +309,9 @@ class LoopedConfig(PreTrainedConfig):
 
 
 def _refuse(where: str, problems: Iterator[str]) -> None:
-    found = list(problems)
-    if found:
-        raise ValueError(f"{where}: " + "; ".join(found))
+    listed = list(problems)
+    if listed:
+        raise ValueError(f"{where}: " + "; ".join(listed))
 
 
 def _wrong_members(name: str, values: list, allowed: tuple[str, ...]) -> Iterator[str]:

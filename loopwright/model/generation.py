@@ -77,8 +77,8 @@ class LoopGenerationMixin(GenerationMixin):
 
     def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
         """Lets a draft model run at its own depth: what was asked of this model may mean nothing to that one."""
-        given = kwargs["model_kwargs"]
-        kwargs["model_kwargs"] = {k: v for k, v in given.items() if k not in ("depth", "select", "state_seed")}
+        options = kwargs["model_kwargs"]
+        kwargs["model_kwargs"] = {k: v for k, v in options.items() if k not in ("depth", "select", "state_seed")}
         return super()._get_candidate_generator(*args, **kwargs)
 
     def prepare_inputs_for_generation(  # type: ignore[override]

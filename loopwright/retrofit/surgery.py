@@ -58,8 +58,8 @@ def retrofit(
     `layout`, `start`, `bases`, `depth`, and the parts as a config has them. `input_ids` are the text for weighted bases.
     """
     plan = make_plan(system, {**changes, "prelude": prelude, "core": core, "coda": coda})
-    found = source if isinstance(source, LoopedForCausalLM) else load(source)
-    return convert(found, plan, seed=seed, input_ids=input_ids).model
+    dense = source if isinstance(source, LoopedForCausalLM) else load(source)
+    return convert(dense, plan, seed=seed, input_ids=input_ids).model
 
 
 def convert(source: LoopedForCausalLM, plan: Plan, *, seed: int = 0, input_ids: Tensor | None = None) -> Conversion:

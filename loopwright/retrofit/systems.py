@@ -183,8 +183,8 @@ def make_plan(system: str, changes: Mapping[str, Any]) -> Plan:
 
 def promised(system: str, plan: Plan) -> System | None:
     """Returns the system where its word on the start still holds for a plan: sizes, layers and bases may differ, parts may not."""
-    found = find_system(system)
-    return found if _ground(make_plan(system, {}), found.equals) == _ground(plan, found.equals) else None
+    entry = find_system(system)
+    return entry if _ground(make_plan(system, {}), entry.equals) == _ground(plan, entry.equals) else None
 
 
 def _ground(plan: Plan, equals: str) -> list[Any]:

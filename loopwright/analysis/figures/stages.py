@@ -184,10 +184,10 @@ def _overlay(axes: Axes, name: str, dense: Metrics | None) -> None:
 
 def _there(metrics: Metrics, names: Sequence[str]) -> list[str]:
     held = {name for name, each in metrics["by_place"].items() if any(value is not None for value in each["mean"])}
-    found = [name for name in names if name in held] or [name for name in names if name in metrics["by_place"]][:1]
-    if not found:
+    drawable = [name for name in names if name in held] or [name for name in names if name in metrics["by_place"]][:1]
+    if not drawable:
         raise ValueError(f"figure: the summary holds none of {', '.join(names)}; it has: {', '.join(metrics['by_place'])}")
-    return found
+    return drawable
 
 
 def _layer_name(layer: int, layers: int) -> str:

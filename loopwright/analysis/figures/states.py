@@ -223,9 +223,9 @@ def floorplan(metrics: Metrics) -> Drawing:
 
 def floorplan_heads(metrics: Metrics) -> Drawing:
     """Returns the attention maps of single heads on one prompt, a row per layer as run and a column per head: depth goes up."""
-    found = metrics["floorplan_heads"]
-    places = Places(**found["places"])
-    return _plan(places, _stacks(places), lambda place: found["maps"][place], len(found["heads"]))
+    heads = metrics["floorplan_heads"]
+    places = Places(**heads["places"])
+    return _plan(places, _stacks(places), lambda place: heads["maps"][place], len(heads["heads"]))
 
 
 def _stacks(places: Places) -> list[Stack]:
@@ -275,18 +275,18 @@ def prompt_path(metrics: Metrics) -> Drawing:
 
 def spectrum(metrics: Metrics) -> Drawing:
     """Returns the leading eigenvalues of a step in the complex plane at each depth looked at, and how changes shrink by step."""
-    found, changes = metrics["spectrum"], metrics["by_step"]["state_step_norm"]["mean"]
+    spectra, changes = metrics["spectrum"], metrics["by_step"]["state_step_norm"]["mean"]
     sizes = metrics["by_step"]["state_norm"]["mean"]
 
     def plane(axes: Axes) -> None:
         turn = [math.tau * i / 90 for i in range(91)]
         axes.plot([math.cos(a) for a in turn], [math.sin(a) for a in turn], color=INK, linewidth=0.9, linestyle=(0, (2, 2)))
-        for depth, values, line_style in zip(found["depths"], found["eigenvalues"], ("o", "s", "^"), strict=False):
+        for depth, values, line_style in zip(spectra["depths"], spectra["eigenvalues"], ("o", "s", "^"), strict=False):
             real = [z for z in values if None not in z]
             axes.plot(
                 [z[0] for z in real], [z[1] for z in real],
                 linestyle="none", marker=line_style, markersize=4.5, alpha=0.8, label=f"after {count(depth, 'step')}",
-                color=shades(*STEP_ENDS, len(found["depths"]))[found["depths"].index(depth)],
+                color=shades(*STEP_ENDS, len(spectra["depths"]))[spectra["depths"].index(depth)],
             )  # fmt: skip
         axes.set_aspect("equal", adjustable="datalim")
         axes.set_xlabel("real part")

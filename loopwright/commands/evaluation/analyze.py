@@ -96,19 +96,19 @@ def analyze(
     check_memory(opened, rows[0], plan, depth)
     if other is not None:
         check_memory(other, rows[1], plan, None)
-    found = _study(opened, rows[0], run.traces, plan, depth, ablate)
+    summary = _study(opened, rows[0], run.traces, plan, depth, ablate)
     run.metrics.mkdir(parents=True, exist_ok=True)
-    write_json(run.metrics / "analysis.json", found)
+    write_json(run.metrics / "analysis.json", summary)
     dense, drawn_from = None, f"{run.metrics.name}/analysis.json"
     if other is not None:
         dense = _study(other, rows[1], run.path / "traces-dense", plan, None, False)
         write_json(run.metrics / "analysis-dense.json", dense)
         drawn_from += " and analysis-dense.json"
-    _tell(found, dense)
+    _tell(summary, dense)
     words = _reader(opened, asked.tokenizer)
     page = write_analysis(
-        found, run.path,
-        dense=dense, footer=f"Drawn from {drawn_from}.", said=said_by_depth(found, prompts, words), made=_made(prompts, words),
+        summary, run.path,
+        dense=dense, footer=f"Drawn from {drawn_from}.", said=said_by_depth(summary, prompts, words), made=_made(prompts, words),
     )  # fmt: skip
     console().print(f"numbers: {run.metrics}\nfigures: {run.figures}\nreport: {page}", markup=False, soft_wrap=True)
     return page
@@ -120,11 +120,11 @@ def said_by_depth(found: dict[str, Any], prompts: Sequence[Prompt], words: Any) 
     if not tokens or words is None:
         return None
     steps = len(tokens[0])
-    own = min(found["answers"].get("depth") or steps, steps)
-    cells = [[(_word(words, each[t]), each[t] == each[own - 1]) for each in tokens] for t in range(steps)]
+    usual = min(found["answers"].get("depth") or steps, steps)
+    cells = [[(_word(words, each[t]), each[t] == each[usual - 1]) for each in tokens] for t in range(steps)]
     names = [_end(prompt if isinstance(prompt, str) else words.decode(prompt)) for prompt in prompts[: len(tokens)]]
     return Slider(
-        ["prompt", "next token"], names, range(1, steps + 1), cells, own - 1, f"First shown: the model's own depth, {own}."
+        ["prompt", "next token"], names, range(1, steps + 1), cells, usual - 1, f"First shown: the model's own depth, {usual}."
     )
 
 
@@ -162,8 +162,8 @@ def _made(prompts: Sequence[Prompt], words: Any) -> list[tuple[str, str]]:
 
 def read_given(asked: Asked) -> list[Prompt]:
     """Returns the prompts of a file, a set or a text, at most as many as were asked for."""
-    found = read_prompts(asked.prompts, data=asked.data)
-    return [found[i] for i in _choose(len(found), asked)]
+    prompts = read_prompts(asked.prompts, data=asked.data)
+    return [prompts[i] for i in _choose(len(prompts), asked)]
 
 
 def _choose(total: int, asked: Asked) -> list[int]:

@@ -27,14 +27,14 @@ def compare(
     if data is not None and texts:
         raise ValueError("compare: give --data or --text, one of them")
     check_rows(rows, batch)
-    found = compare_models(
+    comparison = compare_models(
         first, second,
         depths=parse_pair(depths), data=data, text=name_texts(texts) or None, tokenizer=tokenizer, splits=splits, rows=rows,
         batch=batch, context=context,
     )  # fmt: skip
     printer = console()
-    printer.print(found.table(printer.width))
-    return found
+    printer.print(comparison.table(printer.width))
+    return comparison
 
 
 def parse_pair(words: str | None) -> int | tuple[int | None, int | None] | None:

@@ -62,15 +62,15 @@ def evaluate(
         raise ValueError(
             f"evaluate: {source} holds no run (no recipe.yaml); a model needs --data RECIPE, to be measured on its data, or --text"
         )
-    model, run, own = find_model(opened, dtype, device, out)
+    model, run, trained_with = find_model(opened, dtype, device, out)
     need_likelihood(model)
-    chosen = recipe(data) if own is None and data is not None else own
+    chosen = recipe(data) if trained_with is None and data is not None else trained_with
     assert chosen is not None
-    found = build_data(chosen.data if data is None else recipe(data).data, run.path / "data")
-    check_vocab(found, model.config.vocab_size)
+    dataset = build_data(chosen.data if data is None else recipe(data).data, run.path / "data")
+    check_vocab(dataset, model.config.vocab_size)
     wanted, size = asked or usual_depths(chosen, model), ROWS if batch is None else batch
     measured, update = opened.name if opened.run is None else str(opened.folder), chosen_update(source, checkpoint)
-    parts = {name: rows_of(found, name, rows) for name in split_names(found, splits)}
+    parts = {name: rows_of(dataset, name, rows) for name in split_names(dataset, splits)}
     files = {name: run.eval / f"{file_stem(name, rows=part[1], checkpoint=update, data=data)}.json" for name, part in parts.items()}
     for name, path in files.items():
         keep_more(
@@ -80,7 +80,7 @@ def evaluate(
         )  # fmt: skip
     printer, reports = console(), {}
     for name, (rows_there, _) in parts.items():
-        reports[name] = _sweep(model, found, rows_there, name, wanted, size, decode, measured)
+        reports[name] = _sweep(model, dataset, rows_there, name, wanted, size, decode, measured)
         printer.print(reports[name].table(printer.width))
         reports[name].save(files[name])
     few = next((count for _, count in parts.values() if count is not None), None)
@@ -125,24 +125,24 @@ def evaluate_text(
     length, printer = fitting_context(model, context), console()
     verdict = need_likelihood(model, marked=teacher_forced or honest > 0)
     printer.print(f"causality: {'passed' if verdict.passed else 'FAILED'}; {verdict.detail}", markup=False)
-    found = {name: read_passages(name, files, words, length, field=field) for name, files in named.items()}
-    chosen = {name: None if rows is None or rows >= len(passages) else rows for name, passages in found.items()}
+    passages_by_name = {name: read_passages(name, files, words, length, field=field) for name, files in named.items()}
+    chosen = {name: None if rows is None or rows >= len(passages) else rows for name, passages in passages_by_name.items()}
     if rows is not None:  # of all: the first ones would be those of few documents
-        found = {name: passages.drawn(rows) for name, passages in found.items()}
+        passages_by_name = {name: passages.drawn(rows) for name, passages in passages_by_name.items()}
     measured = opened.name if opened.run is None else str(opened.folder)
     kept = {
         name: run.eval / f"{file_stem(f'text-{name}', rows=chosen[name], checkpoint=chosen_update(source, checkpoint))}.json"
-        for name in found
+        for name in passages_by_name
     }
     for name, path in kept.items():
-        facts = {"fingerprint": found[name].fingerprint, "dtype": str(model.dtype).removeprefix("torch.")}
+        facts = {"fingerprint": passages_by_name[name].fingerprint, "dtype": str(model.dtype).removeprefix("torch.")}
         keep_more(
             path, HeldOut.load,
             depths=check_depths(model.config, asked), facts=facts,
             source=None if out is None and opened.run is not None else measured, overwrite=overwrite,
         )  # fmt: skip
     reports = {}
-    for name, passages in found.items():
+    for name, passages in passages_by_name.items():
         with fitting_threads(model), progress() as bar:
             task = bar.add_task(name)
             if model.config.is_looped:
@@ -179,15 +179,15 @@ def check_rows(rows: int | None, batch: int | None) -> None:
 
 def name_texts(texts: Sequence[str]) -> dict[str, str]:
     """Returns files by name: NAME=FILE as said, FILE under its own name without endings; two of one name are refused."""
-    found: dict[str, str] = {}
+    texts_by_name: dict[str, str] = {}
     for word in texts:
         name, _, path = word.partition("=") if re.match(r"[\w.-]+=", word) else (Path(word).name.split(".")[0], "", word)
         if not re.fullmatch(r"[\w.-]+", name):
             raise ValueError(f"text: {word!r} gives no name for its numbers; allowed: NAME=FILE, with letters, digits, _ and -")
-        if name in found:
+        if name in texts_by_name:
             raise ValueError(f"text: two are called {name!r}; allowed: NAME=FILE, each name once")
-        found[name] = path
-    return found
+        texts_by_name[name] = path
+    return texts_by_name
 
 
 def open_source(source: str, checkpoint: str | None) -> Source:
@@ -217,13 +217,13 @@ def chosen_update(source: str, checkpoint: str | None) -> str | None:
 
 def find_model(source: Source, dtype: str, device: str, out: str | None) -> tuple[LoopedForCausalLM, RunFolder, Recipe | None]:
     """Returns the model of a source, where its numbers go, and the run's recipe if any."""
-    own = None if source.run is None or source.recipe is None else make_recipe(source.recipe, str(source.run.recipe))
+    trained_with = None if source.run is None or source.recipe is None else make_recipe(source.recipe, str(source.run.recipe))
     numbers = RunFolder(out or (f"runs/evaluate-{Path(source.name).name}" if source.run is None else source.run.path))
     need_writable("evaluate", numbers.eval, numbers.figures)
     model = open_model(source, find_dtype(dtype), find_device(device))
     if source.has_average:
         console().print("measured with the averaged weights, as in the run's own validation", markup=False)
-    return model, numbers, own
+    return model, numbers, trained_with
 
 
 def usual_depths(chosen: Recipe, model: LoopedForCausalLM) -> list[int]:

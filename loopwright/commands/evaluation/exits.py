@@ -72,7 +72,7 @@ def evaluate_exits(
         Files(files)
     opened = open_source(source, checkpoint)
     encoder = Tokenizer(find_tokenizer(opened, tokenizer)) if named else None
-    model, run, own = find_model(opened, dtype, device, out)
+    model, run, trained_with = find_model(opened, dtype, device, out)
     need_likelihood(model)
     depth = model.config.check_depth(asked[0] if asked else None)
     specs = exit_specs(words, model)
@@ -81,7 +81,7 @@ def evaluate_exits(
         passages = {name: read_passages(name, files, encoder, length, field=field) for name, files in named.items()}
         parts = {f"text-{name}": of_text(model, found, rows, batch) for name, found in passages.items()}
     else:
-        parts = _of_splits(model, own, run.path / "data", source, data, splits, rows, batch)
+        parts = _of_splits(model, trained_with, run.path / "data", source, data, splits, rows, batch)
     measured, update = opened.name if opened.run is None else str(opened.folder), chosen_update(source, checkpoint)
     stems = {n: file_stem(f"exits-{n}", rows=part.few, checkpoint=update, data=data) for n, part in parts.items()}
     for name, part in parts.items():
@@ -135,11 +135,11 @@ def _of_splits(
     if own is None and data is None:
         raise ValueError(f"evaluate: {source} holds no run (no recipe.yaml); a model needs --data RECIPE or --text")
     spec = recipe(data).data if data is not None else own.data if own is not None else {}
-    found = build_data(spec, folder)
-    check_vocab(found, model.config.vocab_size)
+    dataset = build_data(spec, folder)
+    check_vocab(dataset, model.config.vocab_size)
     parts = {}
-    for name in split_names(found, splits):
-        there, few = rows_of(found, name, rows)
+    for name in split_names(dataset, splits):
+        there, few = rows_of(dataset, name, rows)
         size = ROWS if batch is None else batch
-        parts[name] = of_rows(there, size, exact=found.exact, few=few)
+        parts[name] = of_rows(there, size, exact=dataset.exact, few=few)
     return parts

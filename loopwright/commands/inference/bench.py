@@ -41,10 +41,10 @@ def bench(
         opened.need_weights("bench")
         model = open_model(opened, kind, where)
     config = model.config
-    own = config.check_depth(None)
+    usual = config.check_depth(None)
     with fitting_threads(model):
         report = throughput(
-            model, asked or ([1] if not config.is_looped else sorted({1, max(1, own // 2), own})), sizes,
+            model, asked or ([1] if not config.is_looped else sorted({1, max(1, usual // 2), usual})), sizes,
             prompt_tokens=prompt_tokens, new_tokens=new_tokens, source=opened.name,
             tell=lambda line: print(f"bench: {line} …", file=sys.stderr, flush=True),
         )  # fmt: skip

@@ -74,16 +74,16 @@ def generate(
                 pieces.append(text)
                 print(text, end="", flush=True)
 
-            given: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "write": write, "max_new_tokens": max_new_tokens, "depth": depth, "sampling": sampling, "seed": seed,
                 "state_seed": state_seed,
             }  # fmt: skip
             saved = None
             if rule is None and draft_depth is None:
                 limit = None if form is None else vocabulary.constraint(form, end_tokens(model, words))
-                statistics = stream(model, words, ids, **given, constraint=limit)
+                statistics = stream(model, words, ids, **options, constraint=limit)
             else:
-                statistics, saved = stream_uneven(model, words, ids, **given, exit=rule, draft_depth=draft_depth, constrain=form)
+                statistics, saved = stream_uneven(model, words, ids, **options, exit=rule, draft_depth=draft_depth, constrain=form)
             print(flush=True)
             if saved is not None:
                 print(f"[{saved}]", file=sys.stderr)

@@ -96,8 +96,8 @@ def retrofit(
     if made.reconstructions:
         printer.print(_reconstruction_table(made.reconstructions))
     printer.print(escape(said_of(system, plan)), soft_wrap=True)
-    for name, found in gaps.items():
-        listed = ", ".join(f"{gap:.1e} at depth {depth}" for depth, gap in found.items())
+    for name, by_depth in gaps.items():
+        listed = ", ".join(f"{gap:.1e} at depth {depth}" for depth, gap in by_depth.items())
         printer.print(f"largest difference of logits to the {name} model: {listed}")
     with _doing("writing"):
         save(made.model, out, tongue, about=card_sections(source, command, made, gaps))
@@ -109,7 +109,7 @@ def retrofit(
 def card_sections(source: str, command: Sequence[str], made: Conversion, gaps: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
     """Returns what the card says of a retrofit: its source, its layers, and how far its logits are from the source's."""
     rows = [f"- {name}: {spelled(getattr(made.layout, name))}" for name in ("prelude", "core", "coda")]
-    listed = [f"- {name} model, depth {depth}: {gap:.1e}" for name, found in gaps.items() for depth, gap in found.items()]
+    listed = [f"- {name} model, depth {depth}: {gap:.1e}" for name, by_depth in gaps.items() for depth, gap in by_depth.items()]
     by = f" by `{command_line(command)}`" if command else ""
     started = f"Made from the dense model `{without_folders(source)}`{by}; not trained since."
     return {
@@ -132,7 +132,7 @@ def _check_used(plan: Plan, search_text: str | None, text: str | None, by: str |
 
 def _check_finite(gaps: Mapping[str, Mapping[int, float]], dtype: str) -> None:
     """Refuses to write a model whose logits, or whose source's, are not finite: nothing could be said of its start."""
-    wrong = [depth for found in gaps.values() for depth, gap in found.items() if not math.isfinite(gap)]
+    wrong = [depth for by_depth in gaps.values() for depth, gap in by_depth.items() if not math.isfinite(gap)]
     if wrong:
         raise ValueError(
             f"retrofit: the logits at depth {wrong[0]} are not finite in {dtype}, so that nothing was written; take a wider --dtype"
@@ -179,7 +179,7 @@ def _layers(word: str | None) -> list[int] | None:
     """The layers that a word such as 10,12-14 lists; a comma at its end may stand, and makes a list of one number."""
     if word is None:
         return None
-    found: list[int] = []
+    layers: list[int] = []
     for piece in filter(None, word.split(",")):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", piece.strip())
         if match is None:
@@ -189,8 +189,8 @@ def _layers(word: str | None) -> list[int] | None:
             raise ValueError(
                 f"layout: {piece.strip()!r} in {word!r} goes down; allowed: from the first layer to the last, such as 2-4"
             )
-        found += range(first, last + 1)
-    return found
+        layers += range(first, last + 1)
+    return layers
 
 
 def _searched(dense: LoopedForCausalLM, ids: torch.Tensor, plan: Plan, by: str) -> Layout:
@@ -198,10 +198,10 @@ def _searched(dense: LoopedForCausalLM, ids: torch.Tensor, plan: Plan, by: str) 
     layout = find_layout(plan.layout, len(source_layers(dense)))
     with progress() as bar:
         task = bar.add_task("layouts")
-        found = search(dense, ids, layout, by=by, progress=lambda done, total: bar.update(task, completed=done, total=total))
+        tried = search(dense, ids, layout, by=by, progress=lambda done, total: bar.update(task, completed=done, total=total))
     full = loss_of(dense, ids) if by == "loss" else None
-    console().print(search_table(found, layout, ids.numel(), full))
-    return found[0].layout
+    console().print(search_table(tried, layout, ids.numel(), full))
+    return tried[0].layout
 
 
 def search_table(found: Sequence[Candidate], layout: Layout, tokens: int, full: float | None) -> Table:
@@ -261,12 +261,12 @@ def _reconstruction_table(found: Sequence[Reconstruction]) -> Table:
 
 def said_of(system: str, plan: Plan) -> str:
     """Returns what a system says of itself, for the system as named alone, and of its start, as far as it holds for a plan."""
-    found = promised(system, plan)
-    if found is None:
+    promise = promised(system, plan)
+    if promise is None:
         return f"{system}: changed in its parts, so that its word on the start does not hold; what was measured:"
     named = plan == make_plan(system, {})
-    start = f"{system}: {found.about};" if named else f"{system}, changed:"
-    if found.equals == "none":
+    start = f"{system}: {promise.about};" if named else f"{system}, changed:"
+    if promise.equals == "none":
         return f"{start} {'equals no plain model at the start' if named else 'what it equals is said of the system as named alone'}"
-    where = "at every depth" if found.at_depth is None else f"at depth {found.at_depth}"
-    return f"{start} {where} it starts as the {found.equals} model"
+    where = "at every depth" if promise.at_depth is None else f"at depth {promise.at_depth}"
+    return f"{start} {where} it starts as the {promise.equals} model"

@@ -197,7 +197,7 @@ def _answers(stories: dict[str, Story]) -> Slider:
 def _decoded(story: Story, rows: list[int], depth: int) -> list[str]:
     """The sums that greedy decoding gives at a depth, as people write them."""
     model, table = story.trained.model, cast(Table, story.trained.splits.tests["test"])
-    found = []
+    decoded = []
     for row in rows:
         start, length = int(table.starts[row]), int(table.lengths[row])
         prompt = table.ids[row, :start].long()[None].to(model.device)
@@ -205,15 +205,15 @@ def _decoded(story: Story, rows: list[int], depth: int) -> list[str]:
             prompt, depth=depth, max_new_tokens=length - start, do_sample=False, pad_token_id=table.alphabet.pad_id
         )
         text = table.alphabet.decode(made[0, start:]).split(EOS)[0]
-        found.append(text.strip()[::-1] or "nothing")
-    return found
+        decoded.append(text.strip()[::-1] or "nothing")
+    return decoded
 
 
 def _radius(story: Story) -> Curve:
-    found = story.radius
+    radius = story.radius
     return Curve(
-        list(found), [r["radius_mean"] for r in found.values()],
-        [r["radius_least"] for r in found.values()], [r["radius_largest"] for r in found.values()],
+        list(radius), [r["radius_mean"] for r in radius.values()],
+        [r["radius_least"] for r in radius.values()], [r["radius_largest"] for r in radius.values()],
     )  # fmt: skip
 
 
@@ -225,8 +225,8 @@ def _path(story: Story, name: str) -> tuple[str, str]:
     start = model.start_state(e, p)
     states = torch.stack([start, *model.unroll(e, BEYOND * story.median, p, state=start)])
     real = batch.valid[0]
-    found = pca_path(states[:, 0, real])
-    svg = state_paths([found.coordinates.tolist()], explained=found.explained.tolist(), title=f"{name} model")
+    path = pca_path(states[:, 0, real])
+    svg = state_paths([path.coordinates.tolist()], explained=path.explained.tolist(), title=f"{name} model")
     return svg, f"The {name} model on {plain_sum(cast(Table, source).show(0))}."
 
 

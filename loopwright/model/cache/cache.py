@@ -180,8 +180,8 @@ class LoopCache(Cache):
         if span.offset == 0:
             return None
         last = torch.full((span.rows,), span.offset - 1, device=like.device) if span.index is None else span.index[:, 0] - 1
-        found = self._table((place.stack, name), (like.shape[-1],), like).at(self._group(place, p), last.clamp(min=0))
-        return torch.where((last >= 0)[:, None], found, 0)
+        carried = self._table((place.stack, name), (like.shape[-1],), like).at(self._group(place, p), last.clamp(min=0))
+        return torch.where((last >= 0)[:, None], carried, 0)
 
     def write_sum(self, name: str, place: Place, running: Tensor, p: Pass) -> Tensor:
         """Stores the running sums of the new tokens [B, T, W] and returns those of all tokens [B, N, W]."""
@@ -391,7 +391,7 @@ def _shared_steps(policy: str) -> int | None:
         return None
     if policy == "last":
         return 1
-    found = re.fullmatch(r"share\((\d+)\)", policy)
-    if found is None or int(found[1]) < 1:
+    match = re.fullmatch(r"share\((\d+)\)", policy)
+    if match is None or int(match[1]) < 1:
         raise ValueError(f"cache: unknown policy {policy!r}; allowed: every, last, share(n) with n of at least 1")
-    return int(found[1])
+    return int(match[1])

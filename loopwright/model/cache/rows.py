@@ -104,8 +104,8 @@ class PooledRows:
         if not any(self.span.offsets):
             return None
         last = [cell + max(offset - 1, 0) for cell, offset in zip(self._firsts(place.stack), self.span.offsets, strict=True)]
-        found = self.pool.running_sums(place.stack, name, like)[torch.tensor(last, device=like.device)]
-        return torch.where((self.span.positions[:, :1] > 0), found, 0)
+        carried = self.pool.running_sums(place.stack, name, like)[torch.tensor(last, device=like.device)]
+        return torch.where((self.span.positions[:, :1] > 0), carried, 0)
 
     def write_sum(self, name: str, place: Place, running: Tensor, p: Pass) -> Tensor:
         """Stores the running sums of the new tokens [R, T, W] and returns those of all tokens [R, N, W]."""
@@ -147,11 +147,11 @@ class PooledRows:
     def _by_row(self, place: Place, q: Tensor) -> Tensor:
         if place.stack not in self._seen:
             self._seen[place.stack] = self._visible(place.stack, q.dtype)
-        found = []
+        rows = []
         for own, (keys, values, mask) in zip(q.transpose(1, 2).split(1), self._seen[place.stack], strict=True):
             causal = self.span.length > 1 and mask is None
-            found.append(attend_heads(own, keys[place.layer], values[place.layer], mask=mask, causal=causal))
-        return (found[0] if len(found) == 1 else torch.cat(found)).transpose(1, 2)
+            rows.append(attend_heads(own, keys[place.layer], values[place.layer], mask=mask, causal=causal))
+        return (rows[0] if len(rows) == 1 else torch.cat(rows)).transpose(1, 2)
 
     def _visible(self, stack: str, dtype: torch.dtype) -> list[tuple[Layers, Layers, Tensor | None]]:
         """Returns, for each row, keys and values of all layers up to the last new token, and a mask where one is needed.

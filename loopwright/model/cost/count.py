@@ -131,7 +131,7 @@ class Bench:
         self, where: str, run: Callable[[], Any], *, elsewhere: Callable[[], list[Tensor]] = list, apart: list[Tensor] | None = None
     ) -> Cost:
         """The cost of a call; what it keeps of `elsewhere` and `apart` is counted by others."""
-        own = {parameter.untyped_storage()._cdata for parameter in self.model.parameters()}
+        weights = {parameter.untyped_storage()._cdata for parameter in self.model.parameters()}
         try:
             with _counting() as (counter, kept):
                 run()
@@ -139,9 +139,9 @@ class Bench:
             raise ValueError(
                 f"cost: {where} cannot be counted: it looks at values, which are not there ({first_line(error)})"
             ) from None
-        own |= {tensor.untyped_storage()._cdata for tensor in [*elsewhere(), *(apart or [])]}
+        weights |= {tensor.untyped_storage()._cdata for tensor in [*elsewhere(), *(apart or [])]}
         # in units of the model's numbers: what is narrower (a mask) counts for as much as it takes
-        numbers = sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own)
+        numbers = sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in weights)
         return Cost(counter.get_total_flops(), numbers // self.e.element_size())
 
 

@@ -96,9 +96,9 @@ class DDP(Processes):
     """Every process has the whole model; gradients are averaged (DDP)."""
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        own = [self.device] if self.device.type == "cuda" else None
+        devices = [self.device] if self.device.type == "cuda" else None
         # unused: a halting head that the objective does not read, a prelude that a truncated gradient does not reach
-        self.module = DistributedDataParallel(module, device_ids=own, find_unused_parameters=True, gradient_as_bucket_view=True)
+        self.module = DistributedDataParallel(module, device_ids=devices, find_unused_parameters=True, gradient_as_bucket_view=True)
         return self.module
 
     def syncing(self, last: bool) -> AbstractContextManager[None]:

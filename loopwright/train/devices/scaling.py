@@ -192,8 +192,8 @@ class Workload:
         @lru_cache
         def kept(depth: int) -> float:
             shape: dict[str, Any] = {"batch": self.rows, "context": self.length, "dtype": self._dtype}
-            found = training_bytes(self.config, depth=depth if self.config.is_looped else None, **shape)
-            return found - 4 * self.rows * self.length * self.config.vocab_size
+            size = training_bytes(self.config, depth=depth if self.config.is_looped else None, **shape)
+            return size - 4 * self.rows * self.length * self.config.vocab_size
 
         if not self.config.is_looped:
             return kept(1), 0.0

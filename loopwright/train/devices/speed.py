@@ -69,13 +69,13 @@ class Speedometer:
         if self.device.type != "cuda":
             return {}
         rate = self.flops(pairs) / seconds
-        found = {"tflops_per_second": rate * processes / 1e12, "peak_memory": torch.cuda.max_memory_allocated(self.device)}
-        return found if self.peak is None else {**found, "mfu": rate / self.peak}
+        numbers = {"tflops_per_second": rate * processes / 1e12, "peak_memory": torch.cuda.max_memory_allocated(self.device)}
+        return numbers if self.peak is None else {**numbers, "mfu": rate / self.peak}
 
 
 def peak_of(name: str, precision: str) -> float | None:
     """Returns the products a second that a card of this name can do in a precision; None where that is not known."""
     words = name.removeprefix("NVIDIA ")
     known = {part for part in PEAKS if re.fullmatch(rf"(GeForce )?{re.escape(part)}( SXM\d?| PCIe| \d+GB| HBM\d\w?|-.*)*", words)}
-    found = PEAKS[max(known, key=len)] if known else None
-    return None if found is None or precision not in SHARES else found * SHARES[precision]
+    peaks = PEAKS[max(known, key=len)] if known else None
+    return None if peaks is None or precision not in SHARES else peaks * SHARES[precision]

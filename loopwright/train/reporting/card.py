@@ -25,8 +25,8 @@ def run_card(config: LoopedConfig, recipe: Recipe, run: RunFolder, progress: Pro
     recipe_text = write_yaml({name: data[name] for name in _SHOWN if data[name] not in (None, [])})
     seen = f"{progress.tokens:,} tokens in {progress.rows:,} rows"
     training = f"{progress.update:,} of {recipe.updates:,} updates, {seen}.\n\n```yaml\n{recipe_text}```"
-    found = last_row(run.log, "valid")
-    sections = {"Training": training} | ({} if found is None else {"Results by depth": by_depth(found)}) | made_with(run)
+    row = last_row(run.log, "valid")
+    sections = {"Training": training} | ({} if row is None else {"Results by depth": by_depth(row)}) | made_with(run)
     return model_card(config, title=recipe.about, sections=sections)
 
 

@@ -89,9 +89,9 @@ def _marked_bytes(path: Path, mark: Mapping[str, Any]) -> bytes:
         return kept
     for _ in _rows(path, kept):  # where a line is no row any more, its number is told
         pass
-    found = f"{len(data):,} bytes of {mark['bytes']:,} are left" if len(data) < mark["bytes"] else "sha256 differs"
+    fault = f"{len(data):,} bytes of {mark['bytes']:,} are left" if len(data) < mark["bytes"] else "sha256 differs"
     raise ValueError(
-        f"{path}: changed since the checkpoint was saved ({found}); put it back as it was, or move it away to go on without it"
+        f"{path}: changed since the checkpoint was saved ({fault}); put it back as it was, or move it away to go on without it"
     )
 
 

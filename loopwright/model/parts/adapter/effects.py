@@ -99,10 +99,10 @@ def project(linears: Mapping[str, nn.Module], x: Tensor, layer: int, adapt: Adap
     if adapt.modulations:
         # of a flat input the outputs are no views: what is added to them in place costs neither memory nor a second pass
         flat = x.flatten(0, -2)
-        found: Sequence[Tensor] = [linear(flat) for linear in linears.values()]
+        outputs: Sequence[Tensor] = [linear(flat) for linear in linears.values()]
         for modulate in adapt.modulations:
-            found = modulate(layer, tuple(linears), x, found)
-        ys = [y.unflatten(0, x.shape[:-1]) for y in found]
+            outputs = modulate(layer, tuple(linears), x, outputs)
+        ys = [y.unflatten(0, x.shape[:-1]) for y in outputs]
     else:
         ys = [linear(x) for linear in linears.values()]
     weights = [getattr(linear, "weight", None) for linear in linears.values()]
