@@ -16,9 +16,9 @@ import loopwright as lw
 from benchmarks.pairs import compare, replayed, report
 from loopwright.data.batch import IGNORED, Batch
 from loopwright.model.backbone import StepRunner
+from loopwright.model.forward.output import shifted_loss
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.output import shifted_loss
-from loopwright.train.compiled import CompiledStep
+from loopwright.train.devices.compiled import CompiledStep
 from loopwright.train.objectives.jacobian import JacobianPenalty
 from loopwright.train.rollout import Plan, rollout
 

@@ -17,15 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import loopwright.model.attention as model_attention
-import loopwright.model.block as model_block
+import loopwright.model.layers.attention as model_attention
+import loopwright.model.layers.block as model_block
 from benchmarks.pairs import compare, replayed, report
-from loopwright.model.adapter.diagonal import Bases
-from loopwright.model.adapter.effects import Adaptation, Effects
 from loopwright.model.config import LoopedConfig
-from loopwright.model.context import Pass, Place
-from loopwright.model.cost import pass_flops
+from loopwright.model.cost.cost import pass_flops
+from loopwright.model.forward.context import Pass, Place
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.parts.adapter.diagonal import Bases
+from loopwright.model.parts.adapter.effects import Adaptation, Effects
 
 Run = Callable[[Tensor], Tensor]
 RANK, ALLOWED = 32, 1.6

@@ -15,11 +15,11 @@ from benchmarks.pairs import compare, report
 from loopwright.data.batch import Batch
 from loopwright.settings import build_kind
 from loopwright.train.depth import RULES
+from loopwright.train.devices.training_module import TrainingModule
 from loopwright.train.objectives.jacobian import JacobianPenalty
 from loopwright.train.objectives.losses import Final
 from loopwright.train.objectives.penalties import Weighted
 from loopwright.train.rollout import Plan
-from loopwright.train.training_module import TrainingModule
 
 PAPER = {"random depth": 1.4976, "penalty": 1.5317, "both": 2.0439}
 ROWS, LENGTH, DRAWS = 4, 1024, 6

@@ -9,7 +9,7 @@ from benchmarks.pairs import compare, report
 from loopwright.data.batch import Batch
 from loopwright.generate.readings import readings
 from loopwright.model.config import LoopedConfig
-from loopwright.model.cost import pass_flops
+from loopwright.model.cost.cost import pass_flops
 
 DEPTHS = 16
 LENGTH = 64

@@ -19,15 +19,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.pairs import report
 from loopwright.data.batch import Batch, Splits
 from loopwright.model.config import LoopedConfig
-from loopwright.model.cost import TRAINING_FACTOR, pass_flops
+from loopwright.model.cost.cost import TRAINING_FACTOR, pass_flops
 from loopwright.model.presets import preset
 from loopwright.settings import build_kind
-from loopwright.train.log import read_log
+from loopwright.train.devices.speed import Speedometer
 from loopwright.train.loop import train
 from loopwright.train.objectives.losses import OBJECTIVES, Final
 from loopwright.train.recipe import make_recipe
+from loopwright.train.reporting.log import read_log
 from loopwright.train.rollout import Objective, Plan
-from loopwright.train.speed import Speedometer
 from loopwright.train.state import Objects
 
 SHAPE = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 49152}

@@ -68,8 +68,8 @@ class Trained:
 
 def train_once(chosen: Recipe, shards: str, *, given: Objects | None = None) -> Trained:
     """Trains a recipe on shared token shards, with objects in the place of its kinds; its folder is gone afterwards."""
-    from loopwright.train.log import read_log
     from loopwright.train.loop import train
+    from loopwright.train.reporting.log import read_log
 
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"

@@ -47,8 +47,8 @@ class Announcer(MetaPathFinder):
             return None
         finders = list(sys.meta_path)  # of which the earlier ones were asked, and may be another of us: a reload leaves two
         later = finders[finders.index(self) + 1 :] if self in finders else []
-        found = (finder.find_spec(fullname, path, target) for finder in later)
-        spec = next((one for one in found if one is not None), None)
+        specs = (finder.find_spec(fullname, path, target) for finder in later)
+        spec = next((one for one in specs if one is not None), None)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module

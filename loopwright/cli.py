@@ -28,6 +28,7 @@ from loopwright.options import (
     Gpu,
     Gpus,
     Import,
+    InspectDtype,
     Json,
     Link,
     MinP,
@@ -42,6 +43,7 @@ from loopwright.options import (
     TopP,
     TrainCost,
     Words,
+    passed,
     preset_names,
     seed_of,
     whole,
@@ -54,9 +56,9 @@ def inspect(
     overrides: Changes = None,
     depth: Depth = None,
     context: RowTokens = None,
-    batch: Annotated[int, typer.Option(callback=whole, help="Rows in a pass and in the cache.")] = 1,
-    dtype: Dtype = "bf16",
-    policy: Annotated[str, typer.Option(help="What the cache keeps: every step, the last one, or share(n) of them.")] = "every",
+    batch: Annotated[int | None, typer.Option(callback=whole, help="Rows in a pass and in the cache. Default: 1.")] = None,
+    dtype: InspectDtype = None,
+    policy: Annotated[str | None, typer.Option(help="What the cache keeps: every step (default), last, or share(n).")] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="Print the state dict too: name, shape, dtype, parameters.")] = False,
     train: TrainCost = False,
     gpus: Gpus = None,
@@ -83,23 +85,21 @@ def inspect(
 
     loopwright inspect huginn-pretrain --train --gpus 64 batch=4096 --network 50
     """
-    from loopwright.commands import inspect as verb
     from loopwright.commands.console import show
+    from loopwright.commands.models import inspect as verb
 
-    where = (("gpus", gpus), ("gpu", gpu), ("per_node", per_node), ("link", link), ("network", network))
-    given = {name: value for name, value in where if value is not None}
+    where = passed(gpus=gpus, gpu=gpu, per_node=per_node, link=link, network=network)
+    options = passed(batch=batch, dtype=dtype, policy=policy, tensors=tensors or None)
     if train:
-        from loopwright.commands import inspect_train
+        from loopwright.commands.models.inspect_train import inspect_train
 
-        if (batch, dtype, policy, tensors) != (1, "bf16", "every", False):
+        if options:
             raise typer.BadParameter("--batch, --dtype, --policy and --tensors do not go with --train: say batch=…, precision=…")
-        show(lambda: inspect_train.inspect_train(model, overrides or [], where=given, depth=depth, context=context), as_json)
+        show(lambda: inspect_train(model, overrides or [], where=where, depth=depth, context=context), as_json)
         return
-    if given:
-        raise typer.BadParameter(f"--{next(iter(given)).replace('_', '-')} needs --train, and a recipe in the place of the model")
-    show(lambda: verb.inspect(
-        model, overrides or [], depth=depth, context=context, batch=batch, dtype=dtype, policy=policy, tensors=tensors,
-    ), as_json)  # fmt: skip
+    if where:
+        raise typer.BadParameter(f"--{next(iter(where)).replace('_', '-')} needs --train, and a recipe in the place of the model")
+    show(lambda: verb.inspect(model, overrides or [], depth=depth, context=context, **options), as_json)
 
 
 def check(
@@ -122,8 +122,8 @@ def check(
 
     loopwright check asura
     """
-    from loopwright.commands import check as verb
     from loopwright.commands.console import show
+    from loopwright.commands.models import check as verb
 
     reports = show(lambda: verb.check_presets() if model is None else verb.check(
         model, dtype=dtype, device=device, seed=seed, full=full,
@@ -164,8 +164,8 @@ def generate(
 
     loopwright generate ./my-chat-model "Hello" --chat --temperature 0.7 --top-p 0.95 --seed 1
     """
-    from loopwright.commands import generate as verb
     from loopwright.commands.console import show
+    from loopwright.commands.inference import generate as verb
     from loopwright.generate.sampling import Sampling
 
     show(lambda: verb.generate(
@@ -221,7 +221,7 @@ def serve(
 
     curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "Once upon a time", "depth": 8}'
     """
-    from loopwright.commands import serve as verb
+    from loopwright.commands.inference import serve as verb
 
     verb.serve(
         models,
@@ -256,7 +256,7 @@ def explore(
 
     loopwright explore looped=./a dense=./b --max-depth 32 --no-browser
     """
-    from loopwright.commands import explore as verb
+    from loopwright.commands.inference import explore as verb
 
     verb.explore(
         models,
@@ -271,8 +271,8 @@ def presets(as_json: Json = False) -> None:
 
     loopwright presets
     """
-    from loopwright.commands import presets as verb
     from loopwright.commands.console import show
+    from loopwright.commands.models import presets as verb
 
     show(verb.presets, as_json)
 
@@ -315,8 +315,8 @@ def retrofit(
 
     loopwright retrofit ./my-llama ./looped --prelude 4 --core 10-12 --coda 4 depth=8
     """
-    from loopwright.commands import retrofit as verb
     from loopwright.commands.console import show
+    from loopwright.commands.models import retrofit as verb
 
     show(lambda: verb.retrofit(
         source, out, words or [],
@@ -338,8 +338,8 @@ def push(
 
     loopwright push runs/mine me/my-looped-model --private
     """
-    from loopwright.commands import push as verb
     from loopwright.commands.console import show
+    from loopwright.commands.models import push as verb
 
     show(lambda: verb.push(folder, repo, private=private), as_json)
 

@@ -58,7 +58,7 @@ def chat(
 
     echo "Once upon a time" | loopwright chat runs/stories
     """
-    from loopwright.commands import chat as verb
+    from loopwright.commands.inference import chat as verb
     from loopwright.generate.sampling import Sampling
 
     verb.chat(
@@ -93,7 +93,7 @@ def train(
 
     accelerate launch --num_processes 2 -m loopwright train addition-stable
     """
-    from loopwright.commands import train as verb
+    from loopwright.commands.training import train as verb
 
     if not verb.train(recipe, overrides or [], out=out, resume=resume, toy=toy, track=track, imports=imports or []):
         raise typer.Exit(130)
@@ -115,8 +115,8 @@ def recipes(
 
     loopwright recipes stars-addition > mine.yaml
     """
-    from loopwright.commands import recipes as verb
     from loopwright.commands.console import show
+    from loopwright.commands.training import recipes as verb
 
     show(lambda: verb.recipes(name), as_json)
 
@@ -185,7 +185,7 @@ def evaluate(
     loopwright evaluate ./my-model --tasks arc_easy,hellaswag,gsm8k --depths 1,2,4,8
     """
     from loopwright.commands.console import show
-    from loopwright.commands.evaluate_forms import evaluate_as
+    from loopwright.commands.evaluation.forms import evaluate_as
 
     shared: dict[str, Any] = {
         "depths": depths, "checkpoint": checkpoint, "rows": rows, "batch": batch, "device": device, "dtype": dtype, "out": out,
@@ -231,8 +231,8 @@ def compare(
 
     loopwright compare ./looped ./dense --text heldout.jsonl --json
     """
-    from loopwright.commands import compare as verb
     from loopwright.commands.console import show
+    from loopwright.commands.evaluation import compare as verb
 
     show(lambda: verb.compare(
         first, second,
@@ -267,8 +267,8 @@ def bench(
 
     OMP_NUM_THREADS=1 loopwright bench ./my-model --json
     """
-    from loopwright.commands import bench as verb
     from loopwright.commands.console import show
+    from loopwright.commands.inference import bench as verb
 
     show(lambda: verb.bench(
         model,
@@ -307,7 +307,7 @@ def analyze(
 
     loopwright analyze ./my-model --prompts "Hello! I hope that you are well." --device cuda --dtype bf16
     """
-    from loopwright.commands import analyze as verb
+    from loopwright.commands.evaluation import analyze as verb
 
     verb.analyze(
         model, verb.Asked(prompts, data, examples, seed, tokenizer),
@@ -327,7 +327,7 @@ def demo(
 
     loopwright demo
     """
-    from loopwright.commands import demo as verb
+    from loopwright.commands.training import demo as verb
 
     if not verb.demo(out, toy=toy):
         raise typer.Exit(1)

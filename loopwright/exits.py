@@ -69,10 +69,10 @@ def _usage(error: Any) -> str:
 
 def _unparsed(error: Any) -> str | None:
     """Returns what is wrong with a word that is no number: typer's own message does not say which word it was."""
-    found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
-    wanted = _NUMBERS.get(str(found[0].get("type"))) if found else None
+    errors: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    wanted = _NUMBERS.get(str(errors[0].get("type"))) if errors else None
     option = getattr(getattr(error, "param", None), "opts", None)
-    return f"{option[-1]} is {found[0].get('input')!r}; allowed: {wanted}" if wanted and option else None
+    return f"{option[-1]} is {errors[0].get('input')!r}; allowed: {wanted}" if wanted and option else None
 
 
 def _place_in(files: Collection[str], error: BaseException) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +19,11 @@ def seed_of(value: int | None) -> int | None:
     if value is not None and not 0 <= value < 2**63:
         raise typer.BadParameter(f"a seed must be >= 0 and < 2**63 (got {value})")
     return value
+
+
+def passed(**options: Any) -> dict[str, Any]:
+    """Returns the options that were given a value."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def draft_of(value: str | None) -> int | str | None:
@@ -92,7 +97,10 @@ Depth = Annotated[
     int | None, typer.Option(callback=whole, help="Number of steps: how often the core runs. Default: the model's own.")
 ]
 Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")]
-Dtype = Annotated[str, typer.Option(help="float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64.")]
+DTYPES = "float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64."
+Dtype = Annotated[str, typer.Option(help=DTYPES)]
+# None where it is not given: it does not go with --train
+InspectDtype = Annotated[str | None, typer.Option(help=f"{DTYPES} Default: bf16.")]
 StateSeed = Annotated[
     int | None, typer.Option(callback=seed_of, help="Of the initial state, in models that start from noise (Huginn).")
 ]

@@ -17,10 +17,10 @@ from loopwright.data.batch import Splits
 from loopwright.data.rows import TokenRows, splits
 from loopwright.engine.engine import Engine
 from loopwright.hub import push
-from loopwright.model.cache import LoopCache
+from loopwright.model.cache.cache import LoopCache
 from loopwright.model.config import LoopedConfig
+from loopwright.model.forward.output import LoopedModelOutput, LoopedOutput
 from loopwright.model.looped import LoopedForCausalLM, LoopedModel
-from loopwright.model.output import LoopedModelOutput, LoopedOutput
 from loopwright.model.presets import build, preset
 from loopwright.registry import register
 from loopwright.retrofit.adapters import load_adapters, save_adapters

@@ -18,12 +18,12 @@ Class = TypeVar("Class", bound=Any)
 
 # place → the module and the name of its table, which is imported when somebody registers there
 PLACES: dict[str, tuple[str, str]] = {
-    "state": ("loopwright.model.state", "STATES"),
-    "injection": ("loopwright.model.injection", "INJECTIONS"),
-    "adapter": ("loopwright.model.adapter", "ADAPTERS"),
-    "gate": ("loopwright.model.gate", "GATES"),
-    "halting": ("loopwright.model.halting", "HALTINGS"),
-    "norm": ("loopwright.model.norm", "NORMS"),
+    "state": ("loopwright.model.parts.state", "STATES"),
+    "injection": ("loopwright.model.parts.injection", "INJECTIONS"),
+    "adapter": ("loopwright.model.parts.adapter", "ADAPTERS"),
+    "gate": ("loopwright.model.parts.gate", "GATES"),
+    "halting": ("loopwright.model.parts.halting", "HALTINGS"),
+    "norm": ("loopwright.model.layers.norm", "NORMS"),
     "data": ("loopwright.data.build", "DATA"),
     "depth": ("loopwright.train.depth", "RULES"),
     "objective": ("loopwright.train.objectives.losses", "OBJECTIVES"),

@@ -69,15 +69,15 @@ class RunFolder:
 def saved(checkpoints: str | Path) -> list[Path]:
     """Returns the folders of all checkpoints, newest first, whole or not."""
     folder = Path(checkpoints)
-    found = [path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name)] if folder.is_dir() else []
+    folders = [path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name)] if folder.is_dir() else []
     # one that was being replaced counts after the one that replaced it
-    return sorted(found, key=lambda path: (-update_of(path), path.suffix))
+    return sorted(folders, key=lambda path: (-update_of(path), path.suffix))
 
 
 def update_of(folder: Path) -> int:
     """Returns the number of updates that a checkpoint's folder is named after, -1 for another folder."""
-    found = _CHECKPOINT.fullmatch(folder.name)
-    return int(found[1]) if found else -1
+    match = _CHECKPOINT.fullmatch(folder.name)
+    return int(match[1]) if match else -1
 
 
 # where a run came from

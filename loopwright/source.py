@@ -224,10 +224,10 @@ class Source:
         if self.checkpoint == "last":
             return folders
         wanted = self._best(folders) if self.checkpoint == "best" else int(self.checkpoint)
-        found = [folder for folder in folders if update_of(folder) == wanted]
-        if not found:
+        matching = [folder for folder in folders if update_of(folder) == wanted]
+        if not matching:
             raise FileNotFoundError(f"{self.run.checkpoints}: there is no checkpoint of update {wanted}")
-        return found[:1]
+        return matching[:1]
 
     def _one_folder(self) -> Path:
         if self.path.is_dir():

@@ -49,12 +49,12 @@ def user_path(path: str | Path) -> Path:
 
 def check_file(path: Path, most: int = FILE_BYTES) -> None:
     """Raises where a path, links followed, is not a regular file of at most so many bytes."""
-    found = path.stat()
-    kind = next((words for test, words in _KINDS.items() if test(found.st_mode)), None)
+    status = path.stat()
+    kind = next((words for test, words in _KINDS.items() if test(status.st_mode)), None)
     if kind is not None:
         raise ValueError(f"{path}: is {kind}; allowed: a regular file, or a link to one")
-    if found.st_size > most:
-        raise ValueError(f"{path}: has {found.st_size:,} bytes; allowed: at most {most:,}")
+    if status.st_size > most:
+        raise ValueError(f"{path}: has {status.st_size:,} bytes; allowed: at most {most:,}")
 
 
 def read_text(path: Path, most: int = FILE_BYTES) -> str:
@@ -89,11 +89,11 @@ class _TwiceError(Exception):
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         names: set[str] = set()
         raise _TwiceError(next(name for name, _ in pairs if name in names or names.add(name)))  # type: ignore[func-returns-value]
-    return found
+    return unique
 
 
 def check_plain(data: Any, where: str) -> None:

@@ -33,8 +33,8 @@ from loopwright.source import Source
 from loopwright.source import tokenizer as load_words
 from loopwright.threads import fitting_threads
 from loopwright.train.loop import train as run_training
-from loopwright.train.progress import Silent, Terminal
 from loopwright.train.recipe import Recipe, make_recipe
+from loopwright.train.reporting.progress import Silent, Terminal
 from loopwright.train.state import Objects, Run
 from loopwright.values import check_whole
 
@@ -71,9 +71,9 @@ def train(
     specs = {name: dict(part) for name, part in parts.items() if isinstance(part, Mapping)}
     objects = {name: part for name, part in parts.items() if part is not None and name not in specs}
     _check_objects(objects, on_update)
-    given = {name: {"kind": "given", "what": f"the {name} ({_told(part)})"} for name, part in objects.items()}
+    placeholders = {name: {"kind": "given", "what": f"the {name} ({_told(part)})"} for name, part in objects.items()}
     plain, name = _plain(recipe)
-    chosen = make_recipe({**plain, **specs, **given})
+    chosen = make_recipe({**plain, **specs, **placeholders})
     folder = Path(out) if out is not None else Path("runs") / name
     reporter = Terminal(folder.name) if progress else Silent()
     return run_training(
@@ -196,17 +196,17 @@ def evaluate(
                 passages = passages if rows is None else passages.drawn(rows)
                 reports[name] = held_out(opened.model, passages, depths=depths, batch_size=batch, source=opened.name)
             return Evaluation(reports)
-        found = opened.data() if data is None and opened.data is not None else _splits(data)
-        check_vocab(found, opened.model.config.vocab_size)
+        dataset = opened.data() if data is None and opened.data is not None else _splits(data)
+        check_vocab(dataset, opened.model.config.vocab_size)
         if rules:
-            each = _parts(found, splits, rows).items()
-            measured = {n: of_rows(part, batch or BATCH, exact=found.exact) for n, part in each}
+            each = _parts(dataset, splits, rows).items()
+            measured = {n: of_rows(part, batch or BATCH, exact=dataset.exact) for n, part in each}
             return exits_of(opened.model, measured, rules, depths, source=opened.name)
         reports = {}
-        for name, part in _parts(found, splits, rows).items():
+        for name, part in _parts(dataset, splits, rows).items():
             reports[name] = sweep(
                 opened.model, part,
-                depths=depths, batch_size=batch or BATCH, exact=found.exact, eos_id=found.eos_id, pad_id=found.pad_id,
+                depths=depths, batch_size=batch or BATCH, exact=dataset.exact, eos_id=dataset.eos_id, pad_id=dataset.pad_id,
                 split=name, source_name=opened.name,
             )  # fmt: skip
         return Evaluation(reports)
@@ -276,8 +276,8 @@ def compare(
     if text is not None:
         options: dict[str, Any] = {"text": text, "rows": rows, "batch": batch, "context": context}
         words = tokenizer if tokenizer is not None else _shared_words(one, two)
-        found = [evaluate(o.model, depths=[d], tokenizer=words, **options) for o, d in zip((one, two), at, strict=True)]
-        results = [compare_texts(cast(HeldOut, found[0][name]), cast(HeldOut, found[1][name])) for name in found[0].reports]
+        reports = [evaluate(o.model, depths=[d], tokenizer=words, **options) for o, d in zip((one, two), at, strict=True)]
+        results = [compare_texts(cast(HeldOut, reports[0][name]), cast(HeldOut, reports[1][name])) for name in reports[0].reports]
         return Comparison(one.name, two.name, tuple(results))
     chosen = one.data() if data is None and one.data is not None else None if data is None else _splits(data)
     if chosen is None:

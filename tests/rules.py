@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ FOLDERS = ("loopwright", "tests", "benchmarks")
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 80
 LONGER = {"train": 120}
+MODULES_OF_A_FOLDER = 15  # about a dozen; below the root, whose modules have a row each in ROWS
 BYTES_OF_RESULTS = 10_000_000
 
 # an import may point to an earlier row only, or stay inside its own package
@@ -162,6 +164,13 @@ def functions_are_short(root: Path) -> list[str]:
             if length > allowed:
                 found.append(f"{path}:{node.lineno}: {node.name} has {length} lines; allowed: {allowed}")
     return found
+
+
+def folders_are_small(root: Path) -> list[str]:
+    modules = Counter(path.parent for path in (root / "loopwright").rglob("*/*.py") if path.name != "__init__.py")
+    counts = {folder.relative_to(root).as_posix(): n for folder, n in sorted(modules.items())}
+    allowed = MODULES_OF_A_FOLDER
+    return [f"{name}: {n} modules; allowed: {allowed}" for name, n in counts.items() if n > allowed]
 
 
 def every_file_has_its_test(root: Path) -> list[str]:
@@ -317,6 +326,7 @@ def unnamed_entries(root: Path, entries: dict[str, set[str]]) -> list[str]:
 
 
 RULES: list[Rule] = [
-    imports_point_down, optional_packages_stay_home, files_are_short, functions_are_short, every_file_has_its_test,
-    public_names_have_docstrings, glossary_words, module_names, one_loop, no_hasattr, no_machine_in_files, results_are_small,
+    imports_point_down, optional_packages_stay_home, files_are_short, functions_are_short, folders_are_small,
+    every_file_has_its_test, public_names_have_docstrings, glossary_words, module_names, one_loop, no_hasattr,
+    no_machine_in_files, results_are_small,
 ]  # fmt: skip

@@ -11,7 +11,10 @@ import pytest
 
 from loopwright import cli
 from loopwright.check.conformance import CheckReport, CheckRow
-from loopwright.commands import check, demo, evaluate, presets, train
+from loopwright.commands.evaluation import evaluate
+from loopwright.commands.models import check, presets
+from loopwright.commands.training import demo, train
+from loopwright.recipes import FOLDER as RECIPES
 from tests.generate.tiny import STORIES, save_model
 from tests.own_kinds import own_kinds
 
@@ -60,6 +63,14 @@ def test_the_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         (["inspect", "huginn", "--batch", "-1"], "batch must be a whole number >= 1 (got -1)"),
         (["inspect", "stars-addition", "--context", "513"], "learned positions end"),
         (["inspect", "huginn", "--policy", "some"], "unknown policy 'some'"),
+        (
+            ["inspect", "ouro-pretrain", "--train", "--batch", "1"],
+            "--batch, --dtype, --policy and --tensors do not go with --train",
+        ),
+        (["inspect", "ouro-pretrain", "--train", "--dtype", "bf16"], "do not go with --train: say batch=…, precision=…"),
+        (["inspect", "huginn", "--gpus", "8"], "--gpus needs --train"),
+        (["inspect", "ouro-pretrain"], "model: 'ouro-pretrain' is a recipe; give --train to see what training it costs"),
+        (["inspect", str(RECIPES / "ouro-pretrain.yaml")], "ouro-pretrain.yaml' is a recipe; give --train"),
         (["inspect", "./no/such/folder"], "no such folder"),
         (["check", "./no/such/folder"], "no such folder"),
         (["generate", "./no/such/folder", "hello"], "no such folder"),

@@ -21,7 +21,7 @@ VERB = (
 )
 TRAIN = f"""
 import hashlib
-from loopwright.train.progress import StopRequest
+from loopwright.train.reporting.progress import StopRequest
 with StopRequest():
     print("ready", flush=True)
     {LONG}

@@ -35,7 +35,7 @@ def carry_out(
     from loopwright.data.tokenizer import Tokenizer
     from loopwright.evaluate.heldout import held_out
     from loopwright.evaluate.passages import read_passages
-    from loopwright.model.cost import pass_flops
+    from loopwright.model.cost.cost import pass_flops
     from loopwright.recipes import recipe
     from loopwright.run import origin
 

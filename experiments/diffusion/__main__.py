@@ -17,7 +17,7 @@ import torch
 
 import loopwright as lw
 from experiments.diffusion.sampler import Forcing, force
-from loopwright.commands.train import train
+from loopwright.commands.training.train import train
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.evaluate.passages import read_passages
 

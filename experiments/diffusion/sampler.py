@@ -17,7 +17,7 @@ from itertools import takewhile
 
 import torch
 
-from loopwright.model.cache import LoopCache
+from loopwright.model.cache.cache import LoopCache
 from loopwright.model.looped import LoopedForCausalLM
 
 

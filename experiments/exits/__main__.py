@@ -17,8 +17,8 @@ import loopwright as lw
 from benchmarks.early_exit import early_exit, speculation
 from experiments.exits.plan import MODELS, PASSAGES, TEXT, overrides
 from experiments.exits.tables import table
-from loopwright.commands.evaluate_exits import evaluate_exits
-from loopwright.commands.train import train
+from loopwright.commands.evaluation.exits import evaluate_exits
+from loopwright.commands.training.train import train
 from loopwright.data.batch import IGNORED
 from loopwright.data.build import build_data
 from loopwright.data.tokenizer import Tokenizer

@@ -30,11 +30,11 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
 
     from loopwright.data.batch import FirstRows
     from loopwright.evaluate.sweep import sweep
-    from loopwright.model.cost import pass_flops
+    from loopwright.model.cost.cost import pass_flops
     from loopwright.recipes import recipe
     from loopwright.run import origin
-    from loopwright.train.log import read_log
     from loopwright.train.loop import train
+    from loopwright.train.reporting.log import read_log
 
     given = [*run.shape, *run.changes, f"seed={run.seed}", *extra]
     chosen = recipe(RECIPE, given)

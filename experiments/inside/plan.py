@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import loopwright as lw
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.state import huginn_std
+from loopwright.model.parts.state import huginn_std
 
 STEPS = 128
 PROMPTS, TOKENS = 2, 12

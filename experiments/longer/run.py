@@ -32,9 +32,9 @@ from loopwright.plot.drawing import Drawing
 from loopwright.plot.training import length_by_depth_heatmap
 from loopwright.recipes import recipe
 from loopwright.run import origin
-from loopwright.train.log import read_log
 from loopwright.train.loop import train
 from loopwright.train.monitor import measure
+from loopwright.train.reporting.log import read_log
 
 ARMS = {"penalty": (), "plain": ("penalties=[]",)}
 LENGTHS = (4, 8, 16, 24, 32, 48, 64)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from loopwright.evaluate.passages import Passages
-from loopwright.model.adapter.diagonal import Controller
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.parts.adapter.diagonal import Controller
 
 
 @torch.no_grad()

@@ -100,7 +100,7 @@ def diagonals(model: Any, kinds: list[str], tokenizer: Any, context: int) -> dic
     """Returns what the model's controller says on each kind of text (NAME:FIELD=FILE); None where there is none to ask."""
     from experiments.ouroboros.diagonals import parted, spoken
     from loopwright.evaluate.passages import read_passages
-    from loopwright.model.adapter.diagonal import Controller
+    from loopwright.model.parts.adapter.diagonal import Controller
 
     if not kinds or not any(isinstance(adapter, Controller) for adapter in model.adapters):
         return None

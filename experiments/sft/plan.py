@@ -117,7 +117,7 @@ class Run:
 
 def text_flops(chosen: Recipe) -> int:
     """Returns the training FLOPs of a recipe whose rows are all of one length, at the depths it will draw."""
-    from loopwright.model.cost import TRAINING_FACTOR, pass_flops
+    from loopwright.model.cost.cost import TRAINING_FACTOR, pass_flops
     from loopwright.settings import build_kind
     from loopwright.train.depth import RULES
     from loopwright.train.models import MODELS

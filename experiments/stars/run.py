@@ -29,9 +29,9 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     from loopwright.evaluate.sweep import sweep
     from loopwright.recipes import recipe
     from loopwright.run import origin
-    from loopwright.train.log import read_log
     from loopwright.train.loop import train
     from loopwright.train.monitor import measure
+    from loopwright.train.reporting.log import read_log
 
     chosen = recipe(run.recipe, [*run.changes, f"seed={run.seed}", *extra])
     with tempfile.TemporaryDirectory() as folder:

@@ -7,7 +7,7 @@ import torch
 from loopwright.analysis.trace.maps import CHUNK
 from loopwright.analysis.trace.places import Places
 from loopwright.model.config import LoopedConfig
-from loopwright.model.cost import inference_bytes, weight_bytes
+from loopwright.model.cost.cost import inference_bytes, weight_bytes
 
 MAPS = 4  # of a chunk's size: scores, maps, those of the step before, and what is between
 

@@ -34,18 +34,18 @@ def read_prompts(
     """
     if source in SETS:
         path, field = _find(source, data or environment.get(DATA))
-        found = _of_file(path, (field,))
+        prompts = _of_file(path, (field,))
     elif _is_path(source):
-        found = _of_file(user_path(source), FIELDS)
+        prompts = _of_file(user_path(source), FIELDS)
     elif _is_word(source) and get_close_matches(source, SETS):
         raise ValueError(f"prompts: {source!r} is no file and no set; {suggest(source, SETS)}, a file, or a text of more words")
     elif source.strip():
-        found = [source]
+        prompts = [source]
     else:
         raise ValueError("prompts: an empty text; allowed: a file, a text, " + ", ".join(SETS))
-    if not found:
+    if not prompts:
         raise ValueError(f"prompts: {source} holds no prompt; allowed: at least one line that is not empty")
-    return [found[i] for i in drawn(len(found), examples, seed)]
+    return [prompts[i] for i in drawn(len(prompts), examples, seed)]
 
 
 def drawn(count: int, examples: int | None, seed: int) -> list[int]:
@@ -87,7 +87,7 @@ def _find(name: str, folder: str | None) -> tuple[Path, str]:
 def _of_file(path: Path, fields: Sequence[str]) -> list[Prompt]:
     if not path.is_file():
         raise FileNotFoundError(f"prompts: {path}: there is no such file")
-    found: list[Prompt] = []
+    prompts: list[Prompt] = []
     for record in Files(str(path), separator="\n"):
         where, given = record
         field = next((name for name in fields if name in given), fields[0] if len(fields) == 1 else "text")
@@ -95,9 +95,9 @@ def _of_file(path: Path, fields: Sequence[str]) -> list[Prompt]:
             tokens = given["tokens"]
             if not isinstance(tokens, list) or not tokens or not all(type(n) is int and n >= 0 for n in tokens):
                 raise ValueError(f"{where}: 'tokens' is no list of token ids; allowed: whole numbers of at least 0, one or more")
-            found.append(tokens)
+            prompts.append(tokens)
             continue
         text = text_field(record, field)
         if text is not None:
-            found.append(text)
-    return found
+            prompts.append(text)
+    return prompts

@@ -59,12 +59,12 @@ def study(
     check_lengths(model.config, rows)
     about = {"model": subject.name, "edited": edited}
     tell = progress or (lambda what, done, total: None)
-    found = trace_prompts(
+    traces = trace_prompts(
         model, rows, folder,
         depth=depth, batch=batch, about=about, edit=edit, progress=lambda done, total: tell("traces", done, total),
     )  # fmt: skip
     config = model.config
-    summary = {**_about(subject, edited), **summarise(found, answer_depth=config.depth if config.is_looped else None)}
+    summary = {**_about(subject, edited), **summarise(traces, answer_depth=config.depth if config.is_looped else None)}
     summary["neurons"] = neuron_shares(model)
     try:
         return summary | _closeups(model, rows, trace_depth(config, depth), pairs=pairs, edit=edit, tell=tell)
@@ -88,23 +88,23 @@ def _closeups(
     model: LoopedForCausalLM, rows: Sequence[Sequence[int]], depth: int, *, pairs: int, edit: Tap | None, tell: Progress
 ) -> dict[str, Any]:
     """Returns what is seen of the first prompt alone, and of the first few the pairs of depths."""
-    config, found = model.config, dict[str, Any]()
+    config, closeups = model.config, dict[str, Any]()
     ids = torch.tensor([list(rows[0])], device=model.device)
     if pairs:
         tell("pairs of depths", 0, 1)
-        found["pairs"] = compare_pairs(model, rows[:PAIR_PROMPTS], steps=min(pairs, depth), edit=edit)
+        closeups["pairs"] = compare_pairs(model, rows[:PAIR_PROMPTS], steps=min(pairs, depth), edit=edit)
     shown = floor_steps(config, depth)
     if shown:
-        found["floorplan"] = floorplan(model, ids, steps=shown, edit=edit)
+        closeups["floorplan"] = floorplan(model, ids, steps=shown, edit=edit)
     heads = floorplan_heads(model, ids, depth, edit=edit)
-    found |= {"floorplan_heads": heads} if heads else {}
+    closeups |= {"floorplan_heads": heads} if heads else {}
     if config.is_looped and depth > 1:
         tell("paths and spectrum", 0, 1)
         path = state_paths(model, ids, depth, edit=edit)
-        found |= {"path": path} if path else {}
+        closeups |= {"path": path} if path else {}
         if model.dtype == torch.float32:
-            found["spectrum"] = spectrum(model, ids, sorted({1, min(config.depth, depth), depth}), edit=edit)
-    return found
+            closeups["spectrum"] = spectrum(model, ids, sorted({1, min(config.depth, depth), depth}), edit=edit)
+    return closeups
 
 
 def _about(subject: Subject, edited: str) -> dict[str, Any]:

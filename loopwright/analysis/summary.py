@@ -88,14 +88,14 @@ def summarise(traces: Iterable[Trace], *, answer_depth: int | None = None) -> di
 
 
 def _place_numbers(one: Trace) -> dict[str, Tensor]:
-    found = {}
+    numbers = {}
     for name in (name for name in BY_PLACE if name in one.values):
         value = one.values[name][0]
-        found[name] = value if value.dim() == 1 else value.mean(-1)
+        numbers[name] = value if value.dim() == 1 else value.mean(-1)
     if "sink_first" in one.values:
-        found["sink_rate"] = (one.values["sink_first"][0] > SINK).double().mean(-1)
-        found["any_sink_rate"] = (one.values["sink_most"][0] > SINK).double().mean(-1)
-    return found
+        numbers["sink_rate"] = (one.values["sink_first"][0] > SINK).double().mean(-1)
+        numbers["any_sink_rate"] = (one.values["sink_most"][0] > SINK).double().mean(-1)
+    return numbers
 
 
 class Settling:
@@ -192,10 +192,10 @@ class Answers:
         """Returns the shares as plain data; nothing where there was one step only."""
         if not self.settled:
             return {}
-        found = {"flips": self.flips.plain()["mean"], "final": self.final.plain()["mean"], "settled": sorted(self.settled)}
-        found["tokens"] = self.tokens
+        numbers = {"flips": self.flips.plain()["mean"], "final": self.final.plain()["mean"], "settled": sorted(self.settled)}
+        numbers["tokens"] = self.tokens
         kept = {} if self.depth is None else {"depth": self.depth, "kept": self.kept / len(self.settled)}
-        return {"answers": {**found, **kept}}
+        return {"answers": {**numbers, **kept}}
 
 
 def as_list(values: Tensor, *, digits: int = DIGITS) -> Any:

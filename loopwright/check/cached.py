@@ -11,9 +11,9 @@ from torch import Tensor
 
 from loopwright.check.probes import DEPTH_NAMES, Probe
 from loopwright.check.verdict import NotOfferedError, Tally, Verdict
-from loopwright.model.cache import LoopCache
+from loopwright.model.cache.cache import LoopCache
+from loopwright.model.forward.selection import rules_of
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.selection import rules_of
 
 CHANGES = ((3, 1), (3, 2), (1, 2), (2, 3))  # of depth between two passes: down and up
 

@@ -132,12 +132,12 @@ class Probe:
 
     def call_unseeded(self, ids: Tensor, *, mask: Tensor | None = None, options: Mapping[str, Any] | None = None) -> Answer:
         """Calls the model without a cache, the global generators as they are."""
-        given: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if self.offers("use_cache"):
-            given["use_cache"] = False
+            arguments["use_cache"] = False
         if mask is not None:
-            given |= {"attention_mask": mask, **self._positions((mask.cumsum(1) - 1).clamp(min=0))}
-        return self._answer(ids, {**given, **(options or {})})
+            arguments |= {"attention_mask": mask, **self._positions((mask.cumsum(1) - 1).clamp(min=0))}
+        return self._answer(ids, {**arguments, **(options or {})})
 
     def cached_logits(self, ids: Tensor, chunks: list[int]) -> Tensor:
         """Returns the logits of a pass in chunks of these lengths, each after the cache of those before."""
@@ -149,11 +149,11 @@ class Probe:
         torch.manual_seed(SEED)
         cache, start = None, 0
         for length, options in chunks:
-            given: dict[str, Any] = {**({"use_cache": True} if self.offers("use_cache") else {}), **options}
+            arguments: dict[str, Any] = {**({"use_cache": True} if self.offers("use_cache") else {}), **options}
             if cache is not None:
-                given["past_key_values"] = cache
-            given |= self._positions(torch.arange(start, start + length, device=self.device).expand(len(ids), -1))
-            answer = self._answer(ids[:, start : start + length], given)
+                arguments["past_key_values"] = cache
+            arguments |= self._positions(torch.arange(start, start + length, device=self.device).expand(len(ids), -1))
+            answer = self._answer(ids[:, start : start + length], arguments)
             if answer.cache is None:
                 raise NotOfferedError("forward takes past_key_values, but returned none")
             cache, start = answer.cache, start + length
@@ -204,8 +204,8 @@ class Probe:
         return every[ordinary] if int(ordinary.sum()) > 1 else every
 
     def _coarsest_dtype(self) -> torch.dtype:
-        found = [p.dtype for p in self.model.parameters() if p.is_floating_point()]
-        return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+        dtypes = [p.dtype for p in self.model.parameters() if p.is_floating_point()]
+        return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
 def forward_parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
@@ -238,17 +238,17 @@ def find_vocab_size(model: nn.Module) -> int:
 
 def find_logits(output: Any) -> Tensor:
     """Returns the logits of what a forward returned: a tensor, the first 3-d tensor of a tuple, or `.logits`."""
-    found = output
+    logits = output
     if isinstance(output, tuple | list):
-        found = next((item for item in output if isinstance(item, Tensor) and item.dim() == 3), None)
+        logits = next((item for item in output if isinstance(item, Tensor) and item.dim() == 3), None)
     elif not isinstance(output, Tensor):
-        found = _field(output, "logits")
-    if not isinstance(found, Tensor):
+        logits = _field(output, "logits")
+    if not isinstance(logits, Tensor):
         raise TypeError(
             f"check: forward returned {type(output).__name__} without logits; allowed: a tensor [B, T, vocabulary], a tuple that "
             "starts with one, or an object with .logits"
         )
-    return found
+    return logits
 
 
 def find_loss(output: Any) -> Tensor | None:
@@ -267,8 +267,8 @@ def find_cache(output: Any) -> Any:
 
 def find_steps(output: Any) -> tuple[Tensor, ...] | None:
     """Returns the logits of each step of what a forward returned: `.step_logits`."""
-    found = None if isinstance(output, Tensor | tuple | list) else _field(output, "step_logits")
-    return None if found is None else tuple(found)
+    logits = None if isinstance(output, Tensor | tuple | list) else _field(output, "step_logits")
+    return None if logits is None else tuple(logits)
 
 
 def _field(output: Any, name: str) -> Any:

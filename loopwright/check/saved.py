@@ -44,15 +44,15 @@ def label_alignment(probe: Probe) -> Verdict:
     if answer.loss is None:
         return Verdict(False, "labels were given and no loss came back")
     loss = float(answer.loss)
-    found = _shifted_losses(answer.logits.float(), labels)
-    want = found["shifted once"]
+    losses = _shifted_losses(answer.logits.float(), labels)
+    want = losses["shifted once"]
     tolerance = probe.tally().relative * LOSS_SHARE * max(1.0, want)
-    nearest = min(found, key=lambda name: abs(found[name] - loss))
+    nearest = min(losses, key=lambda name: abs(losses[name] - loss))
     numbers = f"loss {loss:.6f}, by hand {want:.6f}, tolerance {tolerance:.1e}"
     if nearest == "shifted once" and abs(loss - want) <= tolerance:
         return Verdict(True, numbers)
-    matched = abs(found[nearest] - loss) <= tolerance and nearest != "shifted once"
-    return Verdict(False, f"{numbers}; " + (f"labels {nearest}" if matched else f"it is none of: {', '.join(found)}"))
+    matched = abs(losses[nearest] - loss) <= tolerance and nearest != "shifted once"
+    return Verdict(False, f"{numbers}; " + (f"labels {nearest}" if matched else f"it is none of: {', '.join(losses)}"))
 
 
 def _shifted_losses(logits: Tensor, labels: Tensor) -> dict[str, float]:
@@ -76,10 +76,10 @@ def gradients(probe: Probe) -> Verdict:
         loss = _training_loss(probe)
         if not loss.requires_grad:
             return Verdict(False, "the loss does not depend on any parameter")
-        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     problems = []
     steps = None if probe.own is None else probe.own.config.max_steps
-    for name, gradient in zip(named, found, strict=True):
+    for name, gradient in zip(named, grads, strict=True):
         if gradient is None:
             problems.append(f"{name} (none)")
         elif not bool(gradient.isfinite().all()):

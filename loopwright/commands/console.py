@@ -30,6 +30,11 @@ def console(*, stderr: bool = False) -> Console:
     return _Console(file=stream, highlight=False, width=None if stream.isatty() else WIDE)
 
 
+def warn(message: object) -> None:
+    """Prints a warning as one line on stderr."""
+    print(f"loopwright: warning: {message}", file=sys.stderr)
+
+
 _Result = TypeVar("_Result")
 
 

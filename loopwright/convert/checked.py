@@ -129,8 +129,8 @@ def check_tokenizer(folder: Path) -> None:
 @torch.no_grad()
 def _put_average(folder: Path, model: LoopedForCausalLM) -> None:
     """Puts the averaged weights of a checkpoint, which are in float32, in the place of a model's own."""
-    own = {name: torch.empty(p.shape, dtype=torch.float32, device="meta") for name, p in model.named_parameters()}
-    for name, value in load_tensors(folder, "average", own).items():
+    forms = {name: torch.empty(p.shape, dtype=torch.float32, device="meta") for name, p in model.named_parameters()}
+    for name, value in load_tensors(folder, "average", forms).items():
         model.get_parameter(name).copy_(value)
 
 

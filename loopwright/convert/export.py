@@ -17,10 +17,10 @@ from loopwright.convert.family import Family, Rule
 from loopwright.convert.load import parameter_shapes
 from loopwright.convert.save import model_folder
 from loopwright.convert.weights import INDEX, SINGLE
-from loopwright.model.adapter import ADAPTERS
 from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.part import Part
+from loopwright.model.parts.adapter import ADAPTERS
+from loopwright.model.parts.part import Part
 from loopwright.settings import options_of, suggest
 
 # fields that do not change what a trained model computes

@@ -41,8 +41,8 @@ class Fields:
         self.values = values
         self.taken: set[str] = set()
         if values.get("quantization_config") is not None:
-            given = values["quantization_config"]
-            kind = shown(str(given.get("quant_method", "unnamed")) if isinstance(given, Mapping) else "unnamed")[1:-1]
+            quantization = values["quantization_config"]
+            kind = shown(str(quantization.get("quant_method", "unnamed")) if isinstance(quantization, Mapping) else "unnamed")[1:-1]
             raise ValueError(
                 f"{where}: quantization_config says that the weights are quantised ({kind}); allowed: plain float weights, "
                 "so take the unquantised checkpoint"
@@ -142,13 +142,13 @@ def read_rope(fields: Fields, *, positions: int, theta: float | None = None) -> 
     `theta` is what an absent rope_theta means; `positions` what an absent original_max_position_embeddings means.
     """
     older, newer = fields.section("rope_scaling"), fields.section("rope_parameters")
-    given = {**newer, **older}
+    rope = {**newer, **older}
     if any(newer.get(key, value) != value for key, value in older.items()):
         raise ValueError(
             f"{fields.where}: rope_scaling {shown(older)} and rope_parameters {shown(newer)} contradict each other; keep one"
         )
     top = fields.take("rope_theta")
-    inner = given.pop("rope_theta", None)
+    inner = rope.pop("rope_theta", None)
     if top is not None and inner is not None and top != inner:
         raise ValueError(
             f"{fields.where}: rope_theta is {shown(top)} at the top and {shown(inner)} inside rope_parameters; keep one"
@@ -156,16 +156,16 @@ def read_rope(fields: Fields, *, positions: int, theta: float | None = None) -> 
     base = next((t for t in (inner, top, theta) if t is not None), None)
     if base is None:
         raise ValueError(f"{fields.where}: rope_theta is missing; this family needs it")
-    kind = given.pop("rope_type", None) or given.get("type", "default")
-    given.pop("type", None)
-    if given.pop("partial_rotary_factor", 1) != 1:
+    kind = rope.pop("rope_type", None) or rope.get("type", "default")
+    rope.pop("type", None)
+    if rope.pop("partial_rotary_factor", 1) != 1:
         raise ValueError(f"{fields.where}: rope partial_rotary_factor is not 1, which is not supported; allowed: 1")
     if not isinstance(kind, str) or kind not in ROPE_TYPES:
         raise ValueError(f"{fields.where}: rope_type is {shown(kind)}, which is not supported; allowed: {', '.join(ROPE_TYPES)}")
-    _check_rope(fields, kind, given)
+    _check_rope(fields, kind, rope)
     if _ORIGINAL in ROPE_TYPES[kind][0]:
-        given.setdefault(_ORIGINAL, positions)
-    return {"rope_type": kind, "rope_theta": fields.positive("rope_theta", base), **given}
+        rope.setdefault(_ORIGINAL, positions)
+    return {"rope_type": kind, "rope_theta": fields.positive("rope_theta", base), **rope}
 
 
 def _check_rope(fields: Fields, kind: str, given: Mapping[str, Any]) -> None:

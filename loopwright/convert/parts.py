@@ -69,13 +69,13 @@ def put_on(plain: LoopedForCausalLM, folder: Path, dtype: torch.dtype | None = N
     check_fit(str(folder), OWN, rules, stored, tied_head=None)
     chosen = plain.dtype if dtype is None else dtype
     fill(model, rules, stored, dtype=chosen, device=plain.device)
-    given: set[str] = set()
+    filled: set[str] = set()
     for name, (theirs, _) in references.items():
         *path, leaf = name.split(".")
         # a layer that stands twice must not become one tensor: it may be trained apart
-        shared = held[theirs].dtype == chosen and theirs not in given
+        shared = held[theirs].dtype == chosen and theirs not in filled
         value = held[theirs] if shared else nn.Parameter(held[theirs].detach().to(chosen, copy=True))
-        given.add(theirs)
+        filled.add(theirs)
         setattr(model.get_submodule(".".join(path)), leaf, value)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.embed_tokens.weight
@@ -86,11 +86,11 @@ def put_on(plain: LoopedForCausalLM, folder: Path, dtype: torch.dtype | None = N
 
 def find_references(tensors: Mapping[str, Tensor], base: LoopedForCausalLM) -> References:
     """Returns, for each tensor that the base holds value for value, the base's name of it: its own name before others."""
-    found: dict[str, list[str]] = {}
+    places: dict[str, list[str]] = {}
     for name, value in base.named_parameters():
-        found.setdefault(digest(value), []).append(name)
+        places.setdefault(digest(value), []).append(name)
     digests = {name: digest(value) for name, value in tensors.items()}
-    return {name: (name if name in found[key] else found[key][0], key) for name, key in digests.items() if key in found}
+    return {name: (name if name in places[key] else places[key][0], key) for name, key in digests.items() if key in places}
 
 
 def read_references(folder: Path) -> References:
@@ -141,8 +141,8 @@ def _check_base(where: str, references: References, held: Mapping[str, Tensor], 
     unknown = [name for name in references if name not in shapes]
     missing = [theirs for theirs, _ in references.values() if theirs not in held]
     wrong = [theirs for ours, (theirs, _) in references.items() if theirs in held and tuple(held[theirs].shape) != shapes.get(ours)]
-    found: dict[str, list[Any]] = {"the parts name tensors they have no place for": unknown, "it lacks": missing}
-    problems = [f"{what}: {listed(names)}" for what, names in {**found, "of another shape": wrong}.items() if names]
+    faults: dict[str, list[Any]] = {"the parts name tensors they have no place for": unknown, "it lacks": missing}
+    problems = [f"{what}: {listed(names)}" for what, names in {**faults, "of another shape": wrong}.items() if names]
     if problems:
         raise ValueError(f"{where}: these adapters belong on another base; " + "; ".join(problems))
     check_values(where, references, held)

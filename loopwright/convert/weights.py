@@ -54,17 +54,17 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise FileNotFoundError(f"{folder}: {len(missing)} of {len(files)} shards are missing: {listed(missing)}")
-    found: dict[str, Stored] = {}
+    stored: dict[str, Stored] = {}
     for file in files:
         header = read_header(folder / file)
-        twice = sorted(set(header) & set(found))
+        twice = sorted(set(header) & set(stored))
         if twice:
             raise ValueError(f"{folder / file}: holds tensors that another shard holds too: {listed(twice)}")
-        found.update(header)
-    nowhere = [name for name, file in places.items() if name not in found or found[name].file.name != file]
+        stored.update(header)
+    nowhere = [name for name, file in places.items() if name not in stored or stored[name].file.name != file]
     if nowhere:
         raise ValueError(f"{folder / INDEX}: points to tensors that the shards do not hold: {listed(nowhere)}")
-    return found
+    return stored
 
 
 def read_header(path: Path) -> dict[str, Stored]:
@@ -80,12 +80,12 @@ def read_header(path: Path) -> dict[str, Stored]:
             header = parse_json(file.read(length), str(path))
             entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
             end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-            found = {name: _stored(path, entry) for name, entry in entries.items()}
+            tensors = {name: _stored(path, entry) for name, entry in entries.items()}
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             raise ValueError(f"{path}: its header is not readable; the file is damaged or not safetensors") from None
     if 8 + length + end != size:
         raise ValueError(f"{path}: {size} bytes where its header says {8 + length + end}; the file is truncated or damaged")
-    return found
+    return tensors
 
 
 def _stored(path: Path, entry: Mapping[str, Any]) -> Stored:
@@ -108,8 +108,8 @@ def check_fit(where: str, family: Family, rules: Iterable[Rule], stored: Mapping
         if name in stored and stored[name].shape != shape
     ]
     coarse = [f"{name} ({stored[name].dtype})" for name in wanted if name in stored and stored[name].dtype not in DTYPES]
-    found = {"missing": missing, "unexpected": unexpected, "of another shape": wrong, "not of a float kind": coarse}
-    problems = [f"{what}: {listed(names)}" for what, names in found.items() if names]
+    faults = {"missing": missing, "unexpected": unexpected, "of another shape": wrong, "not of a float kind": coarse}
+    problems = [f"{what}: {listed(names)}" for what, names in faults.items() if names]
     if problems:
         raise ValueError(f"{where}: its tensors do not fit the family {family.name}; " + "; ".join(problems))
 
@@ -168,8 +168,8 @@ def read_tensors(where: str, stored: Mapping[str, Stored], expected: Mapping[str
         for name, entry in stored.items()
         if name in forms and (entry.dtype, list(entry.shape)) != forms[name]
     ]
-    found = {"unexpected": unexpected, "of another form": wrong}
-    problems = [f"{what}: {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1) for what, names in found.items() if names]
+    faults = {"unexpected": unexpected, "of another form": wrong}
+    problems = [f"{what}: {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1) for what, names in faults.items() if names]
     if problems:
         raise ValueError(f"{where}: its tensors do not fit; " + "; ".join(problems))
     values: dict[str, Tensor] = {}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loopwright.metrics.score import IGNORED
-from loopwright.model.span import check_documents
+from loopwright.model.forward.span import check_documents
 
 Progress = Callable[[str, int, int | None], None]  # what is being done, how much of it is, and of how much, where that is known
 
@@ -71,9 +71,9 @@ class Batch:
         """
         if self.segment_ids is not None:
             check_documents(self.segment_ids)
-        found = self.target_places()
-        missing = -found.numel() % len(self)
-        return replace(self, asked=torch.nn.functional.pad(found, (0, missing)))
+        places = self.target_places()
+        missing = -places.numel() % len(self)
+        return replace(self, asked=torch.nn.functional.pad(places, (0, missing)))
 
     def to(self, device: torch.device | str) -> Batch:
         """Returns the same rows on a device."""

@@ -316,8 +316,8 @@ def _write(where: str, messages: list[Message], tokenizer: Tokenizer) -> tuple[s
         if place + 1 < len(messages):  # how far a conversation that ends here is the same: it may be closed with more
             part = _render(where, messages[: place + 1], tokenizer, prompt=False)
             stop = next((i for i, (a, b) in enumerate(zip(whole, part, strict=False)) if a != b), len(part))
-        found = whole.find(message["content"], len(prompt), stop)
-        turns.append(Turn(len(prompt), len(prompt) if found < 0 else found + len(message["content"]), stop))
+        start = whole.find(message["content"], len(prompt), stop)
+        turns.append(Turn(len(prompt), len(prompt) if start < 0 else start + len(message["content"]), stop))
     return whole, turns
 
 

@@ -63,10 +63,10 @@ class Files:
         self.paths: list[Path] = []
         self._fingerprint = ""
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            found = sorted(glob.glob(str(user_path(str(pattern))), recursive=True))
-            if not found:
+            paths = sorted(glob.glob(str(user_path(str(pattern))), recursive=True))
+            if not paths:
                 raise ValueError(f"data: no file matches {str(pattern)!r}")
-            self.paths += [Path(name) for name in found]
+            self.paths += [Path(name) for name in paths]
         wrong = next((path for path in self.paths if not path.name.endswith(SUFFIXES)), None)
         if wrong is not None:
             raise ValueError(f"{wrong}: not a file of records; allowed: {', '.join(SUFFIXES)}")

@@ -27,6 +27,8 @@ class Text:
     (the test `test`) or one for each name. `limit` is the number of documents trained on.
     """
 
+    alike = True  # as in `Splits`, known before anything is read
+
     def __init__(
         self,
         *,
@@ -64,6 +66,8 @@ class Hub:
     The dataset is a hub id or a folder that the `datasets` package can read. Where no `valid_split` is given, the first `valid`
     documents are held out of `split` instead. Give a `revision` to be sure of reading the same documents again.
     """
+
+    alike = True
 
     def __init__(
         self,

@@ -40,9 +40,9 @@ class Tokenizer:
         """Returns the ids of texts alone, each with the character of the text at which its tokens end."""
         if not self.own.is_fast:
             raise ValueError(f"{self.source}: the tokenizer cannot say where its tokens end; allowed: one with a tokenizer.json")
-        found = self._told(texts, return_offsets_mapping=True)
-        ends = ([end for _, end in spans] for spans in found.offset_mapping)
-        return list(zip(found.input_ids, ends, strict=True))
+        encoded = self._told(texts, return_offsets_mapping=True)
+        ends = ([end for _, end in spans] for spans in encoded.offset_mapping)
+        return list(zip(encoded.input_ids, ends, strict=True))
 
     def _told(self, texts: Sequence[str], **options: bool) -> Any:
         try:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from loopwright.model.context import Pass, open_pass
+from loopwright.model.cache.pool import KeyPool, Row
+from loopwright.model.cache.rows import PooledRows
+from loopwright.model.forward.context import Pass, open_pass
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.part import RowSteps
-from loopwright.model.pool import KeyPool, Row
-from loopwright.model.rows import PooledRows
-from loopwright.model.state import signed
+from loopwright.model.parts.part import RowSteps
+from loopwright.model.parts.state import signed
 
 Run = Callable[[list[int], Pass], tuple[Tensor, ...]]  # of some of the rows, as a batch [R, T, …]
 

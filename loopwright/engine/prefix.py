@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from torch import nn
 
-from loopwright.model.pool import KeyPool, Row
+from loopwright.model.cache.pool import KeyPool, Row
 
 SHORTEST = 8  # tokens; a shorter prefix is run again as fast as it is copied
 

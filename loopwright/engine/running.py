@@ -14,7 +14,7 @@ from loopwright.engine.scores import Ranked, Scores
 from loopwright.engine.trail import Trail
 from loopwright.generate.constraint import GrammarState
 from loopwright.generate.sampling import TokenCounts
-from loopwright.model.pool import Row
+from loopwright.model.cache.pool import Row
 
 
 @dataclass(eq=False)

@@ -25,10 +25,10 @@ from loopwright.engine.trail import Trail, read_trails, step_trails
 from loopwright.engine.uneven import begin_round, draft, keep_even, leaving, verified
 from loopwright.generate.constraint import ConstraintError
 from loopwright.generate.sampling import Draw, TokenCounts, sample
-from loopwright.model.context import Pass
+from loopwright.model.cache.pool import KeyPool, Row
+from loopwright.model.forward.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.part import RowSteps
-from loopwright.model.pool import KeyPool, Row
+from loopwright.model.parts.part import RowSteps
 
 OVERTAKES = 64  # a priority of 1 lets a request pass this many that were submitted before it: a bounded wait for everybody
 

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from loopwright.engine.running import Running
-from loopwright.model.context import Pass, open_pass
-from loopwright.model.fixed_rows import FixedRows
+from loopwright.model.cache.fixed_rows import FixedRows
+from loopwright.model.cache.pool import KeyPool
+from loopwright.model.forward.context import Pass, open_pass
 from loopwright.model.fused.offer import fused_stacks, say_once
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.part import RowSteps
-from loopwright.model.pool import KeyPool
-from loopwright.model.state import signed
+from loopwright.model.parts.part import RowSteps
+from loopwright.model.parts.state import signed
 
 if TYPE_CHECKING:
     from loopwright.model.fused.stack import FusedStacks

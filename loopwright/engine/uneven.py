@@ -15,8 +15,8 @@ from loopwright.engine.speculation import AUTO, DraftChoice
 from loopwright.engine.trail import read_trails
 from loopwright.generate.exit_rules import ExitRule
 from loopwright.generate.sampling import Draw, sample
+from loopwright.model.cache.pool import KeyPool
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.pool import KeyPool
 
 
 def leaving(passes: Passes, moved: Sequence[tuple[Running, Tensor, Tensor]]) -> Iterator[tuple[Running, Tensor]]:

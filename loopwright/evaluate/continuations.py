@@ -114,8 +114,8 @@ def _read(model: LoopedForCausalLM, features: Tensor, p: object, where: list[int
         logs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
         begin, end = bisect_left(where, first), bisect_left(where, first + size)
         places = torch.tensor(where[begin:end], device=features.device) - first
-        found = logs[places, token[begin:end]]
-        each.append(found.double().cpu())
+        scores = logs[places, token[begin:end]]
+        each.append(scores.double().cpu())
         # of logits that are no numbers some token is still the largest
-        right.append(((logs.argmax(-1)[places] == token[begin:end]) & found.isfinite()).cpu())
+        right.append(((logs.argmax(-1)[places] == token[begin:end]) & scores.isfinite()).cpu())
     return torch.cat(each), torch.cat(right)

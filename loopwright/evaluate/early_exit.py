@@ -109,10 +109,10 @@ class ExitReport(Saved):
 
     def families(self) -> dict[str, list[ExitPoint]]:
         """Returns the points of each family of rules, fewest steps first."""
-        found: dict[str, list[ExitPoint]] = {}
+        points: dict[str, list[ExitPoint]] = {}
         for point in sorted(self.points, key=lambda point: point.mean_steps):
-            found.setdefault(point.family, []).append(point)
-        return found
+            points.setdefault(point.family, []).append(point)
+        return points
 
     def trade_offs(self, title: str = "") -> list[TradeOff]:
         """Returns what the rules give over what they cost: mean steps and, where timed, time."""
@@ -165,14 +165,14 @@ class ExitReport(Saved):
     def by_time(self, batch: int) -> dict[str, list[tuple[ExitTime, ExitPoint]]]:
         """Returns what was timed at a batch size, with its loss: by family, fixed depths under "fixed", least time first."""
         points = {point.rule: point for point in (*self.fixed, *self.points)}
-        found: dict[str, list[tuple[ExitTime, ExitPoint]]] = {
+        pairs: dict[str, list[tuple[ExitTime, ExitPoint]]] = {
             "fixed": [(ExitTime(self.fixed[-1].rule, batch, self.steps, 1, 1, 1), self.fixed[-1])]
         }
         for one in sorted((one for one in self.times if one.batch == batch), key=lambda one: one.ratio):
             point = points[one.rule]
-            found.setdefault("fixed" if point in self.fixed else point.family, []).append((one, point))
-        found["fixed"].sort(key=lambda pair: pair[0].ratio)
-        return found
+            pairs.setdefault("fixed" if point in self.fixed else point.family, []).append((one, point))
+        pairs["fixed"].sort(key=lambda pair: pair[0].ratio)
+        return pairs
 
     @property
     def timed(self) -> bool | None:

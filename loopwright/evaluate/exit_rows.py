@@ -49,7 +49,7 @@ def exit_words(exits: Sequence[str]) -> list[Mapping[str, Any]]:
 
 def exit_specs(words: Sequence[Mapping[str, Any]], model: LoopedForCausalLM) -> list[dict[str, Any]]:
     """Returns every rule with its limit, each once; raises where the model lacks what a named rule reads."""
-    found: dict[str, dict[str, Any]] = {}
+    specs: dict[str, dict[str, Any]] = {}
     for word in words:
         for kind in [{"kind": name} for name in USUAL] if word["kind"] == "all" else [word]:
             try:
@@ -58,8 +58,8 @@ def exit_specs(words: Sequence[Mapping[str, Any]], model: LoopedForCausalLM) -> 
                 if word["kind"] != "all" or not model.config.is_looped:
                     raise
                 continue
-            found |= {write_exit(spec): spec for spec in usual_exits(kind)}
-    return list(found.values())
+            specs |= {write_exit(spec): spec for spec in usual_exits(kind)}
+    return list(specs.values())
 
 
 def of_text(model: LoopedForCausalLM, passages: Passages, rows: int | None, batch: int | None) -> Measured:

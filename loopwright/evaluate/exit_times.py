@@ -72,7 +72,7 @@ def exit_times(
     tell: Told | None = None,
 ) -> tuple[ExitTime, ...]:
     """Returns the times of every fixed depth below `depth` and of every rule, for each batch size that there are prompts for."""
-    found: list[ExitTime] = []
+    times: list[ExitTime] = []
     runs: dict[str, dict[str, Any]] = {f"depth:{d}": {"depth": d} for d in range(1, depth)}
     runs |= {write_exit(spec): {"depth": depth, "exit": build_exit(spec, model)} for spec in specs}
     sizes = sorted({min(size, len(prompts)) for size in batches})
@@ -93,8 +93,8 @@ def exit_times(
                     tell(done, total)
         for name, each in ratios.items():
             low, middle, high = statistics.quantiles(each, n=4, method="inclusive") if len(each) > 1 else each * 3
-            found.append(ExitTime(name, size, steps[name], middle, low, high))
-    return tuple(found)
+            times.append(ExitTime(name, size, steps[name], middle, low, high))
+    return tuple(times)
 
 
 def clock_of(model: LoopedForCausalLM) -> str:

@@ -69,10 +69,10 @@ def evaluate_tasks(
             _need_answers(name, task, limit)
         with _errors_alone():  # lm-eval doubts models that are given as objects
             harness = _harness(model, tokenizer, wanted, batch, progress)
-        found = [_results(harness, loaded, limit, place) for place in range(len(wanted))]
+        results = [_results(harness, loaded, limit, place) for place in range(len(wanted))]
     reports = {}
     for name, task in loaded["tasks"].items():
-        values, answers = _numbers(name, found)
+        values, answers = _numbers(name, results)
         if values:
             reports[name] = task_report(
                 name, wanted, values, answers,

@@ -240,7 +240,7 @@ def _scored(
 ) -> Tensor:
     """Returns the summed loss of each row at each depth [depths, rows], all depths of a batch from one pass."""
     check_whole("batch", size, 1)
-    found = torch.zeros(len(depths), len(order), dtype=torch.float64)
+    losses = torch.zeros(len(depths), len(order), dtype=torch.float64)
     starts = range(0, len(order), size)
     training = model.training
     model.eval()
@@ -248,12 +248,12 @@ def _scored(
         for done, start in enumerate(starts, start=1):
             places = list(order[start : start + size])
             batch = batch_of(places).to(model.device)
-            found[:, places] = torch.stack([reading.loss for reading in readings(model, batch, depths)]).cpu()
+            losses[:, places] = torch.stack([reading.loss for reading in readings(model, batch, depths)]).cpu()
             if progress is not None:
                 progress(done, len(starts))
     finally:
         model.train(training)
-    return found
+    return losses
 
 
 def _honest(model: LoopedForCausalLM, passages: Passages, depths: list[int], count: int, size: int, unit: str) -> Honest:

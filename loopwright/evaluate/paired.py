@@ -91,12 +91,12 @@ def compare_rows(
 ) -> list[Paired]:
     """Returns how the first model does against the second on the rows of a task: the loss and, where answers are right or wrong
     as a whole, exact match (`won`: rows that the first has right and the second wrong; equal ones count half)."""
-    found = [_measured(model, rows, depth, batch_size) for model, depth in zip((first, second), depths, strict=True)]
-    targets, ones = found[0]["targets"], torch.ones_like(found[0]["targets"])
-    losses = torch.stack([each["loss"] for each in found])
+    measured = [_measured(model, rows, depth, batch_size) for model, depth in zip((first, second), depths, strict=True)]
+    targets, ones = measured[0]["targets"], torch.ones_like(measured[0]["targets"])
+    losses = torch.stack([each["loss"] for each in measured])
     results = [_paired(name, depths, losses, targets, "loss", lower_wins=True)]
     if exact:
-        right = torch.stack([each["exact"] for each in found])
+        right = torch.stack([each["exact"] for each in measured])
         results.append(_paired(name, depths, right, ones, "exact match", lower_wins=False))
     return results
 

@@ -113,23 +113,23 @@ def read_passages(
     check_whole("context", context, 2 + len(tokenizer.opening))
     if most is not None:
         check_whole("rows", most, 1)
-    found: list[Passage] = []
+    passages: list[Passage] = []
     records = iter(Files(str(files) if isinstance(files, Path) else files, field=field))
     document = 0
-    while (most is None or len(found) < most) and (group := list(islice(records, GROUP))):
+    while (most is None or len(passages) < most) and (group := list(islice(records, GROUP))):
         texts = [text for record in group if (text := text_field(record, field)) is not None]
         for text, (ids, ends) in zip(texts, tokenizer.encode_with_ends(texts) if texts else [], strict=True):
-            found += _cut(text, ids, ends, tokenizer.opening, context, document)
+            passages += _cut(text, ids, ends, tokenizer.opening, context, document)
             document += 1
-    if not found:
+    if not passages:
         raise ValueError(f"{name}: {files} holds no text of two tokens or more")
-    return Passages(name, context, tuple(found[:most]), tokenizer.vocab_size)
+    return Passages(name, context, tuple(passages[:most]), tokenizer.vocab_size)
 
 
 def _cut(text: str, ids: Sequence[int], ends: Sequence[int], opening: Sequence[int], context: int, document: int) -> list[Passage]:
     """The passages of one document. Bytes run from where the token before the first scored one ends: some tokenizers do not count
     the blank before a word into its beginning, but all know where a word ends (blanks alone may count to the next passage)."""
-    size, found = context - len(opening), []
+    size, passages = context - len(opening), []
     for start in range(0, len(ids), size):
         piece = ids[start : start + size]
         unscored = 0 if opening else 1
@@ -138,5 +138,5 @@ def _cut(text: str, ids: Sequence[int], ends: Sequence[int], opening: Sequence[i
         place = start + unscored
         begin = 0 if place == 0 else ends[place - 1]
         count = len(text[begin : ends[start + len(piece) - 1]].encode())
-        found.append(Passage((*opening, *piece), len(opening) + unscored, count, document))
-    return found
+        passages.append(Passage((*opening, *piece), len(opening) + unscored, count, document))
+    return passages

@@ -162,11 +162,11 @@ def sweep(
     try:
         for done, start in enumerate(starts, start=1):
             batch = source.batch(range(start, min(start + batch_size, len(source)))).to(model.device)
-            found = list(readings(model, batch, wanted, change=model.config.is_looped, step=step))
+            read = list(readings(model, batch, wanted, change=model.config.is_looped, step=step))
             # small tensors, one per depth and row: brought to the CPU once per batch
             names = ["loss", "exact"] + ["change"] * model.config.is_looped
-            parts.append({name: torch.stack([getattr(r, name) for r in found]).cpu() for name in names})
-            parts[-1]["targets"] = found[0].targets.cpu()
+            parts.append({name: torch.stack([getattr(r, name) for r in read]).cpu() for name in names})
+            parts[-1]["targets"] = read[0].targets.cpu()
             for depth, rows in decoded.items():
                 rows.append(decode_exact(model, batch, depth, eos_id=eos_id, pad_id=pad_id).cpu())
             if progress is not None:
@@ -174,8 +174,8 @@ def sweep(
     finally:
         model.train(training)
     table = {name: torch.cat([part[name] for part in parts], dim=-1) for name in parts[0]}
-    own = model.config.check_depth(None)
-    report = _report(split, own, wanted, table, {depth: torch.cat(rows) for depth, rows in decoded.items()}, exact)
+    usual = model.config.check_depth(None)
+    report = _report(split, usual, wanted, table, {depth: torch.cat(rows) for depth, rows in decoded.items()}, exact)
     return replace(report, source=source_name, dtype=str(model.dtype).removeprefix("torch."))
 
 
@@ -317,7 +317,7 @@ def parse_depths(text: str) -> list[int]:
 
     Both ends belong to a range; ":4" takes every fourth from the start, ":log" few per doubling, the end included.
     """
-    found: set[int] = set()
+    depths: set[int] = set()
     for word in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?::(\d+)(?::(\d+|log))?)?\s*", word)
         first, last, stride = (
@@ -329,8 +329,8 @@ def parse_depths(text: str) -> list[int]:
             raise ValueError(
                 f"depths: {shown(word)} in {shown(text)}; allowed: a depth from 1, first:last, first:last:stride, first:last:log"
             )
-        found.update(log_range(int(first), int(last)) if stride == "log" else range(int(first), int(last) + 1, int(stride)))
-    return sorted(found)
+        depths.update(log_range(int(first), int(last)) if stride == "log" else range(int(first), int(last) + 1, int(stride)))
+    return sorted(depths)
 
 
 def log_range(first: int, last: int) -> list[int]:

@@ -38,7 +38,7 @@ OWN: dict[str, dict[str, Any]] = {
 def find_files(folder: str | Path, task: str) -> dict[str, Path]:
     """Returns the files of a task by split, "" for the one without; of the longest part of the task's name that has some."""
     words = task.split("_")
-    found: dict[tuple[str, ...], dict[str, Path]] = {}
+    files: dict[tuple[str, ...], dict[str, Path]] = {}
     for path in sorted(Path(folder).iterdir()):
         if not SUFFIX.search(path.name):
             continue
@@ -46,8 +46,8 @@ def find_files(folder: str | Path, task: str) -> dict[str, Path]:
         split = SPLITS.get(last, "") if name else ""
         name = name if split else [*name, last]
         if any(words[i : i + len(name)] == name for i in range(len(words))):
-            found.setdefault(tuple(name), {}).setdefault(split, path)
-    return found[max(found, key=len)] if found else {}
+            files.setdefault(tuple(name), {}).setdefault(split, path)
+    return files[max(files, key=len)] if files else {}
 
 
 def local_config(folder: str | Path, config: Mapping[str, Any], shots: int | None = None) -> tuple[dict[str, Any], Path]:
@@ -89,15 +89,15 @@ def local_config(folder: str | Path, config: Mapping[str, Any], shots: int | Non
 
 def _examples(config: Mapping[str, Any]) -> tuple[str | None, bool]:
     """Returns the split that examples come from, as lm-eval has it, and whether the task brings its own instead."""
-    own = config.get("fewshot_config") or {}
-    split = own.get("split") or config.get("fewshot_split")
-    given = split is None and own.get("samples") is not None
+    fewshot = config.get("fewshot_config") or {}
+    split = fewshot.get("split") or config.get("fewshot_split")
+    given = split is None and fewshot.get("samples") is not None
     return split or next((config[role] for role in ("training_split", *ROLES[1::-1]) if config.get(role)), None), given
 
 
 def _splits(config: Mapping[str, Any]) -> set[str]:
-    own = (config.get("fewshot_config") or {}).get("split")
-    return {split for split in (*(config.get(role) for role in ROLES), own) if split}
+    fewshot = (config.get("fewshot_config") or {}).get("split")
+    return {split for split in (*(config.get(role) for role in ROLES), fewshot) if split}
 
 
 def _plain(split: str) -> str:

@@ -60,5 +60,5 @@ def known_names(folder: str | Path | None = None) -> TaskNames:
     theirs = _of_lm_eval()
     if folder is None:
         return theirs
-    own = read_names(folder)
-    return TaskNames({**theirs.tasks, **own.tasks}, theirs.others | own.others)
+    local = read_names(folder)
+    return TaskNames({**theirs.tasks, **local.tasks}, theirs.others | local.others)

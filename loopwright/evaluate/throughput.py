@@ -19,7 +19,7 @@ import torch
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 from loopwright.evaluate.sweep import number_table
-from loopwright.model.cost import cache_bytes, parameters
+from loopwright.model.cost.cost import cache_bytes, parameters
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.plot.drawing import Curve, Drawing, Plotted
 from loopwright.plot.inference import throughput_by_batch

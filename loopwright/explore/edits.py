@@ -11,7 +11,7 @@ from torch import Tensor
 from loopwright.analysis.trace.edit import at, check_edit, noise, patch, swap, zero
 from loopwright.analysis.trace.places import Places
 from loopwright.explore.passes import Unrolled, unrolled
-from loopwright.model.context import STACKS
+from loopwright.model.forward.context import STACKS
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.tap import Tap
 from loopwright.serve.schema import Check, number, text, whole
@@ -50,12 +50,12 @@ def read_edit(name: str, value: Any) -> dict[str, Any]:
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in FIELDS:
         raise ValueError(f"{name}: unknown kind {shown(kind)}; {suggest(str(kind), FIELDS)}")
-    given = {key: item for key, item in value.items() if key != "kind" and item is not None}
-    refuse_unknown(f"{name} ({kind})", given, FIELDS[kind])
-    missing = [key for key in _NEEDED[kind] if key not in given]
+    fields = {key: item for key, item in value.items() if key != "kind" and item is not None}
+    refuse_unknown(f"{name} ({kind})", fields, FIELDS[kind])
+    missing = [key for key in _NEEDED[kind] if key not in fields]
     if missing:
         raise ValueError(f"{name} ({kind}): {missing[0]} is missing")
-    return {"kind": kind} | {key: FIELDS[kind][key](f"{name}.{key}", item) for key, item in given.items()}
+    return {"kind": kind} | {key: FIELDS[kind][key](f"{name}.{key}", item) for key, item in fields.items()}
 
 
 def build_edit(

@@ -13,9 +13,9 @@ from loopwright.analysis.trace.maps import View, attention_rows
 from loopwright.explore.numbers import rounded
 from loopwright.explore.passes import unrolled
 from loopwright.metrics.attention import SINK, sink_score
-from loopwright.model.context import STACKS
+from loopwright.model.forward.context import STACKS
+from loopwright.model.forward.span import place_tokens
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.span import place_tokens
 from loopwright.model.tap import Tap
 
 

@@ -15,9 +15,9 @@ from loopwright.metrics.limits import LIMITS, SHORTEST, classify_limit
 from loopwright.metrics.prediction import prediction_divergence, prediction_entropy
 from loopwright.metrics.residual import token_cosines
 from loopwright.metrics.trajectory import pca_path
-from loopwright.model.context import Pass
+from loopwright.model.cost.room import check_room
+from loopwright.model.forward.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.room import check_room
 from loopwright.model.tap import Tap
 
 TABLES = 6  # float32 tables of tokens × vocabulary that are held at once while a step is read
@@ -107,10 +107,10 @@ def paths(through: Unrolled) -> dict[str, Any] | None:
     every = torch.cat([through.start, *through.states]).float().cpu()
     if not bool(every.isfinite().all()):
         return None
-    found = [pca_path(every[:, token]) for token in range(every.shape[1])]
+    pca = [pca_path(every[:, token]) for token in range(every.shape[1])]
     return {
-        "coordinates": [rounded(path.coordinates) for path in found],
-        "explained": [rounded(path.explained) for path in found],
+        "coordinates": [rounded(path.coordinates) for path in pca],
+        "explained": [rounded(path.explained) for path in pca],
     }
 
 
@@ -120,7 +120,7 @@ def settling(through: Unrolled) -> list[dict[str, Any]] | None:
     if len(every) <= SHORTEST:
         return None
     series = torch.stack([token_cosines(s, every[-1]) for s in every[:-1]], dim=-1)
-    found = classify_limit(series)
+    limit = classify_limit(series)
     return [
         {
             "limit": LIMITS[int(label)],
@@ -128,5 +128,5 @@ def settling(through: Unrolled) -> list[dict[str, Any]] | None:
             "amplitude": rounded(amplitude),
             "slope": rounded(slope, 6),
         }
-        for label, frequency, amplitude, slope in zip(found.label, found.frequency, found.amplitude, found.slope, strict=True)
+        for label, frequency, amplitude, slope in zip(limit.label, limit.frequency, limit.amplitude, limit.slope, strict=True)
     ]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from loopwright.model.cost.room import check_room
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.room import check_room
 
 SHOWN_TOKENS = 3
 KEPT = 5  # float32 tables of steps × vocabulary: logits one by one and stacked, log-probabilities, probabilities, one between

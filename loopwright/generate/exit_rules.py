@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loopwright.model.forward.output import weighted_sum
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.output import weighted_sum
 from loopwright.settings import build_kind, check_kind, options_of
 
 Memory = dict[str, Any]
@@ -289,9 +289,9 @@ def usual_exits(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def build_exit(spec: str | Mapping[str, Any], model: LoopedForCausalLM) -> ExitRule:
     """Returns the rule that a kind, or a mapping with a kind and its options, describes; raises where the model lacks its input."""
-    given = _mapping(spec)
-    check_kind("exit", given, EXITS)
-    rule: ExitRule = build_kind(given, EXITS)
+    options = _mapping(spec)
+    check_kind("exit", options, EXITS)
+    rule: ExitRule = build_kind(options, EXITS)
     if not model.config.is_looped:
         raise ValueError("exit: a dense model has no loop to leave; leave exit out")
     rule.check(model)

@@ -147,8 +147,8 @@ def decode_exact(
     settings = GenerationConfig(
         max_new_tokens=length, do_sample=False, num_beams=1, repetition_penalty=1.0, eos_token_id=eos_id, pad_token_id=fill
     )
-    given: dict[str, Any] = {"depth": depth} if model.config.is_looped and depth is not None else {}
-    produced = model.generate(ids, attention_mask=mask, generation_config=settings, **given)[:, width:].cpu()
+    arguments: dict[str, Any] = {"depth": depth} if model.config.is_looped and depth is not None else {}
+    produced = model.generate(ids, attention_mask=mask, generation_config=settings, **arguments)[:, width:].cpu()
     produced = torch.nn.functional.pad(produced, (0, length - produced.shape[1]), value=fill)
     wanted, asked = _right_padded(answers, length)
     return ((produced == wanted) | ~asked).all(1).to(batch.input_ids.device)

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria
 
 from loopwright.generate.constraint import Constraint, ConstraintError, GrammarState
-from loopwright.model.state import mix, signed
+from loopwright.model.parts.state import mix, signed
 
 COLDEST = 1e-6  # below it every draw is the largest logit, and scores outgrow their dtype
 LIMITS: dict[str, tuple[float, float, str]] = {

@@ -116,21 +116,21 @@ def stream(
     allowed = max_new_tokens if room is None else min(max_new_tokens, room)
     steps = model.config.check_depth(depth) if model.config.is_looped or depth is not None else None
     sampling = sampling or Sampling()
-    given: dict[str, Any] = {"do_sample": False} | _endings(model, tokenizer)
+    arguments: dict[str, Any] = {"do_sample": False} | _endings(model, tokenizer)
     if sampling.changes_scores or constraint is not None:
         seed = int(torch.randint(2**62, ())) if seed is None else checked_whole(seed)
         draws = HashedDraws(sampling, seed, input_ids.shape[1], constraint)
-        given["logits_processor"] = [draws]
+        arguments["logits_processor"] = [draws]
         if constraint is not None:
-            given["stopping_criteria"] = [GrammarEnd(draws)]
+            arguments["stopping_criteria"] = [GrammarEnd(draws)]
     if depth is not None:
-        given["depth"] = depth
+        arguments["depth"] = depth
     if state_seed is not None:
-        given["state_seed"] = checked_seed(model, state_seed)
+        arguments["state_seed"] = checked_seed(model, state_seed)
     ids = input_ids.to(model.device)
     begin = time.perf_counter()
     output: Any = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=allowed, streamer=TextPieces(tokenizer, write), **given
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=allowed, streamer=TextPieces(tokenizer, write), **arguments
     )
     made = output.shape[1] - ids.shape[1]
     ended = made == allowed < max_new_tokens
@@ -169,7 +169,7 @@ def end_tokens(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerBase | No
 
 def _endings(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Returns the end and padding tokens that the model's own generation config does not name but its tokenizer does."""
-    own, ends = model.generation_config, end_tokens(model, tokenizer)
-    pad = own.pad_token_id if own.pad_token_id is not None else tokenizer.pad_token_id
-    found = {"eos_token_id": ends or None, "pad_token_id": next(iter(ends), None) if pad is None else pad}
-    return {name: value for name, value in found.items() if value is not None}
+    generation, ends = model.generation_config, end_tokens(model, tokenizer)
+    pad = generation.pad_token_id if generation.pad_token_id is not None else tokenizer.pad_token_id
+    endings = {"eos_token_id": ends or None, "pad_token_id": next(iter(ends), None) if pad is None else pad}
+    return {name: value for name, value in endings.items() if value is not None}

@@ -124,9 +124,9 @@ def resampled_means(losses: Tensor, targets: Tensor, *, resamples: int = RESAMPL
         draws = [torch.randint(rows, (rows,), generator=generator) for _ in range(min(size, resamples - first))]
         counts = torch.stack([draw.bincount(minlength=rows) for draw in draws]).double()
         means.append((flat @ counts.T) / (counts @ weights))
-    found = torch.cat(means, dim=1)
-    found[broken] = math.nan
-    return found.view(*losses.shape[:-1], resamples)
+    resampled = torch.cat(means, dim=1)
+    resampled[broken] = math.nan
+    return resampled.view(*losses.shape[:-1], resamples)
 
 
 def percentile_interval(draws: Tensor, *, confidence: float = CONFIDENCE) -> tuple[Tensor, Tensor]:
@@ -139,8 +139,8 @@ def percentile_interval(draws: Tensor, *, confidence: float = CONFIDENCE) -> tup
 def by_unit(values: Tensor, units: Tensor) -> Tensor:
     """Returns the sums of values […, rows] over the rows of each unit […, units]: documents, where rows are passages of them."""
     _, places = units.unique(return_inverse=True)
-    found = values.new_zeros(*values.shape[:-1], int(places.max()) + 1)
-    return found.index_add_(-1, places.to(values.device), values)
+    sums = values.new_zeros(*values.shape[:-1], int(places.max()) + 1)
+    return sums.index_add_(-1, places.to(values.device), values)
 
 
 # what becomes of a row as depth grows

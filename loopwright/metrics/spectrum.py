@@ -89,11 +89,11 @@ def path_eigenvalues(
     """Returns the leading eigenvalues at each state of a path, complex [S, B, k]; each state comes with its map."""
     if len(maps) != len(states):
         raise ValueError(f"spectrum: {len(maps)} maps for {len(states)} states; allowed: one for each")
-    found = [
+    eigenvalues = [
         leading_eigenvalues(f, s, k, mask=mask, krylov=krylov, restarts=restarts, seed=seed, products=products)
         for f, s in zip(maps, states, strict=True)
     ]
-    return torch.stack(found)
+    return torch.stack(eigenvalues)
 
 
 def turn_frequency(eigenvalues: Tensor) -> Tensor:

@@ -38,12 +38,12 @@ def pca_paths(states: Tensor, k: int = 2) -> Projection:
         raise ValueError("pca: the states are not all finite; allowed: finite ones (look at smaller depths)")
     centred = flat - flat.mean(0)
     _, sizes, directions = torch.linalg.svd(centred, full_matrices=False)
-    found = directions[:k]
-    largest = found.gather(1, found.abs().argmax(1, keepdim=True))
-    coordinates = centred @ (found * largest.sign()).T
+    axes = directions[:k]
+    largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
+    coordinates = centred @ (axes * largest.sign()).T
     total = sizes.square().sum()
     explained = sizes[:k].square() / total if total > 0 else torch.zeros_like(sizes[:k])
-    missing = k - found.shape[0]
+    missing = k - axes.shape[0]
     coordinates = torch.nn.functional.pad(coordinates, (0, missing))
     return Projection(coordinates.view(count, steps, k), torch.nn.functional.pad(explained, (0, missing)))
 

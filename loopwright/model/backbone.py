@@ -14,25 +14,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from loopwright.model.adapter import build_adapters
-from loopwright.model.adapter.effects import Adaptation
-from loopwright.model.attention import Rotary
-from loopwright.model.block import Block
-from loopwright.model.cache import LoopCache
+from loopwright.model.cache.cache import LoopCache
+from loopwright.model.cache.fixed_rows import FixedRows
+from loopwright.model.cache.rows import PooledRows, RowSpan
 from loopwright.model.config import LoopedConfig
-from loopwright.model.context import Expected, Pass, Place, Reading, StackRunner, open_pass
-from loopwright.model.fixed_rows import FixedRows
-from loopwright.model.gate import GATES
-from loopwright.model.halting import HALTINGS
-from loopwright.model.injection import INJECTIONS
-from loopwright.model.norm import build_norm
-from loopwright.model.output import LayerOutputs, Unrolled, weighted_sum
-from loopwright.model.part import FIRST, Part, RowSteps, StepIndex
-from loopwright.model.room import need_room
-from loopwright.model.rows import PooledRows, RowSpan
-from loopwright.model.selection import mixes_states, pick
-from loopwright.model.span import Span, place_tokens
-from loopwright.model.state import STATES
+from loopwright.model.cost.room import need_room
+from loopwright.model.forward.context import Expected, Pass, Place, Reading, StackRunner, open_pass
+from loopwright.model.forward.output import LayerOutputs, Unrolled, weighted_sum
+from loopwright.model.forward.selection import mixes_states, pick
+from loopwright.model.forward.span import Span, place_tokens
+from loopwright.model.layers.attention import Rotary
+from loopwright.model.layers.block import Block
+from loopwright.model.layers.norm import build_norm
+from loopwright.model.parts.adapter import build_adapters
+from loopwright.model.parts.adapter.effects import Adaptation
+from loopwright.model.parts.gate import GATES
+from loopwright.model.parts.halting import HALTINGS
+from loopwright.model.parts.injection import INJECTIONS
+from loopwright.model.parts.part import FIRST, Part, RowSteps, StepIndex
+from loopwright.model.parts.state import STATES
 from loopwright.model.tap import Tap
 from loopwright.settings import build_kind
 

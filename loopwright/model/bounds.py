@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopwright.model.adapter import ADAPTERS, stack_of
-from loopwright.model.adapter.effects import BRANCHES
-from loopwright.model.adapter.target import Site, map_shapes
-from loopwright.model.gate import GATES
-from loopwright.model.injection import INJECTIONS
+from loopwright.model.parts.adapter import ADAPTERS, stack_of
+from loopwright.model.parts.adapter.effects import BRANCHES
+from loopwright.model.parts.adapter.target import Site, map_shapes
+from loopwright.model.parts.gate import GATES
+from loopwright.model.parts.injection import INJECTIONS
 from loopwright.settings import options_of
 from loopwright.untrusted import shown
 from loopwright.values import MOST_NUMBER, is_number, is_whole

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
-from loopwright.model.adapter import ADAPTERS, check_adapter, stack_of
 from loopwright.model.bounds import LEAST_NUMBER, MOST, MOST_ADAPTERS, MOST_DEPTH, MOST_LABELS, too_large, wrong_options
-from loopwright.model.gate import GATES
-from loopwright.model.halting import HALTINGS
-from loopwright.model.injection import INJECTIONS
-from loopwright.model.norm import NORMS
-from loopwright.model.part import Part
-from loopwright.model.state import STATES
+from loopwright.model.layers.norm import NORMS
+from loopwright.model.parts.adapter import ADAPTERS, check_adapter, stack_of
+from loopwright.model.parts.gate import GATES
+from loopwright.model.parts.halting import HALTINGS
+from loopwright.model.parts.injection import INJECTIONS
+from loopwright.model.parts.part import Part
+from loopwright.model.parts.state import STATES
 from loopwright.settings import OF_YOUR_OWN, Kinds, check_form, check_kind, options_of, refuse_unknown
 from loopwright.untrusted import shown
 from loopwright.values import MOST_NUMBER, is_number, is_whole
@@ -176,9 +176,9 @@ class LoopedConfig(PreTrainedConfig):
     @property
     def step_tables(self) -> list[str]:
         """The fields that hold one row of parameters per step."""
-        found = [name for name in ("end_norm", "layer_post_norm") if getattr(self, name) == "per-step"]
-        found += [name for name, table in PARTS.items() if table[getattr(self, name)["kind"]].per_step]
-        return found + [f"adapters ({a['kind']})" for a in self._core_adapters if ADAPTERS[a["kind"]].per_step]
+        tables = [name for name in ("end_norm", "layer_post_norm") if getattr(self, name) == "per-step"]
+        tables += [name for name, table in PARTS.items() if table[getattr(self, name)["kind"]].per_step]
+        return tables + [f"adapters ({a['kind']})" for a in self._core_adapters if ADAPTERS[a["kind"]].per_step]
 
     @property
     def _core_adapters(self) -> list[dict]:
@@ -309,9 +309,9 @@ class LoopedConfig(PreTrainedConfig):
 
 
 def _refuse(where: str, problems: Iterator[str]) -> None:
-    found = list(problems)
-    if found:
-        raise ValueError(f"{where}: " + "; ".join(found))
+    listed = list(problems)
+    if listed:
+        raise ValueError(f"{where}: " + "; ".join(listed))
 
 
 def _wrong_members(name: str, values: list, allowed: tuple[str, ...]) -> Iterator[str]:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from loopwright.model.cache import LoopCache
-from loopwright.model.context import Pass
+from loopwright.model.cache.cache import LoopCache
+from loopwright.model.forward.context import Pass
+from loopwright.model.forward.span import Span
 from loopwright.model.fused.offer import fused_stacks
-from loopwright.model.span import Span
 
 if TYPE_CHECKING:
     from loopwright.model.fused.stack import FusedStacks

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, LogitsProcessor
 from transformers.generation import GenerationMode
 
-from loopwright.model.cache import LoopCache
+from loopwright.model.cache.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.decode_graph import DecodeGraph
 
@@ -77,8 +77,8 @@ class LoopGenerationMixin(GenerationMixin):
 
     def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
         """Lets a draft model run at its own depth: what was asked of this model may mean nothing to that one."""
-        given = kwargs["model_kwargs"]
-        kwargs["model_kwargs"] = {k: v for k, v in given.items() if k not in ("depth", "select", "state_seed")}
+        options = kwargs["model_kwargs"]
+        kwargs["model_kwargs"] = {k: v for k, v in options.items() if k not in ("depth", "select", "state_seed")}
         return super()._get_candidate_generator(*args, **kwargs)
 
     def prepare_inputs_for_generation(  # type: ignore[override]

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from transformers.utils.generic import can_return_tuple
 
 from loopwright.model.backbone import Backbone
-from loopwright.model.cache import LoopCache
+from loopwright.model.cache.cache import LoopCache
 from loopwright.model.config import LoopedConfig
-from loopwright.model.context import Pass, Place, Reading
+from loopwright.model.forward.context import Pass, Place, Reading
+from loopwright.model.forward.output import LoopedModelOutput, LoopedOutput, layer_outputs, shifted_loss
+from loopwright.model.forward.selection import check_select, readings_of
 from loopwright.model.generation import LoopGenerationMixin
-from loopwright.model.output import LoopedModelOutput, LoopedOutput, layer_outputs, shifted_loss
-from loopwright.model.selection import check_select, readings_of
 from loopwright.model.tap import Tap
 
 

@@ -290,6 +290,11 @@ def depth_axis(axes: Axes, curves: Mapping[str, Curve]) -> None:
     axes.set_xlabel("depth (steps)")
 
 
+def whole_ticks(axis: Any) -> None:
+    """Labels a linear axis of layers or steps at whole numbers alone, were there only one."""
+    axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+
+
 def plain_log(axes: Axes) -> None:
     """Makes the y axis logarithmic with plain numbers beside it: matplotlib's own are in a notation that is not parsed here."""
     from matplotlib.ticker import FuncFormatter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from loopwright.plot.drawing import LAST_NAMED, Axes, Numbers, finite
+from loopwright.plot.drawing import LAST_NAMED, Axes, Numbers, finite, whole_ticks
 from loopwright.plot.style import INK
 
 LINEAR_STEPS = 32
@@ -62,9 +62,15 @@ def _between(steps: Sequence[float], values: Sequence[float], size: int) -> list
     return [(step, min(window), max(window)) for step, window in zip(steps, _windows(values, size), strict=True)]
 
 
+def linear_step_axis(axes: Axes) -> None:
+    """Makes the x axis one of steps that all have the same room."""
+    axes.set_xlabel("step")
+    whole_ticks(axes.xaxis)
+
+
 def step_axis(axes: Axes, steps: int) -> None:
     """Makes the x axis one of steps from 1 on; of many it is logarithmic, since what happens at first is over soon."""
-    axes.set_xlabel("step")
+    linear_step_axis(axes)
     if steps > LINEAR_STEPS:
         axes.set_xscale("log", base=2)
         kept = [4**i for i in range(16) if 4**i <= steps]

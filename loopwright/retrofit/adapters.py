@@ -21,9 +21,9 @@ def save_adapters(model: LoopedForCausalLM, folder: str | Path, base: LoopedForC
     if base is None:
         references = {name: (name, digest(tensor)) for name, tensor in rest.items()}
     else:
-        found = base if isinstance(base, LoopedForCausalLM) else load(base)
-        check_config("save_adapters", model.config, found.config)
-        references = find_references(rest, found)
+        source = base if isinstance(base, LoopedForCausalLM) else load(base)
+        check_config("save_adapters", model.config, source.config)
+        references = find_references(rest, source)
         if not references:
             raise ValueError("save_adapters: the model has no tensor of this base; allowed: the base it was made from")
     stored = {name: p for name, p in {**parts, **rest}.items() if name not in references}

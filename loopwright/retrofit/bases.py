@@ -22,11 +22,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from loopwright.model.adapter import ADAPTERS
-from loopwright.model.adapter.effects import BRANCHES
-from loopwright.model.adapter.target import Factored
+from loopwright.model.layers.norm import Norm
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.norm import Norm
+from loopwright.model.parts.adapter import ADAPTERS
+from loopwright.model.parts.adapter.effects import BRANCHES
+from loopwright.model.parts.adapter.target import Factored
 from loopwright.settings import refuse_unknown
 
 HOWS = ("mean", "per-step", "weighted")
@@ -87,12 +87,12 @@ def start_bases(
     if how == "mean" or any(adapter.starts_from == "bases" for _, adapter in adapters):
         for layer in range(len(layout.core)):
             removal.removed(layer)  # refuses before anything is written
-    found: list[Reconstruction] = []
+    reconstructions: list[Reconstruction] = []
     for index, adapter in adapters:
         where = f"adapters.{index}"
         begin = _start_low_rank if adapter.starts_from == "factors" else _start_shared
-        found += begin(where, adapter, removal, how)
-    return found
+        reconstructions += begin(where, adapter, removal, how)
+    return reconstructions
 
 
 @torch.no_grad()
@@ -100,12 +100,12 @@ def input_scales(source: LoopedForCausalLM, layout: Groups, input_ids: Tensor) -
     """Returns, for each linear map, the root mean square of its input channels on some text, [source layers, in]; zero in layers
     that the layout does not ask for."""
     blocks, hooks = [*source.prelude, *source.coda], []
-    found: dict[str, Tensor] = {}
+    scales: dict[str, Tensor] = {}
 
     def watch(layer: int, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             rows = inputs[0].float().flatten(0, -2)
-            found.setdefault(name, rows.new_zeros(len(blocks), rows.shape[-1]))[layer] = rows.square().mean(0).sqrt()
+            scales.setdefault(name, rows.new_zeros(len(blocks), rows.shape[-1]))[layer] = rows.square().mean(0).sqrt()
 
         return hook
 
@@ -118,7 +118,7 @@ def input_scales(source: LoopedForCausalLM, layout: Groups, input_ids: Tensor) -
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return scales
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,13 @@ class Removal:
 
     def removed(self, layer: int) -> list[int]:
         """Returns the source layers that a layer of the core stands for without being one of the core's own."""
-        found = [member for member in self.layout.groups[layer] if member not in self.layout.core]
-        if not found:
+        members = [member for member in self.layout.groups[layer] if member not in self.layout.core]
+        if not members:
             raise ValueError(
                 f"bases: layer {layer} of the core stands for {list(self.layout.groups[layer])}, and nothing was removed; "
                 "allowed: a layout that drops layers, or bases that start fresh"
             )
-        return found
+        return members
 
     def residual(self, layer: int, name: str, members: Sequence[int]) -> Tensor:
         """Returns the mean over source layers of W_l − W_core, float32 [out, in]; norms folded in, of W_l γ_l − W_core γ_core."""

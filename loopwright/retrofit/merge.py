@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.convert.load import empty_model
-from loopwright.model.adapter import ADAPTERS, stack_of
-from loopwright.model.adapter.effects import BRANCHES, Adapter
-from loopwright.model.adapter.target import map_shapes
 from loopwright.model.config import PARTS, LoopedConfig
-from loopwright.model.context import STACKS
+from loopwright.model.forward.context import STACKS
 from loopwright.model.looped import LoopedForCausalLM, plain_config
+from loopwright.model.parts.adapter import ADAPTERS, stack_of
+from loopwright.model.parts.adapter.effects import BRANCHES, Adapter
+from loopwright.model.parts.adapter.target import map_shapes
 
 # what makes a core more than layers that run once, where it is not as in a plain model
 _AROUND = ("state", "injection", "gate", "halting", "end_norm", "layer_post_norm")
@@ -54,7 +54,7 @@ def merge(model: LoopedForCausalLM) -> LoopedForCausalLM:
 def _foldable(model: LoopedForCausalLM) -> list[Adapter]:
     """Returns the adapters, each of which some weight of its own can hold; raises where one is not so."""
     linears = [name for name in map_shapes(model.config) if name not in BRANCHES]
-    found: list[Adapter] = []
+    adapters: list[Adapter] = []
     for index, adapter in enumerate(model.adapters):
         where = f"merge: {_named(model.config, index)} cannot be folded"
         if adapter.unfoldable is not None:
@@ -66,8 +66,8 @@ def _foldable(model: LoopedForCausalLM) -> list[Adapter]:
                 f"{where}: it runs beside a whole branch ({', '.join(beside)}), not a linear map; allowed: targets among "
                 f"{', '.join(linears)}"
             )
-        found.append(adapter)
-    return found
+        adapters.append(adapter)
+    return adapters
 
 
 def _core_obstacles(config: LoopedConfig) -> list[str]:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from loopwright.convert.load import empty_model
 from loopwright.model.config import LoopedConfig
+from loopwright.model.forward.output import shifted_loss
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.output import shifted_loss
 from loopwright.model.tap import Recorder
 from loopwright.retrofit.layout import Layout, Lists
 from loopwright.retrofit.surgery import source_layers
@@ -87,13 +87,13 @@ def candidates(layout: Layout, layers: int) -> list[Layout]:
             f"search: the layout keeps {around} layers around the core and drops {len(layout.dropped(layers))}; allowed: one "
             "with a prelude and a coda that drops some"
         )
-    found = []
+    listed = []
     for prelude in range(1, around):
         coda = around - prelude
         for first in range(prelude, layers - coda - looped + 1):
             made = Lists([*range(first, first + looped)], prelude, coda)(layers)
-            found.append(replace(made, depth=layout.depth))
-    return found
+            listed.append(replace(made, depth=layout.depth))
+    return listed
 
 
 @torch.no_grad()

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from loopwright.convert.load import empty_model
 from loopwright.convert.parts import divided
 from loopwright.model.config import LoopedConfig
-from loopwright.model.context import STACKS
-from loopwright.model.gate import GATES
-from loopwright.model.injection import INJECTIONS
+from loopwright.model.forward.context import STACKS
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.parts.gate import GATES
+from loopwright.model.parts.injection import INJECTIONS
 from loopwright.retrofit.bases import Reconstruction, check_ranks, input_scales, start_bases
 from loopwright.retrofit.layout import Layout, find_layout, stepwise
 from loopwright.retrofit.systems import PARTS, Plan, make_plan
@@ -58,8 +58,8 @@ def retrofit(
     `layout`, `start`, `bases`, `depth`, and the parts as a config has them. `input_ids` are the text for weighted bases.
     """
     plan = make_plan(system, {**changes, "prelude": prelude, "core": core, "coda": coda})
-    found = source if isinstance(source, LoopedForCausalLM) else load(source)
-    return convert(found, plan, seed=seed, input_ids=input_ids).model
+    dense = source if isinstance(source, LoopedForCausalLM) else load(source)
+    return convert(dense, plan, seed=seed, input_ids=input_ids).model
 
 
 def convert(source: LoopedForCausalLM, plan: Plan, *, seed: int = 0, input_ids: Tensor | None = None) -> Conversion:

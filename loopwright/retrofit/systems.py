@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loopwright.model.adapter import ADAPTERS, stack_of
-from loopwright.model.context import STACKS
-from loopwright.model.state import huginn_std
+from loopwright.model.forward.context import STACKS
+from loopwright.model.parts.adapter import ADAPTERS, stack_of
+from loopwright.model.parts.state import huginn_std
 from loopwright.retrofit.bases import HOWS, METHODS
 from loopwright.retrofit.layout import Layout
 from loopwright.settings import fill_section, merge, suggest
@@ -183,8 +183,8 @@ def make_plan(system: str, changes: Mapping[str, Any]) -> Plan:
 
 def promised(system: str, plan: Plan) -> System | None:
     """Returns the system where its word on the start still holds for a plan: sizes, layers and bases may differ, parts may not."""
-    found = find_system(system)
-    return found if _ground(make_plan(system, {}), found.equals) == _ground(plan, found.equals) else None
+    entry = find_system(system)
+    return entry if _ground(make_plan(system, {}), entry.equals) == _ground(plan, entry.equals) else None
 
 
 def _ground(plan: Plan, equals: str) -> list[Any]:

@@ -165,10 +165,10 @@ class Job:
         try:
             for prompt, length in zip(prompts, lengths, strict=True):
                 for choice in range(wanted.n):
-                    own = {"constrain": constraints[len(self.answers)]} if constraints else {}
+                    constraint = {"constrain": constraints[len(self.answers)]} if constraints else {}
                     request = model.engine.submit(
                         prompt,
-                        **{**wanted.options, **own},
+                        **{**wanted.options, **constraint},
                         max_new_tokens=length,
                         seed=_seed(wanted.seed, choice),
                         on_token=begin,
@@ -242,8 +242,13 @@ class Job:
         none = self.wanted.max_tokens == 0
         made = 0 if none else sum(len(answer.request.tokens) for answer in self.answers)
         steps = 0 if none else sum(sum(answer.request.depths) for answer in self.answers)
-        given = sum(len(prompt) for prompt in self.prompts)
-        return {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made, "completion_steps": steps}
+        prompt_tokens = sum(len(prompt) for prompt in self.prompts)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": made,
+            "total_tokens": prompt_tokens + made,
+            "completion_steps": steps,
+        }
 
 
 def _seed(seed: int | None, choice: int) -> int | None:

@@ -74,19 +74,19 @@ class Service:
 
     async def tokenize(self, request: Request) -> Response:
         """A prompt or messages as token ids."""
-        given = await self._read(request, lambda body: read_fields(body, TOKENIZE))
-        model = find_model(self.models, given.get("model"))
-        if ("prompt" in given) == ("messages" in given):
+        fields = await self._read(request, lambda body: read_fields(body, TOKENIZE))
+        model = find_model(self.models, fields.get("model"))
+        if ("prompt" in fields) == ("messages" in fields):
             raise Refusal("prompt: give it or messages, one of them", param="prompt")
 
         def encode() -> list[int]:
-            if "messages" in given:
-                return chat_ids(model.tokenizer, given["messages"])
-            if given.get("add_special_tokens", True):
-                return model.encode(given["prompt"])
-            return model.tokenizer(given["prompt"], add_special_tokens=False, verbose=False)["input_ids"]
+            if "messages" in fields:
+                return chat_ids(model.tokenizer, fields["messages"])
+            if fields.get("add_special_tokens", True):
+                return model.encode(fields["prompt"])
+            return model.tokenizer(fields["prompt"], add_special_tokens=False, verbose=False)["input_ids"]
 
-        ids = await _aside(len(given.get("prompt", "")) > LARGE_BODY, encode)
+        ids = await _aside(len(fields.get("prompt", "")) > LARGE_BODY, encode)
         return _json({"count": len(ids), "tokens": ids, "max_model_len": model.max_model_len})
 
     async def chat(self, request: Request) -> Any:
@@ -137,14 +137,14 @@ class Service:
         """Answers a view of a page, computed in a thread when its turn comes; of a client that went, nothing is computed."""
         if self.draining:
             raise Refusal("the server is shutting down", status=503, code="shutting_down", headers={"retry-after": "10"})
-        given = await self._read(request, lambda body: read_fields(body, view.fields))
-        model = find_model(self.models, given.get("model"))
+        fields = await self._read(request, lambda body: read_fields(body, view.fields))
+        model = find_model(self.models, fields.get("model"))
         request.scope[RECORD] |= {"model": model.name}
         async with self.turns.turn():
             if await request.is_disconnected():
                 raise Refusal("the client went", status=499)
             try:
-                content = await asyncio.to_thread(lambda: _encoded(view.work(model, given)))
+                content = await asyncio.to_thread(lambda: _encoded(view.work(model, fields)))
             except ValueError as error:
                 raise Refusal(str(error)) from None
         return Response(content, headers={"content-type": "application/json", "cache-control": "no-store"})

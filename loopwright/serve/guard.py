@@ -37,8 +37,8 @@ class Guard:
         A web page could otherwise reach it under a name of its own that it lets point to this machine (DNS rebinding).
         """
         if self.key is not None:
-            given = headers.get("authorization", "")
-            scheme, _, word = given.partition(" ")
+            sent = headers.get("authorization", "")
+            scheme, _, word = sent.partition(" ")
             same = hmac.compare_digest(word.strip().encode(), self.key.encode())  # takes as long whatever is wrong
             if scheme.lower() != "bearer" or not same:
                 raise Refusal(

@@ -30,9 +30,9 @@ class TextPieces:
     def _risk(self) -> int:
         """Returns how many characters at the end may belong to a stop string."""
         cuts = [self._held.find(stop) for stop in self._stop]
-        found = [len(self._held) - cut for cut in cuts if cut >= 0]
-        if found:
-            return max(found)
+        lengths = [len(self._held) - cut for cut in cuts if cut >= 0]
+        if lengths:
+            return max(lengths)
         beginnings = (size for stop in self._stop for size in range(1, len(stop)) if self._held.endswith(stop[:size]))
         return max(beginnings, default=0)
 

@@ -257,36 +257,37 @@ def read_fields(body: bytes, table: Mapping[str, Check]) -> dict[str, Any]:
 
 def wanted(body: bytes, *, chat: bool) -> Wanted:
     """Returns what a body of /v1/chat/completions or /v1/completions asks for; refuses fields that do not go together."""
-    given = read_fields(body, CHAT if chat else TEXT)
+    fields = read_fields(body, CHAT if chat else TEXT)
     main = "messages" if chat else "prompt"
-    if main not in given:
+    if main not in fields:
         raise Refusal(f"{main}: missing", param=main)
-    if "max_tokens" in given and "max_completion_tokens" in given:
+    if "max_tokens" in fields and "max_completion_tokens" in fields:
         raise Refusal("max_completion_tokens: given with max_tokens, its older name; keep one", param="max_completion_tokens")
-    tokens_field = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
-    tokens, echo = given.get(tokens_field), given.get("echo", False)
+    tokens_field = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+    tokens, echo = fields.get(tokens_field), fields.get("echo", False)
     if tokens == 0 and not echo:
         raise Refusal("max_tokens: 0 asks for nothing without echo; allowed: a whole number of at least 1", param="max_tokens")
-    if "stream_options" in given and not given.get("stream"):
+    if "stream_options" in fields and not fields.get("stream"):
         raise Refusal("stream_options: given without stream", param="stream_options")
-    if given.get("top_logprobs") and not given.get("logprobs"):
+    if fields.get("top_logprobs") and not fields.get("logprobs"):
         raise Refusal("top_logprobs: given without logprobs", param="top_logprobs")
-    logprobs = given.get("logprobs")
+    logprobs = fields.get("logprobs")
     if chat:
-        logprobs = given.get("top_logprobs", 0) if logprobs else None
-    options = {name: given[name] for name in ENGINE if given.get(name) is not None}
-    form = given.get("response_format") or given.get("structured_outputs")
-    if given.get("response_format") and given.get("structured_outputs"):
+        logprobs = fields.get("top_logprobs", 0) if logprobs else None
+    options = {name: fields[name] for name in ENGINE if fields.get(name) is not None}
+    form = fields.get("response_format") or fields.get("structured_outputs")
+    if fields.get("response_format") and fields.get("structured_outputs"):
         raise Refusal("structured_outputs: given with response_format; keep one", param="structured_outputs")
     if form is not None:
         options["constrain"] = form
     options.setdefault("temperature", 1.0)  # as every client expects; 0 is greedy
     return Wanted(
-        chat, given.get("model"), given.get("prompt", []), given.get("messages", []),
+        chat, fields.get("model"), fields.get("prompt", []), fields.get("messages", []),
         options | {
-            "stop": [*given.get("stop", []), *given.get("stop_token_ids", [])], "logprobs": logprobs is not None,
+            "stop": [*fields.get("stop", []), *fields.get("stop_token_ids", [])], "logprobs": logprobs is not None,
             "top_logprobs": logprobs or 0, "prompt_logprobs": echo and logprobs is not None,
         },
-        given.get("n", 1), given.get("seed"), tokens, tokens_field, given.get("stream", False), given.get("stream_options", False),
-        echo, logprobs, given.get("return_depth_used", False), given.get("return_token_ids", False),
+        fields.get("n", 1), fields.get("seed"), tokens, tokens_field, fields.get("stream", False),
+        fields.get("stream_options", False), echo, logprobs,
+        fields.get("return_depth_used", False), fields.get("return_token_ids", False),
     )  # fmt: skip

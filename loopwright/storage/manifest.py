@@ -61,8 +61,8 @@ class Manifest:
         self.check_size(name)
         path, entry = self.folder / name, self.entries[name]
         # large files of older manifests have one sum
-        found = {"bytes": entry["bytes"], "sha256": _digest(path)} if "sha256" in entry else _entry(path)
-        if found != entry:
+        actual = {"bytes": entry["bytes"], "sha256": _digest(path)} if "sha256" in entry else _entry(path)
+        if actual != entry:
             raise Damaged(f"{self.folder / name}: its content changed (sha256 differs)")
 
 

@@ -119,13 +119,13 @@ def latest_good(checkpoints: str | Path) -> tuple[Checkpoint, list[str]]:
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Returns the tensors of a model by name, a tied one once: under its first name, as `save_pretrained` keeps it."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
-            found[name] = tensor
+            tensors[name] = tensor
             seen.add(id(tensor))
-    return found
+    return tensors
 
 
 def load_weights(folder: str | Path, model: LoopedForCausalLM) -> None:
@@ -133,17 +133,17 @@ def load_weights(folder: str | Path, model: LoopedForCausalLM) -> None:
 
     Of a checkpoint of parts the others must be in the model already, value for value.
     """
-    folder, own = Path(folder), model_tensors(model)
+    folder, weights = Path(folder), model_tensors(model)
     references = read_references(folder) if (folder / RECORD).is_file() else {}
     stored = read_header(folder / PARTS_FILE) if references else stored_tensors(folder)
-    missing = [name for name in own if name not in stored and name not in references]
+    missing = [name for name in weights if name not in stored and name not in references]
     if missing:
         raise ValueError(f"{folder}: the model's tensors do not fit; missing: {listed(missing)}")
-    held = {name: whole(own[name]) for name in references if name in own}
+    held = {name: whole(weights[name]) for name in references if name in weights}
     check_values(str(folder), {name: (name, references[name][1]) for name in held}, held)
     with torch.no_grad():
-        for name, value in read_tensors(str(folder), stored, own).items():
-            own[name].copy_(spread(value, own[name]))
+        for name, value in read_tensors(str(folder), stored, weights).items():
+            weights[name].copy_(spread(value, weights[name]))
 
 
 def base_references(spec: Mapping[str, Any], model: LoopedForCausalLM) -> References:
@@ -154,10 +154,10 @@ def base_references(spec: Mapping[str, Any], model: LoopedForCausalLM) -> Refere
         )
     _, rest = divided(dict(model.named_parameters()), model.config)
     frozen = {name: tensor for name, tensor in rest.items() if not tensor.requires_grad}
-    found = find_references(frozen, load(spec["source"], dtype=spec.get("dtype", "float32")))
-    if not found:
+    references = find_references(frozen, load(spec["source"], dtype=spec.get("dtype", "float32")))
+    if not references:
         raise ValueError("save: parts is true, and nothing of the model's base is frozen; allowed: false, or optim: train")
-    return found
+    return references
 
 
 # what the above share

@@ -24,7 +24,6 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import RunFolder, origin, saved
 from loopwright.settings import build_kind
 from loopwright.storage.files import read_json, write_json, write_whole
-from loopwright.train.card import run_card
 from loopwright.train.checkpoint import (
     base_references,
     latest_good,
@@ -32,12 +31,13 @@ from loopwright.train.checkpoint import (
     model_tensors,
     save_checkpoint,
 )
-from loopwright.train.compiled import choose
 from loopwright.train.depth import RULES, DepthRule
-from loopwright.train.distributed import Processes
+from loopwright.train.devices.compiled import choose
+from loopwright.train.devices.distributed import Processes
+from loopwright.train.devices.speed import Speedometer
+from loopwright.train.devices.training_module import Share, TrainingModule, Weights
 from loopwright.train.gradients.graphs import GraphedWork
 from loopwright.train.gradients.remat import REMATS
-from loopwright.train.log import Log
 from loopwright.train.models import MODELS
 from loopwright.train.objectives.losses import OBJECTIVES
 from loopwright.train.objectives.penalties import PENALTIES, Weighted
@@ -45,12 +45,12 @@ from loopwright.train.optim.average import AVERAGES
 from loopwright.train.optim.optimisers import OPTIMISERS, Optimiser, clip, whole
 from loopwright.train.optim.schedule import SCHEDULES
 from loopwright.train.optim.trainable import check_trainable, depth_generator, drawn_plans, out_of_reach
-from loopwright.train.progress import ProgressReporter
 from loopwright.train.recipe import Recipe, first_difference, read_recipe, written
+from loopwright.train.reporting.card import run_card
+from loopwright.train.reporting.log import Log
+from loopwright.train.reporting.progress import ProgressReporter
 from loopwright.train.rollout import Called, Objective, Plan
-from loopwright.train.speed import Speedometer
 from loopwright.train.state import Objects, Progress
-from loopwright.train.training_module import Share, TrainingModule, Weights
 
 # in a checkpoint: how long the log was and its sha256, and what the run was made with; times in the log make it differ each time
 MADE = "made.json"
@@ -172,8 +172,8 @@ class Job:
 
     def backward(self, batch: Batch, plan: Plan, share: Share, solved_at: int | None) -> tuple[Tensor, dict[str, Tensor]]:
         """Adds the gradients of a batch, as the share of the update that it is; returns its loss and metrics."""
-        found = [penalty.factor(plan.update, solved_at) for penalty in self.penalties]
-        weights = [factor if factor > 0 else None for factor in found]
+        factors = [penalty.factor(plan.update, solved_at) for penalty in self.penalties]
+        weights = [factor if factor > 0 else None for factor in factors]
         if self.replayed is None:
             return self._backward(batch, plan, share, weights)
         if batch.attention_mask is not None or batch.segment_ids is not None:
@@ -186,8 +186,8 @@ class Job:
             return None if x is None else torch.full((), x, device=self.device)
 
         held = {f.name: getattr(batch, f.name) for f in fields(batch)}
-        given = {"batch": held, "share": [number(share.targets), number(share.rows)], "weights": [number(w) for w in weights]}
-        return self.replayed(given, plan.depth, plan.grad_steps)
+        inputs = {"batch": held, "share": [number(share.targets), number(share.rows)], "weights": [number(w) for w in weights]}
+        return self.replayed(inputs, plan.depth, plan.grad_steps)
 
     def _backward(self, batch: Batch, plan: Plan, share: Share, weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
         with self.autocast():
@@ -240,8 +240,8 @@ class Job:
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Returns what a checkpoint holds beside the weights, by file; where it is spread over processes, all must ask."""
         depths = self.depth_generator.get_state() if self._ahead is None else self._ahead.depths
-        found = {"optimizer": self.optimiser.state_tensors(), "generators": {"depth": depths}}
-        return found if self.average is None else {**found, "average": self.average.state_tensors()}
+        groups = {"optimizer": self.optimiser.state_tensors(), "generators": {"depth": depths}}
+        return groups if self.average is None else {**groups, "average": self.average.state_tensors()}
 
     def load(self, folder: Path) -> None:
         """Puts a checkpoint's weights and tensors in the place of this run's."""
@@ -307,19 +307,19 @@ def start_job(
 def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Progress, dict[str, Any] | None]:
     """Puts the newest good checkpoint into a run's objects; returns how far it was, and its mark of the log (None: no log yet)."""
     try:
-        found, damaged = latest_good(run.checkpoints)
+        checkpoint, damaged = latest_good(run.checkpoints)
     except FileNotFoundError:
         reporter.note("no checkpoint yet: the run starts again from its first update")
         return Progress(), None
     for line in damaged:
         reporter.note(f"skipped a damaged checkpoint: {line}")
-    if not (found.folder / MADE).is_file():
+    if not (checkpoint.folder / MADE).is_file():
         raise ValueError(
-            f"{found.folder}: has no {MADE}, so an older version saved it; train with that version, or start a new run"
+            f"{checkpoint.folder}: has no {MADE}, so an older version saved it; train with that version, or start a new run"
         )
-    job.load(found.folder)
-    reporter.note(f"resumed from {found.folder} ({found.update} updates done)")
-    made = read_json(found.folder / MADE)
+    job.load(checkpoint.folder)
+    reporter.note(f"resumed from {checkpoint.folder} ({checkpoint.update} updates done)")
+    made = read_json(checkpoint.folder / MADE)
     before, now = {"compiled": False, **made["with"]}, made_with(job)
     differs = [f"{name}: {before.get(name)} then, {now[name]} now" for name in now if before.get(name) != now[name]]
     if differs:
@@ -327,8 +327,8 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
             f"not made as before ({'; '.join(differs)}): sums are rounded otherwise, so the run goes on alike, but not bit for bit"
         )
     if not run.log.is_file():
-        reporter.note(f"{run.log} is not there: it begins anew at update {found.update}")
-    return Progress(**found.state), made["log"]
+        reporter.note(f"{run.log} is not there: it begins anew at update {checkpoint.update}")
+    return Progress(**checkpoint.state), made["log"]
 
 
 def made_with(job: Job) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from loopwright.data.batch import Batch
 from loopwright.metrics.residual import contraction, relative_step
 from loopwright.metrics.spectrum import frobenius_reading, spectral_radius
-from loopwright.model.context import Pass
+from loopwright.model.forward.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
 
 
@@ -37,14 +37,14 @@ def measure(
         f = state_map(model, e[chosen], p.rows(chosen), depth - 1)
         mask = None if valid is None else valid[chosen]
         radius = spectral_radius(f, s[chosen], mask=mask, krylov=krylov, seed=seed)
-        found = {
+        numbers = {
             "radius_mean": radius.mean(), "radius_least": radius.min(), "radius_largest": radius.max(),
             "reading": frobenius_reading(f, s[chosen], mask=mask, seed=seed).mean(),
             "drift_mean": drift.mean(), "drift_largest": drift.max(),
         }  # fmt: skip
         if depth > 1:
-            found["contraction"] = contraction(states, valid).log().mean().exp()
-    return dict(zip(found, torch.stack([x.double() for x in found.values()]).tolist(), strict=True))
+            numbers["contraction"] = contraction(states, valid).log().mean().exp()
+    return dict(zip(numbers, torch.stack([x.double() for x in numbers.values()]).tolist(), strict=True))
 
 
 def last_states(model: LoopedForCausalLM, batch: Batch, depth: int) -> tuple[Tensor, Pass, list[Tensor]]:

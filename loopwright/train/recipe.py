@@ -21,7 +21,7 @@ from loopwright.train.objectives.penalties import PENALTIES, Weighted
 from loopwright.train.optim.average import AVERAGES
 from loopwright.train.optim.optimisers import OPTIMISERS
 from loopwright.train.optim.schedule import SCHEDULES
-from loopwright.train.tracking import TRACKERS
+from loopwright.train.reporting.tracking import TRACKERS
 from loopwright.untrusted import read_text, shown
 from loopwright.values import is_whole
 
@@ -136,11 +136,11 @@ class Recipe:
             "order": {"repeat": 1},
         }
         for section, numbers in sections.items():
-            found = getattr(self, section)
+            values = getattr(self, section)
             yield from (
-                f"{section}: {n} is {getattr(found, n)}; allowed: at least {low}"
+                f"{section}: {n} is {getattr(values, n)}; allowed: at least {low}"
                 for n, low in numbers.items()
-                if getattr(found, n) < low
+                if getattr(values, n) < low
             )
         waiting = [spec for spec in self.penalties if isinstance(spec, Mapping) and spec.get("start_accuracy") is not None]
         if waiting and not self.validate.every:
@@ -267,8 +267,8 @@ def first_difference(a: Recipe, b: Recipe) -> str | None:
 def _difference(a: Any, b: Any, path: str) -> str | None:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in [*a, *(k for k in b if k not in a)]:
-            found = _difference(a.get(key), b.get(key), f"{path}.{key}" if path else str(key))
-            if found:
-                return found
+            difference = _difference(a.get(key), b.get(key), f"{path}.{key}" if path else str(key))
+            if difference:
+                return difference
         return None
     return None if a == b else f"{path} ({a!r} there, {b!r} here)"

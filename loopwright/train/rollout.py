@@ -11,9 +11,9 @@ from torch import Tensor
 
 from loopwright.data.batch import Batch, Splits
 from loopwright.model.backbone import StepRunner
-from loopwright.model.context import Pass, StackRunner
+from loopwright.model.forward.context import Pass, StackRunner
+from loopwright.model.forward.span import documents_checked
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.span import documents_checked
 from loopwright.train.gradients.recompute import GradSteps, forget_casts
 from loopwright.train.gradients.remat import REMATS, Remat
 

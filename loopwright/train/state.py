@@ -11,7 +11,7 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.plot.drawing import Curve, Drawing, Plotted
 from loopwright.plot.training import loss_curves
 from loopwright.run import RunFolder
-from loopwright.train.log import read_log
+from loopwright.train.reporting.log import read_log
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from loopwright.data.batch import Batch
 from loopwright.generate.readings import readings
 from loopwright.metrics.residual import contraction
 from loopwright.train.monitor import last_states, measure
-from loopwright.train.progress import ProgressReporter, truncation_in_words
+from loopwright.train.reporting.progress import ProgressReporter, truncation_in_words
 from loopwright.train.rollout import Plan, Rollout, rollout
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def validate(job: Job, rows: int) -> dict[int, dict[str, float | None]]:
     share the rows."""
     source, count, processes = job.splits.valid, min(rows, len(job.splits.valid)), job.processes
     sums = {depth: [0.0] * (3 + len(job.metrics)) for depth in job.depths}
-    own = torch.arange(count)[processes.rank :: processes.world]
-    for chunk in own.split(ROWS_AT_ONCE) if len(own) else ():
+    mine = torch.arange(count)[processes.rank :: processes.world]
+    for chunk in mine.split(ROWS_AT_ONCE) if len(mine) else ():
         for reading in readings(job.model, source.batch(chunk).to(job.device), job.depths, metrics=job.metrics):
             columns = (reading.loss, reading.targets, reading.exact, *reading.measured.values())
             found = [float(column.sum()) for column in columns]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loopwright.model.adapter import ADAPTERS
 from loopwright.model.config import LoopedConfig
+from loopwright.model.parts.adapter import ADAPTERS
 from loopwright.settings import options_of
 
 # what a page of keys can hold of a pooled state: a chunk's mean would need the running sums of single earlier tokens

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loopwright.model.config import LoopedConfig
-from loopwright.model.context import Pass, Place, Reading
+from loopwright.model.forward.context import Pass, Place, Reading
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.part import RowSteps
+from loopwright.model.parts.part import RowSteps
 
 # (queries [T, H·K], keys and values [T, Hk·K]) → what the queries find [T, H·K]
 Slot = Callable[[Tensor, Tensor, Tensor], Tensor]

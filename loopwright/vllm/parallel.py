@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
-from loopwright.model.context import STACKS
+from loopwright.model.forward.context import STACKS
 from loopwright.model.looped import LoopedForCausalLM
 
 # by rows of heads or of inner channels, then the sum over all devices: one exchange after attention and one after the MLP

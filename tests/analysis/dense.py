@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import loopwright as lw
-from loopwright.model.attention import attend
+from loopwright.model.layers.attention import attend
 from loopwright.model.tap import Recorder
 
 Maps = dict[tuple[str, int, int], Tensor]

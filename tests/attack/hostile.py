@@ -23,8 +23,8 @@ from loopwright.convert.load import empty_model
 from loopwright.convert.weights import read_json
 from loopwright.data.build import build_data
 from loopwright.data.records import Files
-from loopwright.model import cost
 from loopwright.model.config import LoopedConfig
+from loopwright.model.cost import cost
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import PRESETS, preset
 from loopwright.recipes import FOLDER, names
@@ -203,10 +203,10 @@ def word(rng: Random) -> str:
 
 def command_line(rng: Random, folder: Path) -> None:
     """A command line. The long work of train, check, analyze and demo is replaced; what is said before it is not."""
-    import loopwright.commands.analyze as analysing
-    import loopwright.commands.check as checking
-    import loopwright.commands.demo as demo
-    import loopwright.commands.train as training
+    import loopwright.commands.evaluation.analyze as analysing
+    import loopwright.commands.models.check as checking
+    import loopwright.commands.training.demo as demo
+    import loopwright.commands.training.train as training
 
     checking.conformance.check = lambda model, progress: _stop()
     analysing._study = lambda *args, **options: _stop()

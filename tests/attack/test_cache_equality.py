@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 import loopwright as lw
-from loopwright.model.output import LoopedOutput
+from loopwright.model.forward.output import LoopedOutput
+from loopwright.model.forward.selection import readings_of, rules_of
 from loopwright.model.presets import PRESETS
-from loopwright.model.selection import readings_of, rules_of
 from tests.cases import gap, noisy, plant_marks_of_every_step, plant_one_coda_slot
 
 TOLERANCE = 1e-9

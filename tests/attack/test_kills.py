@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.commands.retrofit import retrofit
+from loopwright.commands.models.retrofit import retrofit
 from loopwright.data.tokens import kept_shards
 from loopwright.storage.folder import settled
 from loopwright.train.checkpoint import save_checkpoint

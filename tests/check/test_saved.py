@@ -140,7 +140,7 @@ def test_a_frozen_parameter_needs_no_gradient() -> None:
 
 
 def test_a_step_table_row_that_is_never_read_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    from loopwright.model.part import StepIndex
+    from loopwright.model.parts.part import StepIndex
 
     monkeypatch.setattr(
         lw.LoopedForCausalLM, "_step_index", lambda self, t: StepIndex(t, t.clamp(max=1) if isinstance(t, Tensor) else min(t, 1))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import loopwright as lw
-from loopwright.model.context import Pass
-from loopwright.model.state import NoiseState
+from loopwright.model.forward.context import Pass
+from loopwright.model.parts.state import NoiseState
 from loopwright.model.tap import Tap
 from tests.evaluate.foreign import Foreign
 

@@ -14,8 +14,10 @@ from torch import Tensor
 
 import loopwright as lw
 from loopwright import verbs
-from loopwright.commands import analyze, bench, chat, check, compare, evaluate, evaluate_exits, generate, retrofit, serve
-from loopwright.commands.models import find_config
+from loopwright.commands.evaluation import analyze, compare, evaluate, exits
+from loopwright.commands.inference import bench, chat, generate, serve
+from loopwright.commands.loading import find_config
+from loopwright.commands.models import check, retrofit
 from loopwright.recipes import recipe
 from loopwright.serve import models as served
 from loopwright.source import Source
@@ -92,8 +94,8 @@ VERBS: dict[str, tuple[Any, str, Callable[[str, Path], Any]]] = {
         lambda source, out: evaluate.evaluate_text(source, [str(out / "t.txt")], context=8, out=str(out / "e")),
     ),
     "evaluate --exit": (
-        evaluate_exits, "early_exits",
-        lambda source, out: evaluate_exits.evaluate_exits(source, ["change"], data=str(out / "r.yaml"), out=str(out / "e")),
+        exits, "early_exits",
+        lambda source, out: exits.evaluate_exits(source, ["change"], data=str(out / "r.yaml"), out=str(out / "e")),
     ),
     "compare": (verbs, "held_out", lambda source, out: compare.compare(source, source, texts=[str(out / "t.txt")], context=8)),
     "bench": (bench, "throughput", lambda source, out: bench.bench(source)),

@@ -35,6 +35,7 @@ def test_tasks(tmp_path: Path, name: str) -> None:
     splits = build_data(TASKS[name], tmp_path)
     assert len(splits.train) == 30 and splits.exact and splits.eos_id is not None and list(tmp_path.iterdir()) == []
     assert splits.train.batch([0]).targets > 0 and "test" in splits.tests
+    assert splits.alike == getattr(DATA[name], "alike", False)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -52,6 +53,7 @@ def test_texts(tmp_path: Path, name: str) -> None:
         lambda what, *_: told.append(what),
     )
     assert splits.exact == (name == "chat") and splits.train.batch([0]).targets > 0 and len(splits.valid) > 0
+    assert splits.alike == getattr(DATA[name], "alike", False) == (name != "chat")
     assert told == ["tokenising train", "tokenising valid"] and len(list((tmp_path / "kept").glob("[!.]*"))) == 2
 
 

@@ -18,7 +18,7 @@ from loopwright.engine import engine as module
 from loopwright.engine.engine import Engine
 from loopwright.engine.request import Request
 from loopwright.engine.scheduler import Scheduler
-from loopwright.model.state import State
+from loopwright.model.parts.state import State
 from tests.cases import noisy
 from tests.engine.mix import alone, make
 from tests.generate.tiny import letter_tokenizer, word_tokenizer

@@ -14,7 +14,7 @@ from loopwright.engine.passes import Passes
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 from loopwright.generate.exit_rules import build_exit
-from loopwright.model.pool import KeyPool
+from loopwright.model.cache.pool import KeyPool
 from tests.cases import gap, noisy, some
 from tests.engine.mix import answer, check, make, random_wish, serve, uneven
 

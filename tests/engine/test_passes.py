@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.engine.passes import Passes
-from loopwright.model.pool import KeyPool
+from loopwright.model.cache.pool import KeyPool
 from tests.cases import gap
 from tests.engine.mix import make
 

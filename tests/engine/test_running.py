@@ -6,7 +6,7 @@ import torch
 
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.running import DrawnTokens, Fetched, Running
-from loopwright.model.pool import Row
+from loopwright.model.cache.pool import Row
 
 
 def running(wish: RequestOptions, **options: object) -> Running:

@@ -132,6 +132,6 @@ def test_a_planted_neighbour_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     model, draw = make("huginn-tiny"), random.Random(5)
     wishes = [random_wish(model, draw) for _ in range(5)]
     answers = [answer(model, wish) for wish in wishes]
-    monkeypatch.setattr("loopwright.model.pool.Row.cell", lambda self, stack, group: self.starts[stack])  # one step for all
+    monkeypatch.setattr("loopwright.model.cache.pool.Row.cell", lambda self, stack, group: self.starts[stack])  # one step for all
     scheduler = Scheduler(model, rows=3, tokens=60, chunk=4)
     assert check(model, *serve(scheduler, wishes, draw), answers) > 0

@@ -11,7 +11,7 @@ import loopwright as lw
 from loopwright.engine.stream import stream_uneven
 from loopwright.generate.sampling import Draw, Sampling, sample
 from loopwright.generate.stream import encode, stream
-from loopwright.model.pool import KeyPool
+from loopwright.model.cache.pool import KeyPool
 from tests.engine.mix import make
 from tests.generate.tiny import word_tokenizer
 

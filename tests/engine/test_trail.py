@@ -8,8 +8,8 @@ import torch
 
 from loopwright.engine.passes import Passes
 from loopwright.engine.trail import Trail, read_trails, step_trails
-from loopwright.model.pool import KeyPool, Row
-from loopwright.model.rows import PooledRows
+from loopwright.model.cache.pool import KeyPool, Row
+from loopwright.model.cache.rows import PooledRows
 from tests.cases import gap
 from tests.engine.mix import make
 

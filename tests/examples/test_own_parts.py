@@ -16,9 +16,11 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.commands import evaluate, generate, inspect
-from loopwright.commands.train import train as train_verb
-from loopwright.model.cost import pass_flops
+from loopwright.commands.evaluation import evaluate
+from loopwright.commands.inference import generate
+from loopwright.commands.models import inspect
+from loopwright.commands.training.train import train as train_verb
+from loopwright.model.cost.cost import pass_flops
 from loopwright.recipes import recipe
 from loopwright.settings import read_yaml, write_yaml
 from loopwright.train.loop import train

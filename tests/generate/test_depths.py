@@ -7,7 +7,7 @@ import torch
 
 import loopwright as lw
 from loopwright.generate.depths import next_token_by_depth
-from loopwright.model import room
+from loopwright.model.cost import room
 from tests.cases import noisy
 
 IDS = torch.tensor([[3, 14, 15, 9, 2, 6]])

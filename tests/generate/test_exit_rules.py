@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loopwright.generate.exit_rules import EXITS, build_exit, parse_exit, usual_exits, write_exit
-from loopwright.model.halting import HaltingHead
+from loopwright.model.parts.halting import HaltingHead
 from tests.cases import noisy
 from tests.generate.tiny import DENSE
 

@@ -21,7 +21,7 @@ from loopwright.metrics.score import (
     settled_depths,
     wilson_interval,
 )
-from loopwright.model.output import shifted_loss
+from loopwright.model.forward.output import shifted_loss
 
 LABELS = torch.tensor([[-100, -100, 2, 3], [-100, 1, 1, -100], [-100, -100, -100, -100], [2, -100, -100, 0]])
 

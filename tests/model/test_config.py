@@ -6,8 +6,8 @@ import pytest
 from transformers import AutoConfig
 
 import loopwright as lw
-from loopwright.model.adapter import ADAPTERS
 from loopwright.model.config import CHOICES, PARTS, ROPE_TYPES, LoopedConfig
+from loopwright.model.parts.adapter import ADAPTERS
 from loopwright.model.presets import PRESETS
 from loopwright.settings import OF_YOUR_OWN, options_of
 

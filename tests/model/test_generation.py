@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.model import room
+from loopwright.model.cost import room
 from loopwright.model.generation import FIRST_CAPACITY, REPLAYED
 from tests.cases import SOME_TINY_CASES, gap, noisy
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.model.output import shifted_loss
+from loopwright.model.forward.output import shifted_loss
 from loopwright.model.presets import PRESETS
 from loopwright.model.tap import Recorder
 from tests.cases import gap, noisy

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.model.context import Pass, Place
+from loopwright.model.forward.context import Pass, Place
 from loopwright.model.tap import POINTS, Recorder
 from tests.cases import gap, noisy
 

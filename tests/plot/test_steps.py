@@ -7,9 +7,10 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from loopwright.plot.drawing import panels
-from loopwright.plot.steps import ENVELOPE, _turns, _windows, over_steps
+from loopwright.plot.steps import ENVELOPE, LINEAR_STEPS, _turns, _windows, over_steps, step_axis
 
 pytestmark = pytest.mark.usefixtures("unlaid")
 STEPS = range(1, 129)
@@ -42,3 +43,13 @@ def test_a_line_that_comes_to_rest_is_one_line_of_its_name() -> None:
 def test_windows_hold_their_place_and_rising_lines_never_turn(values: list[float]) -> None:
     assert all(value in window for value, window in zip(values, _windows(values, ENVELOPE), strict=True))
     assert not _turns(sorted(values))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 7, LINEAR_STEPS, LINEAR_STEPS + 1])
+def test_steps_are_labelled_at_whole_numbers(steps: int) -> None:
+    axes = Figure(figsize=(3, 2)).subplots()
+    axes.plot(range(1, steps + 1), range(steps))
+    step_axis(axes, steps)
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert ticks and all(float(tick).is_integer() for tick in ticks)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.commands.evaluate import evaluate_text
-from loopwright.commands.recipes import recipes as show_recipes
+from loopwright.commands.evaluation.evaluate import evaluate_text
+from loopwright.commands.training.recipes import recipes as show_recipes
 from loopwright.convert.parts import RECORD
 from loopwright.recipes import FOLDER, find, names, recipe
 from loopwright.train.loop import train

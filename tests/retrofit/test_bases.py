@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import loopwright as lw
-from loopwright.model.context import Place
+from loopwright.model.forward.context import Place
 from loopwright.retrofit.bases import exact, input_scales, randomised, stands_for, start_bases
 from tests.cases import gap
 from tests.convert.layouts import Layout, cut

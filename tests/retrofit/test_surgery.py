@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import loopwright as lw
-from loopwright.model.adapter import ADAPTERS
+from loopwright.model.parts.adapter import ADAPTERS
 from loopwright.retrofit.layout import LAYOUTS, Layout, find_layout
 from loopwright.retrofit.surgery import convert, freeze_base, start_gaps
 from loopwright.retrofit.systems import SYSTEMS, make_plan

@@ -12,14 +12,14 @@ import loopwright as lw
 from loopwright.run import RunFolder
 from loopwright.train import job as module
 from loopwright.train.checkpoint import latest_good
-from loopwright.train.distributed import join
+from loopwright.train.devices.distributed import join
+from loopwright.train.devices.training_module import Share
 from loopwright.train.job import Job, resume_job, save_job
-from loopwright.train.log import Log
 from loopwright.train.loop import train
-from loopwright.train.progress import Silent
+from loopwright.train.reporting.log import Log
+from loopwright.train.reporting.progress import Silent
 from loopwright.train.rollout import Plan
 from loopwright.train.state import Progress
-from loopwright.train.training_module import Share
 from tests.train.runs import Act, end_of, interrupt, rows_of, small
 
 

@@ -24,11 +24,11 @@ from loopwright.settings import read_yaml
 from loopwright.source import Source
 from loopwright.storage.files import DiskFull, read_json
 from loopwright.train.checkpoint import latest_good
-from loopwright.train.log import read_log
 from loopwright.train.loop import train
 from loopwright.train.objectives.losses import OBJECTIVES
-from loopwright.train.progress import Silent
 from loopwright.train.recipe import make_recipe, read_recipe
+from loopwright.train.reporting.log import read_log
+from loopwright.train.reporting.progress import Silent
 from tests.cases import some
 from tests.train.runs import OPTIMISERS, RICH, Act, Poisoned, end_of, interrupt, rows_of, small
 

@@ -11,8 +11,8 @@ import loopwright as lw
 from loopwright.settings import build_kind, check_kind
 from loopwright.train.loop import train
 from loopwright.train.models import MODELS, FromPreset, FromRetrofit, FromWeights
-from loopwright.train.progress import Silent
 from loopwright.train.recipe import make_recipe
+from loopwright.train.reporting.progress import Silent
 from tests.cases import noisy
 from tests.convert.dense import source
 from tests.train.runs import PLAIN

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from loopwright.storage.files import read_json
-from loopwright.train.log import read_log
 from loopwright.train.recipe import Recipe, written
+from loopwright.train.reporting.log import read_log
 from tests.train.runs import RICH, children, command, counted, end_of, rows_of, small
 
 KILLED = -signal.SIGKILL

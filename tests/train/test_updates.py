@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from loopwright.train.distributed import join
+from loopwright.train.devices.distributed import join
 from loopwright.train.job import start_job
-from loopwright.train.log import Log, read_log, untimed
 from loopwright.train.loop import own_folder
-from loopwright.train.progress import Silent, StopRequest
 from loopwright.train.recipe import make_recipe
+from loopwright.train.reporting.log import Log, read_log, untimed
+from loopwright.train.reporting.progress import Silent, StopRequest
+from loopwright.train.reporting.tracking import Tracking
 from loopwright.train.state import Progress
-from loopwright.train.tracking import Tracking
 from loopwright.train.updates import Updates
 from tests.train.runs import PLAIN
 

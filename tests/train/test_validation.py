@@ -12,10 +12,10 @@ import torch
 from loopwright.metrics.residual import contraction
 from loopwright.run import RunFolder
 from loopwright.train import validation as module
-from loopwright.train.distributed import Single, join
+from loopwright.train.devices.distributed import Single, join
 from loopwright.train.job import Job
 from loopwright.train.loop import train
-from loopwright.train.progress import Silent
+from loopwright.train.reporting.progress import Silent
 from loopwright.train.state import Progress
 from loopwright.train.validation import check_first, judge, truncates, truncation, validate, validate_when_due
 from tests.train.runs import rows_of, small

@@ -12,8 +12,8 @@ from typing import Any
 
 from loopwright.analysis.summary import STAGES, grid, one_step
 from loopwright.analysis.trace.places import Places
-from loopwright.plot.drawing import Axes, Drawing, finite, panels, shades, spread
-from loopwright.plot.steps import over_steps, step_axis
+from loopwright.plot.drawing import Axes, Drawing, finite, panels, shades, spread, whole_ticks
+from loopwright.plot.steps import linear_step_axis, over_steps, step_axis
 from loopwright.plot.style import EARLY, FIRST_LAYER, INK, LAST_LAYER, LATE
 
 STEP_ENDS, LAYER_ENDS = (EARLY, LATE), (FIRST_LAYER, LAST_LAYER)
@@ -104,6 +104,7 @@ def _realised(metrics: Metrics, name: str, steps: int, axes: Axes) -> None:
         *finite(kept, [values[i] for i in kept]), color=INK, linewidth=0.9, linestyle=(0, (3, 2)), label="all layers in order"
     )
     axes.set_xlabel("layer, in the order they run")
+    whole_ticks(axes.xaxis)
     _name_values(axes, name)
 
 
@@ -141,7 +142,7 @@ def _by_layer(metrics: Metrics, name: str, band: bool, axes: Axes) -> None:
     std = grid(metrics, name, "std") if band else mean
     kept = spread(places.steps, MOST_STEPS)
     mean, std, x = [mean[t] for t in kept], [std[t] for t in kept], [t + 1 for t in kept]
-    axes.set_xlabel("step")
+    linear_step_axis(axes)
     if not band:
         step_axis(axes, places.steps)
     for layer, colour in enumerate(shades(*LAYER_ENDS, places.core)):
@@ -183,10 +184,10 @@ def _overlay(axes: Axes, name: str, dense: Metrics | None) -> None:
 
 def _there(metrics: Metrics, names: Sequence[str]) -> list[str]:
     held = {name for name, each in metrics["by_place"].items() if any(value is not None for value in each["mean"])}
-    found = [name for name in names if name in held] or [name for name in names if name in metrics["by_place"]][:1]
-    if not found:
+    drawable = [name for name in names if name in held] or [name for name in names if name in metrics["by_place"]][:1]
+    if not drawable:
         raise ValueError(f"figure: the summary holds none of {', '.join(names)}; it has: {', '.join(metrics['by_place'])}")
-    return found
+    return drawable
 
 
 def _layer_name(layer: int, layers: int) -> str:

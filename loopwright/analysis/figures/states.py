@@ -23,8 +23,9 @@ from loopwright.plot.drawing import (
     mosaic,
     panels,
     shades,
+    whole_ticks,
 )
-from loopwright.plot.steps import over_steps, step_axis
+from loopwright.plot.steps import linear_step_axis, over_steps, step_axis
 from loopwright.plot.style import INK, WIDTH
 from loopwright.plot.training import state_paths
 
@@ -69,7 +70,7 @@ def _matrix(axes: Axes, values: Sequence[Numbers], title: str, colours: str) -> 
     axes.set_title(title, loc="left", fontsize=9.5, fontweight="normal")
     axes.set_xlabel("layer, as run")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.get_major_locator().set_params(integer=True)
+        whole_ticks(axis)
     _bar(axes, image)
 
 
@@ -140,7 +141,7 @@ def orbit_parts(metrics: Metrics) -> Drawing:
     """Returns the orbit of largest amplitude as the classifier sees it: the series and its trend, windowed, its spectrum."""
     orbit = metrics["limits"]["orbit"]
 
-    def line(*names: str, x: str, y: str) -> Callable[[Axes], None]:
+    def line(*names: str, y: str, over: Callable[[Axes], None]) -> Callable[[Axes], None]:
         def inner(axes: Axes) -> None:
             for name, colour in zip(names, (LAYER_ENDS[0], "#D55E00"), strict=False):
                 values = orbit[name]
@@ -149,15 +150,15 @@ def orbit_parts(metrics: Metrics) -> Drawing:
                     axes.plot(*finite(range(1, len(values) + 1), values), **look)
                 else:
                     over_steps(axes, range(1, len(values) + 1), values, name=name, **look)
-            axes.set_xlabel(x)
+            over(axes)
             axes.set_ylabel(y)
 
         return inner
 
     parts = [
-        line("series", "trend", x="step", y="cosine to final step"),
-        line("windowed", x="step", y="rest, windowed"),
-        line("spectrum", x="cycles in the window", y="magnitude"),
+        line("series", "trend", y="cosine to final step", over=linear_step_axis),
+        line("windowed", y="rest, windowed", over=linear_step_axis),
+        line("spectrum", y="magnitude", over=lambda axes: axes.set_xlabel("cycles in the window")),
     ]
     return panels(parts, height=2.5)
 
@@ -222,9 +223,9 @@ def floorplan(metrics: Metrics) -> Drawing:
 
 def floorplan_heads(metrics: Metrics) -> Drawing:
     """Returns the attention maps of single heads on one prompt, a row per layer as run and a column per head: depth goes up."""
-    found = metrics["floorplan_heads"]
-    places = Places(**found["places"])
-    return _plan(places, _stacks(places), lambda place: found["maps"][place], len(found["heads"]))
+    heads = metrics["floorplan_heads"]
+    places = Places(**heads["places"])
+    return _plan(places, _stacks(places), lambda place: heads["maps"][place], len(heads["heads"]))
 
 
 def _stacks(places: Places) -> list[Stack]:
@@ -274,18 +275,18 @@ def prompt_path(metrics: Metrics) -> Drawing:
 
 def spectrum(metrics: Metrics) -> Drawing:
     """Returns the leading eigenvalues of a step in the complex plane at each depth looked at, and how changes shrink by step."""
-    found, changes = metrics["spectrum"], metrics["by_step"]["state_step_norm"]["mean"]
+    spectra, changes = metrics["spectrum"], metrics["by_step"]["state_step_norm"]["mean"]
     sizes = metrics["by_step"]["state_norm"]["mean"]
 
     def plane(axes: Axes) -> None:
         turn = [math.tau * i / 90 for i in range(91)]
         axes.plot([math.cos(a) for a in turn], [math.sin(a) for a in turn], color=INK, linewidth=0.9, linestyle=(0, (2, 2)))
-        for depth, values, line_style in zip(found["depths"], found["eigenvalues"], ("o", "s", "^"), strict=False):
+        for depth, values, line_style in zip(spectra["depths"], spectra["eigenvalues"], ("o", "s", "^"), strict=False):
             real = [z for z in values if None not in z]
             axes.plot(
                 [z[0] for z in real], [z[1] for z in real],
                 linestyle="none", marker=line_style, markersize=4.5, alpha=0.8, label=f"after {count(depth, 'step')}",
-                color=shades(*STEP_ENDS, len(found["depths"]))[found["depths"].index(depth)],
+                color=shades(*STEP_ENDS, len(spectra["depths"]))[spectra["depths"].index(depth)],
             )  # fmt: skip
         axes.set_aspect("equal", adjustable="datalim")
         axes.set_xlabel("real part")

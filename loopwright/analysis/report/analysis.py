@@ -160,25 +160,25 @@ def write_analysis(
 def draw_all(metrics: Metrics, dense: Metrics | None = None) -> dict[str, Drawing]:
     """Returns every figure that a summary holds the numbers of, by name."""
     places = metrics["places"]
-    found = {}
+    drawings = {}
     if not one_layer(metrics):  # a line over the layers of a block needs two
-        found["stages-by-step" if places["core"] else "stages"] = stages.by_step(metrics, dense=dense)
-        found["norms"] = stages.by_step(metrics, ("norm", "largest"), dense=dense)
-        found["neurons"] = stages.neurons(metrics, dense=dense)
+        drawings["stages-by-step" if places["core"] else "stages"] = stages.by_step(metrics, dense=dense)
+        drawings["norms"] = stages.by_step(metrics, ("norm", "largest"), dense=dense)
+        drawings["neurons"] = stages.neurons(metrics, dense=dense)
     if places["core"] and places["steps"] > 1:
-        found["stages-realised"] = stages.realised(metrics)
-        found["stages-by-layer"] = stages.by_layer(metrics)
+        drawings["stages-realised"] = stages.realised(metrics)
+        drawings["stages-by-layer"] = stages.by_layer(metrics)
         for name in ("changes", "fixed-points"):
-            found[name] = stages.FIGURES[name](metrics)
+            drawings[name] = stages.FIGURES[name](metrics)
         if places["core"] > 3:
-            found["halves"] = stages.halves(metrics, dense=dense)
+            drawings["halves"] = stages.halves(metrics, dense=dense)
     for name, (needed, draw) in states.FIGURES.items():
         if needed in metrics and (places["core"] > 1 or name not in BETWEEN_LAYERS):
-            found[name] = draw(metrics)
+            drawings[name] = draw(metrics)
     if "orbit" in metrics.get("limits", {}):
-        found["orbit"] = states.orbit_parts(metrics)
-        found["orbit-realised"], found["orbit-by-step"] = stages.orbit_realised(metrics), stages.orbit_by_step(metrics)
-    return found
+        drawings["orbit"] = states.orbit_parts(metrics)
+        drawings["orbit-realised"], drawings["orbit-by-step"] = stages.orbit_realised(metrics), stages.orbit_by_step(metrics)
+    return drawings
 
 
 def figures(source: Metrics | str | Path, dense: Metrics | str | Path | None = None) -> dict[str, Drawing]:
@@ -225,15 +225,15 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
         said = ("", ()) if finding is None else (finding.sentence, finding.numbers)
         return [Section(heading, said[0], shown[:1], tables, said[1], more=shown[1:])]
 
-    found = [Section("What this model is", "", (), [_card(metrics, dense)])]
+    chapters = [Section("What this model is", "", (), [_card(metrics, dense)])]
     if looped:
-        found += part(
+        chapters += part(
             "Does it converge, and to what?", converges(metrics),
             "fixed-points", "same-and-farthest", "cycles", "layer-paths", "prompt-path", "changes", "pairs", "limits-together",
             "orbit", "orbit-realised", "orbit-by-step", tables=_limits(metrics),
         )  # fmt: skip
     asked = "Are its stages those of a feedforward model?" if looped else "Its stages"
-    found += part(
+    chapters += part(
         asked,
         stages_finding(metrics, dense) if looped else None,  # that of a dense model stands at the head of the page
         "stages-by-step",
@@ -248,10 +248,10 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
     )
     if looped:
         depth = replace(safe(metrics), numbers=())  # they stand at the head of the page
-        found += part("Is more depth safe?", depth, "answers", "stages-by-layer", "spectrum", tables=_spectrum(metrics))
-    text = " ".join([*(s.prose for s in found), *(p.caption + p.svg for s in found for p in [*s.pictures, *s.more])])
+        chapters += part("Is more depth safe?", depth, "answers", "stages-by-layer", "spectrum", tables=_spectrum(metrics))
+    text = " ".join([*(s.prose for s in chapters), *(p.caption + p.svg for s in chapters for p in [*s.pictures, *s.more])])
     words = [(word, meaning) for word, meaning in WORDS.items() if word in text]
-    return [*found, Section("Words", words=words)] if words else found
+    return [*chapters, Section("Words", words=words)] if words else chapters
 
 
 def _said(slider: Slider) -> Section:
@@ -310,10 +310,10 @@ def _orbits_and_layers(limits: Metrics) -> list[str]:
     """Returns what is said of orbits and of the other layers; nothing where a summary is older than the numbers."""
     said = []
     if "orbits" in limits:
-        found = limits["orbits"]
-        orbit = f"{count(found['tokens'], 'token')} orbit{'s' if found['tokens'] == 1 else ''}"
-        size = f"amplitude {found['median_amplitude']:.2f} (median; largest {found['largest_amplitude']:.2f})"
-        said.append(f"There {orbit}, with {size} and {found['median_frequency']:.2f} turns a step (median).")
+        orbits = limits["orbits"]
+        orbit = f"{count(orbits['tokens'], 'token')} orbit{'s' if orbits['tokens'] == 1 else ''}"
+        size = f"amplitude {orbits['median_amplitude']:.2f} (median; largest {orbits['largest_amplitude']:.2f})"
+        said.append(f"There {orbit}, with {size} and {orbits['median_frequency']:.2f} turns a step (median).")
     rests = [rates[0] for rates in limits.get("by_layer", {"tokens": ()})["tokens"]]
     if len(rests) > 1:
         least, most = (f"{percent(end(rests))} (layer {rests.index(end(rests))})" for end in (min, max))
@@ -325,10 +325,10 @@ def _orbits_and_layers(limits: Metrics) -> list[str]:
 def _spectrum(metrics: Metrics) -> tuple[Grid, ...]:
     if "spectrum" not in metrics:
         return ()
-    found = metrics["spectrum"]
+    spectra = metrics["spectrum"]
     rows = [
         [str(depth), "–" if radius is None else f"{radius:.3f}", "–" if turn is None else f"{turn:.3f}"]
-        for depth, radius, turn in zip(found["depths"], found["radius"], found["frequency"], strict=True)
+        for depth, radius, turn in zip(spectra["depths"], spectra["radius"], spectra["frequency"], strict=True)
     ]
     return (
         Grid(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from loopwright.analysis.trace.places import Places
 from loopwright.model.config import LoopedConfig
-from loopwright.model.context import STACKS
+from loopwright.model.forward.context import STACKS
 from loopwright.model.tap import POINTS, Tap
 
 Place = tuple[str, int, int]  # stack, step, layer
@@ -180,12 +180,12 @@ def _numbers(name: str, given: int | Iterable[int] | None) -> frozenset[int] | N
         return None
     try:
         several = list(given) if isinstance(given, Iterable) else [given]
-        found = frozenset(-1 if isinstance(n, bool) else index(n) for n in several)
+        numbers = frozenset(-1 if isinstance(n, bool) else index(n) for n in several)
     except TypeError:
-        found = frozenset()
-    if not found or min(found) < 0:
+        numbers = frozenset()
+    if not numbers or min(numbers) < 0:
         raise ValueError(f"edit: {name} {given!r}; allowed: a whole number of at least 0, or one or more of them")
-    return found
+    return numbers
 
 
 def _edits(tap: Tap | None) -> Iterator[Edit]:

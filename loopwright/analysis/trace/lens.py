@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loopwright.analysis.trace.collect import Collector, Seen, Sheet, token_index
 from loopwright.metrics.prediction import lens_reading
-from loopwright.model.context import Pass
+from loopwright.model.forward.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
 
 
@@ -27,8 +27,8 @@ class LensStatistics(Collector):
         if name == "residual":
             stack, step, layer = at
             x = value[torch.arange(value.shape[0], device=value.device), self.index]
-            found = self._measure(layer_logits(self.model, x, step), layer if stack == "core" else None)
-            for key, numbers in found.items():
+            reading = self._measure(layer_logits(self.model, x, step), layer if stack == "core" else None)
+            for key, numbers in reading.items():
                 self.sheet.put(f"lens_{key}", at, numbers)
 
     def read(self, s: Tensor, p: Pass, step: int) -> None:
@@ -39,10 +39,10 @@ class LensStatistics(Collector):
             self.sheet.put_step(f"answer_{key}", step, numbers)
 
     def _measure(self, logits: Tensor, key: int | str | None) -> dict[str, Tensor]:
-        found = lens_reading(logits, None if key is None else self.last.get(key))
+        reading = lens_reading(logits, None if key is None else self.last.get(key))
         if key is not None:
             self.last[key] = logits
-        return {"token": found.answer, "entropy": found.entropy, "change": found.divergence}
+        return {"token": reading.answer, "entropy": reading.entropy, "change": reading.divergence}
 
 
 def layer_logits(model: LoopedForCausalLM, x: Tensor, step: int) -> Tensor:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from loopwright.metrics.attention import AttentionSums
 from loopwright.metrics.distance import bound_of_sizes, query_key_bound
+from loopwright.model.forward.span import Span
 from loopwright.model.fused.offer import has_kernels
-from loopwright.model.span import Span
 
 CHUNK = 2**25  # entries of maps held at once
 UNSEEN = -1e30

@@ -161,13 +161,13 @@ def trace_prompts(
         if not all(path.is_file() for path in wanted):
             ids, mask = pad(rows, model.device)
             try:
-                found = trace(model, ids, asked, attention_mask=mask, collect=collect, capture=captured, edit=edit)
+                traced = trace(model, ids, asked, attention_mask=mask, collect=collect, capture=captured, edit=edit)
             except RuntimeError as error:
                 if not is_full(error):
                     raise
                 kept = sum(example_path(folder, i).is_file() for i in range(len(prompts)))
                 raise OutOfMemory(_full(batch, kept, len(prompts))) from None
-            for path, example in zip(wanted, found.examples(), strict=True):
+            for path, example in zip(wanted, traced.examples(), strict=True):
                 if not path.is_file():  # one that is there may be of another batch, and stays
                     save_trace(example, path)
         if progress is not None:

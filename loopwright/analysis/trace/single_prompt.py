@@ -21,9 +21,9 @@ from loopwright.metrics.residual import residual_cosines
 from loopwright.metrics.spectrum import leading_eigenvalues, turn_frequency
 from loopwright.metrics.trajectory import cycle_path, layer_paths, prompt_path
 from loopwright.model.config import LoopedConfig
-from loopwright.model.context import Pass
+from loopwright.model.forward.context import Pass
+from loopwright.model.forward.span import place_tokens
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.span import place_tokens
 from loopwright.model.tap import Recorder, Tap
 
 PAIR_STEPS = 8
@@ -144,8 +144,8 @@ def _whole(q: Tensor, k: Tensor, view: View) -> Tensor:
 def state_paths(model: LoopedForCausalLM, input_ids: Tensor, depth: int, *, edit: Tap | None = None) -> dict[str, Any]:
     """Returns paths of one prompt in two directions: of its last token through the core's layers, all layers together and each on
     its own, and of the state of the whole prompt from its start on. Nothing where a state is not finite."""
-    found = trace(model, input_ids, depth, collect=(), capture={"residual": [-1]}, edit=edit)
-    states = found.captured["residual"][0, found.places.looped, 0].unflatten(0, (found.places.steps, found.places.core))
+    traced = trace(model, input_ids, depth, collect=(), capture={"residual": [-1]}, edit=edit)
+    states = traced.captured["residual"][0, traced.places.looped, 0].unflatten(0, (traced.places.steps, traced.places.core))
     e, p = model.embed(input_ids, tap=edit)
     start = model.start_state(e, p)
     flat = torch.stack([s[0].cpu() for s in (start, *model.unroll(e, depth, p, state=start))])

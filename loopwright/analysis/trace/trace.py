@@ -29,8 +29,8 @@ from loopwright.analysis.trace.lens import LensStatistics
 from loopwright.analysis.trace.maps import View
 from loopwright.analysis.trace.places import Places
 from loopwright.model.config import LoopedConfig
+from loopwright.model.forward.span import place_tokens
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.span import place_tokens
 from loopwright.model.tap import Tap
 from loopwright.settings import suggest
 
@@ -118,12 +118,12 @@ def check_lengths(config: LoopedConfig, rows: Sequence[Sequence[int]], whose: st
 def read_capture(capture: Mapping[str, Iterable[int]] | None) -> dict[str, list[int]]:
     """Returns what to capture as lists, read once; raises where it is no mapping of points to tokens."""
     try:
-        found = {} if capture is None else {name: [index(n) for n in tokens] for name, tokens in capture.items()}
+        tokens_by_name = {} if capture is None else {name: [index(n) for n in tokens] for name, tokens in capture.items()}
     except (AttributeError, TypeError):
-        found = {"": []}
-    if not all(found.values()):
+        tokens_by_name = {"": []}
+    if not all(tokens_by_name.values()):
         raise ValueError(f"capture: {capture!r}; allowed: points with their tokens, as {{'residual': [-1]}}")
-    return found
+    return tokens_by_name
 
 
 def check_capture(places: Places, wanted: Mapping[str, Sequence[int]], shortest: int) -> None:

@@ -52,8 +52,8 @@ def write_mistral(config: LoopedConfig) -> dict[str, Any]:
 def read_qwen2(fields: Fields) -> dict[str, Any]:
     """Returns our fields of a Qwen2 config.json."""
     fields.demand("use_mrope", False)
-    found = read_decoder(fields, key_value_heads=32)
-    return {**found, "attention_bias": ["q", "k", "v"], "sliding_window": read_window(fields, layers=found["prelude_layers"])}
+    config = read_decoder(fields, key_value_heads=32)
+    return {**config, "attention_bias": ["q", "k", "v"], "sliding_window": read_window(fields, layers=config["prelude_layers"])}
 
 
 def write_qwen2(config: LoopedConfig) -> dict[str, Any]:
@@ -63,12 +63,12 @@ def write_qwen2(config: LoopedConfig) -> dict[str, Any]:
 
 def read_qwen3(fields: Fields) -> dict[str, Any]:
     """Returns our fields of a Qwen3 config.json."""
-    found = read_decoder(fields, key_value_heads=32, head_dim=128)
+    config = read_decoder(fields, key_value_heads=32, head_dim=128)
     return {
-        **found,
+        **config,
         "qk_norm": "head",
         "attention_bias": ALL_BIASES if fields.flag("attention_bias", False) else [],
-        "sliding_window": read_window(fields, layers=found["prelude_layers"]),
+        "sliding_window": read_window(fields, layers=config["prelude_layers"]),
     }
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from loopwright.convert.families.raven import LINEARS, STACKS, TOP, read_raven, write_raven
 from loopwright.convert.family import Family, Names, Shape, name_table
 from loopwright.convert.fields import Fields
-from loopwright.model.attention import inverse_frequencies
 from loopwright.model.config import LoopedConfig
+from loopwright.model.layers.attention import inverse_frequencies
 
 BLOCK: dict[str, Names] = {
     **LINEARS,

@@ -28,15 +28,15 @@ BLOCK: dict[str, Names] = {
 def read_ouro(fields: Fields) -> dict[str, Any]:
     """Returns our fields of an Ouro config.json; early releases lack the two loop fields."""
     fields.demand("early_exit_step")  # it would force one step on every pass; ask for `depth` instead
-    found = read_decoder(fields, stack="core", theta=None)
+    config = read_decoder(fields, stack="core", theta=None)
     return {
-        **found,
+        **config,
         "depth": fields.whole("total_ut_steps", 4),
         "norm_placement": ["input", "output"],
         "end_norm": "every",
         "final_norm": {"kind": "none"},
         "halting": {"kind": "exit", "threshold": fields.number("early_exit_threshold", 1.0)},
-        "sliding_window": read_window(fields, layers=found["core_layers"]),
+        "sliding_window": read_window(fields, layers=config["core_layers"]),
     }
 
 

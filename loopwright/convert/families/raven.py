@@ -8,7 +8,7 @@ from typing import Any
 from loopwright.convert.family import Names
 from loopwright.convert.fields import Fields, read_token_ids
 from loopwright.model.config import LoopedConfig
-from loopwright.model.state import huginn_std
+from loopwright.model.parts.state import huginn_std
 
 STACKS = {"prelude": "transformer.prelude", "core": "transformer.core_block", "coda": "transformer.coda"}
 TOP: dict[str, Names] = {

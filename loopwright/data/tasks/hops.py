@@ -75,10 +75,10 @@ class Hops(Task):
         said = [MARK, *([START] if self.in_place else [])] if self.counted else [str(group) for group in self.trained]
         self.alphabet = Alphabet([*LETTERS[:symbols], *said, *([NOWHERE] if self.in_place else []), PAD, EOS])
         for group in (*self.trained, *self.beyond):
-            found = len(self.draw(group, stream(self.seed), PROBES)) / PROBES
-            if found < SCARCE:
+            share = len(self.draw(group, stream(self.seed), PROBES)) / PROBES
+            if share < SCARCE:
                 raise ValueError(
-                    f"{where}: {group} hops are found in {found:.1%} of rows with length {length} and {symbols} symbols; "
+                    f"{where}: {group} hops are found in {share:.1%} of rows with length {length} and {symbols} symbols; "
                     "allowed: fewer hops, a longer row or fewer symbols"
                 )
 

@@ -117,8 +117,8 @@ class Task(ABC):
         for place, group in enumerate(self.trained):
             counts = {split: wanted[split][place] for split in self.counts}
             draw, room = partial(self.draw, group), partial(self.room, group)
-            found = apart(self._named(group), draw, counts, (self.seed, group), key=self.key, room=room)
-            for split, rows in found.items():
+            problems = apart(self._named(group), draw, counts, (self.seed, group), key=self.key, room=room)
+            for split, rows in problems.items():
                 result[split][group] = rows
         return result
 

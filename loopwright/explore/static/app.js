@@ -16,7 +16,7 @@ const PATIENCE = 300; // milliseconds after which a view that is still being com
 const page = { card: null, plain: null, edited: null, get steps() { return (state.shown !== "plain" && this.edited) || this.plain; },
   get token() { return this.plain ? Math.min(state.token < 0 ? Infinity : state.token, this.plain.prompt.length - 1) : 0; } };
 const views = [depthView, answersView, gridView, pathView, curvesView, attentionView, editView].map((make) => make(page, { problem, guarded }));
-const newest = { plain: latest(), edited: latest() };
+const newest = { card: latest(), plain: latest(), edited: latest() };
 let models = [];
 
 function problem(message) { byId("problem").textContent = message ?? ""; }
@@ -98,11 +98,12 @@ async function loadEdited() {
 async function openModel() {
   page.card = page.plain = page.edited = null;
   await guarded(async () => {
-    const card = await post("/explore/model", { model: state.model });
+    const card = await newest.card((signal) => post("/explore/model", { model: state.model }, signal));
+    if (!card) return; // another model was chosen meanwhile
     const usual = { depth: card.depths.default, exit: "", stack: card.looped ? "core" : "prelude" };
     if (card.looped) usual.exit = card.halting === "logits" ? "gate:0.5" : card.halting === "states" ? "act" : "change:0.05";
     const most = card.depths.max;
-    page.card = card;
+    Object.assign(page, { card, plain: null, edited: null }); // steps of the model before may have come meanwhile
     update({
       depth: Math.min(state.depth || usual.depth, most), other: Math.min(Math.max(state.other, 0), most),
       exit: card.looped ? state.exit || usual.exit : "", stack: card.layers[state.stack] ? state.stack : usual.stack,

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from loopwright.model.adapter.effects import Adaptation
-from loopwright.model.attention import Attention
-from loopwright.model.block import MLP, Block, Residual
-from loopwright.model.context import STACKS
-from loopwright.model.norm import RMSNorm
+from loopwright.model.forward.context import STACKS
+from loopwright.model.layers.attention import Attention
+from loopwright.model.layers.block import MLP, Block, Residual
+from loopwright.model.layers.norm import RMSNorm
+from loopwright.model.parts.adapter.effects import Adaptation
 
 if TYPE_CHECKING:
     from loopwright.model.backbone import Backbone

@@ -13,15 +13,15 @@ import torch
 import triton
 from torch import Tensor, nn
 
-from loopwright.model.adapter.effects import Adaptation
-from loopwright.model.block import Block
-from loopwright.model.cache import KEYS, VALUES, LoopCache
-from loopwright.model.context import Pass, Place
-from loopwright.model.fixed_rows import FixedRows
+from loopwright.model.cache.cache import KEYS, VALUES, LoopCache
+from loopwright.model.cache.fixed_rows import FixedRows
+from loopwright.model.forward.context import Pass, Place
 from loopwright.model.fused import sizes
 from loopwright.model.fused.attention import attend_many, attend_one
 from loopwright.model.fused.offer import adapted
 from loopwright.model.fused.products import gemm_rows, gemv, norm_gemv, norm_rows
+from loopwright.model.layers.block import Block
+from loopwright.model.parts.adapter.effects import Adaptation
 
 if TYPE_CHECKING:
     from loopwright.model.backbone import Backbone

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from loopwright.metrics.residual import relative_step
-from loopwright.model.context import Pass
+from loopwright.model.forward.context import Pass
 from loopwright.train.gradients.recompute import Cost, GradSteps, Recompute, Start, pull_back, step_parameters
 from loopwright.values import check_whole
 

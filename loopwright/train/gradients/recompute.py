@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.model.backbone import StepRunner
-from loopwright.model.context import Pass
+from loopwright.model.forward.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
 
 # what runs before or after the loop; all else may belong to a step, and a new part of the model does until it is named here
@@ -125,13 +125,13 @@ class Recompute:
     @torch.no_grad()
     def onward(self, start: Start, e: Tensor, stops: list[int]) -> list[Start]:
         """Returns where the steps of the indices `stops`, in rising order, start: runs from `start` up to the last of them."""
-        found = []
+        starts = []
         with self.again(start):
             steps = self.model.unroll(e, stops[-1] - start.t, self.p, state=start.s, first_step=start.t, step=self.step)
             for t, s in enumerate(steps, start=start.t + 1):
                 if t in stops:
-                    found.append(self.start(t, s))
-        return found
+                    starts.append(self.start(t, s))
+        return starts
 
     def rebuild(self, start: Start, e: Tensor, needed: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]:
         """Runs the step at `start` again, with a graph of its own; returns its s and e, which need gradients as said, and the
@@ -143,13 +143,13 @@ class Recompute:
 
 def pull_back(after: Tensor, inputs: Sequence[Tensor], grad: Tensor) -> list[Tensor | None]:
     """Returns the gradients of a step's inputs, from the gradient of the state after it; None where none is needed or flows."""
-    found: list[Tensor | None] = [None] * len(inputs)
+    gradients: list[Tensor | None] = [None] * len(inputs)
     wanted = [place for place, x in enumerate(inputs) if x.requires_grad]
     if after.requires_grad:
         grads = torch.autograd.grad(after, [inputs[place] for place in wanted], grad, allow_unused=True)
         for place, value in zip(wanted, grads, strict=True):
-            found[place] = value
-    return found
+            gradients[place] = value
+    return gradients
 
 
 def random_state(device: torch.device) -> Tensor:

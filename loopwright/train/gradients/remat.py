@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from loopwright.model.backbone import StepRunner
-from loopwright.model.context import Pass
+from loopwright.model.forward.context import Pass
 from loopwright.train.gradients.implicit import Implicit
 from loopwright.train.gradients.recompute import Cost, GradSteps, Recompute, Start, draws, forget_casts, pull_back, step_parameters
 
@@ -171,13 +171,13 @@ def reversible(held: int, passes: int) -> int:
 def stops(first: int, last: int, held: int) -> list[int]:
     """Returns the steps, between `first` and `last`, before which a pass from one to the other puts down `held` states at most,
     so that the steps are run as few times as can be."""
-    found: list[int] = []
+    places: list[int] = []
     while held and last - first > 1:
         passes = next(r for r in range(last - first + 1) if reversible(held, r) >= last - first + 1)
         first = max(first + 1, last + 1 - reversible(held - 1, passes))
-        found.append(first)
+        places.append(first)
         held -= 1
-    return found
+    return places
 
 
 REMATS: dict[str, type] = {"none": KeepAll, "step": EachStep, "tree": Tree, "implicit": Implicit}

@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from loopwright.model.state import hashed_normal, mix, signed
+from loopwright.model.parts.state import hashed_normal, mix, signed
 
 POOL = 1 << 18  # normal values that directions are cut from
 _LOW = (1 << 64) - 1

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loopwright.data.batch import Batch
-from loopwright.model.context import Pass
+from loopwright.model.forward.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import build_kind, check_kind
 from loopwright.train.models import MODELS

@@ -109,8 +109,8 @@ class Grpo(Objective):
             log_p = (target_logits(model, x, rollout.p) / self.temperature).log_softmax(-1)
             return torch.stack([log_p.gather(1, ids[:, None])[:, 0], -(log_p.exp() * log_p).sum(1)])
 
-        found = over_chunks(read, model.config.vocab_size, features.flatten(0, 1), targets.ids.repeat(len(weights)))
-        log_p, entropy = found.view(2, len(weights), -1)
+        likelihoods = over_chunks(read, model.config.vocab_size, features.flatten(0, 1), targets.ids.repeat(len(weights)))
+        log_p, entropy = likelihoods.view(2, len(weights), -1)
         share = torch.tensor(weights, dtype=log_p.dtype, device=log_p.device)
         return (share[:, None] * log_p).sum(0), entropy[-1].detach()
 

@@ -26,10 +26,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from loopwright.data.batch import Batch
 from loopwright.metrics.dual import product
 from loopwright.model.backbone import StepRunner
-from loopwright.model.context import Pass
+from loopwright.model.forward.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import suggest
-from loopwright.train.compiled import CompiledStep
+from loopwright.train.devices.compiled import CompiledStep
 from loopwright.train.gradients.recompute import random_state, set_random_state
 from loopwright.train.monitor import evaluating
 from loopwright.train.objectives.direction import Directions, Probe, norms, token_places

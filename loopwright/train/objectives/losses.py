@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loopwright.model.halting import HALTINGS
+from loopwright.model.forward.output import weighted_sum
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.output import weighted_sum
+from loopwright.model.parts.halting import HALTINGS
 from loopwright.settings import Given, Kinds
 from loopwright.train.objectives.distil import Distil, Shortcut
 from loopwright.train.objectives.grpo import Grpo

@@ -71,8 +71,8 @@ class Weighted:
         place = f"{where} ({spec['kind']})"
         schedule = {name: option for name, option in options_of(cls).items() if name not in ("penalty", "name")}
         refuse_unknown(place, spec, {"kind", *schedule, *options_of(table[spec["kind"]])})
-        own, timing = _split(spec, schedule)
-        check_kind(where, own, table)
+        options, timing = _split(spec, schedule)
+        check_kind(where, options, table)
         for name, value in timing.items():
             check_form(f"{place}: {name}", value, schedule[name].annotation)
         cls.build(spec, table)
@@ -81,8 +81,8 @@ class Weighted:
     @classmethod
     def build(cls, spec: Mapping[str, Any], table: Mapping[str, type]) -> Weighted:
         """Returns the weighted penalty that a checked `spec` describes."""
-        own, timing = _split(spec, options_of(cls))
-        return cls(build_kind(own, table), spec["kind"], **timing)
+        options, timing = _split(spec, options_of(cls))
+        return cls(build_kind(options, table), spec["kind"], **timing)
 
     @property
     def hook(self) -> Penalty | None:
@@ -106,8 +106,8 @@ class Weighted:
 
 def _split(spec: Mapping[str, Any], schedule: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the options of the penalty itself, with its kind, and those of its schedule."""
-    own = {key: value for key, value in spec.items() if key not in schedule}
-    return own, {key: value for key, value in spec.items() if key in schedule}
+    options = {key: value for key, value in spec.items() if key not in schedule}
+    return options, {key: value for key, value in spec.items() if key in schedule}
 
 
 WEIGHTINGS = ("convex", "add")

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from loopwright.data.batch import Batch
-from loopwright.model.context import Pass
+from loopwright.model.forward.context import Pass
 from loopwright.model.fused.offer import has_kernels
 from loopwright.model.looped import LoopedForCausalLM
 
@@ -92,11 +92,11 @@ def cross_entropies(model: LoopedForCausalLM, features: Tensor, p: Pass, targets
 
     steps, rows = features.shape[0], features.flatten(0, 1)
     kernel = has_kernels(rows)
-    found = over_chunks(
+    losses = over_chunks(
         read_by_kernel if kernel else read, model.config.vocab_size, rows, targets.ids.repeat(steps),
         most=kept_logits(rows) if kernel else CHUNK,
     )  # fmt: skip
-    return found[0].view(steps, -1), found[1].view(steps, -1)
+    return losses[0].view(steps, -1), losses[1].view(steps, -1)
 
 
 def kept_logits(x: Tensor) -> int:

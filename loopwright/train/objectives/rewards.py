@@ -67,11 +67,11 @@ class Number(Reward):
 def final_number(text: str) -> Decimal | None:
     """Returns the number that a text ends with or marks as its answer; None where it has none."""
     _, mark, after = text.rpartition(MARK)
-    found = NUMBER.findall(after)
-    if not found:
+    numbers = NUMBER.findall(after)
+    if not numbers:
         return None
     try:
-        return Decimal((found[0] if mark else found[-1]).replace(",", ""))
+        return Decimal((numbers[0] if mark else numbers[-1]).replace(",", ""))
     except InvalidOperation:
         return None
 

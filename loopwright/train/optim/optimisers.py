@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from loopwright.model.norm import NORMS
+from loopwright.model.layers.norm import NORMS
 from loopwright.settings import Kinds, check_form, refuse_unknown
 from loopwright.train.optim.trainable import choose, counted, nearest
 from loopwright.values import check_choice, check_number
@@ -85,21 +85,21 @@ class Optimiser:
 
         A parameter that has never had a gradient has none.
         """
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for optimiser in self.optimisers:
             for name, parameter in _named(optimiser).items():
-                found |= {f"{name}/{slot}": whole(value) for slot, value in optimiser.state.get(parameter, {}).items()}
-        return found
+                tensors |= {f"{name}/{slot}": whole(value) for slot, value in optimiser.state.get(parameter, {}).items()}
+        return tensors
 
     def state_forms(self) -> dict[str, Tensor]:
         """Returns tensors without content in the names, shapes and dtypes that `state_tensors` can have."""
-        found: dict[str, Tensor] = {}
+        forms: dict[str, Tensor] = {}
         for optimiser in self.optimisers:
             for name, parameter in _named(optimiser).items():
                 for slot, alike in self.slots[type(optimiser)].items():
                     shape = parameter.shape if alike else ()
-                    found[f"{name}/{slot}"] = torch.empty(shape, dtype=torch.float32, device="meta")
-        return found
+                    forms[f"{name}/{slot}"] = torch.empty(shape, dtype=torch.float32, device="meta")
+        return forms
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Goes on from the state of another optimiser of the same parameters."""
@@ -248,10 +248,10 @@ def as_masters(model: nn.Module) -> None:
 
 def clip(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
     """Scales the gradients down where their common norm is above `max_norm`; returns the norm before, without waiting for it."""
-    found = [parameter for parameter in parameters if parameter.grad is not None]
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
     if max_norm is None:
-        return whole(nn.utils.get_total_norm([parameter.grad for parameter in found]))
-    return whole(nn.utils.clip_grad_norm_(found, max_norm))
+        return whole(nn.utils.get_total_norm([parameter.grad for parameter in trained]))
+    return whole(nn.utils.clip_grad_norm_(trained, max_norm))
 
 
 # tensors that are spread over processes
@@ -301,12 +301,12 @@ def _deciding(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, Part]:
 
 def _groups(trained: Trained, lr: float, weight_decay: float, decayed: set[str]) -> list[dict[str, Any]]:
     """Groups of equal rate and decay, each parameter in exactly one."""
-    found: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
+    groups: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
     for name, (parameter, part) in trained.items():
         drop = weight_decay if part.weight_decay is None else part.weight_decay
         key = (lr if part.lr is None else part.lr, drop if name in decayed else 0.0)
-        found.setdefault(key, []).append((name, parameter))
-    return [{"params": pairs, "lr": rate, "weight_decay": drop} for (rate, drop), pairs in found.items()]
+        groups.setdefault(key, []).append((name, parameter))
+    return [{"params": pairs, "lr": rate, "weight_decay": drop} for (rate, drop), pairs in groups.items()]
 
 
 def _decayed(model: nn.Module, decay: str) -> set[str]:

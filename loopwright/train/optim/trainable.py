@@ -17,7 +17,7 @@ from torch import nn
 
 from loopwright.data.batch import Batch
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.part import Part
+from loopwright.model.parts.part import Part
 from loopwright.train.rollout import Plan, rollout
 
 if TYPE_CHECKING:
@@ -38,28 +38,28 @@ def choose(model: nn.Module, patterns: Sequence[str]) -> None:
         raise ValueError("optim: train is empty; allowed: at least one pattern of parameter names, such as adapters.*")
     chosen: set[str] = set()
     for pattern in patterns:
-        found = [name for name in named if fnmatchcase(name, counted(pattern, model))]
-        if not found:
+        matching = [name for name in named if fnmatchcase(name, counted(pattern, model))]
+        if not matching:
             held = [name for name, p in model.named_parameters() if id(p) in fixed and fnmatchcase(name, counted(pattern, model))]
             why = f"{held[0]} is frozen by its part" if held else nearest(pattern, model, list(named))
             raise ValueError(f"optim: train: {pattern!r} matches no parameter that can be trained; {why}")
-        chosen |= set(found)
+        chosen |= set(matching)
     for name, parameter in named.items():
         parameter.requires_grad_(name in chosen)
 
 
 def counted(pattern: str, model: nn.Module) -> str:
     """Returns a pattern in which a layer counted from the end of its stack (`coda.-2.*`) is counted from the start."""
-    found = re.match(r"(prelude|core|coda)\.-(\d+)(?=\.|$)", pattern)
-    if found is None:
+    match = re.match(r"(prelude|core|coda)\.-(\d+)(?=\.|$)", pattern)
+    if match is None:
         return pattern
-    layers = len(list(model.get_submodule(found[1]).children()))
-    place = layers - int(found[2])
+    layers = len(list(model.get_submodule(match[1]).children()))
+    place = layers - int(match[2])
     if not 0 <= place < layers:
         raise ValueError(
-            f"optim: {pattern!r} counts from the end of {layers} layers; allowed: {found[1]}.-1 to {found[1]}.-{layers}"
+            f"optim: {pattern!r} counts from the end of {layers} layers; allowed: {match[1]}.-1 to {match[1]}.-{layers}"
         )
-    return f"{found[1]}.{place}{pattern[found.end() :]}"
+    return f"{match[1]}.{place}{pattern[match.end() :]}"
 
 
 def nearest(pattern: str, model: nn.Module, names: Sequence[str]) -> str:

@@ -25,11 +25,11 @@ from trl import GRPOConfig, GRPOTrainer
 from loopwright.data.batch import IGNORED, Batch
 from loopwright.generate.readings import left_padded
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.train.devices.training_module import TrainingModule
 from loopwright.train.objectives.grpo import Grpo, longest_answer
 from loopwright.train.objectives.readout import find_targets
 from loopwright.train.objectives.rewards import Sample, judge
 from loopwright.train.rollout import Plan, rollout
-from loopwright.train.training_module import TrainingModule
 from loopwright.train.trl.completions import Prompts, cut
 from loopwright.train.updates import Updates
 
@@ -47,8 +47,8 @@ def train_by_reward(updates: Updates) -> None:
     try:
         with tempfile.TemporaryDirectory() as folder, lent(job.model) as settings:
             for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # else transformers does, and says so
-                for own in (job.model.config, job.model.generation_config):
-                    setattr(own, name, getattr(job.splits.tokenizer, name))
+                for config in (job.model.config, job.model.generation_config):
+                    setattr(config, name, getattr(job.splits.tokenizer, name))
             trainer = LoopedGRPO(updates, folder, settings)
             trainer.train()
     except RewardError as error:
@@ -198,10 +198,10 @@ class LoopedGRPO(GRPOTrainer):
         if self.finite:
             job.step(self.updates.progress.update)
         job.zero_grad()
-        found = {ours: _mean(self._metrics["train"][theirs]) for theirs, ours in METRICS.items() if self._metrics["train"][theirs]}
+        row = {ours: _mean(self._metrics["train"][theirs]) for theirs, ours in METRICS.items() if self._metrics["train"][theirs]}
         self.row = {
             "update": self.updates.progress.update, "loss": loss, "depth": [plan.depth for plan in self.plans], "grad_norm": norm,
-            "lr": job.optimiser.lr, "targets": self.counts[0], "tokens": self.counts[1], **found,
+            "lr": job.optimiser.lr, "targets": self.counts[0], "tokens": self.counts[1], **row,
         }  # fmt: skip
 
     def end_update(self) -> None:

@@ -7,8 +7,9 @@ import xml.etree.ElementTree as ET
 from functools import cache
 
 import pytest
+from matplotlib.figure import Figure
 
-from loopwright.analysis.figures import stages
+from loopwright.analysis.figures import stages, states
 from loopwright.analysis.summary import STAGES
 from tests.analysis.summaries import dense, looped
 from tests.cases import some
@@ -105,3 +106,19 @@ def test_shares_that_are_zero_everywhere_lie_at_the_foot_of_their_axis():
         assert ">1.0<" in svg and not re.search(r">[-−]0\.0", svg)
     numbers["mean"][0] = 0.01
     assert ">1.0<" not in stages.by_step(metrics, ("sink_rate",))
+
+
+def test_axes_of_layers_and_steps_are_labelled_at_whole_numbers():
+    pairs, by_step = [[0.0, 1.0], [1.0, 0.0]], [[{"core": 1, "steps": 3}, 3], [{"core": 3, "steps": 1}, 3]]
+    for places, count in by_step:
+        by_place = {"norm": {"mean": [1.0] * count, "std": [0.1] * count}}
+        metrics = {"places": {"prelude": 0, "coda": 0, **places}, "by_place": by_place, "examples": 2}
+        draws = [
+            lambda axes, m=metrics: stages._realised(m, "norm", 8, axes),
+            lambda axes, m=metrics: stages._by_layer(m, "norm", True, axes),
+            lambda axes: states._matrix(axes, pairs, "", "viridis"),
+        ]
+        for draw in draws:
+            axes = Figure().subplots()
+            draw(axes)
+            assert all(float(tick).is_integer() for tick in axes.get_xticks()), (places, axes.get_xlabel())

@@ -6,7 +6,7 @@ import torch
 from loopwright.analysis.trace.collect import ResidualStatistics, Sheet, Watcher, token_index
 from loopwright.analysis.trace.maps import View
 from loopwright.analysis.trace.places import Places
-from loopwright.model.span import place_tokens
+from loopwright.model.forward.span import place_tokens
 
 MASK = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0]])
 

@@ -19,8 +19,8 @@ from loopwright.analysis.trace.trace import DEPTH, Trace, trace
 from loopwright.metrics.attention import col_sum_concentration, mixing_score, sink_score
 from loopwright.metrics.distance import attention_distance
 from loopwright.metrics.fixedpoint import farthest_maps
+from loopwright.model.forward.span import place_tokens
 from loopwright.model.presets import PRESETS
-from loopwright.model.span import place_tokens
 from tests.analysis.dense import dense_maps
 from tests.analysis.trace.test_maps import IDS, KINDS, MASK
 from tests.cases import UNLIKE, gap, noisy, some

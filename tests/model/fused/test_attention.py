@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from loopwright.model.attention import rotate
+from loopwright.model.layers.attention import rotate
 from tests.cases import gap
 from tests.model.fused.interpreted import DEVICE, need_triton, numbers
 

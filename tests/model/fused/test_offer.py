@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from loopwright.model.adapter.effects import Adaptation, Effects
 from loopwright.model.fused import offer
+from loopwright.model.parts.adapter.effects import Adaptation, Effects
 from tests.cases import noisy
 
 REASONS = {

@@ -9,8 +9,8 @@ import torch
 
 from loopwright.recipes import recipe
 from loopwright.train.gradients.graphs import GraphedWork
-from loopwright.train.log import read_log
 from loopwright.train.loop import train
+from loopwright.train.reporting.log import read_log
 from tests.data.words import save_words
 
 BASE = (

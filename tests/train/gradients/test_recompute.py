@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from loopwright.model.context import Pass
+from loopwright.model.forward.context import Pass
 from loopwright.model.presets import PRESETS
 from loopwright.train.gradients.recompute import OUTSIDE, GradSteps, Recompute, Start, forget_casts, pull_back, step_parameters
 from tests.cases import UNLIKE, noisy, some

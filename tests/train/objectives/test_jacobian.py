@@ -13,13 +13,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import loopwright as lw
 from loopwright.data.batch import Batch
 from loopwright.model.looped import plain_config
-from loopwright.train.compiled import CompiledStep
+from loopwright.train.devices.compiled import CompiledStep
 from loopwright.train.objectives.direction import Probe
 from loopwright.train.objectives.jacobian import JacobianPenalty, Site, default_eps
 from loopwright.train.rollout import Plan, rollout
 from tests.cases import golden_folders, noisy
 from tests.metrics.test_dual import NAMES
-from tests.model.test_block import stars_model
+from tests.model.layers.test_block import stars_model
 
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
 

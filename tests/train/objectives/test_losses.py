@@ -14,8 +14,8 @@ from torch import Tensor
 import loopwright as lw
 from loopwright.data.batch import Batch
 from loopwright.model.config import LoopedConfig
-from loopwright.model.halting import ExitGate
-from loopwright.model.output import shifted_loss
+from loopwright.model.forward.output import shifted_loss
+from loopwright.model.parts.halting import ExitGate
 from loopwright.settings import build_kind, check_kind
 from loopwright.train.objectives.losses import OBJECTIVES, exit_log_probabilities
 from loopwright.train.rollout import Plan, Rollout, rollout

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.data.batch import Batch
+from loopwright.train.devices.training_module import TrainingModule
 from loopwright.train.objectives.losses import EveryStep, Final
 from loopwright.train.objectives.penalties import PENALTIES, StateChange, Weighted
 from loopwright.train.rollout import Penalty, Plan, rollout
-from loopwright.train.training_module import TrainingModule
 from tests.cases import gap, noisy
 
 

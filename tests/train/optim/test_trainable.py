@@ -10,14 +10,14 @@ import torch
 
 import loopwright as lw
 from loopwright.run import RunFolder
-from loopwright.train.distributed import join
+from loopwright.train.devices.distributed import join
+from loopwright.train.devices.training_module import Share
 from loopwright.train.job import Job
 from loopwright.train.loop import train
 from loopwright.train.optim.optimisers import AdamW, Muon
 from loopwright.train.optim.trainable import choose, counted
-from loopwright.train.progress import Silent
+from loopwright.train.reporting.progress import Silent
 from loopwright.train.state import Progress
-from loopwright.train.training_module import Share
 from tests.train.runs import small
 
 OUROBOROS = {"kind": "preset", "name": "ouroboros-qwen2.5-3b-tiny", "changes": {"vocab_size": 15}}

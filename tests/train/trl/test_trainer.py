@@ -6,9 +6,9 @@ import torch
 import loopwright as lw
 from loopwright.settings import build_kind, merge
 from loopwright.train.depth import RULES
-from loopwright.train.log import untimed
 from loopwright.train.optim.trainable import drawn_plans
 from loopwright.train.recipe import make_recipe
+from loopwright.train.reporting.log import untimed
 from tests.generate.tiny import letter_tokenizer
 from tests.own_kinds import own_kinds
 from tests.train.objectives.test_grpo import letter_chats

@@ -1,0 +1,1 @@
+"""Verbs that measure a model: evaluate, compare, analyze."""

@@ -1,0 +1,147 @@
+"""`loopwright serve`: models behind OpenAI's HTTP interface."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from loopwright.commands.device import find_device, find_dtype
+from loopwright.commands.loading import open_model, open_tokenizer
+from loopwright.exits import one_line
+from loopwright.source import Source
+from loopwright.threads import fitting_threads
+
+PROMPT = "Once upon a time"
+SHORTEST_KEY = 8  # characters; a shorter one is guessed
+
+
+def serve(
+    sources: Sequence[str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    api_key_env: str | None = None,
+    max_rows: int = 16,
+    max_tokens: int = 8192,
+    depth: int | None = None,
+    max_depth: int | None = None,
+    max_new_tokens: int = 4096,
+    max_choices: int = 64,
+    max_queue: int = 64,
+    max_body: int = 2**20,
+    cors_origin: Sequence[str] = (),
+    drain_seconds: int = 30,
+    device: str = "cpu",
+    dtype: str = "float32",
+    tokenizer: str | None = None,
+    access_log: bool = True,
+    on_listening: Callable[[str], object] | None = None,
+) -> None:
+    """Serves models until a signal comes. What can be wrong is found before any weights are read.
+
+    `on_listening` is called with the address once the models are loaded; without `access_log` only errors are logged, to stderr.
+    """
+    try:
+        from loopwright.explore.views import EXPLORER
+        from loopwright.serve.limits import Limits
+        from loopwright.serve.models import ServedModel
+        from loopwright.serve.server import bind, run
+    except ModuleNotFoundError as error:
+        raise ValueError(f"serve: the package {error.name} is missing; pip install 'loopwright[serve]'") from None
+
+    where, kind = find_device(device), find_dtype(dtype)
+    named = name_sources(sources)
+    key = _key(api_key_env)
+    limits = Limits(max_body, max_new_tokens, max_choices, max_depth, max_queue)
+    opened = {name: Source(source) for name, source in named.items()}
+    for source in opened.values():
+        source.need_weights("serve")
+        source.config.check_depth(depth)
+    listening = bind(host, port)  # before the weights: a port that is taken is known at once
+    models: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        stack.callback(listening.close)
+        for name, source in opened.items():
+            words = open_tokenizer(source, tokenizer)
+            model = open_model(source, kind, where)
+            stack.enter_context(fitting_threads(model))
+            models[name] = ServedModel(name, model, words, limits=limits, max_rows=max_rows, max_tokens=max_tokens, depth=depth)
+            stack.callback(models[name].engine.close)
+        print(_welcome(models, listening.getsockname()[:2], api_key_env), file=sys.stderr, flush=True)
+        if on_listening is not None:
+            on_listening(_url(listening.getsockname()[:2]))
+        run(
+            models, listening,
+            limits=limits, key=key, cors=cors_origin, drain_seconds=drain_seconds, access_log=access_log, site=EXPLORER,
+        )  # fmt: skip
+        print("loopwright: stopped; every request that was begun is answered", file=sys.stderr)
+
+
+def name_sources(words: Sequence[str]) -> dict[str, str]:
+    """Returns the sources by the names they are served under: NAME=SOURCE, or the last part of a path or hub id."""
+    named: dict[str, str] = {}
+    for word in words:
+        name, sign, source = word.partition("=")
+        if not sign or Path(word).exists():
+            name, source = Path(word).resolve().name if Path(word).exists() else word.rstrip("/").rpartition("/")[2], word
+        if not name or not source:
+            raise ValueError(f"model: {word!r}; write NAME=FOLDER, or the folder alone")
+        if name in named:
+            raise ValueError(f"model: two are called {name!r}; name them, as in one={named[name]} two={source}")
+        named[name] = source
+    return named
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key or len(key) < SHORTEST_KEY:
+        state = "is not set" if not key else f"holds fewer than {SHORTEST_KEY} characters"
+        raise ValueError(f"api-key-env: the variable {variable} {state}; put the key into it")
+    return key
+
+
+def _url(address: tuple[str, int]) -> str:
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"http://{host}:{address[1]}"
+
+
+def _example(model: Any) -> tuple[str | list[int], int]:
+    """Returns a prompt that the model takes, and the tokens that fit after it. A tokenizer of a few symbols knows no story."""
+    from loopwright.serve.limits import Refusal
+
+    for text in (PROMPT, model.decode([0, 1, 2])):
+        with contextlib.suppress(Refusal):
+            ids = model.check_ids("prompt", model.encode(text))
+            return text, model.max_model_len - len(ids)
+    return [0], model.max_model_len - 1
+
+
+def _welcome(models: dict[str, Any], address: tuple[str, int], api_key_env: str | None) -> str:
+    """Returns what the user is told: where, what, how deep, and a line to try."""
+    from loopwright.serve.guard import is_loopback
+
+    url = _url(address)
+    lines = [f"loopwright: serving on {url} (Ctrl-C or SIGTERM ends it, after the answers that were begun)"]
+    for name, model in models.items():
+        depths = f"depth {model.depth} (1 to {model.max_depth} by request)" if model.max_depth > 1 else "dense"
+        lines.append(f"  {name}: {depths}, {model.max_model_len:,} tokens of context, {model.rows} sequences at a time")
+    if not is_loopback(address[0]):
+        guarded = "behind the key" if api_key_env else "WITHOUT a key: anybody who reaches this port may use it (--api-key-env)"
+        lines.append(f"  open to other machines, {guarded}")
+    first = next(iter(models.values()))
+    prompt, room = _example(first)
+    body = {"model": first.name, "prompt": prompt, "max_tokens": min(32, room), "temperature": 0}
+    if first.max_depth > 1:
+        body["depth"] = first.depth
+    bearer = f' -H "Authorization: Bearer ${api_key_env}"' if api_key_env else ""
+    asked = json.dumps(body).replace("'", "\\u0027")
+    lines.append(f"  explore it in a browser: {url}/")
+    lines += ["  try:", f"  curl {url}/v1/completions -H 'Content-Type: application/json'{bearer} -d '{asked}'"]
+    return "\n".join(one_line(line) if not line.startswith(" ") else "  " + one_line(line) for line in lines)

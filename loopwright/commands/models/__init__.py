@@ -1,0 +1,1 @@
+"""Verbs about a model itself: list, inspect, check, retrofit, push."""

@@ -1,0 +1,17 @@
+"""`loopwright push`: a model to the Hugging Face hub."""
+
+from __future__ import annotations
+
+import warnings
+
+from loopwright.commands.console import console, warn
+from loopwright.hub import push as upload
+
+
+def push(folder: str, repo: str, *, private: bool = False) -> dict[str, str]:
+    """Uploads the model of a folder, a run or a checkpoint, prints where it is, and returns that."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *place, **more: warn(message)
+        address = upload(folder, repo, private=private)
+    console().print(f"pushed: {address}", markup=False, soft_wrap=True)
+    return {"folder": folder, "repo": repo, "address": address}

@@ -1,0 +1,1 @@
+"""Verbs that train: recipes, train, demo."""

@@ -1,0 +1,293 @@
+"""What a model costs, from its config and a depth alone: parameters, FLOPs, cache bytes, activation bytes.
+
+The model is built on the meta device, so that a preset of any size takes a moment and no memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from loopwright.model.cache.cache import LoopCache
+from loopwright.model.config import LoopedConfig
+from loopwright.model.cost.count import Bench
+from loopwright.model.layers.norm import build_norm
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.parts.adapter import build_adapters
+from loopwright.model.parts.adapter.effects import BRANCHES, Adapter
+from loopwright.model.parts.adapter.target import map_shapes
+from loopwright.values import check_whole
+
+# a backward pass multiplies twice for each multiplication of the forward pass: by the weights and by the inputs
+TRAINING_FACTOR = 3
+DEFAULT_CONTEXT = 2048
+
+
+@dataclass(frozen=True)
+class Count:
+    """Parameters of one part: all of them, each counted once, and those that train."""
+
+    unique: int = 0
+    trainable: int = 0
+
+    def plus(self, parameter: nn.Parameter) -> Count:
+        """Returns the count with one parameter more."""
+        size = parameter.numel()
+        return Count(self.unique + size, self.trainable + (size if parameter.requires_grad else 0))
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """One tensor of the state dict; `tied_to` names the tensor it shares its storage with."""
+
+    name: str
+    shape: tuple[int, ...]
+    parameters: int
+    trainable: bool
+    tied_to: str | None = None
+
+
+def skeleton(config: LoopedConfig) -> LoopedForCausalLM:
+    """Returns the model of a config on the meta device: shapes and names, no values."""
+    with torch.device("meta"):
+        return LoopedForCausalLM(config)
+
+
+def parameters(config: LoopedConfig) -> dict[str, Count]:
+    """Returns the parameters by part, then in "total". A tied head has none of its own; frozen bases have their own row."""
+    counts = {name: Count() for name in ("embedding", "positions", "prelude", "core", "coda", "norms", "step norms")}
+    counts |= {name: Count() for name in ("injection", "state", *_kinds(config), "bases", "gate", "halting", "head")}
+    total = Count()
+    for name, parameter in skeleton(config).named_parameters():  # each tied tensor appears once, under its first name
+        part = _part_of(name, config)
+        counts[part] = counts[part].plus(parameter)
+        total = total.plus(parameter)
+    return counts | {"total": total}
+
+
+def _adapters(config: LoopedConfig) -> list[Adapter]:
+    with torch.device("meta"):
+        return build_adapters(config)
+
+
+def _kinds(config: LoopedConfig) -> list[str]:
+    return list(dict.fromkeys(spec["kind"] for spec in config.adapters))
+
+
+def _part_of(name: str, config: LoopedConfig) -> str:
+    top, _, rest = name.partition(".")
+    if top == "adapters":
+        index, _, inside = rest.partition(".")
+        return "bases" if inside.startswith("bases.") else config.adapters[int(index)]["kind"]
+    if top == "end_norm" and config.end_norm != "per-step":
+        return "norms"
+    return _PART_NAMES.get(top, top)
+
+
+_PART_NAMES = {
+    "embed_tokens": "embedding",
+    "embed_positions": "positions",
+    "embed_norm": "norms",
+    "norm": "norms",
+    "end_norm": "step norms",
+    "layer_post_norm": "step norms",
+    "lm_head": "head",
+}
+
+
+def tensors(config: LoopedConfig) -> list[TensorRow]:
+    """Returns the state-dict table, in the order of the state dict."""
+    model = skeleton(config)
+    first_names: dict[int, str] = {}
+    rows = []
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        tied = first_names.setdefault(id(tensor), name)
+        rows.append(TensorRow(name, tuple(tensor.shape), tensor.numel(), tensor.requires_grad, None if tied == name else tied))
+    return rows
+
+
+# FLOPs
+
+
+def pass_flops(
+    config: LoopedConfig, *, depth: int | None = None, batch: int = 1, length: int = 1, cached: int = 0
+) -> dict[str, int]:
+    """Returns the forward FLOPs of one pass over `batch` × `length` new tokens after `cached` ones, by part, then in "total".
+
+    A multiplication and its addition are two FLOPs; only matrix products count. Attention is counted in full: every query
+    meets every key up to the end of the pass, 4·T·N·H·K for each layer that runs (the causal half is half of that over a
+    long pass). So a pass over T tokens costs T times what the last of them costs alone after a cache of T − 1. The
+    exception forms something once per pass: the controller's "sequence" pooling, its style vector.
+    The answer is read out once, from the last step, for every token.
+    """
+    steps = config.check_depth(depth) if config.is_looped else 0
+    tokens, width = batch * length, config.hidden_size
+    block = 2 * tokens * sum(out * inner for out, inner in _linear_shapes(config))
+    runs = config.prelude_layers + config.coda_layers + steps * config.core_layers
+    query = config.num_attention_heads * config.head_dim
+    flops = {
+        "prelude": block * config.prelude_layers,
+        "core": block * config.core_layers * steps,
+        "coda": block * config.coda_layers,
+        "attention": 4 * tokens * (cached + length) * query * runs,
+    }
+    bench = Bench(skeleton(config), batch, length)
+    parts = bench.step_costs(steps)
+    flops["injection"] = parts["injection"].flops
+    for spec, adapter in zip(config.adapters, bench.model.adapters, strict=True):
+        flops[spec["kind"]] = flops.get(spec["kind"], 0) + bench.adapter_cost(adapter, steps).flops
+    flops |= {name: parts[name].flops for name in ("gate", "halting")}
+    flops["head"] = 2 * tokens * width * config.vocab_size
+    return flops | {"total": sum(flops.values())}
+
+
+def training_flops(config: LoopedConfig, *, depth: int | None = None, batch: int = 1, length: int = 1) -> int:
+    """Returns the FLOPs of one forward and backward pass with gradients through every step and one read-out."""
+    return TRAINING_FACTOR * pass_flops(config, depth=depth, batch=batch, length=length)["total"]
+
+
+def _linear_shapes(config: LoopedConfig) -> list[tuple[int, int]]:
+    return [shape for name, shape in map_shapes(config).items() if name not in BRANCHES]
+
+
+# bytes
+
+
+def weight_bytes(config: LoopedConfig, dtype: torch.dtype) -> int:
+    """Returns the bytes of the weights, each tied tensor once."""
+    return parameters(config)["total"].unique * dtype.itemsize
+
+
+def cache_bytes(
+    config: LoopedConfig,
+    *,
+    depth: int | None = None,
+    batch: int = 1,
+    context: int = 1,
+    policy: str = "every",
+    readings: int = 1,
+    dtype: torch.dtype,
+) -> dict[str, int]:
+    """Returns the bytes a LoopCache of `batch` × `context` tokens holds: "keys and values", "running sums" and "total".
+
+    A slot per prelude layer, per core layer of each step kept by the policy and per coda layer of each reading, with 2·Hk·K
+    numbers per token. There is one reading unless step logits are asked for (`output_steps`, or a `select` that mixes logits):
+    then there are as many as steps. The controller's prefix and chunk pooling add 2·style running sums per token and step or
+    reading, in float32 at least.
+    """
+    steps = config.check_depth(depth) if config.is_looped else 0
+    share = LoopCache(config, policy=policy).share
+    steps, readings = (n if share is None else min(n, share) for n in (steps, readings))
+    slots = config.prelude_layers + readings * config.coda_layers + steps * config.core_layers
+    tokens = batch * context
+    keys = 2 * slots * tokens * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    runs = {"prelude": 1, "core": steps, "coda": readings}
+    widths = sum(runs[adapter.stack] * adapter.cached_numbers for adapter in _adapters(config))
+    sums = tokens * widths * torch.promote_types(dtype, torch.float32).itemsize
+    return {"keys and values": keys, "running sums": sums, "total": keys + sums}
+
+
+def inference_bytes(config: LoopedConfig, *, batch: int = 1, context: int = 1, dtype: torch.dtype) -> dict[str, int]:
+    """Returns an estimate of the most activation bytes alive at once in a forward pass: in its "blocks", at its "logits".
+
+    It does not depend on the depth: only one step is alive at a time. Per token, beside the weights and the cache,
+        blocks = 5 D + max(m F, a H K + 2 Hk K − D)    (input, state, layer input, residual, normed; then MLP or attention)
+        logits = 4 D + V                               (every token read out; generation reads out only the last)
+    with m = 3 for SwiGLU and 2 otherwise, one more where an adapter makes its own update of a linear map, and a = 4 with rotary
+    positions, 2 without; 2 D less without a core; a controller holds its diagonals too. Attention is taken not to form its T × N
+    scores, as the flash and memory-efficient kernels do not.
+    """
+    width, streams, adapters = config.hidden_size, 5 if config.is_looped else 3, _adapters(config)
+    inner = (3 if config.mlp == "swiglu" else 2) + int(any(adapter.second_output for adapter in adapters))
+    heads = (4 if config.positions == "rotary" else 2) * config.num_attention_heads + 2 * config.num_key_value_heads
+    held = sum(adapter.token_numbers for adapter in adapters)
+    blocks = streams * width + max(inner * config.intermediate_size, heads * config.head_dim - width) + held
+    number = batch * context * dtype.itemsize
+    return {"blocks": number * blocks, "logits": number * ((streams - 1) * width + config.vocab_size)}
+
+
+def training_bytes(config: LoopedConfig, *, depth: int | None = None, batch: int = 1, context: int = 1, dtype: torch.dtype) -> int:
+    """Returns the activation bytes that a training pass keeps for its backward pass, all steps kept, no dropout.
+
+    Per token and run of a layer, what the products, norms and activations save is
+        2 D + 2 H K + 2 Hk K + m F + Σ norms,   m = 4 (SwiGLU), 2 (GELU) or 1 (ReLU); a norm 2 D (rms) or D (layer, simple)
+    and H float32 numbers of the softmax. Per step come the loop's norms and what injection, gate, halting and adapters keep, which
+    is counted. Once come D at the head, its norm, and V float32 log-probabilities.
+    """
+    steps = config.check_depth(depth) if config.is_looped else 0
+    width, tokens = config.hidden_size, batch * context
+    runs = config.prelude_layers + config.coda_layers + steps * config.core_layers
+    model = skeleton(config)
+    bench = Bench(model, batch, context)
+    shared = bench.norm_cost(_block_norm(config), width).kept
+    loop = 0
+    if config.end_norm in ("every", "per-step"):
+        loop += bench.norm_cost(model.end_norm, width, 0 if config.end_norm == "per-step" else None).kept
+    if config.layer_post_norm == "per-step":
+        loop += config.core_layers * bench.norm_cost(model.layer_post_norm, width, 0).kept
+    once = tokens * width + bench.norm_cost(model.norm, width).kept * (2 if config.end_norm == "last" else 1)
+    once += shared if config.embedding_norm else 0
+    numbers = runs * _layer_kept(config, bench, shared) + steps * loop + once
+    numbers += sum(cost.kept for cost in bench.step_costs(steps).values())
+    numbers += sum(bench.adapter_cost(adapter, steps).kept for adapter in model.adapters)
+    return numbers * dtype.itemsize + 4 * tokens * (runs * config.num_attention_heads + config.vocab_size)
+
+
+def _block_norm(config: LoopedConfig) -> nn.Module:
+    with torch.device("meta"):
+        return build_norm(config.norm, config.hidden_size)
+
+
+def _layer_kept(config: LoopedConfig, bench: Bench, norm: int) -> int:
+    """The numbers that one run of a layer keeps, of which `norm` is what each of its norms does."""
+    width, tokens = config.hidden_size, bench.rows * bench.length
+    query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    inner = {"swiglu": 4, "gelu": 2, "gelu_tanh": 2, "relu": 1}[config.mlp] * config.intermediate_size
+    norms = 2 * len(config.norm_placement) * norm
+    if config.qk_norm != "none":
+        norms += norm * (query + key) // width
+    return tokens * (2 * width + 2 * (query + key) + inner) + norms
+
+
+# all of it
+
+
+def survey(
+    config: LoopedConfig, *, depth: int | None, context: int | None, batch: int, dtype: torch.dtype, policy: str
+) -> dict[str, Any]:
+    """Returns all of the above for one model, depth, batch and context, as plain data.
+
+    FLOPs are those of one token at the end of the context, after a cache, and of a pass over batch × context tokens.
+    """
+    longest = config.max_position_embeddings
+    context = min(DEFAULT_CONTEXT, longest) if context is None else context
+    for name, value in (("context", context), ("batch", batch)):
+        check_whole(name, value, 1)
+    if config.positions == "learned" and context > longest:
+        raise ValueError(f"context: {context}; learned positions end at max_position_embeddings={longest}")
+    steps = config.check_depth(depth)
+    one: dict[str, Any] = {"depth": depth, "policy": policy, "dtype": dtype}
+    inference = inference_bytes(config, batch=batch, context=context, dtype=dtype)
+    return {
+        "depth": steps,
+        "context": context,
+        "batch": batch,
+        "dtype": str(dtype).removeprefix("torch."),
+        "policy": policy,
+        "parameters": {part: vars(count) for part, count in parameters(config).items()},
+        "flops": {
+            "token": pass_flops(config, depth=depth, cached=context - 1),
+            "pass": pass_flops(config, depth=depth, batch=batch, length=context),
+            "training_pass": training_flops(config, depth=depth, batch=batch, length=context),
+        },
+        "bytes": {
+            "weights": weight_bytes(config, dtype),
+            "cache_per_token": cache_bytes(config, **one),
+            "cache": cache_bytes(config, batch=batch, context=context, **one),
+            "activations_inference": {**inference, "peak": max(inference.values())},
+            "activations_training": training_bytes(config, depth=depth, batch=batch, context=context, dtype=dtype),
+        },
+    }

@@ -1,0 +1,1 @@
+"""The layers of a stack: norms, attention and the block around them."""

@@ -1,0 +1,87 @@
+"""Per-step weight updates: low-rank (B·A) and ABBA (γ·(B₁A₁) ⊙ (B₂A₂)).
+
+Targets are the block's linear maps, or its two branches as wholes ("attention", "mlp"), where the update runs beside the
+branch on the branch's input, as ASURA draws it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from loopwright.model.forward.context import Pass
+from loopwright.model.parts.adapter.effects import Adapter, Effects
+from loopwright.model.parts.adapter.target import BiasTable, Site, StepFactors, chosen_shapes, low_rank, scale_of
+from loopwright.model.parts.part import FIRST, StepIndex
+
+
+class LowRank(Adapter):
+    """y += (alpha/rank) · B_t A_t x, and with `bias` + b_t; B and b start at zero."""
+
+    per_step = True
+    unfoldable = None
+    starts_from = "factors"
+
+    def __init__(
+        self, site: Site, rank: int = 8, alpha: float | None = None, targets: str | Sequence[str] = "linears", bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.shapes = chosen_shapes(site, targets)
+        self.factors = StepFactors(site, self.shapes, rank)
+        self.scale = scale_of(alpha, rank)
+        self.biases = BiasTable(site, self.shapes if bias else {})
+
+    def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
+        def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor | None:
+            if name not in self.shapes:
+                return None
+            y = self.scale * low_rank(x, *self.factors.at(name, layer, step))
+            return y + self.biases.at(name, layer, step) if name in self.biases else y
+
+        return Effects(update=update)
+
+    @property
+    def targets(self) -> Sequence[str]:
+        return list(self.shapes)
+
+    def fold(self, name: str, leaf: str, layer: int, dtype: torch.dtype) -> Tensor | None:
+        if leaf == "weight" and name in self.shapes:
+            b, a = self.factors.at(name, layer, FIRST)
+            return self.scale * (b.to(dtype) @ a.to(dtype))
+        return self.biases.at(name, layer, FIRST).to(dtype) if leaf == "bias" and name in self.biases else None
+
+
+class ABBA(Adapter):
+    """y += γ · ((B₁A₁) ⊙ (B₂A₂)) x by the Khatri–Rao factors, never the full matrix; B₂ starts at zero.
+
+    With B*[i, ab] = B₁[i, a] B₂[i, b] and A*[ab, j] = A₁[a, j] A₂[b, j] the product is γ · B* (A* x), at rank₁·rank₂.
+    """
+
+    per_step = True
+
+    def __init__(
+        self, site: Site, rank1: int = 8, rank2: int = 8, gamma: float = 1.0, targets: str | Sequence[str] = "linears"
+    ) -> None:
+        super().__init__()
+        self.shapes = chosen_shapes(site, targets)
+        self.gamma = gamma
+        self.first = StepFactors(site, self.shapes, rank1, zero=False)
+        self.second = StepFactors(site, self.shapes, rank2)
+
+    def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
+        def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor | None:
+            if name not in self.shapes:
+                return None
+            factors = self.first.at(name, layer, step) + self.second.at(name, layer, step)
+            return hadamard_product(x, *factors, gamma=self.gamma)
+
+        return Effects(update=update)
+
+
+def hadamard_product(x: Tensor, b1: Tensor, a1: Tensor, b2: Tensor, a2: Tensor, *, gamma: float) -> Tensor:
+    """Returns γ · ((b1 a1) ⊙ (b2 a2)) x for x [..., in] without forming the [out, in] product."""
+    a = (a1.unsqueeze(-2) * a2.unsqueeze(-3)).flatten(-3, -2)
+    b = (b1.unsqueeze(-1) * b2.unsqueeze(-2)).flatten(-2)
+    return gamma * low_rank(x, b, a)

@@ -1,0 +1,124 @@
+"""How old and new state mix at the end of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from loopwright.model.parts.part import ANY_NUMBER, Part, StepIndex
+from loopwright.settings import Kinds
+
+if TYPE_CHECKING:
+    from loopwright.model.config import LoopedConfig
+
+
+EPS = 1e-6  # of what the grown gate sees
+
+
+class Gate(Part):
+    """How old and new state mix. Abstract: a kind is built from the config."""
+
+    def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
+        """Returns the state after the step."""
+        raise NotImplementedError
+
+    @classmethod
+    def fitted(cls, options: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        """Returns the options with which a model that is made to loop `depth` times starts, where they say nothing."""
+        return dict(options)
+
+
+class ReplaceGate(Gate):
+    """s′ = new."""
+
+    def __init__(self, config: LoopedConfig) -> None:
+        super().__init__()
+
+    def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
+        return new
+
+
+class LinearGate(Gate):
+    """A gate that is read off both states: W [D, 2D] zero and b at `bias` at the start. Abstract."""
+
+    ranges: ClassVar = {"bias": ANY_NUMBER}
+
+    def __init__(self, config: LoopedConfig, bias: float) -> None:
+        super().__init__()
+        self.start_bias = bias
+        self.weight = nn.Parameter(torch.empty(config.hidden_size, 2 * config.hidden_size))
+        self.bias = nn.Parameter(torch.empty(config.hidden_size))
+
+    @classmethod
+    def least_parameters(cls, config: LoopedConfig) -> int:
+        return 2 * config.hidden_size**2
+
+    def start(self) -> None:
+        nn.init.zeros_(self.weight)
+        nn.init.constant_(self.bias, self.start_bias)
+
+
+class LearnedGate(LinearGate):
+    """s′ = g ⊙ new + (1 − g) ⊙ old, g = σ(W [new; old] + b), starting at W = 0 and b = bias (Ouroboros: −2, so g = 0.12)."""
+
+    def __init__(self, config: LoopedConfig, bias: float = -2.0) -> None:
+        super().__init__(config, bias)
+
+    def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
+        g = torch.sigmoid(F.linear(torch.cat([new, old], dim=-1), self.weight, self.bias))
+        return g * new + (1 - g) * old
+
+
+class GrownGate(LinearGate):
+    """s′ = new at step 0, then s′ = old + g ⊙ (new − old), g = tanh(W [n(new); n(old)] / √(2D) + b), from W = 0, b = bias.
+
+    n divides by the root mean square: a pretrained residual stream has channels of hundreds, and W would saturate g in one
+    update. With a bias of 0 every step after the first one changes nothing at the start, so that a model is at every depth what
+    it is at depth 1; unlike a gate that is shut by a saturated σ, it has its whole gradient there.
+    """
+
+    counts_steps = True
+
+    def __init__(self, config: LoopedConfig, bias: float = 0.0) -> None:
+        super().__init__(config, bias)
+
+    def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
+        if isinstance(step.t, int) and step.t == 0:
+            return new
+        width = new.shape[-1]
+        seen = torch.cat([F.rms_norm(x, (width,), None, EPS) for x in (new, old)], dim=-1) * (2 * width) ** -0.5
+        g = torch.tanh(F.linear(seen, self.weight, self.bias))
+        grown = old + g * (new - old)
+        if isinstance(step.t, int):
+            return grown
+        return torch.where((step.t == 0).to(new.device)[:, None, None], new, grown)
+
+
+class MixGate(Gate):
+    """s′ = w · new + (1 − w) · old with a fixed w (damped looping)."""
+
+    ranges: ClassVar = {"weight": (0, 1, False)}
+
+    def __init__(self, config: LoopedConfig, weight: float = 0.5) -> None:
+        super().__init__()
+        if not 0 < weight <= 1:
+            raise ValueError(f"gate (mix): weight {weight}; allowed: above 0, at most 1")
+        self.weight = weight
+
+    def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
+        return torch.lerp(old, new, self.weight)
+
+    @classmethod
+    def fitted(cls, options: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        return {"weight": 1 / depth, **options}  # the damped steps together go as far as one whole one
+
+
+GATES = Kinds(
+    "gate",
+    {"none": ReplaceGate, "learned": LearnedGate, "grown": GrownGate, "mix": MixGate},
+    inherits=Gate, offers=["forward"], given=["config"],
+)  # fmt: skip

@@ -1,0 +1,170 @@
+"""Learned halting: how much of the answer each step gives, per token. Trained later; the probability maths lives here.
+
+Exit gate (Ouro): λ_t = σ(w·s_t + b), p_t = λ_t ∏_{u<t}(1 − λ_u); the last step takes what is left, its λ unused.
+ACT (Graves 2016): steps count until the halting values sum to 1 − eps; the last one gets the remainder R; ponder cost N + R.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from loopwright.model.parts.part import ABOVE_ZERO, ANY_NUMBER, Part
+from loopwright.settings import Kinds
+
+if TYPE_CHECKING:
+    from loopwright.model.config import LoopedConfig
+
+
+class HaltingHead(Part):
+    """A halting value per token and step. Abstract: `mixes` says what the probabilities weight, "logits" or "states".
+
+    `threshold` is the cumulative probability at which `select="hub"` leaves, where logits are mixed. `eps` is what the sum of the
+    halting values may lack of 1 when a token halts, where states are mixed.
+    """
+
+    mixes: ClassVar[str | None]
+    threshold: float = 1.0
+    eps: float = 0.0
+
+    def value(self, s: Tensor) -> Tensor:
+        """Returns the halting value [B, T, 1] of the state after a step."""
+        raise NotImplementedError
+
+    def values(self, states: Sequence[Tensor]) -> Tensor:
+        """Returns the halting values [B, T, depth] of all steps' states."""
+        return torch.cat([self.value(s) for s in states], dim=-1)
+
+    def logit(self, s: Tensor) -> Tensor:
+        """Returns the logit of the halting value [B, T, 1]; a kind that has it before its sigmoid gives that."""
+        return torch.logit(self.value(s))
+
+    def forward(self, halt: Tensor) -> Tensor:
+        """Returns the probability of each step, [B, T, depth] for values [B, T, depth]; each row sums to 1."""
+        raise NotImplementedError
+
+    def exit_step(self, probabilities: Tensor, threshold: float | None = None) -> Tensor:
+        """Returns [B, T]: the first step whose cumulative probability reaches the threshold, else the last (the hub's rule)."""
+        reached = probabilities.cumsum(-1) >= (self.threshold if threshold is None else threshold)
+        last = probabilities.shape[-1] - 1
+        return torch.where(reached.any(-1), reached.float().argmax(-1), last)
+
+    def ponder_cost(self, halt: Tensor) -> Tensor:
+        """Returns what the steps taken cost per token [B, T], for values [B, T, depth]; a kind need not have one."""
+        raise NotImplementedError
+
+
+class NoHalting(HaltingHead):
+    """Every step runs and the last one answers."""
+
+    mixes = None
+
+    def __init__(self, config: LoopedConfig) -> None:
+        super().__init__()
+
+
+class ExitGate(HaltingHead):
+    """Ouro's exit gate; `threshold` is the cumulative probability at which `select="hub"` leaves."""
+
+    mixes = "logits"
+    ranges: ClassVar = {"threshold": ABOVE_ZERO}
+
+    def __init__(self, config: LoopedConfig, threshold: float = 1.0) -> None:
+        super().__init__()
+        self.threshold = threshold
+        self.proj = nn.Linear(config.hidden_size, 1)
+
+    def value(self, s: Tensor) -> Tensor:
+        """Returns λ [B, T, 1] of the state after a step."""
+        return torch.sigmoid(self.proj(s))
+
+    def logit(self, s: Tensor) -> Tensor:
+        return self.proj(s)
+
+    def forward(self, halt: Tensor) -> Tensor:
+        """Returns p [B, T, depth] for λ [B, T, depth]; each row sums to 1."""
+        one = torch.ones_like(halt[..., :1])
+        survive = torch.cat([one, (1 - halt[..., :-1]).cumprod(-1)], dim=-1)
+        return survive * torch.cat([halt[..., :-1], one], dim=-1)
+
+
+class MeanOfStates(HaltingHead):
+    """ACT's weights, whatever gives the halting values: the answer is the mean of the states by halting weight. Abstract."""
+
+    mixes = "states"
+
+    def forward(self, halt: Tensor) -> Tensor:
+        """Returns the weights [B, T, depth] for h [B, T, depth]: h while running, the remainder at the halting step, 0 after;
+        each row sums to 1."""
+        before, stop = self._stop(halt)
+        steps = torch.arange(halt.shape[-1], device=halt.device)
+        remainder = 1 - before
+        return torch.where(steps < stop[..., None], halt, torch.where(steps == stop[..., None], remainder, 0.0))
+
+    def ponder_cost(self, halt: Tensor) -> Tensor:
+        """Returns N + R per token [B, T] for h [B, T, depth]. Its gradient raises h: thinking longer costs more."""
+        before, stop = self._stop(halt)
+        remainder = 1 - before.gather(-1, stop[..., None])[..., 0]
+        return (stop + 1) + remainder
+
+    def _stop(self, halt: Tensor) -> tuple[Tensor, Tensor]:
+        total = halt.cumsum(-1)
+        before = total - halt
+        reached = total >= 1 - self.eps
+        stop = torch.where(reached.any(-1), reached.float().argmax(-1), halt.shape[-1] - 1)
+        return before, stop
+
+
+class AdaptiveComputation(MeanOfStates):
+    """ACT: the halting value is a linear map of the state."""
+
+    ranges: ClassVar = {"bias": ANY_NUMBER, "eps": (0, 1, True)}
+
+    def __init__(self, config: LoopedConfig, bias: float = 1.0, eps: float = 0.01) -> None:
+        super().__init__()
+        self.start_bias = bias
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(1, config.hidden_size))
+        self.bias = nn.Parameter(torch.empty(1))
+
+    def start(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+        nn.init.constant_(self.bias, self.start_bias)
+
+    def value(self, s: Tensor) -> Tensor:
+        """Returns the halting value h [B, T, 1] of the state after a step."""
+        return torch.sigmoid(nn.functional.linear(s, self.weight, self.bias))
+
+
+class Halter(MeanOfStates):
+    """The Ouroboros halter: ACT whose halting value is an MLP of the state, with two layers of `width` before its last one.
+
+    The last layer starts at 0 with `bias`, so that every token halts at the same step at first (−2: h = 0.12, after 9 steps).
+    """
+
+    ranges: ClassVar = {"width": (1, 2**16, True), "bias": ANY_NUMBER, "eps": (0, 1, True)}
+
+    def __init__(self, config: LoopedConfig, width: int = 256, bias: float = -2.0, eps: float = 0.01) -> None:
+        super().__init__()
+        self.start_bias = bias
+        self.eps = eps
+        self.first, self.second = nn.Linear(config.hidden_size, width), nn.Linear(width, width)
+        self.last = nn.Linear(width, 1)
+
+    def start(self) -> None:
+        nn.init.zeros_(self.last.weight)
+        nn.init.constant_(self.last.bias, self.start_bias)
+
+    def value(self, s: Tensor) -> Tensor:
+        """Returns the halting value h [B, T, 1] of the state after a step."""
+        return torch.sigmoid(self.last(nn.functional.silu(self.second(nn.functional.silu(self.first(s))))))
+
+
+HALTINGS = Kinds(
+    "halting",
+    {"none": NoHalting, "exit": ExitGate, "act": AdaptiveComputation, "halter": Halter},
+    inherits=HaltingHead, offers=["mixes", "value", "forward"], given=["config"],
+)  # fmt: skip

@@ -1,0 +1,93 @@
+"""The model compiled for training: the step as one function, prelude and coda as one each, documents by blocks of attention."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from loopwright.metrics.dual import product
+from loopwright.model.forward.context import Pass
+from loopwright.model.fused.offer import can_compile
+from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.parts.adapter.effects import Adaptation
+from loopwright.model.parts.part import FIRST
+from loopwright.untrusted import first_line
+
+# one shape of batch each: with a hook, without, without a gradient; per-step tables multiply that by their steps
+GRAPHS = 256
+NARROWEST_HEAD = 16
+
+
+def choose(asked: bool | str, device: torch.device, *, alike: bool) -> tuple[bool, str | None]:
+    """Returns whether a run compiles, and what there is to say of it. `alike`: all batches have one shape, as those of text have;
+    where lengths vary, each would be compiled anew."""
+    if isinstance(asked, bool):
+        return asked, None
+    if device.type != "cuda" or not alike:
+        return False, None
+    if not can_compile():
+        return False, "compile: auto leaves the model as it is written: Triton and a C compiler (gcc, clang) must be installed"
+    return True, "compile: auto compiles the model on cuda, so the first update takes a minute (compile: false: as it is written)"
+
+
+class CompiledStacks:
+    """Prelude and coda compiled, for the passes of training; the core is part of its step."""
+
+    def __init__(self, model: LoopedForCausalLM, *, block_masks: bool) -> None:
+        _allow_graphs()
+        self.block_masks = block_masks
+        self.layers = torch.compile(model.run_layers, dynamic=False)
+
+    def takes(self, stack: str, adapt: Adaptation | None) -> bool:
+        """Says whether a stack runs here, with what its adapters do at the step."""
+        return stack != "core" and adapt is None
+
+    def run(self, stack: str, x: Tensor, p: Pass, step: int | Tensor) -> Tensor:
+        """Returns what the layers of a stack make of x."""
+        return self.layers(stack, x, replace(p, fused=None), FIRST)
+
+
+def has_block_attention(model: LoopedForCausalLM) -> bool:
+    """Returns whether attention by blocks serves a model: torch's has no dropout, no backward pass on a CPU, no narrower heads."""
+    return model.device.type == "cuda" and not model.config.dropout and model.config.head_dim >= NARROWEST_HEAD
+
+
+class CompiledStep:
+    """The model's step, compiled, and its product with the Jacobian by dual numbers, compiled too where the compiler can follow.
+    Where no part counts steps all of them share one graph, else each has its own."""
+
+    def __init__(self, model: LoopedForCausalLM) -> None:
+        _allow_graphs()
+        self.counts_steps = model.config.counts_steps
+        self.step = torch.compile(model.step, dynamic=False)
+
+        def dual(s: Tensor, v: Tensor, e: Tensor, t: int, p: Pass) -> tuple[Tensor, Tensor]:
+            return product(lambda x: model.step(x, e, t, p), s, v)
+
+        self.plain_dual, self.dual = dual, torch.compile(dual, dynamic=False, fullgraph=True)
+
+    def __call__(self, s: Tensor, e: Tensor, t: int, p: Pass) -> Tensor:
+        """Returns the state after step t."""
+        return self.step(s, e, t if self.counts_steps else 0, p)
+
+    def product(self, s: Tensor, v: Tensor, e: Tensor, t: int, p: Pass) -> tuple[Tensor, Tensor]:
+        """Returns the state after step t and J v, the derivative of the step along v."""
+        # seconds of imports, which what is not compiled need not wait for
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+        t = t if self.counts_steps else 0
+        try:
+            return self.dual(s, v, e, t, p)
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            if self.dual is self.plain_dual:
+                raise
+            warnings.warn(f"the Jacobian's product is not compiled: {first_line(error)}", stacklevel=2)
+            self.dual = self.plain_dual
+        return self.dual(s, v, e, t, p)
+
+
+def _allow_graphs() -> None:
+    torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, GRAPHS)

@@ -1,0 +1,48 @@
+"""`loopwright compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import loopwright as lw
+from loopwright.commands.evaluation.compare import compare, parse_pair
+from tests.train.runs import PLAIN
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    lw.train({**PLAIN, "updates": 2}, out=folder, progress=False)
+    return str(folder)
+
+
+def test_one_run_at_two_depths(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(compare(run, run, depths="3,1").results) == 2
+    printed = capsys.readouterr().out
+    assert "paired over 8 rows" in printed and "3 / 1" in printed and "exact match" in printed
+
+
+def test_a_text(run: str, tmp_path: Path) -> None:
+    (tmp_path / "sums.txt").write_text("12+34=64§" * 4)
+    found = compare(run, run, depths="1,2", texts=[f"mine={tmp_path / 'sums.txt'}"], context=8)
+    assert [result.text for result in found.results] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("words", "depths"), [(None, None), ("4", 4), ("8,1", (8, 1)), (" 2 , 3", (2, 3))]
+)  # fmt: skip
+def test_depths(words: str | None, depths: int | tuple[int, int] | None) -> None:
+    assert parse_pair(words) == depths
+
+
+@pytest.mark.parametrize("words", ["", "0", "a", "1,2,3", "1,", "-1"])
+def test_depths_that_are_none(words: str) -> None:
+    with pytest.raises(ValueError, match=r"give one depth for both \(4\), or one for each \(8,1\)"):
+        parse_pair(words)
+
+
+def test_data_and_text_are_one_too_many(run: str) -> None:
+    with pytest.raises(ValueError, match="--data or --text, one of them"):
+        compare(run, run, data="demo-plain", texts=["x.txt"])

@@ -1,0 +1,108 @@
+"""`evaluate --tasks` as a verb: tables, files that are not replaced by less, figures, and what is refused in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loopwright.cli import main
+from loopwright.commands.evaluation import tasks as module
+from loopwright.evaluate import harness
+from loopwright.evaluate.tasks import TaskReport, task_report
+from tests.generate.tiny import save_model
+
+pytestmark = pytest.mark.usefixtures("unlaid")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Two tasks as they would come from lm-eval, which may not be here; tests/evaluate/test_harness.py runs it."""
+    asked: list[dict[str, Any]] = []
+
+    def measure(model: Any, tokenizer: Any, names: list[str], depths: list[int], **options: Any) -> dict[str, TaskReport]:
+        asked.append({"names": names, "depths": depths, **options})
+        facts = {"source": options["source"], "dtype": "float32", "data": "quiz.jsonl"}
+        right = [[True, False]] * len(depths)
+        bits = [[(-2.0, 1), (-3.0, 2)]] * len(depths)
+        return {
+            "quiz": task_report("quiz", depths, {"acc": [0.5] * len(depths)}, {"acc": right}, **facts),
+            "book": task_report(
+                "book", depths, {"bits_per_byte": [5 / 3 / 0.6931471805599453] * len(depths)}, {"bits_per_byte": bits}, **facts
+            ),
+        }
+
+    monkeypatch.setattr(module, "measure", measure)
+    monkeypatch.setattr(module, "need_lm_eval", lambda: None)
+    monkeypatch.setattr(module, "check_names", lambda names, folder: None)  # tests/evaluate/test_task_index.py asks for real ones
+    return asked
+
+
+def test_tables_files_and_figures(
+    model: str, measured: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: dict[str, Any] = {"task_data": "folder", "out": str(tmp_path)}
+    module.evaluate_tasks(model, " quiz, book,quiz", depths="1,2", shots=0, rows=2, **given)
+    assert measured[0] | {"progress": None} == {
+        "names": ["quiz", "book"], "depths": [1, 2], "folder": "folder", "shots": 0, "limit": 2, "batch": None, "source": model,
+        "progress": None,
+    }  # fmt: skip
+    assert "quiz: 2 questions (quiz.jsonl)" in capsys.readouterr().out
+    kept = tmp_path / "eval" / "task-quiz-shots-0-rows-2.json"
+    assert TaskReport.load(kept).depth == (1, 2)
+    figures = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert figures == {"tasks-quiz-book-shots-0-rows-2.svg", "tasks-quiz-book-shots-0-rows-2-bits_per_byte.svg"}
+    with pytest.raises(ValueError, match="1 of its 2 depths are not asked for now"):
+        module.evaluate_tasks(model, "quiz", depths="1", shots=0, rows=2, **given)
+    assert len(measured) == 1  # told before the work
+
+
+def test_json_has_the_rows_and_the_rates(
+    model: str, measured: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["evaluate", model, "--tasks", "quiz,book", "--depths", "1,2", "--out", str(tmp_path), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert end.value.code == 0 and found["results"]["quiz"][1] == pytest.approx(
+        {"depth": 2, "acc": 0.5, "acc_low": 0.0945312, "acc_high": 0.9054688}, abs=1e-6
+    )
+    assert found["tasks"]["quiz"]["rates"][0]["overthinking"] == 0 and found["tasks"]["book"]["rates"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--shots", "-1"], "shots must be a whole number >= 0 (got -1)"),
+        (["--rows", "0"], "rows: 0; allowed: at least 1"),
+        (["--depths", "x"], "depths: 'x'"),
+        (["--text", "a.txt"], "--tasks with options of texts, splits or exits"),
+        (["--depths", "0"], "depths: '0'"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_2(
+    model: str, measured: list[dict[str, Any]], words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["evaluate", model, "--tasks", "quiz", *words])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and said in error and len(error.splitlines()) == 1
+
+
+def test_where_lm_eval_is_not_installed_one_line_says_so(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = importlib.util.find_spec
+    monkeypatch.setattr(harness, "find_spec", lambda name: None if name == "lm_eval" else there(name))
+    with pytest.raises(SystemExit) as end:
+        main(["evaluate", model, "--tasks", "quiz"])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and "tasks: lm-eval is not installed; pip install 'loopwright[eval]'" in error
+    assert len(error.splitlines()) == 1

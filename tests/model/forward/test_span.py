@@ -1,0 +1,121 @@
+"""Where tokens stand: every tensor of a span against a slow reading of the same rows, whole or in cached chunks."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import loopwright as lw
+from loopwright.model.cache.cache import LoopCache
+from loopwright.model.forward.context import Pass, Place
+from loopwright.model.forward.span import place_tokens
+
+CONFIG = lw.preset("ouro-1.4b-tiny")
+
+
+@st.composite
+def packed_rows(draw):
+    """Rows of equal length: documents one after the other, padding anywhere, and where to cut the row into passes."""
+    length, rows = draw(st.integers(1, 9)), draw(st.integers(1, 3))
+    valid, segments = [], []
+    for _ in range(rows):
+        steps = draw(st.lists(st.integers(0, 1), min_size=length, max_size=length))
+        segments.append(torch.tensor(steps).cumsum(0).tolist())
+        valid.append(draw(st.lists(st.booleans(), min_size=length, max_size=length)))
+    cuts = sorted(draw(st.sets(st.integers(1, max(length - 1, 1)), max_size=3))) if length > 1 else []
+    return valid, segments, cuts
+
+
+def slow(valid: list[bool], segments: list[int]) -> tuple[list[set[int]], list[int], list[int]]:
+    """Returns for each token the keys it sees, its position and its ordinal, by definition."""
+    seen, positions, ordinals = [], [], []
+    for i in range(len(valid)):
+        # a padding token belongs to the document of the last real token before it
+        own = next((segments[j] for j in range(i, -1, -1) if valid[j]), None)
+        document = [j for j in range(i + 1) if valid[j] and segments[j] == own]
+        seen.append(set(document) | {i})
+        positions.append(max(len(document) - 1, 0))
+        ordinals.append(max(len(document), 1))
+    return seen, positions, ordinals
+
+
+@settings(max_examples=60, deadline=None)
+@given(packed_rows())
+def test_chunked_spans_equal_the_definition(case):
+    valid, segments, cuts = case
+    rows, length = len(valid), len(valid[0])
+    mask, ids = torch.tensor(valid), torch.tensor(segments)
+    values = torch.randn(rows, length, 2, dtype=torch.float64)
+    cache = LoopCache(CONFIG)
+    start = 0
+    for end in [*cuts, length]:
+        if end == start:
+            continue
+        span = place_tokens(
+            rows, end - start, torch.device("cpu"), cache=cache,
+            attention_mask=mask[:, :end], segment_ids=ids[:, start:end],
+        )  # fmt: skip
+        cache.reserve(span, 1, values)
+        p = Pass(span, None, None, True, cache)
+        carried = cache.carried_sum("x", Place("core", 0, 0), p, values)
+        sums = span.document_sum(values[:, start:end], carried)
+        cache.write_sum("x", Place("core", 0, 0), sums, p)
+        visible, causal = span.mask(None)
+        ordinal = span.ordinal().expand(rows, -1)
+        for b in range(rows):
+            seen, positions, ordinals = slow(valid[b], segments[b])
+            for i in range(start, end):
+                if visible is None:
+                    keys = set(range(i + 1)) if causal or end - start == 1 else None
+                else:
+                    keys = set(visible.expand(rows, -1, -1, -1)[b, 0, i - start].nonzero().flatten().tolist())
+                assert keys == seen[i]
+                assert span.positions.expand(rows, -1)[b, i - start] == positions[i]
+                if valid[b][i]:
+                    assert ordinal[b, i - start] == ordinals[i]
+                    document = sorted(seen[i])
+                    assert torch.allclose(sums[b, i - start], values[b, document].sum(0), atol=1e-5)
+                    for back in range(ordinals[i]):
+                        at = span.back(torch.full((rows, end - start), back))[b, i - start]
+                        assert at == document[-1 - back]
+        cache.advance(span)
+        start = end
+    assert cache.length == length
+
+
+def test_plain_rows_need_no_tensors():
+    span = place_tokens(3, 5, torch.device("cpu"), attention_mask=torch.ones(3, 5))
+    assert span.plain
+    assert span.mask(None) == (None, True)
+    assert span.positions.tolist() == [[0, 1, 2, 3, 4]]
+    one = place_tokens(3, 1, torch.device("cpu"))
+    assert one.mask(None) == (None, False)
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+def test_sliding_window(offset):
+    cache = LoopCache(CONFIG)
+    if offset:
+        first = place_tokens(1, offset, torch.device("cpu"), cache=cache)
+        cache.reserve(first, 1, torch.empty(0))
+        cache.advance(first)
+    span = place_tokens(1, 5, torch.device("cpu"), cache=cache)
+    visible, _ = span.mask(3)
+    for i in range(5):
+        at = offset + i
+        assert visible[0, 0, i].nonzero().flatten().tolist() == list(range(max(0, at - 2), at + 1))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"attention_mask": torch.ones(2, 4)}, r"attention_mask: shape \(2, 4\); allowed: \(2, 5\)"),
+        ({"attention_mask": torch.ones(2, 1, 5, 5)}, "attention_mask: shape"),
+        ({"position_ids": torch.zeros(2, 3)}, "position_ids: shape"),
+        ({"segment_ids": torch.zeros(1, 5)}, "segment_ids: shape"),
+        ({"segment_ids": torch.full((2, 5), -1)}, "segment_ids: negative"),
+    ],
+)
+def test_wrong_shapes_are_named(inputs, words):
+    with pytest.raises(ValueError, match=words):
+        place_tokens(2, 5, torch.device("cpu"), **inputs)

@@ -1,0 +1,113 @@
+"""What a terminal is told, and how Ctrl-C is heard."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loopwright.run import RunFolder
+from loopwright.train.reporting import progress as module
+from loopwright.train.reporting.progress import Silent, StopRequest, Terminal, in_words, truncation_in_words
+from loopwright.train.state import Progress
+from tests.train.runs import small
+
+ROW: dict[str, Any] = {"update": 2, "loss": 1.5, "depth": [3, 4], "grad_norm": 0.5, "lr": 1e-3, "targets": 8, "tokens": 40}
+SEEN: dict[str, Any] = {
+    "valid": {1: {"loss": 2.0, "exact": 0.25}, 4: {"loss": 1.0, "exact": None}},
+    "radius": {"radius_mean": 0.875},
+    "truncation": {"grad_steps": 3, "depth": 8, "contraction": 0.5},
+}
+
+
+def test_a_terminal_hears_of_everything_that_matters(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    reporter, progress = Terminal("mine", every=0.0), Progress(update=3, skipped=1)
+    reporter.prepare("tokenising train", 1000, 5000)
+    reporter.start(small(), RunFolder(tmp_path), progress)
+    reporter.validation(SEEN, progress)
+    reporter.update(ROW, progress, 0.5)
+    reporter.update({**ROW, "reward": 0.25}, progress, 0.5)
+    reporter.update({**ROW, "loss": float("nan"), "depth": [1, 2, 3, 4, 5], "skipped": True}, progress, 0.5)
+    reporter.end(progress, tmp_path / "checkpoints" / "00000003", stopped=True)
+    reporter.close()
+    said = capsys.readouterr().err
+    assert all(line.startswith("mine: ") for line in said.splitlines())
+    for words in (
+        "tokenising train: 1,000 of 5,000", "reward 0.25  depth 3, 4", "by depth 1: 25.0 %, 4: 1.000", "spectral radius 0.875",
+        "loss 1.5000  depth 3, 4  ρ 0.88  80 tokens/s", "update 2 skipped: loss nan, gradient norm 0.5 at depth 1, 2, 3, 4 …",
+        "stopped after 3 updates (1 skipped); saved in",
+    ):  # fmt: skip
+        assert words in said, words
+    assert "loss nan  " not in said, "the running loss forgets what is not a number"
+
+
+def test_lines_come_now_and_then_where_there_is_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = Terminal("mine", every=1000.0)
+    for _ in range(5):
+        reporter.update(ROW, Progress(update=3), 0.5)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_line_says_how_far_the_run_is_and_how_long_the_rest_takes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    reporter = Terminal("mine", every=5.0)
+    reporter.start(small({"updates": 1210}), RunFolder(tmp_path), Progress(update=10))  # a resumed run counts from where it goes on
+    now[0] += 40.0
+    reporter.update(ROW, Progress(update=210), 0.2)
+    reporter.close()
+    assert "mine: update 210 of 1,210 (3 min 20 s left): loss 1.5" in capsys.readouterr().err
+    assert [in_words(t) for t in (3.6, 61, 7500, 360000)] == ["4 s", "1 min 1 s", "2 h 5 min", "100 h 0 min"]
+
+
+def test_truncation_is_said_with_what_it_leaves_out() -> None:
+    assert "last 3 steps" in truncation_in_words(SEEN["truncation"]) and "1.2e-01" in truncation_in_words(SEEN["truncation"])
+    assert "does not shrink" in truncation_in_words({"grad_steps": 3, "depth": 8, "contraction": 1.25})
+
+
+def test_quiet_keeps_the_notes(tmp_path: Path) -> None:
+    reporter = Silent()
+    reporter.note("a line")
+    reporter.prepare("x", 1, None)
+    reporter.start(small(), RunFolder(tmp_path), Progress())
+    reporter.update(ROW, Progress(), 1.0)
+    reporter.validation(SEEN, Progress())
+    reporter.end(Progress(), tmp_path, stopped=False)
+    reporter.close()
+    assert reporter.notes == ["a line"]
+
+
+def test_the_first_control_c_asks_and_the_same_key_press_told_twice_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with StopRequest() as stop:
+        assert not stop
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop
+        os.kill(os.getpid(), signal.SIGTERM)  # at once, as from a launcher: the same request
+        time.sleep(0.05)
+        assert stop
+    assert signal.getsignal(signal.SIGINT) is before
+    assert capsys.readouterr().err.count("stopping after this update") == 1
+
+
+def test_a_polite_kill_asks_too_and_other_threads_cannot(capsys: pytest.CaptureFixture[str]) -> None:
+    with StopRequest(told=False) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop and capsys.readouterr().err == ""
+    found = []
+
+    def elsewhere() -> None:
+        with StopRequest() as stop:
+            found.append(bool(stop))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [False]
