@@ -30,10 +30,16 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def replayed(call: Callable[[], object]) -> Callable[[], object]:
-    """Returns the call as it is timed: on a GPU one replayed graph, so that what is compared is the device's work."""
+    """Returns the call as it is timed: on a GPU one replayed graph, so that what is compared is the device's work.
+
+    It is captured on the present stream, if that is not the default one: leaves of an autograd graph belong to the stream that
+    first used them, and all captures that share them must run there.
+    """
     if not torch.cuda.is_available():
         return call
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.current_stream()
+    if stream == torch.cuda.default_stream():
+        stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):  # compiles and warms up
             call()
