@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 import loopwright as lw
-from benchmarks.pairs import seconds
+from benchmarks.decode import SMALL
+from benchmarks.pairs import report, seconds
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.running import EngineStats
 from loopwright.engine.scheduler import Scheduler
@@ -148,3 +149,36 @@ def early_exit(
                 "new_tokens": new, "mean_steps": exits.mean_depth, "bound": bound, "of_bound": ratio["ratio"] / bound, **ratio,
             })  # fmt: skip
     return rows
+
+
+@torch.no_grad()
+def agreeing(**changes: Any) -> lw.LoopedForCausalLM:
+    """Returns a random model of Ouro-1.4B's shape whose every depth says the same: all drafts hold, and states come to rest.
+
+    Its passes cost what those of any weights cost, so it shows what the engine makes of the best a model could do.
+    """
+    model = lw.build("ouro-1.4b", **changes).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            parameter.zero_()
+    return model
+
+
+def main() -> None:
+    """Prints P18 and P19 of a model that agrees with itself: of full size in bfloat16 on a GPU, else small on one core."""
+    draw = torch.Generator().manual_seed(0)
+    if torch.cuda.is_available():
+        with torch.device("cuda"):
+            name, new, model = "ouro-1.4b, every depth alike", 64, agreeing().to(torch.bfloat16)  # type: ignore[call-arg]
+    else:
+        torch.set_num_threads(1)
+        name, new, model = "ouro-small, every depth alike", 16, agreeing(**SMALL)
+    prompts = torch.randint(model.config.vocab_size, (16, 16), generator=draw).tolist()
+    rows = speculation(name, model, prompts[:1], depth=8, new=new, pairs=5)
+    rows += early_exit(name, model, prompts[:1], ["change:0.5", "entropy:100"], depth=8, new=new // 2, pairs=5, many=prompts)
+    for row in rows:
+        report(row.pop("benchmark"), row)
+
+
+if __name__ == "__main__":
+    main()
