@@ -15,7 +15,9 @@ SETTINGS = (
     "H200, bf16, 32 × 1,024 tokens |",
     "the same, documents kept apart / not | H200, bf16 |",
     "a training update at random depth with the Jacobian penalty / without | H200, TF32, finite difference |",
-    "the same on Ouro-1.4B's shape at depth 4 (random weights), finite difference | H200, bf16 |",
+    "the same with the exact product | H200, TF32 |",
+    "an update at depth 4, at depth 8, with the exact product / without: as written; compiled | H200, TF32 |",
+    "the penalty on Ouro-1.4B's shape at depth 4 (random weights), finite difference | H200, bf16 |",
     "an update of the addition study / the public code, fixed depth 4; depth 10 with its penalty | H200, TF32 both |",
     "a rematerialised loop / plain, depth 16, Huginn's kind; one-layer addition model | H200, fp32 |",
     "a layer modulated at rank 32 / frozen, d = 768; with the controller that makes the diagonals | one CPU thread; H200, bf16 |",
@@ -46,11 +48,7 @@ def claims() -> Iterator[str]:
         speed = only("decode/fused-decode-h200.jsonl", loop="graph", rows=rows)["tokens_per_s"]
         yield cell(f"{speed:,.0f} tokens/s, {share_of_bound(rows):.2f} of the {bound}")
     yield from text_training()
-    update = "P4 STARS update / random-depth update, fd"
-    written, compiled = (
-        only("training/jacobian-h200.jsonl", benchmark=update, compiled=compiled)["ratio"] for compiled in (False, True)
-    )
-    yield cell(f"{written:.3f} as written, {compiled:.3f} compiled")
+    yield from jacobian()
     ouro = only("training/ouro-cost-h200.jsonl", benchmark="Table 4: penalty / fine-tuning at depth 4", mode="fd")
     yield cell(f"{ouro['ratio']:.2f}")
     parts = []
@@ -67,11 +65,26 @@ def claims() -> Iterator[str]:
     yield memory()
 
 
+def jacobian() -> Iterator[str]:
+    """Yields what the penalty costs: an update by finite difference and with the exact product, then single steps."""
+
+    def ratio(benchmark: str, compiled: bool, **more: object) -> float:
+        rows = "training/jacobian-again-h200.jsonl"
+        return float(only(rows, benchmark=benchmark, compiled=compiled, dropout=0.0, **more)["ratio"])
+
+    for mode in ("fd", "exact"):
+        update = f"P4 STARS update / random-depth update, {mode}"
+        yield cell(f"{ratio(update, False):.3f} as written, {ratio(update, True):.3f} compiled")
+    shares = [[ratio(f"{p} JSRR step / plain step, exact", how, depth=d) for p, d in STEPS] for how in (False, True)]
+    yield cell("; ".join(f"{first:.2f}, {second:.2f}" for first, second in shares))
+
+
 def share_of_bound(rows: int) -> float:
     """Returns how much of the memory bandwidth decoding reaches on an H200, with so many rows."""
     return float(only("decode/fused-decode-h200.jsonl", loop="graph", rows=rows)["share_of_bound"])
 
 
+STEPS = (("P1", 4), ("P2", 8))
 FIXED, RELEASED = {"depth": 4, "penalty": None}, {"depth": 10, "penalty": "released"}
 REMAT = "training/remat-h200.jsonl"
 REMAT_CPU = "training/remat-own-cpu.jsonl"  # torch's checkpoint, which is `step` now, beside the `step` of before
