@@ -15,6 +15,7 @@ from torch import Tensor
 
 from loopwright.engine.passes import Passes
 from loopwright.engine.tick_graph import SHORTEST, captured
+from loopwright.engine.trail import Trail
 from loopwright.model.cache.fixed_rows import FixedRows
 from loopwright.model.cache.pool import KeyPool, Row
 from loopwright.model.forward.context import Pass, open_pass
@@ -26,7 +27,9 @@ from loopwright.model.parts.state import signed
 if TYPE_CHECKING:
     from loopwright.model.fused.stack import FusedStacks
 
-START, STEP, SEED = range(3)  # what the device is told of each row, after the positions of its tokens
+# what the device is told of each row, after the positions of its tokens: its first cell in the stack, its step, the seed of its
+# state and, where states that were kept are read, the first cells of these and of the inputs
+START, STEP, SEED, STATES, INPUTS = range(5)
 
 
 class PassGraphs(Passes):
@@ -45,7 +48,7 @@ class PassGraphs(Passes):
             self.lie = lie
 
     def _begin(self) -> None:
-        self.passes: dict[tuple[str, int, int, int], CapturedPass] = {}
+        self.passes: dict[tuple[str, bool, int, int, int], CapturedPass] = {}
         self.fused: dict[tuple[int, int], FusedStacks | None] = {}
         self.kept = [*self.model.parameters(), *self.model.buffers()]  # what a graph reads must not be freed under it
 
@@ -56,44 +59,61 @@ class PassGraphs(Passes):
         own = self.model.state.seed
         each = [signed(own if seed is None else seed) for seed in seeds]
         tokens = [torch.tensor(list(some), device=self.pool.device) for some in ids]
-        e, s = self._run("prelude", rows, first, [0] * len(rows), each, tokens)
+        e, s = self._run("prelude", rows, first, list(map(len, ids)), [0] * len(rows), [(seed, 0, 0) for seed in each], [tokens])
         return e, s
 
     def step(
         self, rows: Sequence[Row], first: Sequence[int], states: Sequence[Tensor], inputs: Sequence[Tensor], steps: Sequence[int]
     ) -> list[Tensor]:
         """Returns the states [T, D] of each row's tokens after its step."""
-        (s,) = self._run("core", rows, first, steps, [0] * len(rows), states, inputs)
+        (s,) = self._run("core", rows, first, list(map(len, states)), steps, [(0, 0, 0)] * len(rows), [states, inputs])
         return s
 
     def features(
         self, rows: Sequence[Row], first: Sequence[int], states: Sequence[Tensor], readings: Sequence[int]
     ) -> list[Tensor]:
         """Returns what the head reads of the states of each row's tokens [T, D], as its reading says."""
-        coda = bool(self.pool.layers["coda"])
-        groups = [row.readings.index(reading) if coda else 0 for row, reading in zip(rows, readings, strict=True)]
-        (y,) = self._run("coda", rows, first, groups, [0] * len(rows), states)
+        lengths, groups = list(map(len, states)), self._readings(rows, readings)
+        (y,) = self._run("coda", rows, first, lengths, groups, [(0, 0, 0)] * len(rows), [states])
         return y
 
+    def step_trails(self, trails: Sequence[Trail], first: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> None:
+        """Runs a step of the tokens of each row from `first` to its end, from the states that were kept, and keeps the new ones."""
+        sources = [(0, trail.row.cell("core", t - 1), trail.input_cell) for trail, t in zip(trails, steps, strict=True)]
+        self._run("core", [trail.row for trail in trails], first, _lengths(first, ends), steps, sources)
+
+    def read_trails(
+        self, trails: Sequence[Trail], first: Sequence[int], ends: Sequence[int], readings: Sequence[int]
+    ) -> list[Tensor]:
+        """Returns what the head reads of the kept states of each row's tokens [T, D], as its reading says."""
+        rows = [trail.row for trail in trails]
+        sources = [(0, row.cell("core", t - 1), 0) for row, t in zip(rows, readings, strict=True)]
+        (y,) = self._run("coda", rows, first, _lengths(first, ends), self._readings(rows, readings), sources)
+        return y
+
+    def _readings(self, rows: Sequence[Row], readings: Sequence[int]) -> list[int]:
+        coda = bool(self.pool.layers["coda"])
+        return [row.readings.index(reading) if coda else 0 for row, reading in zip(rows, readings, strict=True)]
+
     def _run(
-        self, stack: str, rows: Sequence[Row], first: Sequence[int], groups: Sequence[int], seeds: Sequence[int],
-        *given: Sequence[Tensor],
+        self, stack: str, rows: Sequence[Row], first: Sequence[int], lengths: Sequence[int], groups: Sequence[int],
+        told: Sequence[tuple[int, int, int]], given: Sequence[Sequence[Tensor]] | None = None,
     ) -> tuple[list[Tensor], ...]:  # fmt: skip
-        lengths = [len(x) for x in given[0]]
         length = 1 << (max(lengths) - 1).bit_length()
         end = max(a + count for a, count in zip(first, lengths, strict=True))
         shape = 1 if len(rows) == 1 else self.rows, length, max(SHORTEST, length, 1 << (end - 1).bit_length())
         columns = []
-        for row, a, count, group, seed in zip(rows, first, lengths, groups, seeds, strict=True):
+        for row, a, count, group, numbers in zip(rows, first, lengths, groups, told, strict=True):
             if self.pool.layers[stack]:
                 row.place(stack, group, a, count)
-            columns.append([*range(a, a + count), *[a + count - 1] * (length - count), row.cell(stack, group), group, seed])
+            columns.append([*range(a, a + count), *[a + count - 1] * (length - count), row.cell(stack, group), group, *numbers])
         columns += columns[:1] * (shape[0] - len(rows))
-        # from pinned memory a copy waits for nothing
-        numbers = torch.tensor(list(zip(*columns, strict=True)), device="cpu", pin_memory=self.pool.device.type == "cuda")
-        if (stack, *shape) not in self.passes:
-            self.passes[stack, *shape] = CapturedPass(self, stack, shape)
-        made = self.passes[stack, *shape].play(numbers, given)
+        # from pinned memory a copy waits for nothing, and torch does not give the memory away again before the copy is done
+        table = torch.tensor(list(zip(*columns, strict=True)), device="cpu", pin_memory=self.pool.device.type == "cuda")
+        key = stack, given is None, *shape
+        if key not in self.passes:
+            self.passes[key] = CapturedPass(self, stack, shape, kept=given is None)
+        made = self.passes[key].play(table, given or ())
         return tuple([x[i, :count] for i, count in enumerate(lengths)] for x in made)
 
     def fixed_pass(self, stack: str, numbers: Tensor, length: int, reach: int) -> Pass:
@@ -127,25 +147,49 @@ class PassGraphs(Passes):
             return (model.step(given[0], given[1], steps, p),)
         return (model.features(given[0], p, reading=0),)
 
+    def run_kept(self, stack: str, numbers: Tensor, p: Pass) -> tuple[Tensor, ...]:
+        """Runs a pass from kept states, as it is captured; those after a step are kept in turn."""
+        (inputs, states), first = self.pool.states, len(numbers) - 1 - INPUTS
+        positions = numbers[:first].T
+        given = [states[numbers[first + STATES, :, None] + positions]]
+        if stack != "core":
+            return self.run(stack, numbers, p, given)
+        (new,) = self.run(stack, numbers, p, [*given, inputs[numbers[first + INPUTS, :, None] + positions]])
+        states.index_copy_(0, (numbers[first + START, :, None] + positions).flatten(), new.flatten(0, 1).to(states.dtype))
+        return ()
+
+
+def _lengths(first: Sequence[int], ends: Sequence[int]) -> list[int]:
+    return [end - a for a, end in zip(first, ends, strict=True)]
+
 
 class CapturedPass:
-    """One stack at one shape: a graph, with what it reads and leaves; or, where it cannot be captured, the pass as it is."""
+    """One stack at one shape: a graph, with what it reads and leaves; or, where it cannot be captured, the pass as it is.
 
-    def __init__(self, graphs: PassGraphs, stack: str, shape: tuple[int, int, int]) -> None:
+    It reads the tokens that it is given or, where `kept`, states and inputs that the pool holds.
+    """
+
+    def __init__(self, graphs: PassGraphs, stack: str, shape: tuple[int, int, int], *, kept: bool) -> None:
         rows, length, reach = shape
         device = graphs.pool.device
-        state = graphs.pool.keys["core"].new_zeros(rows, length, graphs.model.config.hidden_size)
-        ids = torch.zeros(rows, length, dtype=torch.long, device=device)
-        self.given = [ids] if stack == "prelude" else [state.clone() for _ in range(2 if stack == "core" else 1)]
-        self.numbers = torch.zeros(length + 3, rows, dtype=torch.long, device=device)
+        self.given: list[Tensor] = []
+        if not kept:
+            state = graphs.pool.keys["core"].new_zeros(rows, length, graphs.model.config.hidden_size)
+            ids = torch.zeros(rows, length, dtype=torch.long, device=device)
+            self.given = [ids] if stack == "prelude" else [state.clone() for _ in range(2 if stack == "core" else 1)]
+        self.numbers = torch.zeros(length + 1 + INPUTS, rows, dtype=torch.long, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.made: tuple[Tensor, ...] = ()
         self._name = f"the {stack} of {length} tokens"
-        self._run = lambda: graphs.run(stack, self.numbers, graphs.fixed_pass(stack, self.numbers, length, reach), self.given)
-        self._begun = False
 
-    def play(self, numbers: Tensor, given: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """Returns what the pass makes of the tokens that are given, without waiting for the device."""
+        def run() -> None:
+            p = graphs.fixed_pass(stack, self.numbers, length, reach)
+            self.made = graphs.run_kept(stack, self.numbers, p) if kept else graphs.run(stack, self.numbers, p, self.given)
+
+        self._run, self._begun = run, False
+
+    def play(self, numbers: Tensor, given: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+        """Returns what the pass makes of its tokens, without waiting for the device; the next one like it writes over it."""
         self.numbers.copy_(numbers, non_blocking=True)
         for held, each in zip(self.given, given, strict=True):
             if len({len(x) for x in each}) == 1:  # in one go
@@ -157,12 +201,9 @@ class CapturedPass:
                     held[i, len(x) :] = x[-1]
             held[len(each) :] = held[:1]
         if not self._begun:  # now, since what is written meanwhile is what is written anyway
-            self.graph, self._begun = captured(self._keep, self.numbers.device, self._name), True
+            self.graph, self._begun = captured(self._run, self.numbers.device, self._name), True
         if self.graph is None:
-            self._keep()
+            self._run()
         else:
             self.graph.replay()
-        return [x.clone() for x in self.made]  # the next pass writes over them
-
-    def _keep(self) -> None:
-        self.made = self._run()
+        return self.made

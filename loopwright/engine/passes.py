@@ -1,6 +1,7 @@
 """Passes: the prelude, a step or the coda over the next tokens of some rows, of each row as many as it brings.
 
 A prompt brings many tokens, an early exit those that left before a step that is needed now, a draft all that wait to be verified.
+What is returned holds until the next pass.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from loopwright.engine.trail import Trail
 from loopwright.model.cache.pool import KeyPool, Row
 from loopwright.model.cache.rows import PooledRows
 from loopwright.model.forward.context import Pass, open_pass
@@ -79,6 +81,21 @@ class Passes:
             return (self.model.features(s, p, reading=own[0] if len(set(own)) == 1 else RowSteps(own, s.device)),)
 
         return [y for (y,) in self._by_length(rows, first, list(map(len, states)), run)]
+
+    def step_trails(self, trails: Sequence[Trail], first: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> None:
+        """Runs a step of the tokens of each row from `first` to its end, from the states that were kept, and keeps the new ones."""
+        rows, places = [trail.row for trail in trails], list(zip(trails, first, ends, steps, strict=True))
+        inputs = [trail.inputs[a:end] for trail, a, end, _ in places]
+        made = self.step(rows, first, [trail.states(t, a, end) for trail, a, end, t in places], inputs, steps)
+        for (trail, a, _, t), new in zip(places, made, strict=True):
+            trail.keep(t, a, new)
+
+    def read_trails(
+        self, trails: Sequence[Trail], first: Sequence[int], ends: Sequence[int], readings: Sequence[int]
+    ) -> list[Tensor]:
+        """Returns what the head reads of the kept states of each row's tokens [T, D], as its reading says."""
+        states = [trail.states(t, a, end) for trail, a, end, t in zip(trails, first, ends, readings, strict=True)]
+        return self.features([trail.row for trail in trails], first, states, readings)
 
     def seeds(self, asked: Iterable[int | None]) -> Tensor:
         """Returns the seeds of first states as a tensor."""

@@ -46,6 +46,11 @@ class RequestOptions:
         return self.exit is not None or self.draft_depth is not None
 
     @property
+    def looks(self) -> bool:
+        """Whether the tokens of this request are read out after every step: its rule asks for it, or the caller."""
+        return self.exit is not None and (self.exit.reads_out or bool(self.step_tokens))
+
+    @property
     def readings(self) -> tuple[int, ...]:
         """The depths at which the coda reads tokens of this request."""
         if self.exit is not None:

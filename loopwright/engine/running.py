@@ -34,7 +34,7 @@ class Running:
     phase: str = "prefill"  # then "embed", "core" and again "embed"; "drained" once the last token is drawn
     trail: Trail | None = None  # where tokens are not all equally deep
     memory: dict[str, Any] = field(default_factory=dict)  # of the exit rule, about the present token
-    drafts: list[int] = field(default_factory=list)  # tokens that are not verified yet
+    drafts: list[Tensor] = field(default_factory=list)  # tokens that are not verified yet, on the device
     said: list[Ranked] = field(default_factory=list)  # what each step of the present token would have said, where asked
     draft_depth: int | None = None  # of this round, None where it drafts nothing
     draft_tokens: int = 1  # that this round verifies
@@ -83,6 +83,12 @@ class Running:
         return self.draft_depth is not None and len(self.drafts) + 1 < min(self.draft_tokens, left)
 
     @property
+    def draws_largest(self) -> bool:
+        """Whether its next token is the largest logit and nothing else is asked about it: a captured tick draws it."""
+        wish = self.request.wish
+        return not (wish.sampling.changes_scores or wish.logprobs or wish.constraint or wish.step_tokens)
+
+    @property
     def limit(self) -> int:
         """The steps after which the present token is read out at the latest."""
         return self.draft_depth or self.steps if self.drafting else self.steps
@@ -124,12 +130,23 @@ class Fetched:
         return [tensor.tolist() for tensor in self.tensors]
 
 
+class Arrived:
+    """Values that are on the host already."""
+
+    def __init__(self, *columns: list[Any]) -> None:
+        self.columns = list(columns)
+
+    def read(self) -> list[list[Any]]:
+        """Returns them."""
+        return self.columns
+
+
 @dataclass(eq=False)
 class DrawnTokens:
     """Tokens that were drawn and not yet read, with whether their logits were finite."""
 
     rows: list[Running]
-    drawn: Fetched
+    drawn: Fetched | Arrived
     scores: Scores | None
     depths: list[int]
     said: list[list[Ranked]] | None = None

@@ -15,14 +15,15 @@ from torch import Tensor
 
 from loopwright.engine.pass_graphs import PassGraphs
 from loopwright.engine.passes import Passes
+from loopwright.engine.prefill import prefill
 from loopwright.engine.prefix import Prefixes, Weights
 from loopwright.engine.request import Request
 from loopwright.engine.running import DrawnTokens, EngineStats, Fetched, Running
-from loopwright.engine.scores import score, score_prompts
-from loopwright.engine.speculation import AUTO, DraftChoice
+from loopwright.engine.scores import score
+from loopwright.engine.speculation import DraftChoice
 from loopwright.engine.tick_graph import SHORT_PROMPT, TickGraphs
 from loopwright.engine.trail import Trail, read_trails, step_trails
-from loopwright.engine.uneven import begin_round, draft, keep_even, leaving, verified
+from loopwright.engine.uneven import add_drafts, begin_round, count_round, draft, keep_even, leaving, verified
 from loopwright.generate.constraint import ConstraintError
 from loopwright.generate.sampling import Draw, TokenCounts, sample
 from loopwright.model.cache.pool import KeyPool, Row
@@ -86,13 +87,15 @@ class Scheduler:
         self.ran.ticks += 1
         self._unread.append([])
         self._prefill()
-        if self.graphs is not None:
-            self.graphs.play(self.running)  # what follows counts it, and reads its tokens
-        self._embed([run for run in self.running if run.phase == "embed"])
+        entering = [run for run in self.running if run.phase == "embed"]
+        self._begin(entering)
+        stepped, read = (set(), set()) if self.graphs is None else self.graphs.play(self.running)  # what follows counts it
+        self._embed(entering)
         inside = [run for run in self.running if run.phase == "core"]
-        self._step([run for run in inside if run.trail is None and run.t < run.steps])
-        self._step_uneven([run for run in inside if run.trail is not None])
-        self._read_out([run for run in inside if run.trail is None and run.t == run.steps])
+        even = [run for run in inside if run.trail is None]
+        self._step([run for run in even if run.t < run.steps])
+        self._read_out([run for run in even if run.t == run.steps])
+        self._step_uneven([run for run in inside if run.trail is not None], stepped, read)
         while len(self._unread) > self.lag or (self._unread and not any(run.phase != "drained" for run in self.running)):
             self._read_tokens(self._unread.pop(0))
 
@@ -152,7 +155,8 @@ class Scheduler:
         run = Running(request, row, self.free_slots[-1], row.steps, counts, grammar, version)
         if wish.uneven:
             mixes = wish.exit is not None and wish.exit.mixes
-            run.trail = Trail(row.capacity, row.steps, self.state, coda=bool(self.pool.layers["coda"]), mixes=mixes)
+            states = self.state if self.graphs is None else self.graphs.start
+            run.trail = Trail(self.pool, row, states[run.slot], mixes=mixes)
             self._end_prefill(run)
         elif not wish.prompt_logprobs:  # what is copied is not scored
             running = [other.held for other in self.running if other.trail is None]
@@ -175,62 +179,14 @@ class Scheduler:
     # the three stages
 
     def _prefill(self) -> None:
-        """Runs at most `chunk` prompt tokens, oldest requests first; rows of equal length and depth go together."""
-        left = self.chunk
-        groups: dict[tuple[int, int, bool, str | None], list[Running]] = {}
-        for run in self.running:
-            rest = run.to_prefill - run.prefilled
-            if run.phase == "prefill" and left > 0:
-                count = min(rest, left)
-                left -= count
-                keys = None if run.trail is None else run.request.wish.exit_keys
-                groups.setdefault((count, run.steps, count == rest, keys), []).append(run)
-        for (count, steps, last, keys), runs in groups.items():
-            if keys is None:
-                self._prefill_group(runs, count, steps, last)
-            else:
-                self._prefill_uneven(runs, count, steps, keys)
-
-    def _prefill_group(self, runs: list[Running], count: int, steps: int, last: bool) -> None:
-        rows, first, e, start = self._enter(runs, count)
-        *_, s = self.passes.unroll(rows, first, start, e, steps)
-        scored = any(run.request.wish.prompt_logprobs for run in runs)
-        if last or scored or self.pool.layers["coda"]:  # the coda keeps keys of every token
-            features = self.passes.features(rows, first, s, [run.request.wish.depth for run in runs])
-        if scored:
-            score_prompts(self.model, runs, features)
-        self._count_prefilled(runs, count)
-        if last:
-            self._draw(runs, self.model.lm_head(torch.stack([y[-1] for y in features])))
-
-    def _prefill_uneven(self, runs: list[Running], count: int, steps: int, keys: str) -> None:
-        """Runs prompt tokens at full depth and keeps their states, for readings that later tokens may ask for."""
-        rows, first, e, start = self._enter(runs, count)
-        for t, s in enumerate(self.passes.unroll(rows, first, start, e, steps)):
-            for run, own in zip(runs, s, strict=True):
-                assert run.trail is not None
-                run.trail.keep(t, run.prefilled, own)
-            # the last reading as a plain prefill makes it; the others are filled when a token asks, unless keys are copied there
-            scored = t + 1 == steps and any(run.request.wish.prompt_logprobs for run in runs)
-            if scored or (self.pool.layers["coda"] and (keys == "copy" or t + 1 == steps)):
-                features = self.passes.features(rows, first, s, [t + 1] * len(runs))
-            if scored:
-                score_prompts(self.model, runs, features)
-        self._count_prefilled(runs, count)
-
-    def _enter(self, runs: list[Running], count: int) -> tuple[list[Row], list[int], list[Tensor], list[Tensor]]:
-        """Returns the rows, where their next `count` prompt tokens stand, and their inputs and first states."""
-        rows, first = [run.row for run in runs], [run.prefilled for run in runs]
-        wishes = [run.request.wish for run in runs]
-        ids = [wish.prompt[a : a + count] for wish, a in zip(wishes, first, strict=True)]
-        return rows, first, *self.passes.embed(rows, first, ids, [wish.state_seed for wish in wishes])
-
-    def _count_prefilled(self, runs: list[Running], count: int) -> None:
-        self.ran.prefill_tokens += count * len(runs)
-        for run in runs:
-            run.prefilled += count
-            if run.trail is not None:
-                self._end_prefill(run)
+        for runs, count, logits in prefill(self.passes, self.running, self.chunk):
+            self.ran.prefill_tokens += count * len(runs)
+            for run in runs:
+                run.prefilled += count
+                if run.trail is not None:
+                    self._end_prefill(run)
+            if logits is not None:
+                self._draw(runs, logits)
 
     def _end_prefill(self, run: Running) -> None:
         """Lets the last prompt token of an uneven row go the way of the tokens that follow, once all others are run."""
@@ -238,21 +194,26 @@ class Scheduler:
             self.token[run.slot] = run.request.wish.prompt[-1]
             run.phase = "embed"
 
+    def _begin(self, runs: list[Running]) -> None:
+        """Lets rows begin their next token."""
+        for run in runs:
+            run.t, run.memory, run.said = 0, {}, []
+            if run.request.wish.draft_depth is not None and not run.drafts:
+                begin_round(self.model, run, self.choices)
+
     def _embed(self, runs: list[Running]) -> None:
         if not runs:
             return
-        at = [run.slot for run in runs]
         if self.graphs is None:
-            p = self._pass(runs)
+            at, p = [run.slot for run in runs], self._pass(runs)
             e = self.model.run_prelude(self.model.token_vectors(self.token[at]), p)
             self.input[at], self.state[at] = e, self._start(runs, e, p)
+            for run in runs:
+                if run.trail is not None:
+                    run.trail.begin(run.offset, self.input[run.slot], self.state[run.slot])
         self.ran.preludes += 1
-        for i, run in enumerate(runs):
-            run.t, run.phase, run.memory, run.said = 0, "core", {}, []
-            if run.request.wish.draft_depth is not None and not run.drafts:
-                begin_round(self.model, run, self.choices)
-            if run.trail is not None:
-                run.trail.begin(run.offset, self.input[at[i]], self.state[at[i]])
+        for run in runs:
+            run.phase = "core"
 
     def _step(self, runs: list[Running]) -> None:
         if not runs:
@@ -266,42 +227,83 @@ class Scheduler:
         for run in runs:
             run.t += 1
 
-    def _step_uneven(self, runs: list[Running]) -> None:
-        """Runs a step of rows with exits or drafts, and reads out those that are through."""
+    def _step_uneven(self, runs: list[Running], stepped: set[Running], read: set[Running]) -> None:
+        """Runs a step of rows with exits or drafts, and reads out those that are through; some have taken it in the tick's graph,
+        and some of these were read out there."""
+        if not runs:
+            return
         before = sum(run.work for run in runs)
-        moved = step_trails(self.passes, [run for run in runs if run.t < run.limit])
-        self.ran.row_steps += len(moved)
+        step_trails(self.passes, [run for run in runs if run not in stepped])
+        for run in runs:
+            if run in stepped:
+                run.t += 1
+                run.work += 1
+        self.ran.row_steps += len(runs)
         self.ran.token_steps += sum(run.work for run in runs) - before
-        read = dict(leaving(self.passes, [entry for entry in moved if entry[0].request.wish.exit is not None]))
-        if read:
-            self._draw(list(read), torch.stack(list(read.values())))
-            for run in read:
-                keep_even(self.pool, run)
         at_end = [run for run in runs if run.request.wish.draft_depth is not None and run.t == run.limit]
-        for run, logits in read_trails(self.passes, at_end, lambda run: 1 if run.drafting else len(run.drafts) + 1):
-            if run.drafting:
-                draft(run, logits, self.token)
-            else:
-                self._verify(run, logits)
+        drafting = [run for run in at_end if run.drafting]
+        self._verify([run for run in at_end if not run.drafting], read)
+        self._read_drafts(drafting, read)
+        self._leave([run for run in runs if run.request.wish.exit is not None], stepped, read)
 
-    def _verify(self, run: Running, logits: Tensor) -> None:
+    def _read_drafts(self, runs: list[Running], read: set[Running]) -> None:
+        """Draws drafts. They stay on the device, as drawn tokens do, until they are verified."""
+        others = [run for run in runs if run not in read]
+        for run, logits in read_trails(self.passes, others, lambda run: 1):
+            draft([run], logits, self.token)
+        inside = [run for run in runs if run in read]
+        if not inside or self.graphs is None:
+            return
+        plain = [run for run in inside if run.draws_largest]
+        if plain:  # their tokens are where the next prelude takes them from
+            drawn = self.graphs.greedy.clone()
+            add_drafts(plain, [drawn[run.slot] for run in plain])
+        others = [run for run in inside if not run.draws_largest]
+        if others:
+            draft(others, self.graphs.logits[[run.slot for run in others]], self.token)
+
+    def _leave(self, runs: list[Running], stepped: set[Running], read: set[Running]) -> None:
+        """Draws the tokens that follow those that leave the loop now."""
+        if not runs:
+            return
+        graphs = self.graphs
+        known = {} if graphs is None else {run: graphs.logits[run.slot] for run in runs if run in read}
+        found, others = leaving(self.passes, runs, known)
+        gone = [*found, *others]
+        if graphs is not None:
+            self._draw_captured([run for run in found if run in known], graphs)
+            alone = [run for run in others if run in stepped and graphs.can_read(run, run.t)]
+            graphs.launch([], [], [(run, run.t) for run in alone])  # all else that the tick has read is drawn
+            self._draw_captured(alone, graphs)
+            others = [run for run in others if run not in alone]
+        rest = {run: logits[None] for run, logits in found.items() if run not in known}
+        rest.update(read_trails(self.passes, others, lambda run: 1))
+        if rest:
+            self._draw(list(rest), torch.cat(list(rest.values())))
+        for run in gone:
+            keep_even(self.pool, run)
+
+    def _verify(self, runs: list[Running], read: set[Running]) -> None:
         """Draws what full depth says after each draft, and goes on after the first that differs."""
-        tokens, count = verified(run, logits)
-        wish = run.request.wish
-        scores = score(logits[:count], tokens[:count], wish.top_logprobs) if wish.logprobs else None
-        finite = logits.isfinite().all(-1)[:count]
-        self._unread[-1].append(DrawnTokens([run] * count, Fetched(tokens[:count], finite), scores, [run.t] * count))
-        self.ran.verified += 1
-        self.ran.drafted += len(run.drafts)
-        self.ran.accepted += count - 1
-        self.ran.tried += min(count, len(run.drafts))
-        if run.drafts and run.draft_depth is not None:
-            key = (run.draft_depth, run.draft_tokens)
-            self.ran.rounds[key] = self.ran.rounds.get(key, 0) + 1
-        if wish.draft_depth == AUTO:
-            self.choices[run.steps].learn(run.draft_depth if run.drafts else None, len(run.drafts), count - 1)
-        self.token[run.slot] = tokens[count - 1]
-        self._count(run, tokens[:count])
+        for run in runs:
+            if not run.drafts:
+                count_round(run, 0, self.ran, self.choices)
+        if self.graphs is not None:
+            self._draw_captured([run for run in runs if run in read], self.graphs)
+        pairs = read_trails(self.passes, [run for run in runs if run not in read], lambda run: len(run.drafts) + 1)
+        alone = {run: logits for run, logits in pairs if not run.drafts}
+        if alone:
+            self._draw(list(alone), torch.cat(list(alone.values())))
+        if len(alone) == len(pairs):
+            return
+        drafted = [(run, logits) for run, logits in pairs if run not in alone]
+        for run, tokens, logits, said in verified(*zip(*drafted, strict=True)):
+            wish, count = run.request.wish, len(tokens)
+            scores = score(logits, tokens, wish.top_logprobs) if wish.logprobs else None
+            self._unread[-1].append(DrawnTokens([run] * count, said, scores, [run.t] * count))
+            count_round(run, count - 1, self.ran, self.choices)
+            self.token[run.slot] = tokens[-1]
+            self._count(run, tokens)
 
     def _read_out(self, runs: list[Running]) -> None:
         if not runs:
@@ -325,17 +327,7 @@ class Scheduler:
             if run.in_prompt:
                 run.prefilled, run.phase = run.prefilled + 1, "embed"
                 self.ran.prefill_tokens += 1
-        wishes = [(run, run.request.wish) for run in ends]
-        plain = [run for run, wish in wishes if not (wish.sampling.changes_scores or wish.logprobs or wish.constraint)]
-        if plain:  # their tokens are where the next prelude takes them from
-            for run in plain:
-                self._count(run, graphs.greedy[:1])
-            drawn = Fetched(graphs.greedy, graphs.finite)
-            depths = [run.request.wish.depth for run in plain]
-            self._unread[-1].append(DrawnTokens(plain, drawn, None, depths, places=[run.slot for run in plain]))
-        if len(plain) < len(ends):
-            others = [run for run in ends if run not in plain]
-            self._draw(others, graphs.logits[[run.slot for run in others]])
+        self._draw_captured(ends, graphs)
 
     def _pass(self, runs: Sequence[Running]) -> Pass:
         """Returns the pass of the present tokens of some rows."""
@@ -346,6 +338,19 @@ class Scheduler:
         return self.model.start_state(e, p, None if all(seed is None for seed in seeds) else self.passes.seeds(seeds))
 
     # tokens
+
+    def _draw_captured(self, runs: list[Running], graphs: TickGraphs) -> None:
+        """Draws the next token of rows that a captured tick has read out: mostly it is drawn already."""
+        plain = [run for run in runs if run.draws_largest]
+        if plain:  # their tokens are where the next prelude takes them from
+            for run in plain:
+                self._count(run, graphs.greedy[:1])
+            drawn = Fetched(graphs.greedy, graphs.finite)
+            depths = [run.request.wish.depth if run.trail is None else run.t for run in plain]
+            self._unread[-1].append(DrawnTokens(plain, drawn, None, depths, places=[run.slot for run in plain]))
+        if len(plain) < len(runs):
+            others = [run for run in runs if run not in plain]
+            self._draw(others, graphs.logits[[run.slot for run in others]])
 
     def _draw(self, runs: list[Running], logits: Tensor) -> None:
         """Draws the next token of each row. It stays on the device, where the next prelude takes it from."""

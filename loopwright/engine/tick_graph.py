@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from loopwright.engine.running import Running
+from loopwright.engine.trail import misses_none
 from loopwright.model.cache.fixed_rows import FixedRows
 from loopwright.model.cache.pool import KeyPool
 from loopwright.model.forward.context import Pass, open_pass
@@ -32,8 +33,9 @@ _CAPTURING = threading.Lock()
 SHORTEST = 256  # keys; a tick is captured for rows of up to so many, then for up to twice as many
 SHORT_PROMPT = 16  # tokens; prompts up to this length go through the captured ticks: a prefill is launched kernel by kernel
 # what the device is told of each row: the row that it repeats (itself, if it takes part), whether it takes part, where its token
-# stands, its step, its first cell in the stack at hand, its token (-1: the one that was drawn last) and the seed of its state
-SOURCE, ACTIVE, POSITION, STEP, START, GIVEN, SEED = range(7)
+# stands, its step, its first cell in the stack at hand, its token (-1: the one that was drawn last), the seed of its state and the
+# cell where its input or its state is kept for later steps (that of nobody, where it is not)
+SOURCE, ACTIVE, POSITION, STEP, START, GIVEN, SEED, KEPT = range(8)
 
 
 class TickGraphs:
@@ -45,8 +47,8 @@ class TickGraphs:
         self.logits = state.new_zeros(self.rows, model.config.vocab_size, dtype=model.lm_head.weight.dtype)
         self.greedy = torch.zeros(self.rows, dtype=torch.long, device=self.device)
         self.finite = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
-        self.parts: dict[str, Callable[[Tensor, Pass], None]] = {"prelude": self._embed, "core": self._step, "coda": self._read_out}
-        self.ticks: dict[tuple[tuple[str, ...], int], CapturedTick] = {}
+        self.start = torch.zeros_like(state)  # before the first step, of rows with a trail
+        self.ticks: dict[tuple[tuple[str, ...], int, bool], CapturedTick] = {}
         self.fused: dict[int, FusedStacks | None] = {}
         self.rotary: dict[int, tuple[Tensor, Tensor] | None] = {}
         self.lie: int | None = None  # a number for where the weights lie
@@ -58,26 +60,41 @@ class TickGraphs:
             self._begin()
             self.lie = lie
 
-    def play(self, running: Sequence[Running]) -> None:
-        """Queues what rows need of this tick: preludes of all, steps and read-outs of those whose tokens are equally deep.
+    def play(self, running: Sequence[Running]) -> tuple[set[Running], set[Running]]:
+        """Queues what rows need of this tick, and returns those that take a step in it and those of them that are read out.
 
-        Input and state of the rows follow from it; `logits` of what was read, their largest (`greedy`) and whether they are
-        `finite` stand in the places of their rows until the next reading.
+        These are the preludes of all, and steps and read-outs of tokens before which no token is less deep. Input and state of the
+        rows follow from it; `logits` of what was read, their largest (`greedy`) and whether they are `finite` stand in the places
+        of their rows until the next reading.
         """
         embedding = [run for run in running if run.phase == "embed"]
-        stepping = [run for run in running if run.phase in ("embed", "core") and run.trail is None]
-        reading = [run for run in stepping if _step(run) + 1 == run.steps]
-        if not self.pool.layers["coda"] and not any(run.answers_next for run in reading):
+        stepping = [run for run in running if run.phase in ("embed", "core") and misses_none(run)]
+        reading = [(run, run.t + 1) for run in stepping if self._reads(run, run.t + 1)]
+        if not self.pool.layers["coda"] and not any(run.answers_next for run, _ in reading):
             reading = []  # of tokens inside their prompts only the keys are wanted, and a coda would keep some
         self.launch(embedding, stepping, reading)
+        return set(stepping), {run for run, _ in reading}
 
-    def launch(self, embedding: Sequence[Running], stepping: Sequence[Running], reading: Sequence[Running]) -> None:
-        """Queues the prelude of the present tokens of some rows, the present step of some, and the read-out of some."""
+    def _reads(self, run: Running, depth: int) -> bool:
+        """Returns whether a row's present token is read out after so many steps, and can be, here."""
+        if run.trail is None:
+            return depth == run.steps
+        # a draft is read at its depth, and the last token of a round too where a coda keeps keys of it that the next draft sees
+        drafted = depth == run.draft_depth and bool(run.drafting or self.pool.layers["coda"])
+        return (drafted or depth == run.steps or run.request.wish.looks) and self.can_read(run, depth)
+
+    def can_read(self, run: Running, depth: int) -> bool:
+        """Returns whether a row's present token can be read out alone: no token before it is missing in the coda's reading."""
+        mixes = run.trail is not None and run.trail.mixes
+        return not mixes and (not self.pool.layers["coda"] or run.row.held("coda", run.row.readings.index(depth)) == run.offset)
+
+    def launch(self, embedding: Sequence[Running], stepping: Sequence[Running], reading: Sequence[tuple[Running, int]]) -> None:
+        """Queues the prelude of the present tokens of some rows, the present step of some, and the read-out of some at a depth."""
         coda = bool(self.pool.layers["coda"])
         groups = {
             "prelude": [(run, 0) for run in embedding],
-            "core": [(run, _step(run)) for run in stepping],
-            "coda": [(run, run.row.readings.index(run.request.wish.depth) if coda else 0) for run in reading],
+            "core": [(run, run.t) for run in stepping],
+            "coda": [(run, run.row.readings.index(depth) if coda else 0) for run, depth in reading],
         }
         parts = tuple(stack for stack, runs in groups.items() if runs)
         if not parts:
@@ -86,9 +103,10 @@ class TickGraphs:
         table = [self._numbers(stack, groups[stack]) for stack in parts]
         # from pinned memory a copy waits for nothing; the device is named, since the caller may have made another one the default
         numbers = torch.tensor(table, device="cpu", pin_memory=self.device.type == "cuda")
-        if (parts, reach) not in self.ticks:
-            self.ticks[parts, reach] = CapturedTick(self, parts, reach, numbers)
-        self.ticks[parts, reach].play(numbers)
+        key = parts, reach, any(run.trail is not None for run in (*embedding, *stepping))
+        if key not in self.ticks:
+            self.ticks[key] = CapturedTick(self, *key, numbers)
+        self.ticks[key].play(numbers)
 
     def _begin(self) -> None:
         self.ticks, self.fused, self.rotary = {}, {}, {}
@@ -104,10 +122,17 @@ class TickGraphs:
                 row.place(stack, group, offset, 1)
             given = wish.prompt[offset] if run.in_prompt else -1
             seed = signed(own if wish.state_seed is None else wish.state_seed)
-            columns[run.slot] = [run.slot, 1, offset, group, row.cell(stack, group), given, seed]
+            kept = self._kept(stack, run, group)
+            columns[run.slot] = [run.slot, 1, offset, group, row.cell(stack, group), given, seed, kept]
         shortest = min(columns.values(), key=lambda column: column[POSITION])
         idle = [shortest[SOURCE], 0, *shortest[POSITION:]]
         return list(zip(*(columns.get(slot, idle) for slot in range(self.rows)), strict=True))
+
+    def _kept(self, stack: str, run: Running, group: int) -> int:
+        """Returns the cell where a row keeps what a part makes of its present token; without a trail, the one that nobody reads."""
+        if run.trail is None or stack == "coda":
+            return self.pool.cells[self.pool.input_stack if stack == "prelude" else "core"].count
+        return run.offset + (run.trail.input_cell if stack == "prelude" else run.row.cell(stack, group))
 
     def open_pass(self, stack: str, numbers: Tensor, reach: int) -> Pass:
         """Returns the pass of one token per row, by the numbers that are on the device."""
@@ -138,18 +163,37 @@ class TickGraphs:
 
     # the parts, as they are captured
 
-    def _embed(self, numbers: Tensor, p: Pass) -> None:
+    def run(self, stack: str, numbers: Tensor, reach: int, *, keeps: bool) -> None:
+        """Runs a part as it is captured; `keeps` says that some of its rows have trails."""
+        p = self.open_pass(stack, numbers, reach)
+        if stack == "prelude":
+            self._embed(numbers, p, keeps)
+        elif stack == "core":
+            self._step(numbers, p, keeps)
+        else:
+            self._read_out(numbers, p)
+
+    def _embed(self, numbers: Tensor, p: Pass, keeps: bool) -> None:
         given = numbers[GIVEN][:, None]
         ids = torch.where(given < 0, self.token[numbers[SOURCE]], given)
         e = self.model.run_prelude(self.model.token_vectors(ids), p)
         s = self.model.start_state(e, p, numbers[SEED] if self.model.state.seeded else None)
         self._put(self.input, e, numbers)
         self._put(self.state, s, numbers)
+        if keeps:
+            self._put(self.start, s, numbers)
+            self._keep(self.pool.states[0], e, numbers)
 
-    def _step(self, numbers: Tensor, p: Pass) -> None:
+    def _step(self, numbers: Tensor, p: Pass, keeps: bool) -> None:
         steps = RowSteps((0,) * self.rows, self.device, numbers[STEP])  # the host has checked the real ones
         source = numbers[SOURCE]
-        self._put(self.state, self.model.step(self.state[source], self.input[source], steps, p), numbers)
+        s = self.model.step(self.state[source], self.input[source], steps, p)
+        self._put(self.state, s, numbers)
+        if keeps:
+            self._keep(self.pool.states[1], s, numbers)
+
+    def _keep(self, held: Tensor, new: Tensor, numbers: Tensor) -> None:
+        held.index_copy_(0, numbers[KEPT], new[:, 0].to(held.dtype))
 
     def _read_out(self, numbers: Tensor, p: Pass) -> None:
         logits = self.model.read_out(self.state[numbers[SOURCE]], p, reading=0)[:, 0]
@@ -163,18 +207,18 @@ class TickGraphs:
         torch.where(numbers[ACTIVE, :, None, None] > 0, new.to(held.dtype), held, out=held)
 
 
-def _step(run: Running) -> int:
-    """Returns the step that a row runs in a tick: the first after its prelude."""
-    return 0 if run.phase == "embed" else run.t
-
-
 class CapturedTick:
     """Some parts of a tick at one reach: a graph and the numbers that it reads, or, where it cannot be captured, the parts as they
     are."""
 
-    def __init__(self, graphs: TickGraphs, parts: Sequence[str], reach: int, numbers: Tensor) -> None:
+    def __init__(self, graphs: TickGraphs, parts: Sequence[str], reach: int, keeps: bool, numbers: Tensor) -> None:
         self.numbers = numbers.to(graphs.device, copy=True)
-        self._run: Callable[[], None] = lambda: self._parts(graphs, parts, reach)
+
+        def run() -> None:
+            for stack, told in zip(parts, self.numbers, strict=True):
+                graphs.run(stack, told, reach, keeps=keeps)
+
+        self._run: Callable[[], None] = run
         self.numbers[:, ACTIVE] = 0  # nobody takes part, and keys are written where the next run writes them again
         self.graph = captured(self._run, graphs.device, f"the {', '.join(parts)} of a tick")
 
@@ -185,10 +229,6 @@ class CapturedTick:
             self._run()
         else:
             self.graph.replay()
-
-    def _parts(self, graphs: TickGraphs, parts: Sequence[str], reach: int) -> None:
-        for stack, numbers in zip(parts, self.numbers, strict=True):
-            graphs.parts[stack](numbers, graphs.open_pass(stack, numbers, reach))
 
 
 def captured(run: Callable[[], None], device: torch.device, what: str) -> torch.cuda.CUDAGraph | None:

@@ -13,50 +13,56 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from loopwright.engine.passes import Passes
 from loopwright.generate.exit_rules import mean_state
-from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.cache.pool import KeyPool, Row
 
 if TYPE_CHECKING:
+    from loopwright.engine.passes import Passes
     from loopwright.engine.running import Running
 
 
 class Trail:
-    """Inputs and newest states of a row's tokens; with a coda, or where the mean of the states is read out (`mixes`), the states
-    after every step as well."""
+    """Inputs of a row's tokens, and their states after every step, in the pool's storage; captured ticks and passes write there.
 
-    def __init__(self, capacity: int, steps: int, like: Tensor, *, coda: bool, mixes: bool = False) -> None:
-        width = like.shape[-1]
-        self.inputs = like.new_zeros(capacity, width)
-        self.newest = like.new_zeros(capacity, width)
-        self.after = like.new_zeros(steps, capacity, width) if coda or mixes else None
-        self.mixes = mixes
+    `mixes` says that the mean of a token's states is read out, not the last one.
+    """
+
+    def __init__(self, pool: KeyPool, row: Row, start: Tensor, *, mixes: bool = False) -> None:
+        inputs, states = pool.states
+        self.row, self.mixes = row, mixes
+        self.input_cell = row.cell(pool.input_stack, 0)
+        self.inputs = inputs[self.input_cell : self.input_cell + row.capacity]
+        self.after = states[row.cell("core", 0) : row.cell("core", row.steps)].unflatten(0, (row.steps, row.capacity))
+        self.start = start  # [1, D]: where the present token's state before the first step stands
 
     def begin(self, first: int, e: Tensor, s: Tensor) -> None:
-        """Keeps inputs and start states [T, D] of the tokens from `first` on."""
-        self.inputs[first : first + len(e)], self.newest[first : first + len(e)] = e, s
+        """Keeps inputs [T, D] of the tokens from `first` on, and the start state [1, D] of the last."""
+        self.inputs[first : first + len(e)], self.start = e, s
 
     def keep(self, t: int, first: int, s: Tensor) -> None:
         """Keeps the states [T, D] after step `t` of the tokens from `first` on."""
-        self.newest[first : first + len(s)] = s
-        if self.after is not None:
-            self.after[t, first : first + len(s)] = s
+        self.after[t, first : first + len(s)] = s
+
+    def states(self, t: int, first: int, end: int) -> Tensor:
+        """Returns the states [T, D] before step `t` of the tokens from `first` to `end`; before the first step, of the last one."""
+        return self.after[t - 1, first:end] if t else self.start
 
 
-def step_trails(passes: Passes, runs: Sequence[Running]) -> list[tuple[Running, Tensor, Tensor]]:
-    """Runs the next step of each row's present token with all earlier ones that miss it; returns its state before and after."""
+def misses_none(run: Running) -> bool:
+    """Returns whether all tokens before a row's present one have run its present step: then it can go alone."""
+    return run.trail is None or _first_missing(run) == run.offset
+
+
+def step_trails(passes: Passes, runs: Sequence[Running]) -> None:
+    """Runs the next step of each row's present token with all earlier ones that miss it."""
     if not runs:
-        return []
+        return
     first = [_first_missing(run) for run in runs]
-    states = [_of(run).newest[a : run.offset + 1] for run, a in zip(runs, first, strict=True)]
-    inputs = [_of(run).inputs[a : run.offset + 1] for run, a in zip(runs, first, strict=True)]
-    before = torch.stack([s[-1] for s in states])
-    made = passes.step([run.row for run in runs], first, states, inputs, [run.t for run in runs])
-    for run, a, new in zip(runs, first, made, strict=True):
-        _of(run).keep(run.t, a, new)
+    ends, steps = [run.offset + 1 for run in runs], [run.t for run in runs]
+    passes.step_trails([_of(run) for run in runs], first, ends, steps)
+    for run, a, end in zip(runs, first, ends, strict=True):
         run.t += 1
-        run.work += len(new)
-    return [(run, old, new[-1]) for run, old, new in zip(runs, before, made, strict=True)]
+        run.work += end - a
 
 
 def _first_missing(run: Running) -> int:
@@ -73,22 +79,24 @@ def read_trails(passes: Passes, runs: Sequence[Running], keep: Callable[[Running
     def held(run: Running) -> int:
         return run.row.held("coda", run.row.readings.index(run.t)) if coda else run.offset + 1 - keep(run)
 
-    first = [held(run) for run in runs]
-    states = [_states(model, run, a) for run, a in zip(runs, first, strict=True)]
-    features = passes.features([run.row for run in runs], first, states, [run.t for run in runs])
+    first, ends = [held(run) for run in runs], [run.offset + 1 for run in runs]
+    depths, trails = [run.t for run in runs], [_of(run) for run in runs]
+    if any(trail.mixes for trail in trails):
+        rows = [run.row for run in runs]
+        states = [_read(passes, trail, *place) for trail, *place in zip(trails, depths, first, ends, strict=True)]
+        features = passes.features(rows, first, states, depths)
+    else:
+        features = passes.read_trails(trails, first, ends, depths)
     kept = [y[-keep(run) :] for run, y in zip(runs, features, strict=True)]
     logits = model.lm_head(torch.cat(kept)).split([len(y) for y in kept])
     return list(zip(runs, logits, strict=True))
 
 
-def _states(model: LoopedForCausalLM, run: Running, first: int) -> Tensor:
-    """Returns what is read out of the tokens from `first` to the present one."""
-    trail, end = _of(run), run.offset + 1
+def _read(passes: Passes, trail: Trail, depth: int, first: int, end: int) -> Tensor:
+    """Returns what is read out of the tokens from `first` to `end`."""
     if trail.mixes:
-        assert trail.after is not None
-        return mean_state(model, trail.after[: run.t, first:end].unbind(0))
-    states = trail.newest if trail.after is None else trail.after[run.t - 1]
-    return states[first:end]
+        return mean_state(passes.model, trail.after[:depth, first:end].unbind(0))
+    return trail.states(depth, first, end)
 
 
 def _of(run: Running) -> Trail:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from loopwright.engine.passes import Passes
-from loopwright.engine.running import Running
+from loopwright.engine.running import Arrived, EngineStats, Running
 from loopwright.engine.scores import ranked
 from loopwright.engine.speculation import AUTO, DraftChoice
 from loopwright.engine.trail import read_trails
@@ -19,46 +20,44 @@ from loopwright.model.cache.pool import KeyPool
 from loopwright.model.looped import LoopedForCausalLM
 
 
-def leaving(passes: Passes, moved: Sequence[tuple[Running, Tensor, Tensor]]) -> Iterator[tuple[Running, Tensor]]:
-    """Yields the rows whose token leaves the loop now, by its rule or because it has run all steps, and its logits [V]."""
-    through: list[Running] = []
-    rules = [(run, run.request.wish.exit) for run, _, _ in moved]
-    looking = [run for run, rule in rules if rule is not None and (rule.reads_out or run.request.wish.step_tokens)]
-    asked = {id(run): logits[-1] for run, logits in read_trails(passes, looking, lambda run: 1)}
-    leave = _decided(passes.model, [entry for entry in moved if entry[0].t < entry[0].steps], asked)
-    for run, _, _ in moved:
-        logits = asked.get(id(run))
-        if logits is not None and run.request.wish.step_tokens:
-            run.said.append(ranked(logits, run.request.wish.step_tokens))
-        if run.t < run.steps and not leave[id(run)]:
-            continue
-        if logits is None:
-            through.append(run)
-        else:
-            yield run, logits
-    for run, read in read_trails(passes, through, lambda run: 1):
-        yield run, read[-1]
+def leaving(
+    passes: Passes, moved: Sequence[Running], read: Mapping[Running, Tensor]
+) -> tuple[dict[Running, Tensor], list[Running]]:
+    """Returns the rows whose token leaves the loop now, by its rule or because it has run all steps: with its logits [V] if they
+    were asked for, and those that are still to be read out. `read` holds the logits that are there already."""
+    looking = [run for run in moved if run.request.wish.looks and run not in read]
+    asked = {**read, **{run: logits[-1] for run, logits in read_trails(passes, looking, lambda run: 1)}}
+    leave = _decided(passes.model, [run for run in moved if run.t < run.steps], asked)
+    for run in moved:
+        if run.request.wish.step_tokens:
+            run.said.append(ranked(asked[run], run.request.wish.step_tokens))
+    through = [run for run in moved if run.t == run.steps or leave[run]]
+    return {run: asked[run] for run in through if run in asked}, [run for run in through if run not in asked]
 
 
-def _decided(
-    model: LoopedForCausalLM, moved: Sequence[tuple[Running, Tensor, Tensor]], logits: Mapping[int, Tensor]
-) -> dict[int, bool]:
+def _decided(model: LoopedForCausalLM, moved: Sequence[Running], logits: Mapping[Running, Tensor]) -> dict[Running, bool]:
     """Returns whose rule lets the token leave. Equal rules at one step are asked together, and the device is waited for once."""
-    groups: dict[tuple[ExitRule | None, int], list[tuple[Running, Tensor, Tensor]]] = {}
-    for entry in moved:
-        groups.setdefault((entry[0].request.wish.exit, entry[0].t), []).append(entry)
-    asked: list[int] = []
+    groups: dict[tuple[ExitRule | None, int], list[Running]] = {}
+    for run in moved:
+        groups.setdefault((run.request.wish.exit, run.t), []).append(run)
+    asked: list[Running] = []
     answers: list[Tensor] = []
-    for (rule, _), group in groups.items():
+    for (rule, t), runs in groups.items():
         assert rule is not None
-        runs, before, after = zip(*group, strict=True)
-        read = torch.stack([logits[id(run)] for run in runs]) if rule.reads_out else None
+        before, after = (torch.cat([_state(run, depth) for run in runs]) for depth in (t - 1, t))
+        read = torch.stack([logits[run] for run in runs]) if rule.reads_out else None
         memory = _together([run.memory for run in runs])
-        answers.append(rule.leaves(model, torch.stack(before), torch.stack(after), read, memory))
-        asked += map(id, runs)
+        answers.append(rule.leaves(model, before, after, read, memory))
+        asked += runs
         for i, run in enumerate(runs):
             run.memory = _row(memory, i)
     return dict(zip(asked, torch.cat(answers).tolist() if answers else [], strict=True))
+
+
+def _state(run: Running, depth: int) -> Tensor:
+    """Returns the state [1, D] of a row's present token after some steps."""
+    assert run.trail is not None
+    return run.trail.states(depth, run.offset, run.offset + 1)
 
 
 def _together(each: Sequence[Any]) -> Any:
@@ -97,32 +96,68 @@ def begin_round(model: LoopedForCausalLM, run: Running, choices: dict[int, Draft
         run.draft_depth, run.draft_tokens = wish.draft_depth, wish.draft_tokens  # type: ignore[assignment]
 
 
-def draft(run: Running, logits: Tensor, tokens: Tensor) -> None:
-    """Draws the next draft from logits [1, V] and lets the row go on with it, as if it were verified."""
-    wish = run.request.wish
-    seen = None if run.counts is None else run.counts.after(run.drafts)
-    grammar = None if run.grammar is None else run.grammar.after(run.drafts)
-    drawn = sample(logits, [Draw(wish.sampling, wish.seed, run.offset + 1)], [seen], [grammar])
-    tokens[run.slot] = drawn
-    run.drafts.append(int(drawn))
-    run.phase = "embed"
+def draft(runs: Sequence[Running], logits: Tensor, tokens: Tensor) -> None:
+    """Draws the next drafts from logits [R, V]; the rows will go on with them as if they were verified."""
+    draws = [Draw(run.request.wish.sampling, run.request.wish.seed, run.offset + 1) for run in runs]
+    before = [_ids(run) for run in runs]
+    seen = [None if run.counts is None else run.counts.after(ids) for run, ids in zip(runs, before, strict=True)]
+    grammars = [None if run.grammar is None else run.grammar.after(ids) for run, ids in zip(runs, before, strict=True)]
+    drawn = sample(logits, draws, seen, grammars)
+    tokens[[run.slot for run in runs]] = drawn[:, None]
+    add_drafts(runs, drawn.unbind(0))
 
 
-def verified(run: Running, logits: Tensor) -> tuple[Tensor, int]:
-    """Returns the tokens that full depth draws after the last verified token and each draft [k], and how many of them hold.
+def add_drafts(runs: Sequence[Running], drawn: Sequence[Tensor]) -> None:
+    """Lets rows go on with a draft each."""
+    for run, token in zip(runs, drawn, strict=True):
+        run.drafts.append(token)
+        run.phase = "embed"
+
+
+def _ids(run: Running) -> list[int]:
+    """Returns the drafts of a row where its draws depend on them; for this the device is waited for."""
+    return torch.stack(run.drafts).tolist() if run.drafts and (run.counts is not None or run.grammar is not None) else []
+
+
+def verified(runs: Sequence[Running], logits: Sequence[Tensor]) -> Iterator[tuple[Running, Tensor, Tensor, Arrived]]:
+    """Yields each row with the tokens that full depth draws after its last verified token and after the drafts that hold, their
+    logits, and both tokens and whether these are finite as they are on the host.
 
     The drafts up to the first that differs are what plain decoding draws: a draw depends on seed and position alone. Keys of the
-    others are dropped.
+    others are dropped. The device is waited for once.
     """
-    wish, base = run.request.wish, run.base
-    draws = [Draw(wish.sampling, wish.seed, base + 1 + i) for i in range(len(logits))]
-    seen = [None if run.counts is None else run.counts.after(run.drafts[:i]) for i in range(len(logits))]
-    grammars = [None if run.grammar is None else run.grammar.after(run.drafts[:i]) for i in range(len(logits))]
-    tokens = sample(logits, draws, seen, grammars)
-    count = 1
-    for drafted, drawn in zip(run.drafts, tokens.tolist(), strict=False):
-        if drafted != drawn:
-            break
-        count += 1
-    run.row.crop(base + count)
-    return tokens, count
+    every, draws, seen, grammars = torch.cat(list(logits)), [], [], []
+    for run, own in zip(runs, logits, strict=True):
+        wish, ids = run.request.wish, _ids(run)
+        draws += [Draw(wish.sampling, wish.seed, run.base + 1 + i) for i in range(len(own))]
+        seen += [None if run.counts is None else run.counts.after(ids[:i]) for i in range(len(own))]
+        grammars += [None if run.grammar is None else run.grammar.after(ids[:i]) for i in range(len(own))]
+    tokens = sample(every, draws, seen, grammars)
+    drafts = torch.stack([token for run in runs for token in run.drafts])
+    said = torch.cat([tokens, every.isfinite().all(-1), drafts]).tolist()
+    drawn, finite, drafted = said[: len(every)], said[len(every) : 2 * len(every)], iter(said[2 * len(every) :])
+    a = 0
+    for run, own in zip(runs, logits, strict=True):
+        count = 1 + _agreeing(list(islice(drafted, len(run.drafts))), drawn[a:])
+        run.row.crop(run.base + count)
+        yield run, tokens[a : a + count], own[:count], Arrived(drawn[a : a + count], finite[a : a + count])
+        a += len(own)
+
+
+def _agreeing(drafted: Sequence[int], drawn: Sequence[int]) -> int:
+    """Returns how many drafts hold: those before the first that is not what was drawn."""
+    return next((i for i, token in enumerate(drafted) if token != drawn[i]), len(drafted))
+
+
+def count_round(run: Running, accepted: int, ran: EngineStats, choices: Mapping[int, DraftChoice]) -> None:
+    """Counts a verification, and learns from it how to draft."""
+    drafted = len(run.drafts)
+    ran.verified += 1
+    ran.drafted += drafted
+    ran.accepted += accepted
+    ran.tried += min(accepted + 1, drafted)
+    if drafted and run.draft_depth is not None:
+        key = (run.draft_depth, run.draft_tokens)
+        ran.rounds[key] = ran.rounds.get(key, 0) + 1
+    if run.request.wish.draft_depth == AUTO:
+        choices[run.steps].learn(run.draft_depth if drafted else None, drafted, accepted)

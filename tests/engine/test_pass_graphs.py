@@ -40,7 +40,7 @@ def passed(model: lw.LoopedForCausalLM, kind: type[Passes], lengths: tuple[int, 
         e, s = passes.embed(rows, first, ids, [None, 7, None][: len(rows)])
         for steps in ([0] * len(rows), [1] * len(rows)):
             s = passes.step(rows, first, s, e, steps)
-        left += [*e, *s, *passes.features(rows, first, s, [2] * len(rows))]
+        left += [x.clone() for x in (*e, *s, *passes.features(rows, first, s, [2] * len(rows)))]
         first = [a + n for a, n in zip(first, count, strict=True)]
     return [*left, *pool.keys.values(), *pool.values.values(), *pool.sums.values()]
 

@@ -36,7 +36,7 @@ def test_each_request_is_answered_as_alone(name: str, monkeypatch: pytest.Monkey
     scheduler = fixed(model, 3, 90)
     requests, cancelled = serve(scheduler, wishes, draw, cancels=0.02)
     assert check(model, requests, cancelled, [answer(model, wish) for wish in wishes]) == 0
-    assert {part for parts, _ in scheduler.graphs.ticks for part in parts} == {"prelude", "core", "coda"}
+    assert {part for parts, *_ in scheduler.graphs.ticks for part in parts} == {"prelude", "core", "coda"}
     assert sum(scheduler.pool.cells["core"].free[0]) == scheduler.pool.cells["core"].count  # every cell came back
 
 

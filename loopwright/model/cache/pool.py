@@ -118,11 +118,12 @@ class KeyPool:
         check_room(f"pool: {tokens:,} tokens at depth {steps}", wanted, like.device, "take fewer tokens")
         self.keys, self.values = ({stack: like.new_zeros(shape) for stack, shape in shapes.items()} for _ in range(2))
         self.sums: dict[tuple[str, str], Tensor] = {}  # running sums [cells, W] by stack and adapter
+        self._states: tuple[Tensor, Tensor] | None = None
 
     @property
     def storage_bytes(self) -> int:
-        """The bytes allocated for keys, values and running sums."""
-        tensors = [*self.keys.values(), *self.values.values(), *self.sums.values()]
+        """The bytes allocated for keys, values, running sums and states."""
+        tensors = [*self.keys.values(), *self.values.values(), *self.sums.values(), *(self._states or ())]
         return sum(x.numel() * x.element_size() for x in tensors)
 
     @property
@@ -146,6 +147,24 @@ class KeyPool:
         if (stack, name) not in self.sums:
             self.sums[stack, name] = like.new_zeros(self.cells[stack].count, like.shape[-1])
         return self.sums[stack, name]
+
+    @property
+    def input_stack(self) -> str:
+        """The stack by whose cells inputs of the core are numbered: one for each token, where there is a prelude with keys."""
+        return "prelude" if self.layers["prelude"] else "core"
+
+    @property
+    def states(self) -> tuple[Tensor, Tensor]:
+        """Inputs [cells + 1, D], by the cells of `input_stack`, and states after each step [cells + 1, D], by those of the core.
+
+        For tokens that may run further later; made when first asked for. Nobody reads the last line of either: rows that keep
+        nothing may write there.
+        """
+        if self._states is None:
+            like, width = self.keys["core"], self.config.hidden_size
+            inputs, states = (like.new_empty(self.cells[stack].count + 1, width) for stack in (self.input_stack, "core"))
+            self._states = inputs, states
+        return self._states
 
     def need(self, tokens: int, steps: int, readings: int = 1) -> dict[str, int]:
         """Returns the cells that a sequence takes, by stack."""
