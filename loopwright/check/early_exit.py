@@ -27,8 +27,8 @@ class Planned(ExitRule):
     def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
         if not memory:  # the first step of a token
             self.token += 1
-        memory["steps"] = memory.get("steps", 0) + 1
-        return torch.tensor(float(memory["steps"]))
+        memory["steps"] = memory.get("steps", after.new_zeros(after.shape[:-1])) + 1
+        return memory["steps"]
 
     def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
         return measured >= self.depths[self.token]
