@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 import loopwright as lw
-from loopwright.engine import tick_graph
+from loopwright.engine import pass_graphs, tick_graph
 from loopwright.engine.pass_graphs import PassGraphs
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 from loopwright.engine.tick_graph import TickGraphs
 from tests.cases import gap, noisy, some
-from tests.engine.mix import answer, check, make, random_wish, serve, uneven
+from tests.engine.mix import answer, check, deepest, make, random_wish, serve, uneven
 
 PRESETS = ["ouro-1.4b", "huginn", "ouroboros-qwen2.5-3b", "asura", "retrofit-llama-1b", "stars-addition"]
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "prelude_layers": 1, "core_layers": 1, "coda_layers": 1}
 
 
 def fixed(model: lw.LoopedForCausalLM, rows: int, tokens: int) -> Scheduler:
@@ -38,6 +40,54 @@ def test_each_request_is_answered_as_alone(name: str, monkeypatch: pytest.Monkey
     assert check(model, requests, cancelled, [answer(model, wish) for wish in wishes]) == 0
     assert {part for parts, *_ in scheduler.graphs.ticks for part in parts} == {"prelude", "core", "coda"}
     assert sum(scheduler.pool.cells["core"].free[0]) == scheduler.pool.cells["core"].count  # every cell came back
+
+
+@pytest.mark.parametrize("name", some(PRESETS, {"huginn"}))
+def test_exits_and_drafts_are_answered_as_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (tick_graph, pass_graphs):
+        monkeypatch.setattr(module, "SHORTEST", 4)
+    model, draw = make(f"{name}-tiny", **(SMALL if name == "huginn" else {})), random.Random(2)
+    wishes = [replace(random_wish(model, draw), depth=min(3, deepest(model))) for _ in range(7)]
+    wishes = [uneven(model, wish, draw) for wish in wishes]
+    scheduler = fixed(model, 3, 90)
+    scheduler.lag = 1
+    requests, cancelled = serve(scheduler, wishes, draw, cancels=0.02)
+    assert check(model, requests, cancelled, [answer(model, wish) for wish in wishes]) == 0
+    parts = {part for parts, _, keeps in scheduler.graphs.ticks for part in parts if keeps}
+    assert parts == {"prelude", "core", "coda"} and scheduler.ran.accepted > 0  # their tokens step and are read there
+
+
+def test_what_a_tick_keeps_is_what_is_kept_row_by_row() -> None:
+    model, trails = make("huginn-tiny"), []
+    for make_scheduler in (fixed, lambda model, rows, tokens: Scheduler(model, rows=rows, tokens=tokens, readings=6)):
+        scheduler = make_scheduler(model, 2, 60)
+        wishes = [RequestOptions((5, 6, 7), 4, 8), RequestOptions((5, 6, 7), 4, 8, draft_depth=2, draft_tokens=4)]
+        for wish in wishes:
+            scheduler.add(Request(wish))
+        with torch.no_grad():
+            for _ in range(6):
+                scheduler.tick()
+        (run,) = [run for run in scheduler.running if run.trail is not None]
+        assert len(run.drafts) == 3
+        trails.append((run.trail.inputs[2:5], run.trail.after[:2, 2:5], run.trail.start))
+    for kept, wanted in zip(*trails, strict=True):
+        assert gap(kept, wanted) < 1e-12
+
+
+@torch.no_grad()
+def test_a_round_of_drafts_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, read = make("ouro-1.4b-tiny"), []
+    scheduler, request = fixed(model, 1, 40), Request(RequestOptions((5, 6, 7), 4, 12, draft_depth=1, draft_tokens=4))
+    scheduler.add(request)
+    tolist, step = torch.Tensor.tolist, scheduler.passes.step_trails
+    passes = []
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: (read.append(len(self)), tolist(self))[1])
+    monkeypatch.setattr(torch.Tensor, "__int__", None)
+    monkeypatch.setattr(scheduler.passes, "step_trails", lambda *given: (passes.append(given[3]), step(*given)))
+    while not scheduler.ran.verified:
+        scheduler.tick()
+    assert read == [4 + 4 + 3]  # tokens, whether their logits are finite, drafts
+    assert passes == [[1], [2], [3]]  # steps of the tick's graph are not among them
 
 
 def test_rows_that_take_no_part_stay_as_they_are() -> None:
