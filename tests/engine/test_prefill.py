@@ -11,7 +11,7 @@ from loopwright.engine.prefill import prefill
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.running import Running
 from loopwright.engine.trail import Trail
-from loopwright.model.pool import KeyPool
+from loopwright.model.cache.pool import KeyPool
 from tests.cases import gap
 from tests.engine.mix import make
 
