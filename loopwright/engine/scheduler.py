@@ -23,7 +23,7 @@ from loopwright.engine.scores import score
 from loopwright.engine.speculation import DraftChoice
 from loopwright.engine.tick_graph import SHORT_PROMPT, TickGraphs
 from loopwright.engine.trail import Trail, read_trails, step_trails
-from loopwright.engine.uneven import add_drafts, begin_round, count_round, draft, keep_even, leaving, verified
+from loopwright.engine.uneven import begin_round, count_round, keep_even, leaving, read_drafts, verified
 from loopwright.generate.constraint import ConstraintError
 from loopwright.generate.sampling import Draw, TokenCounts, sample
 from loopwright.model.cache.pool import KeyPool, Row
@@ -155,8 +155,7 @@ class Scheduler:
         run = Running(request, row, self.free_slots[-1], row.steps, counts, grammar, version)
         if wish.uneven:
             mixes = wish.exit is not None and wish.exit.mixes
-            states = self.state if self.graphs is None else self.graphs.start
-            run.trail = Trail(self.pool, row, states[run.slot], mixes=mixes)
+            run.trail = Trail(self.pool, row, mixes=mixes)
             self._end_prefill(run)
         elif not wish.prompt_logprobs:  # what is copied is not scored
             running = [other.held for other in self.running if other.trail is None]
@@ -243,24 +242,8 @@ class Scheduler:
         at_end = [run for run in runs if run.request.wish.draft_depth is not None and run.t == run.limit]
         drafting = [run for run in at_end if run.drafting]
         self._verify([run for run in at_end if not run.drafting], read)
-        self._read_drafts(drafting, read)
+        read_drafts(self.passes, self.graphs, drafting, read, self.token)
         self._leave([run for run in runs if run.request.wish.exit is not None], stepped, read)
-
-    def _read_drafts(self, runs: list[Running], read: set[Running]) -> None:
-        """Draws drafts. They stay on the device, as drawn tokens do, until they are verified."""
-        others = [run for run in runs if run not in read]
-        for run, logits in read_trails(self.passes, others, lambda run: 1):
-            draft([run], logits, self.token)
-        inside = [run for run in runs if run in read]
-        if not inside or self.graphs is None:
-            return
-        plain = [run for run in inside if run.draws_largest]
-        if plain:  # their tokens are where the next prelude takes them from
-            drawn = self.graphs.greedy.clone()
-            add_drafts(plain, [drawn[run.slot] for run in plain])
-        others = [run for run in inside if not run.draws_largest]
-        if others:
-            draft(others, self.graphs.logits[[run.slot for run in others]], self.token)
 
     def _leave(self, runs: list[Running], stepped: set[Running], read: set[Running]) -> None:
         """Draws the tokens that follow those that leave the loop now."""

@@ -34,8 +34,8 @@ SHORTEST = 256  # keys; a tick is captured for rows of up to so many, then for u
 SHORT_PROMPT = 16  # tokens; prompts up to this length go through the captured ticks: a prefill is launched kernel by kernel
 # what the device is told of each row: the row that it repeats (itself, if it takes part), whether it takes part, where its token
 # stands, its step, its first cell in the stack at hand, its token (-1: the one that was drawn last), the seed of its state and the
-# cell where its input or its state is kept for later steps (that of nobody, where it is not)
-SOURCE, ACTIVE, POSITION, STEP, START, GIVEN, SEED, KEPT = range(8)
+# cells where its input and its state are kept for later steps (those of nobody, where they are not)
+SOURCE, ACTIVE, POSITION, STEP, START, GIVEN, SEED, INPUT, STATE = range(9)
 
 
 class TickGraphs:
@@ -47,7 +47,6 @@ class TickGraphs:
         self.logits = state.new_zeros(self.rows, model.config.vocab_size, dtype=model.lm_head.weight.dtype)
         self.greedy = torch.zeros(self.rows, dtype=torch.long, device=self.device)
         self.finite = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
-        self.start = torch.zeros_like(state)  # before the first step, of rows with a trail
         self.ticks: dict[tuple[tuple[str, ...], int, bool], CapturedTick] = {}
         self.fused: dict[int, FusedStacks | None] = {}
         self.rotary: dict[int, tuple[Tensor, Tensor] | None] = {}
@@ -115,24 +114,21 @@ class TickGraphs:
     def _numbers(self, stack: str, runs: Sequence[tuple[Running, int]]) -> list[tuple[int, ...]]:
         """Returns what the device is told for one part, a line for each number and a column for each row."""
         columns: dict[int, list[int]] = {}
-        layers, own = self.pool.layers[stack], self.model.state.seed
+        layers, own, cells = self.pool.layers[stack], self.model.state.seed, self.pool.cells
+        nobody = cells[self.pool.input_stack].count, cells["core"].count
         for run, group in runs:
             row, offset, wish = run.row, run.offset, run.request.wish
             if layers:
                 row.place(stack, group, offset, 1)
             given = wish.prompt[offset] if run.in_prompt else -1
             seed = signed(own if wish.state_seed is None else wish.state_seed)
-            kept = self._kept(stack, run, group)
-            columns[run.slot] = [run.slot, 1, offset, group, row.cell(stack, group), given, seed, kept]
+            kept = nobody
+            if run.trail is not None:  # a start state stands before the first step
+                kept = (run.trail.input_cell + offset, run.trail.cell(0 if stack == "prelude" else run.t + 1) + offset)
+            columns[run.slot] = [run.slot, 1, offset, group, row.cell(stack, group), given, seed, *kept]
         shortest = min(columns.values(), key=lambda column: column[POSITION])
         idle = [shortest[SOURCE], 0, *shortest[POSITION:]]
         return list(zip(*(columns.get(slot, idle) for slot in range(self.rows)), strict=True))
-
-    def _kept(self, stack: str, run: Running, group: int) -> int:
-        """Returns the cell where a row keeps what a part makes of its present token; without a trail, the one that nobody reads."""
-        if run.trail is None or stack == "coda":
-            return self.pool.cells[self.pool.input_stack if stack == "prelude" else "core"].count
-        return run.offset + (run.trail.input_cell if stack == "prelude" else run.row.cell(stack, group))
 
     def open_pass(self, stack: str, numbers: Tensor, reach: int) -> Pass:
         """Returns the pass of one token per row, by the numbers that are on the device."""
@@ -181,8 +177,9 @@ class TickGraphs:
         self._put(self.input, e, numbers)
         self._put(self.state, s, numbers)
         if keeps:
-            self._put(self.start, s, numbers)
-            self._keep(self.pool.states[0], e, numbers)
+            inputs, states = self.pool.states
+            self._keep(inputs, e, numbers[INPUT])
+            self._keep(states, s, numbers[STATE])
 
     def _step(self, numbers: Tensor, p: Pass, keeps: bool) -> None:
         steps = RowSteps((0,) * self.rows, self.device, numbers[STEP])  # the host has checked the real ones
@@ -190,10 +187,10 @@ class TickGraphs:
         s = self.model.step(self.state[source], self.input[source], steps, p)
         self._put(self.state, s, numbers)
         if keeps:
-            self._keep(self.pool.states[1], s, numbers)
+            self._keep(self.pool.states[1], s, numbers[STATE])
 
-    def _keep(self, held: Tensor, new: Tensor, numbers: Tensor) -> None:
-        held.index_copy_(0, numbers[KEPT], new[:, 0].to(held.dtype))
+    def _keep(self, held: Tensor, new: Tensor, cells: Tensor) -> None:
+        held.index_copy_(0, cells, new[:, 0].to(held.dtype))
 
     def _read_out(self, numbers: Tensor, p: Pass) -> None:
         logits = self.model.read_out(self.state[numbers[SOURCE]], p, reading=0)[:, 0]

@@ -27,25 +27,31 @@ class Trail:
     `mixes` says that the mean of a token's states is read out, not the last one.
     """
 
-    def __init__(self, pool: KeyPool, row: Row, start: Tensor, *, mixes: bool = False) -> None:
+    def __init__(self, pool: KeyPool, row: Row, *, mixes: bool = False) -> None:
         inputs, states = pool.states
         self.row, self.mixes = row, mixes
         self.input_cell = row.cell(pool.input_stack, 0)
         self.inputs = inputs[self.input_cell : self.input_cell + row.capacity]
         self.after = states[row.cell("core", 0) : row.cell("core", row.steps)].unflatten(0, (row.steps, row.capacity))
-        self.start = start  # [1, D]: where the present token's state before the first step stands
 
     def begin(self, first: int, e: Tensor, s: Tensor) -> None:
-        """Keeps inputs [T, D] of the tokens from `first` on, and the start state [1, D] of the last."""
-        self.inputs[first : first + len(e)], self.start = e, s
+        """Keeps inputs and start states [T, D] of the tokens from `first` on."""
+        self.inputs[first : first + len(e)], self.after[-1, first : first + len(e)] = e, s
 
     def keep(self, t: int, first: int, s: Tensor) -> None:
         """Keeps the states [T, D] after step `t` of the tokens from `first` on."""
         self.after[t, first : first + len(s)] = s
 
     def states(self, t: int, first: int, end: int) -> Tensor:
-        """Returns the states [T, D] before step `t` of the tokens from `first` to `end`; before the first step, of the last one."""
-        return self.after[t - 1, first:end] if t else self.start
+        """Returns the states [T, D] before step `t` of the tokens from `first` to `end`.
+
+        Those before the first step stand in the place of those after the last, which are made when nobody needs them any more.
+        """
+        return self.after[t - 1, first:end]
+
+    def cell(self, depth: int) -> int:
+        """Returns the cell of the first token's state after so many steps."""
+        return self.row.cell("core", (depth - 1) % self.row.steps)
 
 
 def misses_none(run: Running) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,10 +14,12 @@ from loopwright.engine.running import Arrived, EngineStats, Running
 from loopwright.engine.scores import ranked
 from loopwright.engine.speculation import AUTO, DraftChoice
 from loopwright.engine.trail import read_trails
-from loopwright.generate.exit_rules import ExitRule
 from loopwright.generate.sampling import Draw, sample
 from loopwright.model.cache.pool import KeyPool
 from loopwright.model.looped import LoopedForCausalLM
+
+if TYPE_CHECKING:
+    from loopwright.engine.tick_graph import TickGraphs
 
 
 def leaving(
@@ -27,7 +29,7 @@ def leaving(
     were asked for, and those that are still to be read out. `read` holds the logits that are there already."""
     looking = [run for run in moved if run.request.wish.looks and run not in read]
     asked = {**read, **{run: logits[-1] for run, logits in read_trails(passes, looking, lambda run: 1)}}
-    leave = _decided(passes.model, [run for run in moved if run.t < run.steps], asked)
+    leave = _decided(passes, [run for run in moved if run.t < run.steps], asked)
     for run in moved:
         if run.request.wish.step_tokens:
             run.said.append(ranked(asked[run], run.request.wish.step_tokens))
@@ -35,29 +37,39 @@ def leaving(
     return {run: asked[run] for run in through if run in asked}, [run for run in through if run not in asked]
 
 
-def _decided(model: LoopedForCausalLM, moved: Sequence[Running], logits: Mapping[Running, Tensor]) -> dict[Running, bool]:
-    """Returns whose rule lets the token leave. Equal rules at one step are asked together, and the device is waited for once."""
-    groups: dict[tuple[ExitRule | None, int], list[Running]] = {}
-    for run in moved:
-        groups.setdefault((run.request.wish.exit, run.t), []).append(run)
+def _decided(passes: Passes, moved: Sequence[Running], logits: Mapping[Running, Tensor]) -> dict[Running, bool]:
+    """Returns whose rule lets the token leave. Equal rules are asked together, and the device is waited for once."""
+    groups: dict[Any, list[Running]] = {}
+    for run in moved:  # a rule may remember something else of each step
+        groups.setdefault((run.request.wish.exit, _form(run.memory)), []).append(run)
     asked: list[Running] = []
     answers: list[Tensor] = []
-    for (rule, t), runs in groups.items():
-        assert rule is not None
-        before, after = (torch.cat([_state(run, depth) for run in runs]) for depth in (t - 1, t))
+    for (rule, _), runs in groups.items():
+        before, after = _states(passes, runs)
         read = torch.stack([logits[run] for run in runs]) if rule.reads_out else None
         memory = _together([run.memory for run in runs])
-        answers.append(rule.leaves(model, before, after, read, memory))
+        answers.append(rule.leaves(passes.model, before, after, read, memory))
         asked += runs
         for i, run in enumerate(runs):
             run.memory = _row(memory, i)
     return dict(zip(asked, torch.cat(answers).tolist() if answers else [], strict=True))
 
 
-def _state(run: Running, depth: int) -> Tensor:
-    """Returns the state [1, D] of a row's present token after some steps."""
-    assert run.trail is not None
-    return run.trail.states(depth, run.offset, run.offset + 1)
+def _states(passes: Passes, runs: Sequence[Running]) -> tuple[Tensor, Tensor]:
+    """Returns the states [R, D] of the rows' present tokens before and after the last step."""
+    trails = [(run.trail, run.t, run.offset) for run in runs if run.trail is not None]
+    table = [[trail.cell(t - 1 + i) + offset for trail, t, offset in trails] for i in range(2)]
+    states = passes.pool.states[1]
+    cells = torch.tensor(table, device="cpu", pin_memory=states.is_cuda)
+    before, after = states[cells.to(states.device, non_blocking=True)]
+    return before, after
+
+
+def _form(memory: Any) -> Any:
+    """Returns what a rule remembers, by its names and numbers of values alone."""
+    if isinstance(memory, Tensor):
+        return None
+    return tuple((name, _form(kept)) for name, kept in memory.items()) if isinstance(memory, Mapping) else tuple(map(_form, memory))
 
 
 def _together(each: Sequence[Any]) -> Any:
@@ -96,19 +108,37 @@ def begin_round(model: LoopedForCausalLM, run: Running, choices: dict[int, Draft
         run.draft_depth, run.draft_tokens = wish.draft_depth, wish.draft_tokens  # type: ignore[assignment]
 
 
-def draft(runs: Sequence[Running], logits: Tensor, tokens: Tensor) -> None:
-    """Draws the next drafts from logits [R, V]; the rows will go on with them as if they were verified."""
+def read_drafts(passes: Passes, graphs: TickGraphs | None, runs: Sequence[Running], read: set[Running], tokens: Tensor) -> None:
+    """Draws the next draft of each row, with which it goes on as if it were verified. `read` are rows that a captured tick has read.
+
+    Drafts stay on the device, as drawn tokens do, until they are verified.
+    """
+    for run, logits in read_trails(passes, [run for run in runs if run not in read], lambda run: 1):
+        _draft([run], logits, tokens)
+    inside = [run for run in runs if run in read]
+    if not inside or graphs is None:
+        return
+    plain = [run for run in inside if run.draws_largest]
+    if plain:  # their tokens are where the next prelude takes them from
+        drawn = graphs.greedy.clone()
+        _go_on(plain, [drawn[run.slot] for run in plain])
+    others = [run for run in inside if not run.draws_largest]
+    if others:
+        _draft(others, graphs.logits[[run.slot for run in others]], tokens)
+
+
+def _draft(runs: Sequence[Running], logits: Tensor, tokens: Tensor) -> None:
+    """Draws drafts from logits [R, V]."""
     draws = [Draw(run.request.wish.sampling, run.request.wish.seed, run.offset + 1) for run in runs]
     before = [_ids(run) for run in runs]
     seen = [None if run.counts is None else run.counts.after(ids) for run, ids in zip(runs, before, strict=True)]
     grammars = [None if run.grammar is None else run.grammar.after(ids) for run, ids in zip(runs, before, strict=True)]
     drawn = sample(logits, draws, seen, grammars)
     tokens[[run.slot for run in runs]] = drawn[:, None]
-    add_drafts(runs, drawn.unbind(0))
+    _go_on(runs, drawn.unbind(0))
 
 
-def add_drafts(runs: Sequence[Running], drawn: Sequence[Tensor]) -> None:
-    """Lets rows go on with a draft each."""
+def _go_on(runs: Sequence[Running], drawn: Sequence[Tensor]) -> None:
     for run, token in zip(runs, drawn, strict=True):
         run.drafts.append(token)
         run.phase = "embed"

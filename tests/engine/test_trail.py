@@ -32,7 +32,7 @@ def test_tokens_of_many_depths() -> None:
     pool = KeyPool(model.config, 60, model.lm_head.weight)
     row = pool.admit(6, 4, (1, 2, 3, 4))
     assert row is not None
-    run = Token(row, Trail(pool, row, model.lm_head.weight[:1]))
+    run = Token(row, Trail(pool, row))
     passes = Passes(model, pool)
     full = {depth: model(ids, depth=depth).logits[0] for depth in range(1, 5)}
     for offset, depth in enumerate((2, 1, 1, 4, 1, 3)):
