@@ -109,7 +109,7 @@ def begin_round(model: LoopedForCausalLM, run: Running, choices: dict[int, Draft
 
 
 def read_drafts(passes: Passes, graphs: TickGraphs | None, runs: Sequence[Running], read: set[Running], tokens: Tensor) -> None:
-    """Draws the next draft of each row, with which it goes on as if it were verified. `read` are rows that a captured tick has read.
+    """Draws the next draft of each row, with which it goes on as if it were verified; `read` are those that a captured tick read.
 
     Drafts stay on the device, as drawn tokens do, until they are verified.
     """

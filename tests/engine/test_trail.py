@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 from loopwright.engine.passes import Passes
@@ -46,3 +47,21 @@ def test_tokens_of_many_depths() -> None:
         assert gap(logits[0], full[depth][offset]) < 1e-9
     # the fourth token brought three along, the last one the fifth: each step of each token once, those nobody needs never
     assert run.work == 4 * 4 + 1 + 3 + 2
+
+
+@pytest.mark.parametrize("name", ["huginn-tiny", "ouro-1.4b-tiny"])  # with a prelude and without
+def test_trails_have_places_of_their_own(name: str) -> None:
+    model = make(name)
+    pool = KeyPool(model.config, 60, model.lm_head.weight)
+    keys = pool.storage_bytes
+    rows = [row for row in (pool.admit(count, steps, (steps,)) for count, steps in ((7, 2), (5, 1), (9, 3))) if row is not None]
+    trails = [Trail(pool, row) for row in rows]
+    assert pool.storage_bytes > keys
+    for number, trail in enumerate(trails):
+        trail.inputs[:], trail.after[:] = number, 10 + number
+    inputs, states = pool.states
+    inputs[-1], states[-1] = -1, -1  # where rows without a trail write
+    for number, (trail, row) in enumerate(zip(trails, rows, strict=True)):
+        assert trail.inputs.shape == (row.capacity, model.config.hidden_size) and (trail.inputs == number).all()
+        assert trail.after.shape == (row.steps, *trail.inputs.shape) and (trail.after == 10 + number).all()
+        assert all(states[trail.cell(depth)].data_ptr() == trail.states(depth, 0, 1).data_ptr() for depth in range(row.steps + 1))
