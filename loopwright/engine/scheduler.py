@@ -268,6 +268,8 @@ class Scheduler:
 
     def _verify(self, runs: list[Running], read: set[Running]) -> None:
         """Draws what full depth says after each draft, and goes on after the first that differs."""
+        if not runs:
+            return
         for run in runs:
             if not run.drafts:
                 count_round(run, 0, self.ran, self.choices)

@@ -66,18 +66,18 @@ class TickGraphs:
         rows follow from it; `logits` of what was read, their largest (`greedy`) and whether they are `finite` stand in the places
         of their rows until the next reading.
         """
-        embedding = [run for run in running if run.phase == "embed"]
-        stepping = [run for run in running if run.phase in ("embed", "core") and misses_none(run)]
-        reading = [(run, run.t + 1) for run in stepping if self._reads(run, run.t + 1)]
+        inside = [run for run in running if run.phase in ("embed", "core")]
+        embedding = [run for run in inside if run.phase == "embed"]
+        stepping = [run for run in inside if run.t < run.steps and misses_none(run)]
+        reading = [(run, run.request.wish.depth) for run in inside if run.trail is None and run.t + 1 >= run.steps]
+        reading += [(run, run.t + 1) for run in stepping if run.trail is not None and self._reads(run, run.t + 1)]
         if not self.pool.layers["coda"] and not any(run.answers_next for run, _ in reading):
             reading = []  # of tokens inside their prompts only the keys are wanted, and a coda would keep some
         self.launch(embedding, stepping, reading)
         return set(stepping), {run for run, _ in reading}
 
     def _reads(self, run: Running, depth: int) -> bool:
-        """Returns whether a row's present token is read out after so many steps, and can be, here."""
-        if run.trail is None:
-            return depth == run.steps
+        """Returns whether the present token of a row with a trail is read out after so many steps, and can be, here."""
         # a draft is read at its depth, and the last token of a round too where a coda keeps keys of it that the next draft sees
         drafted = depth == run.draft_depth and bool(run.drafting or self.pool.layers["coda"])
         return (drafted or depth == run.steps or run.request.wish.looks) and self.can_read(run, depth)

@@ -16,6 +16,7 @@ from loopwright.engine.scheduler import Scheduler
 from loopwright.engine.tick_graph import TickGraphs
 from tests.cases import gap, noisy, some
 from tests.engine.mix import answer, check, deepest, make, random_wish, serve, uneven
+from tests.generate.tiny import DENSE
 
 PRESETS = ["ouro-1.4b", "huginn", "ouroboros-qwen2.5-3b", "asura", "retrofit-llama-1b", "stars-addition"]
 SMALL = {"hidden_size": 16, "intermediate_size": 16, "prelude_layers": 1, "core_layers": 1, "coda_layers": 1}
@@ -109,6 +110,13 @@ def test_rows_that_take_no_part_stay_as_they_are() -> None:
         assert torch.equal(tensor[idle], value[idle]) and not torch.equal(tensor[first.slot], value[first.slot])
     written = (scheduler.pool.keys["core"] != keys).any(-1).any(-1).any(0).nonzero().flatten().tolist()
     assert written == [first.row.cell("core", 0)]
+
+
+def test_a_model_without_a_loop_is_answered() -> None:
+    model = make("ouroboros-qwen2.5-3b-tiny", **DENSE)
+    wishes = [RequestOptions((3, 4, 5), 1, 4), RequestOptions(tuple(range(2, 22)), 1, 4)]  # the second prompt is no short one
+    requests, _ = serve(fixed(model, 2, 60), wishes, random.Random(0))
+    assert check(model, requests, set(), [answer(model, wish) for wish in wishes]) == 0
 
 
 @torch.no_grad()
