@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _CAPTURING = threading.Lock()
 SHORTEST = 256  # keys; a tick is captured for rows of up to so many, then for up to twice as many
-SHORT_PROMPT = 16  # tokens; prompts up to this length go through the captured ticks: a prefill is launched kernel by kernel
+SHORT_PROMPT = 16  # tokens; prompts up to this length go through the ticks, which have fused kernels: longer passes have none
 # what the device is told of each row: the row that it repeats (itself, if it takes part), whether it takes part, where its token
 # stands, its step, its first cell in the stack at hand, its token (-1: the one that was drawn last), the seed of its state and the
 # cells where its input and its state are kept for later steps (those of nobody, where they are not)
