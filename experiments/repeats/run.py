@@ -33,7 +33,7 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
     """Trains one row, measures it on the held-out texts, and returns all numbers."""
     import torch
 
-    from loopwright.evaluate.heldout import held_out
+    from loopwright.evaluate.heldout import held_out, need_likelihood
     from loopwright.model.cost import pass_flops
     from loopwright.recipes import recipe
     from loopwright.run import origin
@@ -43,7 +43,8 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
     model = trained.outcome.model
     torch.set_float32_matmul_precision("highest")
     held = pickle.loads((Path(shards) / PASSAGES).read_bytes())
-    found = {name: held_out(model, each.drawn(passages), depths=[model.config.depth]) for name, each in held.items()}
+    causal, depths = need_likelihood(model), [model.config.depth]
+    found = {name: held_out(model, each.drawn(passages), depths=depths, causality=causal) for name, each in held.items()}
     tokens = sum(entry["tokens"] for entry in trained.log)
     return {
         "name": row.name, "label": row.label, "times": row.times, "rate": row.rate, "seed": row.seed, "laid_over": list(extra),

@@ -222,12 +222,8 @@ def brief_norms() -> Iterator[Run]:
 def brief_changes() -> Iterator[Run]:
     """The L2 penalty at smaller weights with random depth (Figure 3)."""
     for weight in (0.1, 0.01, 0.001):
-        yield brief(
-            "brief_changes",
-            f"random + {weight} L2",
-            RANDOM_7,
-            f"penalties=[{{kind: state-change, weight: {weight}, weighting: add}}]",
-        )
+        penalty = f"{{kind: state-change, weight: {weight}, weighting: add}}"
+        yield brief("brief_changes", f"random + {weight} L2", RANDOM_7, f"penalties=[{penalty}]")
 
 
 def brief_weights() -> Iterator[Run]:

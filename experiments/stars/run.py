@@ -53,11 +53,11 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     model, source = outcome.model, outcome.splits.tests["test"]
     full, short = run.group in FULL, run.group.startswith(BRIEF)
     splits = outcome.splits
+    near_rows, far_rows = BRIEF_ROWS if short else (len(source), len(source) if full else FAR_ROWS)
     near = sweep(
-        model, FirstRows(source, BRIEF_ROWS[0]) if short else source, depths=BRIEF_NEAR if short else NEAR, batch_size=5000, exact=True,
+        model, FirstRows(source, near_rows), depths=BRIEF_NEAR if short else NEAR, batch_size=5000, exact=True,
         eos_id=splits.eos_id, pad_id=splits.pad_id, decode_depths=[8],
     )  # fmt: skip
-    far_rows = len(source) if full else BRIEF_ROWS[1] if short else FAR_ROWS
     far = sweep(model, FirstRows(source, far_rows), depths=FAR, batch_size=5000, exact=True)
     batch = source.batch(torch.arange(8) * (len(source) // 8)).to(model.device)
     radius = {d: measure(model, batch, d, rows=8) for d in (*RADIUS_DEPTHS, *((1000,) if full else ()))}
