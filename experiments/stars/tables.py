@@ -14,6 +14,7 @@ from typing import Any
 from experiments.pages import missing_part, save_all
 from experiments.pages import table as markdown
 from experiments.seeds import over_seeds
+from experiments.stars.paths import path_panels, with_path
 from experiments.stars.plan import GROUPS
 from loopwright.metrics.score import holds_from_to, wilson_interval
 from loopwright.plot.drawing import Drawing
@@ -180,7 +181,8 @@ def page(found: dict[str, dict[str, Runs]]) -> str:
     parts = [f"## {group}\n\n{table(labels)}" for group, labels in found.items()]
     return (
         "# The STARS study: exact match (%) by depth, seeds side by side\n\n"
-        "5,000 held-out sums to depth 100; beyond it the first 1,000 of them (all 5,000 in `target`). "
+        "5,000 held-out sums to depth 100; beyond it the first 1,000 of them (all 5,000 in `target`); "
+        "in the `brief_` groups 1,000 and 250. "
         "`python -m experiments.stars.tables` made this page.\n\n" + "\n".join(parts)
         + f"\n{ON_AND_OFF}\n\n{on_and_off(found)}\n\n" + "\n\n".join(missing_part(runs, planned)) + "\n"
     )  # fmt: skip
@@ -213,7 +215,8 @@ def draw_all(found: dict[str, dict[str, Runs]]) -> dict[str, Drawing]:
             radii = [run["radius"]["100"] for run in runs]
             mean = sum(r["radius_mean"] for r in radii) / len(radii)
             bars[label] = Bar(mean, min(r["radius_least"] for r in radii), max(r["radius_largest"] for r in radii))
-    return drawings | {"radius": radius_bars(bars)}
+    paths = {f"{group}-paths": with_path(labels) for group, labels in found.items() if group.startswith("brief_")}
+    return drawings | {name: path_panels(each) for name, each in paths.items() if each} | {"radius": radius_bars(bars)}
 
 
 if __name__ == "__main__":
