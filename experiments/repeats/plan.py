@@ -36,6 +36,13 @@ ARMS: dict[str, tuple[dict[str, str], str, int]] = {
 LONGER = "plain, equal parameters, three times the updates"
 ARMS[LONGER] = (*ARMS["plain, equal parameters"][:2], 3)
 TUNED = tuple(arm for arm in ARMS if arm != LONGER)
+# ASURA at other depths: only its norms, skips and adapters of each step are more or fewer
+DEPTHS = {f"ASURA, depth {depth}": depth for depth in (1, 2, 4, 6, 8)}
+ARMS |= {
+    label: ({"core_layers": str(LAYERS), "depth": str(n), "max_steps": str(n)}, f"{{kind: fixed, depth: {n}}}", 1)
+    for label, n in DEPTHS.items()
+}
+RATE_OF = {LONGER: "plain, equal parameters"} | dict.fromkeys(DEPTHS, "ASURA")  # whose rate an arm takes that is not tuned itself
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class Row:
         updates = UPDATES * longer
         return (
             *[f"model.changes.{name}={value}" for name, value in (SHAPE | model).items()], f"depth={depth}",
-            f"updates={updates}", f"schedule.warmup={updates // 10}", f"optim.lr={self.rate:g}",
+            f"validate.depths=[{model['depth']}]", f"updates={updates}", f"schedule.warmup={updates // 10}", f"optim.lr={self.rate:g}",
             f"data.limit={TEXTS[self.times]}", f"seed={self.seed}",
             f"graph={'true' if 'fixed' in depth else 'false'}",  # one depth: one graph
         )  # fmt: skip
@@ -86,5 +93,13 @@ def compared(best: Mapping[str, float]) -> Iterator[Row]:
                     yield Row(label, times, best[label], seed)
     for seed in range(3):
         for times in (4, 16, 1):
-            if "plain, equal parameters" in best:
-                yield Row(LONGER, times, best["plain, equal parameters"], seed)
+            if RATE_OF[LONGER] in best:
+                yield Row(LONGER, times, best[RATE_OF[LONGER]], seed)
+
+
+def depths(best: Mapping[str, float]) -> Iterator[Row]:
+    """ASURA at other depths, on text that is read once, at the rate of depth 3; three seeds."""
+    for seed in range(3):
+        for label in sorted(DEPTHS, key=lambda label: -DEPTHS[label]):
+            if "ASURA" in best:
+                yield Row(label, 1, best["ASURA"], seed)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.asura.run import SETTINGS
 from experiments.corpus import make_tokenizer, prepare, texts, train_once
-from experiments.repeats.plan import BATCH, LENGTH, TEXTS, TUNED, Row, compared, rates
+from experiments.repeats.plan import BATCH, LENGTH, TEXTS, TUNED, Row, compared, depths, rates
 from experiments.side_by_side import arguments, asked_for, rounded, run_all
 
 if TYPE_CHECKING:
@@ -115,7 +115,9 @@ def main() -> None:
     out = Path(options.out)
     best = best_rates(json.loads(line) for line in (out.read_text().splitlines() if out.is_file() else []))
     print(f"rates, by the loss on valid: {best}", flush=True)
-    run_all(asked_for(options, compared(best)), work, options.out, workers=options.workers, seconds=ends - time.time())
+    run_all(
+        asked_for(options, [*compared(best), *depths(best)]), work, options.out, workers=options.workers, seconds=ends - time.time()
+    )
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.pages import Result, by_seed, difference, missing_part, number, results, save_all, signed, spread, table
-from experiments.repeats.plan import ARMS, RATES, TEXTS, TUNED, compared, rates
+from experiments.repeats.plan import ARMS, DEPTHS, RATE_OF, RATES, TEXTS, TUNED, compared, depths, rates
 from experiments.repeats.run import best_rates
 from experiments.seeds import RULE, over_seeds, pooled
 from loopwright.plot.drawing import Axes, Curve, Drawing, figure, legend, lines
 
 LOOPED = ("ASURA", "Huginn-like")
 RIVALS = ("plain, equal FLOPs", "plain, equal parameters", "plain, equal parameters, three times the updates")
+MAIN = tuple(label for label in ARMS if label not in DEPTHS)
 Chosen = Mapping[tuple[str, int], Sequence[Result]]
 
 
@@ -25,8 +26,7 @@ def chosen(found: Sequence[Result]) -> dict[tuple[str, int], list[Result]]:
     best = best_rates(found)
     kept: dict[tuple[str, int], list[Result]] = {(label, times): [] for label in ARMS for times in TEXTS}
     for run in sorted(found, key=lambda run: run["seed"]):
-        own = best.get(run["label"], best.get("plain, equal parameters"))
-        if run["rate"] == own:
+        if run["rate"] == best.get(RATE_OF.get(run["label"], run["label"])):
             kept[run["label"], run["times"]].append(run)
     return {key: runs for key, runs in kept.items() if runs}
 
@@ -43,7 +43,7 @@ def loss_table(kept: Chosen) -> str:
     head = ["arm", "parameters", "FLOPs a token", "rate"]
     head += [f"{times} ×: {what}" for times in TEXTS for what in ("trained on", "test", "ood")]
     lines = []
-    for label in ARMS:
+    for label in MAIN:
         own = [run for times in TEXTS for run in kept.get((label, times), [])]
         if not own:
             continue
@@ -89,7 +89,7 @@ def price_table(kept: Chosen) -> str:
     head = ["arm", *[f"{times} × less 1 ×" for times in repeated]]
     head += [f"{times} ×: less that of {rival} (95 % over seeds)" for times in repeated for rival in RIVALS[:2]]
     out = []
-    for label in ARMS:
+    for label in MAIN:
         own = {times: prices(kept, label, times) for times in repeated}
         if not any(own.values()):
             continue
@@ -104,6 +104,23 @@ def price_table(kept: Chosen) -> str:
     return table(head, out)
 
 
+def depth_table(kept: Chosen) -> str:
+    """Returns ASURA's losses by depth, on text that is read once, and how far they are from those of depth 1."""
+    first = kept.get(("ASURA, depth 1", 1), [])
+    out = []
+    for label, depth in sorted({**DEPTHS, "ASURA": 3}.items(), key=lambda item: item[1]):
+        runs = kept.get((label, 1), [])
+        if runs:
+            both = pooled(runs, first, "test") if depth > 1 else None
+            cells = [str(depth), f"{runs[0]['parameters'] / 1e6:.2f} M", f"{runs[0]['flops'] / 1e6:.1f} M"]
+            cells += [spread([run["loss"][text] for run in runs]) for text in ("test", "ood")]
+            out.append(
+                [*cells, "–" if both is None else f"{signed(both.difference, both.low, both.high)}; {by_seed(both.of_seeds)}"]
+            )
+    head = ["depth", "parameters", "FLOPs a token", "test", "ood", "test, less depth 1 (95 % over documents); by seed"]
+    return table(head, out)
+
+
 def _mean(values: Mapping[int, float]) -> float:
     return sum(values.values()) / len(values)
 
@@ -111,7 +128,7 @@ def _mean(values: Mapping[int, float]) -> float:
 def draw(kept: Chosen) -> Drawing:
     """Returns the held-out loss of each arm by how often its text is read: the mean of seeds, with the least and largest."""
     curves = {}
-    for label in ARMS:
+    for label in MAIN:
         own = [(times, [run["loss"]["test"] for run in kept[label, times]]) for times in TEXTS if (label, times) in kept]
         if own:
             means = [sum(losses) / len(losses) for _, losses in own]
@@ -132,7 +149,8 @@ def draw(kept: Chosen) -> Drawing:
 def page(found: Sequence[Result]) -> str:
     """Returns the whole page."""
     kept = chosen(found)
-    planned = [*rates(), *compared(best_rates(found))]
+    best = best_rates(found)
+    planned = [*rates(), *compared(best), *depths(best)]
     parts = [
         "# Text that runs out: the same number of tokens from less and less text",
         "`python -m experiments.repeats.tables` made this page. Means over seeds (least to largest). " + RULE,
@@ -140,6 +158,7 @@ def page(found: Sequence[Result]) -> str:
         "## Losses at each arm's own rate", loss_table(kept),
         "## Looped less plain", against_table(kept),
         "## What reading again costs", price_table(kept),
+        "## ASURA by depth, text read once", depth_table(kept),
         *missing_part(found, {run.name: run for run in planned}.values()),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
