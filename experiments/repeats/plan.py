@@ -71,8 +71,8 @@ class Row:
         updates = UPDATES * longer
         return (
             *[f"model.changes.{name}={value}" for name, value in (SHAPE | model).items()], f"depth={depth}",
-            f"validate.depths=[{model['depth']}]", f"updates={updates}", f"schedule.warmup={updates // 10}", f"optim.lr={self.rate:g}",
-            f"data.limit={TEXTS[self.times]}", f"seed={self.seed}",
+            f"validate.depths=[{model['depth']}]", f"updates={updates}", f"schedule.warmup={updates // 10}",
+            f"optim.lr={self.rate:g}", f"data.limit={TEXTS[self.times]}", f"seed={self.seed}",
             f"graph={'true' if 'fixed' in depth else 'false'}",  # one depth: one graph
         )  # fmt: skip
 

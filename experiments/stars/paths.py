@@ -9,7 +9,7 @@ from typing import Any
 from loopwright.plot.drawing import END, START, Axes, Drawing, blend, panels
 from loopwright.plot.training import EARLY, LATE
 
-SHADES = 10  # of a path, from first to last
+SHADES = 4  # of a path, from first to last
 COLUMNS = 4
 
 
@@ -24,7 +24,8 @@ def with_path(labels: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Ma
 
 
 def path_panels(paths: Mapping[str, Mapping[str, Any]]) -> Drawing:
-    """Returns a panel for each path: blue at first, red at last, each to its own scale, which is written below."""
+    """Returns a panel for each path: blue at first, red at last, each direction to its own scale; below it the size of the
+    state after the first step and the last, and the shares of the variance."""
     return panels([_panel(label, path) for label, path in paths.items()], columns=COLUMNS, height=2.4)
 
 
@@ -33,9 +34,17 @@ def grows(path: Mapping[str, Any]) -> float:
     return float(path["size"][-1] / path["size"][1])
 
 
+def short(points: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
+    """Returns a path with each direction to a three-hundredth of its own reach: no axis is shown, and the file is half as large."""
+    columns = list(zip(*points, strict=True))
+    reach = [max(column) - min(column) or 1.0 for column in columns]
+    return [tuple(round(300 * x / wide) for x, wide in zip(point, reach, strict=True)) for point in points]
+
+
 def _panel(label: str, path: Mapping[str, Any]) -> Callable[[Axes], None]:
-    points = path["points"]
+    points = short(path["points"])
     last = len(points) - 1
+    shares = " + ".join(f"{100 * share:.0f}" for share in path["explained"])
 
     def draw(axes: Axes) -> None:
         cuts = [round(i * last / SHADES) for i in range(SHADES + 1)]
@@ -47,7 +56,7 @@ def _panel(label: str, path: Mapping[str, Any]) -> Callable[[Axes], None]:
         axes.set_xticks([])
         axes.set_yticks([])
         axes.margins(0.1)
-        axes.set_title(label, loc="left", fontsize=8)
-        axes.set_xlabel(f"size {path['size'][1]:.3g} → {path['size'][-1]:.3g}", fontsize=8)
+        axes.set_title(label.replace(" ", "\n", 1), loc="left", fontsize=8)
+        axes.set_xlabel(f"size {path['size'][1]:,.0f} → {path['size'][-1]:,.0f}; {shares} % of variance", fontsize=8)
 
     return draw

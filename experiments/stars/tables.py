@@ -15,7 +15,7 @@ from experiments.pages import missing_part, save_all
 from experiments.pages import table as markdown
 from experiments.seeds import over_seeds
 from experiments.stars.paths import path_panels, with_path
-from experiments.stars.plan import GROUPS
+from experiments.stars.plan import GROUPS, PLACES
 from loopwright.metrics.score import holds_from_to, wilson_interval
 from loopwright.plot.drawing import Drawing
 from loopwright.plot.training import Curve, accuracy_by_depth, length_by_depth_heatmap, radius_bars
@@ -62,6 +62,8 @@ def read(paths: Iterable[str]) -> dict[str, dict[str, Runs]]:
     for labels in found.values():
         for runs in labels.values():
             runs.sort(key=lambda run: run["seed"])
+    if mixed := found.get("brief_distributions"):  # run by their depth, shown by the placement of norms
+        found["brief_distributions"] = {label: mixed[label] for place in PLACES for label in mixed if label.startswith(f"{place} ")}
     return found
 
 
@@ -201,6 +203,8 @@ def draw_all(found: dict[str, dict[str, Runs]]) -> dict[str, Drawing]:
     """Returns every figure by its name."""
     drawings = {}
     for group, labels in found.items():
+        if group == "brief_norms":  # only its paths: `norms` has its accuracy, of twelve layouts
+            continue
         if group == "alike":  # every seed: one that did not learn would bend a mean
             drawing = draw_forms(found)
         elif len(labels) <= MOST_LINES:

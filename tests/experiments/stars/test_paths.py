@@ -32,4 +32,4 @@ def test_only_finite_paths_have_a_panel() -> None:
     lost = {"size": None, "explained": None, "points": None}
     found = with_path({"pre": [{"path": lost}, {"path": path}], "post": [{"path": lost}], "old": [{}]})
     assert found == {"pre": path} and grows(path) == 3.0
-    assert "size 2 → 6" in path_panels(found)
+    assert "size 2 → 6; 90 + 10 % of variance" in path_panels(found)
