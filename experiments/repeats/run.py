@@ -34,7 +34,7 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
     import torch
 
     from loopwright.evaluate.heldout import held_out, need_likelihood
-    from loopwright.model.cost import pass_flops
+    from loopwright.model.cost.cost import pass_flops
     from loopwright.recipes import recipe
     from loopwright.run import origin
 
@@ -49,7 +49,7 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
     return {
         "name": row.name, "label": row.label, "times": row.times, "rate": row.rate, "seed": row.seed, "laid_over": list(extra),
         "parameters": sum(p.numel() for p in model.parameters()),
-        "flops": sum(pass_flops(model.config, batch=1, length=LENGTH).values()) / LENGTH,
+        "flops": pass_flops(model.config, batch=1, length=LENGTH)["total"] / LENGTH,
         "tokens": tokens, "epochs": tokens / trained.outcome.splits.notes["train"]["tokens"],
         "train_seconds": trained.seconds, "losses": trained.losses(40), "skipped": trained.outcome.progress.skipped,
         "loss": {name: each.loss[-1] for name, each in found.items()}, "texts": {"test": folded(found["test"])},
