@@ -54,7 +54,7 @@ def carry_out(
         "name": row.name, "size": row.size, "label": row.label, "seed": row.seed, "changes": list(row.changes),
         "laid_over": list(extra),
         "parameters": sum(p.numel() for p in model.parameters()),
-        "flops": sum(pass_flops(model.config, batch=1, length=context).values()) / context,
+        "flops": pass_flops(model.config, batch=1, length=context)["total"] / context,
         "tokens": sum(entry["tokens"] for entry in trained.log), "train_seconds": trained.seconds,
         "losses": trained.losses(),
         "gradient_norms": [round(max(norms[i : i + 20]), 4) for i in range(0, len(norms), 20)],

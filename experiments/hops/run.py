@@ -60,7 +60,7 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     return {
         "name": run.name, "group": run.group, "arm": run.arm, "label": run.label, "seed": run.seed, "changes": list(run.changes),
         "laid_over": list(extra), "parameters": sum(p.numel() for p in model.parameters()),
-        "flops": sum(pass_flops(model.config, batch=1, length=length).values()) / length,
+        "flops": pass_flops(model.config, batch=1, length=length)["total"] / length,
         "updates": chosen.updates, "batch": chosen.batch, "train_seconds": trained, "skipped": outcome.progress.skipped,
         "loss": [[row["update"], round(row["loss"], 5)] for row in rows[:: max(len(rows) // 100, 1)]],
         "valid": [[row["update"], next(iter(row["valid"].values()))["loss"]] for row in log if "valid" in row],

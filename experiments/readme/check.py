@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from experiments.readme import asura, halting, headline, hops, language, ouroboros, speed, stars
+from experiments.readme import asura, halting, headline, hops, language, ouroboros, repeats, speed, stars
 
 ROOT = Path(__file__).parents[2]
 # a target, an image and a code span hold no result
@@ -42,8 +42,10 @@ PLACES = (
     Place("README.md", "What was measured", headline.claims, headline.SETTINGS),
     Place("docs/stars.md", "Exact match (%) by depth", stars.table_claims, stars.TABLE_SETTINGS),
     Place("docs/stars.md", "", stars.claims),
+    Place("docs/stars.md", "Depth distributions and norms", stars.brief_claims),
     Place("docs/stars.md", "On language", language.chat_claims),
     Place("docs/when-to-loop.md", "A wide-core retrofit", language.text_claims),
+    Place("docs/when-to-loop.md", "Text that runs out", repeats.claims),
     Place("docs/longer.md", "", stars.longer_claims),
     Place("docs/halting.md", "", halting.claims),
     Place("docs/ouroboros.md", "", ouroboros.claims),

@@ -8,8 +8,8 @@ from functools import cache
 
 from experiments.readme.rows import RESULTS, line, of, only, rows_of
 from experiments.seeds import over_seeds, paired_p
-from experiments.stars.tables import Runs, accuracy, change_at_100, read, side_by_side
-from loopwright.metrics.score import wilson_interval
+from experiments.stars.tables import SOLVED, Runs, accuracy, change_at_100, read, side_by_side
+from loopwright.metrics.score import holds_from_to, wilson_interval
 
 LINES = {
     "ours": ("target", "addition-stable"),
@@ -89,6 +89,16 @@ def claims() -> Iterator[str]:
     if ahead and verdict == "not decided":
         yield "With the penalty each seed is a little better, which three seeds do not decide."
     yield f"at depth 1,000 (paired t-test p = {p:.2f})"
+
+
+def brief_claims() -> Iterator[str]:
+    """Yields the table of the short runs: exact match by depth, how far it holds, the state's size after one step and a hundred."""
+    for group in ("brief_distributions", "brief_norms"):
+        for label, runs in runs_of()[group].items():
+            exact = [side_by_side(100 * accuracy(run)[depth] for run in runs) for depth in (1, 8, 32, 100, 1000)]
+            held = [holds_from_to(accuracy(run), 8, SOLVED) for run in runs]
+            sizes = [f"{run['path']['size'][1]:,.0f} → {run['path']['size'][-1]:,.0f}" for run in runs]
+            yield line(label, *exact, " / ".join("–" if h is None else f"{h:,}" for h in held), " / ".join(sizes))
 
 
 @cache

@@ -10,6 +10,7 @@ from itertools import product
 # passes replayed as CUDA graphs
 FAST = ("data.padding=plain", "precision=bf16", "compile=true", "graph=true", "save.best=false", "validate.radius=0")
 POST_SANDWICH, PRE_SANDWICH, PRE, POST = "[input, residual]", "[input, output]", "[input]", "[residual]"
+PLACES = {"post-sandwich": POST_SANDWICH, "pre-sandwich": PRE_SANDWICH, "pre": PRE, "post": POST}
 RELEASED = "{kind: jacobian, mode: released, weight: %s, weighting: convex, start: 2001}"
 EXACT = "{kind: jacobian, mode: exact, weight: %s, weighting: convex, start: 2001}"
 ONCE_SOLVED = "{kind: jacobian, mode: %s, weight: %s, weighting: convex, start_accuracy: 0.99}"
@@ -34,8 +35,8 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """The group, and how many updates: what decides how long it takes."""
-        return " ".join([self.group, *(change for change in self.changes if change.startswith("updates="))])
+        """The group, how many updates, and how deep they are: what decides how long it takes."""
+        return " ".join([self.group, *(change for change in self.changes if change.startswith(("updates=", "depth=")))])
 
 
 def paper(group: str, label: str, *changes: str, seed: int = 0, updates: int = 10_000) -> Run:
@@ -47,6 +48,13 @@ def paper(group: str, label: str, *changes: str, seed: int = 0, updates: int = 1
 def ours(group: str, label: str, *changes: str, seed: int = 0) -> Run:
     """Returns a run with the settings of `addition-stable`: no dropout, lr 5e-4, batch 256, 2,500 updates."""
     return Run(group, label, "addition-stable", (*FAST, *changes), seed)
+
+
+def brief(group: str, label: str, *changes: str, seed: int = 0) -> Run:
+    """Returns a run of the paper's model at our rate and batch (no dropout, lr 5e-4, 256 rows), in 1,200 updates."""
+    cut = ("graph=false", "updates=1200", "schedule.decay=360", "validate={every: 150, radius: 0}", "objective={kind: final}")
+    parts = ("model.changes.injection={kind: none}", "model.changes.embedding_norm=false")
+    return Run(group, label, "addition-stable", (*FAST, *cut, *parts, "penalties=[]", *changes), seed)
 
 
 def main() -> Iterator[Run]:
@@ -170,36 +178,64 @@ def changes() -> Iterator[Run]:
 def distributions() -> Iterator[Run]:
     """Random depth: the six settings of Table 1 on the sandwiches, those of Table 3 on pre and post; half the updates,
     three seeds."""
-    first = {
-        "log-normal(2.62, 0.6) to 40": "{kind: log-normal, mu: 2.62, sigma: 0.6, least: 1, most: 40}",
-        "poisson(5)": "{kind: poisson, mean: 5, least: 1, most: 30}",
-        "poisson(10)": "{kind: poisson, mean: 10, least: 1, most: 30}",
-        "uniform(1, 10)": "{kind: uniform, least: 1, most: 10}",
-    }
-    sandwich = {
-        **first,
-        "log-normal(2, 0.7) to 100": RANDOM_7.removeprefix("depth="),
-        "uniform(1, 40)": "{kind: uniform, least: 1, most: 40}",
-    }
-    plain = {
-        **first, "log-normal(3.2, 0.45) to 80": "{kind: log-normal, mu: 3.2, sigma: 0.45, least: 1, most: 80}",
-        "uniform(1, 30)": "{kind: uniform, least: 1, most: 30}",
-    }  # fmt: skip
-    places = {
-        "post-sandwich": (POST_SANDWICH, sandwich),
-        "pre-sandwich": (PRE_SANDWICH, sandwich),
-        "pre": (PRE, plain),
-        "post": (POST, plain),
-    }
-    for seed, (place, (written, rules)) in product(range(3), places.items()):
-        for label, rule in rules.items():
+    for seed, (place, written) in product(range(3), PLACES.items()):
+        for label, (rule, _) in depth_rules(place).items():
             yield paper(
                 "distributions", f"{place} {label}", f"depth={rule}", "penalties=[]", f"model.changes.norm_placement={written}",
                 updates=5_000, seed=seed,
             )  # fmt: skip
 
 
+def depth_rules(place: str) -> dict[str, tuple[str, int]]:
+    """Returns the paper's six depth distributions for a placement of norms, each with its mean, about."""
+    shared = {
+        "log-normal(2.62, 0.6) to 40": ("{kind: log-normal, mu: 2.62, sigma: 0.6, least: 1, most: 40}", 16),
+        "poisson(5)": ("{kind: poisson, mean: 5, least: 1, most: 30}", 5),
+        "poisson(10)": ("{kind: poisson, mean: 10, least: 1, most: 30}", 10),
+        "uniform(1, 10)": ("{kind: uniform, least: 1, most: 10}", 5),
+    }
+    if "sandwich" in place:
+        return shared | {
+            "log-normal(2, 0.7) to 100": (RANDOM_7.removeprefix("depth="), 9),
+            "uniform(1, 40)": ("{kind: uniform, least: 1, most: 40}", 20),
+        }
+    return shared | {
+        "log-normal(3.2, 0.45) to 80": ("{kind: log-normal, mu: 3.2, sigma: 0.45, least: 1, most: 80}", 27),
+        "uniform(1, 30)": ("{kind: uniform, least: 1, most: 30}", 15),
+    }
+
+
+def brief_distributions() -> Iterator[Run]:
+    """Tables 1 and 3 once more, in runs that are short enough for all 24 of them: the deepest first."""
+    cells = [(place, label, *rule) for place in PLACES for label, rule in depth_rules(place).items()]
+    for place, label, rule, _ in sorted(cells, key=lambda cell: -cell[3]):
+        norms = f"model.changes.norm_placement={PLACES[place]}"
+        yield brief("brief_distributions", f"{place} {label}", f"depth={rule}", norms)
+
+
+def brief_norms() -> Iterator[Run]:
+    """Four placements of norms at fixed depth 4, for the paths of their states (Figure 2)."""
+    for place, written in PLACES.items():
+        yield brief("brief_norms", place, FIXED, f"model.changes.norm_placement={written}")
+
+
+def brief_changes() -> Iterator[Run]:
+    """The L2 penalty at smaller weights with random depth (Figure 3)."""
+    for weight in (0.1, 0.01, 0.001):
+        penalty = f"{{kind: state-change, weight: {weight}, weighting: add}}"
+        yield brief("brief_changes", f"random + {weight} L2", RANDOM_7, f"penalties=[{penalty}]")
+
+
+def brief_weights() -> Iterator[Run]:
+    """λ of the exact penalty from a sixth of the updates on, as the paper has it, and once the task is solved (Figures 5, 7)."""
+    for start, begun in ({"early": "start: 201", "once solved": "start_accuracy: 0.99"}).items():
+        for weight in (0.05, 0.15, 0.1, 0.2):
+            penalty = f"{{kind: jacobian, mode: exact, weight: {weight}, weighting: convex, {begun}}}"
+            yield brief("brief_weights", f"λ={weight} {start}", RANDOM_7, f"penalties=[{penalty}]")
+
+
 QUESTIONS = (
     target, main, loader, fixed, ablation, alike, depths, weights, once_solved, norms, stacks, changes, distributions,
+    brief_distributions, brief_norms, brief_changes, brief_weights,
 )  # fmt: skip
 GROUPS: dict[str, Callable[[], Iterator[Run]]] = {question.__name__: question for question in QUESTIONS}

@@ -9,15 +9,22 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from experiments.side_by_side import arguments, asked_for, columns, grouped, run_all
+from experiments.side_by_side import arguments, asked_for, columns, grouped, rounded, run_all
 from experiments.stars.plan import GROUPS, Run
+
+if TYPE_CHECKING:
+    from loopwright.data.batch import Source
+    from loopwright.model.looped import LoopedForCausalLM
 
 NEAR, FAR = list(range(1, 101)), [100, 128, 200, 300, 500, 700, 1000]
 FAR_ROWS = 1000  # rows that are followed to depth 1,000; all of them in the groups of FULL
 FULL = ("target",)
 RADIUS_DEPTHS = (8, 32, 100)
+# of the short runs fewer depths and sums are looked at, and the path of one sum's state is kept
+BRIEF, BRIEF_NEAR, BRIEF_ROWS = "brief_", [*range(1, 33), *range(36, 101, 4)], (1000, 250)
+PATH_STEPS = 100
 ATTENTION = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
 
 
@@ -44,12 +51,14 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     torch.set_float32_matmul_precision("highest")
     rows = [row for row in log if "loss" in row]
     model, source = outcome.model, outcome.splits.tests["test"]
-    full = run.group in FULL
+    full, short = run.group in FULL, run.group.startswith(BRIEF)
     splits = outcome.splits
+    near_rows, far_rows = BRIEF_ROWS if short else (len(source), len(source) if full else FAR_ROWS)
     near = sweep(
-        model, source, depths=NEAR, batch_size=5000, exact=True, eos_id=splits.eos_id, pad_id=splits.pad_id, decode_depths=[8]
-    )
-    far = sweep(model, source if full else FirstRows(source, FAR_ROWS), depths=FAR, batch_size=5000, exact=True)
+        model, FirstRows(source, near_rows), depths=BRIEF_NEAR if short else NEAR, batch_size=5000, exact=True,
+        eos_id=splits.eos_id, pad_id=splits.pad_id, decode_depths=[8],
+    )  # fmt: skip
+    far = sweep(model, FirstRows(source, far_rows), depths=FAR, batch_size=5000, exact=True)
     batch = source.batch(torch.arange(8) * (len(source) // 8)).to(model.device)
     radius = {d: measure(model, batch, d, rows=8) for d in (*RADIUS_DEPTHS, *((1000,) if full else ()))}
     seconds = [row["seconds"] for row in rows[len(rows) // 2 :]]
@@ -58,8 +67,31 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
         "train_seconds": trained, "mean_update_ms": 1e3 * sum(seconds) / len(seconds), "solved_at": outcome.progress.solved_at,
         "skipped": outcome.progress.skipped, "loss": _thinned(rows, "loss"), "jacobian": _thinned(rows, "jacobian"),
         "looks": [[row["update"], {d: v["exact"] for d, v in row["valid"].items()}] for row in log if "valid" in row],
-        "near": columns(near), "far": columns(far), "radius": radius,
+        "near": columns(near), "far": columns(far), "radius": radius, "path": state_path(model, source),
         "origin": {key: value for key, value in origin().items() if key != "command"},  # which names the machine's folders
+    }  # fmt: skip
+
+
+def state_path(model: LoopedForCausalLM, source: Source) -> dict[str, Any]:
+    """Returns the states of the first sum, all its tokens together, from the start to PATH_STEPS steps: their size, and where
+    they lie in their own first two principal directions."""
+    import torch
+
+    from loopwright.metrics.trajectory import prompt_path
+    from loopwright.train.monitor import evaluating
+
+    batch = source.batch(torch.arange(1)).to(model.device)
+    with evaluating(model), torch.no_grad():
+        e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
+        start = model.start_state(e, p)
+        states = torch.stack([start[0], *(s[0] for s in model.unroll(e, PATH_STEPS, p, state=start))]).float()
+    sizes = states.flatten(1).norm(dim=1)
+    if not states.isfinite().all():
+        return {"size": None, "explained": None, "points": None}
+    found = prompt_path(states)
+    return {
+        "size": rounded(sizes.tolist(), 4), "explained": rounded(found.explained.tolist(), 4),
+        "points": rounded(found.coordinates.tolist(), 4),
     }  # fmt: skip
 
 

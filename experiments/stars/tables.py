@@ -14,7 +14,8 @@ from typing import Any
 from experiments.pages import missing_part, save_all
 from experiments.pages import table as markdown
 from experiments.seeds import over_seeds
-from experiments.stars.plan import GROUPS
+from experiments.stars.paths import path_panels, with_path
+from experiments.stars.plan import GROUPS, PLACES
 from loopwright.metrics.score import holds_from_to, wilson_interval
 from loopwright.plot.drawing import Drawing
 from loopwright.plot.training import Curve, accuracy_by_depth, length_by_depth_heatmap, radius_bars
@@ -61,6 +62,8 @@ def read(paths: Iterable[str]) -> dict[str, dict[str, Runs]]:
     for labels in found.values():
         for runs in labels.values():
             runs.sort(key=lambda run: run["seed"])
+    if mixed := found.get("brief_distributions"):  # run by their depth, shown by the placement of norms
+        found["brief_distributions"] = {label: mixed[label] for place in PLACES for label in mixed if label.startswith(f"{place} ")}
     return found
 
 
@@ -180,7 +183,8 @@ def page(found: dict[str, dict[str, Runs]]) -> str:
     parts = [f"## {group}\n\n{table(labels)}" for group, labels in found.items()]
     return (
         "# The STARS study: exact match (%) by depth, seeds side by side\n\n"
-        "5,000 held-out sums to depth 100; beyond it the first 1,000 of them (all 5,000 in `target`). "
+        "5,000 held-out sums to depth 100; beyond it the first 1,000 of them (all 5,000 in `target`); "
+        "in the `brief_` groups 1,000 and 250. "
         "`python -m experiments.stars.tables` made this page.\n\n" + "\n".join(parts)
         + f"\n{ON_AND_OFF}\n\n{on_and_off(found)}\n\n" + "\n\n".join(missing_part(runs, planned)) + "\n"
     )  # fmt: skip
@@ -199,6 +203,8 @@ def draw_all(found: dict[str, dict[str, Runs]]) -> dict[str, Drawing]:
     """Returns every figure by its name."""
     drawings = {}
     for group, labels in found.items():
+        if group == "brief_norms":  # only its paths: `norms` has its accuracy, of twelve layouts
+            continue
         if group == "alike":  # every seed: one that did not learn would bend a mean
             drawing = draw_forms(found)
         elif len(labels) <= MOST_LINES:
@@ -213,7 +219,8 @@ def draw_all(found: dict[str, dict[str, Runs]]) -> dict[str, Drawing]:
             radii = [run["radius"]["100"] for run in runs]
             mean = sum(r["radius_mean"] for r in radii) / len(radii)
             bars[label] = Bar(mean, min(r["radius_least"] for r in radii), max(r["radius_largest"] for r in radii))
-    return drawings | {"radius": radius_bars(bars)}
+    paths = {f"{group}-paths": with_path(labels) for group, labels in found.items() if group.startswith("brief_")}
+    return drawings | {name: path_panels(each) for name, each in paths.items() if each} | {"radius": radius_bars(bars)}
 
 
 if __name__ == "__main__":

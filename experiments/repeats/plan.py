@@ -1,0 +1,105 @@
+"""The runs of the study: arms of one width, how much of the text they may read, rate, seed.
+
+All read as many tokens (UPDATES batches), of TEXTS documents each: once, four or sixteen times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from experiments.asura.plan import NAIVE, SIZES
+
+UPDATES, BATCH, LENGTH = 640, 32, 256
+TEXTS = {1: 1670, 4: 390, 16: 92}  # documents by how often they are read: 5.26, 1.32 and 0.33 million tokens
+RATES = (1e-3, 2e-3, 5e-4)
+SHAPE = {name: str(value) for name, value in SIZES["small"].items() if name != "layers"}
+LAYERS = int(SIZES["small"]["layers"])
+# Huginn's kind of loop around the same blocks: one layer before and one after, two looped, a start from noise, the input joined
+# to the state at every step, sandwich norms
+HUGINN = {
+    **NAIVE, "prelude_layers": "1", "core_layers": "2", "coda_layers": "1", "depth": "5", "injection": "{kind: concat}",
+    "state": "{kind: noise, scale: 16}", "norm_placement": "[input, residual]", "end_norm": "last",
+}  # fmt: skip
+# what each arm changes in ASURA's preset; the depth it trains at; how many times the updates
+ARMS: dict[str, tuple[dict[str, str], str, int]] = {
+    "ASURA": ({"core_layers": str(LAYERS), "depth": "3"}, "{kind: fixed, depth: 3}", 1),
+    "Huginn-like": (HUGINN, "{kind: poisson-log-normal, mean: 4, sigma: 0.5, most: 12, grad_steps: 4}", 1),
+    "plain, equal FLOPs": (
+        {**NAIVE, "core_layers": "0", "prelude_layers": str(3 * LAYERS), "depth": "1"}, "{kind: fixed, depth: 1}", 1,
+    ),
+    "plain, equal parameters": (
+        {**NAIVE, "core_layers": "0", "prelude_layers": str(LAYERS), "depth": "1"}, "{kind: fixed, depth: 1}", 1,
+    ),
+}  # fmt: skip
+# as few parameters, and as many FLOPs by more updates: the text is read three times as often
+LONGER = "plain, equal parameters, three times the updates"
+ARMS[LONGER] = (*ARMS["plain, equal parameters"][:2], 3)
+TUNED = tuple(arm for arm in ARMS if arm != LONGER)
+# ASURA at other depths: only its norms, skips and adapters of each step are more or fewer
+DEPTHS = {f"ASURA, depth {depth}": depth for depth in (1, 2, 4, 6, 8)}
+ARMS |= {
+    label: ({"core_layers": str(LAYERS), "depth": str(n), "max_steps": str(n)}, f"{{kind: fixed, depth: {n}}}", 1)
+    for label, n in DEPTHS.items()
+}
+RATE_OF = {LONGER: "plain, equal parameters"} | dict.fromkeys(DEPTHS, "ASURA")  # whose rate an arm takes that is not tuned itself
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training: an arm that reads its text so many times, at a rate, with a seed."""
+
+    label: str
+    times: int
+    rate: float
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """The row's own name."""
+        return f"{self.label}/{self.times} times/{self.rate:g}/{self.seed}"
+
+    @property
+    def kind(self) -> str:
+        """What decides how long it takes."""
+        return self.label
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """What is laid over the recipe."""
+        model, depth, longer = ARMS[self.label]
+        updates = UPDATES * longer
+        return (
+            *[f"model.changes.{name}={value}" for name, value in (SHAPE | model).items()], f"depth={depth}",
+            f"validate.depths=[{model['depth']}]", f"updates={updates}", f"schedule.warmup={updates // 10}",
+            f"optim.lr={self.rate:g}", f"data.limit={TEXTS[self.times]}", f"seed={self.seed}",
+            f"graph={'true' if 'fixed' in depth else 'false'}",  # one depth: one graph
+        )  # fmt: skip
+
+
+def rates() -> Iterator[Row]:
+    """Every arm at every rate, on text that is read four times, one seed: the rate is chosen on `valid`."""
+    for rate in RATES:
+        for label in TUNED:
+            yield Row(label, 4, rate)
+
+
+def compared(best: Mapping[str, float]) -> Iterator[Row]:
+    """Every arm at its own rate, three seeds, seed by seed; then the one that makes up for its FLOPs."""
+    for seed in range(3):
+        for times in (4, 16, 1):
+            for label in TUNED:
+                if label in best:
+                    yield Row(label, times, best[label], seed)
+    for seed in range(3):
+        for times in (4, 16, 1):
+            if RATE_OF[LONGER] in best:
+                yield Row(LONGER, times, best[RATE_OF[LONGER]], seed)
+
+
+def depths(best: Mapping[str, float]) -> Iterator[Row]:
+    """ASURA at other depths, on text that is read once, at the rate of depth 3; three seeds."""
+    for seed in range(3):
+        for label in sorted(DEPTHS, key=lambda label: -DEPTHS[label]):
+            if "ASURA" in best:
+                yield Row(label, 1, best["ASURA"], seed)

@@ -1,0 +1,124 @@
+"""Trains and measures the runs of the study: first the rates, then every arm at its own.
+
+    python -m experiments.repeats.run OUT.jsonl --corpus CORPUS --tokenizer CORPUS/bpe --workers 14 --seconds 260
+
+CORPUS holds train-*.jsonl.gz and valid, test and heldout_ood.jsonl.gz; TOKENIZER as in experiments.asura.run.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.asura.run import SETTINGS
+from experiments.corpus import make_tokenizer, prepare, texts, train_once
+from experiments.repeats.plan import BATCH, LENGTH, TEXTS, TUNED, Row, compared, depths, rates
+from experiments.side_by_side import arguments, asked_for, rounded, run_all
+
+if TYPE_CHECKING:
+    from loopwright.evaluate.heldout import HeldOut
+
+FILES = {"valid": "valid.jsonl.gz", "test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
+PASSAGES = "held-out.pickle"  # of our own making, beside the shards: tokenised once for all rows
+LAID = (f"data.length={LENGTH}", f"batch={BATCH}", "data.apart=false", "compile=false")  # compiling takes longer than a run
+
+
+def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: int, extra: tuple[str, ...]) -> dict[str, Any]:
+    """Trains one row, measures it on the held-out texts, and returns all numbers."""
+    import torch
+
+    from loopwright.evaluate.heldout import held_out, need_likelihood
+    from loopwright.model.cost.cost import pass_flops
+    from loopwright.recipes import recipe
+    from loopwright.run import origin
+
+    chosen = recipe("asura-text", [*SETTINGS, *texts(corpus, tokenizer), *LAID, *row.changes, *extra])
+    trained = train_once(chosen, shards)
+    model = trained.outcome.model
+    torch.set_float32_matmul_precision("highest")
+    held = pickle.loads((Path(shards) / PASSAGES).read_bytes())
+    causal, depths = need_likelihood(model), [model.config.depth]
+    found = {name: held_out(model, each.drawn(passages), depths=depths, causality=causal) for name, each in held.items()}
+    tokens = sum(entry["tokens"] for entry in trained.log)
+    return {
+        "name": row.name, "label": row.label, "times": row.times, "rate": row.rate, "seed": row.seed, "laid_over": list(extra),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "flops": pass_flops(model.config, batch=1, length=LENGTH)["total"] / LENGTH,
+        "tokens": tokens, "epochs": tokens / trained.outcome.splits.notes["train"]["tokens"],
+        "train_seconds": trained.seconds, "losses": trained.losses(40), "skipped": trained.outcome.progress.skipped,
+        "loss": {name: each.loss[-1] for name, each in found.items()}, "texts": {"test": folded(found["test"])},
+        "origin": {key: value for key, value in origin().items() if key != "command"},
+    }  # fmt: skip
+
+
+def prepare_passages(corpus: str, tokenizer: str, place: Path) -> None:
+    """Tokenises the held-out texts for all rows, where that has not been done."""
+    from loopwright.data.tokenizer import Tokenizer
+    from loopwright.evaluate.passages import read_passages
+
+    if not place.is_file():
+        own = Tokenizer(tokenizer)
+        found = {name: read_passages(name, Path(corpus) / file, own, LENGTH) for name, file in FILES.items()}
+        place.write_bytes(pickle.dumps(found))
+
+
+def folded(report: HeldOut) -> dict[str, Any]:
+    """Returns a report with the passages of a document as one: intervals over documents stay what they are."""
+    documents = sorted(set(report.document_of))
+    sums = [[0.0] * len(documents) for _ in report.losses]
+    targets = [0] * len(documents)
+    for passage, document in enumerate(report.document_of):
+        place = documents.index(document)
+        targets[place] += report.targets_of[passage]
+        for own, losses in zip(sums, report.losses, strict=True):
+            own[place] += losses[passage] if losses[passage] is not None else float("nan")
+    whole = replace(report, document_of=tuple(documents), targets_of=tuple(targets), losses=tuple(map(tuple, sums)))
+    return asdict(whole) | {"losses": rounded(sums, 5)}
+
+
+def best_rates(found: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Returns the rate of each arm with the least loss on `valid`, of seed 0 on text that is read four times."""
+    best: dict[str, tuple[float, float]] = {}
+    for run in found:
+        if run["times"] == 4 and run["seed"] == 0 and run["label"] in TUNED and run["loss"]["valid"] is not None:
+            mine = (run["loss"]["valid"], run["rate"])
+            best[run["label"]] = min(best.get(run["label"], mine), mine)
+    return {label: rate for label, (_, rate) in best.items()}
+
+
+def main() -> None:
+    """Reads the command line, tokenises once, and runs what is asked for."""
+    from loopwright.recipes import recipe
+
+    ends = time.time()
+    parser = arguments(__doc__)
+    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--tokenizer", default="runs/bpe")
+    parser.add_argument("--shards", default="runs/repeats-shards", help="where token shards are kept")
+    parser.add_argument("--passages", type=int, default=600, help="of each held-out text")
+    options = parser.parse_args()
+    ends += options.seconds
+    make_tokenizer(options.corpus, Path(options.tokenizer))
+    for documents in TEXTS.values():
+        given = [*SETTINGS, *texts(options.corpus, options.tokenizer), *LAID, f"data.limit={documents}", *options.change]
+        prepare(recipe("asura-text", given).data, options.shards)
+    prepare_passages(options.corpus, options.tokenizer, Path(options.shards) / PASSAGES)
+    named = {name: getattr(options, name) for name in ("corpus", "tokenizer", "shards", "passages")}
+    work = partial(carry_out, **named, extra=tuple(options.change))
+    run_all(asked_for(options, rates()), work, options.out, workers=options.workers, seconds=ends - time.time())
+    out = Path(options.out)
+    best = best_rates(json.loads(line) for line in (out.read_text().splitlines() if out.is_file() else []))
+    print(f"rates, by the loss on valid: {best}", flush=True)
+    run_all(
+        asked_for(options, [*compared(best), *depths(best)]), work, options.out, workers=options.workers, seconds=ends - time.time()
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The study's table and figure, from its results alone.
+
+python -m experiments.repeats.tables experiments/results/repeats/runs.jsonl experiments/results/repeats
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from experiments.pages import Result, by_seed, difference, missing_part, number, results, save_all, signed, spread, table
+from experiments.repeats.plan import ARMS, DEPTHS, RATE_OF, RATES, TEXTS, TUNED, compared, depths, rates
+from experiments.repeats.run import best_rates
+from experiments.seeds import RULE, over_seeds, pooled
+from loopwright.plot.drawing import Axes, Curve, Drawing, figure, legend, lines
+
+LOOPED = ("ASURA", "Huginn-like")
+RIVALS = ("plain, equal FLOPs", "plain, equal parameters", "plain, equal parameters, three times the updates")
+MAIN = tuple(label for label in ARMS if label not in DEPTHS)
+Chosen = Mapping[tuple[str, int], Sequence[Result]]
+
+
+def chosen(found: Sequence[Result]) -> dict[tuple[str, int], list[Result]]:
+    """Returns the runs of every arm at its own rate, by arm and how often the text is read, seeds in order."""
+    best = best_rates(found)
+    kept: dict[tuple[str, int], list[Result]] = {(label, times): [] for label in ARMS for times in TEXTS}
+    for run in sorted(found, key=lambda run: run["seed"]):
+        if run["rate"] == best.get(RATE_OF.get(run["label"], run["label"])):
+            kept[run["label"], run["times"]].append(run)
+    return {key: runs for key, runs in kept.items() if runs}
+
+
+def rate_table(found: Sequence[Result]) -> str:
+    """Returns the loss on `valid` of every arm at every rate: seed 0, text read four times."""
+    at = {(run["label"], run["rate"]): run["loss"]["valid"] for run in found if run["times"] == 4 and run["seed"] == 0}
+    lines = [[label, *[number(at.get((label, rate))) for rate in sorted(RATES)]] for label in TUNED]
+    return table(["arm", *[f"{rate:g}" for rate in sorted(RATES)]], lines)
+
+
+def loss_table(kept: Chosen) -> str:
+    """Returns what each arm is made of and its losses: the text they were trained on at the end, and held-out text."""
+    head = ["arm", "parameters", "FLOPs a token", "rate"]
+    head += [f"{times} ×: {what}" for times in TEXTS for what in ("trained on", "test", "ood")]
+    lines = []
+    for label in MAIN:
+        own = [run for times in TEXTS for run in kept.get((label, times), [])]
+        if not own:
+            continue
+        cells = [label, f"{own[0]['parameters'] / 1e6:.2f} M", f"{own[0]['flops'] / 1e6:.1f} M", f"{own[0]['rate']:g}"]
+        for times in TEXTS:
+            runs = kept.get((label, times), [])
+            cells += [spread([run["losses"][-1] for run in runs]) if runs else "–"]
+            cells += [spread([run["loss"][text] for run in runs]) if runs else "–" for text in ("test", "ood")]
+        lines.append(cells)
+    return table(head, lines)
+
+
+def against_table(kept: Chosen) -> str:
+    """Returns the looped arms less the plain ones on `test`, with the interval over documents, over seeds, and each seed."""
+    out = []
+    for label in LOOPED:
+        for rival in RIVALS:
+            for times in TEXTS:
+                both = pooled(kept.get((label, times), []), kept.get((rival, times), []), "test")
+                if both is not None:
+                    low, high = both.over_seeds
+                    word = (
+                        {"lower": "ahead", "higher": "behind"}.get(both.verdict, "undecided") if len(both.seeds) > 1 else "one seed"
+                    )
+                    cells = [
+                        signed(both.difference, both.low, both.high),
+                        f"{difference(low)} to {difference(high)}",
+                        by_seed(both.of_seeds),
+                    ]
+                    out.append([label, rival, f"{times} ×", *cells, word])
+    return table(["arm", "less", "text read", "test (95 % over documents)", "95 % over seeds", "by seed", "decided"], out)
+
+
+def prices(kept: Chosen, label: str, times: int) -> dict[int, float]:
+    """Returns what reading a text `times` over costs an arm against as many tokens of fresh text, by seed, in nats on `test`."""
+    fresh = {run["seed"]: run["loss"]["test"] for run in kept.get((label, 1), [])}
+    return {run["seed"]: run["loss"]["test"] - fresh[run["seed"]] for run in kept.get((label, times), []) if run["seed"] in fresh}
+
+
+def price_table(kept: Chosen) -> str:
+    """Returns what re-reading costs each arm, and by how much less than the plain arms it costs the looped ones."""
+    repeated = [times for times in TEXTS if times > 1]
+    head = ["arm", *[f"{times} × less 1 ×" for times in repeated]]
+    head += [f"{times} ×: less that of {rival} (95 % over seeds)" for times in repeated for rival in RIVALS[:2]]
+    out = []
+    for label in MAIN:
+        own = {times: prices(kept, label, times) for times in repeated}
+        if not any(own.values()):
+            continue
+        cells = [label, *[f"{difference(_mean(own[t]))}; {by_seed(list(own[t].values()))}" if own[t] else "–" for t in repeated]]
+        for times in repeated:
+            for rival in RIVALS[:2]:
+                other = prices(kept, rival, times)
+                apart = [own[times][seed] - other[seed] for seed in own[times] if seed in other]
+                shown = label != rival and apart
+                cells.append(signed(sum(apart) / len(apart), *over_seeds(apart)) if shown else "–")
+        out.append(cells)
+    return table(head, out)
+
+
+def depth_table(kept: Chosen) -> str:
+    """Returns ASURA's losses by depth, on text that is read once, and how far they are from those of depth 1."""
+    first = kept.get(("ASURA, depth 1", 1), [])
+    out = []
+    for label, depth in sorted({**DEPTHS, "ASURA": 3}.items(), key=lambda item: item[1]):
+        runs = kept.get((label, 1), [])
+        if runs:
+            both = pooled(runs, first, "test") if depth > 1 else None
+            cells = [str(depth), f"{runs[0]['parameters'] / 1e6:.2f} M", f"{runs[0]['flops'] / 1e6:.1f} M"]
+            cells += [spread([run["loss"][text] for run in runs]) for text in ("test", "ood")]
+            out.append(
+                [*cells, "–" if both is None else f"{signed(both.difference, both.low, both.high)}; {by_seed(both.of_seeds)}"]
+            )
+    head = ["depth", "parameters", "FLOPs a token", "test", "ood", "test, less depth 1 (95 % over documents); by seed"]
+    return table(head, out)
+
+
+def _mean(values: Mapping[int, float]) -> float:
+    return sum(values.values()) / len(values)
+
+
+def draw(kept: Chosen) -> Drawing:
+    """Returns the held-out loss of each arm by how often its text is read: the mean of seeds, with the least and largest."""
+    curves = {}
+    for label in MAIN:
+        own = [(times, [run["loss"]["test"] for run in kept[label, times]]) for times in TEXTS if (label, times) in kept]
+        if own:
+            means = [sum(losses) / len(losses) for _, losses in own]
+            curves[label] = Curve([t for t, _ in own], means, [min(x) for _, x in own], [max(x) for _, x in own])
+
+    def inner(axes: Axes) -> None:
+        lines(axes, curves)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(TEXTS), [str(times) for times in TEXTS])
+        axes.minorticks_off()
+        axes.set_xlabel("times that the text is read (the same number of tokens in all)")
+        axes.set_ylabel("held-out loss (nats a token)")
+        legend(axes)
+
+    return figure(inner)
+
+
+def page(found: Sequence[Result]) -> str:
+    """Returns the whole page."""
+    kept = chosen(found)
+    best = best_rates(found)
+    planned = [*rates(), *compared(best), *depths(best)]
+    parts = [
+        "# Text that runs out: the same number of tokens from less and less text",
+        "`python -m experiments.repeats.tables` made this page. Means over seeds (least to largest). " + RULE,
+        "## Rates: loss on `valid`, seed 0, text read four times", rate_table(found),
+        "## Losses at each arm's own rate", loss_table(kept),
+        "## Looped less plain", against_table(kept),
+        "## What reading again costs", price_table(kept),
+        "## ASURA by depth, text read once", depth_table(kept),
+        *missing_part(found, {run.name: run for run in planned}.values()),
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    """Writes table.md and the figure."""
+    *sources, target = sys.argv[1:]
+    found, folder = results(sources, [*rates()]), Path(target)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "table.md").write_text(page(found))
+    save_all({"by-times": draw(chosen(found))}, folder)
+
+
+if __name__ == "__main__":
+    main()

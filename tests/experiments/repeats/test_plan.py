@@ -1,0 +1,34 @@
+"""The arms of the study: what is called equal is nearly so, and no row is planned twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.asura.run import SETTINGS
+from experiments.repeats.plan import LONGER, RATES, TUNED, Row, compared, depths, rates
+from loopwright.model.config import LoopedConfig
+from loopwright.model.cost.cost import parameters, pass_flops
+from loopwright.model.presets import preset
+from loopwright.recipes import recipe
+
+
+def config(label: str) -> LoopedConfig:
+    chosen = recipe("asura-text", [*SETTINGS, *Row(label, 4, 1e-3).changes])
+    return preset("asura", **chosen.model["changes"])
+
+
+def test_the_looped_model_has_the_flops_of_one_plain_model_and_the_parameters_of_the_other() -> None:
+    huginn, deep, small = (config(label) for label in ("Huginn-like", "plain, equal FLOPs", "plain, equal parameters"))
+    flops = [pass_flops(each, batch=1, length=256)["total"] for each in (huginn, deep)]
+    assert flops[1] / flops[0] == pytest.approx(1, abs=0.1)
+    counts = [parameters(each)["total"].unique for each in (huginn, small)]
+    assert counts[1] / counts[0] == pytest.approx(1, abs=0.1)
+
+
+def test_every_arm_is_tuned_or_takes_the_rate_of_the_one_it_repeats() -> None:
+    assert [row.name for row in rates()] == [f"{label}/4 times/{rate:g}/0" for rate in RATES for label in TUNED]
+    rows = list(compared(dict.fromkeys(TUNED, 2e-3)))
+    assert len({row.name for row in rows}) == len(rows) == 3 * 3 * (len(TUNED) + 1)
+    assert {row.rate for row in rows} == {2e-3} and {row.label for row in rows if "updates=1920" in row.changes} == {LONGER}
+    assert not [row for row in compared({"ASURA": 1e-3}) if row.label != "ASURA"]  # nothing is run at a rate nobody chose
+    assert [row.rate for row in depths({"ASURA": 1e-3})] == [1e-3] * 15 and not list(depths({"plain, equal FLOPs": 1e-3}))
