@@ -102,7 +102,7 @@ def thinned(deep: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
     from experiments.inside.train_claims import norm_growth
 
     found, answers = deep["by_place"], deep.get("answers", {})
-    by_place = {"colsum": {"mean": found["colsum"]["mean"] if drawn else rounded(found["colsum"]["mean"], 4)}}
+    by_place = {"colsum": {"mean": found["colsum"]["mean"] if drawn else rounded(found["colsum"]["mean"], 6)}}
     if drawn:
         by_place |= {name: {"mean": rounded(found[name]["mean"], 4)} for name in (*BEYOND, *RESTS) if name != "colsum"}
         for name in BEYOND:
