@@ -35,7 +35,6 @@ SETS = ("gsm8k", "hellaswag")
 FIRST = SETS[0]
 NEAR = ("colsum", "mixing", "sink_rate", "any_sink_rate", "entropy", "norm", "largest")
 DEEP = ("colsum", "mixing", "sink_rate", "norm")
-RESTS = ("fixed_cosine", "far_cosine", "fixed_norm", "step_norm")
 DIGITS = 4
 
 Rows = Sequence[Sequence[int]]
@@ -81,7 +80,7 @@ def deep(model: LoopedForCausalLM, rows: Rows, sizes: Sizes) -> dict[str, Any]:
     """Returns stages and points of rest far beyond the model's own depth."""
     stages = ("attention", "residual", "lens", "fixed")
     found = summarise(traces(model, rows, sizes.deep, collect=stages, batch=sizes.batch), answer_depth=model.config.depth)
-    means = {name: {"mean": rounded(found["by_place"][name]["mean"], DIGITS)} for name in (*DEEP, *RESTS)}
+    means = {name: {"mean": rounded(found["by_place"][name]["mean"], DIGITS)} for name in DEEP}
     for name in DEEP:
         means[name]["std"] = rounded(found["by_place"][name]["std"], DIGITS - 2)
     limits = {name: value for name, value in found.get("limits", {}).items() if name not in ("orbit", "together", "by_layer")}

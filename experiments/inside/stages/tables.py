@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from experiments.inside.stages.measure import DEEP, FIRST, RESTS, SETS
+from experiments.inside.stages.measure import DEEP, FIRST, SETS
 from experiments.pages import last_of_each, number, percent, save_all, table
-from loopwright.analysis.figures.stages import STAGES, by_layer, by_step, fading
+from loopwright.analysis.figures.stages import STAGES, by_layer, by_step
 from loopwright.analysis.summary import grid, one_step
 from loopwright.metrics.stages import curve_correlation
 from loopwright.plot.drawing import Axes, Curve, Drawing, lines, log_axis, panels
@@ -23,7 +23,7 @@ from loopwright.plot.steps import step_axis
 Row = Mapping[str, Any]
 DENSE, CONTROL, RETROFIT = "SmolLM2-135M-Instruct", "control", "retrofit"
 WORDS = {
-    RETROFIT: "retrofit of SmolLM2, (4, 6⊗4, 4)", DENSE: "SmolLM2-135M, 30 layers", "sandwich-4-injected": "(2, 4⊗4, 2) I",
+    RETROFIT: "retrofit (4, 6⊗4, 4)", DENSE: "SmolLM2-135M, 30 layers", "sandwich-4-injected": "(2, 4⊗4, 2) I",
     "sandwich-4": "(2, 4⊗4, 2)", CONTROL: "control, 12 layers",
 }  # fmt: skip
 SHOWN = (2, 4, 16, 128)  # steps whose bound is given
@@ -172,7 +172,7 @@ def bound_figure(rows: Rows) -> Drawing | None:
         step_axis(axes, row["steps"])
         axes.set_title(WORDS[model], loc="left", fontsize=9.5)
         axes.set_xlabel("step")
-        axes.set_ylabel("attention change since the step before")
+        axes.set_ylabel("attention change, bounds")
 
     drawn = [lambda axes, each=each: draw(*each, axes) for each in rows.of("bound")]
     return panels(drawn, legend_columns=2) if drawn else None
@@ -182,16 +182,15 @@ def draw(rows: Rows) -> dict[str, Drawing]:
     """Returns the figures by name."""
     made: dict[str, Drawing] = {}
     for model, _ in rows.of("near"):
-        for name in SETS if rows.dense(model) is not None else ():
-            row = rows.get(model, "near", name)
-            if row is not None:
-                made[f"stages-{model}-{name}"] = by_step(row, STAGES, dense=rows.dense(model, name))
+        for name in SETS if model == RETROFIT else SETS[1:]:  # on the first set, pages of `loopwright analyze` show the others
+            row, dense = rows.get(model, "near", name), rows.dense(model, name)
+            if row is not None and dense is not None:
+                made[f"stages-{model}-{name}"] = by_step(row, STAGES, dense=dense)
     for model, row in rows.of("ablated"):  # of a looped model beside the dense one, of a dense model beside itself as it is
         made[f"ablated-{model}"] = by_step(row, STAGES, dense=rows.dense(model) or rows.get(model, "near"))
     for model, row in rows.of("deep"):
         made[f"beyond-by-layer-{model}"] = by_layer(row, DEEP)
         made[f"beyond-by-step-{model}"] = by_step(row, DEEP, dense=rows.dense(model))
-        made[f"rest-{model}"] = fading(row, RESTS)
     bound = bound_figure(rows)
     return made if bound is None else made | {"bound": bound}
 
