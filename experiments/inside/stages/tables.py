@@ -21,10 +21,10 @@ from loopwright.plot.drawing import Axes, Curve, Drawing, lines, log_axis, panel
 from loopwright.plot.steps import step_axis
 
 Row = Mapping[str, Any]
-DENSE, CONTROL, RETROFIT = "SmolLM2-135M-Instruct", "control", "retrofit"
+DENSE, CONTROL, RETROFIT, START = "SmolLM2-135M-Instruct", "control", "retrofit", "retrofit-start"
 WORDS = {
-    RETROFIT: "retrofit (4, 6⊗4, 4)", DENSE: "SmolLM2-135M, 30 layers", "sandwich-4-injected": "(2, 4⊗4, 2) I",
-    "sandwich-4": "(2, 4⊗4, 2)", CONTROL: "control, 12 layers",
+    RETROFIT: "retrofit (4, 6⊗4, 4)", START: "retrofit, not yet trained", DENSE: "SmolLM2-135M, 30 layers",
+    "sandwich-4-injected": "(2, 4⊗4, 2) I", "sandwich-4": "(2, 4⊗4, 2)", CONTROL: "control, 12 layers",
 }  # fmt: skip
 SHOWN = (2, 4, 16, 128)  # steps whose bound is given
 LEAST = 1e-6  # distances below it are rounding, and not drawn
@@ -49,7 +49,7 @@ class Rows:
 
     def dense(self, model: str, name: str = FIRST) -> Row | None:
         """Returns the stages of the dense model that a looped one stands beside; None for a dense one."""
-        beside = {DENSE: None, CONTROL: None, RETROFIT: DENSE}.get(model, CONTROL)
+        beside = {DENSE: None, CONTROL: None, RETROFIT: DENSE, START: DENSE}.get(model, CONTROL)
         return None if beside is None else self.get(beside, "near", name)
 
 
@@ -181,13 +181,14 @@ def bound_figure(rows: Rows) -> Drawing | None:
 def draw(rows: Rows) -> dict[str, Drawing]:
     """Returns the figures by name."""
     made: dict[str, Drawing] = {}
-    for model, _ in rows.of("near"):
+    for model in (model for model in WORDS if model != START):  # whose steps are all alike
         for name in SETS if model == RETROFIT else SETS[1:]:  # on the first set, pages of `loopwright analyze` show the others
-            row, dense = rows.get(model, "near", name), rows.dense(model, name)
-            if row is not None and dense is not None:
-                made[f"stages-{model}-{name}"] = by_step(row, STAGES, dense=dense)
-    for model, row in rows.of("ablated"):  # of a looped model beside the dense one, of a dense model beside itself as it is
-        made[f"ablated-{model}"] = by_step(row, STAGES, dense=rows.dense(model) or rows.get(model, "near"))
+            row = rows.get(model, "near", name)
+            if row is not None and row["places"]["core"]:
+                made[f"stages-{model}-{name}"] = by_step(row, STAGES, dense=rows.dense(model, name))
+        ablated = rows.get(model, "ablated")
+        if ablated is not None:  # a looped model beside the dense one, a dense model beside itself as it is
+            made[f"ablated-{model}"] = by_step(ablated, STAGES, dense=rows.dense(model) or rows.get(model, "near"))
     for model, row in rows.of("deep"):
         made[f"beyond-by-layer-{model}"] = by_layer(row, DEEP)
         made[f"beyond-by-step-{model}"] = by_step(row, DEEP, dense=rows.dense(model))

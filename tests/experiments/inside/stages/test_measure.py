@@ -24,11 +24,9 @@ def test_the_layer_that_makes_the_largest_entry_is_of_prelude_or_core() -> None:
 def test_steps_of_a_layer_are_told_from_layers() -> None:
     places = Places(1, 2, 1, 3)
     layer = torch.tensor([7, 0, 1, 0, 1, 0, 1, 8])
-    pairs = {
-        "attention": (layer[:, None] != layer).double().mul(4).tolist(),
-        "residual": (layer[:, None] == layer).double().tolist(),
-    }
-    assert same_and_other(pairs, places) == {"attention": {"same": 0.0, "other": 4.0}, "residual": {"same": 1.0, "other": 0.0}}
+    same, itself = (layer[:, None] == layer).double(), torch.eye(len(layer), dtype=torch.float64)
+    pairs = {"attention": (4 - 3 * same - itself).tolist(), "residual": (same / 2 + itself / 2).tolist()}
+    assert same_and_other(pairs, places) == {"attention": {"same": 1.0, "other": 4.0}, "residual": {"same": 0.5, "other": 0.0}}
 
 
 def test_stages_are_those_of_traces_one_by_one() -> None:
