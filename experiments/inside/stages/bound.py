@@ -18,8 +18,8 @@ from torch import Tensor
 from loopwright.analysis.summary import as_list
 from loopwright.analysis.trace.maps import View, attention_rows
 from loopwright.metrics.distance import attention_bound, attention_distance, query_key_bound, rotary_weight_norm, weight_norm
+from loopwright.model.forward.span import place_tokens
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.span import place_tokens
 from loopwright.model.tap import Recorder
 
 KINDS = ("change", "queries and keys", "proposition", "proposition without rotations")
