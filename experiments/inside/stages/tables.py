@@ -21,7 +21,7 @@ from loopwright.plot.drawing import Axes, Curve, Drawing, lines, log_axis, panel
 from loopwright.plot.steps import step_axis
 
 Row = Mapping[str, Any]
-DENSE, CONTROL, RETROFIT, START = "SmolLM2-135M-Instruct", "control", "retrofit", "retrofit-start"
+DENSE, CONTROL, RETROFIT, START = "SmolLM2-135M-Instruct", "control", "heal-0", "retrofit-start"
 WORDS = {
     RETROFIT: "retrofit (4, 6⊗4, 4)", START: "retrofit, not yet trained", DENSE: "SmolLM2-135M, 30 layers",
     "sandwich-4-injected": "(2, 4⊗4, 2) I", "sandwich-4": "(2, 4⊗4, 2)", CONTROL: "control, 12 layers",
