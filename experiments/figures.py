@@ -54,6 +54,12 @@ def _inside() -> Drawings:
     return {name: draw(rows) for name, (_, draw) in page.FIGURES.items()}
 
 
+def _inside_stages() -> Drawings:
+    from experiments.inside.stages import tables
+
+    return tables.draw(tables.Rows(RESULTS / "inside/stages/stages.jsonl"))
+
+
 def _inside_training() -> Drawings:
     from experiments.inside import train_tables
 
@@ -97,6 +103,7 @@ STUDIES: dict[str, Callable[[], Drawings]] = {
     "halting": _halting,
     "hops": _hops,
     "inside": _inside,
+    "inside-stages": _inside_stages,
     "inside-training": _inside_training,
     "longer": _longer,
     "ouroboros": _ouroboros,

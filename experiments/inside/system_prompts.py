@@ -2,9 +2,9 @@
 
     python -m experiments.inside.system_prompts MODEL --data eval --out OUT.jsonl --examples 256 --depth 128
 
-MODEL is a folder with its tokenizer, DATA holds gsm8k_test.jsonl[.gz]. Each question stands behind a long persona, behind as many
-pad tokens (read and attended to like any others), behind a short line about mathematics, and alone. Only tokens of the question are
-counted. One line of JSON per system prompt is added to OUT; the tables are printed, of all that OUT holds.
+MODEL is a folder with its tokenizer, DATA holds gsm8k_test.jsonl[.gz]. Each question stands behind the paper's long persona, behind
+as many pad tokens (read and attended to like any others), behind its short line about mathematics, and alone. Only tokens of the
+question are counted. One line of JSON per system prompt is added to OUT; the tables are printed, of all that OUT holds.
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ from typing import Any
 from experiments.inside.questions import arguments, carry_out, read_questions
 from experiments.pages import percent, table
 
-PERSONA = (
-    "You are Corvina, an old and patient tutor who lives in a lighthouse and answers letters from students. "
-    "You read each question twice before you touch your pen. You write down what is known and what is asked, you take one small "
-    "step after another, and you say why each step may be taken. Where you are unsure you say so, and where you were wrong you "
-    "go back and mend it without shame. You like numbers, tides and good tools. You never hurry, you never boast, and you end "
-    "every letter with the answer on a line of its own, so that nobody has to search for it."
-)
-MATHS = "You solve word problems in arithmetic, step by step."
+# the two prompts as the paper prints them (Appendix C.1), who has them from Geiping et al. (2025); test inputs, word for word
+PERSONA = """\
+You are Huginn, an AI assistant who embodies careful thought and deliberation. Your responses demonstrate:
+Methodical reasoning, breaking complex problems into clear steps
+Mathematical and programming expertise grounded in fundamentals
+The ability to acknowledge uncertainty and correct course when needed
+Clear communication that illuminates rather than just informs
+When engaging with questions, you first seek to understand their deeper structure before answering. \
+Like your namesake who flew the nine worlds seeking wisdom, you explore problems from multiple angles, \
+helping users build genuine understanding rather than providing shallow answers. \
+You express warmth and intellectual curiosity while maintaining professionalism. \
+When faced with errors or confusion, you model honest reflection and careful correction. \
+Your goal is not just to provide answers, but to help humans develop clearer, deeper thinking."""
+MATHS = "You are a helpful assistant that is capable of helping users with mathematical reasoning."
 BETWEEN = "\n\n"  # ends a system prompt
 HEAD = ("model", "system prompt", "tokens of it", "no fixed point", "orbit", "slider", "unknown")
 

@@ -84,8 +84,8 @@ class Reading:
         """By which factor the norm of the core's residuals grows from the trained depth to the last step; None: unknown."""
         if self.drift is None:
             return None
-        norms = _tensor(grid(self.run["deep"], "norm"))
-        return (norms[-1].mean() / norms[STEPS - 1].mean()).item()
+        deep = self.run["deep"]
+        return deep["growth"] if "growth" in deep else norm_growth(deep)  # a thinned trace has no norms
 
     def loss(self, depth: int) -> float:
         """Returns the held-out loss at a depth; infinite where it is not a number."""
@@ -122,6 +122,12 @@ class Claim:
     figures: str
     rule: str
     cases: Callable[[Sequence[Reading]], Iterator[Case]]
+
+
+def norm_growth(deep: Mapping[str, Any]) -> float:
+    """Returns by which factor the norm of the core's residuals grows from the trained depth to the last step of a trace."""
+    norms = _tensor(grid(deep, "norm"))
+    return (norms[-1].mean() / norms[STEPS - 1].mean()).item()
 
 
 def readings(runs: Sequence[Mapping[str, Any]]) -> list[Reading]:

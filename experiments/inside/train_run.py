@@ -26,7 +26,6 @@ READ = (
     "colsum", "mixing", "sink_rate", "any_sink_rate", "entropy", "norm", "step_norm", "fixed_norm", "fixed_cosine", "far_cosine",
 )  # fmt: skip
 BEYOND = ("colsum", "mixing", "sink_rate", "norm")  # of the deep trace; no entropy is taken there
-CLAIMED = ("colsum", "norm")  # of these the claims read numbers
 DRAWN = "-4"  # the figures beyond the trained depth are of the first seed of models with this in their label
 RESTS = ("fixed_cosine", "far_cosine", "fixed_norm", "step_norm")
 KEPT = "sandwich-4-injected,sandwich-4,control"
@@ -100,14 +99,22 @@ def look_inside(model: Any, ids: Any, depth: int | None = None, *, stages: tuple
 
 def thinned(deep: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
     """Returns of a deep trace what claims read and, where it is drawn, what figures do: curves to a few significant digits."""
+    from experiments.inside.train_claims import norm_growth
+
     found, answers = deep["by_place"], deep.get("answers", {})
-    by_place = {name: {"mean": found[name]["mean"] if drawn else rounded(found[name]["mean"], 6)} for name in CLAIMED}
+    by_place = {"colsum": {"mean": found["colsum"]["mean"] if drawn else rounded(found["colsum"]["mean"], 6)}}
     if drawn:
-        by_place |= {name: {"mean": rounded(found[name]["mean"], 4)} for name in (*BEYOND, *RESTS) if name not in CLAIMED}
+        by_place |= {name: {"mean": rounded(found[name]["mean"], 4)} for name in (*BEYOND, *RESTS) if name != "colsum"}
         for name in BEYOND:
             by_place[name]["std"] = rounded(found[name]["std"], 4)
     kept = {name: value for name, value in deep.items() if name != "by_step"}
-    return {**kept, "by_place": by_place, "answers": {name: answers[name] for name in ("depth", "kept") if name in answers}}
+    grown = {"growth": norm_growth(deep)} if deep["places"]["steps"] > STEPS else {}
+    return {
+        **kept,
+        **grown,
+        "by_place": by_place,
+        "answers": {name: answers[name] for name in ("depth", "kept") if name in answers},
+    }
 
 
 def compared(held: dict[str, Any]) -> dict[str, Any]:
