@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from experiments.ouroboros.tables import BEST, BEST_ONCE, BEST_STATIC
 from experiments.pages import percent
-from experiments.readme import asura, hops, ouroboros, speed, stars
+from experiments.readme import asura, hops, ouroboros, repeats, speed, stars
 
 SETTINGS = (
     "where its 95 % interval over three seeds excludes 0",
@@ -15,6 +15,7 @@ SETTINGS = (
     "trained on 4 to 8 digits, it adds numbers of 64",
     "No gain was found beyond depth 1",
     "SmolLM2-135M was cut from 30 to 15 layers",
+    "In SmolLM2-135M the later stages vanish",
     "Ouro-1.4B's shape at depth 4 and batch 1",
     "of an H200",
 )
@@ -48,5 +49,8 @@ def claims() -> Iterator[str]:
     yield f"({abs(points):.2f} points apart, {tie})"
     if hops.far()[0] < hops.GUESS:
         yield "No model answers 24 or 32 hops."
+    yield f"(by {-repeats.beside('plain, equal FLOPs', 16).difference:.2f} nats, two of two seeds)"
+    if repeats.beside("plain, equal parameters", 16).verdict not in ("lower", "higher"):
+        yield "against equal parameters nothing is decided"
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"
     yield f"and {speed.share_of_bound(32):.2f} at batch 32"

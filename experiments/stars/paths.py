@@ -29,11 +29,6 @@ def path_panels(paths: Mapping[str, Mapping[str, Any]]) -> Drawing:
     return panels([_panel(label, path) for label, path in paths.items()], columns=COLUMNS, height=2.4)
 
 
-def grows(path: Mapping[str, Any]) -> float:
-    """Returns the size of the last state over that of the first step's."""
-    return float(path["size"][-1] / path["size"][1])
-
-
 def short(points: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
     """Returns a path with each direction to a three-hundredth of its own reach: no axis is shown, and the file is half as large."""
     columns = list(zip(*points, strict=True))

@@ -14,7 +14,7 @@ import torch
 
 from experiments.inside.stages.measure import DEEP, FIRST, SETS
 from experiments.pages import last_of_each, number, percent, save_all, table
-from loopwright.analysis.figures.stages import STAGES, by_layer, by_step
+from loopwright.analysis.figures.stages import LABELS, STAGES, by_layer, by_step
 from loopwright.analysis.summary import grid, one_step
 from loopwright.metrics.stages import curve_correlation
 from loopwright.plot.drawing import Axes, Curve, Drawing, lines, log_axis, panels
@@ -178,6 +178,19 @@ def bound_figure(rows: Rows) -> Drawing | None:
     return panels(drawn, legend_columns=2) if drawn else None
 
 
+def beside_itself(row: Row, before: Row) -> Drawing:
+    """Returns a panel per stage of a dense model over its layers: without the MLP of one layer, and as it is."""
+
+    def draw(name: str, axes: Axes) -> None:
+        both = {f"without the MLP of layer {row['layer'] + 1}": row, "as it is": before}
+        values = {said: one["by_place"][name]["mean"] for said, one in both.items()}
+        lines(axes, {said: Curve(range(1, len(means) + 1), means) for said, means in values.items()})
+        axes.set_xlabel("layer")
+        axes.set_ylabel(LABELS[name])
+
+    return panels([lambda axes, name=name: draw(name, axes) for name in STAGES])
+
+
 def draw(rows: Rows) -> dict[str, Drawing]:
     """Returns the figures by name."""
     made: dict[str, Drawing] = {}
@@ -187,8 +200,11 @@ def draw(rows: Rows) -> dict[str, Drawing]:
             if row is not None and row["places"]["core"]:
                 made[f"stages-{model}-{name}"] = by_step(row, STAGES, dense=rows.dense(model, name))
         ablated = rows.get(model, "ablated")
-        if ablated is not None:  # a looped model beside the dense one, a dense model beside itself as it is
-            made[f"ablated-{model}"] = by_step(ablated, STAGES, dense=rows.dense(model) or rows.get(model, "near"))
+        before = rows.get(model, "near")
+        if ablated is not None and ablated["places"]["core"]:
+            made[f"ablated-{model}"] = by_step(ablated, STAGES, dense=rows.dense(model))
+        elif ablated is not None and before is not None:
+            made[f"ablated-{model}"] = beside_itself(ablated, before)
     for model, row in rows.of("deep"):
         made[f"beyond-by-layer-{model}"] = by_layer(row, DEEP)
         made[f"beyond-by-step-{model}"] = by_step(row, DEEP, dense=rows.dense(model))
