@@ -79,7 +79,7 @@ class PassGraphs(Passes):
 
     def step_trails(self, trails: Sequence[Trail], first: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> None:
         """Runs a step of the tokens of each row from `first` to its end, from the states that were kept, and keeps the new ones."""
-        sources = [(0, trail.row.cell("core", t - 1), trail.input_cell) for trail, t in zip(trails, steps, strict=True)]
+        sources = [(0, trail.cell(t), trail.input_cell) for trail, t in zip(trails, steps, strict=True)]
         self._run("core", [trail.row for trail in trails], first, _lengths(first, ends), steps, sources)
 
     def read_trails(
@@ -87,7 +87,7 @@ class PassGraphs(Passes):
     ) -> list[Tensor]:
         """Returns what the head reads of the kept states of each row's tokens [T, D], as its reading says."""
         rows = [trail.row for trail in trails]
-        sources = [(0, row.cell("core", t - 1), 0) for row, t in zip(rows, readings, strict=True)]
+        sources = [(0, trail.cell(depth), 0) for trail, depth in zip(trails, readings, strict=True)]
         (y,) = self._run("coda", rows, first, _lengths(first, ends), self._readings(rows, readings), sources)
         return y
 

@@ -14,6 +14,7 @@ from loopwright.engine.pass_graphs import PassGraphs
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 from loopwright.engine.tick_graph import TickGraphs
+from loopwright.generate.exit_rules import build_exit
 from tests.cases import gap, noisy, some
 from tests.engine.mix import answer, check, deepest, make, random_wish, serve, uneven
 from tests.generate.tiny import DENSE
@@ -70,9 +71,20 @@ def test_what_a_tick_keeps_is_what_is_kept_row_by_row() -> None:
                 scheduler.tick()
         (run,) = [run for run in scheduler.running if run.trail is not None]
         assert len(run.drafts) == 3
-        trails.append((run.trail.inputs[2:5], run.trail.after[[0, 1, 3], 2:5]))  # the last are before the first step
+        assert len({int(token) for token in run.drafts}) > 1
+        drafts = torch.stack(run.drafts).double()
+        trails.append((run.trail.inputs[2:5], run.trail.after[[0, 1, 3], 2:5], drafts))  # the last are before the first step
     for kept, wanted in zip(*trails, strict=True):
         assert gap(kept, wanted) < 1e-12
+
+
+def test_the_mean_of_states_is_read_out_where_a_rule_asks_for_it() -> None:
+    model = make("ouro-1.4b-tiny", halting={"kind": "act"}, hidden_size=16, intermediate_size=16, core_layers=1)
+    rule = build_exit("act", model)
+    assert rule.mixes
+    wishes = [RequestOptions((3 + i, 4, 5), 4, 5, exit=rule) for i in range(2)]
+    requests, _ = serve(fixed(model, 2, 60), wishes, random.Random(0))
+    assert check(model, requests, set(), [answer(model, wish) for wish in wishes]) == 0
 
 
 @torch.no_grad()

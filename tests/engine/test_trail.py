@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from loopwright.engine.pass_graphs import PassGraphs
 from loopwright.engine.passes import Passes
 from loopwright.engine.trail import Trail, read_trails, step_trails
 from loopwright.model.cache.pool import KeyPool, Row
@@ -26,15 +27,16 @@ class Token:
     work: int = 0
 
 
+@pytest.mark.parametrize("kind", [Passes, PassGraphs])
 @torch.no_grad()
-def test_tokens_of_many_depths() -> None:
+def test_tokens_of_many_depths(kind: type[Passes]) -> None:
     model = make("huginn-tiny")
     ids = torch.randint(96, (1, 6), generator=torch.Generator().manual_seed(0))
     pool = KeyPool(model.config, 60, model.lm_head.weight)
     row = pool.admit(6, 4, (1, 2, 3, 4))
     assert row is not None
     run = Token(row, Trail(pool, row))
-    passes = Passes(model, pool)
+    passes = Passes(model, pool) if kind is Passes else PassGraphs(model, pool, 2)
     full = {depth: model(ids, depth=depth).logits[0] for depth in range(1, 5)}
     for offset, depth in enumerate((2, 1, 1, 4, 1, 3)):
         run.offset, run.t = offset, 0

@@ -162,7 +162,10 @@ class KeyPool:
         """
         if self._states is None:
             like, width = self.keys["core"], self.config.hidden_size
-            inputs, states = (like.new_empty(self.cells[stack].count + 1, width) for stack in (self.input_stack, "core"))
+            counts = [self.cells[stack].count + 1 for stack in (self.input_stack, "core")]
+            wanted = sum(counts) * width * like.element_size()
+            check_room("pool: states that exits and drafts keep", wanted, like.device, "build the engine with a smaller max_tokens")
+            inputs, states = (like.new_empty(count, width) for count in counts)
             self._states = inputs, states
         return self._states
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import loopwright as lw
 from loopwright.model.cache.pool import Cells, KeyPool, Row
+from loopwright.model.cost import room
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,6 +64,14 @@ def test_a_pool_larger_than_the_memory_is_refused() -> None:
         pool_of(tokens=10**13)
     with pytest.raises(ValueError, match="tokens must be at least 1"):
         pool_of(tokens=0)
+
+
+def test_states_larger_than_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = pool_of()
+    monkeypatch.setattr(room, "SMALL", 0)
+    monkeypatch.setattr(room, "free_bytes", lambda device: 2**10)
+    with pytest.raises(ValueError, match=r"states that exits and drafts keep take .* smaller max_tokens"):
+        _ = pool.states
 
 
 def test_a_group_counts_its_tokens() -> None:
