@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from loopwright.engine.passes import Passes
-from loopwright.engine.tick_graph import SHORTEST, captured
+from loopwright.engine.tick_graph import SHORTEST, Captures
 from loopwright.engine.trail import Trail
 from loopwright.model.cache.fixed_rows import FixedRows
 from loopwright.model.cache.pool import KeyPool, Row
@@ -49,6 +49,7 @@ class PassGraphs(Passes):
 
     def _begin(self) -> None:
         self.passes: dict[tuple[str, bool, int, int, int], CapturedPass] = {}
+        self.captures = Captures(self.pool.device)
         self.fused: dict[tuple[int, int], FusedStacks | None] = {}
         self.kept = [*self.model.parameters(), *self.model.buffers()]  # what a graph reads must not be freed under it
 
@@ -58,7 +59,11 @@ class PassGraphs(Passes):
         """Returns input and first state [T, D] of the tokens of each row; `seeds` are those of the states, None for the model's."""
         own = self.model.state.seed
         each = [signed(own if seed is None else seed) for seed in seeds]
-        tokens = [torch.tensor(list(some), device=self.pool.device) for some in ids]
+        longest, device = max(map(len, ids)), self.pool.device
+        table = [[*some, *[0] * (longest - len(some))] for some in ids]
+        # from pinned memory a copy waits for nothing
+        padded = torch.tensor(table, device="cpu", pin_memory=device.type == "cuda").to(device, non_blocking=True)
+        tokens = [row[: len(some)] for row, some in zip(padded, ids, strict=True)]
         e, s = self._run("prelude", rows, first, list(map(len, ids)), [0] * len(rows), [(seed, 0, 0) for seed in each], [tokens])
         return e, s
 
@@ -186,7 +191,7 @@ class CapturedPass:
             p = graphs.fixed_pass(stack, self.numbers, length, reach)
             self.made = graphs.run_kept(stack, self.numbers, p) if kept else graphs.run(stack, self.numbers, p, self.given)
 
-        self._run, self._begun = run, False
+        self._run, self._begun, self._captures = run, False, graphs.captures
 
     def play(self, numbers: Tensor, given: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
         """Returns what the pass makes of its tokens, without waiting for the device; the next one like it writes over it."""
@@ -201,7 +206,7 @@ class CapturedPass:
                     held[i, len(x) :] = x[-1]
             held[len(each) :] = held[:1]
         if not self._begun:  # now, since what is written meanwhile is what is written anyway
-            self.graph, self._begun = captured(self._run, self.numbers.device, self._name), True
+            self.graph, self._begun = self._captures.graph(self._run, self._name), True
         if self.graph is None:
             self._run()
         else:

@@ -109,6 +109,7 @@ class TickGraphs:
 
     def _begin(self) -> None:
         self.ticks, self.fused, self.rotary = {}, {}, {}
+        self.captures = Captures(self.device)
         self.kept = [*self.model.parameters(), *self.model.buffers()]  # what a graph reads must not be freed under it
 
     def _numbers(self, stack: str, runs: Sequence[tuple[Running, int]]) -> list[tuple[int, ...]]:
@@ -217,7 +218,7 @@ class CapturedTick:
 
         self._run: Callable[[], None] = run
         self.numbers[:, ACTIVE] = 0  # nobody takes part, and keys are written where the next run writes them again
-        self.graph = captured(self._run, graphs.device, f"the {', '.join(parts)} of a tick")
+        self.graph = graphs.captures.graph(self._run, f"the {', '.join(parts)} of a tick")
 
     def play(self, numbers: Tensor) -> None:
         """Runs the tick for the rows that the numbers name, without waiting for the device."""
@@ -228,23 +229,31 @@ class CapturedTick:
             self.graph.replay()
 
 
-def captured(run: Callable[[], None], device: torch.device, what: str) -> torch.cuda.CUDAGraph | None:
-    """Returns a graph of what is run, or None where it cannot be had, which is said once. It is run twice before: parts compile."""
-    if device.type != "cuda":
-        return None
-    graph = torch.cuda.CUDAGraph()
-    try:
-        # a stream of its own on the model's device, and one capture at a time: several engines may share the process
-        with _CAPTURING, torch.cuda.device(device):
-            side = torch.cuda.Stream(device=device)
-            side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(side):
-                for _ in range(2):
+class Captures:
+    """Makes graphs that are never replayed at once, on one stream and in one pool of memory: all need no more than the largest."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            self.stream = torch.cuda.Stream(device=device)  # of its own: memory is used again on its own stream alone
+            self.memory = torch.cuda.graph_pool_handle()
+
+    def graph(self, run: Callable[[], None], what: str) -> torch.cuda.CUDAGraph | None:
+        """Returns a graph of what is run, run twice before so that parts compile; None where it cannot be had, said once."""
+        if self.device.type != "cuda":
+            return None
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # one capture at a time: several engines may share the process
+            with _CAPTURING, torch.cuda.device(self.device):
+                self.stream.wait_stream(torch.cuda.current_stream(self.device))
+                with torch.cuda.stream(self.stream):
+                    for _ in range(2):
+                        run()
+                torch.cuda.current_stream(self.device).wait_stream(self.stream)
+                with torch.cuda.graph(graph, pool=self.memory, stream=self.stream, capture_error_mode="thread_local"):
                     run()
-            torch.cuda.current_stream(device).wait_stream(side)
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-                run()
-    except RuntimeError as error:
-        say_once(f"engine: {what} is launched kernel by kernel: {error}")
-        return None
-    return graph
+        except RuntimeError as error:
+            say_once(f"engine: {what} is launched kernel by kernel: {error}")
+            return None
+        return graph
