@@ -103,7 +103,10 @@ def origin(command: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _commit(package: Path) -> dict[str, Any]:
-    """The commit of the checkout that the package is tracked in, and whether the package differs from it."""
+    """The commit of the checkout that the package is tracked in, and whether the package differs from it.
+
+    Of an archive (`git archive`) the commit it was made of; what changed since is not known there.
+    """
 
     def git(*words: str) -> str | None:
         try:
@@ -113,7 +116,9 @@ def _commit(package: Path) -> dict[str, Any]:
         return done.stdout.strip() if done.returncode == 0 else None
 
     # installed into an environment that happens to lie in somebody's checkout, it is tracked by nobody
-    commit = git("rev-parse", "HEAD") if git("ls-files", "--error-unmatch", "version.py") is not None else None
+    tracked = git("ls-files", "--error-unmatch", "version.py") is not None
+    archived = package / "archived.txt"
+    commit = git("rev-parse", "HEAD") if tracked else archived.read_text().strip() if archived.exists() else None
     if commit is None or not re.fullmatch(r"[0-9a-f]{40,64}", commit):
         return {"commit": None, "changed": None}
-    return {"commit": commit, "changed": git("status", "--porcelain", "--", ".") != ""}
+    return {"commit": commit, "changed": git("status", "--porcelain", "--", ".") != "" if tracked else None}

@@ -95,7 +95,7 @@ def test_origin_says_what_made_a_run() -> None:
         assert facts["commit"] == commit.stdout.strip() and isinstance(facts["changed"], bool)
 
 
-def test_a_package_that_lies_in_a_strangers_checkout_has_no_commit(tmp_path: Path) -> None:
+def test_a_package_that_lies_in_a_strangers_checkout_has_the_commit_of_its_archive_alone(tmp_path: Path) -> None:
     package = tmp_path / "site-packages" / "loopwright"
     package.mkdir(parents=True)
     (package / "version.py").write_text("")
@@ -106,6 +106,11 @@ def test_a_package_that_lies_in_a_strangers_checkout_has_no_commit(tmp_path: Pat
         pytest.skip("no git")
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True, capture_output=True)
     assert run_module._commit(package) == {"commit": None, "changed": None}
+    archived = package / "archived.txt"
+    archived.write_text("$Format:%H$\n")
+    assert run_module._commit(package) == {"commit": None, "changed": None}
+    archived.write_text(f"{'0a' * 20}\n")
+    assert run_module._commit(package) == {"commit": "0a" * 20, "changed": None}
     subprocess.run([*git, "add", "-f", "."], check=True, capture_output=True)
     subprocess.run([*git, "commit", "-q", "-m", "ours"], check=True, capture_output=True)
     facts = run_module._commit(package)

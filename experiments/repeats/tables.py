@@ -70,7 +70,7 @@ def against_table(kept: Chosen) -> str:
                     )
                     cells = [
                         signed(both.difference, both.low, both.high),
-                        f"{difference(low)} to {difference(high)}",
+                        f"{difference(low)} to {difference(high)}" if len(both.seeds) > 1 else "–",
                         by_seed(both.of_seeds),
                     ]
                     out.append([label, rival, f"{times} ×", *cells, word])
