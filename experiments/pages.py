@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,19 @@ from experiments.side_by_side import Run
 from loopwright.plot.drawing import Drawing
 
 Result = dict[str, Any]
+
+
+def asked_tables(about: str | None) -> tuple[list[str], Path]:
+    """Returns the files of rows and the folder, which is made, that a study's `tables` is called with."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="+", help="files of rows, as the study's run wrote them")
+    parser.add_argument("folder", type=Path, help="where table.md and the figures go")
+    asked = parser.parse_args()
+    for path in asked.rows:
+        if not Path(path).is_file():
+            parser.error(f"{path}: there is no such file of rows; give runs.jsonl of the study, then the folder for the page")
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    return asked.rows, asked.folder
 
 
 def results(paths: Iterable[str], planned: Iterable[Run]) -> list[Result]:

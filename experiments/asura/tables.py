@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from experiments.asura.figures import draw_all
 from experiments.asura.plan import SIZES, rows
 from experiments.asura.run import BEFORE, SPIKE, TEXTS
-from experiments.pages import Result, by_label, by_seed, missing_part, number, results, save_all, signed, spread, table, words
+from experiments.pages import (
+    Result,
+    asked_tables,
+    by_label,
+    by_seed,
+    missing_part,
+    number,
+    results,
+    save_all,
+    signed,
+    spread,
+    table,
+    words,
+)
 from experiments.seeds import RULE, Pooled, best_depth, held, loss_interval, mean_loss, pooled, reports
 
 WHOLE = "ASURA"
@@ -142,9 +153,8 @@ def apart_sentence(labels: Labels) -> str:
 
 def main() -> None:
     """Writes table.md and the figures."""
-    *sources, target = sys.argv[1:]
-    found, folder = results(sources, rows()), Path(target)
-    folder.mkdir(parents=True, exist_ok=True)
+    sources, folder = asked_tables(__doc__)
+    found = results(sources, rows())
     sizes = {size: by_label(run for run in found if run["size"] == size) for size in SIZES}
     sizes = {size: labels for size, labels in sizes.items() if labels}
     page = ["# The ASURA study", "`python -m experiments.asura.tables` made this page.", "## How to read it", rules(found)]

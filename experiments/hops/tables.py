@@ -5,10 +5,8 @@ python -m experiments.hops.tables experiments/results/hops/runs.jsonl experiment
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from experiments.hops.figures import draw_all
 from experiments.hops.plan import ARMS, GROUPS, Run
@@ -25,7 +23,7 @@ from experiments.hops.reading import (
     solved_hops,
     steps_needed,
 )
-from experiments.pages import Result, missing_part, number, results, save_all, table
+from experiments.pages import Result, asked_tables, missing_part, number, results, save_all, table
 from experiments.seeds import over_seeds
 
 BEYOND = (8, 16, 32)  # depths at which looped arms are shown
@@ -145,9 +143,8 @@ def planned() -> list[Run]:
 
 def main() -> None:
     """Writes table.md and the figures."""
-    *sources, target = sys.argv[1:]
-    found, folder = results(sources, planned()), Path(target)
-    folder.mkdir(parents=True, exist_ok=True)
+    sources, folder = asked_tables(__doc__)
+    found = results(sources, planned())
     (folder / "table.md").write_text(page(found))
     arms = by_arm(run for run in found if run["group"] == "compared")
     for path in [folder / "table.md", *save_all(draw_all(arms), folder)]:

@@ -8,14 +8,25 @@ Every share of a gap is on the same passages, worse = the truncated model, bette
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from experiments.ouroboros.answers import DIVERGED, QUESTION, answer, candidates, decided, named, target_sentence
 from experiments.ouroboros.plan import GROUPS, NORMED, Row
 from experiments.ouroboros.run import DEPTHS, TEXTS
-from experiments.pages import Result, by_label, by_seed, missing_part, number, percent, results, save_all, signed, spread, table
+from experiments.pages import (
+    Result,
+    asked_tables,
+    by_label,
+    by_seed,
+    missing_part,
+    number,
+    percent,
+    results,
+    save_all,
+    signed,
+    spread,
+    table,
+)
 from experiments.seeds import RULE, Pooled, Share, best_depth, held, mean_loss, pooled, reports, share_of_gap, won
 from loopwright.evaluate.heldout import HeldOut, Honest
 
@@ -289,9 +300,8 @@ def main() -> None:
     """Writes table.md and the figures."""
     from experiments.ouroboros.figures import draw_all
 
-    *sources, target = sys.argv[1:]
-    found, folder = results(sources, planned()), Path(target)
-    folder.mkdir(parents=True, exist_ok=True)
+    sources, folder = asked_tables(__doc__)
+    found = results(sources, planned())
     runs = by_label(found)
     shares, healed, pairs = shares_to(runs, FULL), shares_to(runs, HEALED), all_pairs(runs)
     page = ["# The retrofit study", "`python -m experiments.ouroboros.tables` made this page.", "## How to read it", rules()]

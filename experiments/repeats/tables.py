@@ -5,11 +5,21 @@ python -m experiments.repeats.tables experiments/results/repeats/runs.jsonl expe
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from experiments.pages import Result, by_seed, difference, missing_part, number, results, save_all, signed, spread, table
+from experiments.pages import (
+    Result,
+    asked_tables,
+    by_seed,
+    difference,
+    missing_part,
+    number,
+    results,
+    save_all,
+    signed,
+    spread,
+    table,
+)
 from experiments.repeats.plan import ARMS, DEPTHS, RATE_OF, RATES, TEXTS, TUNED, compared, depths, rates
 from experiments.repeats.run import best_rates
 from experiments.seeds import RULE, over_seeds, pooled
@@ -166,9 +176,8 @@ def page(found: Sequence[Result]) -> str:
 
 def main() -> None:
     """Writes table.md and the figure."""
-    *sources, target = sys.argv[1:]
-    found, folder = results(sources, [*rates()]), Path(target)
-    folder.mkdir(parents=True, exist_ok=True)
+    sources, folder = asked_tables(__doc__)
+    found = results(sources, [*rates()])
     (folder / "table.md").write_text(page(found))
     save_all({"by-times": draw(chosen(found))}, folder)
 

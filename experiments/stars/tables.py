@@ -6,12 +6,11 @@ python -m experiments.stars.tables experiments/results/stars/runs.jsonl experime
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.pages import missing_part, save_all
+from experiments.pages import asked_tables, missing_part, save_all
 from experiments.pages import table as markdown
 from experiments.seeds import over_seeds
 from experiments.stars.paths import path_panels, with_path
@@ -192,9 +191,8 @@ def page(found: dict[str, dict[str, Runs]]) -> str:
 
 def main() -> None:
     """Writes table.md and the figures."""
-    *sources, target = sys.argv[1:]
-    found, folder = read(sources), Path(target)
-    folder.mkdir(parents=True, exist_ok=True)
+    sources, folder = asked_tables(__doc__)
+    found = read(sources)
     (folder / "table.md").write_text(page(found))
     save_all(draw_all(found), folder)
 

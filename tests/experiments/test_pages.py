@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from experiments.pages import by_label, missing_part, not_run, number, percent, results, signed, spread, table, words
+from experiments.pages import asked_tables, by_label, missing_part, not_run, number, percent, results, signed, spread, table, words
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,15 @@ def test_numbers_as_they_are_told() -> None:
     assert (spread([1.0]), spread([1.0, 2.0]), spread([1.0, None])) == ("1.000", "1.500 (1.000 to 2.000)", "not finite")
     assert (words([1]), words([1, 2]), words([1, 2, 4])) == ("1", "1 and 2", "1, 2 and 4")
     assert table(["a"], [["1"]]) == "| a |\n| --- |\n| 1 |" and table(["a"], []) == "No row of this table was run."
+
+
+def test_tables_are_asked_for_by_files_of_rows_and_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, folder = write(tmp_path / "runs.jsonl", "main/a/0"), tmp_path / "page"
+    monkeypatch.setattr(sys, "argv", ["tables", str(tmp_path / "none.jsonl"), str(folder)])
+    with pytest.raises(SystemExit):
+        asked_tables("about")
+    assert "none.jsonl: there is no such file of rows" in capsys.readouterr().err and not folder.exists()
+    monkeypatch.setattr(sys, "argv", ["tables", rows, str(folder)])
+    assert asked_tables("about") == ([rows], folder) and folder.is_dir()
