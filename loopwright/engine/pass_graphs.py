@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from loopwright.engine.passes import Passes
-from loopwright.engine.tick_graph import SHORTEST, Captures
+from loopwright.engine.running import pinned
+from loopwright.engine.tick_graph import SHORTEST, Captures, fused_rows
 from loopwright.engine.trail import Trail
 from loopwright.model.cache.fixed_rows import FixedRows
 from loopwright.model.cache.pool import KeyPool, Row
 from loopwright.model.forward.context import Pass, open_pass
-from loopwright.model.fused.offer import fused_stacks
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.part import RowSteps
-from loopwright.model.parts.state import signed
 
 if TYPE_CHECKING:
     from loopwright.model.fused.stack import FusedStacks
@@ -57,14 +56,19 @@ class PassGraphs(Passes):
         self, rows: Sequence[Row], first: Sequence[int], ids: Sequence[Sequence[int]], seeds: Sequence[int | None]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Returns input and first state [T, D] of the tokens of each row; `seeds` are those of the states, None for the model's."""
-        own = self.model.state.seed
-        each = [signed(own if seed is None else seed) for seed in seeds]
         longest, device = max(map(len, ids)), self.pool.device
         table = [[*some, *[0] * (longest - len(some))] for some in ids]
-        # from pinned memory a copy waits for nothing
-        padded = torch.tensor(table, device="cpu", pin_memory=device.type == "cuda").to(device, non_blocking=True)
+        padded = pinned(table, device).to(device, non_blocking=True)
         tokens = [row[: len(some)] for row, some in zip(padded, ids, strict=True)]
-        e, s = self._run("prelude", rows, first, list(map(len, ids)), [0] * len(rows), [(seed, 0, 0) for seed in each], [tokens])
+        e, s = self._run(
+            "prelude",
+            rows,
+            first,
+            list(map(len, ids)),
+            [0] * len(rows),
+            [(seed, 0, 0) for seed in self.seed_numbers(seeds)],
+            [tokens],
+        )
         return e, s
 
     def step(
@@ -113,8 +117,7 @@ class PassGraphs(Passes):
                 row.place(stack, group, a, count)
             columns.append([*range(a, a + count), *[a + count - 1] * (length - count), row.cell(stack, group), group, *numbers])
         columns += columns[:1] * (shape[0] - len(rows))
-        # from pinned memory a copy waits for nothing, and torch does not give the memory away again before the copy is done
-        table = torch.tensor(list(zip(*columns, strict=True)), device="cpu", pin_memory=self.pool.device.type == "cuda")
+        table = pinned(list(zip(*columns, strict=True)), self.pool.device)
         key = stack, given is None, *shape
         if key not in self.passes:
             self.passes[key] = CapturedPass(self, stack, shape, kept=given is None)
@@ -130,15 +133,7 @@ class PassGraphs(Passes):
 
     def _fused(self, rows: int, reach: int) -> FusedStacks | None:
         if (rows, reach) not in self.fused:
-            self.fused[rows, reach] = None
-            if (
-                self.pool.device.type == "cuda"
-                and self.model.config.sliding_window is None
-                and (stacks := fused_stacks(self.model))
-            ):
-                from loopwright.model.fused.stack import FusedStacks  # Triton comes with torch, where there is a GPU
-
-                self.fused[rows, reach] = FusedStacks(self.model, stacks, rows, reach, masked=False)
+            self.fused[rows, reach] = fused_rows(self.model, rows, reach)
         return self.fused[rows, reach]
 
     def run(self, stack: str, numbers: Tensor, p: Pass, given: Sequence[Tensor]) -> tuple[Tensor, ...]:

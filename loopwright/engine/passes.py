@@ -6,7 +6,7 @@ What is returned holds until the next pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from loopwright.model.cache.pool import KeyPool, Row
 from loopwright.model.cache.rows import PooledRows
 from loopwright.model.forward.context import Pass, open_pass
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.parts.part import RowSteps
+from loopwright.model.parts.part import row_steps
 from loopwright.model.parts.state import signed
 
 Run = Callable[[list[int], Pass], tuple[Tensor, ...]]  # of some of the rows, as a batch [R, T, …]
@@ -40,8 +40,7 @@ class Passes:
         def run(some: list[int], p: Pass) -> tuple[Tensor, Tensor]:
             given = torch.tensor([list(ids[i]) for i in some], device=self.pool.device)
             e = self.model.run_prelude(self.model.token_vectors(given), p)
-            asked = [seeds[i] for i in some]
-            return e, self.model.start_state(e, p, None if all(seed is None for seed in asked) else self.seeds(asked))
+            return e, self.model.start_state(e, p, self.seeds([seeds[i] for i in some]))
 
         pairs = self._by_length(rows, first, list(map(len, ids)), run)
         return [e for e, _ in pairs], [s for _, s in pairs]
@@ -53,9 +52,7 @@ class Passes:
 
         def run(some: list[int], p: Pass) -> tuple[Tensor]:
             s, e = (torch.stack([given[i] for i in some]) for given in (states, inputs))
-            own = [steps[i] for i in some]
-            t = own[0] if len(set(own)) == 1 else RowSteps(own, s.device)
-            return (self.model.step(s, e, t, p),)
+            return (self.model.step(s, e, row_steps([steps[i] for i in some], s.device), p),)
 
         return [s for (s,) in self._by_length(rows, first, list(map(len, states)), run)]
 
@@ -77,8 +74,8 @@ class Passes:
         """Returns what the head reads of the states of each row's tokens [T, D], as its reading says."""
 
         def run(some: list[int], p: Pass) -> tuple[Tensor]:
-            s, own = torch.stack([states[i] for i in some]), [readings[i] for i in some]
-            return (self.model.features(s, p, reading=own[0] if len(set(own)) == 1 else RowSteps(own, s.device)),)
+            s = torch.stack([states[i] for i in some])
+            return (self.model.features(s, p, reading=row_steps([readings[i] for i in some], s.device)),)
 
         return [y for (y,) in self._by_length(rows, first, list(map(len, states)), run)]
 
@@ -97,10 +94,15 @@ class Passes:
         states = [trail.states(t, a, end) for trail, a, end, t in zip(trails, first, ends, readings, strict=True)]
         return self.features([trail.row for trail in trails], first, states, readings)
 
-    def seeds(self, asked: Iterable[int | None]) -> Tensor:
-        """Returns the seeds of first states as a tensor."""
-        own = self.model.state.seed
-        return torch.tensor([signed(own if seed is None else seed) for seed in asked], device=self.pool.device)
+    def seeds(self, asked: Sequence[int | None]) -> Tensor | None:
+        """Returns the seeds of first states as a tensor, None where all are the model's own."""
+        if all(seed is None for seed in asked):
+            return None
+        return torch.tensor(self.seed_numbers(asked), device=self.pool.device)
+
+    def seed_numbers(self, asked: Sequence[int | None]) -> list[int]:
+        """Returns the seeds of first states as the device takes them, the model's own where None is asked for."""
+        return [signed(self.model.state.seed if seed is None else seed) for seed in asked]
 
     def _by_length(self, rows: Sequence[Row], first: Sequence[int], lengths: Sequence[int], run: Run) -> list[tuple[Tensor, ...]]:
         groups: dict[int, list[int]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,6 +113,13 @@ class EngineStats:
     accepted: int = 0
     tried: int = 0  # drafts up to the first of a round that did not hold
     rounds: dict[tuple[int, int], int] = field(default_factory=dict)  # of drafts, by their depth and the tokens verified
+
+
+def pinned(table: Sequence[Any], device: torch.device) -> Tensor:
+    """Returns numbers on the host, on their way to a device: from pinned memory a copy waits for nothing, and torch does not give
+    the memory away again before the copy is done."""
+    # the host is named, since the caller may have made another device the default
+    return torch.tensor(table, device="cpu", pin_memory=device.type == "cuda")
 
 
 class Fetched:

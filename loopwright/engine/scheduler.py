@@ -29,7 +29,7 @@ from loopwright.generate.sampling import Draw, TokenCounts, sample
 from loopwright.model.cache.pool import KeyPool, Row
 from loopwright.model.forward.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.parts.part import RowSteps
+from loopwright.model.parts.part import row_steps
 
 OVERTAKES = 64  # a priority of 1 lets a request pass this many that were submitted before it: a bounded wait for everybody
 
@@ -219,8 +219,8 @@ class Scheduler:
             return
         if self.graphs is None:
             at, steps = [run.slot for run in runs], [run.t for run in runs]
-            t = steps[0] if len(set(steps)) == 1 else RowSteps(steps, self.token.device)
-            self.state[at] = self.model.step(self.state[at], self.input[at], t, self._pass(runs))  # type: ignore[arg-type]
+            t = row_steps(steps, self.token.device)
+            self.state[at] = self.model.step(self.state[at], self.input[at], t, self._pass(runs))
         self.ran.row_steps += len(runs)
         self.ran.token_steps += len(runs)
         for run in runs:
@@ -296,8 +296,7 @@ class Scheduler:
         if self.graphs is not None:
             self._read_captured(runs, self.graphs)
             return
-        depths = [run.request.wish.depth for run in runs]
-        reading = depths[0] if len(set(depths)) == 1 else RowSteps(depths, self.token.device)
+        reading = row_steps([run.request.wish.depth for run in runs], self.token.device)
         logits = self.model.read_out(self.state[[run.slot for run in runs]], self._pass(runs), reading=reading)
         self.ran.codas += 1
         self.ran.coda_rows += len(runs)
@@ -319,8 +318,7 @@ class Scheduler:
         return self.passes.open([run.row for run in runs], [run.offset for run in runs], 1)
 
     def _start(self, runs: Sequence[Running], e: Tensor, p: Pass) -> Tensor:
-        seeds = [run.request.wish.state_seed for run in runs]
-        return self.model.start_state(e, p, None if all(seed is None for seed in seeds) else self.passes.seeds(seeds))
+        return self.model.start_state(e, p, self.passes.seeds([run.request.wish.state_seed for run in runs]))
 
     # tokens
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from loopwright.engine.running import Running
+from loopwright.engine.running import Running, pinned
 from loopwright.engine.trail import misses_none
 from loopwright.model.cache.fixed_rows import FixedRows
 from loopwright.model.cache.pool import KeyPool
@@ -100,8 +100,7 @@ class TickGraphs:
             return
         reach = max(SHORTEST, 1 << max(run.offset for stack in parts for run, _ in groups[stack]).bit_length())
         table = [self._numbers(stack, groups[stack]) for stack in parts]
-        # from pinned memory a copy waits for nothing; the device is named, since the caller may have made another one the default
-        numbers = torch.tensor(table, device="cpu", pin_memory=self.device.type == "cuda")
+        numbers = pinned(table, self.device)
         key = parts, reach, any(run.trail is not None for run in (*embedding, *stepping))
         if key not in self.ticks:
             self.ticks[key] = CapturedTick(self, *key, numbers)
@@ -134,7 +133,7 @@ class TickGraphs:
     def open_pass(self, stack: str, numbers: Tensor, reach: int) -> Pass:
         """Returns the pass of one token per row, by the numbers that are on the device."""
         if reach not in self.fused:
-            self.fused[reach] = self._fused(reach)
+            self.fused[reach] = fused_rows(self.model, self.rows, reach)
             self.rotary[reach] = self._rotary(reach)
         cache = FixedRows(self.pool, numbers[POSITION, :, None], {stack: numbers[START]}, reach)
         window, tables = self.model.config.sliding_window, self.rotary[reach] if self.pool.layers[stack] else None
@@ -147,16 +146,6 @@ class TickGraphs:
             return None
         cos, sin = self.model.rotary.table(torch.arange(reach, device=self.device)[None], self.state.dtype)
         return cos[0][:, None], sin[0][:, None]
-
-    def _fused(self, reach: int) -> FusedStacks | None:
-        if self.device.type != "cuda" or self.model.config.sliding_window is not None:
-            return None
-        stacks = fused_stacks(self.model)
-        if not stacks:
-            return None
-        from loopwright.model.fused.stack import FusedStacks  # Triton comes with torch, where there is a GPU
-
-        return FusedStacks(self.model, stacks, self.rows, reach, masked=False)
 
     # the parts, as they are captured
 
@@ -227,6 +216,18 @@ class CapturedTick:
             self._run()
         else:
             self.graph.replay()
+
+
+def fused_rows(model: LoopedForCausalLM, rows: int, reach: int) -> FusedStacks | None:
+    """Returns the fused kernels for one token in each of so many rows, or None where the model has none."""
+    if model.device.type != "cuda" or model.config.sliding_window is not None:
+        return None
+    stacks = fused_stacks(model)
+    if not stacks:
+        return None
+    from loopwright.model.fused.stack import FusedStacks  # Triton comes with torch, where there is a GPU
+
+    return FusedStacks(model, stacks, rows, reach, masked=False)
 
 
 class Captures:

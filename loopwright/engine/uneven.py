@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loopwright.engine.passes import Passes
-from loopwright.engine.running import Arrived, EngineStats, Running
+from loopwright.engine.running import Arrived, EngineStats, Running, pinned
 from loopwright.engine.scores import ranked
 from loopwright.engine.speculation import AUTO, DraftChoice
 from loopwright.engine.trail import read_trails
@@ -60,8 +60,7 @@ def _states(passes: Passes, runs: Sequence[Running]) -> tuple[Tensor, Tensor]:
     trails = [(run.trail, run.t, run.offset) for run in runs if run.trail is not None]
     table = [[trail.cell(t - 1 + i) + offset for trail, t, offset in trails] for i in range(2)]
     states = passes.pool.states[1]
-    cells = torch.tensor(table, device="cpu", pin_memory=states.is_cuda)
-    before, after = states[cells.to(states.device, non_blocking=True)]
+    before, after = states[pinned(table, states.device).to(states.device, non_blocking=True)]
     return before, after
 
 

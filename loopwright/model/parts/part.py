@@ -69,6 +69,11 @@ class RowSteps:
         self.tensor = torch.tensor(self.values, device=device) if tensor is None else tensor
 
 
+def row_steps(values: Sequence[int], device: torch.device) -> int | RowSteps:
+    """Returns the step of all batch rows where they agree, else one per row."""
+    return values[0] if len(set(values)) == 1 else RowSteps(values, device)
+
+
 def take(table: Tensor, step: StepIndex) -> Tensor:
     """Returns the rows of a per-step table [S, …]: […] for one step, [B, …] for one step per batch row."""
     return table[step.row]
