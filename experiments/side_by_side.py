@@ -27,6 +27,13 @@ class Run(Protocol):
     def kind(self) -> str: ...
 
 
+def made_by() -> dict[str, Any]:
+    """Returns where a row was made: versions, commit, devices, time; not the command, which names the machine's folders."""
+    from loopwright.run import origin
+
+    return {key: value for key, value in origin().items() if key != "command"}
+
+
 def arguments(about: str) -> argparse.ArgumentParser:
     """Returns a parser with what every study asks for."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)

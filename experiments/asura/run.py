@@ -15,7 +15,7 @@ from typing import Any
 
 from experiments.asura.plan import STEPS, Row, rows
 from experiments.corpus import VOCABULARY, make_tokenizer, prepare, texts, train_once
-from experiments.side_by_side import arguments, asked_for, run_all
+from experiments.side_by_side import arguments, asked_for, made_by, run_all
 
 TEXTS = {"test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
 SETTINGS = (
@@ -37,7 +37,6 @@ def carry_out(
     from loopwright.evaluate.passages import read_passages
     from loopwright.model.cost.cost import pass_flops
     from loopwright.recipes import recipe
-    from loopwright.run import origin
 
     depth = f"depth={{kind: fixed, depth: {STEPS if row.looped else 1}}}"
     chosen = recipe("asura-text", [*SETTINGS, *texts(corpus, tokenizer), *row.changes, depth, f"seed={row.seed}", *extra])
@@ -59,7 +58,7 @@ def carry_out(
         "losses": trained.losses(),
         "gradient_norms": [round(max(norms[i : i + 20]), 4) for i in range(0, len(norms), 20)],
         "spikes": spikes(trained.taken("loss")), "skipped": trained.outcome.progress.skipped, "texts": found,
-        "origin": {key: value for key, value in origin().items() if key != "command"},
+        "origin": made_by(),
     }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.corpus import prepare, train_once
 from experiments.halting.plan import GATED, TASKS, Run
-from experiments.side_by_side import rounded
+from experiments.side_by_side import made_by, rounded
 
 
 def tokenise(runs: Iterable[Run], *, data: str, shards: str, extra: tuple[str, ...] = ()) -> None:
@@ -29,7 +29,6 @@ def carry_out(run: Run, *, data: str, shards: str, extra: tuple[str, ...] = ()) 
     from experiments.halting.reading import measure
     from experiments.halting.tokens import TOKENS
     from loopwright.recipes import recipe
-    from loopwright.run import origin
     from loopwright.train.state import Objects
 
     task, learned, stages = TASKS[run.task], "gate" if run.arm in GATED else "act", {}
@@ -45,7 +44,7 @@ def carry_out(run: Run, *, data: str, shards: str, extra: tuple[str, ...] = ()) 
         stages["gate"] = measure(outcome.model, tokens, task.depth, learned)
     if not outcome.finished:
         raise RuntimeError(f"stopped after {outcome.progress.update} updates; nothing is measured")
-    made = {key: value for key, value in origin().items() if key != "command"}  # which names the machine's folders
+    made = made_by()
     return {
         "name": run.name, "task": run.task, "arm": run.arm, "seed": run.seed, "seconds": time.perf_counter() - began,
         "changes": [*run.changes(data), *extra], "stages": rounded(stages, 6), "origin": made,

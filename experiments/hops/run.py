@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.hops.plan import ARMS, GROUPS, Run
-from experiments.side_by_side import arguments, asked_for, grouped, run_all
+from experiments.side_by_side import arguments, asked_for, grouped, made_by, run_all
 
 if TYPE_CHECKING:
     from loopwright.data.tasks.table import Table
@@ -32,7 +32,6 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     from loopwright.evaluate.sweep import sweep
     from loopwright.model.cost.cost import pass_flops
     from loopwright.recipes import recipe
-    from loopwright.run import origin
     from loopwright.train.loop import train
     from loopwright.train.reporting.log import read_log
 
@@ -64,7 +63,7 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
         "updates": chosen.updates, "batch": chosen.batch, "train_seconds": trained, "skipped": outcome.progress.skipped,
         "loss": [[row["update"], round(row["loss"], 5)] for row in rows[:: max(len(rows) // 100, 1)]],
         "valid": [[row["update"], next(iter(row["valid"].values()))["loss"]] for row in log if "valid" in row],
-        "tests": tests, "origin": {key: value for key, value in origin().items() if key != "command"},
+        "tests": tests, "origin": made_by(),
     }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from experiments.inside.claims import WORD, Cell, Claim, cells, judge
 from experiments.inside.page import write_page
 from experiments.inside.plan import MAIN_START, STEPS, Row, build, prompts, rows
 from experiments.pages import last_of_each
-from experiments.side_by_side import as_line, run_all
+from experiments.side_by_side import as_line, made_by, run_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,6 @@ def measure(row: Row, steps: int = STEPS) -> dict[str, Any]:
     import loopwright as lw
     from loopwright.analysis.summary import as_list
     from loopwright.metrics.fixedpoint import CONVERGENCE, convergence
-    from loopwright.run import origin
 
     began = time.process_time()  # of the processor: other programs may run beside
     ids = prompts(row)
@@ -55,7 +54,7 @@ def measure(row: Row, steps: int = STEPS) -> dict[str, Any]:
         "last_norm": as_list(lw.metrics.residual_norm(last).mean()),
         "last_change": as_list(lw.metrics.relative_step(residuals[:, 0, -2], last).mean()),
         "seconds": round(time.process_time() - began, 2), "threads": torch.get_num_threads(),
-        "origin": {key: value for key, value in origin().items() if key != "command"},  # which names the machine's folders
+        "origin": made_by(),
     }  # fmt: skip
 
 

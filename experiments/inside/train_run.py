@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.corpus import make_tokenizer, prepare, train_once
 from experiments.inside.train_plan import STEPS, Row, rows
-from experiments.side_by_side import arguments, asked_for, rounded, run_all
+from experiments.side_by_side import arguments, asked_for, made_by, rounded, run_all
 
 DEPTHS = (1, 2, 4, 8, 16, 32)
 DEEP = 128
@@ -41,7 +41,6 @@ def carry_out(
     from loopwright.data.tokenizer import Tokenizer
     from loopwright.evaluate.heldout import held_out
     from loopwright.evaluate.passages import read_passages
-    from loopwright.run import origin
     from loopwright.settings import build_kind, parse_overrides
     from loopwright.train.models import MODELS
     from loopwright.train.recipe import make_recipe
@@ -63,7 +62,7 @@ def carry_out(
         "losses": trained.losses(), "skipped": trained.outcome.progress.skipped, "held_out": compared(asdict(held)),
         "prompts": len(ids), "prompt_tokens": length,
         "start": start, "near": look_inside(model, ids, stages=("attention", "residual", "entropy")),
-        "origin": {key: value for key, value in origin().items() if key != "command"},
+        "origin": made_by(),
     }  # fmt: skip
     if looped:
         traced = look_inside(model, ids, deep, stages=("attention", "residual", "lens", "fixed"))

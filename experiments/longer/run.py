@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from experiments.pages import save_all
-from experiments.side_by_side import as_line, columns
+from experiments.side_by_side import as_line, columns, made_by
 from loopwright.data.batch import FirstRows, Source
 from loopwright.data.tasks.columns import ALPHABET, Columns
 from loopwright.data.tasks.draw import Matrix, below, stream
@@ -31,7 +31,6 @@ from loopwright.evaluate.sweep import sweep
 from loopwright.plot.drawing import Drawing
 from loopwright.plot.training import length_by_depth_heatmap
 from loopwright.recipes import recipe
-from loopwright.run import origin
 from loopwright.train.loop import train
 from loopwright.train.monitor import measure
 from loopwright.train.reporting.log import read_log
@@ -98,7 +97,7 @@ def carry_out(arm: str, seed: int, changes: Sequence[str], rows: int) -> dict[st
         "train_seconds": trained, "solved_at": outcome.progress.solved_at, "cost": cost(log),
         "looks": [[row["update"], {d: v["exact"] for d, v in row["valid"].items()}] for row in log if "valid" in row],
         "found": found, "radius": measure(model, batch, 2 * LENGTHS[-1], rows=ROWS_OF_A_RADIUS),
-        "origin": {key: value for key, value in origin().items() if key != "command"},
+        "origin": made_by(),
     }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from experiments.corpus import Trained, prepare, texts, train_once
 from experiments.ouroboros.plan import GROUPS, Row
-from experiments.side_by_side import arguments, asked_for, grouped, run_all
+from experiments.side_by_side import arguments, asked_for, grouped, made_by, run_all
 
 DEPTHS = (1, 2, 4, 8, 16)
 KIND_DEPTH, KIND_PASSAGES = 8, 64
@@ -41,7 +41,6 @@ def carry_out(
     from loopwright.data.tokenizer import Tokenizer
     from loopwright.evaluate.heldout import held_out
     from loopwright.evaluate.passages import read_passages
-    from loopwright.run import origin
 
     began = time.perf_counter()
     model, run = made(row, source, corpus, shards, extra)
@@ -63,7 +62,7 @@ def carry_out(
         "tokens": sum(entry["tokens"] for entry in run.log) if run else 0, "train_seconds": trained,
         "losses": run.losses(10) if run else [], "skipped": run.outcome.progress.skipped if run else 0,
         "texts": found, "diagonals": diagonals(model, kinds, tokenizer, context),
-        "origin": {key: value for key, value in origin().items() if key != "command"},
+        "origin": made_by(),
     }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.asura.run import SETTINGS
 from experiments.corpus import make_tokenizer, prepare, texts, train_once
 from experiments.repeats.plan import BATCH, LENGTH, TEXTS, TUNED, Row, compared, depths, rates
-from experiments.side_by_side import arguments, asked_for, rounded, run_all
+from experiments.side_by_side import arguments, asked_for, made_by, rounded, run_all
 
 if TYPE_CHECKING:
     from loopwright.evaluate.heldout import HeldOut
@@ -36,7 +36,6 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
     from loopwright.evaluate.heldout import held_out, need_likelihood
     from loopwright.model.cost.cost import pass_flops
     from loopwright.recipes import recipe
-    from loopwright.run import origin
 
     chosen = recipe("asura-text", [*SETTINGS, *texts(corpus, tokenizer), *LAID, *row.changes, *extra])
     trained = train_once(chosen, shards)
@@ -53,7 +52,7 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
         "tokens": tokens, "epochs": tokens / trained.outcome.splits.notes["train"]["tokens"],
         "train_seconds": trained.seconds, "losses": trained.losses(40), "skipped": trained.outcome.progress.skipped,
         "loss": {name: each.loss[-1] for name, each in found.items()}, "texts": {"test": folded(found["test"])},
-        "origin": {key: value for key, value in origin().items() if key != "command"},
+        "origin": made_by(),
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.sft.plan import TEXT, Places, Run, later_runs, text_flops, text_runs
-from experiments.side_by_side import run_all
+from experiments.side_by_side import made_by, run_all
 
 if TYPE_CHECKING:
     from loopwright.model.looped import LoopedForCausalLM
@@ -37,7 +37,6 @@ def carry_out(run: Run, *, places: Places, sizes: Sizes, changes: tuple[str, ...
     import loopwright as lw
     from experiments.corpus import train_once
     from experiments.sft.measure import read_model
-    from loopwright.run import origin
 
     chosen = run.recipe(places, changes)
     trained = train_once(chosen, places.shards)
@@ -51,7 +50,7 @@ def carry_out(run: Run, *, places: Places, sizes: Sizes, changes: tuple[str, ...
         "parameters": sum(p.numel() for p in model.parameters()), "lr": chosen.optim["lr"],
         "flops": text_flops(chosen) if run.label in TEXT else None, "train_seconds": trained.seconds,
         "losses": trained.losses(), **read_model(model, chats, places, rows=sizes.rows, passages=sizes.passages),
-        "origin": {key: value for key, value in origin().items() if key != "command"},
+        "origin": made_by(),
     }  # fmt: skip
     found["measure_seconds"] = time.perf_counter() - began
     if run.label not in TEXT:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.side_by_side import arguments, asked_for, columns, grouped, rounded, run_all
+from experiments.side_by_side import arguments, asked_for, columns, grouped, made_by, rounded, run_all
 from experiments.stars.plan import GROUPS, Run
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     from loopwright.data.batch import FirstRows
     from loopwright.evaluate.sweep import sweep
     from loopwright.recipes import recipe
-    from loopwright.run import origin
     from loopwright.train.loop import train
     from loopwright.train.monitor import measure
     from loopwright.train.reporting.log import read_log
@@ -68,7 +67,7 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
         "skipped": outcome.progress.skipped, "loss": _thinned(rows, "loss"), "jacobian": _thinned(rows, "jacobian"),
         "looks": [[row["update"], {d: v["exact"] for d, v in row["valid"].items()}] for row in log if "valid" in row],
         "near": columns(near), "far": columns(far), "radius": radius, "path": state_path(model, source),
-        "origin": {key: value for key, value in origin().items() if key != "command"},  # which names the machine's folders
+        "origin": made_by(),
     }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ import torch
 
 from experiments.inside.stages.bound import bounds
 from experiments.pages import save_all
-from experiments.side_by_side import rounded
+from experiments.side_by_side import made_by, rounded
 from loopwright.analysis.figures.states import pair_matrices
 from loopwright.analysis.summary import summarise
 from loopwright.analysis.trace.edit import ablate_massive
@@ -163,12 +163,11 @@ def measured(source: str, looks: Sequence[str], *, data: str, sizes: Sizes, devi
     """Yields the rows of one model, each with its name and how long it took; of a dense model those that it has."""
     import loopwright as lw
     from loopwright.data.tokenizer import Tokenizer
-    from loopwright.run import origin
 
     model, tokenizer, name = lw.load(source, dtype="float32", device=device), Tokenizer(source), Path(source).name
     rows = {each: read_rows(tokenizer, each, data, sizes.examples) for each in SETS}
     subject = Subject(name, model, rows, read_rows(tokenizer, FIRST, data, sizes.deep_examples), sizes, figures)
-    about = {key: value for key, value in origin().items() if key != "command"}
+    about = made_by()
     for look in (look for look in looks if model.config.is_looped or look in OF_DENSE):
         began = time.perf_counter()
         for row in LOOKS[look](subject):
