@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.asura.run import SETTINGS
-from experiments.corpus import make_tokenizer, prepare, texts, train_once
+from experiments.corpus import make_tokenizer, prepare, texts
 from experiments.repeats.plan import BATCH, LENGTH, TEXTS, TUNED, Row, compared, depths, rates
 from experiments.side_by_side import arguments, asked_for, made_by, rounded, run_all
+from experiments.trained import train_once
 
 if TYPE_CHECKING:
     from loopwright.evaluate.heldout import HeldOut
