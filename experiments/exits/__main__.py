@@ -85,7 +85,8 @@ def time_model(name: str, folder: Path, data: Path, device: str) -> None:
     with fitting_threads(model):
         rows = speculation(name, model, few, depth=depth, new=new)
         rows += early_exit(name, model, few, list(best.values()), depth=depth, new=min(new, NEW // 2), many=prompts)
-    lines = [json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in (row | made_on()).items()}) for row in rows]
+    rows = [row | made_on() for row in rows]
+    lines = [json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}) for row in rows]
     (RESULTS / f"{name}-speed{'' if device == 'cpu' else '-gpu'}.jsonl").write_text("\n".join(lines) + "\n")
     print("\n".join(lines), file=sys.stderr)
 
