@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from loopwright.model.looped import LoopedForCausalLM
     from loopwright.train.recipe import Recipe
     from loopwright.train.state import Objects, Run
 
@@ -50,11 +51,12 @@ def prepare(data: dict[str, Any], shards: str) -> None:
 
 @dataclass(frozen=True)
 class Trained:
-    """A run that has ended: how, its log of updates, and how long it took."""
+    """A run that has ended: how, its log of updates, how long it took, and the model of its best validation where asked for."""
 
     outcome: Run
     log: list[dict[str, Any]]
     seconds: float
+    best: LoopedForCausalLM | None = None
 
     def taken(self, name: str) -> list[float]:
         """Returns a number of each update but those that were skipped, whose loss or gradient was not finite."""
@@ -66,8 +68,10 @@ class Trained:
         return [round(sum(found[i : i + size]) / len(found[i : i + size]), 4) for i in range(0, len(found), size)]
 
 
-def train_once(chosen: Recipe, shards: str, *, given: Objects | None = None) -> Trained:
-    """Trains a recipe on shared token shards, with objects in the place of its kinds; its folder is gone afterwards."""
+def train_once(chosen: Recipe, shards: str, *, given: Objects | None = None, best: bool = False) -> Trained:
+    """Trains a recipe on shared token shards, with objects in the place of its kinds; its folder is gone afterwards. `best`: the
+    model of the best validation is kept too."""
+    from loopwright.source import Source
     from loopwright.train.loop import train
     from loopwright.train.reporting.log import read_log
 
@@ -78,4 +82,5 @@ def train_once(chosen: Recipe, shards: str, *, given: Objects | None = None) -> 
         began = time.perf_counter()
         outcome = train(chosen, place, given=given)
         seconds = time.perf_counter() - began
-        return Trained(outcome, [entry for entry in read_log(outcome.folder.log) if "loss" in entry], seconds)
+        early = Source(place, checkpoint="best").model(device=outcome.model.device) if best else None
+        return Trained(outcome, [entry for entry in read_log(outcome.folder.log) if "loss" in entry], seconds, early)

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.asura.run import SETTINGS
 from experiments.corpus import make_tokenizer, prepare, texts, train_once
-from experiments.repeats.plan import BATCH, LENGTH, TEXTS, TUNED, Row, compared, depths, rates
+from experiments.repeats.plan import BATCH, LENGTH, STOPPED, TEXTS, TUNED, Row, compared, depths, longer, rates
 from experiments.side_by_side import arguments, asked_for, made_by, rounded, run_all
 
 if TYPE_CHECKING:
     from loopwright.evaluate.heldout import HeldOut
+    from loopwright.model.looped import LoopedForCausalLM
 
 FILES = {"valid": "valid.jsonl.gz", "test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
 PASSAGES = "held-out.pickle"  # of our own making, beside the shards: tokenised once for all rows
@@ -38,12 +39,18 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
     from loopwright.recipes import recipe
 
     chosen = recipe("asura-text", [*SETTINGS, *texts(corpus, tokenizer), *LAID, *row.changes, *extra])
-    trained = train_once(chosen, shards)
+    trained = train_once(chosen, shards, best=row.times == STOPPED)
     model = trained.outcome.model
     torch.set_float32_matmul_precision("highest")
-    held = pickle.loads((Path(shards) / PASSAGES).read_bytes())
-    causal, depths = need_likelihood(model), [model.config.depth]
-    found = {name: held_out(model, each.drawn(passages), depths=depths, causality=causal) for name, each in held.items()}
+    held = {name: each.drawn(passages) for name, each in pickle.loads((Path(shards) / PASSAGES).read_bytes()).items()}
+    causal = need_likelihood(model)
+
+    def measured(model: LoopedForCausalLM) -> dict[str, Any]:
+        depths = [model.config.depth]
+        found = {name: held_out(model, each, depths=depths, causality=causal) for name, each in held.items()}
+        return {"loss": {name: each.loss[-1] for name, each in found.items()}, "texts": {"test": folded(found["test"])}}
+
+    early = {} if trained.best is None else {"stopped": measured(trained.best) | {"update": trained.outcome.progress.best_update}}
     tokens = sum(entry["tokens"] for entry in trained.log)
     return {
         "name": row.name, "label": row.label, "times": row.times, "rate": row.rate, "seed": row.seed, "laid_over": list(extra),
@@ -51,8 +58,7 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
         "flops": pass_flops(model.config, batch=1, length=LENGTH)["total"] / LENGTH,
         "tokens": tokens, "epochs": tokens / trained.outcome.splits.notes["train"]["tokens"],
         "train_seconds": trained.seconds, "losses": trained.losses(40), "skipped": trained.outcome.progress.skipped,
-        "loss": {name: each.loss[-1] for name, each in found.items()}, "texts": {"test": folded(found["test"])},
-        "origin": made_by(),
+        **measured(model), **early, "origin": made_by(),
     }  # fmt: skip
 
 
@@ -114,9 +120,8 @@ def main() -> None:
     out = Path(options.out)
     best = best_rates(json.loads(line) for line in (out.read_text().splitlines() if out.is_file() else []))
     print(f"rates, by the loss on valid: {best}", flush=True)
-    run_all(
-        asked_for(options, [*compared(best), *depths(best)]), work, options.out, workers=options.workers, seconds=ends - time.time()
-    )
+    rest = asked_for(options, [*compared(best), *depths(best), *longer(best)])
+    run_all(rest, work, options.out, workers=options.workers, seconds=ends - time.time())
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from experiments.pages import (
     spread,
     table,
 )
-from experiments.repeats.plan import ARMS, DEPTHS, RATE_OF, RATES, TEXTS, TUNED, compared, depths, rates
+from experiments.repeats.plan import ARMS, DEPTHS, RATE_OF, RATES, TEXTS, TUNED, compared, depths, longer, rates
 from experiments.repeats.run import best_rates
 from experiments.seeds import RULE, over_seeds, pooled
 from loopwright.plot.drawing import Axes, Curve, Drawing, figure, legend, lines
@@ -160,7 +160,7 @@ def page(found: Sequence[Result]) -> str:
     """Returns the whole page."""
     kept = chosen(found)
     best = best_rates(found)
-    planned = [*rates(), *compared(best), *depths(best)]
+    planned = [*rates(), *compared(best), *depths(best), *longer(best)]
     parts = [
         "# Text that runs out: the same number of tokens from less and less text",
         "`python -m experiments.repeats.tables` made this page. Means over seeds (least to largest). " + RULE,
