@@ -41,6 +41,24 @@ def chosen(found: Sequence[Result]) -> dict[tuple[str, int], list[Result]]:
     return {key: runs for key, runs in kept.items() if runs}
 
 
+def stopped(kept: Chosen) -> dict[tuple[str, int], list[Result]]:
+    """Returns the runs that were validated on the way as they stood at their best validation, in the place of their end."""
+    early = {key: [run | run["stopped"] for run in runs if "stopped" in run] for key, runs in kept.items()}
+    return {key: runs for key, runs in early.items() if runs}
+
+
+def stopped_table(early: Chosen) -> str:
+    """Returns the losses of every arm at its best validation, seed by seed, and at which update that was."""
+    lines = [
+        [
+            label, f"{times} ×", ", ".join(str(run["update"]) for run in runs),
+            *[" / ".join(number(run["loss"][text]) for run in runs) for text in ("valid", "test", "ood")],
+        ]
+        for (label, times), runs in early.items()
+    ]  # fmt: skip
+    return table(["arm", "text read", "update, by seed", "valid", "test", "ood"], lines)
+
+
 def rate_table(found: Sequence[Result]) -> str:
     """Returns the loss on `valid` of every arm at every rate: seed 0, text read four times."""
     at = {(run["label"], run["rate"]): run["loss"]["valid"] for run in found if run["times"] == 4 and run["seed"] == 0}
@@ -109,7 +127,9 @@ def price_table(kept: Chosen) -> str:
                 other = prices(kept, rival, times)
                 apart = [own[times][seed] - other[seed] for seed in own[times] if seed in other]
                 shown = label != rival and apart
-                cells.append(signed(sum(apart) / len(apart), *over_seeds(apart)) if shown else "–")
+                mean = sum(apart) / len(apart) if apart else 0.0
+                told = signed(mean, *over_seeds(apart)) if len(apart) > 1 else f"{difference(mean)} (one seed)"
+                cells.append(told if shown else "–")
         out.append(cells)
     return table(head, out)
 
@@ -167,6 +187,8 @@ def page(found: Sequence[Result]) -> str:
         "## Rates: loss on `valid`, seed 0, text read four times", rate_table(found),
         "## Losses at each arm's own rate", loss_table(kept),
         "## Looped less plain", against_table(kept),
+        "## At the best validation on `valid`, where runs were validated on the way", stopped_table(stopped(kept)),
+        "### Looped less plain", against_table(stopped(kept)),
         "## What reading again costs", price_table(kept),
         "## ASURA by depth, text read once", depth_table(kept),
         *missing_part(found, {run.name: run for run in planned}.values()),
