@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.asura.run import SETTINGS
 from experiments.corpus import make_tokenizer, prepare, texts, train_once
-from experiments.repeats.plan import BATCH, LENGTH, STOPPED, TEXTS, TUNED, Row, compared, depths, longer, rates
+from experiments.repeats.plan import BATCH, COMPARED_RATES, LENGTH, STOPPED, TEXTS, TUNED, Row, compared, depths, longer, rates
 from experiments.side_by_side import arguments, asked_for, made_by, rounded, run_all
 
 if TYPE_CHECKING:
@@ -87,14 +87,17 @@ def folded(report: HeldOut) -> dict[str, Any]:
     return asdict(whole) | {"losses": rounded(sums, 5)}
 
 
-def best_rates(found: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Returns the rate of each arm with the least loss on `valid`, of seed 0 on text that is read four times."""
-    best: dict[str, tuple[float, float]] = {}
+def best_rates(found: Iterable[dict[str, Any]]) -> dict[tuple[str, int], float]:
+    """Returns the rate of each arm with the least loss on `valid`, of seed 0, by how often the text is read; where it is read so
+    often that runs are validated on the way, the loss is that of the best validation."""
+    best: dict[tuple[str, int], tuple[float, float]] = {}
     for run in found:
-        if run["times"] == 4 and run["seed"] == 0 and run["label"] in TUNED and run["loss"]["valid"] is not None:
-            mine = (run["loss"]["valid"], run["rate"])
-            best[run["label"]] = min(best.get(run["label"], mine), mine)
-    return {label: rate for label, (_, rate) in best.items()}
+        end = run.get("stopped") if run["times"] == STOPPED else run
+        if end is not None and run["times"] in COMPARED_RATES and run["seed"] == 0 and run["label"] in TUNED:
+            key, valid = (run["label"], run["times"]), end["loss"]["valid"]
+            if valid is not None:
+                best[key] = min(best.get(key, (valid, run["rate"])), (valid, run["rate"]))
+    return {key: rate for key, (_, rate) in best.items()}
 
 
 def main() -> None:

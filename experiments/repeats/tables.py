@@ -20,7 +20,21 @@ from experiments.pages import (
     spread,
     table,
 )
-from experiments.repeats.plan import ARMS, DEPTHS, RATE_OF, RATES, TEXTS, TUNED, compared, depths, longer, rates
+from experiments.repeats.plan import (
+    ARMS,
+    COMPARED_RATES,
+    DEPTHS,
+    RATE_FROM,
+    RATE_OF,
+    RATES,
+    STOPPED,
+    TEXTS,
+    TUNED,
+    compared,
+    depths,
+    longer,
+    rates,
+)
 from experiments.repeats.run import best_rates
 from experiments.seeds import RULE, over_seeds, pooled
 from loopwright.plot.drawing import Axes, Curve, Drawing, figure, legend, lines
@@ -36,7 +50,7 @@ def chosen(found: Sequence[Result]) -> dict[tuple[str, int], list[Result]]:
     best = best_rates(found)
     kept: dict[tuple[str, int], list[Result]] = {(label, times): [] for label in ARMS for times in TEXTS}
     for run in sorted(found, key=lambda run: run["seed"]):
-        if run["rate"] == best.get(RATE_OF.get(run["label"], run["label"])):
+        if run["rate"] == best.get((RATE_OF.get(run["label"], run["label"]), RATE_FROM[run["times"]])):
             kept[run["label"], run["times"]].append(run)
     return {key: runs for key, runs in kept.items() if runs}
 
@@ -60,25 +74,31 @@ def stopped_table(early: Chosen) -> str:
 
 
 def rate_table(found: Sequence[Result]) -> str:
-    """Returns the loss on `valid` of every arm at every rate: seed 0, text read four times."""
-    at = {(run["label"], run["rate"]): run["loss"]["valid"] for run in found if run["times"] == 4 and run["seed"] == 0}
-    lines = [[label, *[number(at.get((label, rate))) for rate in sorted(RATES)]] for label in TUNED]
-    return table(["arm", *[f"{rate:g}" for rate in sorted(RATES)]], lines)
+    """Returns the loss on `valid` of every arm at every rate, seed 0: at the end, or where runs are validated on the way at the
+    best validation."""
+    ends = [(run, run if run["times"] != STOPPED else run.get("stopped")) for run in found if run["seed"] == 0]
+    at = {(run["label"], run["times"], run["rate"]): end["loss"]["valid"] for run, end in ends if end is not None}
+    lines = [
+        [label, f"{times} ×", *[number(at.get((label, times, rate))) for rate in sorted(RATES)]]
+        for times in COMPARED_RATES
+        for label in TUNED
+    ]
+    return table(["arm", "text read", *[f"{rate:g}" for rate in sorted(RATES)]], lines)
 
 
 def loss_table(kept: Chosen) -> str:
     """Returns what each arm is made of and its losses: the text they were trained on at the end, and held-out text."""
-    head = ["arm", "parameters", "FLOPs a token", "rate"]
-    head += [f"{times} ×: {what}" for times in TEXTS for what in ("trained on", "test", "ood")]
+    head = ["arm", "parameters", "FLOPs a token"]
+    head += [f"{times} ×: {what}" for times in TEXTS for what in ("rate", "trained on", "test", "ood")]
     lines = []
     for label in MAIN:
         own = [run for times in TEXTS for run in kept.get((label, times), [])]
         if not own:
             continue
-        cells = [label, f"{own[0]['parameters'] / 1e6:.2f} M", f"{own[0]['flops'] / 1e6:.1f} M", f"{own[0]['rate']:g}"]
+        cells = [label, f"{own[0]['parameters'] / 1e6:.2f} M", f"{own[0]['flops'] / 1e6:.1f} M"]
         for times in TEXTS:
             runs = kept.get((label, times), [])
-            cells += [spread([run["losses"][-1] for run in runs]) if runs else "–"]
+            cells += [f"{runs[0]['rate']:g}", spread([run["losses"][-1] for run in runs])] if runs else ["–", "–"]
             cells += [spread([run["loss"][text] for run in runs]) if runs else "–" for text in ("test", "ood")]
         lines.append(cells)
     return table(head, lines)
@@ -184,7 +204,7 @@ def page(found: Sequence[Result]) -> str:
     parts = [
         "# Text that runs out: the same number of tokens from less and less text",
         "`python -m experiments.repeats.tables` made this page. Means over seeds (least to largest). " + RULE,
-        "## Rates: loss on `valid`, seed 0, text read four times", rate_table(found),
+        "## Rates: loss on `valid`, seed 0; where text is read sixteen times, that of the best validation", rate_table(found),
         "## Losses at each arm's own rate", loss_table(kept),
         "## Looped less plain", against_table(kept),
         "## At the best validation on `valid`, where runs were validated on the way", stopped_table(stopped(kept)),
