@@ -49,8 +49,7 @@ def claims() -> Iterator[str]:
     yield f"({abs(points):.2f} points apart, {tie})"
     if hops.far()[0] < hops.GUESS:
         yield "No model answers 24 or 32 hops."
-    yield f"(by {-repeats.beside('plain, equal FLOPs', 16).difference:.2f} nats, two of two seeds)"
-    if repeats.beside("plain, equal parameters", 16).verdict not in ("lower", "higher"):
-        yield "against equal parameters nothing is decided"
+    yield repeats.short(repeats.beside("ASURA", "plain, equal FLOPs", 1))
+    yield repeats.short(repeats.beside("ASURA", "plain, equal FLOPs", 16, early=True))
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"
     yield f"and {speed.share_of_bound(32):.2f} at batch 32"

@@ -176,8 +176,9 @@ def _mean(values: Mapping[int, float]) -> float:
 
 
 def draw(kept: Chosen) -> Drawing:
-    """Returns the held-out loss of each arm by how often its text is read: the mean of seeds, with the least and largest."""
-    curves = {}
+    """Returns the held-out loss of each arm by how often its text is read: the mean of seeds, with the least and largest; runs
+    that were validated on the way as they stood at their best validation."""
+    kept, curves = {**kept, **stopped(kept)}, {}
     for label in MAIN:
         own = [(times, [run["loss"]["test"] for run in kept[label, times]]) for times in TEXTS if (label, times) in kept]
         if own:
@@ -189,7 +190,7 @@ def draw(kept: Chosen) -> Drawing:
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(TEXTS), [str(times) for times in TEXTS])
         axes.minorticks_off()
-        axes.set_xlabel("times that the text is read (the same number of tokens in all)")
+        axes.set_xlabel(f"times that the text is read ({STOPPED}: stopped at the best validation)")
         axes.set_ylabel("held-out loss (nats a token)")
         legend(axes)
 
