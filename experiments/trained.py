@@ -9,18 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from loopwright.model.looped import LoopedForCausalLM
     from loopwright.train.recipe import Recipe
     from loopwright.train.state import Objects, Run
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A run that has ended: how, its log of updates, its validations, and how long it took."""
+    """A run that has ended: how, its log of updates, its validations, how long it took, and the model of its best validation where
+    asked for."""
 
     outcome: Run
     log: list[dict[str, Any]]
     looks: list[dict[str, Any]]
     seconds: float
+    best: LoopedForCausalLM | None = None
 
     def taken(self, name: str) -> list[float]:
         """Returns a number of each update but those that were skipped, whose loss or gradient was not finite."""
@@ -36,8 +39,10 @@ class Trained:
         return [[entry["update"], {depth: found["exact"] for depth, found in entry["valid"].items()}] for entry in self.looks]
 
 
-def train_once(chosen: Recipe, shards: str | None = None, *, given: Objects | None = None) -> Trained:
-    """Trains a recipe to its end, on token shards that runs share if there are any, with objects in the place of its kinds."""
+def train_once(chosen: Recipe, shards: str | None = None, *, given: Objects | None = None, best: bool = False) -> Trained:
+    """Trains a recipe to its end, on token shards that runs share if there are any, with objects in the place of its kinds.
+    `best`: the model of the best validation is kept too."""
+    from loopwright.source import Source
     from loopwright.train.loop import train
     from loopwright.train.reporting.log import read_log
 
@@ -50,6 +55,7 @@ def train_once(chosen: Recipe, shards: str | None = None, *, given: Objects | No
         outcome = train(chosen, place, given=given)
         seconds = time.perf_counter() - began
         log = read_log(outcome.folder.log)
+        early = Source(place, checkpoint="best").model(device=outcome.model.device) if best and outcome.finished else None
     if not outcome.finished:
         raise RuntimeError(f"stopped after {outcome.progress.update} of {chosen.updates} updates; nothing is measured")
-    return Trained(outcome, *([entry for entry in log if key in entry] for key in ("loss", "valid")), seconds)
+    return Trained(outcome, *([entry for entry in log if key in entry] for key in ("loss", "valid")), seconds, early)

@@ -1,15 +1,19 @@
-"""Rows as they are written: short, and the same numbers."""
+"""Rows as they are written: short, and the same numbers. A run that was asked for and not made is named."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.side_by_side import as_line, columns
+from experiments.side_by_side import as_line, columns, run_all
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False)
 PLAIN = st.dictionaries(st.text(), st.recursive(LEAVES, lambda each: st.lists(each) | st.dictionaries(st.text(), each)))
@@ -46,3 +50,27 @@ class Report:
 
 def test_a_sweep_is_kept_without_intervals() -> None:
     assert columns(Report((1, 2), (0.5, 1.0), (0.4, 0.9), (3.0, 2.0))) == {"depth": (1, 2), "exact": (0.5, 1.0)}
+
+
+@dataclass(frozen=True)
+class Named:
+    name: str
+    kind: str = ""
+
+
+def work(run: Named) -> dict[str, Any]:
+    if run.name == "fails":
+        raise ValueError("on purpose")
+    if run.name == "dies":
+        os._exit(1)
+    return {"name": run.name}
+
+
+def test_runs_that_were_not_made_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.jsonl"
+    out.write_text('{"name":"earlier"}\n')
+    runs = [Named(name) for name in ("dies", "earlier", "fails", "made")]
+    run_all(runs, work, str(out), workers=2, seconds=300)  # one process dies, the other does the rest
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["not made: dies", "not made: fails", f"2 results in {out}"]
+    assert [json.loads(line)["name"] for line in out.read_text().splitlines()] == ["earlier", "made"]
