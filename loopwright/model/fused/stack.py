@@ -33,8 +33,8 @@ SMALLEST_DOT = 16
 class FusedStacks:
     """The fused stacks of a model for `rows` rows of `capacity` keys and `length` new tokens, and the buffers of a pass.
 
-    A token sees all keys before it, or, where the rows are `masked`, those that the mask of the pass lets it see: masked rows have one
-    new token each. Of several new tokens of a row none stands after the last one.
+    A token sees all keys before it, or, where the rows are `masked`, those that the mask of the pass lets it see: masked rows have
+    one new token each. Of several new tokens of a row none stands after the last one.
     """
 
     block_masks = False
