@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _CAPTURING = threading.Lock()
 SHORTEST = 256  # keys; a tick is captured for rows of up to so many, then for up to twice as many
-SHORT_PROMPT = 16  # tokens; prompts up to this length go through the ticks, which other rows share
+SHORT_PROMPT = 16  # tokens; prompts up to this length, and shorter than the engine has rows, go through the ticks
 # what the device is told of each row: the row that it repeats (itself, if it takes part), whether it takes part, where its token
 # stands, its step, its first cell in the stack at hand, its token (-1: the one that was drawn last), the seed of its state and the
 # cells where its input and its state are kept for later steps (those of nobody, where they are not)
@@ -235,7 +235,7 @@ def fused_rows(model: LoopedForCausalLM, rows: int, reach: int, length: int = 1)
     config = model.config
     if model.device.type != "cuda" or config.sliding_window is not None:
         return None
-    if length > longest_pass(config.num_attention_heads // config.num_key_value_heads):
+    if length > longest_pass(rows, config.num_attention_heads // config.num_key_value_heads):
         return None
     stacks = fused_stacks(model)
     if not stacks:

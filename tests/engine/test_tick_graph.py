@@ -131,12 +131,21 @@ def test_a_model_without_a_loop_is_answered() -> None:
     assert check(model, requests, set(), [answer(model, wish) for wish in wishes]) == 0
 
 
+@pytest.mark.parametrize(("rows", "tokens"), [(1, 1), (1, 2), (4, 3), (4, 4), (20, 16), (20, 17)])
+def test_a_prompt_goes_through_the_ticks_where_it_has_fewer_tokens_than_there_are_rows(rows: int, tokens: int) -> None:
+    model = make("ouro-1.4b-tiny")
+    scheduler, wish = fixed(model, rows, 40), RequestOptions(tuple(range(2, 2 + tokens)), 2, 2)
+    requests, _ = serve(scheduler, [wish], random.Random(0))
+    assert check(model, requests, set(), [answer(model, wish)]) == 0
+    assert bool(scheduler.passes.passes) == ((rows, tokens) in {(1, 2), (4, 4), (20, 17)})
+
+
 @torch.no_grad()
 def test_logits_of_half_precision_are_finite_up_to_its_largest() -> None:
     model = noisy("ouro-1.4b-tiny").half()
     for _ in range(2):  # the second time they are as far apart as no number of half precision is
         scheduler = fixed(model, 1, 8)
-        request = Request(RequestOptions((3, 4), 2, 1))
+        request = Request(RequestOptions((3,), 2, 1))
         scheduler.add(request)
         while scheduler.busy:
             scheduler.tick()
