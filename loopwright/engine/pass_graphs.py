@@ -21,6 +21,7 @@ from loopwright.engine.tick_graph import SHORTEST, Captures, Rotations, fused_ro
 from loopwright.engine.trail import Trail
 from loopwright.model.cache.fixed_rows import FixedRows
 from loopwright.model.cache.pool import KeyPool, Row
+from loopwright.model.cache.rows import RowSpan
 from loopwright.model.forward.context import Pass, open_pass
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.part import RowSteps
@@ -102,6 +103,11 @@ class PassGraphs(Passes):
         sources = [(0, trail.cell(depth), 0) for trail, depth in zip(trails, readings, strict=True)]
         (y,) = self._run("coda", rows, first, _lengths(first, ends), self._readings(rows, readings), sources)
         return y
+
+    def open(self, rows: list[Row], first: list[int], length: int) -> Pass:
+        """Returns where the tokens stand, and no more: what steps need is opened where they are captured."""
+        positions = torch.tensor(first, device="cpu")[:, None] + torch.arange(length, device="cpu")
+        return Pass(RowSpan(tuple(first), length, positions), None, None, causal=False)
 
     def _readings(self, rows: Sequence[Row], readings: Sequence[int]) -> list[int]:
         coda = bool(self.pool.layers["coda"])

@@ -11,6 +11,7 @@ import torch
 import loopwright as lw
 from loopwright.engine import pass_graphs, tick_graph
 from loopwright.engine.pass_graphs import PassGraphs
+from loopwright.engine.passes import Passes
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 from loopwright.engine.tick_graph import TickGraphs
@@ -177,7 +178,7 @@ def states_of(model: lw.LoopedForCausalLM, *, graphs: bool, length: int, change:
     scheduler = Scheduler(model, rows=3, tokens=5 * (length + 8))
     assert scheduler.graphs is not None
     if not graphs:
-        scheduler.graphs = None
+        scheduler.graphs, scheduler.passes = None, Passes(model, scheduler.pool)
     most = min(4, model.config.max_steps or 4)
     requests = [Request(RequestOptions(tuple(range(2, 2 + length - i)), 1 + (3 * i) % most, 6)) for i in range(5)]
     for request in requests:
