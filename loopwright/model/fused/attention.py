@@ -84,8 +84,8 @@ def _turned(z, at, d, partner, cos, sin, angle, z_stride, z_splits: tl.constexpr
     """Returns some heads of a product that comes in parts, turned by the angles at `angle`."""
     x = _summed(z, at + d[None, :], z_stride, z_splits, mask)
     if cos is not None:
-        c = tl.load(cos + angle + d[None, :], mask=mask, other=0.0).to(tl.float32)
-        s = tl.load(sin + angle + d[None, :], mask=mask, other=0.0).to(tl.float32)
+        c = tl.load(cos + angle[:, None] + d[None, :], mask=mask, other=0.0).to(tl.float32)
+        s = tl.load(sin + angle[:, None] + d[None, :], mask=mask, other=0.0).to(tl.float32)
         x = x * c + _summed(z, at + partner[None, :], z_stride, z_splits, mask) * s
     return x
 
@@ -161,6 +161,60 @@ def attend_one(
 
 
 @triton.jit
+def _write_one(z, at, keys, values, to, d, partner, inside, cos, c, s, z_stride, z_splits: tl.constexpr, apart: tl.constexpr):
+    """Writes key and value of one new token, and returns them; the value lies `apart` behind the key."""
+    key = _summed(z, at + d, z_stride, z_splits, inside)
+    if cos is not None:
+        key = key * c + _summed(z, at + partner, z_stride, z_splits, inside) * s
+    key = key.to(keys.dtype.element_ty)
+    value = _summed(z, at + apart + d, z_stride, z_splits, inside).to(values.dtype.element_ty)
+    tl.store(keys + to + d, key, mask=inside)
+    tl.store(values + to + d, value, mask=inside)
+    return key.to(tl.float32), value.to(tl.float32)
+
+
+@triton.jit
+def _write_several(
+    z, at, keys, values, base, cos, sin, index, row, rotary_stride, z_stride, first, end, d, partner, inside,
+    key_heads: tl.constexpr, size: tl.constexpr, wide: tl.constexpr, z_splits: tl.constexpr, length: tl.constexpr,
+    length_padded: tl.constexpr,
+):  # fmt: skip
+    """Writes keys and values of those new tokens of a row that stand from `first` to before `end`, for the threads of a program."""
+    i = tl.arange(0, length_padded)
+    token = row * length + i
+    place = tl.load(index + token, mask=i < length, other=-1).to(tl.int32)
+    put = ((place >= first) & (place < end))[:, None] & inside[None, :]
+    at, to = (token * wide + at)[:, None], base + place[:, None] * key_heads * size + d[None, :]
+    key = _turned(z, at, d, partner, cos, sin, token * rotary_stride, z_stride, z_splits, put)
+    value = _summed(z, at + key_heads * size + d[None, :], z_stride, z_splits, put)
+    tl.store(keys + to, key, mask=put)
+    tl.store(values + to, value, mask=put)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _part_done(
+    parts, stats, ended, out, head, split, row, key_head, top, mass, total, live, d, inside,
+    groups: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, splits: tl.constexpr, splits_padded: tl.constexpr,
+    length: tl.constexpr,
+):  # fmt: skip
+    """Keeps a part of the queries of a key head; the last program of them adds up the parts."""
+    slot = head * splits + split
+    tl.store(parts + slot[:, None] * size + d[None, :], total, mask=live[:, None] & inside[None, :])
+    tl.store(stats + slot * 2, top, mask=live)
+    tl.store(stats + slot * 2 + 1, mass, mask=live)
+    tl.debug_barrier()
+    if tl.atomic_add(ended + row * key_heads + key_head, 1, sem="acq_rel") == splits - 1:
+        if length > 1:
+            _merged_rows(parts, stats, out, head, live, d, inside, size, splits)
+        else:
+            for i in range(groups):
+                one = (row * key_heads + key_head) * groups + i
+                _merged(parts, stats, out, one, d, inside, size, splits, splits_padded)
+        tl.store(ended + row * key_heads + key_head, 0)
+
+
+@triton.jit
 def attend_many(
     z, keys, values, starts, cos, sin, mask, index, parts, stats, ended, out, capacity, rotary_stride, z_stride, scale,
     heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, padded: tl.constexpr, interleaved: tl.constexpr,
@@ -182,13 +236,12 @@ def attend_many(
     first = split * share
     base = (_start(starts, row, capacity) * key_heads + key_head) * size
     wait_early(early)
-    top = tl.full([grouped], -float("inf"), tl.float32)
-    mass = tl.zeros([grouped], tl.float32)
+    top, mass = tl.full([grouped], -float("inf"), tl.float32), tl.zeros([grouped], tl.float32)
     total = tl.zeros([grouped, padded], tl.float32)
+    k_at = (heads + key_head) * size
     if length == 1:
-        head = row * heads + key_head * groups + g
-        mine = row * wide
-        q_at, k_at = mine + (key_head * groups + g)[:, None] * size, mine + (heads + key_head) * size
+        head, c, s = row * heads + key_head * groups + g, None, None
+        q_at = row * wide + (key_head * groups + g)[:, None] * size
         q = _summed(z, q_at + d[None, :], z_stride, z_splits, wanted)
         if cos is not None:
             c = tl.load(cos + row * rotary_stride + d, mask=inside, other=0.0).to(tl.float32)
@@ -196,37 +249,24 @@ def attend_many(
             q = q * c[None, :] + _summed(z, q_at + partner[None, :], z_stride, z_splits, wanted) * s[None, :]
         q = q.to(keys.dtype.element_ty)
         if (here >= first) & (here < first + share):
-            key = _summed(z, k_at + d, z_stride, z_splits, inside)
-            if cos is not None:
-                key = key * c + _summed(z, k_at + partner, z_stride, z_splits, inside) * s
-            key = key.to(keys.dtype.element_ty)
-            value = _summed(z, mine + (heads + key_heads + key_head) * size + d, z_stride, z_splits, inside)
-            value = value.to(values.dtype.element_ty)
-            tl.store(keys + base + here * key_heads * size + d, key, mask=inside)
-            tl.store(values + base + here * key_heads * size + d, value, mask=inside)
-            top = tl.sum(q.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
+            to = base + here * key_heads * size
+            at, apart = row * wide + k_at, key_heads * size
+            key, value = _write_one(z, at, keys, values, to, d, partner, inside, cos, c, s, z_stride, z_splits, apart)
+            top = tl.sum(q.to(tl.float32) * key[None, :], 1) * scale
             mass += 1.0
-            total += value.to(tl.float32)[None, :]
+            total += value[None, :]
         last = tl.minimum(first + share, here)
     else:
-        token = row * length + g // groups  # of each query
-        head = token * heads + key_head * groups + g % groups
-        q_at = (token * wide + (key_head * groups + g % groups) * size)[:, None]
-        q = _turned(z, q_at, d, partner, cos, sin, (token * rotary_stride)[:, None], z_stride, z_splits, wanted)
-        q = q.to(keys.dtype.element_ty)
+        token, one = row * length + g // groups, key_head * groups + g % groups  # of each query
+        head, q_at = token * heads + one, (token * wide + one * size)[:, None]
+        q = _turned(z, q_at, d, partner, cos, sin, token * rotary_stride, z_stride, z_splits, wanted).to(keys.dtype.element_ty)
         stands = tl.load(index + token, mask=live, other=0).to(tl.int32)
-        if (here >= first) & (tl.load(index + row * length) < first + share):
-            each = tl.arange(0, length_padded)
-            fresh = row * length + each
-            place = tl.load(index + fresh, mask=each < length, other=-1).to(tl.int32)
-            put = ((place >= first) & (place < first + share))[:, None] & inside[None, :]
-            k_at, to = (fresh * wide + (heads + key_head) * size)[:, None], base + place[:, None] * key_heads * size + d[None, :]
-            key = _turned(z, k_at, d, partner, cos, sin, (fresh * rotary_stride)[:, None], z_stride, z_splits, put)
-            value = _summed(z, k_at + key_heads * size + d[None, :], z_stride, z_splits, put)
-            tl.store(keys + to, key, mask=put)
-            tl.store(values + to, value, mask=put)
-            tl.debug_barrier()  # other threads of the program read them
         last = tl.minimum(first + share, here + 1)
+        if (here >= first) & (tl.load(index + row * length) < last):
+            _write_several(
+                z, k_at, keys, values, base, cos, sin, index, row, rotary_stride, z_stride, first, last, d, partner, inside,
+                key_heads, size, wide, z_splits, length, length_padded,
+            )  # fmt: skip
     for begin in tl.range(first, last, block, num_stages=stages):
         at = begin + j
         held, held_across = (at < last)[:, None], (at < last)[None, :]
@@ -238,10 +278,9 @@ def attend_many(
         if mask is not None:
             seen = tl.load(mask + row * capacity + at, mask=at < last, other=-float("inf")).to(tl.float32)
             scores += seen[None, :]
-        if length == 1:
-            scores = tl.where((at < last)[None, :], scores, -float("inf"))
-        else:
-            scores = tl.where((at < last)[None, :] & (at[None, :] <= stands[:, None]), scores, -float("inf"))
+        scores = tl.where((at < last)[None, :], scores, -float("inf"))
+        if length > 1:
+            scores = tl.where(at[None, :] <= stands[:, None], scores, -float("inf"))
         new = tl.maximum(top, tl.max(scores, 1))
         safe = tl.where(new == -float("inf"), 0.0, new)
         old, p = tl.exp(top - safe), tl.exp(scores - safe[:, None])
@@ -252,16 +291,7 @@ def attend_many(
     if splits == 1:
         tl.store(out + head[:, None] * size + d[None, :], total / mass[:, None], mask=wanted)
     else:
-        slot = head * splits + split
-        tl.store(parts + slot[:, None] * size + d[None, :], total, mask=wanted)
-        tl.store(stats + slot * 2, top, mask=live)
-        tl.store(stats + slot * 2 + 1, mass, mask=live)
-        tl.debug_barrier()
-        if tl.atomic_add(ended + row * key_heads + key_head, 1, sem="acq_rel") == splits - 1:
-            if length == 1:
-                for i in range(groups):
-                    one = row * heads + key_head * groups + i
-                    _merged(parts, stats, out, one, d, inside, size, splits, splits_padded)
-            else:
-                _merged_rows(parts, stats, out, head, live, d, inside, size, splits)
-            tl.store(ended + row * key_heads + key_head, 0)
+        _part_done(
+            parts, stats, ended, out, head, split, row, key_head, top, mass, total, live, d, inside,
+            groups, key_heads, size, splits, splits_padded, length,
+        )  # fmt: skip
