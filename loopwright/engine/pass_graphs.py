@@ -1,9 +1,9 @@
 """PassGraphs: passes over the next tokens of some rows at constant shapes, replayed as CUDA graphs.
 
-A shape has one row or all rows of the engine, a power of two of tokens in each, and a power of two of keys before them. A row that
-brings fewer tokens repeats its last one, and a row that takes no part repeats the first: both write the same keys once more. What
-cannot be captured is run at the same shapes, and that is said once. Stacks with a fused form (`model/fused/`) run in it where a row
-has few new tokens.
+A shape has a power of two of rows, but no more than the engine has, a power of two of tokens in each, and a power of two of keys
+before them. A row that brings fewer tokens repeats its last one, and a row that takes no part repeats the first: both write the
+same keys once more. What cannot be captured is run at the same shapes, and that is said once. Stacks with a fused form
+(`model/fused/`) run in it where a row has few new tokens.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class PassGraphs(Passes):
     ) -> tuple[list[Tensor], ...]:  # fmt: skip
         length = 1 << (max(lengths) - 1).bit_length()
         end = max(a + count for a, count in zip(first, lengths, strict=True))
-        shape = 1 if len(rows) == 1 else self.rows, length, max(SHORTEST, length, 1 << (end - 1).bit_length())
+        fitting = min(self.rows, 1 << (len(rows) - 1).bit_length())
+        shape = fitting, length, max(SHORTEST, length, 1 << (end - 1).bit_length())
         columns = []
         for row, a, count, group, numbers in zip(rows, first, lengths, groups, told, strict=True):
             if self.pool.layers[stack]:

@@ -46,11 +46,21 @@ def passed(model: lw.LoopedForCausalLM, kind: type[Passes], lengths: tuple[int, 
 
 
 @pytest.mark.parametrize("name", some(CHANGES, {"huginn", "ouroboros-qwen2.5-3b", "ouro-1.4b"}))
-@pytest.mark.parametrize("lengths", [(4, 1, 3), (5,)])
+@pytest.mark.parametrize("lengths", [(4, 1, 3), (2, 5), (5,)])
 def test_constant_shapes_are_row_by_row(name: str, lengths: tuple[int, ...]) -> None:
     model = noisy(f"{name}-tiny", **CHANGES[name]).double().eval()
     for fixed, plain in zip(passed(model, PassGraphs, lengths), passed(model, Passes, lengths), strict=True):
         assert gap(fixed, plain) < 1e-12
+
+
+def test_few_rows_do_not_run_as_all() -> None:
+    model = noisy("huginn-tiny").double().eval()
+    pool = KeyPool(model.config, 80, model.lm_head.weight, depth=2)
+    passes = PassGraphs(model, pool, 6)
+    rows = [pool.admit(12, 2, (2,)) for _ in range(5)]
+    for count in range(1, 6):
+        passes.embed(rows[:count], [0] * count, [[1, 2]] * count, [None] * count)
+    assert [shape for _, _, shape, *_ in passes.passes] == [1, 2, 4, 6]
 
 
 @torch.no_grad()
