@@ -70,7 +70,7 @@ def read_model(model: LoopedForCausalLM, chosen: Recipe, places: Places, *, rows
     verdict = need_likelihood(model)  # which knows rounding errors of full float32 products alone
     tokenizer, looped = Tokenizer(str(places.base)), model.config.is_looped
     chats = chat_passages(chosen, places, rows)
-    text = read_passages("text", Path(places.data) / "valid.jsonl.gz", tokenizer, CONTEXT).drawn(passages)
+    text = read_passages("text", Path(places.data) / "valid.jsonl*", tokenizer, CONTEXT).drawn(passages)
     found: dict[str, Any] = {"radius": _radius(model, text) if looped else {}}
     torch.set_float32_matmul_precision("high")
     depths, kept = (DEPTHS, (TRAINED, *BEYOND)) if looped else (None, (1,))

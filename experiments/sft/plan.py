@@ -97,8 +97,8 @@ class Run:
         data, base = Path(places.data), places.base
         if stage == "heal":
             files = [
-                f"data.files={data / 'train*.jsonl.gz'}",
-                f"data.valid_files={data / 'valid.jsonl.gz'}",
+                f"data.files={data / 'train*.jsonl*'}",
+                f"data.valid_files={data / 'valid.jsonl*'}",
                 f"data.tokenizer={base}",
             ]
             found = [*files, *TEXT[self.label], f"model.source={base}"]
