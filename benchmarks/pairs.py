@@ -7,8 +7,12 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
+
+from loopwright.run import origin
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -66,8 +70,16 @@ def compare(a: Callable[[], object], b: Callable[[], object], *, pairs: int = 15
     }  # fmt: skip
 
 
+@cache
+def made_on() -> dict[str, Any]:
+    """Returns where rows are made: the device, torch, and the commit (with a + where the package differs from it)."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU {platform.machine()}, one thread"
+    made = origin()
+    commit = made["commit"] and made["commit"][:12] + ("+" if made["changed"] else "")
+    return {"device": device, "torch": made["torch"], "commit": commit}
+
+
 def report(name: str, row: dict[str, object]) -> None:
     """Prints one row as a JSON line, numbers at four digits."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU {platform.machine()}, one thread"
     rounded = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}
-    print(json.dumps({"benchmark": name, "device": device, "torch": torch.__version__, **rounded}), flush=True)
+    print(json.dumps({"benchmark": name, **made_on(), **rounded}), flush=True)

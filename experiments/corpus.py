@@ -1,16 +1,9 @@
-"""Training from scratch on one text: its own tokenizer, token shards that all runs share, and a run of which only numbers stay."""
+"""Training from scratch on one text: its own tokenizer, and token shards that all runs share."""
 
 from __future__ import annotations
 
-import tempfile
-import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from loopwright.train.recipe import Recipe
-    from loopwright.train.state import Objects, Run
+from typing import Any
 
 VOCABULARY = 8192
 
@@ -46,36 +39,3 @@ def prepare(data: dict[str, Any], shards: str) -> None:
 
     Path(shards).mkdir(parents=True, exist_ok=True)
     print(f"training text: {build_data(data, Path(shards)).notes}", flush=True)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A run that has ended: how, its log of updates, and how long it took."""
-
-    outcome: Run
-    log: list[dict[str, Any]]
-    seconds: float
-
-    def taken(self, name: str) -> list[float]:
-        """Returns a number of each update but those that were skipped, whose loss or gradient was not finite."""
-        return [entry[name] for entry in self.log if not entry.get("skipped")]
-
-    def losses(self, size: int = 20) -> list[float]:
-        """Returns the training loss as means of `size` updates each."""
-        found = self.taken("loss")
-        return [round(sum(found[i : i + size]) / len(found[i : i + size]), 4) for i in range(0, len(found), size)]
-
-
-def train_once(chosen: Recipe, shards: str, *, given: Objects | None = None) -> Trained:
-    """Trains a recipe on shared token shards, with objects in the place of its kinds; its folder is gone afterwards."""
-    from loopwright.train.loop import train
-    from loopwright.train.reporting.log import read_log
-
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "run"
-        place.mkdir()
-        (place / "data").symlink_to(Path(shards).absolute())  # tokenised once for all rows
-        began = time.perf_counter()
-        outcome = train(chosen, place, given=given)
-        seconds = time.perf_counter() - began
-        return Trained(outcome, [entry for entry in read_log(outcome.folder.log) if "loss" in entry], seconds)

@@ -95,13 +95,12 @@ def run_all(
     runs: Sequence[Run], work: Callable[[Any], dict[str, Any]], out: str, *, workers: int, seconds: float,
     begin: Callable[[], None] | None = None,
 ) -> None:  # fmt: skip
-    """Does the work of every run that is not in `out` yet, `workers` at a time, for at most `seconds`.
+    """Does the work of every run that is not in `out` yet, `workers` at a time, for at most `seconds`, and names those not made.
 
     `begin` is called once in each process. `work` and `begin` must be importable by name.
     """
     path = Path(out)
-    done = {json.loads(line)["name"] for line in path.read_text().splitlines()} if path.is_file() else set()
-    left = [run for run in runs if run.name not in done]
+    left = _missing(runs, path)
     context = multiprocessing.get_context("spawn")
     manager = context.Manager()
     queue, lock, longest = manager.Queue(), manager.Lock(), manager.dict()
@@ -117,7 +116,15 @@ def run_all(
     for process in processes:
         if process.is_alive():
             process.kill()
+    for run in _missing(left, path):  # failed, not begun, or stopped here because the time was up
+        print(f"not made: {run.name}", flush=True)
     print(f"{len(path.read_text().splitlines()) if path.is_file() else 0} results in {path}", flush=True)
+
+
+def _missing(runs: Sequence[Run], path: Path) -> list[Run]:
+    """Returns the runs that a file of results does not hold."""
+    done = {json.loads(line)["name"] for line in path.read_text().splitlines()} if path.is_file() else set()
+    return [run for run in runs if run.name not in done]
 
 
 def _serve(queue: Any, out: str, lock: Any, deadline: float, longest: Any, work: Any, begin: Any) -> None:

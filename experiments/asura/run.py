@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.asura.plan import STEPS, Row, rows
-from experiments.corpus import VOCABULARY, make_tokenizer, prepare, texts, train_once
+from experiments.corpus import VOCABULARY, make_tokenizer, prepare, texts
 from experiments.side_by_side import arguments, asked_for, made_by, run_all
+from experiments.trained import train_once
 
 TEXTS = {"test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
 SETTINGS = (

@@ -15,6 +15,7 @@ import torch
 
 import loopwright as lw
 from benchmarks.early_exit import early_exit, speculation
+from benchmarks.pairs import made_on
 from experiments.exits.plan import MODELS, PASSAGES, TEXT, overrides
 from experiments.exits.tables import table
 from loopwright.commands.evaluation.exits import evaluate_exits
@@ -84,9 +85,9 @@ def time_model(name: str, folder: Path, data: Path, device: str) -> None:
     with fitting_threads(model):
         rows = speculation(name, model, few, depth=depth, new=new)
         rows += early_exit(name, model, few, list(best.values()), depth=depth, new=min(new, NEW // 2), many=prompts)
-    on = {} if device == "cpu" else {"device": torch.cuda.get_device_name(device)}
-    lines = [json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in (row | on).items()}) for row in rows]
-    (RESULTS / f"{name}-speed{'-gpu' if on else ''}.jsonl").write_text("\n".join(lines) + "\n")
+    rows = [row | made_on() for row in rows]
+    lines = [json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}) for row in rows]
+    (RESULTS / f"{name}-speed{'' if device == 'cpu' else '-gpu'}.jsonl").write_text("\n".join(lines) + "\n")
     print("\n".join(lines), file=sys.stderr)
 
 

@@ -5,8 +5,6 @@ python -m experiments.hops.run OUT.jsonl --groups trial --workers 6 --seconds 30
 
 from __future__ import annotations
 
-import tempfile
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.hops.plan import ARMS, GROUPS, Run
 from experiments.side_by_side import arguments, asked_for, grouped, made_by, run_all
+from experiments.trained import train_once
 
 if TYPE_CHECKING:
     from loopwright.data.tasks.table import Table
@@ -32,20 +31,13 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     from loopwright.evaluate.sweep import sweep
     from loopwright.model.cost.cost import pass_flops
     from loopwright.recipes import recipe
-    from loopwright.train.loop import train
-    from loopwright.train.reporting.log import read_log
 
     given = [*run.shape, *run.changes, f"seed={run.seed}", *extra]
     chosen = recipe(RECIPE, given)
     chosen = recipe(RECIPE, [*given, f"data.train={chosen.updates * chosen.batch}"])  # a row is trained on once
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        outcome = train(chosen, Path(folder) / "run")
-        trained = time.perf_counter() - began
-        log = read_log(outcome.folder.log)
-    if not outcome.finished:
-        raise RuntimeError(f"stopped after {outcome.progress.update} of {chosen.updates} updates; nothing is measured")
+    trained = train_once(chosen)
     torch.set_float32_matmul_precision("highest")
+    outcome, rows = trained.outcome, trained.log
     model, length = outcome.model, int(chosen.data["length"])
     depths = DEPTHS if ARMS[run.arm][1] > 1 else (1,)
     tests = {
@@ -55,14 +47,13 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
         for name, source in outcome.splits.tests.items()
         if name != "test"
     }
-    rows = [row for row in log if "loss" in row]
     return {
         "name": run.name, "group": run.group, "arm": run.arm, "label": run.label, "seed": run.seed, "changes": list(run.changes),
         "laid_over": list(extra), "parameters": sum(p.numel() for p in model.parameters()),
         "flops": pass_flops(model.config, batch=1, length=length)["total"] / length,
-        "updates": chosen.updates, "batch": chosen.batch, "train_seconds": trained, "skipped": outcome.progress.skipped,
+        "updates": chosen.updates, "batch": chosen.batch, "train_seconds": trained.seconds, "skipped": outcome.progress.skipped,
         "loss": [[row["update"], round(row["loss"], 5)] for row in rows[:: max(len(rows) // 100, 1)]],
-        "valid": [[row["update"], next(iter(row["valid"].values()))["loss"]] for row in log if "valid" in row],
+        "valid": [[row["update"], next(iter(row["valid"].values()))["loss"]] for row in trained.looks],
         "tests": tests, "origin": made_by(),
     }  # fmt: skip
 

@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.corpus import make_tokenizer, prepare, train_once
+from experiments.corpus import make_tokenizer, prepare
 from experiments.inside.train_plan import STEPS, Row, rows
 from experiments.side_by_side import arguments, asked_for, compared, made_by, rounded, run_all
+from experiments.trained import train_once
 
 DEPTHS = (1, 2, 4, 8, 16, 32)
 DEEP = 128

@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -23,6 +21,7 @@ import torch
 
 from experiments.pages import save_all
 from experiments.side_by_side import as_line, columns, made_by
+from experiments.trained import train_once
 from loopwright.data.batch import FirstRows, Source
 from loopwright.data.tasks.columns import ALPHABET, Columns
 from loopwright.data.tasks.draw import Matrix, below, stream
@@ -31,9 +30,7 @@ from loopwright.evaluate.sweep import sweep
 from loopwright.plot.drawing import Drawing
 from loopwright.plot.training import length_by_depth_heatmap
 from loopwright.recipes import recipe
-from loopwright.train.loop import train
 from loopwright.train.monitor import measure
-from loopwright.train.reporting.log import read_log
 
 ARMS = {"penalty": (), "plain": ("penalties=[]",)}
 LENGTHS = (4, 8, 16, 24, 32, 48, 64)
@@ -73,15 +70,9 @@ def table(kind: str, length: int, rows: int) -> Table:
 def carry_out(arm: str, seed: int, changes: Sequence[str], rows: int) -> dict[str, Any]:
     """Trains one run, measures it, and returns all numbers."""
     chosen = recipe("addition-longer", [*ARMS[arm], f"seed={seed}", *changes])
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        outcome = train(chosen, Path(folder) / "run")
-        trained = time.perf_counter() - began
-        log = read_log(outcome.folder.log)
-    if not outcome.finished:
-        sys.exit(f"{arm}-{seed}: stopped after {outcome.progress.update} of {chosen.updates} updates; nothing is measured")
+    trained = train_once(chosen)
     torch.set_float32_matmul_precision("highest")
-    model, splits = outcome.model, outcome.splits
+    model, splits = trained.outcome.model, trained.outcome.splits
     names = [f"length-{length}" for length in LENGTHS]
     sources: dict[str, dict[str, Source]] = {
         "test": {name: FirstRows(splits.tests[name], rows) for name in names if name in splits.tests}
@@ -94,8 +85,8 @@ def carry_out(arm: str, seed: int, changes: Sequence[str], rows: int) -> dict[st
     batch = table("stretches", LENGTHS[-1], ROWS_OF_A_RADIUS).batch(range(ROWS_OF_A_RADIUS)).to(model.device)
     return {
         "name": f"{arm}-{seed}", "arm": arm, "seed": seed, "recipe": chosen.data_of(), "device": str(model.device),
-        "train_seconds": trained, "solved_at": outcome.progress.solved_at, "cost": cost(log),
-        "looks": [[row["update"], {d: v["exact"] for d, v in row["valid"].items()}] for row in log if "valid" in row],
+        "train_seconds": trained.seconds, "solved_at": trained.outcome.progress.solved_at, "cost": cost(trained.log),
+        "looks": trained.exact(),
         "found": found, "radius": measure(model, batch, 2 * LENGTHS[-1], rows=ROWS_OF_A_RADIUS),
         "origin": made_by(),
     }  # fmt: skip
@@ -107,8 +98,7 @@ def cost(log: list[dict[str, Any]]) -> dict[str, Any] | None:
     Wall time: it says something where the machine did nothing else. `cost.py` compares pairs."""
     seconds: dict[bool, dict[int, list[float]]] = {True: {}, False: {}}
     for row in log:
-        if "loss" in row:
-            seconds["jacobian" in row].setdefault(row["depth"][0], []).append(row["seconds"])
+        seconds["jacobian" in row].setdefault(row["depth"][0], []).append(row["seconds"])
     both = sorted(set(seconds[True]) & set(seconds[False]))
     if not both:
         return None

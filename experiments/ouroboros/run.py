@@ -17,9 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.corpus import Trained, prepare, texts, train_once
+from experiments.corpus import prepare, texts
 from experiments.ouroboros.plan import GROUPS, Row
 from experiments.side_by_side import arguments, asked_for, grouped, made_by, run_all
+from experiments.trained import Trained, train_once
 
 DEPTHS = (1, 2, 4, 8, 16)
 KIND_DEPTH, KIND_PASSAGES = 8, 64

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from functools import cache
 
 from experiments.pages import Result, results
-from experiments.readme.rows import RESULTS, line
-from experiments.repeats.plan import TEXTS, rates
-from experiments.repeats.tables import MAIN, chosen
+from experiments.readme.rows import RESULTS, WORDS, line
+from experiments.repeats.plan import STOPPED, rates
+from experiments.repeats.tables import LOOPED, MAIN, RIVALS, chosen, stopped
 from experiments.seeds import Pooled, pooled
 
 
@@ -19,19 +19,45 @@ def kept() -> dict[tuple[str, int], list[Result]]:
 
 
 def claims() -> Iterator[str]:
-    """Yields the table, and the differences told below it."""
+    """Yields both tables of the section: losses by arm, and looped less plain."""
     for label in MAIN:
         if runs := kept().get((label, 4)):
-            losses = [" / ".join(f"{run['loss']['test']:.3f}" for run in kept()[label, times]) for times in TEXTS]
-            trained = " / ".join(f"{run['losses'][-1]:.2f}" for run in kept()[label, 16])
-            yield line(label, f"{runs[0]['parameters'] / 1e6:.2f} M", f"{runs[0]['flops'] / 1e6:.1f} M", *losses, trained)
-    for rival, times in (("plain, equal FLOPs", 16), ("plain, equal parameters", 4)):
-        low, high = beside(rival, times).over_seeds
-        yield f"by {-beside(rival, times).difference:.3f} ({-high:.3f} to {-low:.3f})"
+            early, ends = stopped(kept())[label, STOPPED], kept()[label, STOPPED]
+            sizes = f"{runs[0]['parameters'] / 1e6:.2f} M", f"{runs[0]['flops'] / 1e6:.1f} M"
+            own = "; ".join(f"{rate:g}" for rate in dict.fromkeys((runs[0]["rate"], ends[0]["rate"])))
+            yield line(label, *sizes, own, *map(losses, (kept()[label, 1], runs, early, ends)))
+    for label in LOOPED:
+        for rival in RIVALS[:2]:
+            cells = [beside(label, rival, times) for times in (1, 4)] + [beside(label, rival, STOPPED, early=True)]
+            yield line(f"{label} less {rival}", *map(told, cells))
 
 
-def beside(rival: str, times: int) -> Pooled:
-    """Returns ASURA against a plain arm on the same text."""
-    found = pooled(kept()["ASURA", times], kept()[rival, times], "test")
+def losses(runs: list[Result]) -> str:
+    """Returns the losses on `test`, seed by seed."""
+    return " / ".join(f"{run['loss']['test']:.3f}" for run in runs)
+
+
+def beside(label: str, rival: str, times: int, *, early: bool = False) -> Pooled:
+    """Returns a looped arm against a plain one on the same text, each at its end or at its best validation."""
+    runs = stopped(kept()) if early else kept()
+    found = pooled(runs[label, times], runs[rival, times], "test")
     assert found is not None
     return found
+
+
+def told(found: Pooled) -> str:
+    """Returns a difference with its interval over seeds and what is decided; of one seed the difference alone."""
+    if len(found.seeds) == 1:
+        return f"{found.difference:+.3f} (one seed)".replace("-", "−")
+    low, high = found.over_seeds
+    word = {"lower": "**ahead**", "higher": "**behind**"}.get(found.verdict, "undecided")
+    return f"{found.difference:+.3f} ({low:+.3f} to {high:+.3f}), {word}".replace("-", "−")
+
+
+def short(found: Pooled) -> str:
+    """Returns on which side the looped arm is and by how much, in words."""
+    side, count = "ahead of" if found.difference < 0 else "behind", len(found.seeds)
+    decided = "" if count == 1 else ", decided" if found.verdict in ("lower", "higher") else ", not decided"
+    return (
+        f"{side} plain layers of equal FLOPs (by {abs(found.difference):.2f} nats, {WORDS[count]} seed{'s' * (count > 1)}{decided})"
+    )

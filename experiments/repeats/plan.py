@@ -12,7 +12,13 @@ from experiments.asura.plan import NAIVE, SIZES
 
 UPDATES, BATCH, LENGTH = 640, 32, 256
 TEXTS = {1: 1670, 4: 390, 16: 92}  # documents by how often they are read: 5.26, 1.32 and 0.33 million tokens
-RATES = (1e-3, 2e-3, 5e-4)
+RATES = (1e-3, 2e-3, 5e-4, 4e-3, 8e-3)
+# text that is read so often is memorised: these runs are validated on the way, and measured at their best validation as well
+STOPPED, VALIDATED = 16, 32
+# on which text the rates are compared, and whose rate each text takes: at sixteen readings the best one may be another
+COMPARED_RATES = {4: RATES, STOPPED: (2e-3, 4e-3, 1e-3)}
+RATE_FROM = {1: 4, 4: 4, STOPPED: STOPPED}
+Rates = Mapping[tuple[str, int], float]  # by arm and how often the text is read
 SHAPE = {name: str(value) for name, value in SIZES["small"].items() if name != "layers"}
 LAYERS = int(SIZES["small"]["layers"])
 # Huginn's kind of loop around the same blocks: one layer before and one after, two looped, a start from noise, the input joined
@@ -74,32 +80,38 @@ class Row:
             f"validate.depths=[{model['depth']}]", f"updates={updates}", f"schedule.warmup={updates // 10}",
             f"optim.lr={self.rate:g}", f"data.limit={TEXTS[self.times]}", f"seed={self.seed}",
             f"graph={'true' if 'fixed' in depth else 'false'}",  # one depth: one graph
+            *((f"validate.every={VALIDATED}", "save.best=true", "save.keep=1") if self.times == STOPPED else ()),
         )  # fmt: skip
 
 
 def rates() -> Iterator[Row]:
-    """Every arm at every rate, on text that is read four times, one seed: the rate is chosen on `valid`."""
-    for rate in RATES:
-        for label in TUNED:
-            yield Row(label, 4, rate)
-
-
-def compared(best: Mapping[str, float]) -> Iterator[Row]:
-    """Every arm at its own rate, three seeds, seed by seed; then the one that makes up for its FLOPs."""
-    for seed in range(3):
-        for times in (4, 16, 1):
+    """Every arm at every rate, on text that is read four and sixteen times, one seed: the rate is chosen on `valid`."""
+    for times, tried in COMPARED_RATES.items():
+        for rate in tried:
             for label in TUNED:
-                if label in best:
-                    yield Row(label, times, best[label], seed)
+                yield Row(label, times, rate)
+
+
+def compared(best: Rates) -> Iterator[Row]:
+    """Every arm at its own rate, three seeds, what is read most often first."""
+    for times in (16, 4, 1):
+        for seed in range(3):
+            for label in TUNED:
+                if (label, RATE_FROM[times]) in best:
+                    yield Row(label, times, best[label, RATE_FROM[times]], seed)
+
+
+def longer(best: Rates) -> Iterator[Row]:
+    """The arm that makes up for its FLOPs by more updates, three seeds."""
     for seed in range(3):
-        for times in (4, 16, 1):
-            if RATE_OF[LONGER] in best:
-                yield Row(LONGER, times, best[RATE_OF[LONGER]], seed)
+        for times in (1, 4, 16):
+            if (rate := best.get((RATE_OF[LONGER], RATE_FROM[times]))) is not None:
+                yield Row(LONGER, times, rate, seed)
 
 
-def depths(best: Mapping[str, float]) -> Iterator[Row]:
+def depths(best: Rates) -> Iterator[Row]:
     """ASURA at other depths, on text that is read once, at the rate of depth 3; three seeds."""
     for seed in range(3):
         for label in sorted(DEPTHS, key=lambda label: -DEPTHS[label]):
-            if "ASURA" in best:
-                yield Row(label, 1, best["ASURA"], seed)
+            if (rate := best.get(("ASURA", RATE_FROM[1]))) is not None:
+                yield Row(label, 1, rate, seed)

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.asura.run import SETTINGS
-from experiments.corpus import make_tokenizer, prepare, texts, train_once
-from experiments.repeats.plan import BATCH, LENGTH, TEXTS, TUNED, Row, compared, depths, rates
+from experiments.corpus import make_tokenizer, prepare, texts
+from experiments.repeats.plan import BATCH, COMPARED_RATES, LENGTH, STOPPED, TEXTS, TUNED, Row, compared, depths, longer, rates
 from experiments.side_by_side import arguments, asked_for, made_by, rounded, run_all
+from experiments.trained import train_once
 
 if TYPE_CHECKING:
     from loopwright.evaluate.heldout import HeldOut
+    from loopwright.model.looped import LoopedForCausalLM
 
 FILES = {"valid": "valid.jsonl.gz", "test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
 PASSAGES = "held-out.pickle"  # of our own making, beside the shards: tokenised once for all rows
@@ -38,12 +40,18 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
     from loopwright.recipes import recipe
 
     chosen = recipe("asura-text", [*SETTINGS, *texts(corpus, tokenizer), *LAID, *row.changes, *extra])
-    trained = train_once(chosen, shards)
+    trained = train_once(chosen, shards, best=row.times == STOPPED)
     model = trained.outcome.model
     torch.set_float32_matmul_precision("highest")
-    held = pickle.loads((Path(shards) / PASSAGES).read_bytes())
-    causal, depths = need_likelihood(model), [model.config.depth]
-    found = {name: held_out(model, each.drawn(passages), depths=depths, causality=causal) for name, each in held.items()}
+    held = {name: each.drawn(passages) for name, each in pickle.loads((Path(shards) / PASSAGES).read_bytes()).items()}
+    causal = need_likelihood(model)
+
+    def measured(model: LoopedForCausalLM) -> dict[str, Any]:
+        depths = [model.config.depth]
+        found = {name: held_out(model, each, depths=depths, causality=causal) for name, each in held.items()}
+        return {"loss": {name: each.loss[-1] for name, each in found.items()}, "texts": {"test": folded(found["test"])}}
+
+    early = {} if trained.best is None else {"stopped": measured(trained.best) | {"update": trained.outcome.progress.best_update}}
     tokens = sum(entry["tokens"] for entry in trained.log)
     return {
         "name": row.name, "label": row.label, "times": row.times, "rate": row.rate, "seed": row.seed, "laid_over": list(extra),
@@ -51,8 +59,7 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
         "flops": pass_flops(model.config, batch=1, length=LENGTH)["total"] / LENGTH,
         "tokens": tokens, "epochs": tokens / trained.outcome.splits.notes["train"]["tokens"],
         "train_seconds": trained.seconds, "losses": trained.losses(40), "skipped": trained.outcome.progress.skipped,
-        "loss": {name: each.loss[-1] for name, each in found.items()}, "texts": {"test": folded(found["test"])},
-        "origin": made_by(),
+        **measured(model), **early, "origin": made_by(),
     }  # fmt: skip
 
 
@@ -81,14 +88,17 @@ def folded(report: HeldOut) -> dict[str, Any]:
     return asdict(whole) | {"losses": rounded(sums, 5)}
 
 
-def best_rates(found: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Returns the rate of each arm with the least loss on `valid`, of seed 0 on text that is read four times."""
-    best: dict[str, tuple[float, float]] = {}
+def best_rates(found: Iterable[dict[str, Any]]) -> dict[tuple[str, int], float]:
+    """Returns the rate of each arm with the least loss on `valid`, of seed 0, by how often the text is read; where it is read so
+    often that runs are validated on the way, the loss is that of the best validation."""
+    best: dict[tuple[str, int], tuple[float, float]] = {}
     for run in found:
-        if run["times"] == 4 and run["seed"] == 0 and run["label"] in TUNED and run["loss"]["valid"] is not None:
-            mine = (run["loss"]["valid"], run["rate"])
-            best[run["label"]] = min(best.get(run["label"], mine), mine)
-    return {label: rate for label, (_, rate) in best.items()}
+        end = run.get("stopped") if run["times"] == STOPPED else run
+        if end is not None and run["times"] in COMPARED_RATES and run["seed"] == 0 and run["label"] in TUNED:
+            key, valid = (run["label"], run["times"]), end["loss"]["valid"]
+            if valid is not None:
+                best[key] = min(best.get(key, (valid, run["rate"])), (valid, run["rate"]))
+    return {key: rate for key, (_, rate) in best.items()}
 
 
 def main() -> None:
@@ -114,9 +124,8 @@ def main() -> None:
     out = Path(options.out)
     best = best_rates(json.loads(line) for line in (out.read_text().splitlines() if out.is_file() else []))
     print(f"rates, by the loss on valid: {best}", flush=True)
-    run_all(
-        asked_for(options, [*compared(best), *depths(best)]), work, options.out, workers=options.workers, seconds=ends - time.time()
-    )
+    rest = asked_for(options, [*compared(best), *depths(best), *longer(best)])
+    run_all(rest, work, options.out, workers=options.workers, seconds=ends - time.time())
 
 
 if __name__ == "__main__":

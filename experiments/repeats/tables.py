@@ -20,7 +20,21 @@ from experiments.pages import (
     spread,
     table,
 )
-from experiments.repeats.plan import ARMS, DEPTHS, RATE_OF, RATES, TEXTS, TUNED, compared, depths, rates
+from experiments.repeats.plan import (
+    ARMS,
+    COMPARED_RATES,
+    DEPTHS,
+    RATE_FROM,
+    RATE_OF,
+    RATES,
+    STOPPED,
+    TEXTS,
+    TUNED,
+    compared,
+    depths,
+    longer,
+    rates,
+)
 from experiments.repeats.run import best_rates
 from experiments.seeds import RULE, over_seeds, pooled
 from loopwright.plot.drawing import Axes, Curve, Drawing, figure, legend, lines
@@ -36,31 +50,55 @@ def chosen(found: Sequence[Result]) -> dict[tuple[str, int], list[Result]]:
     best = best_rates(found)
     kept: dict[tuple[str, int], list[Result]] = {(label, times): [] for label in ARMS for times in TEXTS}
     for run in sorted(found, key=lambda run: run["seed"]):
-        if run["rate"] == best.get(RATE_OF.get(run["label"], run["label"])):
+        if run["rate"] == best.get((RATE_OF.get(run["label"], run["label"]), RATE_FROM[run["times"]])):
             kept[run["label"], run["times"]].append(run)
     return {key: runs for key, runs in kept.items() if runs}
 
 
+def stopped(kept: Chosen) -> dict[tuple[str, int], list[Result]]:
+    """Returns the runs that were validated on the way as they stood at their best validation, in the place of their end."""
+    early = {key: [run | run["stopped"] for run in runs if "stopped" in run] for key, runs in kept.items()}
+    return {key: runs for key, runs in early.items() if runs}
+
+
+def stopped_table(early: Chosen) -> str:
+    """Returns the losses of every arm at its best validation, seed by seed, and at which update that was."""
+    lines = [
+        [
+            label, f"{times} ×", ", ".join(str(run["update"]) for run in runs),
+            *[" / ".join(number(run["loss"][text]) for run in runs) for text in ("valid", "test", "ood")],
+        ]
+        for (label, times), runs in early.items()
+    ]  # fmt: skip
+    return table(["arm", "text read", "update, by seed", "valid", "test", "ood"], lines)
+
+
 def rate_table(found: Sequence[Result]) -> str:
-    """Returns the loss on `valid` of every arm at every rate: seed 0, text read four times."""
-    at = {(run["label"], run["rate"]): run["loss"]["valid"] for run in found if run["times"] == 4 and run["seed"] == 0}
-    lines = [[label, *[number(at.get((label, rate))) for rate in sorted(RATES)]] for label in TUNED]
-    return table(["arm", *[f"{rate:g}" for rate in sorted(RATES)]], lines)
+    """Returns the loss on `valid` of every arm at every rate, seed 0: at the end, or where runs are validated on the way at the
+    best validation."""
+    ends = [(run, run if run["times"] != STOPPED else run.get("stopped")) for run in found if run["seed"] == 0]
+    at = {(run["label"], run["times"], run["rate"]): end["loss"]["valid"] for run, end in ends if end is not None}
+    lines = [
+        [label, f"{times} ×", *[number(at.get((label, times, rate))) for rate in sorted(RATES)]]
+        for times in COMPARED_RATES
+        for label in TUNED
+    ]
+    return table(["arm", "text read", *[f"{rate:g}" for rate in sorted(RATES)]], lines)
 
 
 def loss_table(kept: Chosen) -> str:
     """Returns what each arm is made of and its losses: the text they were trained on at the end, and held-out text."""
-    head = ["arm", "parameters", "FLOPs a token", "rate"]
-    head += [f"{times} ×: {what}" for times in TEXTS for what in ("trained on", "test", "ood")]
+    head = ["arm", "parameters", "FLOPs a token"]
+    head += [f"{times} ×: {what}" for times in TEXTS for what in ("rate", "trained on", "test", "ood")]
     lines = []
     for label in MAIN:
         own = [run for times in TEXTS for run in kept.get((label, times), [])]
         if not own:
             continue
-        cells = [label, f"{own[0]['parameters'] / 1e6:.2f} M", f"{own[0]['flops'] / 1e6:.1f} M", f"{own[0]['rate']:g}"]
+        cells = [label, f"{own[0]['parameters'] / 1e6:.2f} M", f"{own[0]['flops'] / 1e6:.1f} M"]
         for times in TEXTS:
             runs = kept.get((label, times), [])
-            cells += [spread([run["losses"][-1] for run in runs]) if runs else "–"]
+            cells += [f"{runs[0]['rate']:g}", spread([run["losses"][-1] for run in runs])] if runs else ["–", "–"]
             cells += [spread([run["loss"][text] for run in runs]) if runs else "–" for text in ("test", "ood")]
         lines.append(cells)
     return table(head, lines)
@@ -109,7 +147,9 @@ def price_table(kept: Chosen) -> str:
                 other = prices(kept, rival, times)
                 apart = [own[times][seed] - other[seed] for seed in own[times] if seed in other]
                 shown = label != rival and apart
-                cells.append(signed(sum(apart) / len(apart), *over_seeds(apart)) if shown else "–")
+                mean = sum(apart) / len(apart) if apart else 0.0
+                told = signed(mean, *over_seeds(apart)) if len(apart) > 1 else f"{difference(mean)} (one seed)"
+                cells.append(told if shown else "–")
         out.append(cells)
     return table(head, out)
 
@@ -136,8 +176,9 @@ def _mean(values: Mapping[int, float]) -> float:
 
 
 def draw(kept: Chosen) -> Drawing:
-    """Returns the held-out loss of each arm by how often its text is read: the mean of seeds, with the least and largest."""
-    curves = {}
+    """Returns the held-out loss of each arm by how often its text is read: the mean of seeds, with the least and largest; runs
+    that were validated on the way as they stood at their best validation."""
+    kept, curves = {**kept, **stopped(kept)}, {}
     for label in MAIN:
         own = [(times, [run["loss"]["test"] for run in kept[label, times]]) for times in TEXTS if (label, times) in kept]
         if own:
@@ -149,7 +190,7 @@ def draw(kept: Chosen) -> Drawing:
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(TEXTS), [str(times) for times in TEXTS])
         axes.minorticks_off()
-        axes.set_xlabel("times that the text is read (the same number of tokens in all)")
+        axes.set_xlabel(f"times that the text is read ({STOPPED}: stopped at the best validation)")
         axes.set_ylabel("held-out loss (nats a token)")
         legend(axes)
 
@@ -160,13 +201,15 @@ def page(found: Sequence[Result]) -> str:
     """Returns the whole page."""
     kept = chosen(found)
     best = best_rates(found)
-    planned = [*rates(), *compared(best), *depths(best)]
+    planned = [*rates(), *compared(best), *depths(best), *longer(best)]
     parts = [
         "# Text that runs out: the same number of tokens from less and less text",
         "`python -m experiments.repeats.tables` made this page. Means over seeds (least to largest). " + RULE,
-        "## Rates: loss on `valid`, seed 0, text read four times", rate_table(found),
+        "## Rates: loss on `valid`, seed 0; where text is read sixteen times, that of the best validation", rate_table(found),
         "## Losses at each arm's own rate", loss_table(kept),
         "## Looped less plain", against_table(kept),
+        "## At the best validation on `valid`, where runs were validated on the way", stopped_table(stopped(kept)),
+        "### Looped less plain", against_table(stopped(kept)),
         "## What reading again costs", price_table(kept),
         "## ASURA by depth, text read once", depth_table(kept),
         *missing_part(found, {run.name: run for run in planned}.values()),

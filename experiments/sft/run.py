@@ -35,8 +35,8 @@ class Sizes:
 def carry_out(run: Run, *, places: Places, sizes: Sizes, changes: tuple[str, ...]) -> dict[str, Any]:
     """Trains one model on its tokens, measures it at every depth, and returns all numbers; what is needed later is saved."""
     import loopwright as lw
-    from experiments.corpus import train_once
     from experiments.sft.measure import read_model
+    from experiments.trained import train_once
 
     chosen = run.recipe(places, changes)
     trained = train_once(chosen, places.shards)

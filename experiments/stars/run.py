@@ -5,14 +5,13 @@ python -m experiments.stars.run OUT.jsonl --groups main,ablation --workers 4 --s
 
 from __future__ import annotations
 
-import tempfile
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.side_by_side import arguments, asked_for, columns, grouped, made_by, rounded, run_all
 from experiments.stars.plan import GROUPS, Run
+from experiments.trained import train_once
 
 if TYPE_CHECKING:
     from loopwright.data.batch import Source
@@ -36,20 +35,12 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     from loopwright.data.batch import FirstRows
     from loopwright.evaluate.sweep import sweep
     from loopwright.recipes import recipe
-    from loopwright.train.loop import train
     from loopwright.train.monitor import measure
-    from loopwright.train.reporting.log import read_log
 
     chosen = recipe(run.recipe, [*run.changes, f"seed={run.seed}", *extra])
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        outcome = train(chosen, Path(folder) / "run")
-        trained = time.perf_counter() - began
-        log = read_log(outcome.folder.log)
-    if not outcome.finished:
-        raise RuntimeError(f"stopped after {outcome.progress.update} of {chosen.updates} updates; nothing is measured")
+    trained = train_once(chosen)
     torch.set_float32_matmul_precision("highest")
-    rows = [row for row in log if "loss" in row]
+    outcome, rows = trained.outcome, trained.log
     model, source = outcome.model, outcome.splits.tests["test"]
     full, short = run.group in FULL, run.group.startswith(BRIEF)
     splits = outcome.splits
@@ -64,9 +55,8 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     seconds = [row["seconds"] for row in rows[len(rows) // 2 :]]
     return {
         "name": run.name, "group": run.group, "label": run.label, "seed": run.seed, "recipe": chosen.data_of(),
-        "train_seconds": trained, "mean_update_ms": 1e3 * sum(seconds) / len(seconds), "solved_at": outcome.progress.solved_at,
-        "skipped": outcome.progress.skipped,
-        "looks": [[row["update"], {d: v["exact"] for d, v in row["valid"].items()}] for row in log if "valid" in row],
+        "train_seconds": trained.seconds, "mean_update_ms": 1e3 * sum(seconds) / len(seconds),
+        "solved_at": outcome.progress.solved_at, "skipped": outcome.progress.skipped, "looks": trained.exact(),
         **rounded({"loss": _thinned(rows, "loss"), "jacobian": _thinned(rows, "jacobian")}, DIGITS),
         **rounded({"near": columns(near), "far": columns(far)}, DIGITS), "radius": radius, "path": state_path(model, source),
         "origin": made_by(),

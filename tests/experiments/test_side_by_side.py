@@ -1,15 +1,19 @@
-"""Rows as they are written: short, and the same numbers."""
+"""Rows as they are written: short, and the same numbers. A run that was asked for and not made is named."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.side_by_side import as_line, columns, compared
+from experiments.side_by_side import as_line, columns, compared, run_all
 from tests.experiments.results import hard, held_out
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False)
@@ -54,3 +58,27 @@ def test_single_losses_are_kept_where_models_are_compared() -> None:
     thin = compared(found, [4])
     assert [len(losses) for losses in thin["losses"]] == [0, len(hard()), 0] and thin["losses"][1] == found["losses"][1]
     assert not {"losses", "document_of", "targets_of"} & set(compared(held_out("test", {1: hard()}), [4]))
+
+
+@dataclass(frozen=True)
+class Named:
+    name: str
+    kind: str = ""
+
+
+def work(run: Named) -> dict[str, Any]:
+    if run.name == "fails":
+        raise ValueError("on purpose")
+    if run.name == "dies":
+        os._exit(1)
+    return {"name": run.name}
+
+
+def test_runs_that_were_not_made_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.jsonl"
+    out.write_text('{"name":"earlier"}\n')
+    runs = [Named(name) for name in ("dies", "earlier", "fails", "made")]
+    run_all(runs, work, str(out), workers=2, seconds=300)  # one process dies, the other does the rest
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["not made: dies", "not made: fails", f"2 results in {out}"]
+    assert [json.loads(line)["name"] for line in out.read_text().splitlines()] == ["earlier", "made"]

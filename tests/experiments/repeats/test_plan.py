@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments.asura.run import SETTINGS
-from experiments.repeats.plan import LONGER, RATES, TUNED, Row, compared, depths, rates
+from experiments.repeats.plan import COMPARED_RATES, LONGER, RATES, STOPPED, TEXTS, TUNED, Row, compared, depths, longer, rates
 from loopwright.model.config import LoopedConfig
 from loopwright.model.cost.cost import parameters, pass_flops
 from loopwright.model.presets import preset
@@ -26,9 +26,20 @@ def test_the_looped_model_has_the_flops_of_one_plain_model_and_the_parameters_of
 
 
 def test_every_arm_is_tuned_or_takes_the_rate_of_the_one_it_repeats() -> None:
-    assert [row.name for row in rates()] == [f"{label}/4 times/{rate:g}/0" for rate in RATES for label in TUNED]
-    rows = list(compared(dict.fromkeys(TUNED, 2e-3)))
+    assert [row.name for row in rates() if row.times == 4] == [f"{label}/4 times/{rate:g}/0" for rate in RATES for label in TUNED]
+    chosen = {(label, times): 2e-3 for label in TUNED for times in COMPARED_RATES}
+    rows = [*compared(chosen), *longer(chosen)]
     assert len({row.name for row in rows}) == len(rows) == 3 * 3 * (len(TUNED) + 1)
     assert {row.rate for row in rows} == {2e-3} and {row.label for row in rows if "updates=1920" in row.changes} == {LONGER}
-    assert not [row for row in compared({"ASURA": 1e-3}) if row.label != "ASURA"]  # nothing is run at a rate nobody chose
-    assert [row.rate for row in depths({"ASURA": 1e-3})] == [1e-3] * 15 and not list(depths({"plain, equal FLOPs": 1e-3}))
+    assert not [row for row in compared({("ASURA", 4): 1e-3}) if row.label != "ASURA"]  # nothing is run at a rate nobody chose
+    assert not list(longer({("ASURA", 4): 1e-3}))
+    assert {row.times for row in compared({("ASURA", 4): 1e-3})} == {1, 4}, "sixteen readings have a rate of their own"
+    assert [row.rate for row in depths({("ASURA", 4): 1e-3})] == [1e-3] * 15 and not list(depths({("ASURA", 16): 1e-3}))
+
+
+def test_only_text_that_is_read_most_often_is_validated_on_the_way() -> None:
+    def saves(times: int) -> bool:
+        chosen = recipe("asura-text", [*SETTINGS, *Row("ASURA", times, 1e-3).changes])
+        return chosen.save.best and 0 < chosen.validate.every < chosen.updates
+
+    assert [times for times in TEXTS if saves(times)] == [STOPPED] == [max(TEXTS)]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from experiments.asura.run import BEFORE, spikes
-from experiments.corpus import Trained
 from experiments.ouroboros.run import main
+from experiments.trained import Trained
 
 
 def trained(log: list[dict[str, Any]]) -> Trained:
-    return Trained(outcome=None, log=log, seconds=1.0)  # type: ignore[arg-type]
+    return Trained(outcome=None, log=log, looks=[], seconds=1.0)  # type: ignore[arg-type]
 
 
 def test_skipped_updates_have_no_numbers() -> None:
