@@ -2,12 +2,14 @@
 
 A shape has one row or all rows of the engine, a power of two of tokens in each, and a power of two of keys before them. A row that
 brings fewer tokens repeats its last one, and a row that takes no part repeats the first: both write the same keys once more. What
-cannot be captured is run at the same shapes, and that is said once.
+cannot be captured is run at the same shapes, and that is said once. Stacks with a fused form (`model/fused/`) run in it where a row
+has few new tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,10 +17,11 @@ from torch import Tensor
 
 from loopwright.engine.passes import Passes
 from loopwright.engine.running import pinned
-from loopwright.engine.tick_graph import SHORTEST, Captures, fused_rows
+from loopwright.engine.tick_graph import SHORTEST, Captures, Rotations, fused_rows
 from loopwright.engine.trail import Trail
 from loopwright.model.cache.fixed_rows import FixedRows
 from loopwright.model.cache.pool import KeyPool, Row
+from loopwright.model.cache.rows import RowSpan
 from loopwright.model.forward.context import Pass, open_pass
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.part import RowSteps
@@ -49,7 +52,8 @@ class PassGraphs(Passes):
     def _begin(self) -> None:
         self.passes: dict[tuple[str, bool, int, int, int], CapturedPass] = {}
         self.captures = Captures(self.pool.device)
-        self.fused: dict[tuple[int, int], FusedStacks | None] = {}
+        self.fused: dict[tuple[int, int, int], FusedStacks | None] = {}
+        self.rotations = Rotations(self.model.rotary, self.pool.keys["core"].dtype)
         self.kept = [*self.model.parameters(), *self.model.buffers()]  # what a graph reads must not be freed under it
 
     def embed(
@@ -100,6 +104,11 @@ class PassGraphs(Passes):
         (y,) = self._run("coda", rows, first, _lengths(first, ends), self._readings(rows, readings), sources)
         return y
 
+    def open(self, rows: list[Row], first: list[int], length: int) -> Pass:
+        """Returns where the tokens stand, and no more: what steps need is opened where they are captured."""
+        positions = torch.tensor(first, device="cpu")[:, None] + torch.arange(length, device="cpu")
+        return Pass(RowSpan(tuple(first), length, positions), None, None, causal=False)
+
     def _readings(self, rows: Sequence[Row], readings: Sequence[int]) -> list[int]:
         coda = bool(self.pool.layers["coda"])
         return [row.readings.index(reading) if coda else 0 for row, reading in zip(rows, readings, strict=True)]
@@ -126,15 +135,16 @@ class PassGraphs(Passes):
 
     def fixed_pass(self, stack: str, numbers: Tensor, length: int, reach: int) -> Pass:
         """Returns the pass of `length` tokens in each row, by the numbers that are on the device."""
-        cache = FixedRows(self.pool, numbers[:length].T, {stack: numbers[length + START]}, reach)
+        # row after row, as fused kernels read them
+        cache = FixedRows(self.pool, numbers[:length].T.contiguous(), {stack: numbers[length + START]}, reach)
         window, dtype = self.model.config.sliding_window, self.pool.keys["core"].dtype
-        fused = self._fused(numbers.shape[1], reach) if length == 1 else None
-        return open_pass(cache.span, self.model.rotary, window, dtype, cache=cache, fused=fused)
+        fused, rotary = self._fused(numbers.shape[1], length, reach), self.rotations.at(cache.positions, reach)
+        return replace(open_pass(cache.span, None, window, dtype, cache=cache, fused=fused), rotary=rotary)
 
-    def _fused(self, rows: int, reach: int) -> FusedStacks | None:
-        if (rows, reach) not in self.fused:
-            self.fused[rows, reach] = fused_rows(self.model, rows, reach)
-        return self.fused[rows, reach]
+    def _fused(self, rows: int, length: int, reach: int) -> FusedStacks | None:
+        if (rows, length, reach) not in self.fused:
+            self.fused[rows, length, reach] = fused_rows(self.model, rows, reach, length)
+        return self.fused[rows, length, reach]
 
     def run(self, stack: str, numbers: Tensor, p: Pass, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Runs a pass as it is captured."""

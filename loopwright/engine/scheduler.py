@@ -160,7 +160,8 @@ class Scheduler:
         elif not wish.prompt_logprobs:  # what is copied is not scored
             running = [other.held for other in self.running if other.trail is None]
             run.prefilled = self.prefixes.fill(row, run.held.key, wish.prompt, running)
-            if self.graphs is not None and run.to_prefill - run.prefilled <= SHORT_PROMPT:
+            # n tokens take n ticks, of each of which a row is one share, or one pass, for which all rows wait
+            if self.graphs is not None and run.to_prefill - run.prefilled <= min(SHORT_PROMPT, max(1, len(self.state) - 1)):
                 run.phase = "embed"
         if self.graphs is not None:
             self.graphs.refresh(lie)

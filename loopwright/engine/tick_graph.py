@@ -22,6 +22,8 @@ from loopwright.model.cache.fixed_rows import FixedRows
 from loopwright.model.cache.pool import KeyPool
 from loopwright.model.forward.context import Pass, open_pass
 from loopwright.model.fused.offer import fused_stacks, say_once
+from loopwright.model.fused.sizes import longest_pass
+from loopwright.model.layers.attention import Rotary
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.part import RowSteps
 from loopwright.model.parts.state import signed
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 _CAPTURING = threading.Lock()
 SHORTEST = 256  # keys; a tick is captured for rows of up to so many, then for up to twice as many
-SHORT_PROMPT = 16  # tokens; prompts up to this length go through the ticks, which have fused kernels: longer passes have none
+SHORT_PROMPT = 16  # tokens; prompts up to this length, and shorter than the engine has rows, go through the ticks
 # what the device is told of each row: the row that it repeats (itself, if it takes part), whether it takes part, where its token
 # stands, its step, its first cell in the stack at hand, its token (-1: the one that was drawn last), the seed of its state and the
 # cells where its input and its state are kept for later steps (those of nobody, where they are not)
@@ -49,7 +51,6 @@ class TickGraphs:
         self.finite = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
         self.ticks: dict[tuple[tuple[str, ...], int, bool], CapturedTick] = {}
         self.fused: dict[int, FusedStacks | None] = {}
-        self.rotary: dict[int, tuple[Tensor, Tensor] | None] = {}
         self.lie: int | None = None  # a number for where the weights lie
         self._begin()
 
@@ -107,7 +108,7 @@ class TickGraphs:
         self.ticks[key].play(numbers)
 
     def _begin(self) -> None:
-        self.ticks, self.fused, self.rotary = {}, {}, {}
+        self.ticks, self.fused, self.rotations = {}, {}, Rotations(self.model.rotary, self.state.dtype)
         self.captures = Captures(self.device)
         self.kept = [*self.model.parameters(), *self.model.buffers()]  # what a graph reads must not be freed under it
 
@@ -134,18 +135,11 @@ class TickGraphs:
         """Returns the pass of one token per row, by the numbers that are on the device."""
         if reach not in self.fused:
             self.fused[reach] = fused_rows(self.model, self.rows, reach)
-            self.rotary[reach] = self._rotary(reach)
         cache = FixedRows(self.pool, numbers[POSITION, :, None], {stack: numbers[START]}, reach)
-        window, tables = self.model.config.sliding_window, self.rotary[reach] if self.pool.layers[stack] else None
-        p = open_pass(cache.span, None, window, self.state.dtype, cache=cache, fused=self.fused[reach])
-        return p if tables is None else replace(p, rotary=(tables[0][numbers[POSITION]], tables[1][numbers[POSITION]]))
-
-    def _rotary(self, reach: int) -> tuple[Tensor, Tensor] | None:
-        """Returns the rotations of all positions, of which a pass takes its own: two kernels where making them takes a dozen."""
-        if self.model.rotary is None:
-            return None
-        cos, sin = self.model.rotary.table(torch.arange(reach, device=self.device)[None], self.state.dtype)
-        return cos[0][:, None], sin[0][:, None]
+        window, rotary = self.model.config.sliding_window, None
+        if self.pool.layers[stack]:
+            rotary = self.rotations.at(cache.positions, reach)
+        return replace(open_pass(cache.span, None, window, self.state.dtype, cache=cache, fused=self.fused[reach]), rotary=rotary)
 
     # the parts, as they are captured
 
@@ -218,16 +212,37 @@ class CapturedTick:
             self.graph.replay()
 
 
-def fused_rows(model: LoopedForCausalLM, rows: int, reach: int) -> FusedStacks | None:
-    """Returns the fused kernels for one token in each of so many rows, or None where the model has none."""
-    if model.device.type != "cuda" or model.config.sliding_window is not None:
+class Rotations:
+    """The rotations of all positions, of which a pass takes its own: two kernels where making them takes a dozen."""
+
+    def __init__(self, rotary: Rotary | None, dtype: torch.dtype) -> None:
+        self.rotary, self.dtype = rotary, dtype
+        self.tables: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def at(self, positions: Tensor, reach: int) -> tuple[Tensor, Tensor] | None:
+        """Returns cos and signed sin [R, T, 1, K] for positions [R, T] below `reach`; None in a model without rotations."""
+        if self.rotary is None:
+            return None
+        if reach not in self.tables:
+            cos, sin = self.rotary.table(torch.arange(reach, device=positions.device)[None], self.dtype)
+            self.tables[reach] = cos[0], sin[0]
+        cos, sin = self.tables[reach]
+        return cos[positions], sin[positions]
+
+
+def fused_rows(model: LoopedForCausalLM, rows: int, reach: int, length: int = 1) -> FusedStacks | None:
+    """Returns the fused kernels for `length` tokens in each of so many rows, or None where there are none."""
+    config = model.config
+    if model.device.type != "cuda" or config.sliding_window is not None:
+        return None
+    if length > longest_pass(rows, config.num_attention_heads // config.num_key_value_heads):
         return None
     stacks = fused_stacks(model)
     if not stacks:
         return None
     from loopwright.model.fused.stack import FusedStacks  # Triton comes with torch, where there is a GPU
 
-    return FusedStacks(model, stacks, rows, reach, masked=False)
+    return FusedStacks(model, stacks, rows, reach, masked=False, length=length)
 
 
 class Captures:

@@ -100,6 +100,24 @@ def test_on_a_gpu_each_request_is_answered_as_alone(name: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", ["ouro-1.4b", "huginn", "retrofit-llama-1b"])
+def test_fused_passes_of_a_few_tokens_answer_as_alone(name: str) -> None:
+    """Drafts and tokens that are brought along, in float32, where fused kernels run them, against generate without an engine."""
+    model, draw = noisy(f"{name}-tiny", std=0.1).eval(), random.Random(3)
+    rules = [build_exit(rule, model) for rule in ({"kind": "stable", "count": 1}, {"kind": "change", "threshold": 0.4})]
+    drafts = [{"draft_depth": 1 + i % 3, "draft_tokens": (2, 4, 8, 5)[i % 4]} for i in range(8)]
+    wishes = [
+        RequestOptions(tuple(range(2, 5 + i)), 4, 12, **o) for i, o in enumerate([*drafts, *({"exit": r} for r in rules * 2)])
+    ]
+    answers = [answer(model, wish) for wish in wishes]  # on the CPU
+    model.cuda()
+    scheduler = Scheduler(model, rows=3, tokens=3 * 40, readings=5)
+    requests, cancelled = serve(scheduler, wishes, draw)
+    assert check(model, requests, cancelled, answers) == 0
+    assert {2, 4, 8} <= {length for (_, length, _), fused in scheduler.passes.fused.items() if fused is not None}
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["ouro-1.4b", "huginn"])
 def test_half_precision_captured_is_the_same_kernels_launched(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loopwright.engine.pass_graphs import PassGraphs
 from loopwright.engine.passes import Passes
 from loopwright.model.cache.pool import KeyPool
 from tests.cases import gap
@@ -36,17 +38,20 @@ def test_ragged_rows_are_rows_alone(chunks: list[list[int]], depth: int) -> None
         assert gap(torch.cat(held), model(row_ids[None], depth=depth).logits[0]) < 1e-9
 
 
+@pytest.mark.parametrize("constant", [False, True], ids=["row by row", "constant shapes"])
 @torch.no_grad()
-def test_unroll_is_step_after_step() -> None:
+def test_unroll_is_step_after_step(constant: bool) -> None:
     model = make("ouro-1.4b-tiny")
     pool = KeyPool(model.config, 60, model.lm_head.weight)
-    passes, rows = Passes(model, pool), [pool.admit(6, 3, (3,)) for _ in range(2)]
+    passes = PassGraphs(model, pool, 2) if constant else Passes(model, pool)
+    rows = [pool.admit(6, 3, (3,)) for _ in range(2)]
     ids = [[3, 4, 5], [6, 7, 8]]
     e, s = passes.embed(rows, [0, 0], ids, [None, None])
     states = [torch.stack(list(each)) for each in passes.unroll(rows, [0, 0], s, e, 3)]
     plain = model(torch.tensor(ids), depth=3, output_steps=True).states
     assert len(states) == 3
     assert gap(torch.stack(states), torch.stack(list(plain))[-3:]) < 1e-9
+    assert not constant or passes._last is None  # no pass is opened that nobody runs
 
 
 def test_a_pass_asked_for_again_is_the_same_one() -> None:

@@ -11,6 +11,7 @@ import torch
 import loopwright as lw
 from loopwright.engine import pass_graphs, tick_graph
 from loopwright.engine.pass_graphs import PassGraphs
+from loopwright.engine.passes import Passes
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 from loopwright.engine.tick_graph import TickGraphs
@@ -131,12 +132,21 @@ def test_a_model_without_a_loop_is_answered() -> None:
     assert check(model, requests, set(), [answer(model, wish) for wish in wishes]) == 0
 
 
+@pytest.mark.parametrize(("rows", "tokens"), [(1, 1), (1, 2), (4, 3), (4, 4), (20, 16), (20, 17)])
+def test_a_prompt_goes_through_the_ticks_where_it_has_fewer_tokens_than_there_are_rows(rows: int, tokens: int) -> None:
+    model = make("ouro-1.4b-tiny")
+    scheduler, wish = fixed(model, rows, 40), RequestOptions(tuple(range(2, 2 + tokens)), 2, 2)
+    requests, _ = serve(scheduler, [wish], random.Random(0))
+    assert check(model, requests, set(), [answer(model, wish)]) == 0
+    assert bool(scheduler.passes.passes) == ((rows, tokens) in {(1, 2), (4, 4), (20, 17)})
+
+
 @torch.no_grad()
 def test_logits_of_half_precision_are_finite_up_to_its_largest() -> None:
     model = noisy("ouro-1.4b-tiny").half()
     for _ in range(2):  # the second time they are as far apart as no number of half precision is
         scheduler = fixed(model, 1, 8)
-        request = Request(RequestOptions((3, 4), 2, 1))
+        request = Request(RequestOptions((3,), 2, 1))
         scheduler.add(request)
         while scheduler.busy:
             scheduler.tick()
@@ -168,7 +178,7 @@ def states_of(model: lw.LoopedForCausalLM, *, graphs: bool, length: int, change:
     scheduler = Scheduler(model, rows=3, tokens=5 * (length + 8))
     assert scheduler.graphs is not None
     if not graphs:
-        scheduler.graphs = None
+        scheduler.graphs, scheduler.passes = None, Passes(model, scheduler.pool)
     most = min(4, model.config.max_steps or 4)
     requests = [Request(RequestOptions(tuple(range(2, 2 + length - i)), 1 + (3 * i) % most, 6)) for i in range(5)]
     for request in requests:

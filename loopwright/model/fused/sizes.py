@@ -10,6 +10,11 @@ from torch import Tensor
 FEW_KEYS = 64  # that one program of `attend_one` reads at a time
 MOST_SPLITS = 32  # of one head, whose parts the last program adds up
 BUSY = 512  # programs that keep every processor of a large card at work
+LONGEST = 32  # new tokens of a row in a fused pass; longer ones were not measured
+MOST_IN_PASS = (
+    128  # new tokens of all rows, where a row has several: there 0.7 of the plain time, and what is gained goes as they grow
+)
+MOST_QUERIES = 64  # of a program of `attend_many`: more would not fit its registers
 
 
 @dataclass(frozen=True)
@@ -72,15 +77,20 @@ def many_tokens(tokens: int, weight: Tensor) -> dict[str, Gemm]:
     return {name: replace(tile, stages=max(1, min(tile.stages, 1 + room // stage[name]))) for name, tile in tiles.items()}
 
 
+def longest_pass(rows: int, groups: int) -> int:
+    """Returns how many new tokens each row of a fused pass may have, where so many queries of a token share a key head."""
+    return max(1, min(LONGEST, MOST_IN_PASS // rows, MOST_QUERIES // groups))
+
+
 def attend_few(capacity: int) -> Attend:
     """Returns the blocks of `attend_one`."""
     chunk = -(-max(FEW_KEYS, -(-capacity // MOST_SPLITS)) // FEW_KEYS) * FEW_KEYS
     return Attend(chunk, FEW_KEYS, -(-capacity // chunk), 4, 2)
 
 
-def attend_rows(capacity: int, programs: int) -> Attend:
+def attend_rows(capacity: int, programs: int, *, bytes_each: int = 2) -> Attend:
     """Returns the blocks of `attend_many` for so many rows times key heads: few of them share the keys of a head."""
-    block = 64
+    block = 128 // bytes_each
     splits = min(-(-BUSY // programs), -(-capacity // (2 * block)), MOST_SPLITS) if programs < BUSY else 1
     chunk = -(-capacity // (splits * block)) * block
     return Attend(chunk, block, -(-capacity // chunk), 4, 2)

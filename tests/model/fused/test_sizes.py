@@ -12,9 +12,16 @@ from loopwright.model.fused import sizes
 
 @given(st.integers(1, 200_000), st.integers(1, 4096))
 def test_every_key_has_one_program(capacity: int, programs: int):
-    for size in (sizes.attend_few(capacity), sizes.attend_rows(capacity, programs)):
+    for size in (sizes.attend_few(capacity), *(sizes.attend_rows(capacity, programs, bytes_each=n) for n in (2, 4))):
         assert size.chunk * (size.splits - 1) < capacity <= size.chunk * size.splits
         assert size.chunk % size.block == 0 and size.splits <= sizes.MOST_SPLITS
+
+
+@given(st.integers(1, 400), st.integers(1, 100))
+def test_a_pass_has_one_token_in_each_row_or_few(rows: int, groups: int):
+    length = sizes.longest_pass(rows, groups)
+    assert length == 1 or (rows * length <= 128 and groups * length <= 64)
+    assert sizes.longest_pass(1, 1) == 32 and sizes.longest_pass(8, 4) == 16
 
 
 @given(st.sampled_from(list(sizes.ONE_TOKEN)), st.integers(4, 16))
