@@ -107,9 +107,16 @@ def mean_loss(found: Sequence[HeldOut], depth: int) -> float:
     """Returns the loss at a depth, the mean over the reports; infinite where one has none."""
     if not all(depth in each.depth for each in found):
         return math.inf
-    sums = [each.at(depth) for each in found]
-    mean = float(torch.stack([losses.sum() / targets.sum() for losses, targets, _ in sums]).mean())
+    mean = float(torch.stack([_loss(each, depth) for each in found]).mean())
     return mean if math.isfinite(mean) else math.inf
+
+
+def _loss(report: HeldOut, depth: int) -> torch.Tensor:
+    losses, targets, _ = report.at(depth)
+    if len(losses):
+        return losses.sum() / targets.sum()
+    whole = report.loss[report.depth.index(depth)]  # of a row that keeps those of single passages at other depths alone
+    return torch.tensor(math.nan if whole is None else whole, dtype=torch.float64)
 
 
 def best_depth(found: Sequence[HeldOut]) -> int:

@@ -74,6 +74,14 @@ def columns(report: Any) -> dict[str, Any]:
     return {name: value for name, value in asdict(report).items() if name not in left_out}
 
 
+def compared(held: Mapping[str, Any], depths: Sequence[int]) -> dict[str, Any]:
+    """Returns held-out losses as plain data, with those of single passages at these depths alone, where models are compared."""
+    if not set(depths) & set(held["depth"]):
+        return {name: value for name, value in held.items() if name not in ("losses", "document_of", "targets_of")}
+    losses = [losses if depth in depths else [] for depth, losses in zip(held["depth"], held["losses"], strict=True)]
+    return {**held, "losses": losses}
+
+
 def rounded(value: Any, digits: int) -> Any:
     """Returns plain data with every number that is not whole cut to so many significant digits."""
     if isinstance(value, float):

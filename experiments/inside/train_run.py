@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.corpus import make_tokenizer, prepare
 from experiments.inside.train_plan import STEPS, Row, rows
-from experiments.side_by_side import arguments, asked_for, made_by, rounded, run_all
+from experiments.side_by_side import arguments, asked_for, compared, made_by, rounded, run_all
 from experiments.trained import train_once
 
 DEPTHS = (1, 2, 4, 8, 16, 32)
@@ -60,7 +60,7 @@ def carry_out(
         "name": row.name, "label": row.label, "seed": row.seed, "layers": row.layers, "injected": row.injected,
         "laid_over": list(extra), "parameters": sum(p.numel() for p in model.parameters()), "width": model.config.hidden_size,
         "updates": chosen.updates, "tokens": sum(entry["tokens"] for entry in trained.log), "train_seconds": trained.seconds,
-        "losses": trained.losses(), "skipped": trained.outcome.progress.skipped, "held_out": compared(asdict(held)),
+        "losses": trained.losses(), "skipped": trained.outcome.progress.skipped, "held_out": compared(asdict(held), [STEPS]),
         "prompts": len(ids), "prompt_tokens": length,
         "start": start, "near": look_inside(model, ids, stages=("attention", "residual", "entropy")),
         "origin": made_by(),
@@ -115,14 +115,6 @@ def thinned(deep: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
         "by_place": by_place,
         "answers": {name: answers[name] for name in ("depth", "kept") if name in answers},
     }
-
-
-def compared(held: dict[str, Any]) -> dict[str, Any]:
-    """Returns held-out losses with those of single passages at the trained depth alone, where models are compared."""
-    if STEPS not in held["depth"]:
-        return {name: value for name, value in held.items() if name not in ("losses", "document_of", "targets_of")}
-    losses = [losses if depth == STEPS else [] for depth, losses in zip(held["depth"], held["losses"], strict=True)]
-    return {**held, "losses": losses}
 
 
 def main() -> None:

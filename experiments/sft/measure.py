@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from experiments.sft.plan import DEPTHS, TRAINED, Places
-from experiments.side_by_side import rounded
+from experiments.sft.plan import BEYOND, DEPTHS, TRAINED, Places
+from experiments.side_by_side import compared, rounded
 from loopwright.data.build import build_data
 from loopwright.data.chat import Chats
 from loopwright.data.tokenizer import Tokenizer
@@ -70,12 +70,12 @@ def read_model(model: LoopedForCausalLM, chosen: Recipe, places: Places, *, rows
     verdict = need_likelihood(model)  # which knows rounding errors of full float32 products alone
     tokenizer, looped = Tokenizer(str(places.base)), model.config.is_looped
     chats = chat_passages(chosen, places, rows)
-    text = read_passages("text", Path(places.data) / "valid.jsonl.gz", tokenizer, CONTEXT).drawn(passages)
+    text = read_passages("text", Path(places.data) / "valid.jsonl*", tokenizer, CONTEXT).drawn(passages)
     found: dict[str, Any] = {"radius": _radius(model, text) if looped else {}}
     torch.set_float32_matmul_precision("high")
-    depths = DEPTHS if looped else None
+    depths, kept = (DEPTHS, (TRAINED, *BEYOND)) if looped else (None, (1,))
     texts = {each.name: held_out(model, each, depths=depths, causality=verdict, batch_size=AT_ONCE) for each in (chats, text)}
-    found["texts"] = {name: rounded(asdict(report), 6) for name, report in texts.items()}
+    found["texts"] = {name: rounded(compared(asdict(report), kept), 6) for name, report in texts.items()}
     return found | {"results": right_by_depth(model, results_alone(chats, tokenizer), depths)}
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 TRAINED = 4  # the fixed depth of the base, to which its training grows
+BEYOND = (8, 16)  # depths at which arms are compared with one another, beside the trained one
 DENSE = "model={kind: load, source: runs/sft/base}"
 FIXED = f"depth={{kind: fixed, depth: {TRAINED}}}"
 TEXT: dict[str, tuple[str, ...]] = {
@@ -96,8 +97,8 @@ class Run:
         data, base = Path(places.data), places.base
         if stage == "heal":
             files = [
-                f"data.files={data / 'train*.jsonl.gz'}",
-                f"data.valid_files={data / 'valid.jsonl.gz'}",
+                f"data.files={data / 'train*.jsonl*'}",
+                f"data.valid_files={data / 'valid.jsonl*'}",
                 f"data.tokenizer={base}",
             ]
             found = [*files, *TEXT[self.label], f"model.source={base}"]

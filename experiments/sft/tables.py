@@ -14,13 +14,12 @@ from typing import Any
 from experiments.pages import Result, by_label, by_seed, last_of_each, missing_part, number, save_all, signed, spread, table
 from experiments.pages import percent as share
 from experiments.seeds import RULE, averaged, held, mean_loss, over_seeds, pooled, reports, shared
-from experiments.sft.plan import CHAT, DEPTHS, TEXT, TRAINED, WORDS, later_runs, text_runs
+from experiments.sft.plan import BEYOND, CHAT, DEPTHS, TEXT, TRAINED, WORDS, later_runs, text_runs
 from loopwright.evaluate.paired import compare
 from loopwright.plot.drawing import Axes, Curve, Drawing, depth_axis, lines, mark_trained, panels
 
 Groups = Mapping[str, Sequence[Result]]
 ARMS = ("fixed", "random", "fixed-penalty", "stars")
-BEYOND = (8, 16)
 NAMES = {"chats": "held-out answers", "text": "held-out text"}
 
 

@@ -24,6 +24,7 @@ RADIUS_DEPTHS = (8, 32, 100)
 # of the short runs fewer depths and sums are looked at, and the path of one sum's state is kept
 BRIEF, BRIEF_NEAR, BRIEF_ROWS = "brief_", [*range(1, 33), *range(36, 101, 4)], (1000, 250)
 PATH_STEPS = 100
+DIGITS = 4  # of curves: the pages show fewer, and a share of 5,000 sums has no more
 ATTENTION = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
 
 
@@ -56,8 +57,8 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
         "name": run.name, "group": run.group, "label": run.label, "seed": run.seed, "recipe": chosen.data_of(),
         "train_seconds": trained.seconds, "mean_update_ms": 1e3 * sum(seconds) / len(seconds),
         "solved_at": outcome.progress.solved_at, "skipped": outcome.progress.skipped, "looks": trained.exact(),
-        "loss": _thinned(rows, "loss"), "jacobian": _thinned(rows, "jacobian"),
-        "near": columns(near), "far": columns(far), "radius": radius, "path": state_path(model, source),
+        **rounded({"loss": _thinned(rows, "loss"), "jacobian": _thinned(rows, "jacobian")}, DIGITS),
+        **rounded({"near": columns(near), "far": columns(far)}, DIGITS), "radius": radius, "path": state_path(model, source),
         "origin": made_by(),
     }  # fmt: skip
 

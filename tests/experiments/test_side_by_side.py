@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.side_by_side import as_line, columns, run_all
+from experiments.side_by_side import as_line, columns, compared, run_all
+from tests.experiments.results import hard, held_out
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False)
 PLAIN = st.dictionaries(st.text(), st.recursive(LEAVES, lambda each: st.lists(each) | st.dictionaries(st.text(), each)))
@@ -50,6 +51,13 @@ class Report:
 
 def test_a_sweep_is_kept_without_intervals() -> None:
     assert columns(Report((1, 2), (0.5, 1.0), (0.4, 0.9), (3.0, 2.0))) == {"depth": (1, 2), "exact": (0.5, 1.0)}
+
+
+def test_single_losses_are_kept_where_models_are_compared() -> None:
+    found = held_out("test", {1: hard(), 4: hard() + 0.1, 32: hard()})
+    thin = compared(found, [4])
+    assert [len(losses) for losses in thin["losses"]] == [0, len(hard()), 0] and thin["losses"][1] == found["losses"][1]
+    assert not {"losses", "document_of", "targets_of"} & set(compared(held_out("test", {1: hard()}), [4]))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 
 from experiments.inside.train_claims import CLAIMS, readings
 from experiments.inside.train_plan import CONTROL, Row
-from experiments.inside.train_run import BEYOND, RESTS, compared, thinned
+from experiments.inside.train_run import BEYOND, RESTS, thinned
 from experiments.inside.train_tables import draw, in_words, page, paired_table, prompt_parts, read
 from tests.analysis.summaries import dense, looped, overflowing
 from tests.experiments.results import hard, held_out
@@ -69,13 +69,6 @@ def test_a_thinned_trace_makes_the_same_page(tmp_path: Path) -> None:
     assert not any(name.startswith(("beyond", "rest")) for name in draw(thin))
     by_place = thinned(looped(), drawn=True)["by_place"]
     assert set(by_place) == {*BEYOND, *RESTS} and all("std" in by_place[name] for name in BEYOND)
-
-
-def test_single_losses_are_kept_where_models_are_compared() -> None:
-    found = held_out("test", {1: hard(), 4: hard() + 0.1, 32: hard()})
-    thin = compared(found)
-    assert [len(losses) for losses in thin["losses"]] == [0, len(hard()), 0] and thin["losses"][1] == found["losses"][1]
-    assert not {"losses", "document_of", "targets_of"} & set(compared(held_out("test", {1: hard()})))
 
 
 def test_a_run_that_overflowed_is_told_and_drawn(tmp_path: Path) -> None:

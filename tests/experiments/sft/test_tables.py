@@ -10,6 +10,7 @@ import pytest
 
 from experiments.sft.plan import DEPTHS
 from experiments.sft.tables import against_unlooped, answer_table, beyond_table, draw, page, paired_table, read
+from experiments.side_by_side import compared
 from tests.experiments.results import hard, held_out
 
 
@@ -44,6 +45,17 @@ def test_depth_that_hurts_one_arm_alone_is_decided_and_said(tmp_path: Path) -> N
     assert "| by itself | 3 of 30 | 3 of 30 | – | 3 of 30 |" in answer_table(groups)
     assert "−0.1000 (−0.1000 to −0.1000) | −0.1000 | lower, one seed" in against_unlooped(groups)
     assert "chats, random depth<" in draw(groups)["by-depth"]
+
+
+@pytest.mark.usefixtures("unlaid")
+def test_rows_that_keep_single_losses_where_they_are_compared_say_the_same(tmp_path: Path) -> None:
+    rows = [row("heal", 0, 0.02), *(row(label, seed, 0.01) for label in ("fixed", "random") for seed in range(2))]
+    thin = [each | {"texts": {name: compared(held, (4, 8, 16)) for name, held in each["texts"].items()}} for each in rows]
+    said = []
+    for name, found in (("rows", rows), ("thin", thin)):
+        (tmp_path / name).write_text("".join(json.dumps(each) + "\n" for each in found))
+        said.append((page(read(tmp_path / name)), draw(read(tmp_path / name))["by-depth"]))
+    assert said[0] == said[1] and "–" in said[0][0]
 
 
 def test_the_page_says_what_the_rows_say() -> None:
