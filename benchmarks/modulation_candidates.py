@@ -180,18 +180,19 @@ def warm(job: tuple[int, str, str]) -> str:
 def main() -> None:
     """Prints a row per group and candidate."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    widths = [int(w) for w in sys.argv[1:]] or [768]
-    if device == "cuda":
+    only_compile, only_time = "compile" in sys.argv, "time" in sys.argv
+    widths = [int(w) for w in sys.argv[1:] if w.isdigit()] or [768]
+    if device == "cuda" and not only_time:
         t = given((768,), 768, 512, "cpu", torch.bfloat16)
         names = [n for n in candidates(t) if "frozen" not in n and "present" not in n]
         jobs = [(w, group, name) for w in widths for group in GROUPS[w] for name in names]
         start = time.time()
-        with multiprocessing.get_context("spawn").Pool(14) as pool:
+        with multiprocessing.get_context("spawn").Pool(13) as pool:
             for said in pool.imap_unordered(warm, jobs):
                 if said:
                     print(said, flush=True)
         print(json.dumps({"compiled": len(jobs), "seconds": round(time.time() - start, 1)}), flush=True)
-    for width in widths:
+    for width in [] if only_compile else widths:
         for group, (outs, inner) in GROUPS[width].items():
             if device == "cpu":
                 t = given(tuple(o // 8 for o in outs), inner // 8, 128, device, torch.float32)

@@ -63,8 +63,16 @@ class GraphedWork:
     def _capture(self, leaves: list[Any], form: Any, fixed: tuple[Any, ...]) -> Captured:
         static = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-            loss, metrics = self.work(pytree.tree_unflatten(static, form), *fixed)
+        failed: Exception | None = None
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+                try:
+                    loss, metrics = self.work(pytree.tree_unflatten(static, form), *fixed)
+                except Exception as error:
+                    failed = error
+                    raise
+        except Exception as error:  # ending the capture fails then too, and says no more than that it does
+            raise error if failed is None else failed from None
         return Captured(graph, static, loss, metrics)
 
     def _replay(self, captured: Captured, leaves: list[Any]) -> tuple[Tensor, dict[str, Tensor]]:
