@@ -1,7 +1,7 @@
 """Modulated maps by kernels, forward and back: y = W x + b + scale · B ((A x) ⊙ d), for up to three maps that share x.
 
-Two operators of torch's library, so that a compiler takes each as it is. A backward pass that is itself to be differentiated runs
-the plain equations.
+Two operators of torch's library, so that a compiler takes each as it is. As with torch's fast attention, there is a backward pass
+and no derivative of it, nor one forward.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from loopwright.model.parts.adapter import modulated_kernel as kernels
-
-HOPPER = (9, 0)
 
 
 @dataclass(frozen=True)
@@ -48,18 +45,14 @@ def _launch(tile: Tile, early: bool) -> dict[str, Any]:
     return {"num_warps": tile.warps, "launch_pdl": True} if early else {"num_warps": tile.warps}
 
 
-def _early(x: Tensor) -> bool:
-    return x.is_cuda and torch.cuda.get_device_capability(x.device) >= HOPPER
-
-
 def run_forward(
     x: Tensor, w: Sequence[Tensor], bias: Sequence[Tensor | None], a: Sequence[Tensor], b: Sequence[Tensor], d: Tensor, scale: float,
     inner: Tile = INNER, outer: Tile = OUTER, early: bool | None = None,
 ) -> tuple[list[Tensor], Tensor]:  # fmt: skip
     """Returns the outputs [M, out] of each map for x [M, in] and d [B, T, maps · r] with B · T = M, and A x [M, maps · r]."""
     (tokens, width), rank, maps = x.shape, a[0].shape[0], len(w)
-    early = _early(x) if early is None else early
-    raw, z = x.new_empty(2, tokens, maps * rank).unbind()
+    early = x.is_cuda if early is None else early
+    raw, z = (x.new_empty(tokens, maps * rank) for _ in range(2))
     ys = [x.new_empty(tokens, m.shape[0]) for m in w]
     kernels._inner[(triton.cdiv(tokens, inner.rows),)](
         *_three([x], inner.rows, inner.step)[:1], *_three(a, rank, inner.step), d, raw, z, tokens, d.shape[1], *d.stride()[:2], scale,
@@ -68,7 +61,7 @@ def run_forward(
     tiles = [triton.cdiv(m.shape[0], outer.columns) for m in w]
     kernels._outer[(triton.cdiv(tokens, outer.rows) * sum(tiles),)](
         *_three([x], outer.rows, outer.step)[:1], *_three(w, outer.columns, outer.step), *_three([z], outer.rows, rank)[:1],
-        *_three(b, outer.columns, rank), *bias, *[None] * (3 - maps), *_three(ys, outer.rows, outer.columns),
+        *_three(b, outer.columns, rank), *bias, *[None] * (3 - len(bias)), *_three(ys, outer.rows, outer.columns),
         tiles[0], tiles[1] if maps > 1 else 0, sum(tiles), early,
         width, rank, outer.rows, outer.columns, outer.step, outer.stages, **_launch(outer, early),
     )  # fmt: skip
@@ -81,8 +74,8 @@ def run_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the gradients of x [M, in], of A x and of d, [M, maps · r] each, for those of the outputs."""
     tokens, width, rank, maps = g[0].shape[0], w[0].shape[1], a[0].shape[0], len(w)
-    early = _early(raw) if early is None else early
-    (dz, dd), dx = torch.empty_like(raw).new_empty(2, *raw.shape).unbind(), raw.new_empty(tokens, width)
+    early = raw.is_cuda if early is None else early
+    dz, dd, dx = torch.empty_like(raw), torch.empty_like(raw), raw.new_empty(tokens, width)
     widths = [m.shape[0] for m in w] + [0] * (3 - maps)
     kernels._inner_back[(triton.cdiv(tokens, inner.rows), maps)](
         *_three(g, inner.rows, inner.step), *_three(b, inner.step, rank), d, raw, dz, dd, tokens, d.shape[1], *d.stride()[:2], scale,
@@ -95,3 +88,61 @@ def run_backward(
         tiles, early, *widths, rank, outer.rows, outer.columns, outer.step, outer.stages, **_launch(outer, early),
     )  # fmt: skip
     return dx, dz, dd
+
+
+@torch.library.custom_op("loopwright::modulated", mutates_args=())
+def modulated(
+    x: Tensor, w: list[Tensor], a: list[Tensor], b: list[Tensor], d: Tensor, scale: float,
+    bias0: Tensor | None = None, bias1: Tensor | None = None, bias2: Tensor | None = None,
+) -> list[Tensor]:  # fmt: skip
+    """Returns the outputs [M, out] of each map for x [M, in] and d [B, T, maps · r], B · T = M; and A x [M, maps · r] after them."""
+    ys, raw = run_forward(x.contiguous(), w, (bias0, bias1, bias2), a, b, d if d.stride(2) == 1 else d.contiguous(), scale)
+    return [*ys, raw]
+
+
+@modulated.register_fake
+def _(x, w, a, b, d, scale, bias0=None, bias1=None, bias2=None):  # type: ignore[no-untyped-def]
+    return [*(x.new_empty(x.shape[0], m.shape[0]) for m in w), x.new_empty(x.shape[0], d.shape[2])]
+
+
+@torch.library.custom_op("loopwright::modulated_back", mutates_args=())
+def modulated_back(
+    g: list[Tensor], w: list[Tensor], a: list[Tensor], b: list[Tensor], d: Tensor, raw: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of x, A x and d, for those of the outputs."""
+    return run_backward([one.contiguous() for one in g], w, a, b, d if d.stride(2) == 1 else d.contiguous(), raw, scale)
+
+
+@modulated_back.register_fake
+def _(g, w, a, b, d, raw, scale):  # type: ignore[no-untyped-def]
+    return raw.new_empty(raw.shape[0], w[0].shape[1]), torch.empty_like(raw), torch.empty_like(raw)
+
+
+def _keep(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+    x, w, a, b, d, ctx.scale, *bias = inputs
+    ctx.maps = len(w)
+    ctx.biased = [one is not None and one.requires_grad for one in bias]
+    ctx.weights, ctx.bases = [any(m.requires_grad for m in ms) for ms in (w, (*a, *b))]
+    # x is needed for the gradients of weights alone
+    ctx.save_for_backward(d, output[-1], *w, *a, *b, *([x] if ctx.weights or ctx.bases else []))
+
+
+def _gradients(ctx: Any, grads: Sequence[Tensor | None]) -> tuple:
+    d, raw, *saved = ctx.saved_tensors
+    n = ctx.maps
+    w, a, b, x = saved[:n], saved[n : 2 * n], saved[2 * n : 3 * n], saved[3 * n :]
+    g = [raw.new_zeros(raw.shape[0], m.shape[0]) if one is None else one for one, m in zip(grads, w, strict=False)]
+    dx, dz, dd = modulated_back(g, w, a, b, d, raw, ctx.scale)
+    of_w: list[Tensor | None] = [None] * n
+    of_a, of_b = list(of_w), list(of_w)
+    if ctx.weights:
+        of_w = [one.T @ x[0] for one in g]
+    if ctx.bases:
+        z = ctx.scale * raw * d.flatten(0, 1)
+        of_a = [part.T @ x[0] for part in dz.chunk(n, dim=-1)]
+        of_b = [one.T @ part for one, part in zip(g, z.chunk(n, dim=-1), strict=True)]
+    of_bias = [one.sum(0) if biased else None for one, biased in zip(g, ctx.biased, strict=False)]
+    return dx, of_w, of_a, of_b, dd.view_as(d).to(d.dtype), None, *of_bias, *[None] * (3 - n)
+
+
+modulated.register_autograd(_gradients, setup_context=_keep)
