@@ -1,4 +1,4 @@
-"""Candidates for a modulated map: tiles of the two kernels, and one kernel that makes z in every program. Device time by graphs."""
+"""Candidates for a modulated map: tiles of the two kernels. Device time by graphs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from torch import Tensor
 from loopwright.model.parts.adapter.modulated import Tile, _three, run_backward, run_forward
 
 RANK = 32
-INNERS = {"i1": Tile(64, 0, 128, 4, 3), "i2": Tile(128, 0, 64, 4, 4), "i3": Tile(64, 0, 64, 4, 4)}
+INNERS = {"i1": Tile(64, 0, 128, 4, 3), "i2": Tile(128, 0, 64, 4, 4), "i3": Tile(64, 0, 64, 4, 4), "i4": Tile(64, 0, 64, 4, 3), "i5": Tile(64, 0, 128, 4, 2)}
 OUTERS = {
-    "A": Tile(128, 128, 64, 4, 3), "B": Tile(128, 128, 64, 8, 3), "C": Tile(128, 256, 64, 8, 3), "D": Tile(128, 256, 64, 8, 4),
-    "E": Tile(256, 128, 64, 8, 3),
+    "A": Tile(128, 128, 64, 4, 3), "F": Tile(128, 128, 64, 4, 2), "G": Tile(128, 128, 32, 4, 4), "H": Tile(128, 128, 64, 8, 2),
 }  # fmt: skip
 GROUPS = {
     768: {"qkv": ((768, 768, 768), 768), "o": ((768,), 768), "gate_up": ((2048, 2048), 768), "down": ((768,), 2048)},
@@ -135,14 +134,12 @@ def candidates(t: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "backward present": lambda: present_back(g, w, a, b, d, raw, s),
     }
     for name, tile in OUTERS.items():
-        found[f"forward two i1 {name} early"] = lambda tile=tile: run_forward(x, w, none, a, b, d, s, INNERS["i1"], tile, True)[0]
-        found[f"backward two i1 {name} early"] = lambda tile=tile: run_backward(g, w, a, b, d, raw, s, INNERS["i1"], tile, True)
-    found["forward two i1 A late"] = lambda: run_forward(x, w, none, a, b, d, s, INNERS["i1"], OUTERS["A"], False)[0]
-    for name in ("i2", "i3"):
-        found[f"forward two {name} A early"] = lambda n=name: run_forward(x, w, none, a, b, d, s, INNERS[n], OUTERS["A"], True)[0]
-        found[f"backward two {name} A early"] = lambda n=name: run_backward(g, w, a, b, d, raw, s, INNERS[n], OUTERS["A"], True)
-    for name in ("B", "C"):
-        found[f"forward whole {name}"] = lambda tile=OUTERS[name]: whole(x, w, a, b, d, s, tile)
+        found[f"forward two i3 {name} early"] = lambda tile=tile: run_forward(x, w, none, a, b, d, s, INNERS["i3"], tile, True)[0]
+        found[f"backward two i3 {name} early"] = lambda tile=tile: run_backward(g, w, a, b, d, raw, s, INNERS["i3"], tile, True)
+    for name in ("i4", "i5"):
+        found[f"forward two {name} F early"] = lambda n=name: run_forward(x, w, none, a, b, d, s, INNERS[n], OUTERS["F"], True)[0]
+        found[f"backward two {name} F early"] = lambda n=name: run_backward(g, w, a, b, d, raw, s, INNERS[n], OUTERS["F"], True)
+    found["forward two i3 F late"] = lambda: run_forward(x, w, none, a, b, d, s, INNERS["i3"], OUTERS["F"], False)[0]
     return found
 
 

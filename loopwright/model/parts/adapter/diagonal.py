@@ -73,7 +73,7 @@ class Bases(Factored):
         found = modulated(
             flat, [linears[name].weight for name in mine],
             [self.a[name][layer].to(kind) for name in mine], [self.b[name][layer].to(kind) for name in mine],
-            d.expand(*x.shape[:-1], -1), self.scale, *[linears[name].bias for name in mine],
+            d.expand(*x.shape[:-1], -1), self.scale, *[linears[name].bias for name in mine], *[None] * (3 - len(mine)),
         )  # fmt: skip
         made = dict(zip(mine, found, strict=False))
         return [made[name] if name in made else linear(flat) for name, linear in linears.items()]

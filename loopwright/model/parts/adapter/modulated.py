@@ -29,10 +29,8 @@ class Tile:
     stages: int
 
 
-INNER = Tile(64, 0, 128, 4, 3)
+INNER = Tile(64, 0, 64, 4, 4)
 OUTER = Tile(128, 128, 64, 4, 3)
-INNER_BACK = Tile(64, 0, 128, 4, 3)
-OUTER_BACK = Tile(128, 128, 64, 4, 3)
 
 
 def _three(tensors: Sequence[Tensor | None], rows: int, columns: int) -> list[TensorDescriptor | None]:
@@ -47,11 +45,12 @@ def _launch(tile: Tile, early: bool) -> dict[str, Any]:
 
 def run_forward(
     x: Tensor, w: Sequence[Tensor], bias: Sequence[Tensor | None], a: Sequence[Tensor], b: Sequence[Tensor], d: Tensor, scale: float,
-    inner: Tile = INNER, outer: Tile = OUTER, early: bool | None = None,
+    inner: Tile | None = None, outer: Tile | None = None, early: bool | None = None,
 ) -> tuple[list[Tensor], Tensor]:  # fmt: skip
     """Returns the outputs [M, out] of each map for x [M, in] and d [B, T, maps · r] with B · T = M, and A x [M, maps · r]."""
     (tokens, width), rank, maps = x.shape, a[0].shape[0], len(w)
     early = x.is_cuda if early is None else early
+    inner, outer = inner or INNER, outer or OUTER
     raw, z = (x.new_empty(tokens, maps * rank) for _ in range(2))
     ys = [x.new_empty(tokens, m.shape[0]) for m in w]
     kernels._inner[(triton.cdiv(tokens, inner.rows),)](
@@ -70,11 +69,12 @@ def run_forward(
 
 def run_backward(
     g: Sequence[Tensor], w: Sequence[Tensor], a: Sequence[Tensor], b: Sequence[Tensor], d: Tensor, raw: Tensor, scale: float,
-    inner: Tile = INNER_BACK, outer: Tile = OUTER_BACK, early: bool | None = None,
+    inner: Tile | None = None, outer: Tile | None = None, early: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the gradients of x [M, in], of A x and of d, [M, maps · r] each, for those of the outputs."""
     tokens, width, rank, maps = g[0].shape[0], w[0].shape[1], a[0].shape[0], len(w)
     early = raw.is_cuda if early is None else early
+    inner, outer = inner or INNER, outer or OUTER
     dz, dd, dx = torch.empty_like(raw), torch.empty_like(raw), raw.new_empty(tokens, width)
     widths = [m.shape[0] for m in w] + [0] * (3 - maps)
     kernels._inner_back[(triton.cdiv(tokens, inner.rows), maps)](
@@ -93,7 +93,7 @@ def run_backward(
 @torch.library.custom_op("loopwright::modulated", mutates_args=())
 def modulated(
     x: Tensor, w: list[Tensor], a: list[Tensor], b: list[Tensor], d: Tensor, scale: float,
-    bias0: Tensor | None = None, bias1: Tensor | None = None, bias2: Tensor | None = None,
+    bias0: Tensor | None, bias1: Tensor | None, bias2: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     """Returns the outputs [M, out] of each map for x [M, in] and d [B, T, maps · r], B · T = M; and A x [M, maps · r] after them."""
     ys, raw = run_forward(x.contiguous(), w, (bias0, bias1, bias2), a, b, d if d.stride(2) == 1 else d.contiguous(), scale)
@@ -101,7 +101,7 @@ def modulated(
 
 
 @modulated.register_fake
-def _(x, w, a, b, d, scale, bias0=None, bias1=None, bias2=None):  # type: ignore[no-untyped-def]
+def _(x, w, a, b, d, scale, bias0, bias1, bias2):  # type: ignore[no-untyped-def]
     return [*(x.new_empty(x.shape[0], m.shape[0]) for m in w), x.new_empty(x.shape[0], d.shape[2])]
 
 

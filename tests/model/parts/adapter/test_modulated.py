@@ -11,6 +11,9 @@ from tests.model.fused.interpreted import DEVICE, need_triton, numbers
 
 need_triton()
 
+from loopwright.model.config import LoopedConfig  # noqa: E402
+from loopwright.model.looped import LoopedForCausalLM  # noqa: E402
+from loopwright.model.parts.adapter import diagonal  # noqa: E402
 from loopwright.model.parts.adapter import modulated as under_test  # noqa: E402  (the interpreter must have been chosen)
 from loopwright.model.parts.adapter.modulated import Tile, modulated  # noqa: E402
 
@@ -49,7 +52,7 @@ def cast(tree: object, kind: torch.dtype) -> object:
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":  # several programs, and quickly
         small = Tile(32, 32, 32, 4, 2)
-        for name in ("INNER", "OUTER", "INNER_BACK", "OUTER_BACK"):
+        for name in ("INNER", "OUTER"):
             monkeypatch.setattr(under_test, name, small)
 
 
@@ -61,7 +64,7 @@ def test_kernels_are_the_equation(outs: tuple[int, ...], biased: bool, wide: boo
     mine = cast(given(outs, biased=biased, wide=wide), DTYPE)
     exact = cast(mine, torch.float64)
     x, w, bias, a, b, d = mine  # type: ignore[misc]
-    *ys, raw = modulated(x, w, a, b, d.expand(3, 47, -1), SCALE, *bias)
+    *ys, raw = modulated(x, w, a, b, d.expand(3, 47, -1), SCALE, *bias, *[None] * (3 - len(bias)))
     want = plain(*exact[:5], exact[5].expand(3, 47, -1))  # type: ignore[index]
     grads = [numbers(*y.shape, seed=9).to(DTYPE) for y in ys]
     torch.autograd.backward(ys, grads)
@@ -80,13 +83,41 @@ def test_frozen_weights_get_no_gradient_and_x_is_not_kept() -> None:
     w, a, b = ([one.to(DTYPE) for one in ones] for ones in (w, a, b))
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        ys = modulated(x, w, a, b, d, SCALE, *bias)[:-1]
+        ys = modulated(x, w, a, b, d, SCALE, *bias, *[None] * (3 - len(bias)))[:-1]
     assert all(one.data_ptr() != x.data_ptr() for one in kept)
     sum(y.square().sum() for y in ys).backward()
     assert x.grad is not None and d.grad is not None and all(one.grad is None for one in (*w, *a, *b))
 
 
+@pytest.mark.parametrize("targets", ["linears", ["q_proj", "v_proj", "down_proj"]], ids=["all", "some"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["written", "compiled"])
+def test_a_layer_by_kernels_is_the_layer_by_products(
+    targets: str | list[str], compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and gradients of state and controller, at one step per row too; as one graph where it is compiled."""
+    shape = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    adapters = [{"kind": "controller", "rank": 16, "targets": targets}, {"kind": "diagonal", "rank": 16}]
+    model = LoopedForCausalLM(LoopedConfig(depth=2, max_steps=2, adapters=adapters, **shape)).to(DEVICE, DTYPE)
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if name.startswith("adapters.") and not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.3)
+    x = numbers(3, 17, 32).to(DTYPE)
+    _, p = model.embed(inputs_embeds=x)
+    weights = [w for name, w in model.named_parameters() if name.startswith("adapters.") and w.requires_grad]
+    found = []
+    for kind in (None, DTYPE):
+        monkeypatch.setattr(diagonal, "kernel_dtype", lambda *given, kind=kind: kind)
+        torch._dynamo.reset()
+        step = torch.compile(model.step, backend="aot_eager", fullgraph=True) if compiled and kind is not None else model.step
+        s = x.clone().requires_grad_()
+        y = step(s, x, 1, p)
+        found.append([y.detach(), *torch.autograd.grad(y.square().sum(), [s, *weights])])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=50 * NEAR[DTYPE] * float(one.abs().max()) / (1 + (DEVICE == "cuda") * 24))
+
+
 def test_the_operators_keep_what_torch_asks_of_them() -> None:
     x, w, bias, a, b, d = given(GROUPS["two"], biased=True, wide=True)
     x, w, bias, a, b, d = cast((x, w, bias, a, b, d), DTYPE)  # type: ignore[misc]
-    torch.library.opcheck(modulated, (x, w, a, b, d, SCALE, *bias))
+    torch.library.opcheck(modulated, (x, w, a, b, d, SCALE, *bias, *[None] * (3 - len(bias))))
