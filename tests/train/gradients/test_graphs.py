@@ -58,9 +58,10 @@ def text_losses(folder: Path, shape: dict, **rules: object) -> list[float]:
     text.write_text("one two three four five six seven " * 40)
     data = {"kind": "text", "files": str(text), "valid_files": str(text), "tokenizer": words, "length": 16, "apart": False}
     made = {
-        "about": "a test", "model": {"kind": "preset", "changes": shape}, "data": data, "depth": {"kind": "fixed", "depth": shape["depth"]},
-        "batch": 4, "updates": 12, "precision": "bf16", "validate": {"every": 0}, "save": {"every": 0, "best": False},
-        "schedule": {"kind": "cosine", "warmup": 0}, "optim": {"kind": "adamw", "lr": 1e-2}, "objective": {"kind": "final"}, **rules,
+        "about": "a test", "model": {"kind": "preset", "changes": shape}, "data": data, "batch": 4, "updates": 12,
+        "depth": {"kind": "fixed", "depth": shape["depth"]}, "objective": {"kind": "final"}, "optim": {"kind": "adamw", "lr": 1e-2},
+        "schedule": {"kind": "cosine", "warmup": 0}, "precision": "bf16", "validate": {"every": 0},
+        "save": {"every": 0, "best": False}, **rules,
     }  # fmt: skip
     train(make_recipe(made), folder / "run")
     return [row["loss"] for row in read_log(folder / "run" / "log.jsonl")]

@@ -80,9 +80,7 @@ class BasisController(Conditioned, Factored):
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
         c = self.coefficients(step, s, p)
 
-        def modulate(
-            layer: int, linears: Mapping[str, nn.Module], x: Tensor, ys: Sequence[Tensor] | None
-        ) -> Sequence[Tensor]:
+        def modulate(layer: int, linears: Mapping[str, nn.Module], x: Tensor, ys: Sequence[Tensor] | None) -> Sequence[Tensor]:
             ys = flat_outputs(linears, x) if ys is None else ys
             return [self._added(layer, name, x, y, c) if name in self.names else y for name, y in zip(linears, ys, strict=True)]
 

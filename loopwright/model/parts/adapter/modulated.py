@@ -44,8 +44,8 @@ def _launch(tile: Tile, early: bool) -> dict[str, Any]:
 
 
 def run_forward(
-    x: Tensor, w: Sequence[Tensor], bias: Sequence[Tensor | None], a: Sequence[Tensor], b: Sequence[Tensor], d: Tensor, scale: float,
-    inner: Tile | None = None, outer: Tile | None = None, early: bool | None = None,
+    x: Tensor, w: Sequence[Tensor], bias: Sequence[Tensor | None], a: Sequence[Tensor], b: Sequence[Tensor], d: Tensor,
+    scale: float, inner: Tile | None = None, outer: Tile | None = None, early: bool | None = None,
 ) -> tuple[list[Tensor], Tensor]:  # fmt: skip
     """Returns the outputs [M, out] of each map for x [M, in] and d [B, T, maps · r] with B · T = M, and A x [M, maps · r]."""
     (tokens, width), rank, maps = x.shape, a[0].shape[0], len(w)
@@ -54,8 +54,8 @@ def run_forward(
     raw, z = (x.new_empty(tokens, maps * rank) for _ in range(2))
     ys = [x.new_empty(tokens, m.shape[0]) for m in w]
     kernels._inner[(triton.cdiv(tokens, inner.rows),)](
-        *_three([x], inner.rows, inner.step)[:1], *_three(a, rank, inner.step), d, raw, z, tokens, d.shape[1], *d.stride()[:2], scale,
-        width, rank, inner.rows, inner.step, inner.stages, early, num_warps=inner.warps,
+        *_three([x], inner.rows, inner.step)[:1], *_three(a, rank, inner.step), d, raw, z, tokens, d.shape[1], *d.stride()[:2],
+        scale, width, rank, inner.rows, inner.step, inner.stages, early, num_warps=inner.warps,
     )  # fmt: skip
     tiles = [triton.cdiv(m.shape[0], outer.columns) for m in w]
     kernels._outer[(triton.cdiv(tokens, outer.rows) * sum(tiles),)](
@@ -78,8 +78,8 @@ def run_backward(
     dz, dd, dx = torch.empty_like(raw), torch.empty_like(raw), raw.new_empty(tokens, width)
     widths = [m.shape[0] for m in w] + [0] * (3 - maps)
     kernels._inner_back[(triton.cdiv(tokens, inner.rows), maps)](
-        *_three(g, inner.rows, inner.step), *_three(b, inner.step, rank), d, raw, dz, dd, tokens, d.shape[1], *d.stride()[:2], scale,
-        *widths, maps, rank, inner.rows, inner.step, inner.stages, early, num_warps=inner.warps,
+        *_three(g, inner.rows, inner.step), *_three(b, inner.step, rank), d, raw, dz, dd, tokens, d.shape[1], *d.stride()[:2],
+        scale, *widths, maps, rank, inner.rows, inner.step, inner.stages, early, num_warps=inner.warps,
     )  # fmt: skip
     tiles = triton.cdiv(width, outer.columns)
     kernels._outer_back[(triton.cdiv(tokens, outer.rows) * tiles,)](
@@ -95,7 +95,7 @@ def modulated(
     x: Tensor, w: list[Tensor], a: list[Tensor], b: list[Tensor], d: Tensor, scale: float,
     bias0: Tensor | None, bias1: Tensor | None, bias2: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
-    """Returns the outputs [M, out] of each map for x [M, in] and d [B, T, maps · r], B · T = M; and A x [M, maps · r] after them."""
+    """Returns the outputs [M, out] of each map for x [M, in] and d [B, T, maps · r], B · T = M; last A x [M, maps · r]."""
     ys, raw = run_forward(x.contiguous(), w, (bias0, bias1, bias2), a, b, d if d.stride(2) == 1 else d.contiguous(), scale)
     return [*ys, raw]
 

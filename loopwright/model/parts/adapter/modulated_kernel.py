@@ -1,4 +1,4 @@
-"""Triton kernels of a modulated map, y = W x + b + B z with z = scale · (A x) ⊙ d, for maps that share x: two kernels for all of them.
+"""Triton kernels of modulated maps that share x, two for all of them: y = W x + b + B z with z = scale · (A x) ⊙ d.
 
 `_inner` makes z, reading x once; `_outer` makes y, its sum going on from W x to B z before anything is written. Back, the same
 two: of the outputs' gradients g, `_inner_back` makes scale · (Bᵀ g) ⊙ d and the gradient of d, and `_outer_back` that of x, one
@@ -97,10 +97,10 @@ def _outer(
     # one condition after another: what branches inside branches hold in shared memory is not shared
     if n < tiles0:
         _tile(x, w0, z, b0, bias0, y0, row, n * columns, 0, early, width, rank, rows, columns, step, stages)
-    if w1 is not None:
+    if w1 is not None:  # noqa: SIM102  (known when compiled, the next one is not)
         if (n >= tiles0) & (n < tiles0 + tiles1):
             _tile(x, w1, z, b1, bias1, y1, row, (n - tiles0) * columns, 1, early, width, rank, rows, columns, step, stages)
-    if w2 is not None:
+    if w2 is not None:  # noqa: SIM102  (known when compiled, the next one is not)
         if n >= tiles0 + tiles1:
             begin = (n - tiles0 - tiles1) * columns
             _tile(x, w2, z, b2, bias2, y2, row, begin, 2, early, width, rank, rows, columns, step, stages)
@@ -133,12 +133,12 @@ def _inner_back(
     row, place = tl.program_id(0) * rows, tl.program_id(1)
     if place == 0:
         _inner_one(g0, b0, d, raw, dz, dd, row, 0, tokens, length, d_row, d_token, scale, maps, width0, rank, rows, step, stages)
-    if g1 is not None:
+    if g1 is not None:  # noqa: SIM102  (known when compiled, the next one is not)
         if place == 1:
             _inner_one(
                 g1, b1, d, raw, dz, dd, row, 1, tokens, length, d_row, d_token, scale, maps, width1, rank, rows, step, stages
             )
-    if g2 is not None:
+    if g2 is not None:  # noqa: SIM102  (known when compiled, the next one is not)
         if place == 2:
             _inner_one(
                 g2, b2, d, raw, dz, dd, row, 2, tokens, length, d_row, d_token, scale, maps, width2, rank, rows, step, stages

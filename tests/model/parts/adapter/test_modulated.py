@@ -30,7 +30,7 @@ def plain(x: Tensor, w: list, bias: list, a: list, b: list, d: Tensor) -> list[T
 
 
 def given(outs: tuple[int, ...], *, biased: bool, wide: bool, width: int = 72, rank: int = 16) -> tuple:
-    """Returns x, W, b, A, B and d; where not `wide`, d is one row for all tokens of a sequence. Sizes are no multiples of a tile."""
+    """Returns x, W, b, A, B and d; where not `wide`, d is alike for all tokens of a row. Sizes are no multiples of a tile."""
     rows, tokens, maps = 3, 47, len(outs)
     x = numbers(rows * tokens, width)
     w = [numbers(n, width, seed=i) * width**-0.5 for i, n in enumerate(outs)]
@@ -64,7 +64,7 @@ def test_kernels_are_the_equation(outs: tuple[int, ...], biased: bool, wide: boo
     mine = cast(given(outs, biased=biased, wide=wide), DTYPE)
     exact = cast(mine, torch.float64)
     x, w, bias, a, b, d = mine  # type: ignore[misc]
-    *ys, raw = modulated(x, w, a, b, d.expand(3, 47, -1), SCALE, *bias, *[None] * (3 - len(bias)))
+    *ys, _ = modulated(x, w, a, b, d.expand(3, 47, -1), SCALE, *bias, *[None] * (3 - len(bias)))
     want = plain(*exact[:5], exact[5].expand(3, 47, -1))  # type: ignore[index]
     grads = [numbers(*y.shape, seed=9).to(DTYPE) for y in ys]
     torch.autograd.backward(ys, grads)
@@ -114,7 +114,7 @@ def test_a_layer_by_kernels_is_the_layer_by_products(
         y = step(s, x, 1, p)
         found.append([y.detach(), *torch.autograd.grad(y.square().sum(), [s, *weights])])
     for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(other, one, rtol=0, atol=50 * NEAR[DTYPE] * float(one.abs().max()) / (1 + (DEVICE == "cuda") * 24))
+        torch.testing.assert_close(other, one, rtol=0, atol=(1e-4 if DEVICE == "cpu" else 0.05) * float(one.abs().max()))
 
 
 def test_the_operators_keep_what_torch_asks_of_them() -> None:
