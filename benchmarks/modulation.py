@@ -1,15 +1,15 @@
 """P5: what modulation costs. A layer whose seven linear maps are modulated per token at rank 32, against the same layer frozen.
 
 `layer`: the diagonals are given. `controller`: a step of the loop with a controller that makes them, pooling causally. `forward`
-alone, and `training`: forward and backward with everything frozen but what makes the diagonals. The FLOP overhead is what a
-product-bound device could not go below; the target allows 1.6 times that. `plain` is the equation map by map, each with an
+alone, and `training`: forward and backward with everything frozen but what makes the diagonals, on a GPU replayed as a graph and
+`launched` kernel by kernel, the host's time included. The FLOP overhead is what a product-bound device could not go below; the
+target allows 1.6 times that. `plain` is the equation map by map, each with an
 update of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -23,6 +23,7 @@ from benchmarks.pairs import compare, replayed, report
 from loopwright.model.config import LoopedConfig
 from loopwright.model.cost.cost import pass_flops
 from loopwright.model.forward.context import Pass, Place
+from loopwright.model.forward.launches import free_launches
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.adapter import diagonal
 from loopwright.model.parts.adapter.diagonal import Bases
@@ -74,22 +75,23 @@ def map_by_map(bases: Bases, diagonals: Tensor) -> Effects:
     return Effects(update=lambda layer, name, x, weight: update(layer, name, x, weight) if name in bases.names else None)
 
 
-def without_kernels(run: Run) -> Run:
-    """Returns a run of modulated maps as it is where no kernels are offered: two products and a scaling more than W's."""
+def forced(run: Run, *, kernels: bool) -> Run:
+    """Returns a run of modulated maps by kernels whatever their size, or by products as where no kernels are offered."""
 
     def call(x: Tensor) -> Tensor:
-        kept = diagonal.LEAST_TOKENS
-        diagonal.LEAST_TOKENS = math.inf  # type: ignore[assignment]
+        kept = diagonal.RANKS, diagonal.WIDEST
+        diagonal.RANKS, diagonal.WIDEST = (kept[0], 2**20) if kernels else ((), 0)
         try:
             return run(x)
         finally:
-            diagonal.LEAST_TOKENS = kept
+            diagonal.RANKS, diagonal.WIDEST = kept
 
     return call
 
 
 def layer_runs(width: int, rows: int, length: int, device: str, dtype: torch.dtype, made: Callable[[Run], Run]) -> dict[str, Run]:
-    """Returns the layer on a state: frozen, modulated, the same without kernels, map by map; each is `made` of a plain function."""
+    """Returns the layer on a state: frozen and modulated, on a GPU by kernels and by products, `made` of plain functions; else
+    as it is and map by map."""
     model = looped(width, "diagonal", device, dtype)
     bases, block = model.adapters[0].bases, model.core[0]
     _, p = model.embed(inputs_embeds=torch.zeros(rows, length, width, device=device, dtype=dtype))
@@ -98,13 +100,13 @@ def layer_runs(width: int, rows: int, length: int, device: str, dtype: torch.dty
     def modulated(x: Tensor) -> Tensor:
         return block(x, p, PLACE, Adaptation([Effects(modulate=bases.modulated(diagonals))]))
 
-    runs = {
-        "frozen": made(lambda x: block(x, p, PLACE)),
-        "modulated": made(modulated),
-        "plain": made(lambda x: block(x, p, PLACE, Adaptation([map_by_map(bases, diagonals)]))),
-    }
+    runs = {"frozen": made(lambda x: block(x, p, PLACE))}
     if device == "cuda":
-        runs["modulated without kernels"] = without_kernels(made(lambda x: modulated(x)))
+        runs["modulated by kernels"] = forced(made(lambda x: modulated(x)), kernels=True)
+        runs["modulated by products"] = forced(made(lambda x: modulated(x)), kernels=False)
+    else:
+        runs["modulated"] = modulated
+        runs["plain"] = lambda x: block(x, p, PLACE, Adaptation([map_by_map(bases, diagonals)]))
     return runs
 
 
@@ -122,6 +124,16 @@ def step_runs(width: int, rows: int, length: int, device: str, dtype: torch.dtyp
 
 
 def _as_it_is(run: Run) -> Run:
+    return run
+
+
+def launched(call: Callable[[], object]) -> Callable[[], object]:
+    """Returns the call, its kernels launched one by one: the same kernels as if that cost nothing."""
+
+    def run() -> None:
+        with free_launches():
+            call()
+
     return run
 
 
@@ -153,10 +165,10 @@ def rows_of(width: int, rows: int, length: int, device: str, dtype: torch.dtype,
             flops = overhead(width, kind, rows, length, trained=mode is training)
             row = {**facts, "compiled": compiled, "flop_overhead": flops, "bound": 1 + flops}
             row["target"] = f"<= {1 + ALLOWED * flops:.3f}"
-            frozen = replayed(mode(made["frozen"], x))
             for name in [name for name in made if name != "frozen"]:
-                ratio = compare(replayed(mode(made[name], x)), frozen, pairs=pairs)
-                report(f"P5 {name} {what} / frozen, {mode.__name__}", {**row, **ratio})
+                for timed in (replayed, launched) if device == "cuda" else (launched,):
+                    ratio = compare(timed(mode(made[name], x)), timed(mode(made["frozen"], x)), pairs=pairs)
+                    report(f"P5 {name} {what} / frozen, {mode.__name__}", {**row, "replayed": timed is replayed, **ratio})
 
 
 def main() -> None:

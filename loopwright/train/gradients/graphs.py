@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from loopwright.model.forward.launches import free_launches
+
 Work = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 
@@ -48,7 +50,7 @@ class GraphedWork:
         key = (fixed, form, tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves))
         here = torch.cuda.current_stream()
         self.stream.wait_stream(here)
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), free_launches():
             if key in self.graphs:
                 result = self._replay(self.graphs[key], leaves)
             elif key in self.seen:

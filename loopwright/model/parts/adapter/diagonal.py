@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from loopwright.model.forward import launches
 from loopwright.model.forward.context import Pass
 from loopwright.model.parts.adapter.conditioned import CHUNK, Conditioned
 from loopwright.model.parts.adapter.effects import Adapter, Effects, Modulation, flat_outputs
@@ -21,8 +22,11 @@ from loopwright.model.parts.adapter.target import Factored, FactorTable, Site, c
 from loopwright.model.parts.part import StepIndex, take
 
 HOPPER = 9  # the kernels read whole blocks as no older card can, and were measured on no newer one
-LEAST_TOKENS = 1024
-RANKS = (16, 32, 64, 128)  # blocks have powers of two
+# numbers of an input that make the kernels worth their launch, which takes the host longer than that of a product; then where
+# launches are free
+LEAST, LEAST_REPLAYED = 2**24, 2**22
+WIDEST = 1024  # the narrower side of W: the wider, the more of the time is the product by W, which cuBLAS does faster
+RANKS = (16, 32, 64)  # blocks have powers of two, and must fit beside each other
 
 
 class Bases(Factored):
@@ -80,10 +84,12 @@ class Bases(Factored):
 
 
 def kernel_dtype(x: Tensor, linears: Sequence[nn.Module], rank: int) -> torch.dtype | None:
-    """Returns the type that kernels run modulated maps of x in; None where they do not, or are not known to be faster: without a
-    Hopper GPU, for few tokens, in float32, where weights would have to be cast, where derivatives of derivatives may be asked for
-    (attention is then told to do without its own kernels)."""
-    if type(x) is not Tensor or not x.is_cuda or x.dim() != 3 or x.shape[0] * x.shape[1] < LEAST_TOKENS or rank not in RANKS:
+    """Returns the type that kernels run modulated maps of x in; None where they do not, or are not known to be faster:
+    without a Hopper GPU, for few tokens or wide maps, in float32, where weights would have to be cast, where derivatives of
+    derivatives may be asked for (attention is then told to do without its own kernels)."""
+    if type(x) is not Tensor or not x.is_cuda or x.dim() != 3 or rank not in RANKS:
+        return None
+    if x.numel() < (LEAST_REPLAYED if launches.free else LEAST):
         return None
     kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     if kind not in (torch.bfloat16, torch.float16) or torch.cuda.get_device_properties(x.device).major != HOPPER:
@@ -97,13 +103,13 @@ def kernel_dtype(x: Tensor, linears: Sequence[nn.Module], rank: int) -> torch.dt
 
 
 def _as_it_was_made(linear: nn.Module, kind: torch.dtype) -> bool:
-    """Says whether a map is W x + b and nothing else, with W in a type and of a form that the kernels read."""
+    """Says whether a map is W x + b and nothing else, with W in a type and of a size that the kernels are for."""
     if type(linear) is not nn.Linear or linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks:
         return False
     weight, bias = linear.weight, linear.bias
     return (
-        type(weight) is nn.Parameter and weight.dtype == kind and weight.is_contiguous() and weight.shape[1] % 8 == 0
-        and weight.shape[0] % 8 == 0 and (bias is None or bias.dtype == kind)
+        min(weight.shape) <= WIDEST and weight.shape[0] % 8 == 0 and weight.shape[1] % 8 == 0 and weight.is_contiguous()
+        and type(weight) is nn.Parameter and weight.dtype == kind and (bias is None or bias.dtype == kind)
     )  # fmt: skip
 
 

@@ -29,65 +29,27 @@ class Tile:
     stages: int
 
 
+# the fastest of those tried on an H200 (experiments/LOG.md, "modulated maps by kernels")
 INNER = Tile(64, 0, 64, 4, 4)
 OUTER = Tile(128, 128, 64, 4, 3)
+OUTER_BACK = Tile(128, 128, 64, 4, 2)
 
 
-def _three(tensors: Sequence[Tensor | None], rows: int, columns: int) -> list[TensorDescriptor | None]:
-    """Returns what reads each of up to three matrices a block at a time, None for those that are not there."""
-    found = [None if t is None else TensorDescriptor.from_tensor(t, [rows, columns]) for t in tensors]
-    return [*found, *[None] * (3 - len(found))]
+def _three(tensors: Sequence[Tensor], rows: int, columns: int) -> list[TensorDescriptor | None]:
+    """Returns what reads up to three matrices a block at a time, None for those that are not there."""
+    return [*(TensorDescriptor.from_tensor(one, [rows, columns]) for one in tensors), *[None] * (3 - len(tensors))]
+
+
+def _one(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    return TensorDescriptor.from_tensor(tensor, [rows, columns])
 
 
 def _launch(tile: Tile, early: bool) -> dict[str, Any]:
     return {"num_warps": tile.warps, "launch_pdl": True} if early else {"num_warps": tile.warps}
 
 
-def run_forward(
-    x: Tensor, w: Sequence[Tensor], bias: Sequence[Tensor | None], a: Sequence[Tensor], b: Sequence[Tensor], d: Tensor,
-    scale: float, inner: Tile | None = None, outer: Tile | None = None, early: bool | None = None,
-) -> tuple[list[Tensor], Tensor]:  # fmt: skip
-    """Returns the outputs [M, out] of each map for x [M, in] and d [B, T, maps · r] with B · T = M, and A x [M, maps · r]."""
-    (tokens, width), rank, maps = x.shape, a[0].shape[0], len(w)
-    early = x.is_cuda if early is None else early
-    inner, outer = inner or INNER, outer or OUTER
-    raw, z = (x.new_empty(tokens, maps * rank) for _ in range(2))
-    ys = [x.new_empty(tokens, m.shape[0]) for m in w]
-    kernels._inner[(triton.cdiv(tokens, inner.rows),)](
-        *_three([x], inner.rows, inner.step)[:1], *_three(a, rank, inner.step), d, raw, z, tokens, d.shape[1], *d.stride()[:2],
-        scale, width, rank, inner.rows, inner.step, inner.stages, early, num_warps=inner.warps,
-    )  # fmt: skip
-    tiles = [triton.cdiv(m.shape[0], outer.columns) for m in w]
-    kernels._outer[(triton.cdiv(tokens, outer.rows) * sum(tiles),)](
-        *_three([x], outer.rows, outer.step)[:1], *_three(w, outer.columns, outer.step), *_three([z], outer.rows, rank)[:1],
-        *_three(b, outer.columns, rank), *bias, *[None] * (3 - len(bias)), *_three(ys, outer.rows, outer.columns),
-        tiles[0], tiles[1] if maps > 1 else 0, sum(tiles), early,
-        width, rank, outer.rows, outer.columns, outer.step, outer.stages, **_launch(outer, early),
-    )  # fmt: skip
-    return ys, raw
-
-
-def run_backward(
-    g: Sequence[Tensor], w: Sequence[Tensor], a: Sequence[Tensor], b: Sequence[Tensor], d: Tensor, raw: Tensor, scale: float,
-    inner: Tile | None = None, outer: Tile | None = None, early: bool | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Returns the gradients of x [M, in], of A x and of d, [M, maps · r] each, for those of the outputs."""
-    tokens, width, rank, maps = g[0].shape[0], w[0].shape[1], a[0].shape[0], len(w)
-    early = raw.is_cuda if early is None else early
-    inner, outer = inner or INNER, outer or OUTER
-    dz, dd, dx = torch.empty_like(raw), torch.empty_like(raw), raw.new_empty(tokens, width)
-    widths = [m.shape[0] for m in w] + [0] * (3 - maps)
-    kernels._inner_back[(triton.cdiv(tokens, inner.rows), maps)](
-        *_three(g, inner.rows, inner.step), *_three(b, inner.step, rank), d, raw, dz, dd, tokens, d.shape[1], *d.stride()[:2],
-        scale, *widths, maps, rank, inner.rows, inner.step, inner.stages, early, num_warps=inner.warps,
-    )  # fmt: skip
-    tiles = triton.cdiv(width, outer.columns)
-    kernels._outer_back[(triton.cdiv(tokens, outer.rows) * tiles,)](
-        *_three(g, outer.rows, outer.step), *_three(w, outer.step, outer.columns), *_three([dz], outer.rows, rank)[:1],
-        *_three(a, rank, outer.columns), *_three([dx], outer.rows, outer.columns)[:1],
-        tiles, early, *widths, rank, outer.rows, outer.columns, outer.step, outer.stages, **_launch(outer, early),
-    )  # fmt: skip
-    return dx, dz, dd
+def _rows(d: Tensor) -> Tensor:
+    return d if d.stride(2) == 1 else d.contiguous()
 
 
 @torch.library.custom_op("loopwright::modulated", mutates_args=())
@@ -96,7 +58,21 @@ def modulated(
     bias0: Tensor | None, bias1: Tensor | None, bias2: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     """Returns the outputs [M, out] of each map for x [M, in] and d [B, T, maps · r], B · T = M; last A x [M, maps · r]."""
-    ys, raw = run_forward(x.contiguous(), w, (bias0, bias1, bias2), a, b, d if d.stride(2) == 1 else d.contiguous(), scale)
+    x, d, inner, outer, early = x.contiguous(), _rows(d), INNER, OUTER, x.is_cuda
+    (tokens, width), rank, maps = x.shape, a[0].shape[0], len(w)
+    raw, z = (x.new_empty(tokens, maps * rank) for _ in range(2))
+    ys = [x.new_empty(tokens, m.shape[0]) for m in w]
+    kernels._inner[(triton.cdiv(tokens, inner.rows),)](
+        _one(x, inner.rows, inner.step), *_three(a, rank, inner.step), d, raw, z, tokens, d.shape[1], *d.stride()[:2],
+        scale, width, rank, inner.rows, inner.step, inner.stages, early, num_warps=inner.warps,
+    )  # fmt: skip
+    tiles = [triton.cdiv(m.shape[0], outer.columns) for m in w]
+    kernels._outer[(triton.cdiv(tokens, outer.rows) * sum(tiles),)](
+        _one(x, outer.rows, outer.step), *_three(w, outer.columns, outer.step), _one(z, outer.rows, rank),
+        *_three(b, outer.columns, rank), bias0, bias1, bias2, *_three(ys, outer.rows, outer.columns),
+        tiles[0], tiles[1] if maps > 1 else 0, sum(tiles), early,
+        width, rank, outer.rows, outer.columns, outer.step, outer.stages, **_launch(outer, early),
+    )  # fmt: skip
     return [*ys, raw]
 
 
@@ -109,8 +85,22 @@ def _(x, w, a, b, d, scale, bias0, bias1, bias2):  # type: ignore[no-untyped-def
 def modulated_back(
     g: list[Tensor], w: list[Tensor], a: list[Tensor], b: list[Tensor], d: Tensor, raw: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of x, A x and d, for those of the outputs."""
-    return run_backward([one.contiguous() for one in g], w, a, b, d if d.stride(2) == 1 else d.contiguous(), raw, scale)
+    """Returns the gradients of x [M, in], of A x and of d, [M, maps · r] each, for those of the outputs."""
+    g, d, inner, outer, early = [one.contiguous() for one in g], _rows(d), INNER, OUTER_BACK, raw.is_cuda
+    (tokens, _), width, rank, maps = raw.shape, w[0].shape[1], a[0].shape[0], len(w)
+    dz, dd, dx = torch.empty_like(raw), torch.empty_like(raw), raw.new_empty(tokens, width)
+    widths = [m.shape[0] for m in w] + [0] * (3 - maps)
+    kernels._inner_back[(triton.cdiv(tokens, inner.rows), maps)](
+        *_three(g, inner.rows, inner.step), *_three(b, inner.step, rank), d, raw, dz, dd, tokens, d.shape[1], *d.stride()[:2],
+        scale, *widths, maps, rank, inner.rows, inner.step, inner.stages, early, num_warps=inner.warps,
+    )  # fmt: skip
+    tiles = triton.cdiv(width, outer.columns)
+    kernels._outer_back[(triton.cdiv(tokens, outer.rows) * tiles,)](
+        *_three(g, outer.rows, outer.step), *_three(w, outer.step, outer.columns), _one(dz, outer.rows, rank),
+        *_three(a, rank, outer.columns), _one(dx, outer.rows, outer.columns),
+        tiles, early, *widths, rank, outer.rows, outer.columns, outer.step, outer.stages, **_launch(outer, early),
+    )  # fmt: skip
+    return dx, dz, dd
 
 
 @modulated_back.register_fake

@@ -6,12 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.model.fused.interpreted import DEVICE, need_triton, numbers
 
 need_triton()
 
 from loopwright.model.config import LoopedConfig  # noqa: E402
+from loopwright.model.forward.launches import free_launches  # noqa: E402
 from loopwright.model.looped import LoopedForCausalLM  # noqa: E402
 from loopwright.model.parts.adapter import diagonal  # noqa: E402
 from loopwright.model.parts.adapter import modulated as under_test  # noqa: E402  (the interpreter must have been chosen)
@@ -52,7 +54,7 @@ def cast(tree: object, kind: torch.dtype) -> object:
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":  # several programs, and quickly
         small = Tile(32, 32, 32, 4, 2)
-        for name in ("INNER", "OUTER"):
+        for name in ("INNER", "OUTER", "OUTER_BACK"):
             monkeypatch.setattr(under_test, name, small)
 
 
@@ -115,6 +117,34 @@ def test_a_layer_by_kernels_is_the_layer_by_products(
         found.append([y.detach(), *torch.autograd.grad(y.square().sum(), [s, *weights])])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(other, one, rtol=0, atol=(1e-4 if DEVICE == "cpu" else 0.05) * float(one.abs().max()))
+
+
+@pytest.mark.gpu
+def test_kernels_run_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a Hopper GPU, for enough tokens; not where second derivatives may be asked for; in one graph where it is compiled."""
+    if torch.cuda.get_device_capability()[0] != diagonal.HOPPER:
+        pytest.skip("no Hopper GPU")
+    shape = {"vocab_size": 32, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
+    model = LoopedForCausalLM(LoopedConfig(depth=1, max_steps=1, adapters=[{"kind": "diagonal", "rank": 16}], **shape))
+    model = model.to(DEVICE, DTYPE)
+    torch.nn.init.normal_(model.adapters[0].table)
+    called: list[int] = []
+    plain = diagonal.Bases._by_kernels
+    monkeypatch.setattr(diagonal.Bases, "_by_kernels", lambda *given: called.append(0) or plain(*given))
+    x = numbers(16, diagonal.LEAST_REPLAYED // (16 * 256), 256).to(DTYPE)
+    _, p = model.embed(inputs_embeds=x)
+    by_products = model.step(x, x, 0, p)
+    with free_launches():
+        with sdpa_kernel(SDPBackend.MATH):
+            model.step(x, x, 0, p)
+        assert called == []  # neither there, nor before, where it was too little to launch one by one
+        by_kernels = model.step(x, x, 0, p)
+        assert len(called) == 4  # q, k, v; o; gate, up; down
+        monkeypatch.setattr(diagonal.Bases, "_by_kernels", plain)
+        compiled = torch.compile(model.step, backend="aot_eager", fullgraph=True)(x, x, 0, p)
+    near = 0.05 * float(by_products.detach().abs().max())
+    torch.testing.assert_close(by_kernels, by_products, rtol=0, atol=near)
+    torch.testing.assert_close(compiled, by_kernels, rtol=0, atol=near)
 
 
 def test_the_operators_keep_what_torch_asks_of_them() -> None:
