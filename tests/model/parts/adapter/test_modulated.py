@@ -1,14 +1,14 @@
-"""Modulated maps by kernels, beside the equation, forward and back: in float32 by Triton's interpreter, in bfloat16 on a GPU."""
+"""Modulated maps by kernels as operators and in a layer: in float32 by Triton's interpreter, in bfloat16 on a GPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.model.fused.interpreted import DEVICE, need_triton, numbers
+from tests.model.parts.adapter.modulated_maps import DTYPE, GROUPS, SCALE, cast, given
 
 need_triton()
 
@@ -19,36 +19,6 @@ from loopwright.model.parts.adapter import diagonal  # noqa: E402
 from loopwright.model.parts.adapter import modulated as under_test  # noqa: E402  (the interpreter must have been chosen)
 from loopwright.model.parts.adapter.modulated import Tile, modulated  # noqa: E402
 
-SCALE = 0.5
-GROUPS = {"one": (48,), "two": (96, 96), "three": (64, 32, 40)}
-NEAR = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
-DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
-
-
-def plain(x: Tensor, w: list, bias: list, a: list, b: list, d: Tensor) -> list[Tensor]:
-    """The equation, map by map."""
-    ds = d.flatten(0, 1).chunk(len(w), dim=-1)
-    return [F.linear(x, w[i], bias[i]) + SCALE * F.linear(F.linear(x, a[i]) * ds[i], b[i]) for i in range(len(w))]
-
-
-def given(outs: tuple[int, ...], *, biased: bool, wide: bool, width: int = 72, rank: int = 16) -> tuple:
-    """Returns x, W, b, A, B and d; where not `wide`, d is alike for all tokens of a row. Sizes are no multiples of a tile."""
-    rows, tokens, maps = 3, 47, len(outs)
-    x = numbers(rows * tokens, width)
-    w = [numbers(n, width, seed=i) * width**-0.5 for i, n in enumerate(outs)]
-    bias = [numbers(n, seed=i) if biased else None for i, n in enumerate(outs)]
-    a = [numbers(rank, width, seed=3 + i) * width**-0.5 for i in range(maps)]
-    b = [numbers(n, rank, seed=6 + i) * rank**-0.5 for i, n in enumerate(outs)]
-    d = numbers(rows, tokens, (maps + 2) * rank)[..., rank : rank + maps * rank] if wide else numbers(rows, 1, maps * rank)
-    return x, w, bias, a, b, d
-
-
-def cast(tree: object, kind: torch.dtype) -> object:
-    """Returns leaves of a type that gradients reach."""
-    if isinstance(tree, Tensor):
-        return tree.detach().to(kind).requires_grad_()
-    return None if tree is None else [cast(one, kind) for one in tree]  # type: ignore[attr-defined]
-
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,27 +26,6 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         small = Tile(32, 32, 32, 4, 2)
         for name in ("INNER", "OUTER", "OUTER_BACK"):
             monkeypatch.setattr(under_test, name, small)
-
-
-@pytest.mark.parametrize("wide", [True, False], ids=["token", "row"])
-@pytest.mark.parametrize("biased", [True, False], ids=["bias", "bare"])
-@pytest.mark.parametrize("outs", GROUPS.values(), ids=GROUPS)
-def test_kernels_are_the_equation(outs: tuple[int, ...], biased: bool, wide: bool) -> None:
-    """Values, and gradients of x, d, W, b, A and B, beside those in float64 of what the kernels read."""
-    mine = cast(given(outs, biased=biased, wide=wide), DTYPE)
-    exact = cast(mine, torch.float64)
-    x, w, bias, a, b, d = mine  # type: ignore[misc]
-    *ys, _ = modulated(x, w, a, b, d.expand(3, 47, -1), SCALE, *bias, *[None] * (3 - len(bias)))
-    want = plain(*exact[:5], exact[5].expand(3, 47, -1))  # type: ignore[index]
-    grads = [numbers(*y.shape, seed=9).to(DTYPE) for y in ys]
-    torch.autograd.backward(ys, grads)
-    torch.autograd.backward(want, [g.double() for g in grads])
-    near = NEAR[DTYPE]
-    for y, right in zip(ys, want, strict=True):
-        torch.testing.assert_close(y.double(), right, rtol=near, atol=near * float(right.detach().abs().max()))
-    found, right = ([one for one in torch.utils._pytree.tree_leaves(tree) if one is not None] for tree in (mine, exact))
-    for one, other in zip(found, right, strict=True):
-        torch.testing.assert_close(one.grad.double(), other.grad, rtol=near, atol=near * float(other.grad.abs().max()))
 
 
 def test_frozen_weights_get_no_gradient_and_x_is_not_kept() -> None:
