@@ -1,29 +1,31 @@
 """P5: what modulation costs. A layer whose seven linear maps are modulated per token at rank 32, against the same layer frozen.
 
 `layer`: the diagonals are given. `controller`: a step of the loop with a controller that makes them, pooling causally. `forward`
-alone, and `training`: forward and backward with everything frozen but what makes the diagonals. The FLOP overhead is what a
-product-bound device could not go below; the target allows 1.6 times that. `plain` is the equation map by map, each with an
+alone, and `training`: forward and backward with everything frozen but what makes the diagonals, on a GPU replayed as a graph and
+`launched` kernel by kernel, the host's time included. The FLOP overhead is what a product-bound device could not go below; the
+target allows 1.6 times that. `plain` is the equation map by map, each with an
 update of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import argparse
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-import loopwright.model.layers.attention as model_attention
-import loopwright.model.layers.block as model_block
 from benchmarks.pairs import compare, replayed, report
 from loopwright.model.config import LoopedConfig
 from loopwright.model.cost.cost import pass_flops
 from loopwright.model.forward.context import Pass, Place
+from loopwright.model.forward.launches import free_launches
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.parts.adapter import diagonal
 from loopwright.model.parts.adapter.diagonal import Bases
 from loopwright.model.parts.adapter.effects import Adaptation, Effects
 
@@ -73,52 +75,39 @@ def map_by_map(bases: Bases, diagonals: Tensor) -> Effects:
     return Effects(update=lambda layer, name, x, weight: update(layer, name, x, weight) if name in bases.names else None)
 
 
-class Stacked:
-    """The modulation with B beside W: y = [W B] [x; (A x) ⊙ d], so that what W has made is not read and written once more."""
+def forced(run: Run, *, kernels: bool) -> Run:
+    """Returns a run of modulated maps by kernels whatever their size, or by products as where no kernels are offered."""
 
-    def __init__(self, bases: Bases, diagonals: Tensor) -> None:
-        self.bases, self.scaled = bases, bases.scale * diagonals
+    def call(x: Tensor) -> Tensor:
+        kept = diagonal.RANKS, diagonal.WIDEST
+        diagonal.RANKS, diagonal.WIDEST = (kept[0], 2**20) if kernels else ((), 0)
+        try:
+            return run(x)
+        finally:
+            diagonal.RANKS, diagonal.WIDEST = kept
 
-    def project(self, linears: Mapping[str, nn.Module], x: Tensor, layer: int, adapt: object) -> list[Tensor]:
-        """Returns what linear maps that share the input x make of it; maps that share it share [x; (A x) ⊙ d] too."""
-        bases, names = self.bases, list(linears)
-        first = bases.names.index(names[0])
-        d = self.scaled[..., layer, first : first + len(names), :].flatten(-2)
-        inner = F.linear(x, torch.cat([bases.a[name][layer] for name in names])) * d
-        wide = torch.cat([x, inner], dim=-1)
-        ys = []
-        for place, (name, linear) in enumerate(linears.items()):
-            b = bases.b[name][layer]
-            b = F.pad(b, (place * RANK, (len(names) - 1 - place) * RANK))
-            ys.append(F.linear(wide, torch.cat([linear.weight, b], dim=1), linear.bias))
-        return ys
-
-    def within(self, run: Run) -> Run:
-        """Returns a run of a block, its maps run so."""
-
-        def call(x: Tensor) -> Tensor:
-            kept = model_block.project, model_attention.project
-            model_block.project = model_attention.project = self.project
-            try:
-                return run(x)
-            finally:
-                model_block.project, model_attention.project = kept
-
-        return call
+    return call
 
 
 def layer_runs(width: int, rows: int, length: int, device: str, dtype: torch.dtype, made: Callable[[Run], Run]) -> dict[str, Run]:
-    """Returns the layer on a state: frozen, modulated, map by map, with B beside W; each is `made` of a plain function."""
+    """Returns the layer on a state: frozen and modulated, on a GPU by kernels and by products, `made` of plain functions; else
+    as it is and map by map."""
     model = looped(width, "diagonal", device, dtype)
     bases, block = model.adapters[0].bases, model.core[0]
     _, p = model.embed(inputs_embeds=torch.zeros(rows, length, width, device=device, dtype=dtype))
     diagonals = (0.1 * torch.randn(rows, length, 1, len(bases.names), RANK)).to(device=device, dtype=dtype).requires_grad_()
-    return {
-        "frozen": made(lambda x: block(x, p, PLACE)),
-        "modulated": made(lambda x: block(x, p, PLACE, Adaptation([Effects(modulate=bases.modulated(diagonals))]))),
-        "plain": made(lambda x: block(x, p, PLACE, Adaptation([map_by_map(bases, diagonals)]))),
-        "stacked": Stacked(bases, diagonals).within(made(lambda x: block(x, p, PLACE))),
-    }
+
+    def modulated(x: Tensor) -> Tensor:
+        return block(x, p, PLACE, Adaptation([Effects(modulate=bases.modulated(diagonals))]))
+
+    runs = {"frozen": made(lambda x: block(x, p, PLACE))}
+    if device == "cuda":
+        runs["modulated by kernels"] = forced(made(lambda x: modulated(x)), kernels=True)
+        runs["modulated by products"] = forced(made(lambda x: modulated(x)), kernels=False)
+    else:
+        runs["modulated"] = modulated
+        runs["plain"] = lambda x: block(x, p, PLACE, Adaptation([map_by_map(bases, diagonals)]))
+    return runs
 
 
 def step_runs(width: int, rows: int, length: int, device: str, dtype: torch.dtype, made: Callable[[Run], Run]) -> dict[str, Run]:
@@ -135,6 +124,16 @@ def step_runs(width: int, rows: int, length: int, device: str, dtype: torch.dtyp
 
 
 def _as_it_is(run: Run) -> Run:
+    return run
+
+
+def launched(call: Callable[[], object]) -> Callable[[], object]:
+    """Returns the call, its kernels launched one by one: the same kernels as if that cost nothing."""
+
+    def run() -> None:
+        with free_launches():
+            call()
+
     return run
 
 
@@ -166,21 +165,26 @@ def rows_of(width: int, rows: int, length: int, device: str, dtype: torch.dtype,
             flops = overhead(width, kind, rows, length, trained=mode is training)
             row = {**facts, "compiled": compiled, "flop_overhead": flops, "bound": 1 + flops}
             row["target"] = f"<= {1 + ALLOWED * flops:.3f}"
-            frozen = replayed(mode(made["frozen"], x))
             for name in [name for name in made if name != "frozen"]:
-                ratio = compare(replayed(mode(made[name], x)), frozen, pairs=pairs)
-                report(f"P5 {name} {what} / frozen, {mode.__name__}", {**row, **ratio})
+                for timed in (replayed, launched) if device == "cuda" else (launched,):
+                    ratio = compare(timed(mode(made[name], x)), timed(mode(made["frozen"], x)), pairs=pairs)
+                    report(f"P5 {name} {what} / frozen, {mode.__name__}", {**row, "replayed": timed is replayed, **ratio})
 
 
 def main() -> None:
     """Prints P5: on a GPU in bfloat16 at two widths, replayed as graphs; else at d = 768 on one core."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--widths", type=int, nargs="*", default=list(SHAPES), help="on a GPU")
+    parser.add_argument("--rows", type=int, default=4, help="rows of 2,048 tokens, on a GPU")
+    parser.add_argument("--pairs", type=int, default=31)
+    options = parser.parse_args()
     if torch.cuda.is_available():
         with torch.cuda.stream(torch.cuda.Stream()):
-            for width in SHAPES:
-                rows_of(width, 4, 2048, "cuda", torch.bfloat16, pairs=31)
+            for width in options.widths:
+                rows_of(width, options.rows, 2048, "cuda", torch.bfloat16, options.pairs)
         return
     torch.set_num_threads(1)
-    rows_of(768, 1, 512, "cpu", torch.float32, pairs=21)
+    rows_of(768, 1, 512, "cpu", torch.float32, options.pairs)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from loopwright.model.forward.launches import free_launches
 from loopwright.run import origin
 
 
@@ -44,13 +45,14 @@ def replayed(call: Callable[[], object]) -> Callable[[], object]:
     stream = torch.cuda.current_stream()
     if stream == torch.cuda.default_stream():
         stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):  # compiles and warms up
+    with free_launches():
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # compiles and warms up
+                call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
             call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        call()
 
     def recompute(held: Callable[[], object] = call) -> None:  # what the graph reads must live as long as it is replayed
         graph.replay()

@@ -138,13 +138,16 @@ def _manager(names: Sequence[str], known: TaskNames, folder: str | Path | None, 
     """
     from lm_eval import tasks
 
-    more = [] if folder is None else [str(folder)]
-    near = sorted({str(place) for name in names for place in known.tasks.get(name, ())})
-    manager = tasks.TaskManager(include_path=[*near, *more], include_defaults=False)
+    more = [] if folder is None else [Path(folder)]
+    places = {*more, *(place for name in names for place in known.tasks.get(name, ()))}
+    # lm-eval looks below each, and warns of every task that it finds a second time
+    apart = [place for place in places if not any(parent in places for parent in place.parents)]
+    found = [str(place) for place in sorted(apart, key=lambda place: (place in more, place))]  # one's own last: the last counts
+    manager = tasks.TaskManager(include_path=found, include_defaults=False)
     kinds = {name: entry.kind.name for name, entry in manager.task_index.items()}
     if all(kinds.get(name, "TASK" if name in own else "") == "TASK" for name in names):
         return manager
-    return tasks.TaskManager(include_path=more)
+    return tasks.TaskManager(include_path=[str(place) for place in more])
 
 
 def _local(manager: Any, name: str, folder: Path, shots: int | None, origin: dict[str, str]) -> list[Any]:

@@ -117,10 +117,10 @@ class Span:
     def document_sum(self, x: Tensor, carried: Tensor | None) -> Tensor:
         """Returns the running sum of x [B, T, W] over each token's document; `carried` [B, W] is the sum cached so far."""
         if self.plain:
-            total = x.cumsum(1)
+            total = running_sum(x)
             return total if carried is None else total + carried[:, None]
         assert self.index is not None and self.first is not None and self.valid is not None
-        total = (x * self.valid.gather(1, self.index)[..., None]).cumsum(1)
+        total = running_sum(x * self.valid.gather(1, self.index)[..., None])
         start = self.first - (self.index[:, :1])  # in tokens of this pass; negative: the document began before it
         before = total.gather(1, (start - 1).clamp(min=0)[..., None].expand_as(total))
         total = total - torch.where((start > 0)[..., None], before, 0)
@@ -131,6 +131,12 @@ class Span:
     def _seen(self) -> Tensor:
         assert self.valid is not None
         return self.valid.long().cumsum(1)
+
+
+def running_sum(x: Tensor) -> Tensor:
+    """Returns the running sum of x [B, T, W] over T."""
+    # along the last axis a GPU's threads share a row; along another each walks down a column by itself
+    return x.transpose(1, 2).cumsum(2).transpose(1, 2) if x.is_cuda else x.cumsum(1)
 
 
 def place_tokens(

@@ -40,10 +40,13 @@ class CompiledStacks:
         _allow_graphs()
         self.block_masks = block_masks
         self.layers = torch.compile(model.run_layers, dynamic=False)
+        # of a stack without layers nothing is left to compile, and the compiler would leave the whole function alone from then on:
+        # the next pass would compile the prelude layer by layer, perhaps while a graph is captured
+        self.stacks = [stack for stack in ("prelude", "coda") if len(getattr(model, stack))]
 
     def takes(self, stack: str, adapt: Adaptation | None) -> bool:
         """Says whether a stack runs here, with what its adapters do at the step."""
-        return stack != "core" and adapt is None
+        return stack in self.stacks and adapt is None
 
     def run(self, stack: str, x: Tensor, p: Pass, step: int | Tensor) -> Tensor:
         """Returns what the layers of a stack make of x."""

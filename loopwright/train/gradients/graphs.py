@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from loopwright.model.forward.launches import free_launches
+
 Work = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 
@@ -48,7 +50,7 @@ class GraphedWork:
         key = (fixed, form, tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves))
         here = torch.cuda.current_stream()
         self.stream.wait_stream(here)
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), free_launches():
             if key in self.graphs:
                 result = self._replay(self.graphs[key], leaves)
             elif key in self.seen:
@@ -63,8 +65,16 @@ class GraphedWork:
     def _capture(self, leaves: list[Any], form: Any, fixed: tuple[Any, ...]) -> Captured:
         static = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-            loss, metrics = self.work(pytree.tree_unflatten(static, form), *fixed)
+        failed: Exception | None = None
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+                try:
+                    loss, metrics = self.work(pytree.tree_unflatten(static, form), *fixed)
+                except Exception as error:
+                    failed = error
+                    raise
+        except Exception as error:  # ending the capture fails then too, and says no more than that it does
+            raise error if failed is None else failed from None
         return Captured(graph, static, loss, metrics)
 
     def _replay(self, captured: Captured, leaves: list[Any]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import loopwright as lw
 from loopwright.model.cache.cache import LoopCache
 from loopwright.model.forward.context import Pass, Place
-from loopwright.model.forward.span import place_tokens
+from loopwright.model.forward.span import place_tokens, running_sum
 
 CONFIG = lw.preset("ouro-1.4b-tiny")
 
@@ -119,3 +119,13 @@ def test_sliding_window(offset):
 def test_wrong_shapes_are_named(inputs, words):
     with pytest.raises(ValueError, match=words):
         place_tokens(2, 5, torch.device("cpu"), **inputs)
+
+
+@pytest.mark.gpu
+def test_a_running_sum_on_a_gpu_is_that_of_the_tokens_before() -> None:
+    x = torch.randn(3, 70, 5, device="cuda", dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(3, 70, 5, device="cuda", dtype=torch.float64)
+    (found,) = torch.autograd.grad((running_sum(x) * weights).sum(), x)
+    (wanted,) = torch.autograd.grad((x.cumsum(1) * weights).sum(), x)
+    torch.testing.assert_close(running_sum(x), x.cumsum(1))
+    torch.testing.assert_close(found, wanted)

@@ -11,6 +11,7 @@ from torch import Tensor
 import loopwright as lw
 from loopwright.data.batch import Batch
 from loopwright.metrics.dual import product
+from loopwright.model.config import LoopedConfig
 from loopwright.train.devices import compiled as under_test
 from loopwright.train.devices.compiled import CompiledStep, choose
 from loopwright.train.devices.training_module import TrainingModule
@@ -68,6 +69,30 @@ def test_stacks_run_in_their_compiled_form(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow  # the compiler's import and its tracing take seconds
+@pytest.mark.parametrize("layers", [(2, 0, 0), (1, 1, 0), (0, 1, 1)], ids=["dense", "no-coda", "no-prelude"])
+def test_the_second_pass_compiles_nothing(layers: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stacks are empty: the second pass may be captured as a graph, in which nothing can be compiled."""
+    graphs: list[object] = []
+
+    def counting(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counting))
+    prelude, core, coda = layers
+    shape = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "depth": 3 if core else 1}
+    config = LoopedConfig(prelude_layers=prelude, core_layers=core, coda_layers=coda, **shape)
+    ids = torch.randint(0, 32, (2, 8))
+    module = TrainingModule(lw.LoopedForCausalLM(config).train(), Final(), compiled=True)
+    seen = []
+    for _ in range(3):
+        module(Batch(ids, ids.clone()).ready(), Plan(3, 3))[0].backward()
+        seen.append(len(graphs))
+    assert seen == [len([n for n in layers if n])] * 3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stars-addition-tiny", "ouro-1.4b-tiny"])
 def test_the_product_with_the_jacobian_is_one_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = noisy(name, std=0.3).double().train()

@@ -10,6 +10,7 @@ import torch
 from loopwright.recipes import recipe
 from loopwright.train.gradients.graphs import GraphedWork
 from loopwright.train.loop import train
+from loopwright.train.recipe import make_recipe
 from loopwright.train.reporting.log import read_log
 from tests.data.words import save_words
 
@@ -46,20 +47,33 @@ def test_replayed_is_plain(penalty: str, tmp_path: Path) -> None:
     assert replayed == pytest.approx(plain, abs=1e-5)
 
 
-@pytest.mark.gpu
-def test_replayed_is_plain_on_text_whose_documents_are_not_kept_apart(tmp_path: Path) -> None:
-    words = save_words(tmp_path / "words")
-    text = tmp_path / "text.txt"
+SHAPE = {"vocab_size": 264, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "tie_word_embeddings": True}
+LOOPED = {**SHAPE, "prelude_layers": 1, "core_layers": 1, "coda_layers": 1, "depth": 3}
+DENSE = {**SHAPE, "prelude_layers": 3, "core_layers": 0, "coda_layers": 0, "depth": 1}
+
+
+def text_losses(folder: Path, shape: dict, **rules: object) -> list[float]:
+    """Trains a model on a few words of text, in a folder of its own, and returns the losses."""
+    words, text = save_words(folder / "words"), folder / "text.txt"
     text.write_text("one two three four five six seven " * 40)
-    data = f"data={{kind: text, files: {text}, valid_files: {text}, tokenizer: {words}, length: 16, apart: false}}"
-    sizes = ["batch=4", "updates=12", "precision=bf16", "validate.every=0", "save.every=0", "model.changes.vocab_size=264"]
-    rules = ["remat=none", "schedule.warmup=0", "optim.lr=1e-2", "objective={kind: final}", "average=null"]
-    found = []
-    for name in ("plain", "replayed"):
-        changes = [data, *sizes, *rules, f"graph={str(name == 'replayed').lower()}"]
-        train(recipe("asura-text", changes, toy=True), tmp_path / name)
-        found.append([row["loss"] for row in read_log(tmp_path / name / "log.jsonl")])
-    assert found[1] == pytest.approx(found[0], abs=2e-2) and found[0][-1] < found[0][0]
+    data = {"kind": "text", "files": str(text), "valid_files": str(text), "tokenizer": words, "length": 16, "apart": False}
+    made = {
+        "about": "a test", "model": {"kind": "preset", "changes": shape}, "data": data, "batch": 4, "updates": 12,
+        "depth": {"kind": "fixed", "depth": shape["depth"]}, "objective": {"kind": "final"}, "optim": {"kind": "adamw", "lr": 1e-2},
+        "schedule": {"kind": "cosine", "warmup": 0}, "precision": "bf16", "validate": {"every": 0},
+        "save": {"every": 0, "best": False}, **rules,
+    }  # fmt: skip
+    train(make_recipe(made), folder / "run")
+    return [row["loss"] for row in read_log(folder / "run" / "log.jsonl")]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [LOOPED, DENSE], ids=["looped", "dense"])
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "written"])
+def test_replayed_is_plain_on_text_whose_documents_are_not_kept_apart(shape: dict, compiled: bool, tmp_path: Path) -> None:
+    runs = (text_losses(tmp_path / str(graph), shape, compile=compiled, graph=graph) for graph in (False, True))
+    plain, replayed = runs
+    assert replayed == pytest.approx(plain, abs=2e-2) and plain[-1] < plain[0]
 
 
 @pytest.mark.gpu

@@ -10,7 +10,7 @@ matrices wider than the rank, which span what one matrix does; here they are one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from loopwright.model.forward.context import Pass
 from loopwright.model.parts.adapter.conditioned import CHUNK, Conditioned
-from loopwright.model.parts.adapter.effects import Effects
+from loopwright.model.parts.adapter.effects import Effects, flat_outputs
 from loopwright.model.parts.adapter.target import Factored, FactorTable, Site, chosen_shapes, scale_of
 from loopwright.model.parts.part import StepIndex
 from loopwright.values import check_whole
@@ -80,8 +80,9 @@ class BasisController(Conditioned, Factored):
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
         c = self.coefficients(step, s, p)
 
-        def modulate(layer: int, names: Sequence[str], x: Tensor, ys: Sequence[Tensor]) -> Sequence[Tensor]:
-            return [self._added(layer, name, x, y, c) if name in self.names else y for name, y in zip(names, ys, strict=True)]
+        def modulate(layer: int, linears: Mapping[str, nn.Module], x: Tensor, ys: Sequence[Tensor] | None) -> Sequence[Tensor]:
+            ys = flat_outputs(linears, x) if ys is None else ys
+            return [self._added(layer, name, x, y, c) if name in self.names else y for name, y in zip(linears, ys, strict=True)]
 
         return Effects(modulate=modulate)
 

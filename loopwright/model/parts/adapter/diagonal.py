@@ -8,17 +8,25 @@ The bases A, B come from the SVD of what the conversion removed; they are frozen
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from loopwright.model.forward import launches
 from loopwright.model.forward.context import Pass
 from loopwright.model.parts.adapter.conditioned import CHUNK, Conditioned
-from loopwright.model.parts.adapter.effects import Adapter, Effects, Modulation
+from loopwright.model.parts.adapter.effects import Adapter, Effects, Modulation, flat_outputs
 from loopwright.model.parts.adapter.target import Factored, FactorTable, Site, chosen_shapes, scale_of
 from loopwright.model.parts.part import StepIndex, take
+
+HOPPER = 9  # the kernels read whole blocks as no older card can, and were measured on no newer one
+# numbers of an input that make the kernels worth their launch, which takes the host longer than that of a product; then where
+# launches are free
+LEAST, LEAST_REPLAYED = 2**24, 2**22
+WIDEST = 1024  # the narrower side of W: the wider, the more of the time is the product by W, which cuBLAS does faster
+RANKS = (16, 32, 64)  # blocks have powers of two, and must fit beside each other
 
 
 class Bases(Factored):
@@ -37,25 +45,72 @@ class Bases(Factored):
     def modulated(self, diagonals: Tensor) -> Modulation:
         """Returns the modulation by diagonals [..., L, targets, r], with leading axes that broadcast against [B, T].
 
-        No ΔW is formed: A x of maps that share x is one product, and B adds its own into what W has made.
+        No ΔW is formed: A x of maps that share x is one product, and B adds its own into what W has made, or, where kernels can run
+        it, the sum of W goes on into B.
         """
-        scaled = self.scale * diagonals
 
-        def modulate(layer: int, names: Sequence[str], x: Tensor, ys: Sequence[Tensor]) -> Sequence[Tensor]:
-            mine = [name for name in names if name in self.names]
+        def modulate(layer: int, linears: Mapping[str, nn.Module], x: Tensor, ys: Sequence[Tensor] | None) -> Sequence[Tensor]:
+            mine = [name for name in linears if name in self.names]
             if not mine:
-                return ys
+                return flat_outputs(linears, x) if ys is None else ys
             first = self.names.index(mine[0])  # maps that share an input stand side by side
-            d = scaled[..., layer, first : first + len(mine), :].flatten(-2)
+            d = diagonals[..., layer, first : first + len(mine), :].flatten(-2)
+            if ys is None and (kind := kernel_dtype(x, [linears[name] for name in mine], self.rank)) is not None:
+                return self._by_kernels(layer, linears, mine, x, d, kind)
+            ys = flat_outputs(linears, x) if ys is None else ys
             a = [self.a[name][layer] for name in mine]
-            inner = F.linear(x, torch.cat(a) if len(a) > 1 else a[0]) * d
+            inner = F.linear(x, torch.cat(a) if len(a) > 1 else a[0]) * (self.scale * d)
             parts = dict(zip(mine, inner.flatten(0, -2).split(self.rank, dim=-1), strict=True))
             return [
                 y.addmm_(parts[name].to(y.dtype), self.b[name][layer].to(y.dtype).T) if name in parts else y
-                for name, y in zip(names, ys, strict=True)
+                for name, y in zip(linears, ys, strict=True)
             ]
 
         return modulate
+
+    def _by_kernels(
+        self, layer: int, linears: Mapping[str, nn.Module], mine: Sequence[str], x: Tensor, d: Tensor, kind: torch.dtype
+    ) -> list[Tensor]:
+        from loopwright.model.parts.adapter.modulated import modulated  # Triton comes with torch, where there is a GPU
+
+        flat = x.to(kind).flatten(0, -2)
+        found = modulated(
+            flat, [linears[name].weight for name in mine],
+            [self.a[name][layer].to(kind) for name in mine], [self.b[name][layer].to(kind) for name in mine],
+            d.expand(*x.shape[:-1], -1), self.scale, *[linears[name].bias for name in mine], *[None] * (3 - len(mine)),
+        )  # fmt: skip
+        made = dict(zip(mine, found, strict=False))
+        return [made[name] if name in made else linear(flat) for name, linear in linears.items()]
+
+
+def kernel_dtype(x: Tensor, linears: Sequence[nn.Module], rank: int) -> torch.dtype | None:
+    """Returns the type that kernels run modulated maps of x in; None where they do not, or are not known to be faster:
+    without a Hopper GPU, for few tokens or wide maps, in float32, where weights would have to be cast, where derivatives of
+    derivatives may be asked for (attention is then told to do without its own kernels)."""
+    if type(x) is not Tensor or not x.is_cuda or x.dim() != 3 or rank not in RANKS:
+        return None
+    if x.numel() < (LEAST_REPLAYED if launches.free else LEAST):
+        return None
+    kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    if kind not in (torch.bfloat16, torch.float16) or torch.cuda.get_device_properties(x.device).major != HOPPER:
+        return None
+    if not torch.compiler.is_compiling():  # a compiled step has Triton, and nobody differentiates it twice
+        from loopwright.model.fused.offer import can_compile
+
+        if not (can_compile() and torch.backends.cuda.flash_sdp_enabled()):
+            return None
+    return kind if all(_as_it_was_made(linear, kind) for linear in linears) else None
+
+
+def _as_it_was_made(linear: nn.Module, kind: torch.dtype) -> bool:
+    """Says whether a map is W x + b and nothing else, with W in a type and of a size that the kernels are for."""
+    if type(linear) is not nn.Linear or linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks:
+        return False
+    weight, bias = linear.weight, linear.bias
+    return (
+        min(weight.shape) <= WIDEST and weight.shape[0] % 8 == 0 and weight.shape[1] % 8 == 0 and weight.is_contiguous()
+        and type(weight) is nn.Parameter and weight.dtype == kind and (bias is None or bias.dtype == kind)
+    )  # fmt: skip
 
 
 class StaticDiagonal(Adapter):

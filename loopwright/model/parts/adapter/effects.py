@@ -17,8 +17,9 @@ from loopwright.model.parts.part import ABOVE_ZERO, ANY_NUMBER, Part, StepIndex
 
 # (layer, name of the linear map or branch, its input, its weight or None for a branch) → what to add, or None
 Update = Callable[[int, str, Tensor, Tensor | None], Tensor | None]
-# (layer, names of linear maps that share an input, that input [B, T, in], their outputs [B·T, out]) → those, added to in place
-Modulation = Callable[[int, Sequence[str], Tensor, Sequence[Tensor]], Sequence[Tensor]]
+# (layer, linear maps that share an input, that input [B, T, in], their outputs [B·T, out], added to in place, or None where they
+# are still to be made) → the outputs
+Modulation = Callable[[int, Mapping[str, nn.Module], Tensor, Sequence[Tensor] | None], Sequence[Tensor]]
 
 BRANCHES = ("attention", "mlp")
 
@@ -97,13 +98,19 @@ def project(linears: Mapping[str, nn.Module], x: Tensor, layer: int, adapt: Adap
     if adapt is None or not (adapt.updates or adapt.modulations):
         return [linear(x) for linear in linears.values()]
     if adapt.modulations:
-        # of a flat input the outputs are no views: what is added to them in place costs neither memory nor a second pass
-        flat = x.flatten(0, -2)
-        outputs: Sequence[Tensor] = [linear(flat) for linear in linears.values()]
+        outputs: Sequence[Tensor] | None = None
         for modulate in adapt.modulations:
-            outputs = modulate(layer, tuple(linears), x, outputs)
+            outputs = modulate(layer, linears, x, outputs)
+        assert outputs is not None
         ys = [y.unflatten(0, x.shape[:-1]) for y in outputs]
     else:
         ys = [linear(x) for linear in linears.values()]
     weights = [getattr(linear, "weight", None) for linear in linears.values()]
     return [adapt.add(layer, name, x, y, weight) for name, y, weight in zip(linears, ys, weights, strict=True)]
+
+
+def flat_outputs(linears: Mapping[str, nn.Module], x: Tensor) -> list[Tensor]:
+    """Returns what the maps make of a flat x [B·T, in], which are no views: what is added to them in place costs neither memory nor
+    a second pass."""
+    flat = x.flatten(0, -2)
+    return [linear(flat) for linear in linears.values()]
