@@ -8,7 +8,10 @@ import gc
 
 import pytest
 import torch
+from hypothesis import settings
 
+settings.register_profile("untimed", deadline=None)  # how long an example takes says how busy the machine is
+settings.load_profile("untimed")
 torch.set_num_threads(1)
 torch.backends.mkldnn.enabled = False
 if not torch.accelerator.is_available():  # a device that is not there keeps each seed, with a formatted stack, for the day it comes

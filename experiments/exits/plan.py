@@ -24,7 +24,7 @@ class Model:
 MODELS: dict[str, Model] = {
     "addition": Model("demo-stable", depth=8, text=False),
     "text": Model(str(HERE / "text.yaml"), depth=8),
-    "wide": Model(str(HERE / "wide.yaml"), depth=8),  # 82 million parameters: for a GPU
+    "wide": Model(str(HERE / "wide.yaml"), depth=8),  # 90 million parameters: for a GPU
     "retrofit": Model(
         "heal-stories260k-cpu", ("updates=150", "batch=8", "schedule.warmup=20", "validate.every=150", "validate.rows=16")
     ),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from experiments.exits.plan import MODELS
 from loopwright.evaluate.early_exit import ExitReport
@@ -55,7 +57,7 @@ def drafts(folder: Path) -> str:
         ratio = f"{row['ratio']:.2f} ({row['ratio_q1']:.2f}–{row['ratio_q3']:.2f})"
         formula, share = (f"{row[key]:.2f}" if key in row else "–" for key in ("formula", "of_formula"))
         cells = [
-            f"{row['model']}, {row['depth']}{', GPU' if 'device' in row else ''}",
+            f"{row['model']}, {row['depth']}{_on(row)}",
             str(row["draft_depth"]),
             f"{row['acceptance']:.2f}",
             f"{row['cost']:.2f}",
@@ -70,7 +72,7 @@ def speeds(folder: Path) -> str:
     for row in _rows(folder, "P19"):
         ratio = f"{row['ratio']:.2f} ({row['ratio_q1']:.2f}–{row['ratio_q3']:.2f})"
         cells = [
-            f"{row['model']}, {row['depth']}{', GPU' if 'device' in row else ''}",
+            f"{row['model']}, {row['depth']}{_on(row)}",
             row["rule"],
             str(row["batch"]),
             f"{row['mean_steps']:.2f}",
@@ -79,6 +81,10 @@ def speeds(folder: Path) -> str:
         cells += [f"{row['bound']:.2f}", f"{row['of_bound']:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _on(row: Mapping[str, Any]) -> str:
+    return "" if row.get("device", "CPU").startswith("CPU") else ", GPU"
 
 
 def _rows(folder: Path, benchmark: str) -> list[dict]:

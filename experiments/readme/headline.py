@@ -50,6 +50,7 @@ def claims() -> Iterator[str]:
     if hops.far()[0] < hops.GUESS:
         yield "No model answers 24 or 32 hops."
     yield repeats.short(repeats.beside("ASURA", "plain, equal FLOPs", 1))
+    yield repeats.short(repeats.beside("ASURA", "plain, equal parameters", 1), "parameters")
     yield repeats.short(repeats.beside("ASURA", "plain, equal FLOPs", 16, early=True))
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"
     yield f"and {speed.share_of_bound(32):.2f} at batch 32"

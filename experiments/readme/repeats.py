@@ -54,10 +54,8 @@ def told(found: Pooled) -> str:
     return f"{found.difference:+.3f} ({low:+.3f} to {high:+.3f}), {word}".replace("-", "−")
 
 
-def short(found: Pooled) -> str:
+def short(found: Pooled, equal: str = "FLOPs") -> str:
     """Returns on which side the looped arm is and by how much, in words."""
     side, count = "ahead of" if found.difference < 0 else "behind", len(found.seeds)
     decided = "" if count == 1 else ", decided" if found.verdict in ("lower", "higher") else ", not decided"
-    return (
-        f"{side} plain layers of equal FLOPs (by {abs(found.difference):.2f} nats, {WORDS[count]} seed{'s' * (count > 1)}{decided})"
-    )
+    return f"{side} plain layers of equal {equal} (by {abs(found.difference):.2f} nats, {WORDS[count]} seed{'s' * (count > 1)}{decided})"

@@ -206,7 +206,7 @@ def page(found: Sequence[Result]) -> str:
         "# Text that runs out: the same number of tokens from less and less text",
         "`python -m experiments.repeats.tables` made this page. Means over seeds (least to largest). " + RULE,
         "## Rates: loss on `valid`, seed 0; where text is read sixteen times, that of the best validation", rate_table(found),
-        "## Losses at each arm's own rate", loss_table(kept),
+        "## Losses at each arm's own rate, of those in the table above", loss_table(kept),
         "## Looped less plain", against_table(kept),
         "## At the best validation on `valid`, where runs were validated on the way", stopped_table(stopped(kept)),
         "### Looped less plain", against_table(stopped(kept)),

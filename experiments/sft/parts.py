@@ -1,4 +1,4 @@
-"""A folder cut into parts below a size and opened again, for a machine that takes little at a time.
+"""A folder cut into parts below a size and opened again, for transfers of limited size.
 
 The folder becomes one compressed archive, `.gz` files opened first (they would not get smaller), and each part a folder of its own:
 its bytes, and how many parts the archive has with its SHA-256.
@@ -46,6 +46,8 @@ def archive(folder: Path) -> bytes:
             name, data = str(path.relative_to(folder)), path.read_bytes()
             if path.suffix == ".gz":
                 name, data = name.removesuffix(".gz"), gzip.decompress(data)
+            if name in tar.getnames():
+                raise ValueError(f"split: {name} and {name}.gz in {folder}; allowed: one of them")
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
             tar.addfile(entry, io.BytesIO(data))

@@ -32,7 +32,7 @@ def test_fuzzed(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["configs of our own", "configs of other families", "YAML files", "safetensors headers"])
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(seed=st.integers(10_000, 10**6))
 def test_a_few_of_each(kind: str, seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The quick form, in this process: the inputs that might hang it or fill its memory were drawn above."""

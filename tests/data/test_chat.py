@@ -152,7 +152,7 @@ LETTERS = st.text(alphabet="abn ", min_size=1, max_size=5).map(lambda text: text
 CONVERSATIONS = st.lists(st.tuples(LETTERS, LETTERS), min_size=1, max_size=3)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(CONVERSATIONS, min_size=1, max_size=5), st.booleans())
 def test_the_loss_covers_the_answers_and_their_ends_alone(tmp_path: Path, chats: list[list[tuple[str, str]]], packed: bool) -> None:
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
@@ -170,7 +170,7 @@ def test_the_loss_covers_the_answers_and_their_ends_alone(tmp_path: Path, chats:
     assert sorted(answers) == sorted("".join(f"{a}<|im_end|>" for _, a in chat) for chat in chats)
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(LETTERS, LETTERS), min_size=2, max_size=6), st.sampled_from(["stars-addition-tiny", "huginn-tiny"]))
 def test_packed_is_unpacked(tmp_path: Path, pairs: list[tuple[str, str]], name: str) -> None:
     """The same samples give the same loss and the same number of targets, in rows of their own or side by side."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.data.order import Order
@@ -12,7 +12,6 @@ from loopwright.data.order import Order
 lengths, seeds = st.integers(1, 60), st.integers(0, 2**40)
 
 
-@settings(deadline=None)
 @given(lengths, seeds, st.integers(1, 4), st.integers(1, 12), st.booleans())
 def test_each_sample_once_an_epoch_over_all_processes(length: int, seed: int, world: int, own: int, shuffled: bool) -> None:
     count, epochs = world * own, 3
@@ -28,7 +27,6 @@ def test_each_sample_once_an_epoch_over_all_processes(length: int, seed: int, wo
         assert sorted(samples) == list(range(length))
 
 
-@settings(deadline=None)
 @given(lengths, seeds, st.integers(0, 200), st.lists(st.integers(0, 30), max_size=6))
 def test_resumed_is_uninterrupted(length: int, seed: int, start: int, counts: list[int]) -> None:
     whole = Order(length, seed).indices(0, start + sum(counts))

@@ -31,7 +31,7 @@ def keep(folder: Path, documents: list[list[int]], about: dict[str, Any] = ABOUT
     return kept_shards(folder, "train", about, lambda: made, **{"vocab_size": 1000, **options})
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(documents_of_ids, st.integers(2, 9), st.integers(1, 30))
 def test_every_token_is_in_one_window_and_borders_are_kept(documents: list[list[int]], length: int, shard_tokens: int) -> None:
     with TemporaryDirectory() as folder:

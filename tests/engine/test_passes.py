@@ -17,7 +17,7 @@ Chunks = st.lists(st.lists(st.integers(1, 4), min_size=2, max_size=2), min_size=
 
 
 @torch.no_grad()
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(chunks=Chunks, depth=st.integers(1, 3))
 def test_ragged_rows_are_rows_alone(chunks: list[list[int]], depth: int) -> None:
     """`chunks` holds, of each row, how many tokens it brings at first and then."""

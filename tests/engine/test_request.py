@@ -56,7 +56,7 @@ def test_stop_strings_end_and_are_cut_off() -> None:
     assert (result.text, result.tokens, result.finish_reason) == ("a", [1, 2, 3], "stop")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.text(st.sampled_from("ab é漢."), max_size=12),
     st.lists(st.text(st.sampled_from("ab é漢."), min_size=1, max_size=3), max_size=2),

@@ -38,7 +38,7 @@ def alone(model: lw.LoopedForCausalLM, pair: Pair, depth: int | None, longest: i
     batch=st.one_of(st.none(), st.integers(1, 4)),
 )
 @example(pairs=[([1, 2, 3, 4, 5, 6], [7, 8, 9]), ([1], [2])], depths={1, 3}, longest=6, batch=2)  # too long, and a depth left out
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_one_pass_is_a_pass_for_each_pair_and_depth(
     model: lw.LoopedForCausalLM, pairs: list[Pair], depths: set[int], longest: int, batch: int | None
 ) -> None:

@@ -50,7 +50,7 @@ def walk(state: GrammarState, draw: random.Random, longest: int = 12) -> str | N
     return LETTERS.decode(tokens, skip_special_tokens=True)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(PATTERNS, st.randoms(use_true_random=False))
 def test_answers_match_their_pattern(pattern: str, draw: random.Random) -> None:
     if re.fullmatch(pattern, "") is not None:
@@ -61,7 +61,7 @@ def test_answers_match_their_pattern(pattern: str, draw: random.Random) -> None:
         assert text is None or re.fullmatch(pattern, text), (pattern, text)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(PATTERNS, st.text("abcx0. ", min_size=1, max_size=4))
 def test_a_text_gets_through_where_it_matches(pattern: str, text: str) -> None:
     pattern = f"(?:{pattern})|q"  # never empty alone

@@ -11,7 +11,7 @@ from tests.generate.tiny import byte_tokenizer, word_tokenizer
 WORDS, BYTES = word_tokenizer(), byte_tokenizer()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.text(st.sampled_from("ab é漢🙂.\n"), max_size=12))
 def test_letters_come_whole_and_joined_they_are_the_text(text: str) -> None:
     tokens, growing, sent = BYTES(text).input_ids, GrowingText(BYTES.decode), ""

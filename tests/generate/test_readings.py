@@ -263,7 +263,7 @@ def test_what_is_no_number_is_never_right() -> None:
     """The largest of logits that are all NaN is the first token: an answer of that token alone would count as right."""
     model = noisy("universal-tiny").eval()
     with torch.no_grad():
-        next(model.core.parameters()).view(-1)[0] = float("nan")
+        [*model.core.parameters()][-1].view(-1)[0] = float("nan")  # past attention, which hides NaN scores on some processors
     ids = torch.zeros(2, 4, dtype=torch.long)
     (found,) = readings(model, Batch(ids, ids), [2])
     assert not found.exact.any() and not found.loss.isfinite().any()

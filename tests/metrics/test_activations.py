@@ -22,7 +22,7 @@ def test_a_planted_one_is_found_and_both_thresholds_count() -> None:
     assert massive_activations(x, floor=90, ratio=900).massive.tolist() == [1, 1, 1]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 999), tokens=st.integers(1, 6), left=st.integers(0, 3), right=st.integers(0, 3))
 def test_padded_is_alone(seed: int, tokens: int, left: int, right: int) -> None:
     x = 100 * torch.randn(2, tokens, 5, generator=torch.Generator().manual_seed(seed))

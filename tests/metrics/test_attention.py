@@ -102,7 +102,7 @@ def test_the_threshold_is_strict() -> None:
     assert sink_rate(maps)[1].item() == 1
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 999), tokens=st.integers(2, 9), left=st.integers(0, 3), right=st.integers(0, 3))
 def test_padded_is_alone(seed: int, tokens: int, left: int, right: int) -> None:
     maps = causal_maps(2, 3, tokens, seed=seed)
@@ -115,7 +115,7 @@ def test_padded_is_alone(seed: int, tokens: int, left: int, right: int) -> None:
         assert torch.allclose(found, expected, atol=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 999), tokens=st.integers(2, 9), block=st.integers(1, 9), left=st.integers(0, 2))
 def test_blocks_of_rows_add_up(seed: int, tokens: int, block: int, left: int) -> None:
     maps, valid = with_padding(causal_maps(2, 3, tokens, seed=seed), left, 1)

@@ -35,7 +35,7 @@ def test_known_distances() -> None:
     assert attention_distance(first[None], first[None]).item() == 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 999), tokens=st.integers(1, 8), left=st.integers(0, 3), right=st.integers(0, 3), block=st.integers(1, 8))
 def test_padded_is_alone_and_blocks_add_up(seed: int, tokens: int, left: int, right: int, block: int) -> None:
     a, b = causal_maps(2, 3, tokens, seed=seed), causal_maps(2, 3, tokens, seed=seed + 1)
@@ -81,7 +81,7 @@ def map_of(query: Tensor, key: Tensor) -> Tensor:
     return (query @ key.mT / math.sqrt(query.shape[-1])).masked_fill(later, -torch.inf).softmax(-1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 999), move=st.floats(1e-3, 3), groups=st.sampled_from([1, 2, 4]), pad=st.integers(0, 2))
 def test_the_bounds_hold_in_order(seed: int, move: float, groups: int, pad: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -25,7 +25,7 @@ def test_the_farthest_layer_by_distance_need_not_be_that_by_cosine() -> None:
     assert gap.far_distance.tolist() == [8, 8] and gap.far_cosine.tolist() == [0, 0]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 999), layers=st.integers(2, 4), pad=st.integers(0, 3))
 def test_gaps_are_extremes_over_layers_and_rows_stand_alone(seed: int, layers: int, pad: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -115,7 +115,7 @@ def test_counts() -> None:
         limit_counts(labels[0])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 999), rows=st.integers(2, 5), cut=st.integers(1, 4), pad=st.integers(0, 3))
 def test_counts_add_up_over_batches_and_leave_padding_out(seed: int, rows: int, cut: int, pad: int) -> None:
     generator = torch.Generator().manual_seed(seed)

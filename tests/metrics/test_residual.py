@@ -66,7 +66,7 @@ def test_entropy_where_there_is_nothing_or_no_number() -> None:
     assert found[0] == 0 and found[1].isnan() and found[2].item() == pytest.approx(math.log(2)) and found[3].isnan()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 999), tokens=st.integers(1, 8), width=st.integers(1, 8), left=st.integers(0, 3), right=st.integers(0, 3))
 def test_padded_states_are_states_alone(seed: int, tokens: int, width: int, left: int, right: int) -> None:
     a, b, padded_a, padded_b, valid = padded_states(2, tokens, width, left, right, seed=seed)
@@ -78,7 +78,7 @@ def test_padded_states_are_states_alone(seed: int, tokens: int, width: int, left
     assert torch.allclose(residual_cosines(padded, valid), residual_cosines(states), atol=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 999), tokens=st.integers(1, 9), width=st.integers(1, 9))
 def test_both_gram_sides_have_one_entropy(seed: int, tokens: int, width: int) -> None:
     x = torch.randn(tokens, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -57,7 +57,7 @@ def test_a_rotation_times_a_scale_has_that_scale_as_its_radius():
         assert spectral_radius(linear_map(scale * turn), zeros(1, 3, 4)).item() == pytest.approx(scale, rel=1e-9)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 1000), size=st.sampled_from([12, 64]))
 def test_random_matrices(seed, size):
     """Dense spectra on a disc are the hard case: many eigenvalues near the edge. One per cent is what the rounds give."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from loopwright.metrics.stages import block_curves, block_halves, curve_correlation, curve_distance, relative_depth, resample
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 999), layers=st.integers(1, 12), points=st.integers(2, 50))
 def test_resampling_is_linear_interpolation(seed: int, layers: int, points: int) -> None:
     curve = torch.randn(2, layers, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -143,7 +143,7 @@ def test_a_step_that_is_the_core_itself_keeps_its_fresh_start():
         assert not model.adapters[0].factors.b[name][0].any()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 6), st.integers(0, 5))
 def test_the_randomised_svd_is_the_exact_one(rows, columns, rank, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -18,7 +18,7 @@ def decode_by(tokenizer: Any) -> Any:
     return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(TEXTS, st.lists(TEXTS.filter(bool), max_size=2), st.lists(st.integers(1, 4), max_size=8), st.booleans())
 def test_pieces_joined_are_the_text_cut_at_the_first_stop(text: str, stop: list[str], sizes: list[int], ends: bool) -> None:
     tokens = BYTES(text).input_ids
@@ -35,7 +35,7 @@ def test_pieces_joined_are_the_text_cut_at_the_first_stop(text: str, stop: list[
     assert sent + pieces.end(whole[:cut]) == whole[:cut]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 95), min_size=1, max_size=12), st.integers(0, 3))
 def test_words_keep_their_spaces_control_words_and_an_echoed_prompt_too(tokens: list[int], before: int) -> None:
     decode, prompt = decode_by(WORDS), [2, 3, 4][:before]

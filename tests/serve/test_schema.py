@@ -140,7 +140,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from([TEXT, CHAT, TOKENIZE]).flatmap(
         lambda t: st.tuples(st.just(t), st.dictionaries(st.sampled_from(list(t)), PLAIN))

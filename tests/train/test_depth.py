@@ -155,7 +155,7 @@ def test_the_stream_is_two_numbers_a_call(name: str) -> None:
     name=st.sampled_from(sorted(SPECS)), u=st.floats(0, 1, exclude_max=True), v=st.floats(0, 1, exclude_max=True),
     update=st.integers(0, 150),
 )  # fmt: skip
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_bounds(name: str, u: float, v: float, update: int) -> None:
     rule = rule_of(name)
     plan = rule.plan(update, u, v)
@@ -166,7 +166,7 @@ def test_bounds(name: str, u: float, v: float, update: int) -> None:
 
 
 @given(u=st.floats(0, 1, exclude_max=True), w=st.floats(0, 1, exclude_max=True))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_larger_numbers_are_deeper(u: float, w: float) -> None:
     """What makes the median of a rule its depth at one half."""
     for name in ("fixed", "choice", "uniform", "poisson", "log-normal"):

@@ -64,7 +64,7 @@ def test_each_request_at_its_own_depth(name: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=5)
 @given(chunks=st.lists(st.integers(1, 6), min_size=1, max_size=4), seed=st.integers(0, 99))
 def test_however_prompts_are_cut(chunks: list[int], seed: int) -> None:
     model = noisy("ouroboros-qwen2.5-3b-tiny", seed=seed, depth=2).double().eval()

@@ -135,7 +135,7 @@ def test_the_places_a_point_is_shown_at_are_those_of_a_trace(name):
 numbers = st.none() | st.integers(0, 4) | st.sets(st.integers(0, 4), min_size=1, max_size=2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(point=st.sampled_from(POINTS), stack=st.sampled_from([None, "prelude", "core", "coda"]), step=numbers, layer=numbers)
 def test_an_edit_is_refused_where_it_would_change_nothing_and_only_there(model, point, stack, step, layer):
     made, where = [], at(stack=stack, step=step, layer=layer)

@@ -41,7 +41,7 @@ def test_the_form_of_the_study() -> None:
         assert text == f"{a}+{b}= {str(a + b)[::-1]}§" and total == a + b and 1000 <= min(a, b) <= max(a, b) <= 9999
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 2**31 - 1), st.integers(1, 5), st.sampled_from(["answer", "all"]), st.booleans(), st.integers(0, 3))
 def test_sums_are_right_and_pairs_apart_in_both_orders(seed: int, digits: int, reverse: str, wide: bool, offset: int) -> None:
     options: dict[str, Any] = {"width": 7 if wide else None, "offset": offset, "reverse": reverse, "longer": [6]}
@@ -67,7 +67,6 @@ def test_shapes_that_do_not_depend_on_the_numbers() -> None:
     assert {len(text) - len(text.lstrip()) for text in shifted} == {0, 1, 2, 3, 4}
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**6 - 1), st.integers(0, 10**6 - 1)), min_size=1, max_size=20))
 def test_add_digits(pairs: list[tuple[int, int]]) -> None:
     a, b = (np.array([[int(d) for d in f"{pair[i]:06d}"[::-1]] for pair in pairs]) for i in (0, 1))

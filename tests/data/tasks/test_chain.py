@@ -21,7 +21,7 @@ def apply(word: str, value: int, m: int) -> int:
     return (value + int(word[1:]) if word[0] == "+" else value * int(word[1:])) % m
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 2**31 - 1), st.sampled_from([("add", 2), ("add", 7), ("affine", 7), ("swap", 5)]), st.sampled_from([None, 9]))
 def test_answers_follow_from_the_text(seed: int, kind: tuple[str, int], places: int | None) -> None:
     operations, m = kind

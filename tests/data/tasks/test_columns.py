@@ -31,7 +31,7 @@ def steps_of_a_narrow_window(sums: list[int]) -> int:
     raise AssertionError
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(seed=COUNTS)
 def test_answers_are_the_digits_of_the_sum(seed: int) -> None:
     splits = Columns(lengths=[1, 4, 7], longer=[30], seed=seed, **SMALL).splits()
@@ -52,7 +52,7 @@ def test_answers_are_the_digits_of_the_sum(seed: int) -> None:
             assert int(source.needs[row]) == steps_of_a_narrow_window([*sums, 0])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=COUNTS, length=st.integers(1, 12), data=st.data())
 def test_an_answer_follows_from_its_column_and_those_before(seed: int, length: int, data: st.DataObject) -> None:
     task, same = Columns(), data.draw(st.integers(0, length))
@@ -64,7 +64,7 @@ def test_an_answer_follows_from_its_column_and_those_before(seed: int, length: i
     assert torch.equal(labels[0][:, : same + 2], labels[1][:, : same + 2])
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=COUNTS)
 def test_no_split_has_a_row_of_another_with_digits_exchanged(seed: int) -> None:
     splits = Columns(lengths=[1, 2], train=900, valid=100, test=100, seed=seed).splits()

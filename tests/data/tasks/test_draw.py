@@ -22,7 +22,7 @@ def test_draws_are_known_for_good() -> None:
     assert not np.array_equal(below(stream(1, 2), 100, 9), below(stream(1, 3), 100, 9))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 9), st.integers(2, 5), st.integers(1, 4), st.lists(st.integers(0, 40), min_size=3, max_size=3))
 def test_rows_are_different_and_keys_apart(seed: int, high: int, width: int, sizes: list[int]) -> None:
     counts = dict(zip(("test", "valid", "train"), sizes, strict=True))
@@ -43,7 +43,6 @@ def test_what_is_measured_does_not_depend_on_what_is_trained() -> None:
     assert np.array_equal(few["test"], many["test"])
 
 
-@settings(deadline=None)
 @given(st.integers(0, 30))
 def test_the_last_row_is_found(seed: int) -> None:
     found = apart("here", partial(letters, 9, 2), {"test": 80, "train": 1}, (seed,))  # 81 rows in all
@@ -57,7 +56,6 @@ def test_refusals_say_how_many_there_are() -> None:
         apart("here", partial(letters, 3, 2), {"test": 5, "train": 7}, (0,), room=lambda held: 9 if held is None else 9 - len(held))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 500), st.lists(st.integers(0, 200), min_size=1, max_size=6))
 def test_shares_are_even_as_far_as_they_go(total: int, caps: list[int]) -> None:
     given_ = shares(total, caps)

@@ -20,7 +20,7 @@ def find(x: str, i: int) -> int | None:
     return max(places) + 1 if places else None
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.integers(0, 2**31 - 1), st.integers(3, 6), st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True))
 def test_answers_follow_the_definition(seed: int, symbols: int, hops: list[int]) -> None:
     splits = Hops(hops=hops, harder=[5], length=30, symbols=symbols, train=30, valid=5, test=10, seed=seed).splits()
@@ -54,7 +54,7 @@ def test_every_letter_may_come_first_and_be_the_answer() -> None:
     assert firsts == answers == set("abcd")
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.integers(0, 2**31 - 1), st.integers(3, 6), st.integers(1, 5))
 def test_answers_at_every_letter_follow_the_definition(seed: int, symbols: int, p: int) -> None:
     splits = Hops(hops=[p], length=30, symbols=symbols, answers="every", train=10, valid=5, test=10, seed=seed).splits()

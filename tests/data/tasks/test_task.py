@@ -58,7 +58,7 @@ def test_rows_read_back_and_end_with_their_answer(kind: type[Task], options: dic
 
 
 @each_task
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**31 - 1))
 def test_splits_are_apart_and_rows_different(kind: type[Task], options: dict[str, Any], harder: str, seed: int) -> None:
     options = {**options, "offset": 0} if "offset" in options else options  # so that a text is a problem

@@ -27,6 +27,9 @@ def test_the_fewest_steps_at_equal_loss_are_told(tmp_path: Path) -> None:
     assert "| text | 2 | 2.000 | 2.00 | – | 1.70 | – | – | – | – | – | 1.30 |" in lines
     assert "| text | – | 0.4950 at 1.70 | – | 0.0000 at 1.10 | – | – | – |" in lines
     assert "| text, 8 | 1 | 0.90 | 1.00 | 1.61 (1.58–1.65) | 1.88 | 0.86 | yes |" in lines
+    for device, said in (("CPU aarch64, one thread", "text, 8 |"), ("NVIDIA H200", "text, 8, GPU |")):
+        (tmp_path / "text-speed.jsonl").write_text(json.dumps(row | {"device": device}) + "\n")
+        assert f"| {said} 1 | 0.90 |" in table(tmp_path)
 
 
 def test_paths_reach_the_recipes(tmp_path: Path) -> None:
@@ -34,4 +37,4 @@ def test_paths_reach_the_recipes(tmp_path: Path) -> None:
     assert f"model={{kind: load, source: {tmp_path / 'runs' / 'gated'}}}" in words
     assert any("corpus/train-00" in word for word in overrides("text", tmp_path, tmp_path))
     assert overrides("addition", tmp_path, tmp_path) == []
-    assert set(MODELS) == {"addition", "text", "retrofit", "gated", "gate", "chats"}
+    assert set(MODELS) == {"addition", "text", "retrofit", "gated", "gate", "chats", "wide"}

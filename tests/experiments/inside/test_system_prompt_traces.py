@@ -36,7 +36,7 @@ def same(a: LimitCounts, b: LimitCounts) -> bool:
     return tensors and all(getattr(a, name) == getattr(b, name) for name in ("all_tokens", "all_examples", "moving_examples"))
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(
     opening=st.lists(st.integers(0, 95), max_size=4),
     questions=st.lists(st.lists(st.integers(0, 95), min_size=1, max_size=6), min_size=1, max_size=4),

@@ -60,3 +60,10 @@ def test_what_cannot_be_cut_is_said(tmp_path: Path) -> None:
         split(tmp_path, tmp_path / "parts", 10)
     with pytest.raises(ValueError, match="most is 0"):
         split(folder_with(tmp_path / "source"), tmp_path / "parts", 0)
+
+
+def test_a_file_beside_its_own_compressed_form_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "valid.jsonl").write_text("a")
+    (tmp_path / "valid.jsonl.gz").write_bytes(gzip.compress(b"b"))
+    with pytest.raises(ValueError, match=r"split: valid\.jsonl and valid\.jsonl\.gz in .*; allowed: one of them"):
+        archive(tmp_path)

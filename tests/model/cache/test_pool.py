@@ -12,7 +12,7 @@ from loopwright.model.cache.pool import Cells, KeyPool, Row
 from loopwright.model.cost import room
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
 def test_cells_are_owned_once_and_merge_again(moves: list[tuple[bool, int]]) -> None:
     cells, held = Cells(40), []

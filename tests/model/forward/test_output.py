@@ -185,7 +185,7 @@ def windowed() -> lw.LoopedForCausalLM:
     return noisy("ouroboros-qwen2.5-3b-tiny", sliding_window=3, depth=2, prelude_layers=0, coda_layers=1)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(padding=st.lists(st.integers(0, 5), min_size=1, max_size=3), cuts=st.sets(st.integers(1, 7)))
 @torch.no_grad()
 def test_any_padding_and_any_cuts_give_the_same_maps(padding, cuts):

@@ -39,7 +39,7 @@ def slow(valid: list[bool], segments: list[int]) -> tuple[list[set[int]], list[i
     return seen, positions, ordinals
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(packed_rows())
 def test_chunked_spans_equal_the_definition(case):
     valid, segments, cuts = case

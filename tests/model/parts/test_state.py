@@ -75,7 +75,7 @@ def test_default_std_is_huginns():
     assert LoopedForCausalLM(LoopedConfig(state={"kind": "learned", "std": 0.0})).state.vector.abs().max() == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS, st.lists(st.integers(0, 2**20), min_size=1, max_size=6), st.integers(1, 12), st.randoms())
 def test_noise_is_a_pure_function_of_seed_and_position(seed, positions, width, random):
     """The same value whatever the slice, the order, the batch, and whether the seed is shared or one per row."""
@@ -94,7 +94,7 @@ def test_noise_is_a_pure_function_of_seed_and_position(seed, positions, width, r
     assert torch.equal(batch[:1], whole)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(SEEDS)
 def test_noise_has_the_moments_of_a_truncated_normal(seed):
     x = hashed_normal(seed, torch.arange(64)[None], 256).double()

@@ -193,7 +193,7 @@ def test_tree_holds_few_states_and_runs_no_step_more_than_three_times(monkeypatc
 
 
 @given(count=st.integers(1, 200), held=st.integers(0, 12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_stops_reverse_all_steps_with_no_more_states_and_passes_than_said(count: int, held: int) -> None:
     shelf, runs = [0, *stops(0, count - 1, held)], [1] * count
     runs[count - 1] = 0  # the pass ends before the last step, whose state is at hand

@@ -244,7 +244,7 @@ def test_a_walk_of_one_step_has_no_shortcut():
 
 
 @given(st.integers(2, 40), st.one_of(st.none(), st.floats(0.01, 0.99)), st.integers(0, 10**6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_shallow_step_is_before_the_last_and_a_function_of_the_update(steps, fraction, update):
     objective = Shortcut(fraction=fraction, seed=3)
     found = objective.shallow(steps, update)

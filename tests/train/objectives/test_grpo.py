@@ -25,7 +25,7 @@ RECIPE = {
 }  # fmt: skip
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     st.sampled_from(["stars-addition-tiny", "huginn-tiny"]),
     st.integers(1, 4),
@@ -136,7 +136,7 @@ def test_rows_of_several_answers_are_refused_by_their_number(tmp_path, monkeypat
     Grpo("exact").check(recipe, chats(tmp_path / "b", [1, 1]), 1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=40), st.integers(0, 5), st.booleans())
 def test_the_longest_answer_is_that_of_the_whole_run(lengths, seed, shuffled):
     class Rows:

@@ -169,7 +169,7 @@ def test_padding_changes_nothing(mode):
         assert off(gradients(model, whole), slope) < 1e-5
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(start=st.integers(0, 5), parts=st.sampled_from([2, 4, 8]), share=st.sampled_from([0.25, 0.2]))
 def test_the_number_of_processes_changes_nothing(start, parts, share):
     """Each process takes neighbours, and probes as many of them as there are, which may be none."""

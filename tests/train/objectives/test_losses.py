@@ -218,7 +218,7 @@ def test_a_gate_that_is_sure_of_itself_has_finite_gradients(bias):
 
 
 @given(st.integers(1, 6), st.integers(0, 10**6))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_exit_log_probabilities_are_those_of_the_models_gate(steps, seed):
     gate = torch.randn(steps, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
     model_gate = ExitGate(LoopedConfig(hidden_size=8))
@@ -293,7 +293,7 @@ def test_loss_and_gradients_are_finite_and_metrics_have_names_of_their_own(kind,
 
 @pytest.mark.parametrize(("kind", "name"), FITTING, ids=lambda x: x)
 @given(lengths=st.lists(st.integers(3, 8), min_size=2, max_size=3), side=st.sampled_from(["right", "left"]))
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=2)
 def test_padded_rows_weigh_what_they_weigh_alone(kind, name, lengths, side):
     model, batch = built(name), ragged((*lengths, 4), side=side)
     aim = objective(kind)

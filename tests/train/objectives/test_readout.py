@@ -32,7 +32,7 @@ def packed() -> Batch:
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_targets_are_the_labels_that_are_not_ignored_each_asked_of_the_place_before(rows):
     length = max(map(len, rows))
     ids = torch.arange(len(rows) * length).view(len(rows), length)

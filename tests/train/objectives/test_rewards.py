@@ -15,7 +15,7 @@ from tests.own_kinds import own_kinds
 WORDS = st.text(alphabet="ab1 \n", max_size=4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(WORDS, WORDS, st.booleans())
 def test_exact_is_the_answer_itself_and_ended(completion, answer, ended):
     value = Exact()(Sample("", completion, answer, ended))
@@ -23,7 +23,7 @@ def test_exact_is_the_answer_itself_and_ended(completion, answer, ended):
     assert Exact()(Sample("", f" {answer}\n", answer, True)) == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(-(10**9), 10**9), st.text(alphabet="abc .$\n", max_size=12))
 def test_a_final_number_is_found_in_every_spelling(number, words):
     for text in (f"{words}{number}", f"{words}{number:,}{words}", f"7 and 8 #### {number} {words}", f"{words} {number}.00"):

@@ -8,7 +8,7 @@ from loopwright.train.objectives.step_weights import StepWeights
 
 
 @given(st.integers(1, 9), st.sampled_from(["uniform", "linear", "geometric", [0.0, 0.0, 2.0]]), st.floats(0.1, 2))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_weights_sum_to_one(steps, weights, ratio):
     found = StepWeights("x", weights, ratio)(steps)
     assert len(found) == (steps if isinstance(weights, str) else min(steps, 3))

@@ -22,7 +22,7 @@ def row(update: int, loss: float, *, seconds: float = 0.0) -> dict[str, Any]:
     return {"update": update, "loss": loss, "seconds": seconds}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     losses=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=8),
     looks=st.sets(st.integers(0, 7)),
@@ -126,7 +126,7 @@ def test_timing_keys_are_left_out_of_comparisons() -> None:
     assert untimed({"update": 1, **dict.fromkeys(TIMING_KEYS, 2.0)}) == {"update": 1}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     rows=st.lists(st.sampled_from(["loss", "valid"]), max_size=8), torn=st.sampled_from(["", '{"valid": 9', '{"valid": 9}']),
     block=st.integers(1, 40),

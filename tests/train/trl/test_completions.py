@@ -11,7 +11,7 @@ from loopwright.train.trl.completions import Prompts, cut
 ROWS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=4)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(ROWS)
 def test_padding_stands_on_the_left_and_is_masked(rows):
     ids, mask = left_padded([torch.tensor(row) for row in rows], max(map(len, rows)), 9)
@@ -19,7 +19,7 @@ def test_padding_stands_on_the_left_and_is_masked(rows):
     assert bool((mask.diff(dim=1) >= 0).all()) and bool((ids[mask == 0] == 9).all())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 5), min_size=5, max_size=5), min_size=1, max_size=4))
 def test_a_completion_ends_with_its_first_end_token(rows):
     for row, found in zip(rows, cut(torch.tensor(rows), [4, 5]), strict=True):
