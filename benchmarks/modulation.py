@@ -79,12 +79,14 @@ def forced(run: Run, *, kernels: bool) -> Run:
     """Returns a run of modulated maps by kernels whatever their size, or by products as where no kernels are offered."""
 
     def call(x: Tensor) -> Tensor:
-        kept = diagonal.RANKS, diagonal.WIDEST
-        diagonal.RANKS, diagonal.WIDEST = (kept[0], 2**20) if kernels else ((), 0)
+        kept = {name: getattr(diagonal, name) for name in ("RANKS", "WIDEST", "LEAST", "LEAST_REPLAYED")}
+        for name, value in ({"WIDEST": 2**20, "LEAST": 0, "LEAST_REPLAYED": 0} if kernels else {"RANKS": ()}).items():
+            setattr(diagonal, name, value)
         try:
             return run(x)
         finally:
-            diagonal.RANKS, diagonal.WIDEST = kept
+            for name, value in kept.items():
+                setattr(diagonal, name, value)
 
     return call
 

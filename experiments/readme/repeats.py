@@ -58,4 +58,5 @@ def short(found: Pooled, equal: str = "FLOPs") -> str:
     """Returns on which side the looped arm is and by how much, in words."""
     side, count = "ahead of" if found.difference < 0 else "behind", len(found.seeds)
     decided = "" if count == 1 else ", decided" if found.verdict in ("lower", "higher") else ", not decided"
-    return f"{side} plain layers of equal {equal} (by {abs(found.difference):.2f} nats, {WORDS[count]} seed{'s' * (count > 1)}{decided})"
+    seeds = f"{WORDS[count]} seed{'s' * (count > 1)}"
+    return f"{side} plain layers of equal {equal} (by {abs(found.difference):.2f} nats, {seeds}{decided})"

@@ -160,7 +160,7 @@ class Scheduler:
         elif not wish.prompt_logprobs:  # what is copied is not scored
             running = [other.held for other in self.running if other.trail is None]
             run.prefilled = self.prefixes.fill(row, run.held.key, wish.prompt, running)
-            # n tokens take n ticks, of each of which a row is one share, or one pass, for which all rows wait
+            # n tokens take n ticks, in which the other rows go on, or one pass, for which they wait
             if self.graphs is not None and run.to_prefill - run.prefilled <= min(SHORT_PROMPT, max(1, len(self.state) - 1)):
                 run.phase = "embed"
         if self.graphs is not None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from loopwright.evaluate.task_index import read_names
+from loopwright.evaluate.harness import _manager
+from loopwright.evaluate.task_index import TaskNames, read_names
 
 FILES = {
     "a/arc_easy.yaml": "tag:\n  - ai2_arc\n  - \"quoted\"\ntask: arc_easy\ndoc_to_text: 'task: no'\n",
@@ -45,3 +48,26 @@ def test_an_unknown_name_is_told_with_near_ones(folder: Path, name: str, said: s
     with pytest.raises(ValueError, match=said) as told:
         read_names(folder).check([name], ["svamp"])
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "looked_through"),
+    [(None, ["lib/a", "lib/b"]), ("mine", ["lib/a", "lib/b", "mine"]), ("lib", ["lib"]), ("lib/a/deep", ["lib/a", "lib/b"])],
+    ids=["none", "beside", "around", "inside"],
+)
+def test_no_folder_is_looked_through_twice_and_ones_own_comes_last(
+    own: str | None, looked_through: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lm-eval looks below each folder, and warns of every task that it finds a second time."""
+    given: list[list[str]] = []
+
+    def manager(include_path: list[str], include_defaults: bool = True) -> SimpleNamespace:
+        given.append(include_path)
+        return SimpleNamespace(task_index={name: SimpleNamespace(kind=SimpleNamespace(name="TASK")) for name in "xy"})
+
+    package = ModuleType("lm_eval")
+    package.tasks = SimpleNamespace(TaskManager=manager)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lm_eval", package)
+    known = TaskNames({"x": frozenset({Path("lib/a")}), "y": frozenset({Path("lib/b"), Path("lib/a")})}, frozenset())
+    _manager(["x", "y"], known, own)
+    assert given == [looked_through]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from loopwright.model.cache.pool import KeyPool, Row
 from loopwright.model.forward.context import Pass, Place, Reading
+from loopwright.model.forward.span import running_sum
 from loopwright.model.layers.attention import attend, attend_heads
 from loopwright.model.parts.part import RowSteps
 
@@ -50,7 +51,7 @@ class RowSpan:
 
     def document_sum(self, x: Tensor, carried: Tensor | None) -> Tensor:
         """Returns the running sum of x [R, T, W]; `carried` [R, W] is the sum of the tokens before."""
-        total = x.cumsum(1)
+        total = running_sum(x)
         return total if carried is None else total + carried[:, None]
 
 

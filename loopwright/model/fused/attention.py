@@ -3,7 +3,8 @@
 A program has some of the keys of a head; the last of a head to end adds up the parts. Keys that may not be seen (padding, other
 documents, outside the window) have −inf in the mask of the pass, which is added to the scores; keys after a new token are not
 read by it. One new token's own key is written, and counted from registers. Of several, each is written by the program that has
-its place among the keys, the only one that reads it. Rows lie end to end, or begin where `starts` says.
+its place among the keys, the only one that reads it (but for rows that repeat another, which write the same). Rows lie end to end,
+or begin where `starts` says.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class FusedStacks:
         given = (
             self.z, keys, values, starts, cos, sin, mask, index, self.parts, self.stats, self.ended, self.a, self.capacity,
             stride, self.z[0].numel(), self.size**-0.5, self.heads, self.key_heads, self.size, self.size_padded, self.interleaved,
-            self.z.shape[0], size.splits, triton.next_power_of_2(size.splits), size.chunk, size.block,
+            self.z.shape[0], size.splits, triton.next_power_of_2(size.splits), 0 if starts is not None else size.chunk, size.block,
         )  # fmt: skip
         if self.few_rows:
             attend_one[(self.heads, size.splits, self.rows)](*given, self.early, **self._launch(size.warps))

@@ -73,8 +73,10 @@ class GraphedWork:
                 except Exception as error:
                     failed = error
                     raise
-        except Exception as error:  # ending the capture fails then too, and says no more than that it does
-            raise error if failed is None else failed from None
+        except Exception:  # ending the capture fails then too, and says no more than that it does
+            if failed is None:
+                raise
+            raise failed from None
         return Captured(graph, static, loss, metrics)
 
     def _replay(self, captured: Captured, leaves: list[Any]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -52,7 +52,8 @@ class CrossEntropy(torch.autograd.Function):
         logits = logits.contiguous()
         loss, log_z = (torch.empty(len(ids), dtype=torch.float32, device=logits.device) for _ in range(2))
         if len(ids):
-            _forward[(len(ids),)](logits, ids, loss, log_z, logits.shape[1], BLOCK)
+            with torch.cuda.device_of(logits):  # Triton launches on the current card, not on the one that holds the numbers
+                _forward[(len(ids),)](logits, ids, loss, log_z, logits.shape[1], BLOCK)
         ctx.save_for_backward(logits, ids, log_z)
         return loss, log_z
 
@@ -63,7 +64,7 @@ class CrossEntropy(torch.autograd.Function):
         found = torch.empty_like(logits)
         if len(ids):
             grid = (len(ids), triton.cdiv(logits.shape[1], BLOCK))
-            _backward[grid](
-                logits, ids, log_z, of_loss.float().contiguous(), of_z.float().contiguous(), found, logits.shape[1], BLOCK
-            )
+            of_loss, of_z = of_loss.float().contiguous(), of_z.float().contiguous()
+            with torch.cuda.device_of(logits):
+                _backward[grid](logits, ids, log_z, of_loss, of_z, found, logits.shape[1], BLOCK)
         return found, None

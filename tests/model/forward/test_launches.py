@@ -22,3 +22,12 @@ def test_an_error_inside_ends_it() -> None:
     with pytest.raises(ValueError, match="inside"), free_launches():
         raise ValueError("inside")
     assert not launches.free
+
+
+def test_two_threads_do_not_leave_it_on() -> None:
+    one, two = free_launches(), free_launches()
+    one.__enter__(), two.__enter__()
+    one.__exit__(None, None, None)
+    assert launches.free, "the other is still inside"
+    two.__exit__(None, None, None)
+    assert not launches.free

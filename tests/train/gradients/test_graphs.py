@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from loopwright.model.forward import launches
 from loopwright.recipes import recipe
 from loopwright.train.gradients.graphs import GraphedWork
 from loopwright.train.loop import train
@@ -126,3 +127,21 @@ def test_every_replay_draws_anew() -> None:
         seen.append(run({"x": ones})[1]["kept"])
     assert torch.equal(seen[1], seen[4])
     assert not torch.equal(seen[1], seen[2]) and not torch.equal(seen[2], seen[3])
+
+
+@pytest.mark.gpu
+def test_an_error_in_a_capture_is_the_one_that_is_raised() -> None:
+    """And launches are free there, whatever kernels make of it."""
+    seen: list[bool] = []
+
+    def work(tensors: dict) -> tuple[torch.Tensor, dict]:
+        seen.append(launches.free)
+        if torch.cuda.is_current_stream_capturing():
+            raise KeyError("mine")
+        return tensors["x"].sum(), {}
+
+    run, given = GraphedWork(work, torch.device("cuda")), {"x": torch.ones(2, device="cuda")}
+    run(given)
+    with pytest.raises(KeyError, match="mine"):
+        run(given)
+    assert seen == [True, True] and not launches.free

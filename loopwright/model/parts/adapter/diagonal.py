@@ -85,8 +85,8 @@ class Bases(Factored):
 
 def kernel_dtype(x: Tensor, linears: Sequence[nn.Module], rank: int) -> torch.dtype | None:
     """Returns the type that kernels run modulated maps of x in; None where they do not, or are not known to be faster:
-    without a Hopper GPU, for few tokens or wide maps, in float32, where weights would have to be cast, where derivatives of
-    derivatives may be asked for (attention is then told to do without its own kernels)."""
+    without a Hopper GPU, for few tokens or wide maps, in float32, where weights would have to be cast, where derivatives forward or
+    of derivatives may be asked for (attention is then told to do without its own kernels)."""
     if type(x) is not Tensor or not x.is_cuda or x.dim() != 3 or rank not in RANKS:
         return None
     if x.numel() < (LEAST_REPLAYED if launches.free else LEAST):
@@ -94,12 +94,36 @@ def kernel_dtype(x: Tensor, linears: Sequence[nn.Module], rank: int) -> torch.dt
     kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     if kind not in (torch.bfloat16, torch.float16) or torch.cuda.get_device_properties(x.device).major != HOPPER:
         return None
-    if not torch.compiler.is_compiling():  # a compiled step has Triton, and nobody differentiates it twice
-        from loopwright.model.fused.offer import can_compile
+    if not all(_as_it_was_made(linear, kind) for linear in linears):
+        return None
+    # a compiled step has Triton, and nobody differentiates it twice or forward
+    return kind if torch.compiler.is_compiling() or _can_launch(x, linears) else None
 
-        if not (can_compile() and torch.backends.cuda.flash_sdp_enabled()):
-            return None
-    return kind if all(_as_it_was_made(linear, kind) for linear in linears) else None
+
+def _can_launch(x: Tensor, linears: Sequence[nn.Module]) -> bool:
+    """Says whether kernels can take the place of maps that run one by one: nobody looks on or asks for other derivatives."""
+    from loopwright.model.fused.offer import can_compile, say_once
+
+    if not torch.backends.cuda.flash_sdp_enabled() or derived_otherwise() or not all(_unwatched(linear, x) for linear in linears):
+        return False
+    if not can_compile():
+        say_once("adapters: modulated maps run by products: for their kernels install Triton and a C compiler (gcc, clang)")
+        return False
+    return True
+
+
+def derived_otherwise() -> bool:
+    """Says whether derivatives forward, or those of torch.func, are being taken: the kernels have none, and would say 0."""
+    return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _unwatched(linear: nn.Module, x: Tensor) -> bool:
+    """Says whether nothing runs around a map (hooks of all modules, a forward of its own, as offloading has) and W can be read."""
+    module = torch.nn.modules.module
+    hooks = (module._global_forward_hooks, module._global_forward_pre_hooks, module._global_backward_hooks)
+    if any(hooks) or module._global_backward_pre_hooks or linear._backward_pre_hooks or "forward" in vars(linear):
+        return False
+    return linear.weight.device == x.device and linear.weight.data_ptr() % 16 == 0
 
 
 def _as_it_was_made(linear: nn.Module, kind: torch.dtype) -> bool:

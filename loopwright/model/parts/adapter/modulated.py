@@ -1,7 +1,7 @@
 """Modulated maps by kernels, forward and back: y = W x + b + scale · B ((A x) ⊙ d), for up to three maps that share x.
 
-Two operators of torch's library, so that a compiler takes each as it is. As with torch's fast attention, there is a backward pass
-and no derivative of it, nor one forward.
+Two operators of torch's library, so that a compiler takes each as it is. There is a backward pass, and neither a derivative of it,
+which is refused, nor one forward, which torch takes for 0: whoever calls them must ask `derived_otherwise` first.
 """
 
 from __future__ import annotations
@@ -62,17 +62,18 @@ def modulated(
     (tokens, width), rank, maps = x.shape, a[0].shape[0], len(w)
     raw, z = (x.new_empty(tokens, maps * rank) for _ in range(2))
     ys = [x.new_empty(tokens, m.shape[0]) for m in w]
-    kernels._inner[(triton.cdiv(tokens, inner.rows),)](
-        _one(x, inner.rows, inner.step), *_three(a, rank, inner.step), d, raw, z, tokens, d.shape[1], *d.stride()[:2],
-        scale, width, rank, inner.rows, inner.step, inner.stages, early, num_warps=inner.warps,
-    )  # fmt: skip
     tiles = [triton.cdiv(m.shape[0], outer.columns) for m in w]
-    kernels._outer[(triton.cdiv(tokens, outer.rows) * sum(tiles),)](
-        _one(x, outer.rows, outer.step), *_three(w, outer.columns, outer.step), _one(z, outer.rows, rank),
-        *_three(b, outer.columns, rank), bias0, bias1, bias2, *_three(ys, outer.rows, outer.columns),
-        tiles[0], tiles[1] if maps > 1 else 0, sum(tiles), early,
-        width, rank, outer.rows, outer.columns, outer.step, outer.stages, **_launch(outer, early),
-    )  # fmt: skip
+    with torch.cuda.device_of(x):  # Triton launches on the current card, not on the one that holds the numbers
+        kernels._inner[(triton.cdiv(tokens, inner.rows),)](
+            _one(x, inner.rows, inner.step), *_three(a, rank, inner.step), d, raw, z, tokens, d.shape[1], *d.stride()[:2],
+            scale, width, rank, inner.rows, inner.step, inner.stages, early, num_warps=inner.warps,
+        )  # fmt: skip
+        kernels._outer[(triton.cdiv(tokens, outer.rows) * sum(tiles),)](
+            _one(x, outer.rows, outer.step), *_three(w, outer.columns, outer.step), _one(z, outer.rows, rank),
+            *_three(b, outer.columns, rank), bias0, bias1, bias2, *_three(ys, outer.rows, outer.columns),
+            tiles[0], tiles[1] if maps > 1 else 0, sum(tiles), early,
+            width, rank, outer.rows, outer.columns, outer.step, outer.stages, **_launch(outer, early),
+        )  # fmt: skip
     return [*ys, raw]
 
 
@@ -90,16 +91,17 @@ def modulated_back(
     (tokens, _), width, rank, maps = raw.shape, w[0].shape[1], a[0].shape[0], len(w)
     dz, dd, dx = torch.empty_like(raw), torch.empty_like(raw), raw.new_empty(tokens, width)
     widths = [m.shape[0] for m in w] + [0] * (3 - maps)
-    kernels._inner_back[(triton.cdiv(tokens, inner.rows), maps)](
-        *_three(g, inner.rows, inner.step), *_three(b, inner.step, rank), d, raw, dz, dd, tokens, d.shape[1], *d.stride()[:2],
-        scale, *widths, maps, rank, inner.rows, inner.step, inner.stages, early, num_warps=inner.warps,
-    )  # fmt: skip
     tiles = triton.cdiv(width, outer.columns)
-    kernels._outer_back[(triton.cdiv(tokens, outer.rows) * tiles,)](
-        *_three(g, outer.rows, outer.step), *_three(w, outer.step, outer.columns), _one(dz, outer.rows, rank),
-        *_three(a, rank, outer.columns), _one(dx, outer.rows, outer.columns),
-        tiles, early, *widths, rank, outer.rows, outer.columns, outer.step, outer.stages, **_launch(outer, early),
-    )  # fmt: skip
+    with torch.cuda.device_of(raw):
+        kernels._inner_back[(triton.cdiv(tokens, inner.rows), maps)](
+            *_three(g, inner.rows, inner.step), *_three(b, inner.step, rank), d, raw, dz, dd, tokens, d.shape[1], *d.stride()[:2],
+            scale, *widths, maps, rank, inner.rows, inner.step, inner.stages, early, num_warps=inner.warps,
+        )  # fmt: skip
+        kernels._outer_back[(triton.cdiv(tokens, outer.rows) * tiles,)](
+            *_three(g, outer.rows, outer.step), *_three(w, outer.step, outer.columns), _one(dz, outer.rows, rank),
+            *_three(a, rank, outer.columns), _one(dx, outer.rows, outer.columns),
+            tiles, early, *widths, rank, outer.rows, outer.columns, outer.step, outer.stages, **_launch(outer, early),
+        )  # fmt: skip
     return dx, dz, dd
 
 
@@ -128,7 +130,7 @@ def _gradients(ctx: Any, grads: Sequence[Tensor | None]) -> tuple:
     if ctx.weights:
         of_w = [one.T @ x[0] for one in g]
     if ctx.bases:
-        z = ctx.scale * raw * d.flatten(0, 1)
+        z = (ctx.scale * raw * d.flatten(0, 1)).to(raw.dtype)
         of_a = [part.T @ x[0] for part in dz.chunk(n, dim=-1)]
         of_b = [one.T @ part for one, part in zip(g, z.chunk(n, dim=-1), strict=True)]
     of_bias = [one.sum(0) if biased else None for one, biased in zip(g, ctx.biased, strict=False)]

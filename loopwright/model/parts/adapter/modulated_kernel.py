@@ -10,13 +10,10 @@ summed W x.
 
 from __future__ import annotations
 
-import os
-
 import triton
 import triton.language as tl
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from loopwright.model.fused.products import go_early, wait_early
 
 
 @triton.jit
@@ -48,8 +45,7 @@ def _inner(
     width: tl.constexpr, rank: tl.constexpr, rows: tl.constexpr, step: tl.constexpr, stages: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """A x (raw) and z of some tokens, [tokens, maps · rank] each."""
-    if early:
-        gdc_launch_dependents()
+    go_early(early)
     row = tl.program_id(0) * rows
     first = tl.zeros((rows, rank), tl.float32)
     second, third = first, first
@@ -77,8 +73,7 @@ def _tile(
 ):  # fmt: skip
     total = tl.zeros((rows, columns), tl.float32)
     total = _summed(total, x, w, row, 0, column, width, step, stages)
-    if early:
-        gdc_wait()
+    wait_early(early)
     total = tl.dot(z.load([row, place * rank]), b.load([column, 0]).T, total, input_precision="ieee")
     if bias is not None:
         n = column + tl.arange(0, columns)
@@ -128,8 +123,7 @@ def _inner_back(
     rank: tl.constexpr, rows: tl.constexpr, step: tl.constexpr, stages: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """The gradients of A x and of d for some tokens and one map, [tokens, maps · rank] each."""
-    if early:
-        gdc_launch_dependents()
+    go_early(early)
     row, place = tl.program_id(0) * rows, tl.program_id(1)
     if place == 0:
         _inner_one(g0, b0, d, raw, dz, dd, row, 0, tokens, length, d_row, d_token, scale, maps, width0, rank, rows, step, stages)
@@ -159,8 +153,7 @@ def _outer_back(
         total = _summed_back(total, g1, w1, row, 0, column, width1, step, stages)
     if g2 is not None:
         total = _summed_back(total, g2, w2, row, 0, column, width2, step, stages)
-    if early:
-        gdc_wait()
+    wait_early(early)
     total = tl.dot(dz.load([row, 0]), a0.load([0, column]), total, input_precision="ieee")
     if g1 is not None:
         total = tl.dot(dz.load([row, rank]), a1.load([0, column]), total, input_precision="ieee")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,3 +40,10 @@ def cast(tree: object, kind: torch.dtype) -> object:
     if isinstance(tree, Tensor):
         return tree.detach().to(kind).requires_grad_()
     return None if tree is None else [cast(one, kind) for one in tree]  # type: ignore[attr-defined]
+
+
+def small_tiles(monkeypatch: pytest.MonkeyPatch, launched: Any) -> None:
+    """Makes the interpreter run several programs, and quickly."""
+    if DEVICE == "cpu":
+        for name in ("INNER", "OUTER", "OUTER_BACK"):
+            monkeypatch.setattr(launched, name, launched.Tile(32, 32, 32, 4, 2))

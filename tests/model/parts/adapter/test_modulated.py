@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.model.fused.interpreted import DEVICE, need_triton, numbers
-from tests.model.parts.adapter.modulated_maps import DTYPE, GROUPS, SCALE, cast, given
+from tests.model.parts.adapter.modulated_maps import DTYPE, GROUPS, SCALE, cast, given, small_tiles
 
 need_triton()
 
@@ -17,15 +17,12 @@ from loopwright.model.forward.launches import free_launches  # noqa: E402
 from loopwright.model.looped import LoopedForCausalLM  # noqa: E402
 from loopwright.model.parts.adapter import diagonal  # noqa: E402
 from loopwright.model.parts.adapter import modulated as under_test  # noqa: E402  (the interpreter must have been chosen)
-from loopwright.model.parts.adapter.modulated import Tile, modulated  # noqa: E402
+from loopwright.model.parts.adapter.modulated import modulated  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    if DEVICE == "cpu":  # several programs, and quickly
-        small = Tile(32, 32, 32, 4, 2)
-        for name in ("INNER", "OUTER", "OUTER_BACK"):
-            monkeypatch.setattr(under_test, name, small)
+    small_tiles(monkeypatch, under_test)
 
 
 def test_frozen_weights_get_no_gradient_and_x_is_not_kept() -> None:
@@ -94,6 +91,14 @@ def test_kernels_run_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     near = 0.05 * float(by_products.detach().abs().max())
     torch.testing.assert_close(by_kernels, by_products, rtol=0, atol=near)
     torch.testing.assert_close(compiled, by_kernels, rtol=0, atol=near)
+
+
+def test_bases_are_trained_beside_diagonals_of_another_type() -> None:
+    x, w, _, a, b, d = cast(given(GROUPS["two"], biased=False, wide=True), torch.float16)  # type: ignore[misc]
+    d = d.detach().float().requires_grad_()
+    *ys, _ = modulated(x, w, a, b, d, SCALE, None, None, None)
+    sum(y.float().square().sum() for y in ys).backward()
+    assert d.grad.dtype == torch.float32 and all(one.grad.isfinite().all() and one.grad.any() for one in (*a, *b))
 
 
 def test_the_operators_keep_what_torch_asks_of_them() -> None:

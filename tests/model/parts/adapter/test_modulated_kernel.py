@@ -5,21 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.model.fused.interpreted import DEVICE, need_triton, numbers
-from tests.model.parts.adapter.modulated_maps import DTYPE, GROUPS, NEAR, SCALE, cast, given, plain
+from tests.model.fused.interpreted import need_triton, numbers
+from tests.model.parts.adapter.modulated_maps import DTYPE, GROUPS, NEAR, SCALE, cast, given, plain, small_tiles
 
 need_triton()
 
 from loopwright.model.parts.adapter import modulated as launched  # noqa: E402  (the interpreter must have been chosen)
-from loopwright.model.parts.adapter.modulated import Tile, modulated  # noqa: E402
+from loopwright.model.parts.adapter.modulated import modulated  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    if DEVICE == "cpu":  # several programs, and quickly
-        small = Tile(32, 32, 32, 4, 2)
-        for name in ("INNER", "OUTER", "OUTER_BACK"):
-            monkeypatch.setattr(launched, name, small)
+    small_tiles(monkeypatch, launched)
 
 
 @pytest.mark.parametrize("wide", [True, False], ids=["token", "row"])
