@@ -101,9 +101,15 @@ def parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """A tree is walked once for all rules."""
+    return tuple(ast.walk(tree))
+
+
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yields (line, dotted name) of each import below a node; `from a import b` counts as a.b."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -111,7 +117,7 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
-    yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    yield from (node for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def imports_point_down(root: Path) -> list[str]:
@@ -186,7 +192,7 @@ def every_file_has_its_test(root: Path) -> list[str]:
 def public_names_have_docstrings(root: Path) -> list[str]:
     trees = dict(sources(root))
     classes: dict[str, list[ast.ClassDef]] = {}
-    for node in (node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+    for node in (node for tree in trees.values() for node in nodes(tree) if isinstance(node, ast.ClassDef)):
         classes.setdefault(node.name, []).append(node)
 
     def inherited(owner: ast.ClassDef, name: str) -> bool:
@@ -212,7 +218,7 @@ def public_names_have_docstrings(root: Path) -> list[str]:
 
 
 def defined_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.lineno, node.name
         elif isinstance(node, ast.arg):
@@ -230,7 +236,7 @@ def glossary_words(root: Path) -> list[str]:
             words = {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+", name)}
             if name not in DICTATED and (words & NOT_WORDS or name.lower() in NOT_NAMES):
                 found.append(f"{path}:{line}: the name {name}")
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node) or ""
                 for phrase in QUOTED:
@@ -251,7 +257,7 @@ def one_loop(root: Path) -> list[str]:
     found = []
     for path, tree in sources(root):
         owners = {id(inner): node.name for node in functions(tree) for inner in ast.walk(node)}
-        for loop in ast.walk(tree):
+        for loop in nodes(tree):
             if not isinstance(loop, ast.For | ast.While | ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp):
                 continue
             for node in ast.walk(loop):
@@ -266,7 +272,7 @@ def no_hasattr(root: Path) -> list[str]:
     return [
         f"{path}:{node.lineno}: hasattr"
         for path, tree in sources(root)
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Name) and node.id == "hasattr"
     ]
 
@@ -301,7 +307,7 @@ def unread_fields(root: Path, fields: list[str]) -> list[str]:
     read: set[str] = set()
     for path, tree in sources(root):
         skipped = {id(n) for f in functions(tree) if f.name in checks and path.endswith("config.py") for n in ast.walk(f)}
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load) or id(node) in skipped:
                 continue
             owner = node.value
@@ -318,7 +324,7 @@ def unnamed_entries(root: Path, entries: dict[str, set[str]]) -> list[str]:
         node.value
         for path, tree in sources(root, *folders)
         if path not in ("tests/test_architecture.py", "tests/rules.py")
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     named |= {name.removesuffix("-tiny") for name in named}

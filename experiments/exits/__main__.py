@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=SMALL, choices=list(MODELS))
     parser.add_argument("--stages", nargs="*", default=["train", "evaluate", "speed"], choices=["train", "evaluate", "speed"])
     parser.add_argument("--device", default="cpu", help="where it is measured")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights that are timed")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     for name in asked.models:
@@ -50,7 +51,7 @@ def main() -> None:
         if "evaluate" in asked.stages:
             measure(name, folder, asked.data, asked.device)
         if "speed" in asked.stages:
-            time_model(name, folder, asked.data, asked.device)
+            time_model(name, folder, asked.data, asked.device, asked.dtype)
     (RESULTS / "table.md").write_text(table(RESULTS))
 
 
@@ -76,17 +77,17 @@ def measure(name: str, folder: Path, data: Path, device: str) -> None:
     report.plot(RESULTS / f"{name}.svg")
 
 
-def time_model(name: str, folder: Path, data: Path, device: str) -> None:
+def time_model(name: str, folder: Path, data: Path, device: str, dtype: str) -> None:
     """Writes the rows of P18 and P19 of a model."""
     depth, report = MODELS[name].depth, ExitReport.load(RESULTS / f"{name}.json")
-    model = lw.load(folder).to(device)
+    model = lw.load(folder).to(device, getattr(torch, dtype))
     prompts, new = text_prompts(data, folder) if MODELS[name].text else task_prompts(folder)
     few = prompts[:PROMPTS] if MODELS[name].text else prompts
     best = {family: point.rule for family, point in report.cheapest().items() if family in ("change", "entropy", "gate", "stable")}
     with fitting_threads(model):
         rows = speculation(name, model, few, depth=depth, new=new)
         rows += early_exit(name, model, few, list(best.values()), depth=depth, new=min(new, NEW // 2), many=prompts)
-    rows = [row | made_on() for row in rows]
+    rows = [row | made_on() | {"dtype": dtype} for row in rows]
     lines = [json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}) for row in rows]
     (RESULTS / f"{name}-speed{'' if device == 'cpu' else '-gpu'}.jsonl").write_text("\n".join(lines) + "\n")
     print("\n".join(lines), file=sys.stderr)

@@ -95,13 +95,20 @@ def cell(text: str) -> str:
     return f"{text} |"
 
 
+def mixed_depths(tokens: int) -> float:
+    """Returns the engine's throughput at mixed depths over lockstep batches at the deepest, for answers of so many tokens."""
+    name = "P16 throughput at depths 1 to 8 / lockstep at depth 8"
+    return float(only("decode/engine-tick-h200.jsonl", benchmark=name, new_tokens=tokens)["ratio"])
+
+
 def modulation() -> str:
     """Returns what a modulated layer costs, with and without its controller, on both devices."""
     ratios, bounds = [], []
-    for device in ("cpu", "h200"):
+    kernels = {"compiled": False, "replayed": True}
+    for device, by, given in (("cpu", "", {}), ("h200", "by kernels ", kernels)):
         rows = [
-            only(f"training/modulation-{device}.jsonl", benchmark=f"P5 modulated {what} / frozen, forward", width=768)
-            for what in ("layer", "controller")
+            only(f"training/modulation-{device}.jsonl", benchmark=f"P5 modulated {what} / frozen, forward", width=768, **given)
+            for what in (f"{by}layer", "controller")
         ]
         ratios.append(", ".join(f"{row['ratio']:.2f}" for row in rows))
         bounds.append(", ".join(f"{1 + row['flop_overhead']:.2f}" for row in rows))

@@ -237,7 +237,7 @@ def fused_rows(model: LoopedForCausalLM, rows: int, reach: int, length: int = 1)
         return None
     if length > longest_pass(rows, config.num_attention_heads // config.num_key_value_heads):
         return None
-    stacks = fused_stacks(model)
+    stacks = fused_stacks(model, rows * length)
     if not stacks:
         return None
     from loopwright.model.fused.stack import FusedStacks  # Triton comes with torch, where there is a GPU

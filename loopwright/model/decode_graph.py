@@ -79,7 +79,7 @@ class DecodeGraph:
         return self.logits.clone()
 
     def _fused(self, cache: LoopCache) -> FusedStacks | None:
-        stacks = fused_stacks(self.model)
+        stacks = fused_stacks(self.model, self.rows)
         if not stacks:
             return None
         from loopwright.model.fused.stack import FusedStacks  # Triton comes with torch, where there is a GPU

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 OLDEST = (8, 0)  # compute capability: an older card has neither bfloat16 nor the memory for the kernels' tiles
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+WIDEST = 512  # in float32, of several tokens at once: tensor cores would round, and without them torch's products soon win
 KNOWN = {Block, Attention, MLP, Residual, RMSNorm, nn.Linear, nn.Identity}
 
 
@@ -40,10 +41,10 @@ def has_kernels(x: Tensor) -> bool:
     return torch.cuda.get_device_capability(x.device) >= OLDEST and can_compile()
 
 
-def fused_stacks(model: Backbone) -> list[str]:
-    """Returns the stacks that have a fused form; of the others it is said once why they have none."""
+def fused_stacks(model: Backbone, tokens: int) -> list[str]:
+    """Returns the stacks that have a fused form for so many tokens at once; of the others it is said once why they have none."""
     stacks = [stack for stack in STACKS if len(getattr(model, stack))]
-    reason = no_kernels(model)
+    reason = no_kernels(model, tokens)
     if reason is not None:
         say_once(f"decode: no fused kernels: {reason}")
         return []
@@ -54,13 +55,16 @@ def fused_stacks(model: Backbone) -> list[str]:
     return [stack for stack in stacks if reasons[stack] is None]
 
 
-def no_kernels(model: Backbone) -> str | None:
-    """Returns why no stack of a model can have a fused form, or None."""
+def no_kernels(model: Backbone, tokens: int) -> str | None:
+    """Returns why no stack of a model can have a fused form for so many tokens at once, or None."""
     weight = model.embed_tokens.weight
     if weight.dtype not in DTYPES:
         return f"they are made for float32, bfloat16 and float16 (got {str(weight.dtype).removeprefix('torch.')})"
     if not weight.is_cuda or torch.version.cuda is None or torch.cuda.get_device_capability(weight.device) < OLDEST:
         return f"they need an NVIDIA GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or later"
+    if tokens > 1 and weight.dtype == torch.float32 and model.config.hidden_size > WIDEST:
+        width = model.config.hidden_size
+        return f"of several tokens at once in float32 they serve widths up to {WIDEST} (got {width}); bfloat16 is faster"
     return None if can_compile() else "Triton and a C compiler (gcc, clang) must be installed"
 
 

@@ -42,17 +42,21 @@ def test_what_somebody_put_there():
     ("capability", "compiler", "reason"), [((7, 5), True, "8.0"), ((9, 0), False, "gcc"), ((9, 0), True, None)]
 )
 def test_where_there_are_kernels(monkeypatch, capability, compiler: bool, reason: str | None):
-    def model(dtype: torch.dtype, cuda: bool = True) -> SimpleNamespace:
+    def model(dtype: torch.dtype, cuda: bool = True, width: int = 1024) -> SimpleNamespace:
         weight = SimpleNamespace(dtype=dtype, is_cuda=cuda, device=0)
-        return SimpleNamespace(embed_tokens=SimpleNamespace(weight=weight))
+        return SimpleNamespace(embed_tokens=SimpleNamespace(weight=weight), config=SimpleNamespace(hidden_size=width))
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(offer, "can_compile", lambda: compiler)
-    found = offer.no_kernels(model(torch.bfloat16))
+    found = offer.no_kernels(model(torch.bfloat16), 1)
     assert found is None if reason is None else reason in found
-    assert "float64" in offer.no_kernels(model(torch.float64))
-    assert "NVIDIA" in offer.no_kernels(model(torch.bfloat16, cuda=False))
+    assert "float64" in offer.no_kernels(model(torch.float64), 1)
+    assert "NVIDIA" in offer.no_kernels(model(torch.bfloat16, cuda=False), 1)
+    if reason is None:
+        assert "widths up to 512 (got 1024)" in offer.no_kernels(model(torch.float32), 2)
+        served = [(model(torch.float32), 1), (model(torch.float32, width=512), 2), (model(torch.bfloat16), 2)]
+        assert [offer.no_kernels(*each) for each in served] == [None] * 3
 
 
 def test_it_is_said_once():
@@ -61,8 +65,8 @@ def test_it_is_said_once():
     with pytest.warns(UserWarning, match="the core runs without fused kernels: adapters inside its blocks"):
         assert offer.adapted("core", inside)
     with pytest.warns(UserWarning, match="no fused kernels: they need an NVIDIA GPU"):
-        assert offer.fused_stacks(noisy("ouro-1.4b-tiny")) == []
+        assert offer.fused_stacks(noisy("ouro-1.4b-tiny"), 1) == []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert offer.adapted("core", inside) and offer.fused_stacks(noisy("ouro-1.4b-tiny")) == []
+        assert offer.adapted("core", inside) and offer.fused_stacks(noisy("ouro-1.4b-tiny"), 1) == []
         assert not offer.adapted("core", None) and not offer.adapted("core", Adaptation([Effects(signal=torch.zeros(1))]))

@@ -59,7 +59,7 @@ def test_presets(name: str, rows: int):
 @torch.no_grad()
 def test_shapes(shape: str, rows: int):
     model = noisy("ouro-1.4b-tiny", **SHAPES[shape]).cuda()
-    assert offer.fused_stacks(model) == ["core"]
+    assert offer.fused_stacks(model, 1) == ["core"]
     assert compare(model, rows) < 2e-5
 
 

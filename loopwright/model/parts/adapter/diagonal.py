@@ -24,7 +24,7 @@ from loopwright.model.parts.part import StepIndex, take
 HOPPER = 9  # the kernels read whole blocks as no older card can, and were measured on no newer one
 # numbers of an input that make the kernels worth their launch, which takes the host longer than that of a product; then where
 # launches are free
-LEAST, LEAST_REPLAYED = 2**24, 2**22
+LEAST, LEAST_REPLAYED = 2**25, 2**22
 WIDEST = 1024  # the narrower side of W: the wider, the more of the time is the product by W, which cuBLAS does faster
 RANKS = (16, 32, 64)  # blocks have powers of two, and must fit beside each other
 
