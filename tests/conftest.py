@@ -1,11 +1,10 @@
 """What holds for every test process.
 
-One thread each: two workers on two cores would fight over them. No oneDNN on ARM: it takes forty times as long as BLAS there for
-the small products of tiny models (0.6 ms for 28 × 32 × 32), and the suite is made of them. On x86 it takes a tenth off.
+One thread each: two workers on two cores would fight over them. No oneDNN: on ARM it takes forty times as long as BLAS for
+the small products of tiny models (0.6 ms for 28 × 32 × 32), and the suite is made of them.
 """
 
 import gc
-import platform
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from hypothesis import settings
 settings.register_profile("untimed", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("untimed")
 torch.set_num_threads(1)
-torch.backends.mkldnn.enabled = platform.machine() not in ("aarch64", "arm64")
+torch.backends.mkldnn.enabled = False
 if not torch.accelerator.is_available():  # a device that is not there keeps each seed, with a formatted stack, for the day it comes
     torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = torch.mtia.manual_seed_all = lambda seed: None
 
