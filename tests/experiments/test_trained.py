@@ -32,7 +32,7 @@ def test_skipped_updates_have_no_numbers() -> None:
 
 def test_a_run_leaves_its_log_its_validations_and_its_best_model() -> None:
     chosen = recipe(
-        "demo", ["updates=2", "batch=4", "validate.every=1", "validate.rows=4", "schedule.warmup=0", "schedule.decay=0"]
+        "demo-plain", ["updates=2", "batch=4", "validate.every=1", "validate.rows=4", "schedule.warmup=0", "schedule.decay=0"]
     )
     run = train_once(chosen, best=True)
     assert [entry["update"] for entry in run.log] == [0, 1] and len(run.exact()) >= 2
