@@ -81,7 +81,11 @@ def made_on() -> dict[str, Any]:
     return {"device": device, "torch": made["torch"], "commit": commit}
 
 
+def as_line(row: dict[str, Any]) -> str:
+    """Returns a row as a JSON line, numbers at four digits."""
+    return json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()})
+
+
 def report(name: str, row: dict[str, object]) -> None:
-    """Prints one row as a JSON line, numbers at four digits."""
-    rounded = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}
-    print(json.dumps({"benchmark": name, **made_on(), **rounded}), flush=True)
+    """Prints one row as a JSON line."""
+    print(as_line({"benchmark": name, **made_on(), **row}), flush=True)

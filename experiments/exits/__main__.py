@@ -15,7 +15,7 @@ import torch
 
 import loopwright as lw
 from benchmarks.early_exit import early_exit, speculation
-from benchmarks.pairs import made_on
+from benchmarks.pairs import as_line, made_on
 from experiments.exits.plan import MODELS, PASSAGES, TEXT, overrides
 from experiments.exits.tables import table
 from loopwright.commands.evaluation.exits import evaluate_exits
@@ -87,8 +87,7 @@ def time_model(name: str, folder: Path, data: Path, device: str, dtype: str) -> 
     with fitting_threads(model):
         rows = speculation(name, model, few, depth=depth, new=new)
         rows += early_exit(name, model, few, list(best.values()), depth=depth, new=min(new, NEW // 2), many=prompts)
-    rows = [row | made_on() | {"dtype": dtype} for row in rows]
-    lines = [json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}) for row in rows]
+    lines = [as_line(row | made_on() | {"dtype": dtype}) for row in rows]
     (RESULTS / f"{name}-speed{'' if device == 'cpu' else '-gpu'}.jsonl").write_text("\n".join(lines) + "\n")
     print("\n".join(lines), file=sys.stderr)
 
