@@ -1,6 +1,7 @@
 """Trains the models of the study, many side by side on one GPU, measures each and lets it answer: a row for each, as it ends.
 
-Runs that are in the file already are left out, so that the same command goes on where it was stopped.
+Runs that are in the file already are left out, so that the same command goes on where it was stopped. What is measured of a run
+before it answers is kept beside it, in measured/, in case the time ends with the answers: `tables` takes both, the rows last.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.sft.plan import TEXT, Places, Run, later_runs, text_flops, text_runs
-from experiments.side_by_side import made_by, run_all
+from experiments.side_by_side import as_line, made_by, run_all
 
 if TYPE_CHECKING:
     from loopwright.model.looped import LoopedForCausalLM
@@ -54,11 +55,19 @@ def carry_out(run: Run, *, places: Places, sizes: Sizes, changes: tuple[str, ...
     }  # fmt: skip
     found["measure_seconds"] = time.perf_counter() - began
     if run.label not in TEXT:
+        keep(found, places)
         try:
             found["answers"] = let_answer(model, chats, places, sizes)
         except Exception as error:  # what was trained and measured is not lost with it
             print(f"no answers of {run.name}: {type(error).__name__}: {error}", flush=True)
     return found
+
+
+def keep(found: dict[str, Any], places: Places) -> None:
+    """Writes what is known of a run into a file of its own."""
+    folder = Path(places.runs) / "measured"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{found['name'].replace('/', '-')}.jsonl").write_text(as_line(found) + "\n")
 
 
 def let_answer(model: LoopedForCausalLM, chosen: Any, places: Places, sizes: Sizes) -> dict[str, Any]:
