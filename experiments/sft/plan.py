@@ -138,7 +138,7 @@ def text_runs() -> Iterator[Run]:
 
 
 def later_runs(seeds: Sequence[int]) -> Iterator[Run]:
-    """Yields the others, what is wanted most first: the arms seed by seed, the control of equal FLOPs among them."""
+    """Yields what is measured, what is wanted most first: the arms seed by seed, those on text among them."""
     arms = [[Run(label, seed) for label in CHAT if label != "unlooped-chat"] for seed in seeds]
     first, *others = arms or [[]]
-    yield from (*first, Run("unlooped-flops"), *chain(*others), *(Run("unlooped-chat", seed) for seed in seeds))
+    yield from (*first, *map(Run, TEXT), *chain(*others), *(Run("unlooped-chat", seed) for seed in seeds))

@@ -14,7 +14,7 @@ from typing import Any
 from experiments.pages import Result, by_label, by_seed, last_of_each, missing_part, number, save_all, signed, spread, table
 from experiments.pages import percent as share
 from experiments.seeds import RULE, averaged, held, mean_loss, over_seeds, pooled, reports, shared
-from experiments.sft.plan import BEYOND, CHAT, DEPTHS, TEXT, TRAINED, WORDS, later_runs, text_runs
+from experiments.sft.plan import BEYOND, CHAT, DEPTHS, TEXT, TRAINED, WORDS, later_runs
 from loopwright.evaluate.paired import compare
 from loopwright.plot.drawing import Axes, Curve, Drawing, depth_axis, lines, mark_trained, panels
 
@@ -147,7 +147,7 @@ def page(groups: Groups) -> str:
         "## The arms against one another", paired_table(groups, "chats"), paired_table(groups, "text"),
         "## Looped against unlooped", against_unlooped(groups),
         "## Right results", answer_table(groups), "## Cost, and the spectral radius of a step on text", cost_table(groups),
-        *missing_part(runs, [*text_runs(), *later_runs((0, 1, 2))]),
+        *missing_part(runs, list(later_runs((0, 1, 2)))),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
