@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 TRAINED = 4  # the fixed depth of the base, to which its training grows
-BEYOND = (8, 16)  # depths at which arms are compared with one another, beside the trained one
+BEYOND = (16,)  # depths at which arms are compared with one another, beside the trained one
 DENSE = "model={kind: load, source: runs/sft/base}"
 FIXED = f"depth={{kind: fixed, depth: {TRAINED}}}"
 TEXT: dict[str, tuple[str, ...]] = {
