@@ -80,6 +80,16 @@ def chat_claims() -> Iterator[str]:
     yield f"The 14 layers unlooped reach {losses('unlooped-chat', 'chats')[1]:.3f}"
 
 
+def headline_claims() -> Iterator[str]:
+    """Yields what the rows say in short."""
+    yield f"loses {risen('fixed', 'chats')[0]:.3f} nats"
+    yield f"and {risen('random', 'chats')[0]:.3f} with random depth (three seeds of one base)"
+    alone, further = beside("fixed-penalty", "fixed", "chats", FARTHEST), beside("stars", "random", "chats", FARTHEST)
+    yield f"lowers the loss at depth 16 by {-alone.difference:.3f} nats ({DECIDED[alone.verdict]})"
+    if further.verdict == "not resolved":
+        yield "beside random depth by nothing that is decided"
+
+
 def right_at(depth: int) -> str:
     """Returns how many questions each arm answers rightly by itself, all seeds together."""
     answers = [[run["answers"] for run in runs_of()[label]] for label in ARMS]
