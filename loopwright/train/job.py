@@ -167,7 +167,7 @@ class Job:
             batch = replace(self.splits.train.batch(indices), rows=rows)
             targets.append(batch.targets)
             tokens += int(batch.valid.sum())
-            pairs.append((batch.ready().to(self.device), plan))
+            pairs.append((batch.ready(coarse=self.replayed is not None).to(self.device), plan))
         return UpdateBatches(pairs, targets, tokens)
 
     def backward(self, batch: Batch, plan: Plan, share: Share, solved_at: int | None) -> tuple[Tensor, dict[str, Tensor]]:
