@@ -125,7 +125,8 @@ def run_all(
         queue.put(item)
     deadline = time.time() + seconds
     given = (queue, out, lock, deadline, longest, work, begin)
-    processes = [context.Process(target=_serve, args=given) for _ in range(min(workers, len(left)))]
+    count = min(workers, len(left)) if seconds > 0 else 0
+    processes = [context.Process(target=_serve, args=given) for _ in range(count)]
     for process in processes:
         process.start()
     for process in processes:
