@@ -118,6 +118,15 @@ def run_all(
     """
     path = Path(out)
     left = _missing(runs, path)
+    if left and seconds > 0:
+        _share_out(left, work, out, workers=workers, seconds=seconds, begin=begin)
+    for run in _missing(left, path):  # failed, not begun, or stopped here because the time was up
+        print(f"not made: {run.name}", flush=True)
+    print(f"{len(path.read_text().splitlines()) if path.is_file() else 0} results in {path}", flush=True)
+
+
+def _share_out(left: Sequence[Run], work: Any, out: str, *, workers: int, seconds: float, begin: Any) -> None:
+    """Does the work of these runs in processes of their own, which end when the time is up."""
     context = multiprocessing.get_context("spawn")
     manager = context.Manager()
     queue, lock, longest = manager.Queue(), manager.Lock(), manager.dict()
@@ -125,8 +134,7 @@ def run_all(
         queue.put(item)
     deadline = time.time() + seconds
     given = (queue, out, lock, deadline, longest, work, begin)
-    count = min(workers, len(left)) if seconds > 0 else 0
-    processes = [context.Process(target=_serve, args=given) for _ in range(count)]
+    processes = [context.Process(target=_serve, args=given) for _ in range(min(workers, len(left)))]
     for process in processes:
         process.start()
     for process in processes:
@@ -134,9 +142,6 @@ def run_all(
     for process in processes:
         if process.is_alive():
             process.kill()
-    for run in _missing(left, path):  # failed, not begun, or stopped here because the time was up
-        print(f"not made: {run.name}", flush=True)
-    print(f"{len(path.read_text().splitlines()) if path.is_file() else 0} results in {path}", flush=True)
 
 
 def _missing(runs: Sequence[Run], path: Path) -> list[Run]:
