@@ -13,7 +13,6 @@ SETTINGS = (
     "Four digits at depth 1,000, seeds side by side",
     "when trained at fixed depth 4",
     "trained on 4 to 8 digits, it adds numbers of 64",
-    "No gain was found beyond depth 1",
     "SmolLM2-135M was cut from 30 to 15 layers",
     "In SmolLM2-135M the later stages vanish",
     "Ouro-1.4B's shape at depth 4 and batch 1",
@@ -32,8 +31,8 @@ def claims() -> Iterator[str]:
     yield f"At our settings {stars.without_penalty()} seeds are 100 % right without it as well"
     least, random, rows, seeds = stars.longer()
     yield f"(at least {100 * least:.1f} % of {rows} rows with long carries, {seeds} seeds; random digits: {100 * min(random):.1f} %"
-    yield f"against a blind controller, which knows only the step, {ouroboros.against_blind()}"
-    yield from ouroboros.against_diagonal()
+    yield ouroboros.against_diagonal()
+    yield from ouroboros.own_rates()
     looped, once, controller = (percent(ouroboros.share(name, "test")) for name in (BEST_STATIC, BEST_ONCE, BEST))
     apart, first = ouroboros.behind_once(BEST_STATIC)
     behind, second = ouroboros.behind_once(BEST)
