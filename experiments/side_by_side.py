@@ -12,9 +12,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from loopwright.evaluate.heldout import HeldOut
 
 
 class Run(Protocol):
@@ -82,6 +85,20 @@ def compared(held: Mapping[str, Any], depths: Sequence[int]) -> dict[str, Any]:
     return {**held, "losses": losses}
 
 
+def folded(report: HeldOut) -> dict[str, Any]:
+    """Returns a report with the passages of a document as one: intervals over documents stay what they are."""
+    documents = sorted(set(report.document_of))
+    sums = [[0.0] * len(documents) for _ in report.losses]
+    targets = [0] * len(documents)
+    for passage, document in enumerate(report.document_of):
+        place = documents.index(document)
+        targets[place] += report.targets_of[passage]
+        for own, losses in zip(sums, report.losses, strict=True):
+            own[place] += losses[passage] if losses[passage] is not None else float("nan")
+    whole = replace(report, document_of=tuple(documents), targets_of=tuple(targets), losses=tuple(map(tuple, sums)))
+    return asdict(whole) | {"losses": rounded(sums, 5)}
+
+
 def rounded(value: Any, digits: int) -> Any:
     """Returns plain data with every number that is not whole cut to so many significant digits."""
     if isinstance(value, float):
@@ -101,6 +118,15 @@ def run_all(
     """
     path = Path(out)
     left = _missing(runs, path)
+    if left and seconds > 0:
+        _share_out(left, work, out, workers=workers, seconds=seconds, begin=begin)
+    for run in _missing(left, path):  # failed, not begun, or stopped here because the time was up
+        print(f"not made: {run.name}", flush=True)
+    print(f"{len(path.read_text().splitlines()) if path.is_file() else 0} results in {path}", flush=True)
+
+
+def _share_out(left: Sequence[Run], work: Any, out: str, *, workers: int, seconds: float, begin: Any) -> None:
+    """Does the work of these runs in processes of their own, which end when the time is up."""
     context = multiprocessing.get_context("spawn")
     manager = context.Manager()
     queue, lock, longest = manager.Queue(), manager.Lock(), manager.dict()
@@ -116,9 +142,6 @@ def run_all(
     for process in processes:
         if process.is_alive():
             process.kill()
-    for run in _missing(left, path):  # failed, not begun, or stopped here because the time was up
-        print(f"not made: {run.name}", flush=True)
-    print(f"{len(path.read_text().splitlines()) if path.is_file() else 0} results in {path}", flush=True)
 
 
 def _missing(runs: Sequence[Run], path: Path) -> list[Run]:

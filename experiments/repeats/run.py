@@ -11,19 +11,17 @@ import json
 import pickle
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.asura.run import SETTINGS
-from experiments.corpus import make_tokenizer, prepare, texts
+from experiments.corpus import make_tokenizer, prepare, prepare_passages, texts
 from experiments.repeats.plan import BATCH, COMPARED_RATES, LENGTH, STOPPED, TEXTS, TUNED, Row, compared, depths, longer, rates
-from experiments.side_by_side import arguments, asked_for, made_by, rounded, run_all
+from experiments.side_by_side import arguments, asked_for, folded, made_by, run_all
 from experiments.trained import train_once
 
 if TYPE_CHECKING:
-    from loopwright.evaluate.heldout import HeldOut
     from loopwright.model.looped import LoopedForCausalLM
 
 FILES = {"valid": "valid.jsonl.gz", "test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
@@ -63,31 +61,6 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
     }  # fmt: skip
 
 
-def prepare_passages(corpus: str, tokenizer: str, place: Path) -> None:
-    """Tokenises the held-out texts for all rows, where that has not been done."""
-    from loopwright.data.tokenizer import Tokenizer
-    from loopwright.evaluate.passages import read_passages
-
-    if not place.is_file():
-        own = Tokenizer(tokenizer)
-        found = {name: read_passages(name, Path(corpus) / file, own, LENGTH) for name, file in FILES.items()}
-        place.write_bytes(pickle.dumps(found))
-
-
-def folded(report: HeldOut) -> dict[str, Any]:
-    """Returns a report with the passages of a document as one: intervals over documents stay what they are."""
-    documents = sorted(set(report.document_of))
-    sums = [[0.0] * len(documents) for _ in report.losses]
-    targets = [0] * len(documents)
-    for passage, document in enumerate(report.document_of):
-        place = documents.index(document)
-        targets[place] += report.targets_of[passage]
-        for own, losses in zip(sums, report.losses, strict=True):
-            own[place] += losses[passage] if losses[passage] is not None else float("nan")
-    whole = replace(report, document_of=tuple(documents), targets_of=tuple(targets), losses=tuple(map(tuple, sums)))
-    return asdict(whole) | {"losses": rounded(sums, 5)}
-
-
 def best_rates(found: Iterable[dict[str, Any]]) -> dict[tuple[str, int], float]:
     """Returns the rate of each arm with the least loss on `valid`, of seed 0, by how often the text is read; where it is read so
     often that runs are validated on the way, the loss is that of the best validation."""
@@ -117,7 +90,8 @@ def main() -> None:
     for documents in TEXTS.values():
         given = [*SETTINGS, *texts(options.corpus, options.tokenizer), *LAID, f"data.limit={documents}", *options.change]
         prepare(recipe("asura-text", given).data, options.shards)
-    prepare_passages(options.corpus, options.tokenizer, Path(options.shards) / PASSAGES)
+    files = {name: Path(options.corpus) / file for name, file in FILES.items()}
+    prepare_passages(files, options.tokenizer, LENGTH, Path(options.shards) / PASSAGES)
     named = {name: getattr(options, name) for name in ("corpus", "tokenizer", "shards", "passages")}
     work = partial(carry_out, **named, extra=tuple(options.change))
     run_all(asked_for(options, rates()), work, options.out, workers=options.workers, seconds=ends - time.time())
