@@ -16,6 +16,7 @@ SETTINGS = (
     "trained on 4 to 8 digits, it adds numbers of 64",
     "SmolLM2-135M was cut from 30 to 15 layers",
     "A looped SmolLM2, fine-tuned",
+    "On chats at a fixed depth of 4",
     "In SmolLM2-135M the later stages vanish",
     "Ouro-1.4B's shape at depth 4 and batch 1",
     "of an H200",

@@ -58,7 +58,7 @@ def own_rates() -> Iterator[str]:
     valid, runs = {arm: min(losses.values()) for arm, losses in rates_of(tried()).items()}, at_own_rates(tried())
     controllers = (CONTROLLER, TOKEN, BLIND)
     lead = [valid[arm] - valid[DIAGONAL] for arm in controllers]
-    yield f"ahead of every controller by {span(lead)} nats on validation text"
+    yield f"ahead of every causal controller by {span(lead)} nats on validation text"
     found = {pair: beside(runs, *pair) for pair in [(arm, DIAGONAL) for arm in controllers] + [(a, BLIND) for a in controllers[:2]]}
     seeds = {seeds for _, seeds in found.values()}
     lead = [value for (_, other), (both, _) in found.items() if other == DIAGONAL for value in both]
