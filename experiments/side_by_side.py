@@ -100,7 +100,7 @@ def run_all(
     `begin` is called once in each process. `work` and `begin` must be importable by name.
     """
     path = Path(out)
-    left = _missing(runs, path)
+    left = missing(runs, path)
     context = multiprocessing.get_context("spawn")
     manager = context.Manager()
     queue, lock, longest = manager.Queue(), manager.Lock(), manager.dict()
@@ -116,12 +116,12 @@ def run_all(
     for process in processes:
         if process.is_alive():
             process.kill()
-    for run in _missing(left, path):  # failed, not begun, or stopped here because the time was up
+    for run in missing(left, path):  # failed, not begun, or stopped here because the time was up
         print(f"not made: {run.name}", flush=True)
     print(f"{len(path.read_text().splitlines()) if path.is_file() else 0} results in {path}", flush=True)
 
 
-def _missing(runs: Sequence[Run], path: Path) -> list[Run]:
+def missing(runs: Sequence[Any], path: Path) -> list[Any]:
     """Returns the runs that a file of results does not hold."""
     done = {json.loads(line)["name"] for line in path.read_text().splitlines()} if path.is_file() else set()
     return [run for run in runs if run.name not in done]

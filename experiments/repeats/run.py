@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.asura.run import SETTINGS
 from experiments.corpus import make_tokenizer, prepare, texts
-from experiments.repeats.plan import BATCH, COMPARED_RATES, LENGTH, STOPPED, TEXTS, TUNED, Row, compared, depths, longer, rates
-from experiments.side_by_side import arguments, asked_for, made_by, rounded, run_all
+from experiments.repeats.plan import BATCH, COMPARED_RATES, DEPTHS, LENGTH, STOPPED, TUNED, Row, compared, depths, longer, rates
+from experiments.side_by_side import arguments, asked_for, made_by, missing, rounded, run_all
 from experiments.trained import train_once
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def prepare_passages(corpus: str, tokenizer: str, place: Path) -> None:
     from loopwright.evaluate.passages import read_passages
 
     if not place.is_file():
+        place.parent.mkdir(parents=True, exist_ok=True)
         own = Tokenizer(tokenizer)
         found = {name: read_passages(name, Path(corpus) / file, own, LENGTH) for name, file in FILES.items()}
         place.write_bytes(pickle.dumps(found))
@@ -94,7 +95,8 @@ def best_rates(found: Iterable[dict[str, Any]]) -> dict[tuple[str, int], float]:
     best: dict[tuple[str, int], tuple[float, float]] = {}
     for run in found:
         end = run.get("stopped") if run["times"] == STOPPED else run
-        if end is not None and run["times"] in COMPARED_RATES and run["seed"] == 0 and run["label"] in TUNED:
+        tuned = run["label"] in DEPTHS or (run["label"] in TUNED and run["times"] in COMPARED_RATES)
+        if end is not None and tuned and run["seed"] == 0:
             key, valid = (run["label"], run["times"]), end["loss"]["valid"]
             if valid is not None:
                 best[key] = min(best.get(key, (valid, run["rate"])), (valid, run["rate"]))
@@ -114,18 +116,22 @@ def main() -> None:
     options = parser.parse_args()
     ends += options.seconds
     make_tokenizer(options.corpus, Path(options.tokenizer))
-    for documents in TEXTS.values():
-        given = [*SETTINGS, *texts(options.corpus, options.tokenizer), *LAID, f"data.limit={documents}", *options.change]
-        prepare(recipe("asura-text", given).data, options.shards)
     prepare_passages(options.corpus, options.tokenizer, Path(options.shards) / PASSAGES)
     named = {name: getattr(options, name) for name in ("corpus", "tokenizer", "shards", "passages")}
     work = partial(carry_out, **named, extra=tuple(options.change))
-    run_all(asked_for(options, rates()), work, options.out, workers=options.workers, seconds=ends - time.time())
     out = Path(options.out)
+
+    def run_asked(planned: Iterable[Row]) -> None:
+        asked = asked_for(options, planned)
+        for documents in {row.documents for row in missing(asked, out)}:
+            given = [*SETTINGS, *texts(options.corpus, options.tokenizer), *LAID, f"data.limit={documents}", *options.change]
+            prepare(recipe("asura-text", given).data, options.shards)
+        run_all(asked, work, options.out, workers=options.workers, seconds=ends - time.time())
+
+    run_asked(rates())
     best = best_rates(json.loads(line) for line in (out.read_text().splitlines() if out.is_file() else []))
     print(f"rates, by the loss on valid: {best}", flush=True)
-    rest = asked_for(options, [*compared(best), *depths(best), *longer(best)])
-    run_all(rest, work, options.out, workers=options.workers, seconds=ends - time.time())
+    run_asked([*compared(best), *longer(best), *depths(best)])
 
 
 if __name__ == "__main__":

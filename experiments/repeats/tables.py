@@ -24,8 +24,8 @@ from experiments.repeats.plan import (
     ARMS,
     COMPARED_RATES,
     DEPTHS,
-    RATE_FROM,
-    RATE_OF,
+    FRESH,
+    LONGER,
     RATES,
     STOPPED,
     TEXTS,
@@ -33,6 +33,7 @@ from experiments.repeats.plan import (
     compared,
     depths,
     longer,
+    rate_of,
     rates,
 )
 from experiments.repeats.run import best_rates
@@ -40,7 +41,7 @@ from experiments.seeds import RULE, over_seeds, pooled
 from loopwright.plot.drawing import Axes, Curve, Drawing, figure, legend, lines
 
 LOOPED = ("ASURA", "Huginn-like")
-RIVALS = ("plain, equal FLOPs", "plain, equal parameters", "plain, equal parameters, three times the updates")
+RIVALS = ("plain, equal FLOPs", "plain, equal parameters", LONGER, FRESH)
 MAIN = tuple(label for label in ARMS if label not in DEPTHS)
 Chosen = Mapping[tuple[str, int], Sequence[Result]]
 
@@ -50,7 +51,7 @@ def chosen(found: Sequence[Result]) -> dict[tuple[str, int], list[Result]]:
     best = best_rates(found)
     kept: dict[tuple[str, int], list[Result]] = {(label, times): [] for label in ARMS for times in TEXTS}
     for run in sorted(found, key=lambda run: run["seed"]):
-        if run["rate"] == best.get((RATE_OF.get(run["label"], run["label"]), RATE_FROM[run["times"]])):
+        if run["rate"] == rate_of(best, run["label"], run["times"]):
             kept[run["label"], run["times"]].append(run)
     return {key: runs for key, runs in kept.items() if runs}
 
