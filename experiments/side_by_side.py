@@ -12,9 +12,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from loopwright.evaluate.heldout import HeldOut
 
 
 class Run(Protocol):
@@ -80,6 +83,20 @@ def compared(held: Mapping[str, Any], depths: Sequence[int]) -> dict[str, Any]:
         return {name: value for name, value in held.items() if name not in ("losses", "document_of", "targets_of")}
     losses = [losses if depth in depths else [] for depth, losses in zip(held["depth"], held["losses"], strict=True)]
     return {**held, "losses": losses}
+
+
+def folded(report: HeldOut, digits: int = 7) -> dict[str, Any]:
+    """Returns a report with the passages of a document as one: intervals over documents stay what they are, but for rounding."""
+    documents = sorted(set(report.document_of))
+    sums = [[0.0] * len(documents) for _ in report.losses]
+    targets = [0] * len(documents)
+    for passage, document in enumerate(report.document_of):
+        place = documents.index(document)
+        targets[place] += report.targets_of[passage]
+        for own, losses in zip(sums, report.losses, strict=True):
+            own[place] += losses[passage] if losses[passage] is not None else float("nan")
+    whole = replace(report, document_of=tuple(documents), targets_of=tuple(targets), losses=tuple(map(tuple, sums)))
+    return asdict(whole) | {"losses": rounded(sums, digits)}
 
 
 def rounded(value: Any, digits: int) -> Any:

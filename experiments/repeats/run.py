@@ -11,7 +11,6 @@ import json
 import pickle
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 from experiments.asura.run import SETTINGS
 from experiments.corpus import make_tokenizer, prepare, texts
 from experiments.repeats.plan import BATCH, COMPARED_RATES, DEPTHS, LENGTH, STOPPED, TUNED, Row, compared, depths, longer, rates
-from experiments.side_by_side import arguments, asked_for, made_by, missing, rounded, run_all
+from experiments.side_by_side import arguments, asked_for, folded, made_by, missing, run_all
 from experiments.trained import train_once
 
 if TYPE_CHECKING:
-    from loopwright.evaluate.heldout import HeldOut
     from loopwright.model.looped import LoopedForCausalLM
 
 FILES = {"valid": "valid.jsonl.gz", "test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
@@ -49,7 +47,7 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
     def measured(model: LoopedForCausalLM) -> dict[str, Any]:
         depths = [model.config.depth]
         found = {name: held_out(model, each, depths=depths, causality=causal) for name, each in held.items()}
-        return {"loss": {name: each.loss[-1] for name, each in found.items()}, "texts": {"test": folded(found["test"])}}
+        return {"loss": {name: each.loss[-1] for name, each in found.items()}, "texts": {"test": folded(found["test"], 5)}}
 
     early = {} if trained.best is None else {"stopped": measured(trained.best) | {"update": trained.outcome.progress.best_update}}
     tokens = sum(entry["tokens"] for entry in trained.log)
@@ -73,20 +71,6 @@ def prepare_passages(corpus: str, tokenizer: str, place: Path) -> None:
         own = Tokenizer(tokenizer)
         found = {name: read_passages(name, Path(corpus) / file, own, LENGTH) for name, file in FILES.items()}
         place.write_bytes(pickle.dumps(found))
-
-
-def folded(report: HeldOut) -> dict[str, Any]:
-    """Returns a report with the passages of a document as one: intervals over documents stay what they are."""
-    documents = sorted(set(report.document_of))
-    sums = [[0.0] * len(documents) for _ in report.losses]
-    targets = [0] * len(documents)
-    for passage, document in enumerate(report.document_of):
-        place = documents.index(document)
-        targets[place] += report.targets_of[passage]
-        for own, losses in zip(sums, report.losses, strict=True):
-            own[place] += losses[passage] if losses[passage] is not None else float("nan")
-    whole = replace(report, document_of=tuple(documents), targets_of=tuple(targets), losses=tuple(map(tuple, sums)))
-    return asdict(whole) | {"losses": rounded(sums, 5)}
 
 
 def best_rates(found: Iterable[dict[str, Any]]) -> dict[tuple[str, int], float]:

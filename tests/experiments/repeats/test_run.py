@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.repeats.run import best_rates, folded
+from experiments.repeats.run import best_rates
+from experiments.side_by_side import folded
 from loopwright.evaluate.heldout import HeldOut
 from loopwright.metrics.score import by_unit
 
