@@ -6,15 +6,17 @@ from collections.abc import Iterator
 
 from experiments.ouroboros.tables import BEST, BEST_ONCE, BEST_STATIC
 from experiments.pages import percent
-from experiments.readme import asura, hops, ouroboros, repeats, speed, stars
+from experiments.readme import asura, hops, language, ouroboros, repeats, speed, stars
 
 SETTINGS = (
     "where its 95 % interval over three seeds excludes 0",
     "Four digits at depth 1,000, seeds side by side",
     "when trained at fixed depth 4",
+    "from depth 4 to 16 with a fixed depth of 4",
     "trained on 4 to 8 digits, it adds numbers of 64",
     "No gain was found beyond depth 1",
     "SmolLM2-135M was cut from 30 to 15 layers",
+    "A looped SmolLM2, fine-tuned",
     "In SmolLM2-135M the later stages vanish",
     "Ouro-1.4B's shape at depth 4 and batch 1",
     "of an H200",
@@ -30,6 +32,7 @@ def claims() -> Iterator[str]:
     ahead, verdict, p = stars.released()
     yield f"{'better' if min(ahead) > 0 else 'not better'} on each seed, {verdict} (p = {p:.2f} at depth 1,000)"
     yield f"At our settings {stars.without_penalty()} seeds are 100 % right without it as well"
+    yield from language.headline_claims()
     least, random, rows, seeds = stars.longer()
     yield f"(at least {100 * least:.1f} % of {rows} rows with long carries, {seeds} seeds; random digits: {100 * min(random):.1f} %"
     yield f"against a blind controller, which knows only the step, {ouroboros.against_blind()}"

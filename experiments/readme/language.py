@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from statistics import mean
 
-from experiments.pages import Result, by_label, last_of_each, words
+from experiments.pages import Result, words
 from experiments.readme.rows import RESULTS, line
+from experiments.seeds import Pooled, averaged, mean_loss, over_seeds, pooled, reports
+from experiments.sft.plan import TRAINED
+from experiments.sft.tables import read
+from loopwright.evaluate.paired import compare
 
 ARMS = {"fixed": "depth 4", "fixed-penalty": "depth 4, penalty", "random": "random depth", "stars": "random depth, penalty"}
-TOKENS = 2_910_955  # of the training text
+FARTHEST = 16
+TOKENS = 20_388_948  # of the training text
 TEXTS = {"heal": "looped, at depth 4", "unlooped": "run once, equal tokens", "unlooped-flops": "run once, equal FLOPs"}
+READ = {"chats": "answers", "text": "text"}
+DECIDED = {"lower": "decided", "higher": "decided", "not resolved": "undecided"}
 
 
 @cache
 def runs_of() -> dict[str, list[Result]]:
     """Returns the runs by label."""
-    return by_label(last_of_each(RESULTS / "sft/rows.jsonl").values())
+    return read(RESULTS / "sft/rows.jsonl")
 
 
 def losses(label: str, text: str) -> dict[int, float]:
@@ -26,13 +33,61 @@ def losses(label: str, text: str) -> dict[int, float]:
     return {depth: mean(each["loss"][place] for each in found) for place, depth in enumerate(found[0]["depth"])}
 
 
+def risen(label: str, text: str) -> tuple[float, float, float]:
+    """Returns how much higher the loss is at the largest depth than at the trained one, with its interval over seeds."""
+    found = [mean_loss([each], FARTHEST) - mean_loss([each], TRAINED) for each in reports(runs_of()[label], text)]
+    return mean(found), *over_seeds(found)
+
+
+def beside(first: str, second: str, text: str, depth: int) -> Pooled:
+    """Returns one arm less another, which both have all seeds."""
+    found = pooled(runs_of()[first], runs_of()[second], text, depth)
+    if found is None or len(found.seeds) != 3:
+        raise ValueError(f"{first} and {second} share {0 if found is None else len(found.seeds)} seeds; allowed: three")
+    return found
+
+
+def told(found: Pooled, digits: int = 3) -> str:
+    """Returns a difference without its sign, its interval over seeds, and whether it is decided."""
+    ends = sorted(found.over_seeds, key=abs)
+    signs = ["−" if (end < 0) != (found.difference < 0) else "" for end in ends]
+    low, high = (f"{sign}{abs(end):.{digits}f}" for sign, end in zip(signs, ends, strict=True))
+    return f"{abs(found.difference):.{digits}f} ({low} to {high}, {DECIDED[found.verdict]})"
+
+
+def on_both(first: str, second: str, depth: int) -> str:
+    """Returns how far two arms are apart on answers and on text."""
+    return " and ".join(f"{told(beside(first, second, text, depth), 4)} on {name}" for text, name in READ.items())
+
+
 def chat_claims() -> Iterator[str]:
     """Yields what the rows say about the arms."""
     for label, name in ARMS.items():
-        yield line(name, *(f"{loss:.3f}" for loss in losses(label, "chats").values()))
+        rise, low, high = risen(label, "chats")
+        cell = f"+{rise:.4f} (+{low:.4f} to +{high:.4f})"
+        radii = "; ".join(f"{mean(run['radius'][str(depth)]['radius_mean'] for run in runs_of()[label]):.2f}" for depth in (4, 16))
+        yield line(name, *(f"{loss:.3f}" for loss in losses(label, "chats").values()), cell, radii)
+    yield f"Its price at depth 4 is {on_both('random', 'fixed', TRAINED)}"
+    yield f"takes {told(beside('fixed-penalty', 'fixed', 'chats', FARTHEST))} off the loss at depth 16"
+    yield on_both("fixed-penalty", "fixed", TRAINED)
+    yield on_both("stars", "random", FARTHEST)
+    for label, said in {"heal": "before fine-tuning", "fixed": "with depth 4", "random": "with random depth"}.items():
+        found = losses(label, "text")
+        yield f"{found[4]:.3f} and {found[16]:.3f} {said}"
     asked = sum(run["answers"]["questions"] for run in runs_of()["fixed"])
     yield f"{right_at(4)} of {asked} questions right at depth 4"
     yield f"{right_at(16)} at depth 16"
+    yield f"The 14 layers unlooped reach {losses('unlooped-chat', 'chats')[1]:.3f}"
+
+
+def headline_claims() -> Iterator[str]:
+    """Yields what the rows say in short."""
+    yield f"loses {risen('fixed', 'chats')[0]:.3f} nats"
+    yield f"and {risen('random', 'chats')[0]:.3f} with random depth (three seeds of one base)"
+    alone, further = beside("fixed-penalty", "fixed", "chats", FARTHEST), beside("stars", "random", "chats", FARTHEST)
+    yield f"lowers the loss at depth 16 by {-alone.difference:.3f} nats ({DECIDED[alone.verdict]})"
+    if further.verdict == "not resolved":
+        yield "beside random depth by nothing that is decided"
 
 
 def right_at(depth: int) -> str:
@@ -45,5 +100,23 @@ def text_claims() -> Iterator[str]:
     """Yields what the rows say about the looped model beside unlooped ones."""
     for label, name in TEXTS.items():
         run, loss = runs_of()[label][0], losses(label, "text")
-        tokens = f"{run['tokens'] / 1e6:.1f} ({run['tokens'] / TOKENS:.1f})"
-        yield line(name, tokens, f"{run['flops'] / 1e15:.1f}", f"{run['losses'][-1]:.2f}", f"{loss.get(4, loss[1]):.3f}")
+        if run["tokens"] > TOKENS:
+            raise ValueError(f"{label}: {run['tokens']:,} tokens of a text of {TOKENS:,}; allowed: none twice")
+        tokens, answers = f"{run['tokens'] / 1e6:.1f}", losses(label, "chats")
+        cells = [f"{run['losses'][-1]:.2f}", f"{loss.get(4, loss[1]):.3f}", f"{answers.get(4, answers[1]):.3f}"]
+        yield line(name, tokens, f"{run['flops'] / 1e15:.1f}", *cells)
+    yield f"ahead by {apart(('heal', 'unlooped'), 'text')}"
+    yield f"behind by {apart(('heal', 'unlooped-flops'), 'text')}"
+    yield f"ahead there by {apart(('heal', 'unlooped'), 'chats')} and {apart(('heal', 'unlooped-flops'), 'chats')}"
+    chats, text = (apart(("fixed", "unlooped-chat"), name) for name in ("chats", "text"))
+    yield f"ahead on answers by {chats}, behind on text by {text}"
+
+
+def apart(labels: Sequence[str], text: str) -> str:
+    """Returns how far a looped model at its depth is from an unlooped one, without sign, with the interval over documents."""
+    first, second = (reports(runs_of()[label], text) for label in labels)
+    found = compare(averaged(first, TRAINED), averaged(second, 1))
+    low, high = sorted((abs(found.difference_low), abs(found.difference_high)))
+    if found.difference_low * found.difference_high < 0:
+        raise ValueError(f"{labels}: the interval holds 0; allowed: a difference")
+    return f"{abs(found.difference):.3f} nats ({low:.3f} to {high:.3f})"

@@ -3,6 +3,7 @@
 pack    GGUF CONFIG OUT      the 14 layers (4, 6, 4) of SmolLM2-135M-Instruct that are kept, in their own 4-bit blocks (61 MB)
 chats   QUESTIONS TEST OUT   GSM8K's files as JSON lines of messages
 train   PACKED DATA          all models: rows.jsonl, and those that others begin from, under --runs
+keep    OUT ROWS …           the rows of files (a later one of a name counts) as the repository keeps them
 tables  OUT ROWS …           table.md and figures from the rows
 split   FOLDER OUT           a folder as parts of at most --bytes each, OUT/0, OUT/1, …, for transfers of limited size
 join    PART … OUT           the parts opened again, once their SHA-256 is right
@@ -19,9 +20,11 @@ read twice:
     python -m experiments.sft join parts/0 parts/1 again                                   # on the other machine
     nvidia-cuda-mps-control -d
     python -m experiments.sft train again/packed again/data --workers 8 --seconds 490
-    python -m experiments.inside.stages measure OUT runs/sft/heal-0 --data EVAL --device cuda --batch 8
+    python -m experiments.inside.stages measure OUT runs/sft/heal-0 --data EVAL --device cuda --batch 4
+    python -m experiments.sft keep rows.jsonl runs/sft/measured/*.jsonl runs/sft/rows.jsonl
 
-The last begins as soon as runs/sft/heal-0 is there, beside the others; EVAL holds gsm8k_test.jsonl and hellaswag_val.jsonl.
+The stages can be measured as soon as runs/sft/heal-0/training.json is there, beside the others; EVAL holds gsm8k_test.jsonl and
+hellaswag_val.jsonl. A run that was measured, but had no time to answer by itself, is in measured/ alone.
 """
 
 from __future__ import annotations
@@ -90,6 +93,13 @@ def train(asked: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
+def keep(asked: argparse.Namespace) -> None:
+    """Writes rows with less in them."""
+    from experiments.sft.kept import write
+
+    write(*asked.paths)
+
+
 def tables(asked: argparse.Namespace) -> None:
     """Writes the tables and figures."""
     from experiments.sft.tables import write
@@ -114,7 +124,7 @@ def opened(asked: argparse.Namespace) -> None:
     print(join(parts, out))
 
 
-STAGES = {"pack": packed, "chats": chats, "train": train, "tables": tables, "split": cut, "join": opened}
+STAGES = {"pack": packed, "chats": chats, "train": train, "keep": keep, "tables": tables, "split": cut, "join": opened}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 TRAINED = 4  # the fixed depth of the base, to which its training grows
-BEYOND = (8, 16)  # depths at which arms are compared with one another, beside the trained one
+BEYOND = (16,)  # depths at which arms are compared with one another, beside the trained one
 DENSE = "model={kind: load, source: runs/sft/base}"
 FIXED = f"depth={{kind: fixed, depth: {TRAINED}}}"
 TEXT: dict[str, tuple[str, ...]] = {
@@ -61,7 +61,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Run:
-    """One model of the study; runs of a kind take about as long."""
+    """One model of the study."""
 
     label: str
     seed: int = 0
@@ -73,8 +73,8 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """What takes about as long: all chats alike."""
-        return self.label if self.label in TEXT else "chat"
+        """What takes about as long: the seeds of a label, since chats at random depth take longer than unlooped ones."""
+        return self.label
 
     @property
     def looped(self) -> bool:
@@ -138,7 +138,7 @@ def text_runs() -> Iterator[Run]:
 
 
 def later_runs(seeds: Sequence[int]) -> Iterator[Run]:
-    """Yields the others, what is wanted most first: the arms seed by seed, the control of equal FLOPs among them."""
+    """Yields what is measured, what is wanted most first: the arms seed by seed, those on text among them."""
     arms = [[Run(label, seed) for label in CHAT if label != "unlooped-chat"] for seed in seeds]
     first, *others = arms or [[]]
-    yield from (*first, Run("unlooped-flops"), *chain(*others), *(Run("unlooped-chat", seed) for seed in seeds))
+    yield from (*first, *map(Run, TEXT), *chain(*others), *(Run("unlooped-chat", seed) for seed in seeds))

@@ -1,10 +1,12 @@
 """Trains the models of the study, many side by side on one GPU, measures each and lets it answer: a row for each, as it ends.
 
-Runs that are in the file already are left out, so that the same command goes on where it was stopped.
+Runs that are in the file already are left out, so that the same command goes on where it was stopped. What is measured of a run
+before it answers is kept beside it, in measured/, in case the time ends with the answers: `tables` takes both, the rows last.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.sft.plan import TEXT, Places, Run, later_runs, text_flops, text_runs
-from experiments.side_by_side import made_by, run_all
+from experiments.side_by_side import as_line, made_by, run_all
 
 if TYPE_CHECKING:
     from loopwright.model.looped import LoopedForCausalLM
@@ -32,33 +34,62 @@ class Sizes:
     most: int
 
 
-def carry_out(run: Run, *, places: Places, sizes: Sizes, changes: tuple[str, ...]) -> dict[str, Any]:
-    """Trains one model on its tokens, measures it at every depth, and returns all numbers; what is needed later is saved."""
+def begin(run: Run, *, places: Places, changes: tuple[str, ...]) -> dict[str, Any]:
+    """Trains a model that others begin from; they need not wait until it is measured."""
+    trained_once(run, places, changes)
+    return {"name": run.name}
+
+
+def trained_once(run: Run, places: Places, changes: tuple[str, ...]) -> tuple[LoopedForCausalLM, dict[str, Any]]:
+    """Returns a run's model and the numbers of its training. A model that is needed later is saved, and not trained again."""
+    import torch
+
     import loopwright as lw
-    from experiments.sft.measure import read_model
     from experiments.trained import train_once
 
-    chosen = run.recipe(places, changes)
+    folder, chosen = places.model(run), run.recipe(places, changes)
+    about = folder / "training.json"
+    if about.is_file():
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return lw.load(folder, dtype="float32", device=device), json.loads(about.read_text())
     trained = train_once(chosen, places.shards)
-    model, began = trained.outcome.model, time.perf_counter()
-    if run in (*text_runs(), TIMED):
-        lw.save(model, places.model(run), trained.outcome.splits.tokenizer)
-    chats = Run("fixed").recipe(places, changes)
-    found = {
-        "name": run.name, "label": run.label, "seed": run.seed, "updates": trained.outcome.progress.update,
-        "tokens": trained.outcome.progress.tokens, "skipped": trained.outcome.progress.skipped,
+    model, progress = trained.outcome.model, trained.outcome.progress
+    numbers = {
+        "updates": progress.update, "tokens": progress.tokens, "skipped": progress.skipped,
         "parameters": sum(p.numel() for p in model.parameters()), "lr": chosen.optim["lr"],
-        "flops": text_flops(chosen) if run.label in TEXT else None, "train_seconds": trained.seconds,
-        "losses": trained.losses(), **read_model(model, chats, places, rows=sizes.rows, passages=sizes.passages),
-        "origin": made_by(),
+        "flops": text_flops(chosen) if run.label in TEXT else None, "train_seconds": trained.seconds, "losses": trained.losses(),
+    }  # fmt: skip
+    if run in (*text_runs(), TIMED):
+        lw.save(model, folder, trained.outcome.splits.tokenizer)
+        about.write_text(json.dumps(numbers) + "\n")
+    return model, numbers
+
+
+def carry_out(run: Run, *, places: Places, sizes: Sizes, changes: tuple[str, ...]) -> dict[str, Any]:
+    """Trains one model on its tokens, measures it at every depth, and returns all numbers."""
+    from experiments.sft.measure import read_model
+
+    model, numbers = trained_once(run, places, changes)
+    began, chats = time.perf_counter(), Run("fixed").recipe(places, changes)
+    found = {
+        "name": run.name, "label": run.label, "seed": run.seed, **numbers,
+        **read_model(model, chats, places, rows=sizes.rows, passages=sizes.passages), "origin": made_by(),
     }  # fmt: skip
     found["measure_seconds"] = time.perf_counter() - began
     if run.label not in TEXT:
+        keep(found, places)
         try:
             found["answers"] = let_answer(model, chats, places, sizes)
         except Exception as error:  # what was trained and measured is not lost with it
             print(f"no answers of {run.name}: {type(error).__name__}: {error}", flush=True)
     return found
+
+
+def keep(found: dict[str, Any], places: Places) -> None:
+    """Writes what is known of a run into a file of its own."""
+    folder = Path(places.runs) / "measured"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{found['name'].replace('/', '-')}.jsonl").write_text(as_line(found) + "\n")
 
 
 def let_answer(model: LoopedForCausalLM, chosen: Any, places: Places, sizes: Sizes) -> dict[str, Any]:
@@ -92,7 +123,9 @@ def study(places: Places, seeds: list[int], sizes: Sizes, *, workers: int, secon
     deadline = time.time() + seconds
     for run in (Run("heal"), Run("fixed")):
         prepare(run.recipe(places, changes).data, places.shards)
-    work, out = partial(carry_out, places=places, sizes=sizes, changes=changes), str(Path(places.runs) / "rows.jsonl")
-    for runs in (list(text_runs()), list(later_runs(seeds))):
-        run_all(runs, work, out, workers=workers, seconds=max(deadline - time.time(), 1.0))
+    first = partial(begin, places=places, changes=changes)
+    work = partial(carry_out, places=places, sizes=sizes, changes=changes)
+    for name, runs, each in (("begun", text_runs(), first), ("rows", later_runs(seeds), work)):
+        out = str(Path(places.runs) / f"{name}.jsonl")
+        run_all(list(runs), each, out, workers=workers, seconds=max(deadline - time.time(), 1.0))
         print(f"{deadline - time.time():.0f} s left", flush=True)

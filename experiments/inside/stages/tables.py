@@ -22,9 +22,11 @@ from loopwright.plot.steps import step_axis
 
 Row = Mapping[str, Any]
 DENSE, CONTROL, RETROFIT, START = "SmolLM2-135M-Instruct", "control", "heal-0", "retrofit-start"
+ONCE = "unlooped-0"  # the retrofit's layers, trained on the same text and not looped
 WORDS = {
-    RETROFIT: "retrofit (4, 6⊗4, 4)", START: "retrofit, not yet trained", DENSE: "SmolLM2-135M, 30 layers",
-    "sandwich-4-injected": "(2, 4⊗4, 2) I", "sandwich-4": "(2, 4⊗4, 2)", CONTROL: "control, 12 layers",
+    RETROFIT: "retrofit (4, 6⊗4, 4)", START: "retrofit, not yet trained", ONCE: "its 14 layers, trained unlooped",
+    DENSE: "SmolLM2-135M, 30 layers", "sandwich-4-injected": "(2, 4⊗4, 2) I", "sandwich-4": "(2, 4⊗4, 2)",
+    CONTROL: "control, 12 layers",
 }  # fmt: skip
 SHOWN = (2, 4, 16, 128)  # steps whose bound is given
 LEAST = 1e-6  # distances below it are rounding, and not drawn
@@ -49,7 +51,7 @@ class Rows:
 
     def dense(self, model: str, name: str = FIRST) -> Row | None:
         """Returns the stages of the dense model that a looped one stands beside; None for a dense one."""
-        beside = {DENSE: None, CONTROL: None, RETROFIT: DENSE, START: DENSE}.get(model, CONTROL)
+        beside = {DENSE: None, CONTROL: None, RETROFIT: DENSE, START: DENSE, ONCE: DENSE}.get(model, CONTROL)
         return None if beside is None else self.get(beside, "near", name)
 
 
@@ -194,7 +196,7 @@ def beside_itself(row: Row, before: Row) -> Drawing:
 def draw(rows: Rows) -> dict[str, Drawing]:
     """Returns the figures by name."""
     made: dict[str, Drawing] = {}
-    for model in (model for model in WORDS if model != START):  # whose steps are all alike
+    for model in (model for model in WORDS if model not in (START, ONCE)):  # whose steps are all alike; which has one
         for name in SETS if model == RETROFIT else SETS[1:]:  # on the first set, pages of `loopwright analyze` show the others
             row = rows.get(model, "near", name)
             if row is not None and row["places"]["core"]:
@@ -207,7 +209,6 @@ def draw(rows: Rows) -> dict[str, Drawing]:
             made[f"ablated-{model}"] = beside_itself(ablated, before)
     for model, row in rows.of("deep"):
         made[f"beyond-by-layer-{model}"] = by_layer(row, DEEP)
-        made[f"beyond-by-step-{model}"] = by_step(row, DEEP, dense=rows.dense(model))
     bound = bound_figure(rows)
     return made if bound is None else made | {"bound": bound}
 

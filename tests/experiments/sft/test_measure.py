@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments.sft.measure import result, results_alone
-from experiments.sft.plan import Places, Run, later_runs, text_runs
+from experiments.sft.plan import CHAT, Places, Run, later_runs, text_runs
 from loopwright.evaluate.passages import Passage, Passages
 
 
@@ -39,6 +39,7 @@ def test_of_a_chat_what_follows_the_mark_is_scored() -> None:
 
 def test_arms_come_seed_by_seed_and_begin_from_the_model_of_their_kind() -> None:
     runs = list(later_runs((0, 1)))
-    assert [run.name for run in runs[:6]] == ["fixed/0", "random/0", "fixed-penalty/0", "stars/0", "unlooped-flops/0", "fixed/1"]
-    assert {run.source for run in runs if run.kind == "chat"} == set(text_runs())
+    assert [run.name for run in runs[:6]] == ["fixed/0", "random/0", "fixed-penalty/0", "stars/0", "heal/0", "unlooped/0"]
+    assert [run.name for run in runs[6:8]] == ["unlooped-flops/0", "fixed/1"]
+    assert {run.source for run in runs if run.label in CHAT} == set(text_runs())
     assert str(Places("data", "runs/sft").model(Run("heal"))) == "runs/sft/heal-0"
