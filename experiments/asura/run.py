@@ -8,6 +8,7 @@ byte-pair tokenizer of 8,192 tokens is trained on the first training file and pu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,7 @@ def carry_out(
     from loopwright.model.cost.cost import pass_flops
     from loopwright.recipes import recipe
 
-    depth = f"depth={{kind: fixed, depth: {STEPS if row.looped else 1}}}"
-    laid = (*row.changes, depth, f"seed={row.seed}", *extra, *row.schedule)
-    chosen = recipe("asura-text", [*SETTINGS, *texts(corpus, tokenizer), *laid])
+    chosen = recipe("asura-text", [*SETTINGS, *texts(corpus, tokenizer), *laid_over(row, extra)])
     trained = train_once(chosen, shards)
     model = trained.outcome.model
     torch.set_float32_matmul_precision("highest")
@@ -61,6 +60,12 @@ def carry_out(
         "spikes": spikes(trained.taken("loss")), "skipped": trained.outcome.progress.skipped, "texts": found,
         "origin": made_by(),
     }  # fmt: skip
+
+
+def laid_over(row: Row, extra: Sequence[str]) -> tuple[str, ...]:
+    """Returns what a row changes in the recipe: a schedule of its own is laid over what the command gives to all rows."""
+    depth = f"depth={{kind: fixed, depth: {STEPS if row.looped else 1}}}"
+    return *row.changes, depth, f"seed={row.seed}", *extra, *row.schedule
 
 
 def spikes(losses: list[float]) -> int:

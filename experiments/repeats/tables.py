@@ -262,7 +262,10 @@ def main() -> None:
     found = results(sources, [*rates()])
     (folder / "table.md").write_text(page(found))
     kept = chosen(found)
-    save_all({"by-times": draw(kept), "by-depth": draw_depths(kept)}, folder)
+    drawings = {"by-times": draw(kept)}
+    if any((label, 1) in kept for label in DEPTHS):
+        drawings["by-depth"] = draw_depths(kept)
+    save_all(drawings, folder)
 
 
 if __name__ == "__main__":
