@@ -32,10 +32,12 @@ def claims() -> Iterator[str]:
     for label in LOOPED:
         for rival in RIVALS:
             cells = [beside(label, rival, times) for times in (1, 4)] + [beside(label, rival, STOPPED, early=True)]
-            yield line(f"{label} less {rival}", *map(told, cells))
-    for depth, label in BY_DEPTH.items():
+            if any(cells):
+                yield line(f"{label} less {rival}", *map(told, cells))
+    first = kept().get((BY_DEPTH[1], 1), [])
+    for depth, label in BY_DEPTH.items() if first else ():
         if runs := kept().get((label, 1)):
-            less = told(pooled(runs, kept().get((BY_DEPTH[1], 1), []), "test")) if depth > 1 else "–"
+            less = told(pooled(runs, first, "test")) if depth > 1 else "–"
             yield line(str(depth), f"{runs[0]['parameters'] / 1e6:.2f} M", f"{runs[0]['rate']:g}", losses(runs), less)
 
 
