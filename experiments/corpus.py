@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +41,14 @@ def prepare(data: dict[str, Any], shards: str) -> None:
 
     Path(shards).mkdir(parents=True, exist_ok=True)
     print(f"training text: {build_data(data, Path(shards)).notes}", flush=True)
+
+
+def prepare_passages(files: Mapping[str, Path], tokenizer: str, context: int, place: Path) -> None:
+    """Tokenises held-out texts for all rows, where that has not been done."""
+    from loopwright.data.tokenizer import Tokenizer
+    from loopwright.evaluate.passages import read_passages
+
+    if not place.is_file():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        own = Tokenizer(tokenizer)
+        place.write_bytes(pickle.dumps({name: read_passages(name, file, own, context) for name, file in files.items()}))

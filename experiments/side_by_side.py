@@ -85,7 +85,7 @@ def compared(held: Mapping[str, Any], depths: Sequence[int]) -> dict[str, Any]:
     return {**held, "losses": losses}
 
 
-def folded(report: HeldOut, digits: int = 7) -> dict[str, Any]:
+def folded(report: HeldOut, digits: int = 5) -> dict[str, Any]:
     """Returns a report with the passages of a document as one: intervals over documents stay what they are, but for rounding."""
     documents = sorted(set(report.document_of))
     sums = [[0.0] * len(documents) for _ in report.losses]
@@ -118,6 +118,15 @@ def run_all(
     """
     path = Path(out)
     left = missing(runs, path)
+    if left and seconds > 0:
+        _share_out(left, work, out, workers=workers, seconds=seconds, begin=begin)
+    for run in missing(left, path):  # failed, not begun, or stopped here because the time was up
+        print(f"not made: {run.name}", flush=True)
+    print(f"{len(path.read_text().splitlines()) if path.is_file() else 0} results in {path}", flush=True)
+
+
+def _share_out(left: Sequence[Run], work: Any, out: str, *, workers: int, seconds: float, begin: Any) -> None:
+    """Does the work of these runs in processes of their own, which end when the time is up."""
     context = multiprocessing.get_context("spawn")
     manager = context.Manager()
     queue, lock, longest = manager.Queue(), manager.Lock(), manager.dict()
@@ -133,9 +142,6 @@ def run_all(
     for process in processes:
         if process.is_alive():
             process.kill()
-    for run in missing(left, path):  # failed, not begun, or stopped here because the time was up
-        print(f"not made: {run.name}", flush=True)
-    print(f"{len(path.read_text().splitlines()) if path.is_file() else 0} results in {path}", flush=True)
 
 
 def missing(runs: Sequence[Any], path: Path) -> list[Any]:

@@ -45,7 +45,7 @@ def carry_out(
     torch.set_float32_matmul_precision("highest")
     own = Tokenizer(tokenizer)
     found = {
-        name: folded(held_out(model, read_passages(name, Path(corpus) / file, own, context).drawn(passages)))
+        name: folded(held_out(model, read_passages(name, Path(corpus) / file, own, context).drawn(passages)), 7)
         for name, file in TEXTS.items()
     }
     norms = trained.taken("grad_norm")

@@ -158,8 +158,9 @@ def _by_depth(runs: Sequence[Result], text: str) -> Curve:
     return Curve(depths, [sum(row) / len(row) for row in alone], *ends)
 
 
-def difference_by_depth(against: Mapping[str, ByDepth]) -> Drawing:
-    """Returns rows against static modulation of equal parameters at equal depth: intervals over documents, a mark per seed."""
+def difference_by_depth(against: Mapping[str, ByDepth], than: str = "static's") -> Drawing:
+    """Returns rows against one other at equal depth, by default static modulation of equal parameters: intervals over documents, a
+    mark per seed."""
 
     def draw(text: str, axes: Axes) -> None:
         curves = {}
@@ -177,7 +178,7 @@ def difference_by_depth(against: Mapping[str, ByDepth]) -> Drawing:
         depth_axis(axes, curves)
         axes.set_xlim(DEPTHS[0] / 1.3, DEPTHS[-1] * 1.3)
         axes.set_title(text)
-        axes.set_ylabel("loss less static's")
+        axes.set_ylabel(f"loss less {than}")
 
     return panels([partial(draw, text) for text in TEXTS], columns=1, height=2.9)
 

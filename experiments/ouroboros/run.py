@@ -53,6 +53,12 @@ def carry_out(
         text = read_passages(name, Path(corpus) / file, tokenizer, context).drawn(passages)
         report = held_out(model, text, depths=depths_of(model), marked=row.leaks, honest=1000 if row.leaks else 0)
         found[name] = asdict(report)
+    said = diagonals(model, kinds, tokenizer, context)
+    return about(row, model, run, trained, extra) | {"texts": found, "diagonals": said, "origin": made_by()}
+
+
+def about(row: Row, model: Any, run: Trained | None, seconds: float, extra: tuple[str, ...]) -> dict[str, Any]:
+    """Returns what a row is, what it trains, and how its training went."""
     parameters = list(model.parameters())
     bases = sum(p.numel() for name, p in model.named_parameters() if ".bases." in name)
     return {
@@ -60,10 +66,8 @@ def carry_out(
         "changes": [*row.changes, *row.overrides], "laid_over": list(extra), "objective": row.objective,
         "trainable": sum(p.numel() for p in parameters if p.requires_grad) if row.objective else 0,
         "kept": sum(p.numel() for p in model.without_adapters().parameters()), "bases": bases,
-        "tokens": sum(entry["tokens"] for entry in run.log) if run else 0, "train_seconds": trained,
+        "tokens": sum(entry["tokens"] for entry in run.log) if run else 0, "train_seconds": seconds,
         "losses": run.losses(10) if run else [], "skipped": run.outcome.progress.skipped if run else 0,
-        "texts": found, "diagonals": diagonals(model, kinds, tokenizer, context),
-        "origin": made_by(),
     }  # fmt: skip
 
 

@@ -112,10 +112,10 @@ def depth_table(runs: Runs, text: str) -> str:
     return table(["row", *[f"depth {depth}" for depth in DEPTHS]], lines)
 
 
-def all_pairs(runs: Runs) -> Pairs:
+def all_pairs(runs: Runs, asked: Sequence[tuple[str, str]] = PAIRS) -> Pairs:
     """Returns every pair on every text: both rows at each depth that they share, and (under None) each at its best."""
     found: Pairs = {}
-    for first, second in PAIRS:
+    for first, second in asked:
         if runs.get(first) and runs.get(second):
             for depth in (*DEPTHS, None):
                 both = {text: pooled(runs[first], runs[second], text, depth) for text in TEXTS}

@@ -14,7 +14,6 @@ SETTINGS = (
     "when trained at fixed depth 4",
     "from depth 4 to 16 with a fixed depth of 4",
     "trained on 4 to 8 digits, it adds numbers of 64",
-    "No gain was found beyond depth 1",
     "SmolLM2-135M was cut from 30 to 15 layers",
     "A looped SmolLM2, fine-tuned",
     "In SmolLM2-135M the later stages vanish",
@@ -35,8 +34,8 @@ def claims() -> Iterator[str]:
     yield from language.headline_claims()
     least, random, rows, seeds = stars.longer()
     yield f"(at least {100 * least:.1f} % of {rows} rows with long carries, {seeds} seeds; random digits: {100 * min(random):.1f} %"
-    yield f"against a blind controller, which knows only the step, {ouroboros.against_blind()}"
-    yield from ouroboros.against_diagonal()
+    yield ouroboros.against_diagonal()
+    yield from ouroboros.own_rates()
     looped, once, controller = (percent(ouroboros.share(name, "test")) for name in (BEST_STATIC, BEST_ONCE, BEST))
     apart, first = ouroboros.behind_once(BEST_STATIC)
     behind, second = ouroboros.behind_once(BEST)

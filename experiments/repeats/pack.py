@@ -33,9 +33,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from experiments.asura.run import SETTINGS
-from experiments.corpus import make_tokenizer, prepare, texts
-from experiments.repeats.plan import STOPPED, TEXTS
-from experiments.repeats.run import FILES, LAID, PASSAGES, prepare_passages
+from experiments.corpus import make_tokenizer, prepare, prepare_passages, texts
+from experiments.repeats.plan import LENGTH, STOPPED, TEXTS
+from experiments.repeats.run import LAID, PASSAGES, held_out_files
 
 FIRST = 5  # files of the training text: enough for three times the text
 ROWS = Path(__file__).parents[1] / "results/repeats/runs.jsonl"
@@ -57,7 +57,7 @@ def pack(corpus: Path, folder: Path) -> None:
     own = folder / "corpus"
     own.mkdir(parents=True)
     train = sorted(corpus.glob("train-*.jsonl.gz"))[:FIRST]
-    for path in [*train, *(corpus / name for name in FILES.values())]:
+    for path in [*train, *held_out_files(corpus).values()]:
         shutil.copyfile(path, own / path.name)
     make_tokenizer(str(own), folder / "bpe")
     with tempfile.TemporaryDirectory() as place:
@@ -65,7 +65,7 @@ def pack(corpus: Path, folder: Path) -> None:
         for documents in TEXTS.values():
             given = [*SETTINGS, *texts(str(own), str(folder / "bpe")), *LAID, f"data.limit={documents}"]
             prepare(recipe("asura-text", given).data, str(shards))
-        prepare_passages(str(own), str(folder / "bpe"), shards / PASSAGES)
+        prepare_passages(held_out_files(own), str(folder / "bpe"), LENGTH, shards / PASSAGES)
         with tarfile.open(folder / "tokens.tar.xz", "w:xz", preset=3) as archive:
             archive.add(shards, "shards")
     (folder / "start.jsonl").write_text("".join(kept(ROWS.read_text().splitlines())))

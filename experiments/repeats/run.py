@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.asura.run import SETTINGS
-from experiments.corpus import make_tokenizer, prepare, texts
+from experiments.corpus import make_tokenizer, prepare, prepare_passages, texts
 from experiments.repeats.plan import BATCH, COMPARED_RATES, DEPTHS, LENGTH, STOPPED, TUNED, Row, compared, depths, longer, rates
 from experiments.side_by_side import arguments, asked_for, folded, made_by, missing, run_all
 from experiments.trained import train_once
@@ -47,7 +47,7 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
     def measured(model: LoopedForCausalLM) -> dict[str, Any]:
         depths = [model.config.depth]
         found = {name: held_out(model, each, depths=depths, causality=causal) for name, each in held.items()}
-        return {"loss": {name: each.loss[-1] for name, each in found.items()}, "texts": {"test": folded(found["test"], 5)}}
+        return {"loss": {name: each.loss[-1] for name, each in found.items()}, "texts": {"test": folded(found["test"])}}
 
     early = {} if trained.best is None else {"stopped": measured(trained.best) | {"update": trained.outcome.progress.best_update}}
     tokens = sum(entry["tokens"] for entry in trained.log)
@@ -61,16 +61,9 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
     }  # fmt: skip
 
 
-def prepare_passages(corpus: str, tokenizer: str, place: Path) -> None:
-    """Tokenises the held-out texts for all rows, where that has not been done."""
-    from loopwright.data.tokenizer import Tokenizer
-    from loopwright.evaluate.passages import read_passages
-
-    if not place.is_file():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        own = Tokenizer(tokenizer)
-        found = {name: read_passages(name, Path(corpus) / file, own, LENGTH) for name, file in FILES.items()}
-        place.write_bytes(pickle.dumps(found))
+def held_out_files(corpus: str | Path) -> dict[str, Path]:
+    """Returns the held-out texts of a corpus by name."""
+    return {name: Path(corpus) / file for name, file in FILES.items()}
 
 
 def best_rates(found: Iterable[dict[str, Any]]) -> dict[tuple[str, int], float]:
@@ -100,7 +93,7 @@ def main() -> None:
     options = parser.parse_args()
     ends += options.seconds
     make_tokenizer(options.corpus, Path(options.tokenizer))
-    prepare_passages(options.corpus, options.tokenizer, Path(options.shards) / PASSAGES)
+    prepare_passages(held_out_files(options.corpus), options.tokenizer, LENGTH, Path(options.shards) / PASSAGES)
     named = {name: getattr(options, name) for name in ("corpus", "tokenizer", "shards", "passages")}
     work = partial(carry_out, **named, extra=tuple(options.change))
     out = Path(options.out)

@@ -300,7 +300,8 @@ class Backbone(PreTrainedModel):
 
     def _check_positions(self, span: Span) -> None:
         limit = self.config.max_position_embeddings
-        if self.config.positions != "learned" or (span.plain and not span.explicit and span.extent <= limit):
+        counted = not span.explicit and (span.plain or not span.offset)  # from 0 on, by us
+        if self.config.positions != "learned" or (counted and span.extent <= limit):
             return
         if torch.compiler.is_compiling():  # a compiled graph must not depend on what a tensor holds; the lookup itself refuses
             return

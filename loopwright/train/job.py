@@ -167,7 +167,7 @@ class Job:
             batch = replace(self.splits.train.batch(indices), rows=rows)
             targets.append(batch.targets)
             tokens += int(batch.valid.sum())
-            pairs.append((batch.ready().to(self.device), plan))
+            pairs.append((batch.ready(coarse=self.replayed is not None).to(self.device), plan))
         return UpdateBatches(pairs, targets, tokens)
 
     def backward(self, batch: Batch, plan: Plan, share: Share, solved_at: int | None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -176,10 +176,10 @@ class Job:
         weights = [factor if factor > 0 else None for factor in factors]
         if self.replayed is None:
             return self._backward(batch, plan, share, weights)
-        if batch.attention_mask is not None or batch.segment_ids is not None:
+        if batch.attention_mask is not None:
             raise ValueError(
-                "graph: batches come with a mask or document ids, whose values decide what is run; allowed: rows without them "
-                "(tasks: data.padding=plain, text: data.apart=false), or graph: false"
+                "graph: batches come with a mask, whose values decide what is run; allowed: rows without one (tasks: "
+                "data.padding=plain), or graph: false"
             )
 
         def number(x: Any) -> Tensor | None:

@@ -38,6 +38,22 @@ def test_what_is_asked_is_found_once() -> None:
     assert labels[0, 0] == 5 and len(batch.asked) - batch.targets == 1
 
 
+def test_documents_of_nearly_all_tokens_have_one_shape_where_that_is_wanted() -> None:
+    """Each first token of a document is not asked for: a number that differs from batch to batch."""
+    draws, shapes = torch.Generator().manual_seed(0), set()
+    for _ in range(8):
+        begins = torch.rand(4, 32, generator=draws) < 0.03
+        labels = torch.where(begins, -100, 7)
+        batch = Batch(labels.abs(), labels, segment_ids=begins.long().cumsum(1))
+        fine, coarse = batch.ready().asked, batch.ready(coarse=True).asked
+        assert fine is not None and coarse is not None
+        shapes.add(len(coarse))
+        assert coarse[coarse > 0].tolist() == fine[fine > 0].tolist() and len(fine) % 4 == 0
+    assert shapes == {4 * 32}
+    few = Batch(labels.abs(), torch.where(torch.arange(32) < 5, labels, -100), segment_ids=begins.long().cumsum(1))
+    assert len(few.ready(coarse=True).asked) == 16 and len(Batch(labels.abs(), labels).ready(coarse=True).asked) < 4 * 32
+
+
 def test_documents_are_checked_before_they_go_to_a_device() -> None:
     ids = torch.ones(1, 3, dtype=torch.long)
     with pytest.raises(ValueError, match="segment_ids: negative entries"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.side_by_side import as_line, columns, compared, run_all
+from experiments.side_by_side import as_line, columns, compared, folded, run_all
+from loopwright.evaluate.heldout import HeldOut
+from loopwright.metrics.score import by_unit
 from tests.experiments.results import hard, held_out
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False)
@@ -60,6 +63,22 @@ def test_single_losses_are_kept_where_models_are_compared() -> None:
     assert not {"losses", "document_of", "targets_of"} & set(compared(held_out("test", {1: hard()}), [4]))
 
 
+def report() -> HeldOut:
+    return HeldOut(
+        text="test", context=8, unit="document", documents=3, passages=5, targets=50, bytes=100, fingerprint="x", likelihood=True,
+        causality="", depth=(3,), loss=(2.0,), loss_low=(1.0,), loss_high=(3.0,), perplexity=(7.0,), bits_per_byte=(1.0,),
+        document_of=(4, 4, 7, 9, 9), targets_of=(10, 5, 10, 5, 20), losses=((20.0, 11.0, 21.5, 8.0, 40.25),),
+    )  # fmt: skip
+
+
+def test_a_folded_report_has_the_sums_of_its_documents() -> None:
+    whole, few = report(), HeldOut.of(folded(report()))
+    losses, targets, units = whole.at()
+    own, counts, _ = few.at()
+    assert few.document_of == (4, 7, 9) and own.tolist() == [31.0, 21.5, 48.25] and counts.tolist() == [15, 10, 25]
+    assert by_unit(losses, units).tolist() == own.tolist() and by_unit(targets, units).tolist() == counts.tolist()
+
+
 @dataclass(frozen=True)
 class Named:
     name: str
@@ -82,3 +101,12 @@ def test_runs_that_were_not_made_are_named(tmp_path: Path, capsys: pytest.Captur
     said = capsys.readouterr().out.splitlines()
     assert said == ["not made: dies", "not made: fails", f"2 results in {out}"]
     assert [json.loads(line)["name"] for line in out.read_text().splitlines()] == ["earlier", "made"]
+
+
+def test_no_process_begins_once_the_time_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A study with several parts calls once for each: the last ones must not spend minutes on starting what cannot end."""
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: pytest.fail("a process was begun"))
+    run_all([Named("made")], work, str(tmp_path / "rows.jsonl"), workers=2, seconds=0)
+    assert "not made: made" in capsys.readouterr().out

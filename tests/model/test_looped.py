@@ -259,6 +259,8 @@ def test_learned_positions_count_positions_not_tokens():
     first, second = ids_of(model, 1, 6), ids_of(model, 1, 6, seed=2)
     packed = model(torch.cat([first, second], 1), segment_ids=torch.tensor([[0] * 6 + [1] * 6])).logits
     assert gap(packed[:, 6:], model(second).logits) < 1e-5
+    with pytest.raises(ValueError, match="position 8; learned positions end at max_position_embeddings=8"):
+        model(torch.cat([first, second], 1), segment_ids=torch.tensor([[0] * 9 + [1] * 3]))
     padded = torch.cat([torch.zeros(1, 4, dtype=torch.long), first], 1)
     assert gap(model(padded, attention_mask=torch.tensor([[0] * 4 + [1] * 6])).logits[:, 4:], model(first).logits) < 1e-5
     with pytest.raises(ValueError, match="position 9; learned positions end at max_position_embeddings=8"):

