@@ -49,5 +49,6 @@ def prepare_passages(files: Mapping[str, Path], tokenizer: str, context: int, pl
     from loopwright.evaluate.passages import read_passages
 
     if not place.is_file():
+        place.parent.mkdir(parents=True, exist_ok=True)
         own = Tokenizer(tokenizer)
         place.write_bytes(pickle.dumps({name: read_passages(name, file, own, context) for name, file in files.items()}))

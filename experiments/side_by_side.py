@@ -85,8 +85,8 @@ def compared(held: Mapping[str, Any], depths: Sequence[int]) -> dict[str, Any]:
     return {**held, "losses": losses}
 
 
-def folded(report: HeldOut) -> dict[str, Any]:
-    """Returns a report with the passages of a document as one: intervals over documents stay what they are."""
+def folded(report: HeldOut, digits: int = 5) -> dict[str, Any]:
+    """Returns a report with the passages of a document as one: intervals over documents stay what they are, but for rounding."""
     documents = sorted(set(report.document_of))
     sums = [[0.0] * len(documents) for _ in report.losses]
     targets = [0] * len(documents)
@@ -96,7 +96,7 @@ def folded(report: HeldOut) -> dict[str, Any]:
         for own, losses in zip(sums, report.losses, strict=True):
             own[place] += losses[passage] if losses[passage] is not None else float("nan")
     whole = replace(report, document_of=tuple(documents), targets_of=tuple(targets), losses=tuple(map(tuple, sums)))
-    return asdict(whole) | {"losses": rounded(sums, 5)}
+    return asdict(whole) | {"losses": rounded(sums, digits)}
 
 
 def rounded(value: Any, digits: int) -> Any:
@@ -117,10 +117,10 @@ def run_all(
     `begin` is called once in each process. `work` and `begin` must be importable by name.
     """
     path = Path(out)
-    left = _missing(runs, path)
+    left = missing(runs, path)
     if left and seconds > 0:
         _share_out(left, work, out, workers=workers, seconds=seconds, begin=begin)
-    for run in _missing(left, path):  # failed, not begun, or stopped here because the time was up
+    for run in missing(left, path):  # failed, not begun, or stopped here because the time was up
         print(f"not made: {run.name}", flush=True)
     print(f"{len(path.read_text().splitlines()) if path.is_file() else 0} results in {path}", flush=True)
 
@@ -144,7 +144,7 @@ def _share_out(left: Sequence[Run], work: Any, out: str, *, workers: int, second
             process.kill()
 
 
-def _missing(runs: Sequence[Run], path: Path) -> list[Run]:
+def missing(runs: Sequence[Any], path: Path) -> list[Any]:
     """Returns the runs that a file of results does not hold."""
     done = {json.loads(line)["name"] for line in path.read_text().splitlines()} if path.is_file() else set()
     return [run for run in runs if run.name not in done]

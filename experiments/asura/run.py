@@ -8,14 +8,14 @@ byte-pair tokenizer of 8,192 tokens is trained on the first training file and pu
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.asura.plan import STEPS, Row, rows
 from experiments.corpus import VOCABULARY, make_tokenizer, prepare, texts
-from experiments.side_by_side import arguments, asked_for, made_by, run_all
+from experiments.side_by_side import arguments, asked_for, folded, made_by, run_all
 from experiments.trained import train_once
 
 TEXTS = {"test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
@@ -39,20 +39,19 @@ def carry_out(
     from loopwright.model.cost.cost import pass_flops
     from loopwright.recipes import recipe
 
-    depth = f"depth={{kind: fixed, depth: {STEPS if row.looped else 1}}}"
-    chosen = recipe("asura-text", [*SETTINGS, *texts(corpus, tokenizer), *row.changes, depth, f"seed={row.seed}", *extra])
+    chosen = recipe("asura-text", [*SETTINGS, *texts(corpus, tokenizer), *laid_over(row, extra)])
     trained = train_once(chosen, shards)
     model = trained.outcome.model
     torch.set_float32_matmul_precision("highest")
     own = Tokenizer(tokenizer)
     found = {
-        name: asdict(held_out(model, read_passages(name, Path(corpus) / file, own, context).drawn(passages)))
+        name: folded(held_out(model, read_passages(name, Path(corpus) / file, own, context).drawn(passages)), 7)
         for name, file in TEXTS.items()
     }
     norms = trained.taken("grad_norm")
     return {
         "name": row.name, "size": row.size, "label": row.label, "seed": row.seed, "changes": list(row.changes),
-        "laid_over": list(extra),
+        "laid_over": [*extra, *row.schedule],
         "parameters": sum(p.numel() for p in model.parameters()),
         "flops": pass_flops(model.config, batch=1, length=context)["total"] / context,
         "tokens": sum(entry["tokens"] for entry in trained.log), "train_seconds": trained.seconds,
@@ -61,6 +60,12 @@ def carry_out(
         "spikes": spikes(trained.taken("loss")), "skipped": trained.outcome.progress.skipped, "texts": found,
         "origin": made_by(),
     }  # fmt: skip
+
+
+def laid_over(row: Row, extra: Sequence[str]) -> tuple[str, ...]:
+    """Returns what a row changes in the recipe: a schedule of its own is laid over what the command gives to all rows."""
+    depth = f"depth={{kind: fixed, depth: {STEPS if row.looped else 1}}}"
+    return *row.changes, depth, f"seed={row.seed}", *extra, *row.schedule
 
 
 def spikes(losses: list[float]) -> int:

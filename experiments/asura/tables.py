@@ -36,6 +36,7 @@ CLAIMS = {
     "plain, equal parameters": "sharing over depth makes more of the parameters",
     "naive universal": "a naive universal transformer is unstable and makes little of its steps",
     "without the projected skip": "the projected skip stabilises and helps the gradient",
+    "one projection for all steps": "the projection is one of each step",
     "one norm for all steps": "norms of their own for each step cost little and stabilise",
     "without norms after layers": "norms after layers: little change of loss at a small size, fewer spikes and calmer gradients",
     "without adapters": "adapters per step give each step work of its own",

@@ -8,7 +8,7 @@ from functools import cache
 from experiments.pages import Result, results
 from experiments.readme.rows import RESULTS, WORDS, line
 from experiments.repeats.plan import STOPPED, rates
-from experiments.repeats.tables import LOOPED, MAIN, RIVALS, chosen, stopped
+from experiments.repeats.tables import BY_DEPTH, LOOPED, MAIN, RIVALS, chosen, stopped
 from experiments.seeds import Pooled, pooled
 
 
@@ -20,33 +20,43 @@ def kept() -> dict[tuple[str, int], list[Result]]:
 
 def claims() -> Iterator[str]:
     """Yields both tables of the section: losses by arm, and looped less plain."""
+    early = stopped(kept())
     for label in MAIN:
-        if runs := kept().get((label, 4)):
-            early, ends = stopped(kept())[label, STOPPED], kept()[label, STOPPED]
+        texts = [kept().get((label, times), []) for times in (1, 4)]
+        texts += [early.get((label, STOPPED), []), kept().get((label, STOPPED), [])]
+        if any(texts):
+            runs = next(runs for runs in texts if runs)
             sizes = f"{runs[0]['parameters'] / 1e6:.2f} M", f"{runs[0]['flops'] / 1e6:.1f} M"
-            own = "; ".join(f"{rate:g}" for rate in dict.fromkeys((runs[0]["rate"], ends[0]["rate"])))
-            yield line(label, *sizes, own, *map(losses, (kept()[label, 1], runs, early, ends)))
+            own = "; ".join(f"{rate:g}" for rate in dict.fromkeys(runs[0]["rate"] for runs in texts if runs))
+            yield line(label, *sizes, own, *map(losses, texts))
     for label in LOOPED:
-        for rival in RIVALS[:2]:
+        for rival in RIVALS:
             cells = [beside(label, rival, times) for times in (1, 4)] + [beside(label, rival, STOPPED, early=True)]
-            yield line(f"{label} less {rival}", *map(told, cells))
+            if any(cells):
+                yield line(f"{label} less {rival}", *map(told, cells))
+    first = kept().get((BY_DEPTH[1], 1), [])
+    for depth, label in BY_DEPTH.items() if first else ():
+        if runs := kept().get((label, 1)):
+            less = told(pooled(runs, first, "test")) if depth > 1 else "–"
+            yield line(str(depth), f"{runs[0]['parameters'] / 1e6:.2f} M", f"{runs[0]['rate']:g}", losses(runs), less)
 
 
 def losses(runs: list[Result]) -> str:
     """Returns the losses on `test`, seed by seed."""
-    return " / ".join(f"{run['loss']['test']:.3f}" for run in runs)
+    return " / ".join(f"{run['loss']['test']:.3f}" for run in runs) or "–"
 
 
-def beside(label: str, rival: str, times: int, *, early: bool = False) -> Pooled:
-    """Returns a looped arm against a plain one on the same text, each at its end or at its best validation."""
+def beside(label: str, rival: str, times: int, *, early: bool = False) -> Pooled | None:
+    """Returns a looped arm against a plain one on the same text, each at its end or at its best validation; None where one was not
+    run."""
     runs = stopped(kept()) if early else kept()
-    found = pooled(runs[label, times], runs[rival, times], "test")
-    assert found is not None
-    return found
+    return pooled(runs.get((label, times), []), runs.get((rival, times), []), "test")
 
 
-def told(found: Pooled) -> str:
+def told(found: Pooled | None) -> str:
     """Returns a difference with its interval over seeds and what is decided; of one seed the difference alone."""
+    if found is None:
+        return "–"
     if len(found.seeds) == 1:
         return f"{found.difference:+.3f} (one seed)".replace("-", "−")
     low, high = found.over_seeds
@@ -54,8 +64,9 @@ def told(found: Pooled) -> str:
     return f"{found.difference:+.3f} ({low:+.3f} to {high:+.3f}), {word}".replace("-", "−")
 
 
-def short(found: Pooled, equal: str = "FLOPs") -> str:
+def short(found: Pooled | None, equal: str = "FLOPs") -> str:
     """Returns on which side the looped arm is and by how much, in words."""
+    assert found is not None
     side, count = "ahead of" if found.difference < 0 else "behind", len(found.seeds)
     decided = "" if count == 1 else ", decided" if found.verdict in ("lower", "higher") else ", not decided"
     seeds = f"{WORDS[count]} seed{'s' * (count > 1)}"

@@ -5,18 +5,19 @@ All read as many tokens (UPDATES batches), of TEXTS documents each: once, four o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from experiments.asura.plan import NAIVE, SIZES
 
 UPDATES, BATCH, LENGTH = 640, 32, 256
 TEXTS = {1: 1670, 4: 390, 16: 92}  # documents by how often they are read: 5.26, 1.32 and 0.33 million tokens
+MORE_TEXT = 5200  # documents for three times the updates with no token read twice: 16 million tokens
 RATES = (1e-3, 2e-3, 5e-4, 4e-3, 8e-3)
 # text that is read so often is memorised: these runs are validated on the way, and measured at their best validation as well
 STOPPED, VALIDATED = 16, 32
 # on which text the rates are compared, and whose rate each text takes: at sixteen readings the best one may be another
-COMPARED_RATES = {4: RATES, STOPPED: (2e-3, 4e-3, 1e-3)}
+COMPARED_RATES = {4: RATES, STOPPED: (2e-3, 1e-3, 4e-3, 5e-4)}
 RATE_FROM = {1: 4, 4: 4, STOPPED: STOPPED}
 Rates = Mapping[tuple[str, int], float]  # by arm and how often the text is read
 SHAPE = {name: str(value) for name, value in SIZES["small"].items() if name != "layers"}
@@ -38,17 +39,18 @@ ARMS: dict[str, tuple[dict[str, str], str, int]] = {
         {**NAIVE, "core_layers": "0", "prelude_layers": str(LAYERS), "depth": "1"}, "{kind: fixed, depth: 1}", 1,
     ),
 }  # fmt: skip
-# as few parameters, and as many FLOPs by more updates: the text is read three times as often
-LONGER = "plain, equal parameters, three times the updates"
-ARMS[LONGER] = (*ARMS["plain, equal parameters"][:2], 3)
-TUNED = tuple(arm for arm in ARMS if arm != LONGER)
+TUNED = tuple(ARMS)
+# as few parameters, and as many FLOPs by more updates: the text is read three times as often, or there is three times as much of it
+LONGER, FRESH = "plain, equal parameters, three times the updates", "plain, equal parameters, three times the text"
+ARMS |= dict.fromkeys((LONGER, FRESH), (*ARMS["plain, equal parameters"][:2], 3))
 # ASURA at other depths: only its norms, skips and adapters of each step are more or fewer
 DEPTHS = {f"ASURA, depth {depth}": depth for depth in (1, 2, 4, 6, 8)}
+DEPTH_RATES = (4e-3, 2e-3)  # the best of depth 3 and half of it: more steps may take less
 ARMS |= {
     label: ({"core_layers": str(LAYERS), "depth": str(n), "max_steps": str(n)}, f"{{kind: fixed, depth: {n}}}", 1)
     for label, n in DEPTHS.items()
 }
-RATE_OF = {LONGER: "plain, equal parameters"} | dict.fromkeys(DEPTHS, "ASURA")  # whose rate an arm takes that is not tuned itself
+RATE_OF = dict.fromkeys((LONGER, FRESH), "plain, equal parameters")  # whose rate an arm takes that is not tuned itself
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ class Row:
         return self.label
 
     @property
+    def documents(self) -> int:
+        """How much of the text it may read."""
+        return MORE_TEXT if self.label == FRESH else TEXTS[self.times]
+
+    @property
     def changes(self) -> tuple[str, ...]:
         """What is laid over the recipe."""
         model, depth, longer = ARMS[self.label]
@@ -78,7 +85,7 @@ class Row:
         return (
             *[f"model.changes.{name}={value}" for name, value in (SHAPE | model).items()], f"depth={depth}",
             f"validate.depths=[{model['depth']}]", f"updates={updates}", f"schedule.warmup={updates // 10}",
-            f"optim.lr={self.rate:g}", f"data.limit={TEXTS[self.times]}", f"seed={self.seed}",
+            f"optim.lr={self.rate:g}", f"data.limit={self.documents}", f"seed={self.seed}",
             f"graph={'true' if 'fixed' in depth else 'false'}",  # one depth: one graph
             *((f"validate.every={VALIDATED}", "save.best=true", "save.keep=1") if self.times == STOPPED else ()),
         )  # fmt: skip
@@ -92,26 +99,32 @@ def rates() -> Iterator[Row]:
                 yield Row(label, times, rate)
 
 
+def rate_of(best: Rates, label: str, times: int) -> float | None:
+    """Returns the rate that an arm takes on a text, its own or that of the arm it repeats; None where none is chosen yet."""
+    return best.get((RATE_OF.get(label, label), times if label in DEPTHS else RATE_FROM[times]))
+
+
 def compared(best: Rates) -> Iterator[Row]:
     """Every arm at its own rate, three seeds, what is read most often first."""
-    for times in (16, 4, 1):
-        for seed in range(3):
-            for label in TUNED:
-                if (label, RATE_FROM[times]) in best:
-                    yield Row(label, times, best[label, RATE_FROM[times]], seed)
+    yield from _seeds(best, [(label, times) for times in (16, 4, 1) for label in TUNED])
 
 
 def longer(best: Rates) -> Iterator[Row]:
-    """The arm that makes up for its FLOPs by more updates, three seeds."""
-    for seed in range(3):
-        for times in (1, 4, 16):
-            if (rate := best.get((RATE_OF[LONGER], RATE_FROM[times]))) is not None:
-                yield Row(LONGER, times, rate, seed)
+    """The arm that makes up for its FLOPs by more updates, on text of which it reads nothing twice and on the others' text."""
+    yield from _seeds(best, [(FRESH, 1), *((LONGER, times) for times in TEXTS)])
 
 
 def depths(best: Rates) -> Iterator[Row]:
-    """ASURA at other depths, on text that is read once, at the rate of depth 3; three seeds."""
-    for seed in range(3):
-        for label in sorted(DEPTHS, key=lambda label: -DEPTHS[label]):
-            if (rate := best.get(("ASURA", RATE_FROM[1]))) is not None:
-                yield Row(label, 1, rate, seed)
+    """ASURA at other depths on text that is read once, the deepest first: two rates, then three seeds at the better one."""
+    deepest = sorted(DEPTHS, key=lambda label: -DEPTHS[label])
+    for rate in DEPTH_RATES:
+        yield from (Row(label, 1, rate) for label in deepest)
+    yield from _seeds(best, [(label, 1) for label in deepest], seeds=(1, 2))
+
+
+def _seeds(best: Rates, wanted: Sequence[tuple[str, int]], seeds: Iterable[int] = range(3)) -> Iterator[Row]:
+    """Yields arms on their texts at the rates that were chosen, seed by seed."""
+    for seed in seeds:
+        for label, times in wanted:
+            if (rate := rate_of(best, label, times)) is not None:
+                yield Row(label, times, rate, seed)

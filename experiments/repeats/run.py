@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.asura.run import SETTINGS
 from experiments.corpus import make_tokenizer, prepare, prepare_passages, texts
-from experiments.repeats.plan import BATCH, COMPARED_RATES, LENGTH, STOPPED, TEXTS, TUNED, Row, compared, depths, longer, rates
-from experiments.side_by_side import arguments, asked_for, folded, made_by, run_all
+from experiments.repeats.plan import BATCH, COMPARED_RATES, DEPTHS, LENGTH, STOPPED, TUNED, Row, compared, depths, longer, rates
+from experiments.side_by_side import arguments, asked_for, folded, made_by, missing, run_all
 from experiments.trained import train_once
 
 if TYPE_CHECKING:
@@ -61,13 +61,19 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
     }  # fmt: skip
 
 
+def held_out_files(corpus: str | Path) -> dict[str, Path]:
+    """Returns the held-out texts of a corpus by name."""
+    return {name: Path(corpus) / file for name, file in FILES.items()}
+
+
 def best_rates(found: Iterable[dict[str, Any]]) -> dict[tuple[str, int], float]:
     """Returns the rate of each arm with the least loss on `valid`, of seed 0, by how often the text is read; where it is read so
     often that runs are validated on the way, the loss is that of the best validation."""
     best: dict[tuple[str, int], tuple[float, float]] = {}
     for run in found:
         end = run.get("stopped") if run["times"] == STOPPED else run
-        if end is not None and run["times"] in COMPARED_RATES and run["seed"] == 0 and run["label"] in TUNED:
+        tuned = run["label"] in DEPTHS or (run["label"] in TUNED and run["times"] in COMPARED_RATES)
+        if end is not None and tuned and run["seed"] == 0:
             key, valid = (run["label"], run["times"]), end["loss"]["valid"]
             if valid is not None:
                 best[key] = min(best.get(key, (valid, run["rate"])), (valid, run["rate"]))
@@ -87,19 +93,22 @@ def main() -> None:
     options = parser.parse_args()
     ends += options.seconds
     make_tokenizer(options.corpus, Path(options.tokenizer))
-    for documents in TEXTS.values():
-        given = [*SETTINGS, *texts(options.corpus, options.tokenizer), *LAID, f"data.limit={documents}", *options.change]
-        prepare(recipe("asura-text", given).data, options.shards)
-    files = {name: Path(options.corpus) / file for name, file in FILES.items()}
-    prepare_passages(files, options.tokenizer, LENGTH, Path(options.shards) / PASSAGES)
+    prepare_passages(held_out_files(options.corpus), options.tokenizer, LENGTH, Path(options.shards) / PASSAGES)
     named = {name: getattr(options, name) for name in ("corpus", "tokenizer", "shards", "passages")}
     work = partial(carry_out, **named, extra=tuple(options.change))
-    run_all(asked_for(options, rates()), work, options.out, workers=options.workers, seconds=ends - time.time())
     out = Path(options.out)
+
+    def run_asked(planned: Iterable[Row]) -> None:
+        asked = asked_for(options, planned)
+        for documents in {row.documents for row in missing(asked, out)}:
+            given = [*SETTINGS, *texts(options.corpus, options.tokenizer), *LAID, f"data.limit={documents}", *options.change]
+            prepare(recipe("asura-text", given).data, options.shards)
+        run_all(asked, work, options.out, workers=options.workers, seconds=ends - time.time())
+
+    run_asked(rates())
     best = best_rates(json.loads(line) for line in (out.read_text().splitlines() if out.is_file() else []))
     print(f"rates, by the loss on valid: {best}", flush=True)
-    rest = asked_for(options, [*compared(best), *depths(best), *longer(best)])
-    run_all(rest, work, options.out, workers=options.workers, seconds=ends - time.time())
+    run_asked([*compared(best), *longer(best), *depths(best)])
 
 
 if __name__ == "__main__":

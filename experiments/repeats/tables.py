@@ -23,9 +23,10 @@ from experiments.pages import (
 from experiments.repeats.plan import (
     ARMS,
     COMPARED_RATES,
+    DEPTH_RATES,
     DEPTHS,
-    RATE_FROM,
-    RATE_OF,
+    FRESH,
+    LONGER,
     RATES,
     STOPPED,
     TEXTS,
@@ -33,6 +34,7 @@ from experiments.repeats.plan import (
     compared,
     depths,
     longer,
+    rate_of,
     rates,
 )
 from experiments.repeats.run import best_rates
@@ -40,8 +42,9 @@ from experiments.seeds import RULE, over_seeds, pooled
 from loopwright.plot.drawing import Axes, Curve, Drawing, figure, legend, lines
 
 LOOPED = ("ASURA", "Huginn-like")
-RIVALS = ("plain, equal FLOPs", "plain, equal parameters", "plain, equal parameters, three times the updates")
+RIVALS = ("plain, equal FLOPs", "plain, equal parameters", LONGER, FRESH)
 MAIN = tuple(label for label in ARMS if label not in DEPTHS)
+BY_DEPTH = dict(sorted({3: "ASURA", **{depth: label for label, depth in DEPTHS.items()}}.items()))
 Chosen = Mapping[tuple[str, int], Sequence[Result]]
 
 
@@ -50,7 +53,7 @@ def chosen(found: Sequence[Result]) -> dict[tuple[str, int], list[Result]]:
     best = best_rates(found)
     kept: dict[tuple[str, int], list[Result]] = {(label, times): [] for label in ARMS for times in TEXTS}
     for run in sorted(found, key=lambda run: run["seed"]):
-        if run["rate"] == best.get((RATE_OF.get(run["label"], run["label"]), RATE_FROM[run["times"]])):
+        if run["rate"] == rate_of(best, run["label"], run["times"]):
             kept[run["label"], run["times"]].append(run)
     return {key: runs for key, runs in kept.items() if runs}
 
@@ -110,19 +113,23 @@ def against_table(kept: Chosen) -> str:
     for label in LOOPED:
         for rival in RIVALS:
             for times in TEXTS:
-                both = pooled(kept.get((label, times), []), kept.get((rival, times), []), "test")
-                if both is not None:
-                    low, high = both.over_seeds
-                    word = (
-                        {"lower": "ahead", "higher": "behind"}.get(both.verdict, "undecided") if len(both.seeds) > 1 else "one seed"
-                    )
-                    cells = [
-                        signed(both.difference, both.low, both.high),
-                        f"{difference(low)} to {difference(high)}" if len(both.seeds) > 1 else "–",
-                        by_seed(both.of_seeds),
-                    ]
-                    out.append([label, rival, f"{times} ×", *cells, word])
+                runs, others = kept.get((label, times), []), kept.get((rival, times), [])
+                if cells := against(runs, others):
+                    out.append([label, rival, f"{times} ×", *cells])
     return table(["arm", "less", "text read", "test (95 % over documents)", "95 % over seeds", "by seed", "decided"], out)
+
+
+def against(runs: Sequence[Result], others: Sequence[Result]) -> list[str]:
+    """Returns two arms' difference on `test`: with the interval over documents, over seeds, each seed, and what is decided; nothing
+    where they share no seed."""
+    both = pooled(runs, others, "test")
+    if both is None:
+        return []
+    low, high = both.over_seeds
+    several = len(both.seeds) > 1
+    word = {"lower": "ahead", "higher": "behind"}.get(both.verdict, "undecided") if several else "one seed"
+    spans = f"{difference(low)} to {difference(high)}" if several else "–"
+    return [signed(both.difference, both.low, both.high), spans, by_seed(both.of_seeds), word]
 
 
 def prices(kept: Chosen, label: str, times: int) -> dict[int, float]:
@@ -156,19 +163,33 @@ def price_table(kept: Chosen) -> str:
 
 def depth_table(kept: Chosen) -> str:
     """Returns ASURA's losses by depth, on text that is read once, and how far they are from those of depth 1."""
-    first = kept.get(("ASURA, depth 1", 1), [])
+    first = kept.get((BY_DEPTH[1], 1), [])
     out = []
-    for label, depth in sorted({**DEPTHS, "ASURA": 3}.items(), key=lambda item: item[1]):
+    for depth, label in BY_DEPTH.items():
         runs = kept.get((label, 1), [])
         if runs:
-            both = pooled(runs, first, "test") if depth > 1 else None
-            cells = [str(depth), f"{runs[0]['parameters'] / 1e6:.2f} M", f"{runs[0]['flops'] / 1e6:.1f} M"]
+            cells = [str(depth), f"{runs[0]['parameters'] / 1e6:.2f} M", f"{runs[0]['flops'] / 1e6:.1f} M", f"{runs[0]['rate']:g}"]
             cells += [spread([run["loss"][text] for run in runs]) for text in ("test", "ood")]
-            out.append(
-                [*cells, "–" if both is None else f"{signed(both.difference, both.low, both.high)}; {by_seed(both.of_seeds)}"]
-            )
-    head = ["depth", "parameters", "FLOPs a token", "test", "ood", "test, less depth 1 (95 % over documents); by seed"]
-    return table(head, out)
+            out.append([*cells, *(against(runs, first) if depth > 1 else ["–"] * 4)])
+    head = ["depth", "parameters", "FLOPs a token", "rate", "test", "ood", "test, less depth 1 (95 % over documents)"]
+    return table([*head, "95 % over seeds", "by seed", "decided"], out)
+
+
+def doubling_table(kept: Chosen) -> str:
+    """Returns what each doubling of ASURA's depth changes."""
+    out = []
+    for depth in (1, 2, 3, 4):
+        runs, half = kept.get((BY_DEPTH[2 * depth], 1), []), kept.get((BY_DEPTH[depth], 1), [])
+        if runs and half:
+            out.append([f"{2 * depth} less {depth}", *against(runs, half)])
+    return table(["depth", "test (95 % over documents)", "95 % over seeds", "by seed", "decided"], out)
+
+
+def depth_rates(found: Sequence[Result]) -> str:
+    """Returns the loss on `valid` of every depth at every rate, text read once, seed 0."""
+    at = {(run["label"], run["rate"]): run["loss"]["valid"] for run in found if run["times"] == 1 and run["seed"] == 0}
+    lines = [[str(depth), *[number(at.get((label, rate))) for rate in sorted(DEPTH_RATES)]] for depth, label in BY_DEPTH.items()]
+    return table(["depth", *[f"{rate:g}" for rate in sorted(DEPTH_RATES)]], lines)
 
 
 def _mean(values: Mapping[int, float]) -> float:
@@ -197,6 +218,23 @@ def draw(kept: Chosen) -> Drawing:
     return figure(inner)
 
 
+def draw_depths(kept: Chosen) -> Drawing:
+    """Returns ASURA's held-out loss by depth, the mean of seeds with the least and largest, on text that is read once."""
+    own = [(depth, [run["loss"]["test"] for run in kept[label, 1]]) for depth, label in BY_DEPTH.items() if (label, 1) in kept]
+    means = [sum(losses) / len(losses) for _, losses in own]
+    curve = Curve([depth for depth, _ in own], means, [min(losses) for _, losses in own], [max(losses) for _, losses in own])
+
+    def inner(axes: Axes) -> None:
+        lines(axes, {"ASURA": curve})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(BY_DEPTH), [str(depth) for depth in BY_DEPTH])
+        axes.minorticks_off()
+        axes.set_xlabel("depth, in training and in the test")
+        axes.set_ylabel("held-out loss (nats a token)")
+
+    return figure(inner)
+
+
 def page(found: Sequence[Result]) -> str:
     """Returns the whole page."""
     kept = chosen(found)
@@ -212,6 +250,7 @@ def page(found: Sequence[Result]) -> str:
         "### Looped less plain", against_table(stopped(kept)),
         "## What reading again costs", price_table(kept),
         "## ASURA by depth, text read once", depth_table(kept),
+        "### What a doubling changes", doubling_table(kept), "### Loss on `valid` by rate, seed 0", depth_rates(found),
         *missing_part(found, {run.name: run for run in planned}.values()),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
@@ -222,7 +261,11 @@ def main() -> None:
     sources, folder = asked_tables(__doc__)
     found = results(sources, [*rates()])
     (folder / "table.md").write_text(page(found))
-    save_all({"by-times": draw(chosen(found))}, folder)
+    kept = chosen(found)
+    drawings = {"by-times": draw(kept)}
+    if any((label, 1) in kept for label in DEPTHS):
+        drawings["by-depth"] = draw_depths(kept)
+    save_all(drawings, folder)
 
 
 if __name__ == "__main__":

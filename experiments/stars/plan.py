@@ -16,6 +16,7 @@ EXACT = "{kind: jacobian, mode: exact, weight: %s, weighting: convex, start: 200
 ONCE_SOLVED = "{kind: jacobian, mode: %s, weight: %s, weighting: convex, start_accuracy: 0.99}"
 FIXED = "depth={kind: fixed, depth: 4}"
 RANDOM_7 = "depth={kind: log-normal, mu: 2.0, sigma: 0.7, least: 1, most: 100}"
+BRIEF_DEPTH = "depth={kind: poisson, mean: 5, least: 1, most: 30}"
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def depth_rules(place: str) -> dict[str, tuple[str, int]]:
     """Returns the paper's six depth distributions for a placement of norms, each with its mean, about."""
     shared = {
         "log-normal(2.62, 0.6) to 40": ("{kind: log-normal, mu: 2.62, sigma: 0.6, least: 1, most: 40}", 16),
-        "poisson(5)": ("{kind: poisson, mean: 5, least: 1, most: 30}", 5),
+        "poisson(5)": (BRIEF_DEPTH.removeprefix("depth="), 5),
         "poisson(10)": ("{kind: poisson, mean: 10, least: 1, most: 30}", 10),
         "uniform(1, 10)": ("{kind: uniform, least: 1, most: 10}", 5),
     }
@@ -220,18 +221,20 @@ def brief_norms() -> Iterator[Run]:
 
 
 def brief_changes() -> Iterator[Run]:
-    """The L2 penalty at smaller weights with random depth (Figure 3)."""
-    for weight in (0.1, 0.01, 0.001):
-        penalty = f"{{kind: state-change, weight: {weight}, weighting: add}}"
-        yield brief("brief_changes", f"random + {weight} L2", RANDOM_7, f"penalties=[{penalty}]")
+    """The L2 penalty at smaller weights with random depth on both sandwiches (Figure 3). Without it they are rows of
+    `brief_distributions`; of those on post-sandwich this distribution is the one that learns first."""
+    for place, weight in product(("post-sandwich", "pre-sandwich"), (0.1, 0.01, 0.001)):
+        penalty = f"penalties=[{{kind: state-change, weight: {weight}, weighting: add}}]"
+        norms = f"model.changes.norm_placement={PLACES[place]}"
+        yield brief("brief_changes", f"{place} + {weight} L2", BRIEF_DEPTH, norms, penalty)
 
 
 def brief_weights() -> Iterator[Run]:
     """λ of the exact penalty from a sixth of the updates on, as the paper has it, and once the task is solved (Figures 5, 7)."""
-    for start, begun in ({"early": "start: 201", "once solved": "start_accuracy: 0.99"}).items():
-        for weight in (0.05, 0.15, 0.1, 0.2):
-            penalty = f"{{kind: jacobian, mode: exact, weight: {weight}, weighting: convex, {begun}}}"
-            yield brief("brief_weights", f"λ={weight} {start}", RANDOM_7, f"penalties=[{penalty}]")
+    begins = {"early": "start: 201", "once solved": "start_accuracy: 0.99"}
+    for weight, (start, begun) in product((0.05, 0.1, 0.15, 0.2), begins.items()):
+        penalty = f"{{kind: jacobian, mode: exact, weight: {weight}, weighting: convex, {begun}}}"
+        yield brief("brief_weights", f"λ={weight} {start}", BRIEF_DEPTH, f"penalties=[{penalty}]")
 
 
 QUESTIONS = (

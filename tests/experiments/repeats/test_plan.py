@@ -5,7 +5,21 @@ from __future__ import annotations
 import pytest
 
 from experiments.asura.run import SETTINGS
-from experiments.repeats.plan import COMPARED_RATES, LONGER, RATES, STOPPED, TEXTS, TUNED, Row, compared, depths, longer, rates
+from experiments.repeats.plan import (
+    COMPARED_RATES,
+    DEPTHS,
+    FRESH,
+    LONGER,
+    RATES,
+    STOPPED,
+    TEXTS,
+    TUNED,
+    Row,
+    compared,
+    depths,
+    longer,
+    rates,
+)
 from loopwright.model.config import LoopedConfig
 from loopwright.model.cost.cost import parameters, pass_flops
 from loopwright.model.presets import preset
@@ -29,12 +43,24 @@ def test_every_arm_is_tuned_or_takes_the_rate_of_the_one_it_repeats() -> None:
     assert [row.name for row in rates() if row.times == 4] == [f"{label}/4 times/{rate:g}/0" for rate in RATES for label in TUNED]
     chosen = {(label, times): 2e-3 for label in TUNED for times in COMPARED_RATES}
     rows = [*compared(chosen), *longer(chosen)]
-    assert len({row.name for row in rows}) == len(rows) == 3 * 3 * (len(TUNED) + 1)
-    assert {row.rate for row in rows} == {2e-3} and {row.label for row in rows if "updates=1920" in row.changes} == {LONGER}
+    assert len({row.name for row in rows}) == len(rows) == 3 * (3 * (len(TUNED) + 1) + 1)
+    assert {row.rate for row in rows} == {2e-3} and {row.label for row in rows if "updates=1920" in row.changes} == {LONGER, FRESH}
     assert not [row for row in compared({("ASURA", 4): 1e-3}) if row.label != "ASURA"]  # nothing is run at a rate nobody chose
     assert not list(longer({("ASURA", 4): 1e-3}))
     assert {row.times for row in compared({("ASURA", 4): 1e-3})} == {1, 4}, "sixteen readings have a rate of their own"
-    assert [row.rate for row in depths({("ASURA", 4): 1e-3})] == [1e-3] * 15 and not list(depths({("ASURA", 16): 1e-3}))
+
+
+def test_every_depth_has_two_rates_and_then_seeds_at_its_own() -> None:
+    first = [*depths({("ASURA", 4): 1e-3})]
+    assert len(first) == 2 * len(DEPTHS) and {row.seed for row in first} == {0}, "nothing is run at a rate nobody chose"
+    rows = [*depths({("ASURA, depth 8", 1): 2e-3, ("ASURA", 4): 4e-3})][len(first) :]
+    assert [(row.label, row.rate, row.seed) for row in rows] == [("ASURA, depth 8", 2e-3, seed) for seed in (1, 2)]
+
+
+def test_three_times_the_text_is_another_limit_and_as_many_updates() -> None:
+    again, fresh = (Row(label, 1, 1e-3) for label in (LONGER, FRESH))
+    assert f"data.limit={TEXTS[1]}" in again.changes and fresh.documents > 3 * TEXTS[1]
+    assert {*again.changes} ^ {*fresh.changes} == {f"data.limit={TEXTS[1]}", f"data.limit={fresh.documents}"}
 
 
 def test_only_text_that_is_read_most_often_is_validated_on_the_way() -> None:

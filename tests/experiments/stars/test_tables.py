@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from experiments.stars.plan import brief_changes, brief_distributions, brief_weights
 from experiments.stars.tables import PAIRS, SHOWN, draw_forms, on_and_off, page, read, shared
 
 ROWS = Path(__file__).parents[3] / "experiments/results/stars/runs.jsonl"
@@ -47,3 +48,12 @@ def test_the_pairs_are_rows_of_the_study() -> None:
     found = read([str(ROWS)])
     for off, on in PAIRS.values():
         assert shared(found[off[0]][off[1]], found[on[0]][on[1]]) is not None
+
+
+def test_penalties_of_short_runs_stand_beside_the_same_run_without_one() -> None:
+    without = {run.label: {*run.changes} for run in brief_distributions()}
+    for run in [*brief_changes(), *brief_weights()]:
+        place = "pre-sandwich" if run.label.startswith("pre-") else "post-sandwich"
+        added, gone = {*run.changes} - without[f"{place} poisson(5)"], without[f"{place} poisson(5)"] - {*run.changes}
+        assert {change.split("=")[0] for change in added} == {"penalties"}
+        assert gone <= {"model.changes.norm_placement=[input, residual]"}, "the placement that the recipe has anyway"

@@ -1,0 +1,83 @@
+"""Everything that the runs of the study need on another machine, in one folder of some 36 MB: text, tokenizer, tokens, rows so far.
+
+    python -m experiments.repeats.pack CORPUS FOLDER
+
+There, in a checkout or an export of it (`git archive`), with FOLDER beside it and a GPU that many processes share. Each runner has
+a file of rows of its own; all go on where they were stopped, and a limit in seconds ends each. The runs that are missing, in the
+order of their weight, with the seconds that they are expected to take on one H200:
+
+    nvidia-cuda-mps-control -d
+    tar -xf FOLDER/tokens.tar.xz                    # ./shards
+    run() { cp -n FOLDER/start.jsonl $1.jsonl; python -m experiments.repeats.run $1.jsonl --corpus FOLDER/corpus \\
+            --tokenizer FOLDER/bpe --shards shards --seconds $2 --workers $3 --only "$4" --seeds $5; }
+    # three times the updates, three times the text, the first of the other rates at sixteen readings, depths with seed 0: 180 s
+    run rates 200 5 "16 times/0.001|ASURA/16 times/0.002" 0 &
+    run fresh 200 3 "three times the text" 0,1,2 &
+    run depths 200 7 "three times the updates/1 times|ASURA, depth" 0,1,2 & wait
+    # then the rates next to the best ones, seeds at the best, and seeds 1 and 2 of the depths: 120 s
+    run rates 140 7 "ASURA/16|Huginn-like/16|plain, equal FLOPs/16|plain, equal parameters/16" 0,1,2 &
+    run depths 140 7 "ASURA, depth" 1,2 & wait
+
+The text of `three times the text` is tokenised there, in a minute of one processor, while the others run. The new rows of all files
+go to experiments/results/repeats/runs.jsonl, each name once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from experiments.asura.run import SETTINGS
+from experiments.corpus import make_tokenizer, prepare, prepare_passages, texts
+from experiments.repeats.plan import LENGTH, STOPPED, TEXTS
+from experiments.repeats.run import LAID, PASSAGES, held_out_files
+
+FIRST = 5  # files of the training text: enough for three times the text
+ROWS = Path(__file__).parents[1] / "results/repeats/runs.jsonl"
+
+
+def main() -> None:
+    """Reads the command line and makes the folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", type=Path, help="train-*.jsonl.gz, and valid, test and heldout_ood.jsonl.gz")
+    parser.add_argument("folder", type=Path, help="made")
+    asked = parser.parse_args()
+    pack(asked.corpus, asked.folder)
+
+
+def pack(corpus: Path, folder: Path) -> None:
+    """Makes the folder: the files themselves, since tokens are known by what they were made of, and what runs make of them."""
+    from loopwright.recipes import recipe
+
+    own = folder / "corpus"
+    own.mkdir(parents=True)
+    train = sorted(corpus.glob("train-*.jsonl.gz"))[:FIRST]
+    for path in [*train, *held_out_files(corpus).values()]:
+        shutil.copyfile(path, own / path.name)
+    make_tokenizer(str(own), folder / "bpe")
+    with tempfile.TemporaryDirectory() as place:
+        shards = Path(place) / "shards"
+        for documents in TEXTS.values():
+            given = [*SETTINGS, *texts(str(own), str(folder / "bpe")), *LAID, f"data.limit={documents}"]
+            prepare(recipe("asura-text", given).data, str(shards))
+        prepare_passages(held_out_files(own), str(folder / "bpe"), LENGTH, shards / PASSAGES)
+        with tarfile.open(folder / "tokens.tar.xz", "w:xz", preset=3) as archive:
+            archive.add(shards, "shards")
+    (folder / "start.jsonl").write_text("".join(kept(ROWS.read_text().splitlines())))
+
+
+def kept(lines: Iterable[str]) -> Iterator[str]:
+    """Yields the rows that need not be made again: all but those of text read so often that one must stop early, and did not."""
+    for line in lines:
+        row = json.loads(line)
+        if row["times"] != STOPPED or "stopped" in row:
+            yield line + "\n"
+
+
+if __name__ == "__main__":
+    main()
