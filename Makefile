@@ -3,13 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test studies lint types bench docs clean
+# mypy, which has one process, runs beside the tests
+MAKEFLAGS += --jobs=2
+
+.PHONY: setup demo test suite studies lint types bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/loopwright demo
 
-test: $(VENV)/.installed lint types
-	$(BIN)/python -m pytest
+test: lint types suite
+
+# on a fresh clone pytest takes 8 s in each process to rewrite asserts so that they show their values: only what fails needs that
+suite: $(VENV)/.installed
+	$(BIN)/python -m pytest --assert=plain || { $(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none; exit 1; }
 
 studies: $(VENV)/.installed
 	$(BIN)/python -m pytest -m 'studies and not slow and not gpu' tests/experiments

@@ -73,12 +73,14 @@ def compare(a: Callable[[], object], b: Callable[[], object], *, pairs: int = 15
 
 
 @cache
-def made_on() -> dict[str, Any]:
-    """Returns where rows are made: the device, torch, and the commit (with a + where the package differs from it)."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU {platform.machine()}, one thread"
+def made_on(device: str | None = None) -> dict[str, Any]:
+    """Returns where rows are made: the device (a GPU that is there, unless another is named), torch, and the commit (with a + where
+    the package differs from it)."""
+    gpu = torch.cuda.is_available() if device is None else device != "cpu"
     made = origin()
     commit = made["commit"] and made["commit"][:12] + ("+" if made["changed"] else "")
-    return {"device": device, "torch": made["torch"], "commit": commit}
+    name = torch.cuda.get_device_name() if gpu else f"CPU {platform.machine()}, one thread"
+    return {"device": name, "torch": made["torch"], "commit": commit}
 
 
 def as_line(row: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -349,16 +349,16 @@ _MAKING = (retrofit, recipes, train, evaluate, compare, bench, analyze, push, de
 VERBS: dict[str, Callable[..., None]] = {verb.__name__: verb for verb in (*_SHOWING, *_MAKING)}
 
 
-def make_app() -> typer.Typer:
-    """Returns the command line with every verb of the table."""
+def make_app(verbs: Iterable[str] = VERBS) -> typer.Typer:
+    """Returns the command line with these verbs of the table. Typer reads the options of each, so a call names the one it needs."""
     app = typer.Typer(
         name="loopwright",
         help="Looped language models: build, train, measure and run them. Start with: loopwright demo",
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
-    for name, verb in VERBS.items():
-        app.command(name)(verb)
+    for name in verbs:
+        app.command(name)(VERBS[name])
     return app
 
 
@@ -391,7 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _run(words: list[str]) -> Any:
     try:
         with second_ends_at_once():
-            return make_app()(words, standalone_mode=False)
+            return make_app(words[:1] if words[0] in VERBS else VERBS)(words, standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None
 

@@ -87,7 +87,7 @@ def time_model(name: str, folder: Path, data: Path, device: str, dtype: str) -> 
     with fitting_threads(model):
         rows = speculation(name, model, few, depth=depth, new=new)
         rows += early_exit(name, model, few, list(best.values()), depth=depth, new=min(new, NEW // 2), many=prompts)
-    lines = [as_line(row | made_on() | {"dtype": dtype}) for row in rows]
+    lines = [as_line(row | made_on(device) | {"dtype": dtype}) for row in rows]
     (RESULTS / f"{name}-speed{'' if device == 'cpu' else '-gpu'}.jsonl").write_text("\n".join(lines) + "\n")
     print("\n".join(lines), file=sys.stderr)
 

@@ -71,7 +71,12 @@ def problems_of(page: str, place: Place) -> list[str]:
     parts = text_of(page, place)
     if len(parts) != 1:
         return [f"{place.page}: {len(parts)} sections begin with {place.heading!r}; there must be one"]
-    text, problems = parts[0], []
+    return problems_in(parts[0], place)
+
+
+def problems_in(text: str, place: Place) -> list[str]:
+    """Returns the problems of one place in its plain text."""
+    problems = []
     for kind, pieces in (("the rows say", claims_of(place)), ("the settings are", map(plain, place.settings or ()))):
         for piece in pieces:
             if piece not in text:

@@ -121,8 +121,9 @@ def resampled_means(losses: Tensor, targets: Tensor, *, resamples: int = RESAMPL
     generator = torch.Generator().manual_seed(seed)
     means, size = [], max(1, _NUMBERS_AT_ONCE // rows)
     for first in range(0, resamples, size):
-        draws = [torch.randint(rows, (rows,), generator=generator) for _ in range(min(size, resamples - first))]
-        counts = torch.stack([draw.bincount(minlength=rows) for draw in draws]).double()
+        draws = torch.randint(rows, (min(size, resamples - first), rows), generator=generator)
+        places = draws + rows * torch.arange(len(draws))[:, None]  # each draw counts in a stretch of its own
+        counts = places.flatten().bincount(minlength=draws.numel()).view_as(draws).double()
         means.append((flat @ counts.T) / (counts @ weights))
     resampled = torch.cat(means, dim=1)
     resampled[broken] = math.nan

@@ -189,9 +189,14 @@ def _frames(figure: Any) -> list[list[Any]]:
 
 
 def _svg(made: Any) -> str:
+    """Returns a figure as transparent SVG. `savefig` writes the same bytes but draws twice, once for the layout alone."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     buffer = io.StringIO()
     with drawn_in(PAGE):
-        made.savefig(buffer, format="svg", transparent=True)
+        for drawn in (made, *(axes.patch for axes in made.axes)):
+            drawn.set(facecolor="none", edgecolor="none")
+        FigureCanvasSVG(made).print_svg(buffer)
     return buffer.getvalue()
 
 

@@ -14,9 +14,13 @@ from loopwright.data.tasks.table import Table
 
 
 @pytest.fixture(scope="module")
-def stories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story]:
-    folder = tmp_path_factory.mktemp("demo")
-    return {name: tell(name, folder, toy=True) for name in ("plain", "stable")}
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    return tell("plain", tmp_path_factory.mktemp("demo"), toy=True)
+
+
+@pytest.fixture(scope="module")
+def stories(plain: Story, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story]:
+    return {"plain": plain, "stable": tell("stable", tmp_path_factory.mktemp("demo"), toy=True)}
 
 
 def with_accuracy(story: Story, near: float, far: float) -> Story:
@@ -44,12 +48,12 @@ def test_the_page_holds_every_figure_and_no_link(stories: dict[str, Story], tmp_
         assert heading in text
 
 
-def test_a_sum_is_written_as_people_write_it(stories: dict[str, Story]) -> None:
-    sums = cast(Table, stories["plain"].trained.splits.tests["test"])
+def test_a_sum_is_written_as_people_write_it(plain: Story) -> None:
+    sums = cast(Table, plain.trained.splits.tests["test"])
     for row in range(8):
         a, b, total = map(int, re.fullmatch(r"(\d+) \+ (\d+) = (\d+)", plain_sum(sums.show(row))).groups())
         assert a + b == total, sums.show(row)
-    _, caption = _path(stories["plain"], "plain")
+    _, caption = _path(plain, "plain")
     assert caption == f"The plain model on {plain_sum(sums.show(0))}."
 
 
