@@ -3,15 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# mypy, which has one process, runs beside the tests
-MAKEFLAGS += --jobs=2
-
 .PHONY: setup demo test suite studies lint types bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/loopwright demo
 
-test: lint types suite
+# mypy, which has one process, runs beside the tests
+test: $(VENV)/.installed
+	$(MAKE) --no-print-directory --jobs=2 lint types suite
 
 # on a fresh clone pytest takes 8 s in each process to rewrite asserts so that they show their values: only what fails needs that
 suite: $(VENV)/.installed

@@ -83,7 +83,7 @@ class RandomText:
 
 
 class EnoughError(Exception):
-    """Ends a run after its last update, before it is saved: three gigabytes that nobody wants."""
+    """Ends a run after its last update, before three gigabytes that nothing reads are saved."""
 
 
 def measure(
@@ -112,7 +112,7 @@ def measure(
             train(recipe, Path(folder) / "run", given=Objects(data=splits), on_update=last)
         except EnoughError:
             seconds = [row["seconds"] for row in read_log(Path(folder) / "run" / "log.jsonl")][FIRST:]
-        else:  # Ctrl-C or a polite kill ends a run; here it is to end all of them
+        else:  # Ctrl-C and SIGTERM end one run; here they are to end all of them
             raise SystemExit(f"{name}: stopped before its last update")
     objective = build_kind(recipe.objective, OBJECTIVES)
     tell(name, config, objective, Plan(DEPTH, DEPTH), (rows, length), seconds, time.perf_counter() - began)

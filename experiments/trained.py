@@ -29,6 +29,10 @@ class Trained:
         """Returns a number of each update but those that were skipped, whose loss or gradient was not finite."""
         return [entry[name] for entry in self.log if not entry.get("skipped")]
 
+    def skipped(self) -> list[list[Any]]:
+        """Returns update and depths of each that was skipped."""
+        return [[entry["update"], entry["depth"]] for entry in self.log if entry.get("skipped")]
+
     def losses(self, size: int = 20) -> list[float]:
         """Returns the training loss as means of `size` updates each."""
         found = self.taken("loss")

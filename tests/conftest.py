@@ -21,7 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("untimed")
     torch.set_num_threads(1)
     torch.backends.mkldnn.enabled = False
-    if not torch.accelerator.is_available():  # an absent device keeps each seed, with a formatted stack, for the day it comes
+    if not torch.accelerator.is_available():  # torch would keep each seed, with a formatted stack, for a device that never comes
         torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = torch.mtia.manual_seed_all = lambda seed: None
     for kind in (torch.nn.Linear, torch.nn.Embedding):
         _draw_no_meta(kind)

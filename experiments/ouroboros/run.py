@@ -68,6 +68,7 @@ def about(row: Row, model: Any, run: Trained | None, seconds: float, extra: tupl
         "kept": sum(p.numel() for p in model.without_adapters().parameters()), "bases": bases,
         "tokens": sum(entry["tokens"] for entry in run.log) if run else 0, "train_seconds": seconds,
         "losses": run.losses(10) if run else [], "skipped": run.outcome.progress.skipped if run else 0,
+        "skipped_at": run.skipped() if run else [],  # update and depths
     }  # fmt: skip
 
 

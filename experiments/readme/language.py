@@ -47,17 +47,19 @@ def beside(first: str, second: str, text: str, depth: int) -> Pooled:
     return found
 
 
-def told(found: Pooled, digits: int = 3) -> str:
-    """Returns a difference without its sign, its interval over seeds, and whether it is decided."""
+def told(found: Pooled, digits: int = 3, *, less: bool = False) -> str:
+    """Returns a difference, its interval over seeds, and whether it is decided; `less`: how much lower the first loss is."""
+    if (found.difference < 0) != less:
+        raise ValueError(f"the first loss is {found.difference:+.4f} from the second; the page says {'less' if less else 'more'}")
     ends = sorted(found.over_seeds, key=abs)
     signs = ["−" if (end < 0) != (found.difference < 0) else "" for end in ends]
     low, high = (f"{sign}{abs(end):.{digits}f}" for sign, end in zip(signs, ends, strict=True))
     return f"{abs(found.difference):.{digits}f} ({low} to {high}, {DECIDED[found.verdict]})"
 
 
-def on_both(first: str, second: str, depth: int) -> str:
-    """Returns how far two arms are apart on answers and on text."""
-    return " and ".join(f"{told(beside(first, second, text, depth), 4)} on {name}" for text, name in READ.items())
+def on_both(first: str, second: str, depth: int, *, less: bool = False) -> str:
+    """Returns how much higher the loss of an arm is than another's, or how much lower, on answers and on text."""
+    return " and ".join(f"{told(beside(first, second, text, depth), 4, less=less)} on {name}" for text, name in READ.items())
 
 
 def chat_claims() -> Iterator[str]:
@@ -68,9 +70,9 @@ def chat_claims() -> Iterator[str]:
         radii = "; ".join(f"{mean(run['radius'][str(depth)]['radius_mean'] for run in runs_of()[label]):.2f}" for depth in (4, 16))
         yield line(name, *(f"{loss:.3f}" for loss in losses(label, "chats").values()), cell, radii)
     yield f"Its price at depth 4 is {on_both('random', 'fixed', TRAINED)}"
-    yield f"takes {told(beside('fixed-penalty', 'fixed', 'chats', FARTHEST))} off the loss at depth 16"
+    yield f"takes {told(beside('fixed-penalty', 'fixed', 'chats', FARTHEST), less=True)} off the loss at depth 16"
     yield on_both("fixed-penalty", "fixed", TRAINED)
-    yield on_both("stars", "random", FARTHEST)
+    yield on_both("stars", "random", FARTHEST, less=True)
     for label, said in {"heal": "before fine-tuning", "fixed": "with depth 4", "random": "with random depth"}.items():
         found = losses(label, "text")
         yield f"{found[4]:.3f} and {found[16]:.3f} {said}"
@@ -91,8 +93,9 @@ def headline_claims() -> Iterator[str]:
     yield f"{near} nats {one} at equal tokens and {far} {other} at equal FLOPs (one seed)"
     alone, further = beside("fixed-penalty", "fixed", "chats", FARTHEST), beside("stars", "random", "chats", FARTHEST)
     yield f"lowers the loss at depth 16 by {-alone.difference:.3f} nats ({DECIDED[alone.verdict]})"
-    if further.verdict == "not resolved":
-        yield "beside random depth by nothing that is decided"
+    if further.verdict != "not resolved":
+        raise ValueError("the penalty beside random depth is decided; the README says that it is not")
+    yield "beside random depth by nothing that is decided"
 
 
 def right_at(depth: int) -> str:
@@ -115,7 +118,7 @@ def text_claims() -> Iterator[str]:
     side, far = apart(("heal", "unlooped-flops"), "text")
     yield f"{side} by {far}"
     (side, first), (other, second) = (apart(("heal", label), "chats") for label in ("unlooped", "unlooped-flops"))
-    yield f"{side} there by {first} and {'' if other == side else other}{second}"
+    yield f"{side} there by {first} and {'' if other == side else f'{other} by '}{second}"
     side, far = apart(("fixed", "unlooped-chat"), "chats")
     yield f"{side} on answers by {far}"
     side, far = apart(("fixed", "unlooped-chat"), "text")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,17 +41,21 @@ def begin(run: Run, *, places: Places, changes: tuple[str, ...]) -> dict[str, An
 
 
 def trained_once(run: Run, places: Places, changes: tuple[str, ...]) -> tuple[LoopedForCausalLM, dict[str, Any]]:
-    """Returns a run's model and the numbers of its training. A model that is needed later is saved, and not trained again."""
+    """Returns a run's model and the numbers of its training. A model that is needed later is saved, and not trained again; one that
+    other settings made is refused."""
     import torch
 
     import loopwright as lw
     from experiments.trained import train_once
 
     folder, chosen = places.model(run), run.recipe(places, changes)
-    about = folder / "training.json"
+    about, settings = folder / "training.json", json.loads(json.dumps(asdict(chosen), default=str))
     if about.is_file():
+        numbers = json.loads(about.read_text())
+        if numbers.pop("recipe", None) != settings:
+            raise ValueError(f"{folder} was trained by another recipe; remove it, or give another --runs")
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        return lw.load(folder, dtype="float32", device=device), json.loads(about.read_text())
+        return lw.load(folder, dtype="float32", device=device), numbers
     trained = train_once(chosen, places.shards)
     model, progress = trained.outcome.model, trained.outcome.progress
     numbers = {
@@ -61,7 +65,7 @@ def trained_once(run: Run, places: Places, changes: tuple[str, ...]) -> tuple[Lo
     }  # fmt: skip
     if run in (*text_runs(), TIMED):
         lw.save(model, folder, trained.outcome.splits.tokenizer)
-        about.write_text(json.dumps(numbers) + "\n")
+        about.write_text(json.dumps({**numbers, "recipe": settings}) + "\n")
     return model, numbers
 
 

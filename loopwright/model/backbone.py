@@ -300,7 +300,7 @@ class Backbone(PreTrainedModel):
 
     def _check_positions(self, span: Span) -> None:
         limit = self.config.max_position_embeddings
-        counted = not span.explicit and (span.plain or not span.offset)  # from 0 on, by us
+        counted = not span.explicit and (span.plain or not span.offset)  # from 0 on, as the span says
         if self.config.positions != "learned" or (counted and span.extent <= limit):
             return
         if torch.compiler.is_compiling():  # a compiled graph must not depend on what a tensor holds; the lookup itself refuses

@@ -23,8 +23,12 @@ def trained(log: list[dict[str, Any]]) -> Trained:
 def test_skipped_updates_have_no_numbers() -> None:
     """A log says null for what is not finite."""
     calm = [{"loss": 1.0 + 0.1 * (-1) ** i, "grad_norm": 2.0} for i in range(BEFORE)]
-    lost = [{"loss": None, "grad_norm": None, "skipped": True}, {"loss": 1.0, "grad_norm": None, "skipped": True}]
+    lost = [
+        {"update": 10, "depth": [8], "loss": None, "grad_norm": None, "skipped": True},
+        {"update": 11, "depth": [4], "loss": 1.0, "grad_norm": None, "skipped": True},
+    ]
     run = trained([*calm[:10], *lost, *calm[10:], {"loss": 9.0, "grad_norm": 3.0}])
+    assert run.skipped() == [[10, [8]], [11, [4]]]
     assert run.taken("grad_norm") == [2.0] * BEFORE + [3.0]
     assert run.losses(25) == [1.004, 0.996, 9.0]
     assert spikes(run.taken("loss")) == 1, "a spike is seen after updates that were skipped"
@@ -35,6 +39,7 @@ def test_a_run_leaves_its_log_its_validations_and_its_best_model() -> None:
         "demo-plain", ["updates=2", "batch=4", "validate.every=1", "validate.rows=4", "schedule.warmup=0", "schedule.decay=0"]
     )
     run = train_once(chosen, best=True)
+    assert all({"update", "depth"} <= entry.keys() for entry in run.log), "what `skipped` reads"
     assert [entry["update"] for entry in run.log] == [0, 1] and len(run.exact()) >= 2
     assert run.best is not None and not run.outcome.folder.path.exists(), "its folder is gone"
 

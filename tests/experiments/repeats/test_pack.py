@@ -1,4 +1,4 @@
-"""What goes to another machine: runs find their tokens there, and a row that was not stopped early is made again."""
+"""What goes to another machine: the tokens by the names under which runs look for them, and no row that was not stopped early."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,15 @@ def test_a_base_that_was_trained_is_opened_and_not_trained_again(tmp_path: Path,
     places, run = Places(str(tmp_path), str(tmp_path / "runs")), Run("heal")
     monkeypatch.setattr(experiments.trained, "train_once", lambda *given: pytest.fail("trained again"))
     lw.save(base, places.model(run))
-    (places.model(run) / "training.json").write_text('{"updates": 7}\n')
+    recipe = json.loads(json.dumps(asdict(run.recipe(places)), default=str))
+    (places.model(run) / "training.json").write_text(json.dumps({"updates": 7, "recipe": recipe}))
     model, numbers = trained_once(run, places, ())
     assert numbers == {"updates": 7}
     assert all(bool((a == b).all()) for a, b in zip(model.state_dict().values(), base.state_dict().values(), strict=True))
     with pytest.raises(pytest.fail.Exception, match="trained again"):
         trained_once(Run("unlooped"), places, ())
+    with pytest.raises(ValueError, match="heal-0 was trained by another recipe; remove it"):
+        trained_once(run, places, ("heal.updates=3",))
 
 
 def test_what_is_measured_stays_before_a_model_answers(tmp_path: Path) -> None:
