@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: every benchmark this machine can run."""
+"""Every benchmark this machine can run, one JSON line per row. One alone: python -m benchmarks.NAME, which has a --help too."""
 
 from benchmarks import (
     decode,
@@ -14,7 +14,9 @@ from benchmarks import (
     sweep,
     trace,
 )
+from benchmarks.pairs import no_options
 
+no_options(__doc__)
 for benchmark in (
     decode,
     engine,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 import loopwright as lw
-from benchmarks.pairs import compare, report
+from benchmarks.pairs import compare, no_options, report
 
 CONTEXT, DEPTH = 512, 4
 # half of Ouro-1.4B's width and a quarter of its layers: a decode step is bound by reading weights, as in the real one
@@ -88,4 +88,5 @@ def without_bookkeeping(step: Callable[[], None], cache: lw.LoopCache) -> Callab
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

@@ -14,7 +14,7 @@ import time
 import torch
 
 import loopwright as lw
-from benchmarks.pairs import report
+from benchmarks.pairs import no_options, report
 
 PROMPT, NEW, REPEATS = 512, 64, 7
 TARGETS = {1: ">= 0.60", 32: ">= 0.70"}  # by rows
@@ -89,4 +89,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

@@ -15,7 +15,7 @@ import torch
 
 import loopwright as lw
 from benchmarks.decode import SMALL
-from benchmarks.pairs import report, seconds
+from benchmarks.pairs import no_options, report, seconds
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.running import EngineStats
 from loopwright.engine.scheduler import Scheduler
@@ -181,4 +181,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

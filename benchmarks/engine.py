@@ -19,7 +19,7 @@ import torch
 
 import loopwright as lw
 from benchmarks.decode import models
-from benchmarks.pairs import compare, replayed, report, seconds
+from benchmarks.pairs import compare, no_options, replayed, report, seconds
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.running import EngineStats
 from loopwright.engine.scheduler import Scheduler
@@ -189,4 +189,5 @@ def lockstep_batch(model: lw.LoopedForCausalLM, ids: torch.Tensor, new: int) -> 
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

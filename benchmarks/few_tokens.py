@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 import loopwright as lw
-from benchmarks.pairs import compare, report
+from benchmarks.pairs import compare, no_options, report
 from loopwright.engine.pass_graphs import PassGraphs
 from loopwright.engine.tick_graph import SHORTEST
 from loopwright.engine.trail import Trail
@@ -74,4 +74,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

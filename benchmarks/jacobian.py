@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import loopwright as lw
-from benchmarks.pairs import compare, replayed, report
+from benchmarks.pairs import compare, no_options, replayed, report
 from loopwright.data.batch import IGNORED, Batch
 from loopwright.model.backbone import StepRunner
 from loopwright.model.forward.output import shifted_loss
@@ -125,4 +125,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

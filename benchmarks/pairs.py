@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import statistics
@@ -91,3 +92,8 @@ def as_line(row: dict[str, Any]) -> str:
 def report(name: str, row: dict[str, object]) -> None:
     """Prints one row as a JSON line."""
     print(as_line({"benchmark": name, **made_on(), **row}), flush=True)
+
+
+def no_options(about: str | None) -> None:
+    """Answers `--help` with what a benchmark measures, and refuses other words."""
+    argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()

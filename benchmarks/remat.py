@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import loopwright as lw
-from benchmarks.pairs import compare, report
+from benchmarks.pairs import compare, no_options, report
 from loopwright.data.batch import Batch
 from loopwright.train.rollout import Plan, rollout
 
@@ -165,4 +165,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

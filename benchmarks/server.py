@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 import loopwright as lw
 from benchmarks.decode import models
-from benchmarks.pairs import report
+from benchmarks.pairs import no_options, report
 from loopwright.serve.limits import Limits
 from loopwright.serve.models import ServedModel
 from loopwright.serve.server import bind, make_server
@@ -129,4 +129,8 @@ def ask_for_all(port: int) -> None:
 
 
 if __name__ == "__main__":
-    ask_for_all(int(sys.argv[1])) if sys.argv[1:] else main()
+    if sys.argv[1:] and sys.argv[1].isdigit():  # as this file starts itself, with the server's port
+        ask_for_all(int(sys.argv[1]))
+    else:
+        no_options(__doc__)
+        main()

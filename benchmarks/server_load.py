@@ -8,9 +8,9 @@ processor time of this process holds all that HTTP costs, and none of what the g
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -82,4 +82,6 @@ def load(vllm: str, folder: Path, port: int, *, seed: int) -> tuple[dict[str, fl
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("vllm", help="the program vllm")
+    main(asked.parse_args().vllm)

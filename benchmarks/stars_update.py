@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.pairs import report
+from benchmarks.pairs import no_options, report
 from loopwright.recipes import recipe
 from loopwright.train.loop import train
 from loopwright.train.reporting.log import read_log
@@ -67,4 +67,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

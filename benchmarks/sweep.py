@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import loopwright as lw
-from benchmarks.pairs import compare, report
+from benchmarks.pairs import compare, no_options, report
 from loopwright.data.batch import Batch
 from loopwright.generate.readings import readings
 from loopwright.model.config import LoopedConfig
@@ -73,4 +73,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

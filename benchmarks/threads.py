@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 import loopwright as lw
-from benchmarks.pairs import report
+from benchmarks.pairs import no_options, report
 
 PAIRS, WARM_UP = 7, 2
 
@@ -78,4 +78,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import loopwright as lw
-from benchmarks.pairs import compare, report
+from benchmarks.pairs import compare, no_options, report
 from loopwright.analysis.trace.trace import trace
 from loopwright.metrics.residual import residual_entropy
 from loopwright.model.config import LoopedConfig
@@ -137,4 +137,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

@@ -11,9 +11,9 @@ agree everywhere). A dense checkpoint may be given as well.
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
-import sys
 import tempfile
 from pathlib import Path
 
@@ -74,9 +74,13 @@ def agreement(model: lw.LoopedForCausalLM, prompts: list[torch.Tensor]) -> dict[
 
 def main() -> None:
     """Runs the check and writes OUT.json."""
-    source, out = Path(sys.argv[1]), Path(sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("dense", nargs="?")
+    asked = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    text = gzip.decompress(source.read_bytes())
+    text = gzip.decompress(asked.text.read_bytes())
     model, loss = trained(text[:KNOWN], device)
     rows: dict[str, object] = {
         "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
@@ -93,11 +97,11 @@ def main() -> None:
                 for depth in (2, 4, 8):
                     loaded.config.depth = depth
                     rows[f"looped, {dtype}, {name}, depth {depth}"] = agreement(loaded, prompts)
-    if len(sys.argv) > 3:
-        dense, tokenizer = lw.load(sys.argv[3], dtype="bfloat16", device=device), lw.tokenizer(sys.argv[3])
+    if asked.dense:
+        dense, tokenizer = lw.load(asked.dense, dtype="bfloat16", device=device), lw.tokenizer(asked.dense)
         starts = ["Once upon a time", "Lily saw", "The dog", "One day, Tom", "There was a", "She was", "Mom said", "The big red"]
         rows["dense, bfloat16"] = agreement(dense, [tokenizer(s, return_tensors="pt").input_ids.to(device) for s in starts])
-    out.write_text(json.dumps(rows, indent=1) + "\n")
+    asked.out.write_text(json.dumps(rows, indent=1) + "\n")
     print(json.dumps(rows))
 
 

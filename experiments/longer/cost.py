@@ -7,7 +7,7 @@ On a CPU the processor time of one thread, on a GPU the time of one replayed gra
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable
 
 import torch
@@ -27,7 +27,9 @@ PAIRS = 11
 
 def main() -> None:
     """Prints the ratio over one update at each depth that the recipe trains at."""
-    chosen = recipe("addition-longer", sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("changes", nargs="*", metavar="a.b=c", help="changes to the recipe")
+    chosen = recipe("addition-longer", parser.parse_args().changes)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     model = lw.build(chosen.model["name"], **chosen.model["changes"]).to(device).train()

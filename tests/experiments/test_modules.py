@@ -1,8 +1,11 @@
-"""Every module of the studies and benchmarks can be imported: mypy and the architecture's rules look at the package alone."""
+"""Every module of the studies and benchmarks can be imported, and each program among them has a `--help`: mypy and the rules of the
+architecture look at the package alone."""
 
 from __future__ import annotations
 
 import importlib
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,3 +27,28 @@ def test_it_imports(name: str) -> None:
         if (missing.name or "").split(".")[0] in ("", "loopwright", "experiments", "benchmarks"):
             raise
         pytest.skip(f"{missing.name} is not installed")
+
+
+PROGRAMS = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for folder in ("experiments", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
+    if path.stem == "__main__" or '__name__ == "__main__"' in path.read_text()
+)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_tells_what_it_does_and_runs_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    monkeypatch.delitem(sys.modules, name, raising=False)  # it runs as a program, not as the module others import
+    try:
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(name, run_name="__main__")
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").split(".")[0] in ("", "loopwright", "experiments", "benchmarks"):
+            raise
+        pytest.skip(f"{missing.name} is not installed")
+    told = capsys.readouterr().out
+    assert ended.value.code == 0 and "usage:" in told and len(told) > 150
