@@ -11,7 +11,7 @@ from experiments.readme.rows import RESULTS, line
 from experiments.seeds import Pooled, averaged, mean_loss, over_seeds, pooled, reports
 from experiments.sft.plan import TRAINED
 from experiments.sft.tables import read
-from loopwright.evaluate.paired import compare
+from loopwright.evaluate.paired import Paired, compare
 
 ARMS = {"fixed": "depth 4", "fixed-penalty": "depth 4, penalty", "random": "random depth", "stars": "random depth, penalty"}
 FARTHEST = 16
@@ -88,9 +88,9 @@ def headline_claims() -> Iterator[str]:
     price = beside("random", "fixed", "chats", TRAINED).difference
     drawn = f"drawn from 1 to 16, at a price of {price:.3f} at depth 4; three seeds of one base"
     yield f"and {risen('random', 'chats')[0]:.3f} with random depth ({drawn})"
-    (one, tokens), (other, flops) = (apart(("heal", label), "text") for label in ("unlooped", "unlooped-flops"))
-    near, far = (found.split(" nats")[0] for found in (tokens, flops))
-    yield f"{near} nats {one} at equal tokens and {far} {other} at equal FLOPs (one seed)"
+    tokens, flops = (gap(("heal", label), "text") for label in ("unlooped", "unlooped-flops"))
+    near = f"{abs(tokens.difference):.3f} nats {side_of(tokens)} at equal tokens"
+    yield f"{near} and {abs(flops.difference):.3f} {side_of(flops)} at equal FLOPs (one seed)"
     alone, further = beside("fixed-penalty", "fixed", "chats", FARTHEST), beside("stars", "random", "chats", FARTHEST)
     yield f"lowers the loss at depth 16 by {-alone.difference:.3f} nats ({DECIDED[alone.verdict]})"
     if further.verdict != "not resolved":
@@ -127,9 +127,20 @@ def text_claims() -> Iterator[str]:
 
 def apart(labels: Sequence[str], text: str) -> tuple[str, str]:
     """Returns whether a looped model at its depth is ahead of an unlooped one, and how far, with the interval over documents."""
+    found = gap(labels, text)
+    low, high = sorted((abs(found.difference_low), abs(found.difference_high)))
+    return side_of(found), f"{abs(found.difference):.3f} nats ({low:.3f} to {high:.3f})"
+
+
+def gap(labels: Sequence[str], text: str) -> Paired:
+    """Returns a looped model at its depth less an unlooped one, paired by passages; one that is not resolved is refused."""
     first, second = (reports(runs_of()[label], text) for label in labels)
     found = compare(averaged(first, TRAINED), averaged(second, 1))
-    low, high = sorted((abs(found.difference_low), abs(found.difference_high)))
     if found.difference_low * found.difference_high < 0:
         raise ValueError(f"{labels}: the interval holds 0; allowed: a difference")
-    return "ahead" if found.difference < 0 else "behind", f"{abs(found.difference):.3f} nats ({low:.3f} to {high:.3f})"
+    return found
+
+
+def side_of(found: Paired) -> str:
+    """Returns where the first of two models stands."""
+    return "ahead" if found.difference < 0 else "behind"

@@ -6,35 +6,36 @@ from __future__ import annotations
 import importlib
 import runpy
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODULES = sorted(
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
     for folder in ("experiments", "benchmarks")
-    for path in (ROOT / folder).rglob("*.py")
-    if path.stem != "__main__"
-)
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
+MODULES = [name for name, path in FILES.items() if path.stem != "__main__"]
+PROGRAMS = [name for name, path in FILES.items() if path.stem == "__main__" or '__name__ == "__main__"' in path.read_text()]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_it_imports(name: str) -> None:
+@contextmanager
+def skipped_where_another_package_is_missing() -> Iterator[None]:
     try:
-        importlib.import_module(name)
+        yield
     except ModuleNotFoundError as missing:
         if (missing.name or "").split(".")[0] in ("", "loopwright", "experiments", "benchmarks"):
             raise
         pytest.skip(f"{missing.name} is not installed")
 
 
-PROGRAMS = sorted(
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for folder in ("experiments", "benchmarks")
-    for path in (ROOT / folder).rglob("*.py")
-    if path.stem == "__main__" or '__name__ == "__main__"' in path.read_text()
-)
+@pytest.mark.parametrize("name", MODULES)
+def test_it_imports(name: str) -> None:
+    with skipped_where_another_package_is_missing():
+        importlib.import_module(name)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -43,12 +44,7 @@ def test_a_program_tells_what_it_does_and_runs_nothing(
 ) -> None:
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     monkeypatch.delitem(sys.modules, name, raising=False)  # it runs as a program, not as the module others import
-    try:
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_module(name, run_name="__main__")
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").split(".")[0] in ("", "loopwright", "experiments", "benchmarks"):
-            raise
-        pytest.skip(f"{missing.name} is not installed")
+    with skipped_where_another_package_is_missing(), pytest.raises(SystemExit) as ended:
+        runpy.run_module(name, run_name="__main__")
     told = capsys.readouterr().out
     assert ended.value.code == 0 and "usage:" in told and len(told) > 150
