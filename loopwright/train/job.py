@@ -36,7 +36,7 @@ from loopwright.train.devices.compiled import choose
 from loopwright.train.devices.distributed import Processes
 from loopwright.train.devices.speed import Speedometer
 from loopwright.train.devices.training_module import Share, TrainingModule, Weights
-from loopwright.train.gradients.graphs import GraphedWork
+from loopwright.train.gradients.graphs import SAID, GraphedWork, suits
 from loopwright.train.gradients.remat import REMATS
 from loopwright.train.models import MODELS
 from loopwright.train.objectives.losses import OBJECTIVES
@@ -114,9 +114,7 @@ class Job:
             )
         self.optimiser: Optimiser = optim(self.model)  # of what the wrapper made of the parameters
         self.average = None if recipe.average is None else build_kind(recipe.average, AVERAGES)(self.model)
-        if recipe.graph and (self.device.type != "cuda" or processes.world > 1):
-            raise ValueError(f"graph: asked for on {self.device.type} with {processes.world} processes; allowed: one, on cuda")
-        self.replayed = GraphedWork(self._backward_given, self.device) if recipe.graph else None
+        self.replayed = self._graphs(reporter)
         size = recipe.batch // recipe.accumulate
         self.order = Order(len(self.splits.train), recipe.seed, recipe.order.shuffled, repeat=recipe.order.repeat, batch=size)
         self.depth_generator = depth_generator(recipe)
@@ -127,12 +125,26 @@ class Job:
             objective: Objective = build_kind(self.recipe.objective, OBJECTIVES)
         else:
             objective = given if isinstance(given, Objective) else Called(given)
-        if self.recipe.graph and not objective.capturable:
+        if self.recipe.graph is True and not objective.capturable:
             raise ValueError(
                 f"graph: the work of the objective {self.recipe.objective['kind']!r} changes from update to update; allowed: "
                 "options that fix it (shortcut: a fraction), or graph: false"
             )
         return objective
+
+    def _graphs(self, reporter: ProgressReporter) -> GraphedWork | None:
+        """What replays passes as CUDA graphs, where that is asked for, or serves unasked."""
+        asked, alone = self.recipe.graph is True, self.device.type == "cuda" and self.processes.world == 1
+        if asked and not alone:
+            world = self.processes.world
+            raise ValueError(f"graph: asked for on {self.device.type} with {world} processes; allowed: one, on cuda")
+        unasked = self.recipe.graph == "auto" and alone and self.compiled and self.splits.alike
+        kinds = [weighted.penalty for weighted in self.penalties]
+        if unasked and suits(self.model, self.objective, kinds, self.rule, self.recipe.remat_spec["kind"]):
+            reporter.note(SAID)
+        elif not asked:
+            return None
+        return GraphedWork(self._backward_given, self.device, asked=asked)
 
     @property
     def median(self) -> int:
@@ -174,7 +186,7 @@ class Job:
         """Adds the gradients of a batch, as the share of the update that it is; returns its loss and metrics."""
         factors = [penalty.factor(plan.update, solved_at) for penalty in self.penalties]
         weights = [factor if factor > 0 else None for factor in factors]
-        if self.replayed is None:
+        if self.replayed is None or (batch.attention_mask is not None and not self.replayed.asked):
             return self._backward(batch, plan, share, weights)
         if batch.attention_mask is not None:
             raise ValueError(
