@@ -36,7 +36,7 @@ from loopwright.train.devices.compiled import choose
 from loopwright.train.devices.distributed import Processes
 from loopwright.train.devices.speed import Speedometer
 from loopwright.train.devices.training_module import Share, TrainingModule, Weights
-from loopwright.train.gradients.graphs import SAID, GraphedWork, suits
+from loopwright.train.gradients.graphs import GraphedWork, obstacle, suits
 from loopwright.train.gradients.remat import REMATS
 from loopwright.train.models import MODELS
 from loopwright.train.objectives.losses import OBJECTIVES
@@ -138,13 +138,12 @@ class Job:
         if asked and not alone:
             world = self.processes.world
             raise ValueError(f"graph: asked for on {self.device.type} with {world} processes; allowed: one, on cuda")
-        unasked = self.recipe.graph == "auto" and alone and self.compiled and self.splits.alike
-        kinds = [weighted.penalty for weighted in self.penalties]
-        if unasked and suits(self.model, self.objective, kinds, self.rule, self.recipe.remat_spec["kind"]):
-            reporter.note(SAID)
-        elif not asked:
-            return None
-        return GraphedWork(self._backward_given, self.device, asked=asked)
+        if not asked:
+            kinds = [weighted.penalty for weighted in self.penalties]
+            may = self.recipe.graph == "auto" and alone and self.compiled and self.splits.alike
+            if not may or not suits(self.model, self.objective, kinds, self.rule, self.recipe.remat_spec["kind"]):
+                return None
+        return GraphedWork(self._backward_given, self.device, asked=asked, note=reporter.note)
 
     @property
     def median(self) -> int:
@@ -179,20 +178,21 @@ class Job:
             batch = replace(self.splits.train.batch(indices), rows=rows)
             targets.append(batch.targets)
             tokens += int(batch.valid.sum())
-            pairs.append((batch.ready(coarse=self.replayed is not None).to(self.device), plan))
+            captured = self.replayed is not None and self.replayed.capturing
+            pairs.append((batch.ready(coarse=captured).to(self.device), plan))
         return UpdateBatches(pairs, targets, tokens)
 
     def backward(self, batch: Batch, plan: Plan, share: Share, solved_at: int | None) -> tuple[Tensor, dict[str, Tensor]]:
         """Adds the gradients of a batch, as the share of the update that it is; returns its loss and metrics."""
         factors = [penalty.factor(plan.update, solved_at) for penalty in self.penalties]
         weights = [factor if factor > 0 else None for factor in factors]
-        if self.replayed is None or (batch.attention_mask is not None and not self.replayed.asked):
+        if self.replayed is None:
             return self._backward(batch, plan, share, weights)
-        if batch.attention_mask is not None:
-            raise ValueError(
-                "graph: batches come with a mask, whose values decide what is run; allowed: rows without one (tasks: "
-                "data.padding=plain), or graph: false"
-            )
+        why_not = obstacle(batch, self.model.config)
+        if why_not is not None and self.replayed.asked:
+            raise ValueError(f"graph: {why_not}, or graph: false")
+        if why_not is not None:
+            self.replayed.give_up(why_not)
 
         def number(x: Any) -> Tensor | None:
             return None if x is None else torch.full((), x, device=self.device)
@@ -212,6 +212,11 @@ class Job:
     def _backward_given(self, given: dict[str, Any], depth: int, grad_steps: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The same on plain tensors, and on what decides the shape of the work: the form that can be captured."""
         return self._backward(Batch(**given["batch"]), Plan(depth, grad_steps), Share(*given["share"]), given["weights"])
+
+    def release(self) -> None:
+        """Gives back at the end of a run what its graphs hold: they and the job refer to each other, so memory would wait for the
+        garbage collector."""
+        self.replayed = None
 
     def zero_grad(self) -> None:
         """Makes room for the gradients of the next update; captured passes add to the same tensors for ever."""
@@ -332,7 +337,8 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
     job.load(checkpoint.folder)
     reporter.note(f"resumed from {checkpoint.folder} ({checkpoint.update} updates done)")
     made = read_json(checkpoint.folder / MADE)
-    before, now = {"compiled": False, **made["with"]}, made_with(job)
+    older = {"compiled": False, "replayed": job.recipe.graph is True}  # what older versions did not write down
+    before, now = {**older, **made["with"]}, made_with(job)
     differs = [f"{name}: {before.get(name)} then, {now[name]} now" for name in now if before.get(name) != now[name]]
     if differs:
         reporter.note(
@@ -348,6 +354,7 @@ def made_with(job: Job) -> dict[str, Any]:
     device = torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else job.device.type
     threads = torch.get_num_threads() if job.device.type == "cpu" else None
     made: dict[str, Any] = {"threads": threads, "processes": job.processes.world, "device": device, "compiled": job.compiled}
+    made["replayed"] = job.replayed is not None
     made["torch"] = str(torch.__version__)
     return made | {f"parts from {file}": digest for file, digest in file_digests().items()}
 

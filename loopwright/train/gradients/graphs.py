@@ -4,8 +4,8 @@ A small core leaves a GPU idle: each kernel runs for less time than its launch t
 changes between replays lies in tensors that are filled before: the rows, the directions of probes, the weights of penalties.
 Gradients add up in the parameters' own `.grad`, which are therefore zeroed, never removed.
 
-What a graph needs stays its own: memory that no pass outside can use. So `graph: auto` captures where there is one kind of pass,
-and gives the memory back where something else asks for it.
+What a graph needs stays its own: memory that no pass outside can use. So `graph: auto` captures where there is one kind of pass
+and room for it, and gives the memory back where something else comes. It says which, once.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from loopwright.data.batch import Batch
+from loopwright.model.config import LoopedConfig
 from loopwright.model.forward.launches import free_launches
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.train.depth import DepthRule, Fixed
 from loopwright.train.gradients.recompute import draws
 from loopwright.train.rollout import Called, Objective
+from loopwright.untrusted import first_line
 
 Work = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
@@ -31,16 +34,37 @@ Work = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 # A pass that takes more is no small one: there launches cost nothing (the log: 381 and 380 ms without and with a graph)
 CAPTURED = 0.5
 OWN = ("loopwright", "torch")
-SAID = "graph: auto replays passes that take at most half of the card's memory as a CUDA graph (graph: false: kernel by kernel)"
+REPLAYS = "graph: auto replays passes as a CUDA graph from here on (graph: false: kernel by kernel)"
+LEAVES = "graph: auto runs passes kernel by kernel"
 
 
 def suits(model: LoopedForCausalLM, objective: Objective, penalties: Iterable[object], rule: DepthRule, remat: str) -> bool:
     """Returns whether the passes of a run on one GPU, compiled, are replayed unasked: all of one depth, and all parts our own.
-    What somebody else's part does on the host (counting, drawing, waiting for a number) a replay would leave out."""
+    What somebody else's part or hook does on the host (counting, drawing, waiting for a number) a replay would leave out."""
     parts = [*model.modules(), objective, *penalties]
     ours = all(type(part).__module__.split(".")[0] in OWN for part in parts) and not isinstance(objective, Called)
     repeatable = remat == "none" or (remat != "implicit" and not draws(model))  # a step that runs again asks for the random state
-    return ours and repeatable and objective.capturable and isinstance(rule, Fixed)
+    return ours and not _hooked(model) and repeatable and objective.capturable and isinstance(rule, Fixed)
+
+
+def _hooked(model: LoopedForCausalLM) -> bool:
+    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    of_modules = any(getattr(module, kind) for module in model.modules() for kind in kinds)
+    return of_modules or any(x._backward_hooks or x._post_accumulate_grad_hooks for x in model.parameters())
+
+
+def obstacle(batch: Batch, config: LoopedConfig) -> str | None:
+    """Returns what keeps passes of such rows from being captured, and what is allowed instead; None where nothing does.
+    A capture must not wait for what a tensor holds."""
+    if batch.attention_mask is not None:
+        return "batches come with a mask, whose values decide what is run; allowed: rows without one (tasks: data.padding=plain)"
+    length, limit = batch.input_ids.shape[1], config.max_position_embeddings
+    if config.positions == "learned" and batch.segment_ids is not None and length > limit:
+        return (
+            f"rows have {length} tokens and learned positions end at {limit}, so that the lengths of documents decide whether "
+            f"they fit; allowed: data.length={limit} or less"
+        )
+    return None
 
 
 @dataclass
@@ -58,11 +82,13 @@ class GraphedWork:
 
     The first time runs as written, which also compiles and warms up; the second is captured. All of it is on one stream,
     since the nodes that add to `.grad` remember theirs. One that was not `asked` for must never be what a run fails of: it
-    captures where there is room, and where other work comes it gives up.
+    captures where there is room, gives up where a capture fails or other work comes, and tells `note` which.
     """
 
-    def __init__(self, work: Work, device: torch.device, *, asked: bool = True) -> None:
-        self.work, self.device, self.asked = work, device, asked
+    def __init__(
+        self, work: Work, device: torch.device, *, asked: bool = True, note: Callable[[str], object] = lambda text: None
+    ) -> None:
+        self.work, self.device, self.asked, self.note = work, device, asked, note
         self.stream = torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
         self.seen: set[Any] = set()
@@ -74,35 +100,48 @@ class GraphedWork:
         leaves, form = pytree.tree_flatten(tensors)
         key = (fixed, form, tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves))
         if not self.asked and self.seen and key not in self.seen:  # as written it needs its memory beside that of the graphs
-            self.give_up()
+            self.give_up("they are not all of one shape, depth and set of penalties")
         here = torch.cuda.current_stream()
         self.stream.wait_stream(here)
         with torch.cuda.stream(self.stream), free_launches() if self.capturing else nullcontext():
-            if key not in self.graphs and key in self.seen and self.capturing and (self.asked or self._has_room()):
+            if self.capturing and key in self.seen and key not in self.graphs:
                 self._add(key, leaves, form, fixed)
             self.seen.add(key)
             result = self._replay(self.graphs[key], leaves) if key in self.graphs else self.work(tensors, *fixed)
         here.wait_stream(self.stream)
         return result
 
-    def give_up(self) -> None:
-        """Runs everything as written from now on, and gives back what the graphs hold."""
+    def give_up(self, why: str) -> None:
+        """Runs everything as written from now on, gives back what the graphs hold, and says so once."""
+        if not self.capturing:
+            return
         self.capturing = False
         self.graphs.clear()
         torch.cuda.empty_cache()
-
-    def _has_room(self) -> bool:
-        """Whether the most that was held so far is a small enough share of what this process can have."""
-        free, _ = torch.cuda.mem_get_info(self.device)
-        return torch.cuda.max_memory_allocated(self.device) <= CAPTURED * (free + torch.cuda.memory_reserved(self.device))
+        self.note(f"{LEAVES}: {why}")
 
     def _add(self, key: Any, leaves: list[Any], form: Any, fixed: tuple[Any, ...]) -> None:
-        try:
+        if self.asked:
             self.graphs[key] = self._capture(leaves, form, fixed)
-        except torch.OutOfMemoryError:
-            if self.asked:
-                raise
-            self.give_up()
+            return
+        why = self._lack_of_room()
+        if why is None:
+            try:
+                self.graphs[key] = self._capture(leaves, form, fixed)
+            except Exception as error:  # whatever it is: as written the pass has just run
+                why = f"the capture failed ({first_line(error)})"
+        if why is None:
+            self.note(REPLAYS)
+        else:  # here, where the error is gone and holds no tensors
+            self.give_up(why)
+
+    def _lack_of_room(self) -> str | None:
+        """Says so where the most that was held so far is too large a share of what this process can have."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        most, offered = torch.cuda.max_memory_allocated(self.device), free + torch.cuda.memory_reserved(self.device)
+        if most <= CAPTURED * offered:
+            return None
+        return f"they hold {most / 2**30:.1f} of {offered / 2**30:.1f} GiB, and a graph would keep that (at most {CAPTURED:.0%})"
 
     def _capture(self, leaves: list[Any], form: Any, fixed: tuple[Any, ...]) -> Captured:
         static = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import re
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +18,16 @@ from loopwright.data.batch import Batch
 from loopwright.model.parts.injection import INJECTIONS
 from loopwright.train import job as job_module
 from loopwright.train.depth import Fixed, Uniform
+from loopwright.train.devices.training_module import Share
 from loopwright.train.gradients import graphs as under_test
-from loopwright.train.gradients.graphs import GraphedWork, suits
+from loopwright.train.gradients.graphs import LEAVES, GraphedWork, suits
+from loopwright.train.job import made_with
+from loopwright.train.loop import train
 from loopwright.train.objectives.distil import Shortcut
 from loopwright.train.objectives.losses import Final
 from loopwright.train.recipe import first_difference
 from loopwright.train.reporting.progress import Silent
-from loopwright.train.rollout import Called
+from loopwright.train.rollout import Called, Plan
 from tests.train.runs import small
 from tests.train.test_job import make_job
 
@@ -32,7 +38,8 @@ class Card:
     """A GPU that has `total` GiB and holds at most `peak`; what is captured on it is not run, and replays are counted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, peak: float = 10, total: float = 100) -> None:
-        self.peak, self.total, self.full = peak, total, False
+        self.peak, self.total = peak, total
+        self.error: Exception | None = None
         self.captured = self.replayed = self.emptied = 0
         stream = SimpleNamespace(wait_stream=lambda other: None)
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
@@ -55,19 +62,20 @@ class Card:
     @contextlib.contextmanager
     def _capture(self, graph: object, *, pool: object, stream: object) -> Any:
         yield
-        if self.full:
-            raise torch.OutOfMemoryError("no room")
+        if self.error is not None:
+            raise self.error
         self.captured += 1
 
 
-def graphed(**options: Any) -> tuple[GraphedWork, list[int]]:
+def graphed(*, asked: bool) -> tuple[GraphedWork, list[int], list[str]]:
     ran: list[int] = []
+    said: list[str] = []
 
     def work(given: dict, depth: int) -> tuple[torch.Tensor, dict]:
         ran.append(depth)
         return given["x"].sum(), {}
 
-    return GraphedWork(work, CPU, **options), ran
+    return GraphedWork(work, CPU, asked=asked, note=said.append), ran, said
 
 
 def call(run: GraphedWork, depth: int = 4, length: int = 3) -> None:
@@ -77,19 +85,21 @@ def call(run: GraphedWork, depth: int = 4, length: int = 3) -> None:
 def test_the_second_pass_is_captured_and_later_ones_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     for asked in (True, False):
         card = Card(monkeypatch, peak=50)
-        run, ran = graphed(asked=asked)
+        run, ran, said = graphed(asked=asked)
         for _ in range(5):
             call(run)
         assert (card.captured, card.replayed, len(ran)) == (1, 4, 2)  # once as written, once to be captured
+        assert said == ([] if asked else [under_test.REPLAYS])
 
 
 def test_what_leaves_too_little_room_is_captured_only_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for asked, captured in ((True, 1), (False, 0)):
         card = Card(monkeypatch, peak=51)
-        run, ran = graphed(asked=asked)
+        run, ran, said = graphed(asked=asked)
         for _ in range(4):
             call(run)
         assert card.captured == captured and len(ran) == (2 if asked else 4)
+        assert asked or said == [f"{LEAVES}: they hold 51.0 of 100.0 GiB, and a graph would keep that (at most 50%)"]
 
 
 def test_other_work_ends_it_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +107,7 @@ def test_other_work_ends_it_unless_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     for asked in (True, False):
         for other in ({"depth": 5}, {"length": 4}):
             card = Card(monkeypatch)
-            run, ran = graphed(asked=asked)
+            run, ran, said = graphed(asked=asked)
             for _ in range(3):
                 call(run)
             for _ in range(2):
@@ -105,19 +115,23 @@ def test_other_work_ends_it_unless_asked_for(monkeypatch: pytest.MonkeyPatch) ->
             call(run)
             assert bool(run.graphs) is asked and card.captured == (2 if asked else 1)
             assert card.emptied == (0 if asked else 1) and len(ran) == (4 if asked else 5)
+            last = f"{LEAVES}: they are not all of one shape, depth and set of penalties"
+            assert said == ([] if asked else [under_test.REPLAYS, last])
 
 
-def test_a_capture_without_memory_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for asked in (True, False):
-        card = Card(monkeypatch)
-        card.full = True
-        run, ran = graphed(asked=asked)
-        call(run)
-        with pytest.raises(torch.OutOfMemoryError) if asked else contextlib.nullcontext():
+        for error in (torch.OutOfMemoryError("no room"), RuntimeError("not permitted when stream is capturing\nand more")):
+            card = Card(monkeypatch)
+            card.error = error
+            run, ran, said = graphed(asked=asked)
             call(run)
-        if not asked:
-            call(run)
-            assert not run.graphs and not run.capturing and len(ran) == 4  # the second was tried, then run
+            with pytest.raises(type(error)) if asked else contextlib.nullcontext():
+                call(run)
+            if not asked:
+                call(run)
+                assert not run.graphs and not run.capturing and len(ran) == 4  # the second was tried, then run
+                assert said == [f"{LEAVES}: the capture failed ({str(error).splitlines()[0]})"]
 
 
 class Theirs(Final):
@@ -145,6 +159,22 @@ def test_a_part_of_somebody_elses_is_not_replayed_unasked(monkeypatch: pytest.Mo
     assert type(model.injection) in INJECTIONS.values() and not suits(model, Final(), [], Fixed(4), "none")
 
 
+def test_what_hooks_do_is_not_left_out() -> None:
+    def hook(*given: Any) -> None:
+        """Somebody's own."""
+
+    for register in ("register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook"):
+        model = lw.build("huginn-tiny")
+        handle = getattr(model.core[0], register)(hook)
+        assert not suits(model, Final(), [], Fixed(4), "none")
+        handle.remove()
+        assert suits(model, Final(), [], Fixed(4), "none")
+    for register in ("register_hook", "register_post_accumulate_grad_hook"):
+        model = lw.build("huginn-tiny")
+        getattr(model.embed_tokens.weight, register)(hook)
+        assert not suits(model, Final(), [], Fixed(4), "none")
+
+
 @pytest.mark.parametrize(
     ("changes", "replayed"),
     [
@@ -160,24 +190,81 @@ def test_a_run_on_a_gpu_replays_unasked(changes: dict, replayed: bool, tmp_path:
     assert job.replayed is None  # a CPU
     for place, value in (("device", torch.device("cuda")), ("compiled", True), ("splits", SimpleNamespace(alike=True))):
         monkeypatch.setattr(job, place, value)
-    reporter = Silent()
-    found = job._graphs(reporter)
-    assert (found is not None) is replayed and reporter.notes == ([under_test.SAID] if replayed else [])
-    assert found is None or not found.asked
+    graphs = job._graphs(Silent())
+    assert (graphs is not None) is replayed and (graphs is None or not graphs.asked)
     for place, value in (("compiled", False), ("splits", SimpleNamespace(alike=False)), ("processes", SimpleNamespace(world=2))):
         with monkeypatch.context() as other:
             other.setattr(job, place, value)
             assert job._graphs(Silent()) is None
 
 
-def test_rows_with_a_mask_run_as_written_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = make_job(tmp_path)
-    ran: list[str] = []
-    monkeypatch.setattr(job, "replayed", SimpleNamespace(asked=False))
-    monkeypatch.setattr(job, "_backward", lambda *given: ran.append("as written"))
-    ids = torch.ones(2, 3, dtype=torch.long)
-    job.backward(Batch(ids, ids, attention_mask=ids), job_module.Plan(2, 2), job_module.Share(), None)
-    assert ran == ["as written"]
+LEARNED = {"model": {"changes": {"positions": "learned", "max_position_embeddings": 16}}}
+IDS = torch.ones(2, 20, dtype=torch.long)
+LONG = Batch(IDS, IDS, segment_ids=torch.arange(20).expand(2, 20) // 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "batch", "message"),
+    [
+        ({}, Batch(IDS, IDS, attention_mask=IDS), "batches come with a mask, whose values decide what is run; allowed: rows with"),
+        (LEARNED, LONG, "rows have 20 tokens and learned positions end at 16, .*; allowed: data.length=16 or less"),
+    ],
+    ids=["mask", "positions"],
+)
+def test_rows_that_cannot_be_captured(
+    changes: dict, batch: Batch, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for, a graph is refused before the first pass, in our own words; unasked, all runs as written."""
+    Card(monkeypatch)
+    job, said = make_job(tmp_path, changes), []
+    given = (batch.ready(), Plan(2, 2), Share(), None)
+    job.replayed = GraphedWork(job._backward_given, CPU)
+    with pytest.raises(ValueError, match=f"^graph: {message}.*, or graph: false$"):
+        job.backward(*given)
+    assert not job.replayed.seen
+    job.replayed = GraphedWork(job._backward_given, CPU, asked=False, note=said.append)
+    losses = [job.backward(*given)[0].item() for _ in range(3)]
+    assert len(said) == 1 and re.match(f"{LEAVES}: {message}", said[0]) and not job.replayed.graphs
+    job.replayed = None
+    assert losses == [job.backward(*given)[0].item()] * 3
+
+
+def test_documents_that_fit_whatever_their_lengths_are_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card, job = Card(monkeypatch), make_job(tmp_path, LEARNED)
+    job.replayed = GraphedWork(job._backward_given, CPU)
+    short = Batch(*(x[:, :16].contiguous() for x in (IDS, IDS)), segment_ids=LONG.segment_ids[:, :16]).ready(coarse=True)
+    for _ in range(2):
+        job.backward(short, Plan(2, 2), Share(), None)
+    assert card.replayed == 1
+
+
+def test_the_memory_of_graphs_is_free_when_a_run_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[weakref.ref] = []
+
+    class Held(GraphedWork):
+        def __init__(self, work: Any, device: Any, **options: Any) -> None:
+            kept.append(weakref.ref(self))
+            self.work, self.asked, self.capturing = work, True, True
+
+        def __call__(self, tensors: Any, *fixed: Any) -> Any:
+            return self.work(tensors, *fixed)
+
+    monkeypatch.setattr(job_module.Job, "_graphs", lambda job, reporter: Held(job._backward_given, CPU))
+    gc.disable()  # which would come for it sooner or later
+    try:
+        train(small({"updates": 1, "data": {"padding": "plain"}}), tmp_path / "run")
+        assert len(kept) == 1 and kept[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_run_that_goes_on_without_its_graphs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, reporter = small({"updates": 2, "save": {"best": False}}), Silent()
+    with monkeypatch.context() as earlier:
+        earlier.setattr(job_module, "made_with", lambda job: {**made_with(job), "replayed": True})
+        train(recipe, tmp_path)
+    train(recipe, tmp_path, resume=True, reporter=reporter)
+    assert any("not made as before (replayed: True then, False now)" in note for note in reporter.notes)
 
 
 def test_a_run_may_go_on_with_and_without_graphs() -> None:
