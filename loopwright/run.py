@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -45,17 +45,21 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[RunFolder]:
-        """Makes the folder, holds it for this process alone, clears what killed writes left, and gives it back.
+        """Makes the folder, holds it for this process alone, clears what killed writes left, and gives it back. Where nothing was
+        written into it, the lock goes again, and the folder if it was made here.
 
         The operating system holds the lock for the process, so that it ends with the process, however that ends.
         """
         import fcntl  # not there on every system; reading a run does not need it
 
+        new, lock = not self.path.exists(), self.path / ".lock"
         self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "a+") as file:
+        with open(lock, "a+") as file:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
+                if not os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):  # it went, and another came, since it was opened
+                    raise BlockingIOError
+            except (BlockingIOError, PermissionError, FileNotFoundError):
                 file.seek(0)
                 holder = file.read(200).strip() or "another process"
                 raise ValueError(f"{self.path}: {holder} is training into this run folder; allowed: one process") from None
@@ -63,7 +67,14 @@ class RunFolder:
             file.write(f"process {os.getpid()} on {platform.node()}")
             file.flush()
             clear_leftovers(self.path)
-            yield self
+            try:
+                yield self
+            finally:
+                with suppress(OSError):
+                    if os.listdir(self.path) == [lock.name]:
+                        lock.unlink()
+                        if new:
+                            self.path.rmdir()
 
 
 def saved(checkpoints: str | Path) -> list[Path]:

@@ -41,6 +41,7 @@ def test_a_run_without_a_gpu_is_refused(tmp_path: Path) -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(ValueError, match="graph: asked for on cpu with 1 processes; allowed: one, on cuda"):
         losses(tmp_path / "run", "graph=true", "penalties=[]")
+    assert not (tmp_path / "run").exists()  # a start that failed leaves nothing
 
 
 @pytest.mark.gpu
