@@ -6,10 +6,11 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -45,8 +46,8 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[RunFolder]:
-        """Makes the folder, holds it for this process alone, clears what killed writes left, and gives it back. Where nothing was
-        written into it, the lock goes again, and the folder if it was made here.
+        """Makes the folder, holds it for this process alone, clears what killed writes left, and gives it back. Where nothing but
+        locks was written into it, the lock goes again, and the folder if it was made here.
 
         The operating system holds the lock for the process, so that it ends with the process, however that ends.
         """
@@ -70,11 +71,11 @@ class RunFolder:
             try:
                 yield self
             finally:
-                with suppress(OSError):
-                    if os.listdir(self.path) == [lock.name]:
-                        lock.unlink()
-                        if new:
-                            self.path.rmdir()
+                files = [path.name for path in self.path.rglob("*") if not path.is_dir()]
+                if new and all(name.startswith(".") and name.endswith(".lock") for name in files):  # data has such locks too
+                    shutil.rmtree(self.path, ignore_errors=True)
+                elif files == [lock.name]:
+                    lock.unlink(missing_ok=True)
 
 
 def saved(checkpoints: str | Path) -> list[Path]:

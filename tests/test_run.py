@@ -85,17 +85,19 @@ def test_one_process_at_a_time_and_a_dead_one_holds_nothing(tmp_path: Path) -> N
 
 
 def test_a_start_that_failed_leaves_nothing(tmp_path: Path) -> None:
-    def fail(folder: Path, *, writes: bool = False) -> list[str] | None:
+    def fail(folder: Path, *writes: str) -> list[str] | None:
         with suppress(KeyError), RunFolder(folder).locked() as run:
-            if writes:
-                run.log.touch()
+            for name in writes:
+                (run.path / name).parent.mkdir(exist_ok=True)
+                (run.path / name).touch()
             raise KeyError
         return sorted(os.listdir(folder)) if folder.exists() else None
 
     there = tmp_path / "there"
     there.mkdir()
     assert fail(tmp_path / "new") is None and fail(there) == []
-    assert fail(there, writes=True) == [".lock", "log.jsonl"] and fail(there) == [".lock", "log.jsonl"]
+    assert fail(tmp_path / "new", "data/.train.lock") is None and fail(tmp_path / "new", "data/x.bin") == [".lock", "data"]
+    assert fail(there, "log.jsonl") == [".lock", "log.jsonl"] and fail(there) == [".lock", "log.jsonl"]
 
 
 def test_a_lock_that_went_while_it_was_waited_for_lets_nobody_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
