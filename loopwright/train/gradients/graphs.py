@@ -145,7 +145,7 @@ class GraphedWork:
 
     def _capture(self, leaves: list[Any], form: Any, fixed: tuple[Any, ...]) -> Captured:
         static = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        graph = torch.cuda.CUDAGraph()
+        graph, draws = torch.cuda.CUDAGraph(), self._generator().clone_state()
         failed: Exception | None = None
         try:
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
@@ -154,11 +154,24 @@ class GraphedWork:
                 except Exception as error:
                     failed = error
                     raise
-        except Exception:  # ending the capture fails then too, and says no more than that it does
-            if failed is None:
-                raise
-            raise failed from None
+        except Exception as error:
+            try:
+                if error is not failed:  # ending the capture failed too, and says no more than that it did
+                    self._end(draws)
+            finally:
+                raise (failed or error) from None
         return Captured(graph, static, loss, metrics)
+
+    def _generator(self) -> torch.Generator:
+        return torch.cuda.default_generators[torch.cuda.current_device() if self.device.index is None else self.device.index]
+
+    def _end(self, draws: torch.Generator) -> None:
+        """Ends for torch a capture that CUDA broke off. Torch (2.11) does that only where CUDA ends it well: else its generator
+        refuses to draw, and its allocator keeps the memory of the pool."""
+        self._generator().graphsafe_set_state(draws)
+        index = self._generator().device.index
+        torch._C._cuda_endAllocateToPool(index, self.pool)
+        torch._C._cuda_releasePool(index, self.pool)
 
     def _replay(self, captured: Captured, leaves: list[Any]) -> tuple[Tensor, dict[str, Tensor]]:
         for mine, given in zip(captured.inputs, leaves, strict=True):

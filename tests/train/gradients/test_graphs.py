@@ -261,7 +261,8 @@ def test_an_error_in_a_capture_is_the_one_that_is_raised() -> None:
 @pytest.mark.parametrize("how", ["wait", "memory"])
 def test_a_capture_that_fails_unasked_leaves_the_run_as_it_was(how: str) -> None:
     """Its gradients, its random numbers and its memory; what failed is said once."""
-    weight, said = torch.ones(64, device="cuda", requires_grad=True), []
+    size = 2**24
+    weight, x, said = torch.ones(size, device="cuda", requires_grad=True), torch.ones(size, device="cuda"), []
 
     def work(given: dict) -> tuple[torch.Tensor, dict]:
         loss = (torch.nn.functional.dropout(given["x"], 0.5) * weight).sum()
@@ -270,12 +271,38 @@ def test_a_capture_that_fails_unasked_leaves_the_run_as_it_was(how: str) -> None
         loss.backward()
         return loss.detach(), {}
 
-    run = GraphedWork(work, torch.device("cuda"), asked=False, note=said.append)
-    held, results = [], []
+    run, results, held = GraphedWork(work, torch.device("cuda"), asked=False, note=said.append), [], []
     for number in range(4):
         torch.cuda.manual_seed(7)
-        results.append(run({"x": torch.ones(64, device="cuda")})[0].item())
-        assert weight.grad.sum().item() == pytest.approx((number + 1) * results[0])
-        held.append(torch.cuda.memory_allocated())
-    assert len(set(results)) == 1 and held[1] == held[-1] and not run.graphs
+        results.append(run({"x": x})[0].item())
+        assert weight.grad.sum().item() == pytest.approx((number + 1) * results[0], rel=1e-5)
+        torch.cuda.empty_cache()
+        held += [torch.cuda.memory_reserved()]
+    assert len(set(results)) == 1 and not run.graphs
+    assert max(held) - min(held) < 2**24  # a pass holds four times that and more
     assert len(said) == 1 and said[0].startswith(f"{LEAVES}: the capture failed (")
+    again = GraphedWork(lambda given: (torch.nn.functional.dropout(given["x"], 0.5).sum(), {}), torch.device("cuda"))
+    for _ in range(3):  # as written, captured, replayed: whoever captures next can
+        torch.cuda.manual_seed(7)
+        assert again({"x": x})[0].item() == results[0]
+
+
+class Waits(Final):
+    """A loss that waits for the device when it is captured, taken for one of the package's own."""
+
+    def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss, metrics = super().__call__(model, rollout)
+        if torch.cuda.is_current_stream_capturing():
+            loss.item()
+        return loss, metrics
+
+
+@pytest.mark.gpu
+def test_a_run_goes_on_where_its_capture_fails(tmp_path: Path, replays: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Waits, "__module__", Final.__module__)
+    monkeypatch.setitem(OBJECTIVES, "waits", Waits)
+    shape, rules, reporter = {**LOOPED, "dropout": 0.3}, {"objective": {"kind": "waits"}, "validate": {"every": 4}}, Silent()
+    plain = text_losses(tmp_path / "plain", shape, apart=True, graph=False, **rules)
+    unasked = text_losses(tmp_path / "unasked", shape, apart=True, reporter=reporter, **rules)
+    assert not replays and unasked == pytest.approx(plain, abs=2e-2)
+    assert [note.split("(")[0] for note in reporter.notes if note.startswith("graph")] == [f"{LEAVES}: the capture failed "]

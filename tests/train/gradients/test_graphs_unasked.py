@@ -40,6 +40,7 @@ class Card:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, peak: float = 10, total: float = 100) -> None:
         self.peak, self.total = peak, total
         self.error: Exception | None = None
+        self.ended: list[torch.Generator] = []
         self.captured = self.replayed = self.emptied = 0
         stream = SimpleNamespace(wait_stream=lambda other: None)
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
@@ -48,7 +49,10 @@ class Card:
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=self._replay))
         monkeypatch.setattr(torch.cuda, "graph", self._capture)
+        monkeypatch.setattr(torch.cuda, "default_generators", [torch.Generator()])
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "empty_cache", self._empty)
+        monkeypatch.setattr(GraphedWork, "_end", lambda run, draws: self.ended.append(draws))
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(self.total * GIB / 4), int(2 * self.total * GIB)))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: int(self.total * GIB * 3 / 4))
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: int(self.peak * GIB))
@@ -123,15 +127,31 @@ def test_a_capture_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     for asked in (True, False):
         for error in (torch.OutOfMemoryError("no room"), RuntimeError("not permitted when stream is capturing\nand more")):
             card = Card(monkeypatch)
-            card.error = error
+            card.error = error  # as the capture ends, so that torch's state must be mended
             run, ran, said = graphed(asked=asked)
             call(run)
             with pytest.raises(type(error)) if asked else contextlib.nullcontext():
                 call(run)
+            assert len(card.ended) == 1
             if not asked:
                 call(run)
                 assert not run.graphs and not run.capturing and len(ran) == 4  # the second was tried, then run
                 assert said == [f"{LEAVES}: the capture failed ({str(error).splitlines()[0]})"]
+
+
+def test_what_fails_inside_a_capture_that_ends_well_needs_no_mending(monkeypatch: pytest.MonkeyPatch) -> None:
+    card, tries = Card(monkeypatch), []
+
+    def work(given: dict) -> tuple[torch.Tensor, dict]:
+        tries.append(1)
+        if len(tries) == 2:
+            raise KeyError("mine")
+        return given["x"].sum(), {}
+
+    run = GraphedWork(work, CPU, asked=False)
+    for _ in range(3):
+        run({"x": torch.ones(2)})
+    assert not card.ended and not run.graphs and len(tries) == 4
 
 
 class Theirs(Final):
