@@ -14,7 +14,7 @@ from loopwright.engine.scores import Ranked, TokenScore
 from loopwright.generate.constraint import Constraint, ConstraintError
 from loopwright.serve.limits import Refusal
 from loopwright.serve.models import ServedModel
-from loopwright.serve.pieces import TextPieces
+from loopwright.serve.response.pieces import TextPieces
 from loopwright.serve.schema import Wanted
 from loopwright.untrusted import first_line
 
