@@ -336,9 +336,9 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
         )
     job.load(checkpoint.folder)
     reporter.note(f"resumed from {checkpoint.folder} ({checkpoint.update} updates done)")
-    made = read_json(checkpoint.folder / MADE)
+    facts = read_json(checkpoint.folder / MADE)
     older = {"compiled": False, "replayed": job.recipe.graph is True}  # what older versions did not write down
-    before, now = {**older, **made["with"]}, made_with(job)
+    before, now = {**older, **facts["with"]}, made_with(job)
     differs = [f"{name}: {before.get(name)} then, {now[name]} now" for name in now if before.get(name) != now[name]]
     if differs:
         reporter.note(
@@ -346,17 +346,17 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
         )
     if not run.log.is_file():
         reporter.note(f"{run.log} is not there: it begins anew at update {checkpoint.update}")
-    return Progress(**checkpoint.state), made["log"]
+    return Progress(**checkpoint.state), facts["log"]
 
 
 def made_with(job: Job) -> dict[str, Any]:
     """Returns what decides how sums are rounded, beside the recipe: a run that goes on with the same goes on bit for bit."""
     device = torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else job.device.type
     threads = torch.get_num_threads() if job.device.type == "cpu" else None
-    made: dict[str, Any] = {"threads": threads, "processes": job.processes.world, "device": device, "compiled": job.compiled}
-    made["replayed"] = job.replayed is not None
-    made["torch"] = str(torch.__version__)
-    return made | {f"parts from {file}": digest for file, digest in file_digests().items()}
+    facts: dict[str, Any] = {"threads": threads, "processes": job.processes.world, "device": device, "compiled": job.compiled}
+    facts["replayed"] = job.replayed is not None
+    facts["torch"] = str(torch.__version__)
+    return facts | {f"parts from {file}": digest for file, digest in file_digests().items()}
 
 
 def check_finite(weights: Mapping[str, Tensor], run: RunFolder, update: int, lr: float) -> None:
@@ -380,11 +380,11 @@ def save_job(job: Job, run: RunFolder, progress: Progress, log: Log | None) -> P
     weights, tensors = job.weights(), job.tensors()
     check_finite(weights, run, progress.update, job.optimiser.lr)
     if log is not None:  # in the main process
-        made = {"log": log.mark(), "with": made_with(job)}
+        facts = {"log": log.mark(), "with": made_with(job)}
         card = run_card(job.model.config, job.recipe, run, progress)
 
         def beside(folder: Path) -> None:
-            write_json(folder / MADE, made)
+            write_json(folder / MADE, facts)
             put_card(folder, card, before=run.checkpoints / f"{progress.update:08d}")
             if job.splits.tokenizer is not None:
                 job.splits.tokenizer.save_pretrained(folder)

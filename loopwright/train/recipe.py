@@ -209,8 +209,8 @@ def _filled(data: Mapping[str, Any]) -> Recipe:
         raise ValueError("import stands in what is no recipe file of your own; import the file in Python, or give --import FILE")
     sections: dict[str, type] = {"order": Orders, "validate": Validation, "save": Saves}
     try:
-        made = {key: fill_section(sections[key], value, key) for key, value in data.items() if key in sections}
-        return fill_section(Recipe, {**data, **made}, "recipe")
+        filled = {key: fill_section(sections[key], value, key) for key, value in data.items() if key in sections}
+        return fill_section(Recipe, {**data, **filled}, "recipe")
     except ValueError as error:
         raise ValueError(f"{error}{missing_files(data.get('imported'))}") from None
 
