@@ -10,8 +10,8 @@ and room for it, and gives the memory back where something else comes. It says w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,8 +80,8 @@ class Captured:
 class GraphedWork:
     """Runs `work(tensors, *fixed)`, which ends in a backward pass, and replays it where the same `fixed` and shapes come again.
 
-    The first time runs as written, which also compiles and warms up; the second is captured. All of it is on one stream,
-    since the nodes that add to `.grad` remember theirs. One that was not `asked` for must never be what a run fails of: it
+    The first time runs as written, which also compiles and warms up; the second is captured. Both are on one stream, since the
+    nodes that add to `.grad` remember theirs. One that was not `asked` for must never be what a run fails of: it
     captures where there is room, gives up where a capture fails or other work comes, and tells `note` which.
     """
 
@@ -101,15 +101,23 @@ class GraphedWork:
         key = (fixed, form, tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves))
         if not self.asked and self.seen and key not in self.seen:  # as written it needs its memory beside that of the graphs
             self.give_up("they are not all of one shape, depth and set of penalties")
+        if self.capturing and key in self.seen and key not in self.graphs:
+            with self._aside():
+                self._add(key, leaves, form, fixed)
+        if not self.capturing:  # where all else runs: memory of one stream is of no use to another
+            return self.work(tensors, *fixed)
+        self.seen.add(key)
+        with self._aside():
+            return self._replay(self.graphs[key], leaves) if key in self.graphs else self.work(tensors, *fixed)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """What runs inside is on the stream of captures, after what was queued before, and before what is queued after."""
         here = torch.cuda.current_stream()
         self.stream.wait_stream(here)
-        with torch.cuda.stream(self.stream), free_launches() if self.capturing else nullcontext():
-            if self.capturing and key in self.seen and key not in self.graphs:
-                self._add(key, leaves, form, fixed)
-            self.seen.add(key)
-            result = self._replay(self.graphs[key], leaves) if key in self.graphs else self.work(tensors, *fixed)
+        with torch.cuda.stream(self.stream), free_launches():
+            yield
         here.wait_stream(self.stream)
-        return result
 
     def give_up(self, why: str) -> None:
         """Runs everything as written from now on, gives back what the graphs hold, and says so once."""

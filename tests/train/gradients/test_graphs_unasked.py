@@ -15,6 +15,7 @@ import torch
 
 import loopwright as lw
 from loopwright.data.batch import Batch
+from loopwright.model.forward import launches
 from loopwright.model.parts.injection import INJECTIONS
 from loopwright.train import job as job_module
 from loopwright.train.depth import Fixed, Uniform
@@ -38,14 +39,14 @@ class Card:
     """A GPU that has `total` GiB and holds at most `peak`; what is captured on it is not run, and replays are counted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, peak: float = 10, total: float = 100) -> None:
-        self.peak, self.total = peak, total
+        self.peak, self.total, self.aside = peak, total, False
         self.error: Exception | None = None
         self.ended: list[torch.Generator] = []
         self.captured = self.replayed = self.emptied = 0
         stream = SimpleNamespace(wait_stream=lambda other: None)
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-        monkeypatch.setattr(torch.cuda, "stream", lambda side: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "stream", self._stream)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=self._replay))
         monkeypatch.setattr(torch.cuda, "graph", self._capture)
@@ -56,6 +57,12 @@ class Card:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(self.total * GIB / 4), int(2 * self.total * GIB)))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: int(self.total * GIB * 3 / 4))
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: int(self.peak * GIB))
+
+    @contextlib.contextmanager
+    def _stream(self, side: object) -> Any:
+        self.aside = True
+        yield
+        self.aside = False
 
     def _replay(self) -> None:
         self.replayed += 1
@@ -137,6 +144,22 @@ def test_a_capture_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
                 call(run)
                 assert not run.graphs and not run.capturing and len(ran) == 4  # the second was tried, then run
                 assert said == [f"{LEAVES}: the capture failed ({str(error).splitlines()[0]})"]
+
+
+def test_what_is_given_up_runs_where_all_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the stream of captures memory would be held that validation and the optimiser cannot use."""
+    card = Card(monkeypatch, peak=51)
+    aside: list[bool] = []
+
+    def work(given: dict) -> tuple[torch.Tensor, dict]:
+        assert launches.free is card.aside
+        aside.append(card.aside)
+        return given["x"].sum(), {}
+
+    run = GraphedWork(work, CPU, asked=False)
+    for _ in range(3):
+        run({"x": torch.ones(2)})
+    assert aside == [True, False, False]
 
 
 def test_what_fails_inside_a_capture_that_ends_well_needs_no_mending(monkeypatch: pytest.MonkeyPatch) -> None:
