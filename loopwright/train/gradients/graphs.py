@@ -10,6 +10,7 @@ and room for it, and gives the memory back where something else comes. It says w
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -125,6 +126,7 @@ class GraphedWork:
             return
         self.capturing = False
         self.graphs.clear()
+        gc.collect()  # an error of a capture and the frames that it passed hold each other, and with them the tensors of the pass
         torch.cuda.empty_cache()
         self.note(f"{LEAVES}: {why}")
 
