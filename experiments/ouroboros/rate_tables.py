@@ -13,17 +13,28 @@ from functools import partial
 
 from experiments.ouroboros.answers import answer, named
 from experiments.ouroboros.figures import difference_by_depth
-from experiments.ouroboros.plan import NORMED, Row
+from experiments.ouroboros.plan import (
+    BLIND,
+    CONTROLLER,
+    DIAGONAL,
+    FULL,
+    GATE,
+    LEAKING,
+    NORMED,
+    ONCE,
+    PUBLISHED,
+    STATIC,
+    TOKEN,
+    TRUNCATED,
+    Row,
+)
 from experiments.ouroboros.rates import (
     ARMS,
-    BLIND,
-    DIAGONAL,
+    CLOSE,
     FURTHER,
-    GATE,
     GRID,
     MORE,
     RATES,
-    READING,
     SEEDS,
     TUNED,
     WIDER,
@@ -34,7 +45,7 @@ from experiments.ouroboros.rates import (
     tuned,
 )
 from experiments.ouroboros.run import DEPTHS, TEXTS
-from experiments.ouroboros.tables import CONTROLLER, FULL, STATIC, TRUNCATED, Pairs, Runs, all_pairs, answers_table
+from experiments.ouroboros.tables import Pairs, Runs, all_pairs, answers_table
 from experiments.pages import (
     Result,
     asked_tables,
@@ -53,9 +64,7 @@ from experiments.seeds import RULE, best_depth, mean_loss, reports
 from loopwright.plot.drawing import Axes, Curve, Drawing, figure, lines
 from loopwright.plot.style import COLOURS
 
-TOKEN = "controller, token"
 MOST_SHOWN = 6.0  # nats
-PUBLISHED, ONCE, LEAKING = MORE[1:]
 ASKED = ((CONTROLLER, BLIND), (TOKEN, BLIND), (NORMED, BLIND))
 PAIRS = (
     *ASKED, (CONTROLLER, DIAGONAL), (TOKEN, DIAGONAL), (BLIND, DIAGONAL), (CONTROLLER, STATIC), (TOKEN, STATIC), (BLIND, STATIC),
@@ -71,7 +80,7 @@ def planned(found: Sequence[Result]) -> Iterator[Row]:
     yield from tuned(ARMS, SEEDS, best)
     yield from grid(MORE)
     yield from tuned(MORE, SEEDS, best)
-    yield from tuned(READING, FURTHER, best)
+    yield from tuned(CLOSE, FURTHER, best)
 
 
 def at_own_rates(found: Sequence[Result]) -> Runs:

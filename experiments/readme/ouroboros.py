@@ -5,18 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
-from experiments.ouroboros.plan import NORMED
-from experiments.ouroboros.rate_tables import GATE, TOKEN, at_own_rates, recovered
+from experiments.ouroboros.plan import (
+    BEST,
+    BEST_ONCE,
+    BEST_STATIC,
+    BLIND,
+    CONTROLLER,
+    DIAGONAL,
+    FULL,
+    GATE,
+    NORMED,
+    ONCE,
+    STATIC,
+    TOKEN,
+    TRUNCATED,
+)
+from experiments.ouroboros.rate_tables import at_own_rates, recovered
 from experiments.ouroboros.rates import best_rates, rates_of
 from experiments.ouroboros.run import DEPTHS, TEXTS
-from experiments.ouroboros.tables import BEST, BEST_ONCE, BEST_STATIC, BLIND, CONTROLLER, FULL, STATIC, TRUNCATED, planned
+from experiments.ouroboros.tables import planned
 from experiments.pages import Result, by_label, percent, results
 from experiments.readme.rows import RESULTS, WORDS, line
 from experiments.seeds import best_depth, held, mean_loss, over_seeds, pooled, reports
 
 LINES = {
-    "healed LoRA, not looped": "healed LoRA, equal parameters",
-    "gate only": "gate only",
+    "healed LoRA, not looped": ONCE,
+    "gate only": GATE,
     "static at matched parameters: LoRA per step, rank 4": STATIC,
     "controller, causal mean of raw states": CONTROLLER,
     "controller, causal mean of normed states": NORMED,
@@ -28,7 +42,6 @@ LINES = {
 WIDTH, STYLE = 576, 128
 # what the blind controller has of a reader, and does not use: the state's projection, and its part of the layer behind it
 IDLE = 2 * STYLE * (WIDTH + 1) + (2 * STYLE) ** 2
-DIAGONAL = "static diagonal"
 COMMON = 4e-3  # the rate of all rows that name no other
 OWN_LINES = {
     "static diagonal": DIAGONAL,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.ouroboros import rate_tables
-from experiments.ouroboros.rate_tables import BLIND, CONTROLLER, DIAGONAL, FULL, TRUNCATED
+from experiments.ouroboros.plan import BLIND, CONTROLLER, DIAGONAL, FULL, TRUNCATED
 from experiments.ouroboros.rates import ARMS, MORE
 from tests.experiments.ouroboros.test_rates import tried
 from tests.experiments.results import result
