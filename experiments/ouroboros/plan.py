@@ -166,40 +166,39 @@ def others() -> Iterator[Row]:
 GROUPS: dict[str, Callable[[], Iterator[Row]]] = {group.__name__: group for group in (references, main, best, others)}
 
 
-# Cores of several layers: 15 kept layers, and so many steps that 21 layers run, with as many parameters of low rank in each row
+# Cores of several layers, out of the 15 that are best when run once: so many steps that 21 layers run
+LAYERS = (0, 1, 2, 8, *range(19, 30))
 CORES = {1: 7, 3: 3, 6: 2}  # layers of the core: its steps
-# how many layers stand before the core, and where it begins: the least loss on `valid`, untrained, of the layouts with the smallest
-# turn, run once or at the depth it is used at (`loopwright.retrofit.search`)
-AT_ONE, AT_DEPTH = "searched at depth 1", "searched at its depth"
-PLACES = {
-    (1, AT_ONE): (3, 8), (3, AT_ONE): (3, 8), (6, AT_ONE): (3, 8),
-    (1, AT_DEPTH): (3, 8), (3, AT_DEPTH): (3, 8), (6, AT_DEPTH): (3, 8),
-}  # fmt: skip
+# where the core begins: at the layer that the search at depth 1 takes for it, or where the untrained loop has the least loss on
+# `valid` at that many steps, of all places within these layers
+AT_ONE, AT_DEPTH = "from layer 8", "placed at its depth"
+PLACES = {AT_ONE: {1: 8, 3: 8, 6: 8}, AT_DEPTH: {1: 24, 3: 23, 6: 20}}
 CORE_RANK, ONCE_RANK = 8, 16  # 21 × 10,176 × 8 and the gate's 664 thousand; 15 × 10,176 × 16: 3 % more
-UPDATES, LONGER = 240, 306  # as many training FLOPs as the rows that loop, within 2 %
-SMALL = "batch=16"
+ONCE_EQUAL, ONCE_LONGER = "not looped", "not looped, equal training FLOPs"
+UPDATES = {ONCE_EQUAL: 240, ONCE_LONGER: 306}  # a pass of the rows that loop costs 1.27 to 1.30 times as much
 
 
 def looping(size: int, how: str) -> str:
-    """Returns the name of the row with a core of so many layers, in the layout found so."""
+    """Returns the name of the row with a core of so many layers, placed so."""
     return f"core of {size}, {CORES[size]} steps, {how}"
 
 
-def running_once(size: int, how: str, longer: bool = False) -> str:
-    """Returns the name of the row with the same layers, each run once."""
-    return f"not looped, layers of {looping(size, how)}" + ", equal FLOPs" * longer
-
-
 def cores() -> Iterator[Row]:
-    """Cores of one, three and six layers, and the same layers run once, with equal tokens and with equal FLOPs."""
+    """The same 15 layers with one, three or six of them looped, and each run once, with equal tokens and with equal FLOPs."""
+    half, fixed = "batch=16", "depth={kind: fixed, depth: %d}"  # 2.0 million tokens
     every = ", ".join(f"{{kind: low-rank, rank: {CORE_RANK}, stack: {stack}}}" for stack in ("prelude", "core", "coda"))
-    for (size, how), (prelude, first) in PLACES.items():
-        core, steps = [*range(first, first + size)], CORES[size]
-        layout = (f"prelude={prelude}", f"core={core}", f"coda={15 - prelude - size}")
-        tables = (f"depth={steps}", f"max_steps={steps}", "beyond_max_steps=repeat", f"adapters=[{every}]")
-        fixed = (SMALL, f"depth={{kind: fixed, depth: {steps}}}")
-        yield Row("cores", looping(size, how), "gate-only", (*layout, *tables), fixed, depth=steps)
-        for updates in (UPDATES, LONGER):
-            label = running_once(size, how, updates == LONGER)
-            given = (SMALL, f"updates={updates}", "depth={kind: fixed, depth: 1}")
-            yield Row("cores", label, "healed", (*layout, f"adapters.rank={ONCE_RANK}"), given, depth=1)
+    for how, places in PLACES.items():
+        for size, layer in places.items():
+            first, steps = LAYERS.index(layer), CORES[size]
+            tables = (f"depth={steps}", f"max_steps={steps}", "beyond_max_steps=repeat", f"adapters=[{every}]")
+            changes = (*stacks(first, size), *tables)
+            yield Row("cores", looping(size, how), "gate-only", changes, (half, fixed % steps), depth=steps)
+    for label, updates in UPDATES.items():
+        changes = (*stacks(LAYERS.index(8), 1), f"adapters.rank={ONCE_RANK}")
+        yield Row("cores", label, "healed", changes, (half, f"updates={updates}", fixed % 1), depth=1)
+
+
+def stacks(first: int, size: int) -> tuple[str, ...]:
+    """Returns the changes that divide LAYERS into prelude, core and coda."""
+    parts = {"prelude": LAYERS[:first], "core": LAYERS[first : first + size], "coda": LAYERS[first + size :]}
+    return tuple(f"{name}={[*layers]}" for name, layers in parts.items())
