@@ -18,7 +18,7 @@ from loopwright.data.tokenizer import Tokenizer
 from loopwright.evaluate.passages import read_passages
 from loopwright.retrofit.search import dense_of, loss_of
 
-ROWS, LENGTH = 6, 256
+ROWS, LENGTH = 16, 256
 
 
 def runs(size: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -170,9 +170,9 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {group.__name__: group for grou
 LAYERS = (0, 1, 2, 8, *range(19, 30))
 CORES = {1: 7, 3: 3, 6: 2}  # layers of the core: its steps
 # where the core begins: at the layer that the search at depth 1 takes for it, or where the untrained loop has the least loss on
-# `valid` at that many steps, of all places within these layers
+# `valid` at that many steps, of all places within these layers (places.py)
 AT_ONE, AT_DEPTH = "from layer 8", "placed at its depth"
-PLACES = {AT_ONE: {1: 8, 3: 8, 6: 8}, AT_DEPTH: {1: 24, 3: 23, 6: 20}}
+PLACES = {AT_ONE: {1: 8, 3: 8, 6: 8}, AT_DEPTH: {1: 1, 3: 1, 6: 1}}
 CORE_RANK, ONCE_RANK = 8, 16  # 21 × 10,176 × 8 and the gate's 664 thousand; 15 × 10,176 × 16: 3 % more
 ONCE_EQUAL, ONCE_LONGER = "not looped", "not looped, equal training FLOPs"
 UPDATES = {ONCE_EQUAL: 240, ONCE_LONGER: 306}  # a pass of the rows that loop costs 1.27 to 1.30 times as much
