@@ -11,7 +11,8 @@ import pytest
 
 from experiments.ouroboros import core_tables
 from experiments.ouroboros.cores import ARMS, RATES
-from experiments.ouroboros.plan import AT_DEPTH, CORES, LAYERS, ONCE_EQUAL, ONCE_LONGER, UPDATES, cores, looping
+from experiments.ouroboros.places import runs
+from experiments.ouroboros.plan import AT_DEPTH, CORES, LAYERS, ONCE_EQUAL, ONCE_LONGER, PLACES, UPDATES, cores, looping
 from experiments.ouroboros.rates import best_rates, grid, tuned
 from experiments.ouroboros.run import recipe_of
 from loopwright.model.config import LoopedConfig
@@ -45,6 +46,15 @@ def test_the_longer_run_has_the_flops_of_the_rows_that_loop() -> None:
         parts = {"gate": {"kind": "grown"}, "adapters": ranked(8), "depth": steps, "max_steps": steps}
         config = LoopedConfig(**SIZES, **parts, prelude_layers=3, core_layers=size, coda_layers=12 - size)
         assert 240 * pass_flops(config, depth=steps, length=512)["total"] == pytest.approx(longer, rel=0.025)
+
+
+def test_every_place_of_a_core_is_scored_as_it_runs() -> None:
+    for size in CORES:
+        found = dict(runs(size))
+        assert len(found) == len(LAYERS) - size - 1 and all(len(run) == 21 for run in found.values())
+        assert {LAYERS.index(core[0]) for core in found} == {*range(1, len(LAYERS) - size)}
+        assert all(places[size] in [core[0] for core in found] for places in PLACES.values())
+    assert dict(runs(3))[8, 19, 20] == (0, 1, 2, *(8, 19, 20) * 3, *range(21, 30))
 
 
 def ranked(rank: int) -> list[dict]:
