@@ -82,9 +82,9 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None or not math.isfinite(value) else _minus(f"{value:z.{digits}f}")
 
 
-def difference(value: float) -> str:
+def difference(value: float, digits: int = 4) -> str:
     """Returns a difference with its sign."""
-    return _minus(f"{value:+z.4f}")
+    return _minus(f"{value:+z.{digits}f}")
 
 
 def signed(value: float, low: float, high: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.ouroboros.tables import BEST, BEST_ONCE, BEST_STATIC
+from experiments.ouroboros.plan import BEST, BEST_ONCE, BEST_STATIC
 from experiments.pages import percent
 from experiments.readme import asura, hops, language, ouroboros, repeats, speed, stars
 

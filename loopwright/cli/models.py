@@ -137,9 +137,8 @@ def retrofit(
     search: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Score layouts of that size on this text file and take the best.")
     ] = None,
-    search_by: Annotated[
-        str | None, typer.Option(help="loss (default): of the truncated models; turn: how far dropped layers turn the state.")
-    ] = None,
+    search_by: Annotated[str | None, typer.Option(help="loss (default), or turn: how far dropped layers turn the state.")] = None,
+    search_depth: Annotated[int | None, typer.Option(callback=whole, help="Steps of the core that is scored. Default: 1.")] = None,
     text: Annotated[str | None, typer.Option(metavar="TEXT", help="The text that bases=weighted measures activations on.")] = None,
     tokens: Annotated[int | None, typer.Option(callback=whole, help="How many tokens of either text. Default: 2048.")] = None,
     seed: Annotated[int, typer.Option(callback=seed_of, help="Seed of what starts at random.")] = 0,
@@ -167,8 +166,8 @@ def retrofit(
 
     show(lambda: verb.retrofit(
         source, out, words or [],
-        prelude=prelude, core=core, coda=coda, search_text=search, by=search_by, text=text, tokens=tokens, seed=seed, dtype=dtype,
-        device=device, command=["loopwright", *COMMAND],
+        prelude=prelude, core=core, coda=coda, search_text=search, by=search_by, search_depth=search_depth, text=text,
+        tokens=tokens, seed=seed, dtype=dtype, device=device, command=["loopwright", *COMMAND],
     ), as_json)  # fmt: skip
 
 
