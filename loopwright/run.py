@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -45,17 +46,21 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[RunFolder]:
-        """Makes the folder, holds it for this process alone, clears what killed writes left, and gives it back.
+        """Makes the folder, holds it for this process alone, clears what killed writes left, and gives it back. Where nothing but
+        locks was written into it, the lock goes again, and the folder if it was made here.
 
         The operating system holds the lock for the process, so that it ends with the process, however that ends.
         """
         import fcntl  # not there on every system; reading a run does not need it
 
+        new, lock = not self.path.exists(), self.path / ".lock"
         self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "a+") as file:
+        with open(lock, "a+") as file:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
+                if not os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):  # it went, and another came, since it was opened
+                    raise BlockingIOError
+            except (BlockingIOError, PermissionError, FileNotFoundError):
                 file.seek(0)
                 holder = file.read(200).strip() or "another process"
                 raise ValueError(f"{self.path}: {holder} is training into this run folder; allowed: one process") from None
@@ -63,7 +68,14 @@ class RunFolder:
             file.write(f"process {os.getpid()} on {platform.node()}")
             file.flush()
             clear_leftovers(self.path)
-            yield self
+            try:
+                yield self
+            finally:
+                files = [path.name for path in self.path.rglob("*") if not path.is_dir()]
+                if new and all(name.startswith(".") and name.endswith(".lock") for name in files):  # data has such locks too
+                    shutil.rmtree(self.path, ignore_errors=True)
+                elif files == [lock.name]:
+                    lock.unlink(missing_ok=True)
 
 
 def saved(checkpoints: str | Path) -> list[Path]:

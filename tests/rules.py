@@ -32,8 +32,6 @@ ROWS = [
     {"recipes", "registry", "parts"},
     {"verbs"},
     {"commands", "public"},
-    {"options"},
-    {"cli_runs"},
     {"cli"},
     {"__main__"},
 ]

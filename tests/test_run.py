@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,41 @@ def test_one_process_at_a_time_and_a_dead_one_holds_nothing(tmp_path: Path) -> N
         last.join()
     finally:
         os.kill(worker, signal.SIGKILL)
+
+
+def test_a_start_that_failed_leaves_nothing(tmp_path: Path) -> None:
+    def fail(folder: Path, *writes: str) -> list[str] | None:
+        with suppress(KeyError), RunFolder(folder).locked() as run:
+            for name in writes:
+                (run.path / name).parent.mkdir(exist_ok=True)
+                (run.path / name).touch()
+            raise KeyError
+        return sorted(os.listdir(folder)) if folder.exists() else None
+
+    there = tmp_path / "there"
+    there.mkdir()
+    assert fail(tmp_path / "new") is None and fail(there) == []
+    assert fail(tmp_path / "new", "data/.train.lock") is None and fail(tmp_path / "new", "data/x.bin") == [".lock", "data"]
+    assert fail(there, "log.jsonl") == [".lock", "log.jsonl"] and fail(there) == [".lock", "log.jsonl"]
+
+
+def test_a_lock_that_went_while_it_was_waited_for_lets_nobody_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that failed takes its lock away: who opened it before holds a file that nobody else sees."""
+    import fcntl
+
+    take = fcntl.lockf
+
+    def late(file: Any, how: int) -> None:
+        (tmp_path / ".lock").unlink()
+        take(file, how)
+
+    monkeypatch.setattr(fcntl, "lockf", late)
+    with pytest.raises(ValueError, match="is training into this run folder"), RunFolder(tmp_path).locked():
+        pass
+    (tmp_path / ".lock").touch()
+    monkeypatch.setattr(fcntl, "lockf", lambda file, how: (late(file, how), (tmp_path / ".lock").touch()))
+    with pytest.raises(ValueError, match="is training into this run folder"), RunFolder(tmp_path).locked():
+        pass
 
 
 # where it came from

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
+from experiments.pages import Result
 from experiments.readme.rows import RESULTS, line, of, only, rows_of
 from experiments.seeds import over_seeds, paired_p
 from experiments.stars.tables import SOLVED, Runs, accuracy, change_at_100, read, side_by_side
@@ -19,6 +20,7 @@ LINES = {
     "paper: fixed depth 4 + penalty": ("main", "fixed + penalty"),
 }
 DEPTHS = (4, 8, 32, 100, 1000)
+PENALTY_DEPTHS = (8, 32, 100, 1000)
 BEYOND = (96, 128, 256)  # depths beyond every length
 TABLE_SETTINGS = (
     "| run | 4 | 8 | 32 | 100 | 1,000 | ρ at depth 100, mean (largest) | K = 1 reading |",
@@ -100,6 +102,21 @@ def brief_claims() -> Iterator[str]:
             held = [holds_from_to(accuracy(run), 8, SOLVED) for run in runs]
             sizes = [f"{run['path']['size'][1]:,.0f} → {run['path']['size'][-1]:,.0f}" for run in runs]
             yield line(label, *exact, " / ".join("–" if h is None else f"{h:,}" for h in held), " / ".join(sizes))
+    changes, weights = runs_of()["brief_changes"], runs_of()["brief_weights"]
+    for weight in (0.001, 0.01, 0.1):
+        both = [changes[f"{place} + {weight} L2"][0] for place in ("post-sandwich", "pre-sandwich")]
+        ends = [f"{run['path']['size'][1]:,.0f} → {run['path']['size'][-1]:,.0f}" for run in both]
+        yield line(f"{weight}", *[cell for run, end in zip(both, ends, strict=True) for cell in (*_at(run, PENALTY_DEPTHS), end)])
+    for weight in (0.05, 0.1, 0.15, 0.2):
+        early, late = (weights[f"λ={weight} {begun}"][0] for begun in ("early", "once solved"))
+        radii = [f"{run['radius']['100']['radius_mean']:.2f}" for run in (early, late)]
+        yield line(
+            f"{weight}", *_at(early, PENALTY_DEPTHS), radii[0], f"{late['solved_at']:,}", *_at(late, PENALTY_DEPTHS), radii[1]
+        )
+
+
+def _at(run: Result, depths: Sequence[int]) -> list[str]:
+    return [side_by_side([100 * accuracy(run)[depth]]) for depth in depths]
 
 
 @cache

@@ -106,10 +106,10 @@ def read_references(folder: Path) -> References:
 
 def digest(tensor: Tensor) -> str:
     """Returns the sha256 of a tensor's shape and float32 values: one loaded in bfloat16 or wider has the same."""
-    made = hashlib.sha256(f"{list(tensor.shape)}\n".encode())
+    sha = hashlib.sha256(f"{list(tensor.shape)}\n".encode())
     values = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous()
-    made.update(values.flatten().view(torch.uint8).numpy().data)
-    return made.hexdigest()
+    sha.update(values.flatten().view(torch.uint8).numpy().data)
+    return sha.hexdigest()
 
 
 def divided(parameters: Mapping[str, Tensor], config: LoopedConfig) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -126,11 +126,11 @@ def check_values(where: str, references: References, held: Mapping[str, Tensor])
     if not other:
         return
     dtype = held[next(iter(other))].dtype
-    found = str(dtype).removeprefix("torch.")
+    stored = str(dtype).removeprefix("torch.")
     for kind, name in _NARROW.items():
         if all(digest(held[theirs].to(kind)) == key for theirs, key in other.items()):
-            raise ValueError(f"{where}: these adapters were made on this base in {name}; it is in {found}; allowed: {name}")
-    rounded = f", or on this one in a wider dtype than {found}" if dtype in _NARROW else ""
+            raise ValueError(f"{where}: these adapters were made on this base in {name}; it is in {stored}; allowed: {name}")
+    rounded = f", or on this one in a wider dtype than {stored}" if dtype in _NARROW else ""
     raise ValueError(
         f"{where}: these adapters belong on another base{rounded}; its tensors have the same shapes but other values: "
         f"{listed(list(other))}"

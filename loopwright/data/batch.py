@@ -64,8 +64,8 @@ class Batch:
 
     def ready(self, *, coarse: bool = False) -> Batch:
         """Returns the batch with `asked`: the places of the targets in the rows laid end to end, filled up with zeros (the
-        first token is never asked for) to a multiple of the rows; where rows hold documents, `coarse` fills up to a multiple
-        of an eighth of all tokens, so that numbers of targets that differ little have one shape.
+        first token is never asked for) to a multiple of the rows. Where rows hold documents, `coarse` fills up to all tokens if
+        three quarters or more are targets, as in text, else to a multiple of an eighth, so that most batches have one shape.
 
         Found once, before the batch goes to a device: there the number of targets would have to be waited for, and a number
         that changes from batch to batch would be another shape each time. For the same reason document ids are checked here.
@@ -73,7 +73,9 @@ class Batch:
         if self.segment_ids is not None:
             check_documents(self.segment_ids)
         places = self.target_places()
-        unit = -(-self.input_ids.numel() // 8) if coarse and self.segment_ids is not None else len(self)
+        unit, tokens = len(self), self.input_ids.numel()
+        if coarse and self.segment_ids is not None:
+            unit = tokens if 4 * places.numel() >= 3 * tokens else -(-tokens // 8)
         missing = -places.numel() % unit
         return replace(self, asked=torch.nn.functional.pad(places, (0, missing)))
 

@@ -243,6 +243,9 @@ def read_messages(record: Record, fields: Mapping[str, str | None]) -> list[Mess
     """Returns the conversation of a record; None where something in it is empty. One without an answer is refused."""
     where, values = record
     if fields["messages"] is None:
+        if fields["question"] not in values:
+            for name in filter(lambda name: _is_conversation(values[name]), values):
+                raise ValueError(f"{where}: field {name!r} holds a conversation; give data.messages={name}")
         said = [("user", text_field(record, str(fields["question"]))), ("assistant", text_field(record, str(fields["answer"])))]
     else:
         turns = values.get(fields["messages"])
@@ -262,6 +265,10 @@ def read_messages(record: Record, fields: Mapping[str, str | None]) -> list[Mess
     if fields["system"] is not None and roles[0] != "system":
         said.insert(0, ("system", fields["system"]))
     return [{"role": role, "content": str(text).strip()} for role, text in said]
+
+
+def _is_conversation(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(turn, dict) and "role" in turn for turn in value)
 
 
 def mark_answers(conversations: Sequence[tuple[str, list[Message]]], tokenizer: Tokenizer) -> Iterator[Document]:

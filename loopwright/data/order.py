@@ -59,9 +59,9 @@ class Order:
             raise ValueError(f"order: process {rank} of {world}; allowed: 0 to {world - 1}")
         if count % world:
             raise ValueError(f"order: a batch of {count} samples over {world} processes; allowed: a multiple of {world}")
-        own = count // world
-        first = start + rank * own
-        return self.indices(first, own), torch.arange(first, first + own)
+        size = count // world
+        first = start + rank * size
+        return self.indices(first, size), torch.arange(first, first + size)
 
     def _epoch(self, epoch: int) -> Tensor:
         if not self.shuffled:

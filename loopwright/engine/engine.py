@@ -184,9 +184,9 @@ class Engine:
         requests: list[Request] = []
         try:
             for number, prompt in enumerate(prompts):
-                own = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
+                fields = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
                 try:
-                    requests.append(self.submit(**{**options, **own}))
+                    requests.append(self.submit(**{**options, **fields}))
                 except ValueError as error:
                     raise ValueError(f"request {number}: {error}") from None
             return [request.result() for request in requests]

@@ -131,8 +131,8 @@ class PassGraphs(Passes):
         key = stack, given is None, *shape
         if key not in self.passes:
             self.passes[key] = CapturedPass(self, stack, shape, kept=given is None)
-        made = self.passes[key].play(table, given or ())
-        return tuple([x[i, :count] for i, count in enumerate(lengths)] for x in made)
+        outputs = self.passes[key].play(table, given or ())
+        return tuple([x[i, :count] for i, count in enumerate(lengths)] for x in outputs)
 
     def fixed_pass(self, stack: str, numbers: Tensor, length: int, reach: int) -> Pass:
         """Returns the pass of `length` tokens in each row, by the numbers that are on the device."""

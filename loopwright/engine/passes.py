@@ -83,8 +83,8 @@ class Passes:
         """Runs a step of the tokens of each row from `first` to its end, from the states that were kept, and keeps the new ones."""
         rows, places = [trail.row for trail in trails], list(zip(trails, first, ends, steps, strict=True))
         inputs = [trail.inputs[a:end] for trail, a, end, _ in places]
-        made = self.step(rows, first, [trail.states(t, a, end) for trail, a, end, t in places], inputs, steps)
-        for (trail, a, _, t), new in zip(places, made, strict=True):
+        states = self.step(rows, first, [trail.states(t, a, end) for trail, a, end, t in places], inputs, steps)
+        for (trail, a, _, t), new in zip(places, states, strict=True):
             trail.keep(t, a, new)
 
     def read_trails(
@@ -108,11 +108,11 @@ class Passes:
         groups: dict[int, list[int]] = {}
         for i, length in enumerate(lengths):
             groups.setdefault(length, []).append(i)
-        found: dict[int, tuple[Tensor, ...]] = {}
+        results: dict[int, tuple[Tensor, ...]] = {}
         for length, some in groups.items():
-            made = run(some, self.open([rows[i] for i in some], [first[i] for i in some], length))
-            found.update(zip(some, zip(*made, strict=True), strict=True))
-        return [found[i] for i in range(len(rows))]
+            outputs = run(some, self.open([rows[i] for i in some], [first[i] for i in some], length))
+            results.update(zip(some, zip(*outputs, strict=True), strict=True))
+        return [results[i] for i in range(len(rows))]
 
     def open(self, rows: list[Row], first: list[int], length: int) -> Pass:
         """Returns the pass of `length` tokens in each row; the last one again, if it is asked for again."""

@@ -96,12 +96,12 @@ class Prefixes:
     def fill(self, row: Row, key: Hashable, prompt: Sequence[int], running: Iterable[KeptPrefix]) -> int:
         """Copies the longest known beginning of a prompt into a new row and returns its length: the last token is always run."""
         fitting = [held for held in (*self.kept, *running) if held.key == key]
-        found = max(fitting, key=lambda held: held.shared(prompt), default=None)
-        length = 0 if found is None else min(found.shared(prompt), len(prompt) - 1)
-        if found is None or length < SHORTEST:
+        best = max(fitting, key=lambda held: held.shared(prompt), default=None)
+        length = 0 if best is None else min(best.shared(prompt), len(prompt) - 1)
+        if best is None or length < SHORTEST:
             return 0
-        self.pool.copy_prefix(found.row, row, length)
-        if found in self.kept:
-            self.kept.append(self.kept.pop(self.kept.index(found)))
+        self.pool.copy_prefix(best.row, row, length)
+        if best in self.kept:
+            self.kept.append(self.kept.pop(self.kept.index(best)))
         self.tokens += length
         return length

@@ -51,11 +51,11 @@ def stream_uneven(
         pieces.end()
         result, ran = request.result(), engine.ran
     seconds = time.perf_counter() - begin
-    made = len(result.tokens)
-    context = model.config.max_position_embeddings if made == allowed < max_new_tokens else None
+    count = len(result.tokens)
+    context = model.config.max_position_embeddings if count == allowed < max_new_tokens else None
     if exit is None:
         depths = draft_depth if draft_depth != AUTO else ", ".join(map(str, sorted({r for r, _ in ran.rounds}))) or "none"
         saved = f"drafts at depth {depths}: {ran.accepted} of {ran.drafted} held"
     else:
-        saved = f"exit by {exit['kind']}: {sum(result.depths) / made:.2f} of {steps} steps a token on average"
-    return Statistics(input_ids.shape[1], made, seconds, steps, context), saved
+        saved = f"exit by {exit['kind']}: {sum(result.depths) / count:.2f} of {steps} steps a token on average"
+    return Statistics(input_ids.shape[1], count, seconds, steps, context), saved

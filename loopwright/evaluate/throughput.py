@@ -190,7 +190,7 @@ def _served(model: LoopedForCausalLM, depth: int, batch: int, prompt: int, new: 
     while not all(request.tokens for request in requests):
         scheduler.tick()
     first = time.perf_counter()
-    made = sum(len(request.tokens) for request in requests)
+    tokens = sum(len(request.tokens) for request in requests)
     while scheduler.busy:
         scheduler.tick()
     _wait(model.device)
@@ -199,7 +199,7 @@ def _served(model: LoopedForCausalLM, depth: int, batch: int, prompt: int, new: 
         request.result(0)  # raises what went wrong
     tables = (*model.parameters(), *scheduler.pool.keys.values(), *scheduler.pool.values.values())
     memory = sum(table.numel() * table.element_size() for table in tables)
-    return first - begin, (end - first) / (batch * new - made), memory
+    return first - begin, (end - first) / (batch * new - tokens), memory
 
 
 def _wait(device: torch.device) -> None:

@@ -132,10 +132,10 @@ def stream(
     output: Any = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=allowed, streamer=TextPieces(tokenizer, write), **arguments
     )
-    made = output.shape[1] - ids.shape[1]
-    ended = made == allowed < max_new_tokens
+    count = output.shape[1] - ids.shape[1]
+    ended = count == allowed < max_new_tokens
     context = model.config.max_position_embeddings if ended else None
-    return Statistics(ids.shape[1], made, time.perf_counter() - begin, steps, context)
+    return Statistics(ids.shape[1], count, time.perf_counter() - begin, steps, context)
 
 
 def context_left(model: LoopedForCausalLM, prompt_tokens: int) -> int | None:

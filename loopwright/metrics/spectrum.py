@@ -69,10 +69,10 @@ def leading_eigenvalues(
             # a complex pair spans the same plane as the real and imaginary parts of one of its vectors
             mixed = leading.real.sum(-1) + leading.imag.sum(-1)
             v = _unit(torch.einsum("bm,bmtd->btd", mixed.to(s), basis))
-    found = torch.zeros(s.shape[0], k, dtype=values.dtype)
-    found[:, : values.shape[-1]] = values[:, :k]
-    found[~finite] = torch.nan
-    return found.to(s.device)
+    eigenvalues = torch.zeros(s.shape[0], k, dtype=values.dtype)
+    eigenvalues[:, : values.shape[-1]] = values[:, :k]
+    eigenvalues[~finite] = torch.nan
+    return eigenvalues.to(s.device)
 
 
 def path_eigenvalues(

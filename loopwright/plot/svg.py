@@ -65,10 +65,10 @@ def _palette(coded: str) -> str:
     if len(found) > 256:
         return coded
     colours = found[:, None].view(np.uint8)
-    made = Image.fromarray(np.searchsorted(found, packed).astype(np.uint8), "P")
-    made.putpalette(colours[:, :3].tobytes())
+    image = Image.fromarray(np.searchsorted(found, packed).astype(np.uint8), "P")
+    image.putpalette(colours[:, :3].tobytes())
     buffer = io.BytesIO()
-    made.save(buffer, format="png", optimize=True, transparency=colours[:, 3].tobytes())
+    image.save(buffer, format="png", optimize=True, transparency=colours[:, 3].tobytes())
     return base64.b64encode(buffer.getvalue()).decode()
 
 

@@ -168,12 +168,12 @@ def stepwise(layout: Layout) -> tuple[int, ...]:
 def _cut(layers: int, prelude: Sequence[int], core: Sequence[int], coda: Sequence[int], *, depth: int) -> Layout:
     """Returns the checked layout. The core stands for all layers between prelude and coda, taken in turn: step t of its layer i for
     layer t · (layers of the core) + i of them; a core that holds layers twice stands for itself."""
-    made = Layout(tuple(prelude), tuple(core), tuple(coda), tuple((layer,) for layer in core), depth)
-    _check(made, layers)
+    layout = Layout(tuple(prelude), tuple(core), tuple(coda), tuple((layer,) for layer in core), depth)
+    _check(layout, layers)
     if len(set(core)) < len(core):
-        return made
+        return layout
     between = range(prelude[-1] + 1 if len(prelude) else 0, coda[0] if len(coda) else layers)
-    return replace(made, groups=tuple(tuple(between[i :: len(core)]) for i in range(len(core))))
+    return replace(layout, groups=tuple(tuple(between[i :: len(core)]) for i in range(len(core))))
 
 
 def _check(layout: Layout, layers: int) -> None:

@@ -35,20 +35,20 @@ def merge(model: LoopedForCausalLM) -> LoopedForCausalLM:
         raise TypeError(f"merge: the model is a {type(model).__name__}; allowed: what lw.load, lw.retrofit or lw.build returns")
     adapters, obstacles = _foldable(model), _core_obstacles(model.config)
     _check_core(model.config, obstacles)
-    made = empty_model(_config(model.config, adapters, plain=not obstacles))
+    merged = empty_model(_config(model.config, adapters, plain=not obstacles))
     held = dict(model.named_parameters())
     origins: Sequence[str] = [] if obstacles else _origins(model.config)
-    for name in [name for name, _ in made.named_parameters()]:
+    for name in [name for name, _ in merged.named_parameters()]:
         stack, _, rest = name.partition(".")
         layer, _, leaf = rest.partition(".")
         origin = f"{origins[int(layer)]}.{leaf}" if origins and stack == "prelude" else name
         *path, last = name.split(".")
-        setattr(made.get_submodule(".".join(path)), last, nn.Parameter(_folded(origin, held, adapters)))
-    if made.config.tie_word_embeddings:
-        made.lm_head.weight = made.embed_tokens.weight
-    made.config.dtype = model.dtype
-    made.generation_config = deepcopy(model.generation_config)
-    return made.eval()
+        setattr(merged.get_submodule(".".join(path)), last, nn.Parameter(_folded(origin, held, adapters)))
+    if merged.config.tie_word_embeddings:
+        merged.lm_head.weight = merged.embed_tokens.weight
+    merged.config.dtype = model.dtype
+    merged.generation_config = deepcopy(model.generation_config)
+    return merged.eval()
 
 
 def _foldable(model: LoopedForCausalLM) -> list[Adapter]:

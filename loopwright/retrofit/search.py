@@ -128,12 +128,12 @@ def turn_of(layout: Layout, angles: Tensor) -> float:
 def dense_of(source: LoopedForCausalLM, run: Sequence[int]) -> LoopedForCausalLM:
     """Returns these layers of a source, one after another, as a dense model on the source's own tensors."""
     layers = source_layers(source)
-    made = empty_model(LoopedConfig(**{**source.config.to_dict(), "prelude_layers": len(run), "coda_layers": 0}))
+    model = empty_model(LoopedConfig(**{**source.config.to_dict(), "prelude_layers": len(run), "coda_layers": 0}))
     for name, module in source.named_children():
         if name not in ("prelude", "coda"):
-            setattr(made, name, module)
-    made.prelude = nn.ModuleList(layers[layer] for layer in run)
-    return made.eval()
+            setattr(model, name, module)
+    model.prelude = nn.ModuleList(layers[layer] for layer in run)
+    return model.eval()
 
 
 @torch.no_grad()

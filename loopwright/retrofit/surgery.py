@@ -167,10 +167,10 @@ def _config(source: LoopedConfig, layout: Layout, plan: Plan) -> LoopedConfig:
     stacks = {f"{name}_layers": len(getattr(layout, name)) for name in STACKS}
     fields = {**source.to_dict(), **parts, **stacks, "depth": layout.depth}
     steps = layout.depth if plan.max_steps is None and _has_step_tables(plan) else plan.max_steps
-    made = LoopedConfig(**{**fields, "max_steps": steps})
-    if made.beyond_max_steps != "refuse" and not made.step_tables:
-        raise ValueError(f"retrofit: beyond_max_steps is {made.beyond_max_steps!r}, and nothing here holds one row per step")
-    return made
+    config = LoopedConfig(**{**fields, "max_steps": steps})
+    if config.beyond_max_steps != "refuse" and not config.step_tables:
+        raise ValueError(f"retrofit: beyond_max_steps is {config.beyond_max_steps!r}, and nothing here holds one row per step")
+    return config
 
 
 def _has_step_tables(plan: Plan) -> bool:

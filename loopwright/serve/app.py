@@ -17,17 +17,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from loopwright.serve.answer import Bell, Delta, Job
 from loopwright.serve.chat_template import chat_ids
 from loopwright.serve.guard import Guard
 from loopwright.serve.limits import Limits, Refusal
 from loopwright.serve.log import RECORD
 from loopwright.serve.metrics import Metrics
 from loopwright.serve.models import ServedModel, find_model
+from loopwright.serve.response.answer import Bell, Delta, Job
+from loopwright.serve.response.shape import Shape
+from loopwright.serve.response.sse import EventStream, watched
 from loopwright.serve.schema import TOKENIZE, Wanted, read_fields, wanted
-from loopwright.serve.shape import Shape
 from loopwright.serve.site import INDEX, SAFE, Site, StaticFile, Turns, View, read_files
-from loopwright.serve.sse import EventStream, watched
 
 LARGE_BODY = 32_768  # bytes: what is larger is parsed and tokenized in a thread, beside the others' answers
 

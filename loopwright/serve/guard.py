@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loopwright.serve.limits import Limits, Refusal
-from loopwright.serve.sse import Receive
+from loopwright.serve.response.sse import Receive
 
 BODY_SECONDS = 30.0  # for all of a body
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from loopwright.serve.sse import Receive, Send
+from loopwright.serve.response.sse import Receive, Send
 
 HELD = 10_000  # lines that wait to be written; what comes beyond is counted and left out
 RECORD = "loopwright.record"  # where a scope holds what its handler says of the request

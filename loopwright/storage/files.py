@@ -33,16 +33,16 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     """Writes a file so that it is there whole, and on the disk, or as it was before."""
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
-    made = beside(path)
+    temporary = beside(path)
     with clear_when_full(path, len(data), "what stood there is unharmed"):
         try:
-            with open(made, "xb") as file:
+            with open(temporary, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(made, path)
+            os.replace(temporary, path)
         finally:
-            made.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     sync(path.parent)
 
 

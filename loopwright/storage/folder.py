@@ -35,15 +35,15 @@ def whole_folder(target: str | Path, *, needed: int, kept: str, carry: Callable[
         check_room(target, needed, kept)
         target.parent.mkdir(parents=True, exist_ok=True)
         _recover(target)
-        with temporary_folder(target) as made:
-            yield made
-            share(made)
-            entries = entries_of(made)
+        with temporary_folder(target) as temporary:
+            yield temporary
+            share(temporary)
+            entries = entries_of(temporary)
             if carry is not None:
-                entries |= _carried(target, made, carry)
-            write_entries(made, entries)
-            _sync_tree(made)
-            _put(made, target)
+                entries |= _carried(target, temporary, carry)
+            write_entries(temporary, entries)
+            _sync_tree(temporary)
+            _put(temporary, target)
 
 
 @contextmanager
@@ -55,11 +55,11 @@ def temporary_folder(target: Path) -> Iterator[Path]:
     for path in target.parent.glob(f".{target.name}.*.tmp"):
         if _in_use(path) is False:
             shutil.rmtree(path, ignore_errors=True)
-    made, handle = _begin(target)
+    temporary, handle = _begin(target)
     try:
-        yield made
+        yield temporary
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         if handle is not None:
             os.close(handle)
 
@@ -167,11 +167,11 @@ def _link(source: str | Path, place: str | Path) -> None:
 
 def _begin(target: Path) -> tuple[Path, int | None]:
     while True:
-        made = beside(target)
-        made.mkdir()
-        handle = _hold(made)
-        if handle is None or made.exists():  # else somebody took it for a leftover before it was held
-            return made, handle
+        temporary = beside(target)
+        temporary.mkdir()
+        handle = _hold(temporary)
+        if handle is None or temporary.exists():  # else somebody took it for a leftover before it was held
+            return temporary, handle
         os.close(handle)
 
 

@@ -68,8 +68,7 @@ def save_checkpoint(
     folder = Path(checkpoints)
     folder.mkdir(parents=True, exist_ok=True)
     _clear(folder)
-    own = model_tensors(model)
-    weights = {name: tensor if weights is None else weights[name] for name, tensor in own.items()}
+    weights = {name: tensor if weights is None else weights[name] for name, tensor in model_tensors(model).items()}
     weights = {name: tensor for name, tensor in weights.items() if name not in (references or {})}
     needed = sum(tensor.nbytes for group in (weights, *tensors.values()) for tensor in group.values())
     target = folder / f"{update:08d}"

@@ -189,7 +189,7 @@ class Curriculum(DepthRule):
     """
 
     def __init__(self, rule: dict[str, Any], updates: int, start: int = 1, shape: str = "linear") -> None:
-        check_kind("depth (curriculum): rule", rule, {kind: made for kind, made in RULES.items() if made is not Curriculum})
+        check_kind("depth (curriculum): rule", rule, {kind: option for kind, option in RULES.items() if option is not Curriculum})
         self.rule: DepthRule = build_kind(rule, RULES)
         if updates < 1:
             raise ValueError(f"depth (curriculum): updates {updates}; allowed: at least 1")

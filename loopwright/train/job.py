@@ -36,7 +36,7 @@ from loopwright.train.devices.compiled import choose
 from loopwright.train.devices.distributed import Processes
 from loopwright.train.devices.speed import Speedometer
 from loopwright.train.devices.training_module import Share, TrainingModule, Weights
-from loopwright.train.gradients.graphs import GraphedWork
+from loopwright.train.gradients.graphs import GraphedWork, obstacle, suits
 from loopwright.train.gradients.remat import REMATS
 from loopwright.train.models import MODELS
 from loopwright.train.objectives.losses import OBJECTIVES
@@ -114,9 +114,7 @@ class Job:
             )
         self.optimiser: Optimiser = optim(self.model)  # of what the wrapper made of the parameters
         self.average = None if recipe.average is None else build_kind(recipe.average, AVERAGES)(self.model)
-        if recipe.graph and (self.device.type != "cuda" or processes.world > 1):
-            raise ValueError(f"graph: asked for on {self.device.type} with {processes.world} processes; allowed: one, on cuda")
-        self.replayed = GraphedWork(self._backward_given, self.device) if recipe.graph else None
+        self.replayed = self._graphs(reporter)
         size = recipe.batch // recipe.accumulate
         self.order = Order(len(self.splits.train), recipe.seed, recipe.order.shuffled, repeat=recipe.order.repeat, batch=size)
         self.depth_generator = depth_generator(recipe)
@@ -127,12 +125,25 @@ class Job:
             objective: Objective = build_kind(self.recipe.objective, OBJECTIVES)
         else:
             objective = given if isinstance(given, Objective) else Called(given)
-        if self.recipe.graph and not objective.capturable:
+        if self.recipe.graph is True and not objective.capturable:
             raise ValueError(
                 f"graph: the work of the objective {self.recipe.objective['kind']!r} changes from update to update; allowed: "
                 "options that fix it (shortcut: a fraction), or graph: false"
             )
         return objective
+
+    def _graphs(self, reporter: ProgressReporter) -> GraphedWork | None:
+        """What replays passes as CUDA graphs, where that is asked for, or serves unasked."""
+        asked, alone = self.recipe.graph is True, self.device.type == "cuda" and self.processes.world == 1
+        if asked and not alone:
+            world = self.processes.world
+            raise ValueError(f"graph: asked for on {self.device.type} with {world} processes; allowed: one, on cuda")
+        if not asked:
+            kinds = [weighted.penalty for weighted in self.penalties]
+            may = self.recipe.graph == "auto" and alone and self.compiled and self.splits.alike
+            if not may or not suits(self.model, self.objective, kinds, self.rule, self.recipe.remat_spec["kind"]):
+                return None
+        return GraphedWork(self._backward_given, self.device, asked=asked, note=reporter.note)
 
     @property
     def median(self) -> int:
@@ -167,7 +178,8 @@ class Job:
             batch = replace(self.splits.train.batch(indices), rows=rows)
             targets.append(batch.targets)
             tokens += int(batch.valid.sum())
-            pairs.append((batch.ready(coarse=self.replayed is not None).to(self.device), plan))
+            captured = self.replayed is not None and self.replayed.capturing
+            pairs.append((batch.ready(coarse=captured).to(self.device), plan))
         return UpdateBatches(pairs, targets, tokens)
 
     def backward(self, batch: Batch, plan: Plan, share: Share, solved_at: int | None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -176,11 +188,11 @@ class Job:
         weights = [factor if factor > 0 else None for factor in factors]
         if self.replayed is None:
             return self._backward(batch, plan, share, weights)
-        if batch.attention_mask is not None:
-            raise ValueError(
-                "graph: batches come with a mask, whose values decide what is run; allowed: rows without one (tasks: "
-                "data.padding=plain), or graph: false"
-            )
+        why_not = obstacle(batch, self.model.config)
+        if why_not is not None and self.replayed.asked:
+            raise ValueError(f"graph: {why_not}, or graph: false")
+        if why_not is not None:
+            self.replayed.give_up(why_not)
 
         def number(x: Any) -> Tensor | None:
             return None if x is None else torch.full((), x, device=self.device)
@@ -200,6 +212,11 @@ class Job:
     def _backward_given(self, given: dict[str, Any], depth: int, grad_steps: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The same on plain tensors, and on what decides the shape of the work: the form that can be captured."""
         return self._backward(Batch(**given["batch"]), Plan(depth, grad_steps), Share(*given["share"]), given["weights"])
+
+    def release(self) -> None:
+        """Gives back at the end of a run what its graphs hold: they and the job refer to each other, so memory would wait for the
+        garbage collector."""
+        self.replayed = None
 
     def zero_grad(self) -> None:
         """Makes room for the gradients of the next update; captured passes add to the same tensors for ever."""
@@ -319,8 +336,9 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
         )
     job.load(checkpoint.folder)
     reporter.note(f"resumed from {checkpoint.folder} ({checkpoint.update} updates done)")
-    made = read_json(checkpoint.folder / MADE)
-    before, now = {"compiled": False, **made["with"]}, made_with(job)
+    facts = read_json(checkpoint.folder / MADE)
+    older = {"compiled": False, "replayed": job.recipe.graph is True}  # what older versions did not write down
+    before, now = {**older, **facts["with"]}, made_with(job)
     differs = [f"{name}: {before.get(name)} then, {now[name]} now" for name in now if before.get(name) != now[name]]
     if differs:
         reporter.note(
@@ -328,16 +346,17 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
         )
     if not run.log.is_file():
         reporter.note(f"{run.log} is not there: it begins anew at update {checkpoint.update}")
-    return Progress(**checkpoint.state), made["log"]
+    return Progress(**checkpoint.state), facts["log"]
 
 
 def made_with(job: Job) -> dict[str, Any]:
     """Returns what decides how sums are rounded, beside the recipe: a run that goes on with the same goes on bit for bit."""
     device = torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else job.device.type
     threads = torch.get_num_threads() if job.device.type == "cpu" else None
-    made: dict[str, Any] = {"threads": threads, "processes": job.processes.world, "device": device, "compiled": job.compiled}
-    made["torch"] = str(torch.__version__)
-    return made | {f"parts from {file}": digest for file, digest in file_digests().items()}
+    facts: dict[str, Any] = {"threads": threads, "processes": job.processes.world, "device": device, "compiled": job.compiled}
+    facts["replayed"] = job.replayed is not None
+    facts["torch"] = str(torch.__version__)
+    return facts | {f"parts from {file}": digest for file, digest in file_digests().items()}
 
 
 def check_finite(weights: Mapping[str, Tensor], run: RunFolder, update: int, lr: float) -> None:
@@ -361,11 +380,11 @@ def save_job(job: Job, run: RunFolder, progress: Progress, log: Log | None) -> P
     weights, tensors = job.weights(), job.tensors()
     check_finite(weights, run, progress.update, job.optimiser.lr)
     if log is not None:  # in the main process
-        made = {"log": log.mark(), "with": made_with(job)}
+        facts = {"log": log.mark(), "with": made_with(job)}
         card = run_card(job.model.config, job.recipe, run, progress)
 
         def beside(folder: Path) -> None:
-            write_json(folder / MADE, made)
+            write_json(folder / MADE, facts)
             put_card(folder, card, before=run.checkpoints / f"{progress.update:08d}")
             if job.splits.tokenizer is not None:
                 job.splits.tokenizer.save_pretrained(folder)

@@ -50,6 +50,7 @@ def train(
         held.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())  # a run may ask for less
         run = held.enter_context(own_folder(folder, processes))
         job = start_job(recipe, run, processes, resume=resume, reporter=reporter, given=given)
+        held.callback(job.release)
         held.enter_context(within(job.model))
         progress, mark = resume_job(job, run, reporter) if resume else (Progress(), None)
         check_first(job, reporter)

@@ -28,7 +28,7 @@ from loopwright.values import is_whole
 RECIPE_BYTES = 2**17  # of a recipe's file
 PRECISIONS = ("fp32", "tf32", "bf16")
 # what may differ between a run and its resumption: none of it changes an update, or (compile) but for how sums are rounded
-FREE = ("about", "toy", "save", "track", "imported", "compile")
+FREE = ("about", "toy", "save", "track", "imported", "compile", "graph")
 
 # What is beyond the upper bounds is no run: it would not end, or its seeds of each update would not fit 64 bits.
 RANGES = {
@@ -89,7 +89,7 @@ class Recipe:
     precision: str = "fp32"
     remat: str | dict = "none"  # a kind of REMATS, or {kind, options}
     compile: bool | str = "auto"  # by torch.compile; auto: where text is trained on a GPU
-    graph: bool = False  # whole passes replayed as CUDA graphs, one per depth
+    graph: bool | str = "auto"  # whole passes replayed as CUDA graphs, one per depth; auto: where they are compiled and all alike
     patience: int = 10  # updates in a row that may be skipped for a loss that is not finite
     seed: int = 0
     order: Orders = field(default_factory=Orders)
@@ -126,8 +126,10 @@ class Recipe:
             yield f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})"
         if self.precision not in PRECISIONS:
             yield f"precision is {self.precision!r}; {suggest(self.precision, PRECISIONS)}"
-        if isinstance(self.compile, str) and self.compile != "auto":
-            yield f"compile is {self.compile!r}; allowed: auto, true or false"
+        for name in ("compile", "graph"):
+            value = getattr(self, name)
+            if isinstance(value, str) and value != "auto":
+                yield f"{name} is {value!r}; allowed: auto, true or false"
         if self.clip is not None and self.clip <= 0:
             yield f"clip is {self.clip}; allowed: above 0, or null for none"
         sections = {
@@ -207,8 +209,8 @@ def _filled(data: Mapping[str, Any]) -> Recipe:
         raise ValueError("import stands in what is no recipe file of your own; import the file in Python, or give --import FILE")
     sections: dict[str, type] = {"order": Orders, "validate": Validation, "save": Saves}
     try:
-        made = {key: fill_section(sections[key], value, key) for key, value in data.items() if key in sections}
-        return fill_section(Recipe, {**data, **made}, "recipe")
+        filled = {key: fill_section(sections[key], value, key) for key, value in data.items() if key in sections}
+        return fill_section(Recipe, {**data, **filled}, "recipe")
     except ValueError as error:
         raise ValueError(f"{error}{missing_files(data.get('imported'))}") from None
 

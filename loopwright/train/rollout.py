@@ -87,10 +87,11 @@ class Called(Objective):
             raise ValueError(f"objective: reads must be 'every' or 'last' (got {self.reads!r})")
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        made = self.function(model, rollout)
-        if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], Tensor) or not isinstance(made[1], Mapping):
-            raise TypeError(f"objective: must return (loss tensor, dict of metrics) (got {type(made).__name__})")
-        loss, metrics = made
+        result = self.function(model, rollout)
+        pair = isinstance(result, tuple) and len(result) == 2
+        if not pair or not isinstance(result[0], Tensor) or not isinstance(result[1], Mapping):
+            raise TypeError(f"objective: must return (loss tensor, dict of metrics) (got {type(result).__name__})")
+        loss, metrics = result
         return loss, {name: torch.as_tensor(value, device=loss.device) for name, value in metrics.items()}
 
 

@@ -111,8 +111,8 @@ class FlatPass:
         for part, values in enumerate(parts):
             wide = F.pad(values, (0, groups * size - values.shape[1]))
             nothing = wide.new_zeros(wide.shape[0], heads * size)
-            found = self.slots[sum_name(name, place.stack, place.step, part)](nothing, torch.zeros_like(wide), wide)
-            first = found.view(-1, groups, heads // groups, size)[:, :, 0]  # the heads of a group find the same
+            carried = self.slots[sum_name(name, place.stack, place.step, part)](nothing, torch.zeros_like(wide), wide)
+            first = carried.view(-1, groups, heads // groups, size)[:, :, 0]  # the heads of a group find the same
             means.append(first.flatten(1)[:, : values.shape[1]])
         return torch.cat(means, dim=-1)[None] * self.span.ordinal()[..., None]
 

@@ -42,7 +42,7 @@ def test_documents_of_nearly_all_tokens_have_one_shape_where_that_is_wanted() ->
     """Each first token of a document is not asked for: a number that differs from batch to batch."""
     draws, shapes = torch.Generator().manual_seed(0), set()
     for _ in range(8):
-        begins = torch.rand(4, 32, generator=draws) < 0.03
+        begins = torch.rand(4, 32, generator=draws) < 0.1
         labels = torch.where(begins, -100, 7)
         batch = Batch(labels.abs(), labels, segment_ids=begins.long().cumsum(1))
         fine, coarse = batch.ready().asked, batch.ready(coarse=True).asked

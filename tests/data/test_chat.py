@@ -224,6 +224,10 @@ def test_faults_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"field 'chat' is None; allowed: a list of messages with a content and a role \(system"):
         build(tmp_path, [pair("q", "a")], messages="chat")
     fine = {"chat": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
+    with pytest.raises(ValueError, match=r"train.jsonl:1: field 'chat' holds a conversation; give data.messages=chat$"):
+        build(tmp_path, [fine])
+    with pytest.raises(ValueError, match=r"train.jsonl:1: no field 'question'; it has: chat"):
+        build(tmp_path, [{"chat": ["x"]}])
     with pytest.raises(ValueError, match=r"train.jsonl:2: message 2 has the role 'asistant'; did you mean 'assistant'"):
         build(tmp_path, [fine, {"chat": [fine["chat"][0], {"role": "asistant", "content": "x"}]}], messages="chat")
     with pytest.raises(ValueError, match=r"train.jsonl:3: no message of the assistant, so there is nothing to learn"):

@@ -17,7 +17,7 @@ from tests.cases import noisy
 from tests.engine.mix import make
 from tests.generate.tiny import DENSE, word_tokenizer
 from tests.serve.live import WORDS
-from tests.serve.test_pieces import BYTES
+from tests.serve.response.test_pieces import BYTES
 
 
 def served(

@@ -111,15 +111,15 @@ class ResidualStatistics(Collector):
         if name not in ("residual", "state"):
             return
         sheet, (stack, step, layer), padding = self.sheet, at, self.sheet.view.padding
-        found = {"norm": residual_norm(value, padding)}
+        values = {"norm": residual_norm(value, padding)}
         if name == "residual":
-            found["largest"] = value.abs().masked_fill(~sheet.view.valid[..., None], 0).amax((1, 2)).float()
+            values["largest"] = value.abs().masked_fill(~sheet.view.valid[..., None], 0).amax((1, 2)).float()
         if stack == "core":
             if layer in self.last:
-                found["step_norm"] = residual_distance(self.last[layer], value, valid=padding)
-                found["step_cosine"] = residual_cosine(value, self.last[layer], valid=padding)
+                values["step_norm"] = residual_distance(self.last[layer], value, valid=padding)
+                values["step_cosine"] = residual_cosine(value, self.last[layer], valid=padding)
             self.last[layer] = value
-        for key, numbers in found.items():
+        for key, numbers in values.items():
             if name == "residual":
                 sheet.put(key, at, numbers)
             else:

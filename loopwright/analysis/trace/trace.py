@@ -158,8 +158,8 @@ def trace(
     sheet = Sheet(places, _view(model, input_ids, attention_mask))
     residual, attention = ResidualStatistics(sheet), AttentionStatistics(sheet)
     lens = LensStatistics(sheet, model) if "lens" in collect else None
-    made: dict[str, Collector] = {"attention": attention, "residual": residual, "entropy": EntropyStatistics(sheet)}
-    watched = [made[name] for name in made if name in collect]
+    collectors: dict[str, Collector] = {"attention": attention, "residual": residual, "entropy": EntropyStatistics(sheet)}
+    watched = [collectors[name] for name in collectors if name in collect]
     watched += [] if lens is None else [lens]
     watched += [Capture(sheet, wanted)] if wanted else []
     with _quiet(model):

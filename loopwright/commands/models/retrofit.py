@@ -88,23 +88,23 @@ def retrofit(
         if candidates is not None:
             plan = replace(plan, layout=_searched(dense, candidates, plan, by or BY, search_depth or 1))
         with _doing("converting"):
-            made = convert(dense, plan, seed=seed, input_ids=weights)
+            looped = convert(dense, plan, seed=seed, input_ids=weights)
         with _doing("comparing"):
-            gaps = start_gaps(made.model, dense, sorted({1, made.model.config.depth}))
+            gaps = start_gaps(looped.model, dense, sorted({1, looped.model.config.depth}))
     _check_finite(gaps, dtype)
-    printer.print(layout_table(made.layout, len(source_layers(dense))))
-    counts = _parameters(made, dense)
+    printer.print(layout_table(looped.layout, len(source_layers(dense))))
+    counts = _parameters(looped, dense)
     printer.print(_parameter_table(counts))
-    if made.reconstructions:
-        printer.print(_reconstruction_table(made.reconstructions))
+    if looped.reconstructions:
+        printer.print(_reconstruction_table(looped.reconstructions))
     printer.print(escape(said_of(system, plan)), soft_wrap=True)
     for name, by_depth in gaps.items():
         listed = ", ".join(f"{gap:.1e} at depth {depth}" for depth, gap in by_depth.items())
         printer.print(f"largest difference of logits to the {name} model: {listed}")
     with _doing("writing"):
-        save(made.model, out, tongue, about=card_sections(source, command, made, gaps))
+        save(looped.model, out, tongue, about=card_sections(source, command, looped, gaps))
     printer.print(f"written: {out}", markup=False, soft_wrap=True)
-    said = {"layout": made.layout, "parameters": counts, "reconstructions": made.reconstructions, "differences": gaps}
+    said = {"layout": looped.layout, "parameters": counts, "reconstructions": looped.reconstructions, "differences": gaps}
     return {"system": system, **said, "written": out}
 
 

@@ -58,17 +58,17 @@ def apart(
 def _distinct(
     draw: Callable[[np.random.PCG64, int], Matrix], bits: np.random.PCG64, count: int, held: Matrix | None, key: Callable
 ) -> Matrix:
-    found, quiet = draw(bits, 0), 0
+    values, quiet = draw(bits, 0), 0
     size = max(count + (0 if held is None else len(held)), 256)  # where few rows are left, a round still comes by all of them
-    while len(found) < count and quiet < QUIET_ROUNDS:
+    while len(values) < count and quiet < QUIET_ROUNDS:
         rows = draw(bits, size)
         if held is not None:
             rows = rows[~np.isin(_words(key(rows)), _words(held))]
-        together = np.concatenate([found, rows])
+        together = np.concatenate([values, rows])
         first = np.sort(np.unique(_words(together), return_index=True)[1])
-        quiet = quiet + 1 if len(first) == len(found) else 0
-        found = together[first]
-    return found[:count]
+        quiet = quiet + 1 if len(first) == len(values) else 0
+        values = together[first]
+    return values[:count]
 
 
 def _words(rows: Matrix) -> np.ndarray:

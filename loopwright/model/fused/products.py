@@ -34,6 +34,11 @@ def wait_early(early: tl.constexpr):
         gdc_wait()
 
 
+def launch_options(warps: int, *, early: bool) -> dict[str, int | bool]:
+    """Returns how a kernel of so many warps is launched. An option that a card does not know is left out, not switched off."""
+    return {"num_warps": warps, "launch_pdl": True} if early else {"num_warps": warps}
+
+
 @triton.jit
 def _fetch(rows, begin, end, columns: tl.constexpr):
     """Brings the first `columns` columns of some rows, from `begin` to before `end`, on their way to the cache of the card."""

@@ -19,14 +19,14 @@ from loopwright.model.forward.context import Pass, Place
 from loopwright.model.fused import sizes
 from loopwright.model.fused.attention import attend_many, attend_one
 from loopwright.model.fused.offer import adapted
-from loopwright.model.fused.products import gemm_rows, gemv, norm_gemv, norm_rows
+from loopwright.model.fused.products import gemm_rows, gemv, launch_options, norm_gemv, norm_rows
 from loopwright.model.layers.block import Block
 from loopwright.model.parts.adapter.effects import Adaptation
 
 if TYPE_CHECKING:
     from loopwright.model.backbone import Backbone
 
-HOPPER = (9, 0)
+EARLY_FROM = (9, 0)
 SMALLEST_DOT = 16
 
 
@@ -49,7 +49,7 @@ class FusedStacks:
         self.size_padded = max(SMALLEST_DOT, triton.next_power_of_2(config.head_dim))
         self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
         self.interleaved, self.eps = config.rope_layout == "interleaved", config.norm["eps"]
-        self.early = weight.is_cuda and torch.cuda.get_device_capability(weight.device) >= HOPPER
+        self.early = weight.is_cuda and torch.cuda.get_device_capability(weight.device) >= EARLY_FROM
         self.block = min(max(SMALLEST_DOT, triton.next_power_of_2(tokens)), sizes.MOST_TOKENS)
         self.tiles = sizes.many_tokens(self.block, weight)
         # tensor cores would round float32, and `attend_many` pays without them only where the tokens of a row share its keys
@@ -109,7 +109,7 @@ class FusedStacks:
         size = sizes.one_token(name, padded)
         norm_gemv[(triton.cdiv(sum(widths), size.rows),)](
             self.x, *self._added(), gain, self.states[0], *given, self.eps, sum(widths), first, second, self.width, padded,
-            size.rows, self.early, **self._launch(size.warps),
+            size.rows, self.early, **launch_options(size.warps, early=self.early),
         )  # fmt: skip
         self._moved(self.states[0])
 
@@ -124,7 +124,7 @@ class FusedStacks:
             size = sizes.one_token(name, inner)
             gemv[(triton.cdiv(self.width, size.rows),)](
                 linear.weight, linear.bias, x, self.y, self.width, width, inner, size.rows, self.early,
-                **self._launch(size.warps),
+                **launch_options(size.warps, early=self.early),
             )  # fmt: skip
         splits = self.tiles[name].splits if self.tokens > 1 else 1
         self.pending = (splits, _gain(norms.output), _gain(norms.residual))
@@ -133,7 +133,7 @@ class FusedStacks:
         tile = self.tiles[name]
         gemm_rows[(triton.cdiv(shape[0], tile.columns), tile.splits, triton.cdiv(self.tokens, self.block))](
             x, *given, self.tokens, *shape, self.block, tile.columns, tile.inner, tile.splits, tile.stages,
-            sizes.AHEAD, self.early, num_stages=tile.stages, **self._launch(tile.warps),
+            sizes.AHEAD, self.early, num_stages=tile.stages, **launch_options(tile.warps, early=self.early),
         )  # fmt: skip
 
     def _normed(self, gain: Tensor | None, x_out: Tensor, h_out: Tensor | None) -> None:
@@ -141,7 +141,7 @@ class FusedStacks:
         splits = self.pending[0] if self.pending else 1
         norm_rows[(self.tokens,)](
             self.x, *self._added(), gain, x_out, h_out, self.tokens, self.eps, self.width, triton.next_power_of_2(self.width),
-            splits, self.early, **self._launch(8),
+            splits, self.early, **launch_options(8, early=self.early),
         )  # fmt: skip
         self._moved(x_out)
 
@@ -156,12 +156,12 @@ class FusedStacks:
             self.z.shape[0], size.splits, triton.next_power_of_2(size.splits), 0 if starts is not None else size.chunk, size.block,
         )  # fmt: skip
         if self.few_rows:
-            attend_one[(self.heads, size.splits, self.rows)](*given, self.early, **self._launch(size.warps))
+            attend_one[(self.heads, size.splits, self.rows)](*given, self.early, **launch_options(size.warps, early=self.early))
             return
         grouped = max(SMALLEST_DOT, triton.next_power_of_2(self.heads // self.key_heads * self.length))
         attend_many[(self.key_heads, size.splits, self.rows)](
             *given, grouped, self.length, triton.next_power_of_2(self.length), size.stages, self.early, num_stages=size.stages,
-            **self._launch(size.warps),
+            **launch_options(size.warps, early=self.early),
         )  # fmt: skip
 
     # what a kernel is given
@@ -175,9 +175,6 @@ class FusedStacks:
         self.x, self.pending = x, None
         if x is self.states[0]:
             self.states.reverse()
-
-    def _launch(self, warps: int) -> dict[str, Any]:
-        return {"num_warps": warps, "launch_pdl": True} if self.early else {"num_warps": warps}
 
 
 def _held(place: Place, p: Pass) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:

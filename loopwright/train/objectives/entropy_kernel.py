@@ -61,10 +61,10 @@ class CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, of_loss: Tensor, of_z: Tensor) -> tuple[Tensor, None]:
         """Returns the gradient of the logits: (of_loss + of_z) · softmax, less of_loss at the target."""
         logits, ids, log_z = ctx.saved_tensors
-        found = torch.empty_like(logits)
+        gradient = torch.empty_like(logits)
         if len(ids):
             grid = (len(ids), triton.cdiv(logits.shape[1], BLOCK))
             of_loss, of_z = of_loss.float().contiguous(), of_z.float().contiguous()
             with torch.cuda.device_of(logits):
-                _backward[grid](logits, ids, log_z, of_loss, of_z, found, logits.shape[1], BLOCK)
-        return found, None
+                _backward[grid](logits, ids, log_z, of_loss, of_z, gradient, logits.shape[1], BLOCK)
+        return gradient, None

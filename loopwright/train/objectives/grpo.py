@@ -81,7 +81,7 @@ class Grpo(Objective):
         rows = recipe["batch"] // recipe["accumulate"]
         if rows % self.group:
             raise ValueError(f"{WHERE}: batch / accumulate ({rows} completions) must be a multiple of group ({self.group})")
-        refused = [name for name in ("penalties", "graph") if recipe[name]]
+        refused = [name for name in ("penalties", "graph") if recipe[name] and recipe[name] != "auto"]
         if refused:
             raise ValueError(f"{WHERE}: {refused[0]} is not offered with completions that are sampled; leave it out")
         longest_answer(splits.train, self.rows(recipe, len(splits.train)))

@@ -275,14 +275,14 @@ def spread(tensor: Tensor, like: Tensor) -> Tensor:
 def _trainable(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, tuple[nn.Parameter, Part]]:
     """The parameters that are trained, by name, each with what `parts` sets for it."""
     deciding = _deciding(model, parts)
-    found = {n: (p, deciding.get(n, Part())) for n, p in model.named_parameters() if p.requires_grad}
-    if not found:
+    trained = {n: (p, deciding.get(n, Part())) for n, p in model.named_parameters() if p.requires_grad}
+    if not trained:
         raise ValueError("optim: the model has no trainable parameter")
-    left = [name for name, (_, part) in found.items() if part.freeze]
-    coarse = [f"{name} is {p.dtype}" for name, (p, _) in found.items() if p.dtype != torch.float32]
+    left = [name for name, (_, part) in trained.items() if part.freeze]
+    coarse = [f"{name} is {p.dtype}" for name, (p, _) in trained.items() if p.dtype != torch.float32]
     if left or coarse:
         raise ValueError(f"optim: {(left or coarse)[0]} and trainable; the model must be prepared first")
-    return found
+    return trained
 
 
 def _deciding(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, Part]:

@@ -32,11 +32,11 @@ def run_card(config: LoopedConfig, recipe: Recipe, run: RunFolder, progress: Pro
 
 def by_depth(row: Mapping[str, Any]) -> str:
     """Returns what a validation measured as a table: a row per depth, a column per number that was measured."""
-    measured = {int(depth): found for depth, found in row["valid"].items()}
-    names = [name for name in next(iter(measured.values())) if any(found.get(name) is not None for found in measured.values())]
+    measured = {int(depth): scores for depth, scores in row["valid"].items()}
+    names = [name for name in next(iter(measured.values())) if any(scores.get(name) is not None for scores in measured.values())]
     lines = [f"| depth | {' | '.join(names)} |", "|" + "---|" * (len(names) + 1)]
-    for depth, found in sorted(measured.items()):
-        cells = ["–" if found.get(name) is None else f"{found[name]:.4f}" for name in names]
+    for depth, scores in sorted(measured.items()):
+        cells = ["–" if scores.get(name) is None else f"{scores[name]:.4f}" for name in names]
         lines.append(f"| {depth} | {' | '.join(cells)} |")
     return f"The validation split after {row['update'] + 1:,} updates.\n\n" + "\n".join(lines)
 

@@ -136,8 +136,8 @@ class Terminal:
             self.note(f"update {progress.update}: {truncation_in_words(seen['truncation'])}")
         if "valid" in seen:
             cells = [
-                f"{depth}: " + (f"{100 * found['exact']:.1f} %" if found["exact"] is not None else f"{found['loss']:.3f}")
-                for depth, found in seen["valid"].items()
+                f"{depth}: " + (f"{100 * scores['exact']:.1f} %" if scores["exact"] is not None else f"{scores['loss']:.3f}")
+                for depth, scores in seen["valid"].items()
             ]
             self.note(f"update {progress.update}: by depth " + ", ".join(cells))
 

@@ -177,10 +177,11 @@ class LoopedGRPO(GRPOTrainer):
         with self.job.autocast():
             path = rollout(own, batch, self.at, step=step, remat=module.remat, keeps=self.objective.reads)
             targets = find_targets(batch)
-            found = self.objective.log_likelihoods(own, path, targets)
+            scores = self.objective.log_likelihoods(own, path, targets)
         places = targets.places + 1
         log_p, entropy = (
-            torch.zeros(input_ids.numel(), dtype=x.dtype, device=x.device).index_put((places,), x).view_as(input_ids) for x in found
+            torch.zeros(input_ids.numel(), dtype=x.dtype, device=x.device).index_put((places,), x).view_as(input_ids)
+            for x in scores
         )
         return log_p[:, -logits_to_keep:], entropy[:, -logits_to_keep:], None
 

@@ -85,6 +85,7 @@ class Documents:
     ("name", "changes"),
     [
         ("huginn-tiny", {}),
+        ("huginn-tiny", {"graph": False}),
         ("huginn-tiny", {"objective": {"kind": "every-step"}, "remat": "step", "accumulate": 2, "average": {"kind": "ema"}}),
         ("ouro-1.4b-tiny", {"objective": {"kind": "expected-exit"}, "remat": "step"}),  # as ouro-pretrain
     ],

@@ -9,11 +9,15 @@ import pytest
 import torch
 
 from loopwright.model.forward import launches
+from loopwright.model.looped import LoopedForCausalLM
 from loopwright.recipes import recipe
-from loopwright.train.gradients.graphs import GraphedWork
+from loopwright.train.gradients.graphs import LEAVES, REPLAYS, GraphedWork
 from loopwright.train.loop import train
+from loopwright.train.objectives.losses import OBJECTIVES, Final
 from loopwright.train.recipe import make_recipe
 from loopwright.train.reporting.log import read_log
+from loopwright.train.reporting.progress import Silent
+from loopwright.train.rollout import Rollout
 from tests.data.words import save_words
 
 BASE = (
@@ -37,6 +41,7 @@ def test_a_run_without_a_gpu_is_refused(tmp_path: Path) -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(ValueError, match="graph: asked for on cpu with 1 processes; allowed: one, on cuda"):
         losses(tmp_path / "run", "graph=true", "penalties=[]")
+    assert not (tmp_path / "run").exists()  # a start that failed leaves nothing
 
 
 @pytest.mark.gpu
@@ -55,8 +60,9 @@ DENSE = {**SHAPE, "prelude_layers": 3, "core_layers": 0, "coda_layers": 0, "dept
 
 
 def text_losses(
-    folder: Path, shape: dict, *, apart: bool = False, stop_after: int | None = None, resume: bool = False, **rules: object
-) -> list[float]:
+    folder: Path, shape: dict, *, apart: bool = False, stop_after: int | None = None, resume: bool = False,
+    reporter: Silent | None = None, **rules: object,
+) -> list[float]:  # fmt: skip
     """Trains a model on a few words of text, in a folder of its own, and returns the losses."""
     words, text = save_words(folder / "words"), folder / "text.jsonl"
     numbers = ["one", "two", "three", "four", "five", "six", "seven"]
@@ -70,7 +76,7 @@ def text_losses(
         "save": {"every": 0, "best": False}, **rules,
     }  # fmt: skip
     ends = None if stop_after is None else lambda row: row["update"] == stop_after - 1
-    train(make_recipe(made), folder / "run", resume=resume, on_update=ends)
+    train(make_recipe(made), folder / "run", resume=resume, reporter=reporter, on_update=ends)
     return [row["loss"] for row in read_log(folder / "run" / "log.jsonl") if "loss" in row]
 
 
@@ -83,25 +89,32 @@ def test_replayed_is_plain_on_text_whose_documents_are_not_kept_apart(shape: dic
     assert replayed == pytest.approx(plain, abs=2e-2) and plain[-1] < plain[0]
 
 
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each pass that was replayed."""
+    replays: list[int] = []
+    replay = GraphedWork._replay
+    monkeypatch.setattr(GraphedWork, "_replay", lambda *given: replays.append(1) or replay(*given))
+    return replays
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "rules",
     [
         {},
         {"objective": {"kind": "every-step"}, "remat": "step", "accumulate": 2},
-        {"positions": "learned", "validate": {"every": 4}, "average": {"kind": "ema"}},
+        {"shape": {"positions": "learned"}, "validate": {"every": 4}, "average": {"kind": "ema"}},
         {"compile": False},
+        {"shape": {"dropout": 0.3, "state": {"kind": "noise"}}},
     ],
-    ids=["final", "every-step", "learned", "as-written"],
+    ids=["final", "every-step", "learned", "as-written", "draws"],
 )
-def test_replayed_is_plain_on_documents(rules: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_is_plain_on_documents(rules: dict, tmp_path: Path, replays: list[int]) -> None:
     """Documents begin at other places in each batch: masks, positions and targets of a replay are those of its own rows."""
-    replays: list[int] = []
-    replay = GraphedWork._replay
-    monkeypatch.setattr(GraphedWork, "_replay", lambda *given: replays.append(1) or replay(*given))
     rules = dict(rules)
-    shape = {**LOOPED, "positions": rules.pop("positions", "rotary")}
-    plain = text_losses(tmp_path / "plain", shape, apart=True, **rules)
+    shape = {**LOOPED, **rules.pop("shape", {})}
+    plain = text_losses(tmp_path / "plain", shape, apart=True, **rules, graph=False)
     assert not replays
     replayed = text_losses(tmp_path / "replayed", shape, apart=True, **rules, graph=True)
     assert len(replays) == 12 * rules.get("accumulate", 1) - 1  # one shape, whatever the documents are
@@ -109,13 +122,69 @@ def test_replayed_is_plain_on_documents(rules: dict, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.gpu
-def test_a_run_that_is_stopped_goes_on_with_graphs_as_it_would_have(tmp_path: Path) -> None:
+def test_passes_of_text_are_replayed_unasked_and_a_run_that_is_stopped_goes_on_as_it_would_have(
+    tmp_path: Path, replays: list[int]
+) -> None:
     """The first update after a stop runs as written, where the other run replays: the same kernels, hence the same numbers."""
-    whole = text_losses(tmp_path / "whole", LOOPED, apart=True, graph=True)
-    first = text_losses(tmp_path / "parts", LOOPED, apart=True, graph=True, stop_after=5)
+    plain = text_losses(tmp_path / "plain", LOOPED, apart=True, graph=False)
+    assert not replays
+    reporter = Silent()
+    whole = text_losses(tmp_path / "whole", LOOPED, apart=True, reporter=reporter)
+    assert len(replays) == 11 and whole == pytest.approx(plain, abs=2e-2)
+    assert [note for note in reporter.notes if note.startswith("graph")] == [REPLAYS]
+    first = text_losses(tmp_path / "parts", LOOPED, apart=True, stop_after=5)
     assert first == pytest.approx(whole[:5], abs=1e-4)
-    again = text_losses(tmp_path / "parts", LOOPED, apart=True, graph=True, resume=True)
+    again = text_losses(tmp_path / "parts", LOOPED, apart=True, resume=True)
     assert len(again) == 12 and again == pytest.approx(whole, abs=1e-4)
+    assert len(replays) == 11 + 4 + 6
+
+
+class Poisoned(Final):
+    """The final loss, not a number in a batch that holds the row `at`, or with a gradient that is none. A replay must see that in
+    the rows: nothing else of an update reaches it."""
+
+    def __init__(self, at: int, what: str) -> None:
+        super().__init__()
+        self.at, self.what = at, what
+
+    def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss, metrics = super().__call__(model, rollout)
+        good = (rollout.batch.rows != self.at).all().to(loss.dtype)
+        if self.what == "loss":
+            return loss * torch.where(good > 0, 1.0, float("nan")), metrics
+        zero = (loss - loss.detach()).abs()
+        return loss + (zero + good).sqrt() - good, metrics  # a slope without end at 0
+
+
+def skips(folder: Path, what: str, *changes: str) -> tuple[list[float | None], list[int]]:
+    """Trains where the update that holds row 40 must be skipped, and returns all losses, and which updates were skipped."""
+    objective = f"objective={{kind: poisoned, at: 40, what: {what}}}"
+    fixed = ("penalties=[]", "data.padding=plain", "depth={kind: fixed, depth: 2}", "optim.lr=1e-2")
+    train(recipe("demo-stable", [*BASE, *SMALL, *fixed, objective, *changes]), folder)
+    rows = read_log(folder / "log.jsonl")
+    return [row["loss"] for row in rows], [row["update"] for row in rows if row.get("skipped")]
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_the_poisoned_update_is_skipped(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OBJECTIVES, "poisoned", Poisoned)
+    rows, skipped = skips(tmp_path, what)
+    assert skipped == [5] and (rows[5] is None) is (what == "loss") and rows[-1] < rows[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_an_update_that_is_skipped_leaves_nothing_in_a_replay(
+    what: str, tmp_path: Path, replays: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients stay in their place for ever: what is not finite must be gone from them when the next pass adds its own."""
+    monkeypatch.setitem(OBJECTIVES, "poisoned", Poisoned)
+    plain = skips(tmp_path / "plain", what, "graph=false")
+    replayed = skips(tmp_path / "replayed", what, "graph=true")
+    assert len(replays) == 15
+    assert plain[1] == replayed[1] == [5]
+    assert [loss is None for loss in plain[0]] == [loss is None for loss in replayed[0]]
+    assert [x for x in replayed[0] if x is not None] == pytest.approx([x for x in plain[0] if x is not None], abs=1e-5)
 
 
 @pytest.mark.gpu
@@ -166,7 +235,7 @@ def test_every_replay_draws_anew() -> None:
     for seed in (1, 1, 2, 3, 1):  # the first runs as written, the second is captured
         torch.cuda.manual_seed(seed)
         seen.append(run({"x": ones})[1]["kept"])
-    assert torch.equal(seen[1], seen[4])
+    assert torch.equal(seen[0], seen[1]) and torch.equal(seen[1], seen[4])
     assert not torch.equal(seen[1], seen[2]) and not torch.equal(seen[2], seen[3])
 
 
@@ -186,3 +255,54 @@ def test_an_error_in_a_capture_is_the_one_that_is_raised() -> None:
     with pytest.raises(KeyError, match="mine"):
         run(given)
     assert seen == [True, True] and not launches.free
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", ["wait", "memory"])
+def test_a_capture_that_fails_unasked_leaves_the_run_as_it_was(how: str) -> None:
+    """Its gradients, its random numbers and its memory; what failed is said once."""
+    size = 2**24
+    weight, x, said = torch.ones(size, device="cuda", requires_grad=True), torch.ones(size, device="cuda"), []
+
+    def work(given: dict) -> tuple[torch.Tensor, dict]:
+        loss = (torch.nn.functional.dropout(given["x"], 0.5) * weight).sum()
+        if torch.cuda.is_current_stream_capturing():
+            loss.item() if how == "wait" else torch.empty(2**50, device="cuda")
+        loss.backward()
+        return loss.detach(), {}
+
+    run, results, held = GraphedWork(work, torch.device("cuda"), asked=False, note=said.append), [], []
+    for number in range(4):
+        torch.cuda.manual_seed(7)
+        results.append(run({"x": x})[0].item())
+        assert weight.grad.sum().item() == pytest.approx((number + 1) * results[0], rel=1e-5)
+        torch.cuda.empty_cache()
+        held += [torch.cuda.memory_reserved()]
+    assert len(set(results)) == 1 and not run.graphs
+    assert max(held) - min(held) < 2**24  # a pass holds four times that and more
+    assert len(said) == 1 and said[0].startswith(f"{LEAVES}: the capture failed (")
+    again = GraphedWork(lambda given: (torch.nn.functional.dropout(given["x"], 0.5).sum(), {}), torch.device("cuda"))
+    for _ in range(3):  # as written, captured, replayed: whoever captures next can
+        torch.cuda.manual_seed(7)
+        assert again({"x": x})[0].item() == results[0]
+
+
+class Waits(Final):
+    """A loss that waits for the device when it is captured, taken for one of the package's own."""
+
+    def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss, metrics = super().__call__(model, rollout)
+        if torch.cuda.is_current_stream_capturing():
+            loss.item()
+        return loss, metrics
+
+
+@pytest.mark.gpu
+def test_a_run_goes_on_where_its_capture_fails(tmp_path: Path, replays: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Waits, "__module__", Final.__module__)
+    monkeypatch.setitem(OBJECTIVES, "waits", Waits)
+    shape, rules, reporter = {**LOOPED, "dropout": 0.3}, {"objective": {"kind": "waits"}, "validate": {"every": 4}}, Silent()
+    plain = text_losses(tmp_path / "plain", shape, apart=True, graph=False, **rules)
+    unasked = text_losses(tmp_path / "unasked", shape, apart=True, reporter=reporter, **rules)
+    assert not replays and unasked == pytest.approx(plain, abs=2e-2)
+    assert [note.split("(")[0] for note in reporter.notes if note.startswith("graph")] == [f"{LEAVES}: the capture failed "]

@@ -20,8 +20,8 @@ from tests.train.objectives.test_losses import places, ragged
 from tests.train.runs import PLAIN
 
 RECIPE = {
-    "updates": 3, "batch": 8, "accumulate": 1, "seed": 0, "order": {"shuffled": True, "repeat": 1}, "penalties": [], "graph": False,
-    "data": {"kind": "addition"},
+    "updates": 3, "batch": 8, "accumulate": 1, "seed": 0, "order": {"shuffled": True, "repeat": 1}, "penalties": [],
+    "graph": "auto", "data": {"kind": "addition"},
 }  # fmt: skip
 
 

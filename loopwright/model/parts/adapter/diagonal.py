@@ -74,13 +74,13 @@ class Bases(Factored):
         from loopwright.model.parts.adapter.modulated import modulated  # Triton comes with torch, where there is a GPU
 
         flat = x.to(kind).flatten(0, -2)
-        found = modulated(
+        outputs = modulated(
             flat, [linears[name].weight for name in mine],
             [self.a[name][layer].to(kind) for name in mine], [self.b[name][layer].to(kind) for name in mine],
             d.expand(*x.shape[:-1], -1), self.scale, *[linears[name].bias for name in mine], *[None] * (3 - len(mine)),
         )  # fmt: skip
-        made = dict(zip(mine, found, strict=False))
-        return [made[name] if name in made else linear(flat) for name, linear in linears.items()]
+        by_name = dict(zip(mine, outputs, strict=False))
+        return [by_name[name] if name in by_name else linear(flat) for name, linear in linears.items()]
 
 
 def kernel_dtype(x: Tensor, linears: Sequence[nn.Module], rank: int) -> torch.dtype | None:

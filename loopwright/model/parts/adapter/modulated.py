@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from loopwright.model.fused.products import launch_options
 from loopwright.model.parts.adapter import modulated_kernel as kernels
 
 
@@ -44,10 +45,6 @@ def _one(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(tensor, [rows, columns])
 
 
-def _launch(tile: Tile, early: bool) -> dict[str, Any]:
-    return {"num_warps": tile.warps, "launch_pdl": True} if early else {"num_warps": tile.warps}
-
-
 def _rows(d: Tensor) -> Tensor:
     return d if d.stride(2) == 1 else d.contiguous()
 
@@ -72,7 +69,7 @@ def modulated(
             _one(x, outer.rows, outer.step), *_three(w, outer.columns, outer.step), _one(z, outer.rows, rank),
             *_three(b, outer.columns, rank), bias0, bias1, bias2, *_three(ys, outer.rows, outer.columns),
             tiles[0], tiles[1] if maps > 1 else 0, sum(tiles), early,
-            width, rank, outer.rows, outer.columns, outer.step, outer.stages, **_launch(outer, early),
+            width, rank, outer.rows, outer.columns, outer.step, outer.stages, **launch_options(outer.warps, early=early),
         )  # fmt: skip
     return [*ys, raw]
 
@@ -100,7 +97,8 @@ def modulated_back(
         kernels._outer_back[(triton.cdiv(tokens, outer.rows) * tiles,)](
             *_three(g, outer.rows, outer.step), *_three(w, outer.step, outer.columns), _one(dz, outer.rows, rank),
             *_three(a, rank, outer.columns), _one(dx, outer.rows, outer.columns),
-            tiles, early, *widths, rank, outer.rows, outer.columns, outer.step, outer.stages, **_launch(outer, early),
+            tiles, early, *widths, rank, outer.rows, outer.columns, outer.step, outer.stages,
+            **launch_options(outer.warps, early=early),
         )  # fmt: skip
     return dx, dz, dd
 

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+COMMAND: list[str] = []  # the words of the command line that runs: cards show them
+
 
 def whole(value: int | None) -> int | None:
     """Returns the value of an option; one beyond 32 bits is refused, since no size is that large."""

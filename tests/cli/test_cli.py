@@ -5,30 +5,13 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from loopwright import cli
-from loopwright.check.conformance import CheckReport, CheckRow
-from loopwright.commands.evaluation import evaluate
-from loopwright.commands.models import check, presets
-from loopwright.commands.training import demo, train
+from loopwright.commands.models import presets
 from loopwright.recipes import FOLDER as RECIPES
-from tests.generate.tiny import STORIES, save_model
-from tests.own_kinds import own_kinds
-
-
-def run(*words: str) -> int:
-    """Runs the command line here and returns its exit code."""
-    with pytest.raises(SystemExit) as stop:
-        cli.main(words)
-    return stop.value.code or 0
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
+from tests.cli.exit_codes import run
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
@@ -112,117 +95,6 @@ def test_a_mistake_is_one_line(words: list[str], message: str, capsys: pytest.Ca
     assert printed.err.startswith("loopwright: ") and printed.err.count("\n") == 1
     assert message in printed.err
     assert not printed.out
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--depth", "0"], "depth: 0"),
-        (["--max-new-tokens", "-1"], "max_new_tokens must be a whole number >= 0 (got -1)"),
-        (["--temperature", "-1"], "temperature: -1"),
-        (["--temperature", "1", "--top-p", "2"], "top_p"),
-        (["--dtype", "fp23"], "dtype: unknown"),
-        (["--chat"], "no chat template"),
-    ],
-)
-def test_a_mistake_in_generate_is_one_line(
-    folder: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("generate", str(folder), "the cat", *words) == 2
-    printed = capsys.readouterr()
-    assert printed.err.startswith("loopwright: ") and printed.err.count("\n") == 1
-    assert message in printed.err
-
-
-def test_a_folder_without_a_tokenizer_or_a_model(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
-    assert run("generate", str(tmp_path), "the cat") == 2
-    assert "there is no tokenizer" in capsys.readouterr().err
-    (tmp_path / "empty").mkdir()
-    for verb in ("inspect", "check"):
-        assert run(verb, str(tmp_path / "empty")) == 2
-        printed = capsys.readouterr().err
-        assert printed.startswith("loopwright: ") and "config.json" in printed and printed.count("\n") == 1
-
-
-def test_a_dense_model_refuses_a_depth(capsys: pytest.CaptureFixture[str]) -> None:
-    if not STORIES.is_dir():
-        pytest.skip("stories260K is not there")
-    for verb in (["inspect", str(STORIES)], ["generate", str(STORIES), "Once"]):
-        assert run(*verb, "--depth", "2") == 2
-        assert "no core to loop" in capsys.readouterr().err
-
-
-def test_options_reach_the_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("generate", str(folder), "the cat", "--depth", "2", "--max-new-tokens", "3", "--top-k", "4", "--seed", "1") == 0
-    assert "depth 2" in capsys.readouterr().err
-    assert run("inspect", "huginn-tiny", "depth=3", "--context", "16", "--batch", "2", "--tensors") == 0
-    printed = capsys.readouterr().out
-    assert "pass of 2 × 16" in printed and "at depth 3" in printed and "core.1.mlp.up_proj.weight" in printed
-
-
-@pytest.mark.parametrize(("well", "code"), [(True, 0), (False, 1)])
-def test_a_failed_check_exits_with_one(well: bool, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = CheckReport((CheckRow("causality", well, ""),))
-    monkeypatch.setattr(check, "check", lambda *args, **kwargs: {"asura-tiny": report})
-    monkeypatch.setattr(check, "check_presets", lambda: {"universal": report, "asura": report})
-    monkeypatch.setattr(demo, "demo", lambda *args, **kwargs: well)
-    assert run("check", "asura") == run("check") == run("demo") == code
-
-
-def test_a_run_that_was_stopped_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "train", lambda *args, **kwargs: False)
-    assert run("train", "demo-plain") == 130
-
-
-def test_training_options_reach_the_work(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    seen: dict[str, object] = {}
-    monkeypatch.setattr(train, "train", lambda *args, **options: seen.update(args=args, **options) or True)
-    (tmp_path / "parts_of_a_run.py").write_text("NAME = 'executed'\n")
-    parts = str(tmp_path / "parts_of_a_run.py")
-    with own_kinds():
-        assert (
-            run(
-                "train",
-                "demo-plain",
-                "seed=3",
-                "optim.lr=1e-4",
-                "--out",
-                "here",
-                "--resume",
-                "--toy",
-                "--track",
-                "wandb",
-                "--import",
-                parts,
-            )
-            == 0
-        )
-        assert sys.modules.pop("parts_of_a_run").NAME == "executed"
-        assert run("train", "demo-plain", "--import", str(tmp_path / "gone.py")) == 2
-    words = {"args": ("demo-plain", ["seed=3", "optim.lr=1e-4"]), "out": "here", "resume": True, "toy": True}
-    assert seen == {**words, "track": "wandb", "imports": [parts]}
-    monkeypatch.setattr(evaluate, "evaluate", lambda run, **options: seen.update(run=run, **options) or {})
-    assert run("evaluate", "runs/x", "--depths", "1:8", "--split", "test", "--split", "valid", "--rows", "9", "--no-decode") == 0
-    assert (seen["run"], seen["depths"], seen["splits"], seen["rows"], seen["decode"]) == (
-        "runs/x",
-        "1:8",
-        ["test", "valid"],
-        9,
-        False,
-    )
-    assert run("recipes", "demo-plain") == 0
-    assert "kind: addition" in capsys.readouterr().out
-
-
-def test_mistakes_in_training_cost_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("train", "demo-stabel") == run("train", "demo-stable", "optm.lr=1") == run("evaluate", "nowhere") == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3 and "did you mean 'demo-stable'" in lines[0] and "did you mean 'optim'" in lines[1]
-    assert "'nowhere' is no folder" in lines[2]
 
 
 def test_no_arguments_show_the_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

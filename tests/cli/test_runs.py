@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +13,12 @@ from loopwright import cli
 from loopwright.check import conformance
 from loopwright.check.conformance import CheckReport, CheckRow
 from loopwright.cli import main
+from loopwright.commands.evaluation import evaluate
+from loopwright.commands.training import train
+from tests.cli.exit_codes import run
 from tests.convert.dense import source
 from tests.generate.tiny import WORDS, word_tokenizer
+from tests.own_kinds import own_kinds
 from tests.train.runs import PLAIN
 
 
@@ -72,3 +78,57 @@ def test_compare_refuses_what_is_wrong(places: dict[str, str], capsys: pytest.Ca
         and "depths: 'a'; give one depth for both (4), or one for each (8,1)" in error
         and len(error.splitlines()) == 1
     )
+
+
+def test_a_run_that_was_stopped_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "train", lambda *args, **kwargs: False)
+    assert run("train", "demo-plain") == 130
+
+
+def test_training_options_reach_the_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    seen: dict[str, object] = {}
+    monkeypatch.setattr(train, "train", lambda *args, **options: seen.update(args=args, **options) or True)
+    (tmp_path / "parts_of_a_run.py").write_text("NAME = 'executed'\n")
+    parts = str(tmp_path / "parts_of_a_run.py")
+    with own_kinds():
+        assert (
+            run(
+                "train",
+                "demo-plain",
+                "seed=3",
+                "optim.lr=1e-4",
+                "--out",
+                "here",
+                "--resume",
+                "--toy",
+                "--track",
+                "wandb",
+                "--import",
+                parts,
+            )
+            == 0
+        )
+        assert sys.modules.pop("parts_of_a_run").NAME == "executed"
+        assert run("train", "demo-plain", "--import", str(tmp_path / "gone.py")) == 2
+    words = {"args": ("demo-plain", ["seed=3", "optim.lr=1e-4"]), "out": "here", "resume": True, "toy": True}
+    assert seen == {**words, "track": "wandb", "imports": [parts]}
+    monkeypatch.setattr(evaluate, "evaluate", lambda run, **options: seen.update(run=run, **options) or {})
+    assert run("evaluate", "runs/x", "--depths", "1:8", "--split", "test", "--split", "valid", "--rows", "9", "--no-decode") == 0
+    assert (seen["run"], seen["depths"], seen["splits"], seen["rows"], seen["decode"]) == (
+        "runs/x",
+        "1:8",
+        ["test", "valid"],
+        9,
+        False,
+    )
+    assert run("recipes", "demo-plain") == 0
+    assert "kind: addition" in capsys.readouterr().out
+
+
+def test_mistakes_in_training_cost_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "demo-stabel") == run("train", "demo-stable", "optm.lr=1") == run("evaluate", "nowhere") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and "did you mean 'demo-stable'" in lines[0] and "did you mean 'optim'" in lines[1]
+    assert "'nowhere' is no folder" in lines[2]

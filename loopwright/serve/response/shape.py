@@ -11,7 +11,7 @@ from json.encoder import encode_basestring as quoted
 from typing import Any
 
 from loopwright.engine.scores import Ranked, TokenScore
-from loopwright.serve.answer import Answer, Delta, Job
+from loopwright.serve.response.answer import Answer, Delta, Job
 
 JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 

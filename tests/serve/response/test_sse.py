@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.engine.request import Request, RequestOptions
-from loopwright.serve.answer import Bell, Job
 from loopwright.serve.connection import OWN
 from loopwright.serve.limits import Limits
 from loopwright.serve.models import ServedModel
+from loopwright.serve.response.answer import Bell, Job
+from loopwright.serve.response.shape import Shape
+from loopwright.serve.response.sse import EventStream, events
 from loopwright.serve.schema import wanted
-from loopwright.serve.shape import Shape
-from loopwright.serve.sse import EventStream, events
 from tests.engine.mix import make
 from tests.serve.live import SMALL, WORDS
 

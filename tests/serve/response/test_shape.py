@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.engine.scores import TokenScore
-from loopwright.serve.answer import Delta
+from loopwright.serve.response.answer import Delta
+from loopwright.serve.response.shape import Shape, event
 from loopwright.serve.schema import wanted
-from loopwright.serve.shape import Shape, event
 from tests.serve.live import WORDS
-from tests.serve.test_pieces import BYTES
+from tests.serve.response.test_pieces import BYTES
 
 
 def shape_of(*, chat: bool = False, tokenizer: Any = WORDS, **body: Any) -> Shape:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from loopwright.serve.answer import Bell, Delta, Job, Silence, _seed
 from loopwright.serve.limits import Limits, Refusal
 from loopwright.serve.models import ServedModel
+from loopwright.serve.response.answer import Bell, Delta, Job, Silence, _seed
 from loopwright.serve.schema import wanted
 from tests.engine.mix import make
 from tests.generate.tiny import letter_tokenizer

@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from loopwright.serve.answer import Answer, Delta, Job
 from loopwright.serve.connection import Connection, connection_of
 from loopwright.serve.limits import Refusal
-from loopwright.serve.shape import Shape, event
+from loopwright.serve.response.answer import Answer, Delta, Job
+from loopwright.serve.response.shape import Shape, event
 
 PATIENCE = 15.0  # seconds without a token before a comment is sent, so that proxies keep the connection
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.serve.pieces import TextPieces
+from loopwright.serve.response.pieces import TextPieces
 from tests.generate.tiny import byte_tokenizer, word_tokenizer
 
 WORDS, BYTES = word_tokenizer(), byte_tokenizer()

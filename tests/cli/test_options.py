@@ -6,8 +6,8 @@ import sys
 import pytest
 import typer
 
+from loopwright.cli.options import preset_names, recipe_names, seed_of, whole
 from loopwright.model.presets import PRESETS
-from loopwright.options import preset_names, recipe_names, seed_of, whole
 
 
 def test_numbers_that_no_machine_word_holds_are_refused():

@@ -14,7 +14,7 @@ from loopwright.engine.scores import Ranked, TokenScore
 from loopwright.generate.constraint import Constraint, ConstraintError
 from loopwright.serve.limits import Refusal
 from loopwright.serve.models import ServedModel
-from loopwright.serve.pieces import TextPieces
+from loopwright.serve.response.pieces import TextPieces
 from loopwright.serve.schema import Wanted
 from loopwright.untrusted import first_line
 
@@ -240,13 +240,13 @@ class Job:
     def usage(self) -> dict[str, int]:
         """The tokens of prompts and answers, and the steps that the answers' tokens took."""
         none = self.wanted.max_tokens == 0
-        made = 0 if none else sum(len(answer.request.tokens) for answer in self.answers)
+        tokens = 0 if none else sum(len(answer.request.tokens) for answer in self.answers)
         steps = 0 if none else sum(sum(answer.request.depths) for answer in self.answers)
         prompt_tokens = sum(len(prompt) for prompt in self.prompts)
         return {
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": made,
-            "total_tokens": prompt_tokens + made,
+            "completion_tokens": tokens,
+            "total_tokens": prompt_tokens + tokens,
             "completion_steps": steps,
         }
 

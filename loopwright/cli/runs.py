@@ -1,4 +1,4 @@
-"""The verbs about conversations, runs and measurements (chat, recipes, train, …, demo), which `cli` puts together."""
+"""The verbs about runs and what is measured of them: train, evaluate, compare, time, look inside; and a demonstration."""
 
 from __future__ import annotations
 
@@ -6,66 +6,39 @@ from typing import Annotated, Any
 
 import typer
 
-from loopwright.options import (
-    Depth,
+from loopwright.cli.options import (
     Device,
     Dtype,
-    Exit,
     Exits,
-    Folder,
     Import,
     Json,
-    MinP,
-    Seed,
-    StateSeed,
-    Temperature,
-    TopK,
-    TopP,
     Words,
     recipe_names,
     seed_of,
     whole,
-)  # fmt: skip
+)
 
 
-def chat(
-    model: Folder,
-    depth: Depth = None,
-    max_new_tokens: Annotated[int, typer.Option(callback=whole, help="Stop an answer after this many tokens.")] = 256,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    min_p: MinP = None,
-    seed: Seed = None,
-    state_seed: StateSeed = None,
-    exit: Exit = None,
-    context: Annotated[
-        int | None, typer.Option(callback=whole, help="Tokens of a conversation. Default: 4096, or the model's most.")
+def recipes(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[RECIPE]", help="Print this one in full, every setting resolved.", autocompletion=recipe_names),
     ] = None,
-    device: Device = "cpu",
-    dtype: Dtype = "float32",
-    tokenizer: Words = None,
+    as_json: Json = False,
     imports: Import = None,
 ) -> None:
-    """Talk to a model: by its chat template where the tokenizer has one, else as one text that you and the model write in turn.
-
-    /depth 8, /temperature 0.7, /reset, /help and /quit are commands. Ctrl-C stops an answer, a second one ends. Lines may come
-    from a pipe.
+    """List the shipped recipes, or print one.
 
     Examples:
 
-    loopwright chat ./my-chat-model --temperature 0.7 --depth 8
+    loopwright recipes
 
-    echo "Once upon a time" | loopwright chat runs/stories
+    loopwright recipes stars-addition > mine.yaml
     """
-    from loopwright.commands.inference import chat as verb
-    from loopwright.generate.sampling import Sampling
+    from loopwright.commands.console import show
+    from loopwright.commands.training import recipes as verb
 
-    verb.chat(
-        model,
-        depth=depth, max_new_tokens=max_new_tokens, sampling=Sampling(temperature, top_p, top_k, min_p), seed=seed,
-        state_seed=state_seed, exit=exit, context=context, device=device, dtype=dtype, tokenizer=tokenizer,
-    )  # fmt: skip
+    show(lambda: verb.recipes(name), as_json)
 
 
 def train(
@@ -97,28 +70,6 @@ def train(
 
     if not verb.train(recipe, overrides or [], out=out, resume=resume, toy=toy, track=track, imports=imports or []):
         raise typer.Exit(130)
-
-
-def recipes(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[RECIPE]", help="Print this one in full, every setting resolved.", autocompletion=recipe_names),
-    ] = None,
-    as_json: Json = False,
-    imports: Import = None,
-) -> None:
-    """List the shipped recipes, or print one.
-
-    Examples:
-
-    loopwright recipes
-
-    loopwright recipes stars-addition > mine.yaml
-    """
-    from loopwright.commands.console import show
-    from loopwright.commands.training import recipes as verb
-
-    show(lambda: verb.recipes(name), as_json)
 
 
 def evaluate(

@@ -1,0 +1,5 @@
+"""`python -m loopwright.cli` is the command line too."""
+
+from loopwright.cli import main
+
+main()

@@ -1,0 +1,190 @@
+"""The verbs about models: what one is and costs, whether it is right, how a dense one becomes looped, and where it is shared."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from loopwright.cli.options import (
+    COMMAND,
+    Changes,
+    Depth,
+    Device,
+    Dtype,
+    Gpu,
+    Gpus,
+    Import,
+    InspectDtype,
+    Json,
+    Link,
+    ModelOrRecipe,
+    Network,
+    PerNode,
+    RowTokens,
+    TrainCost,
+    passed,
+    preset_names,
+    seed_of,
+    whole,
+)
+
+
+def inspect(
+    model: ModelOrRecipe,
+    overrides: Changes = None,
+    depth: Depth = None,
+    context: RowTokens = None,
+    batch: Annotated[int | None, typer.Option(callback=whole, help="Rows in a pass and in the cache. Default: 1.")] = None,
+    dtype: InspectDtype = None,
+    policy: Annotated[str | None, typer.Option(help="What the cache keeps: every step (default), last, or share(n).")] = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Print the state dict too: name, shape, dtype, parameters.")] = False,
+    train: TrainCost = False,
+    gpus: Gpus = None,
+    gpu: Gpu = None,
+    per_node: PerNode = None,
+    link: Link = None,
+    network: Network = None,
+    as_json: Json = False,
+    imports: Import = None,
+) -> None:
+    """Show what a model is and costs: parameters by part, FLOPs, activation and cache bytes. Loads and allocates nothing.
+
+    With --train, show what training a recipe costs on several GPUs: memory on each and seconds an update, by DDP (a copy on each
+    GPU) and FSDP2 (a share of the parameters on each; kept: gathered once a batch, as `loopwright train` does; each step: gathered
+    anew whenever a layer runs). An estimate from FLOPs, bytes and bandwidths; docs/training.md says how near it comes.
+
+    Examples:
+
+    loopwright inspect ouro-1.4b --depth 4 --context 4096 --batch 8
+
+    loopwright inspect huginn core_layers=8 injection.order=input-state --json
+
+    loopwright inspect ouro-pretrain --train --gpus 8 remat=none
+
+    loopwright inspect huginn-pretrain --train --gpus 64 batch=4096 --network 50
+    """
+    from loopwright.commands.console import show
+    from loopwright.commands.models import inspect as verb
+
+    where = passed(gpus=gpus, gpu=gpu, per_node=per_node, link=link, network=network)
+    options = passed(batch=batch, dtype=dtype, policy=policy, tensors=tensors or None)
+    if train:
+        from loopwright.commands.models.inspect_train import inspect_train
+
+        if options:
+            raise typer.BadParameter("--batch, --dtype, --policy and --tensors do not go with --train: say batch=…, precision=…")
+        show(lambda: inspect_train(model, overrides or [], where=where, depth=depth, context=context), as_json)
+        return
+    if where:
+        raise typer.BadParameter(f"--{next(iter(where)).replace('_', '-')} needs --train, and a recipe in the place of the model")
+    show(lambda: verb.inspect(model, overrides or [], depth=depth, context=context, **options), as_json)
+
+
+def check(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="As for inspect. Default: all presets, tiny.", autocompletion=preset_names),
+    ] = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    seed: Annotated[int, typer.Option(callback=seed_of, help="Seed of a preset's new weights.")] = 0,
+    full: Annotated[bool, typer.Option("--full", help="Build a preset at its full size, not at test size.")] = False,
+    as_json: Json = False,
+    imports: Import = None,
+) -> None:
+    """Check that a model is right: cache, padding, causality, loss, depth, files, one row each. Exits 1 if a check fails.
+
+    Examples:
+
+    loopwright check ./my-model --device cuda --dtype bf16
+
+    loopwright check asura
+    """
+    from loopwright.commands.console import show
+    from loopwright.commands.models import check as verb
+
+    reports = show(lambda: verb.check_presets() if model is None else verb.check(
+        model, dtype=dtype, device=device, seed=seed, full=full,
+    ), as_json)  # fmt: skip
+    if not all(report.ok for report in reports.values()):
+        raise typer.Exit(1)
+
+
+def presets(as_json: Json = False) -> None:
+    """List the systems that can be built by name, with their size and layout.
+
+    Example:
+
+    loopwright presets
+    """
+    from loopwright.commands.console import show
+    from loopwright.commands.models import presets as verb
+
+    show(verb.presets, as_json)
+
+
+def retrofit(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A dense model's folder or hub id, with its tokenizer.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The folder to write; a model folder there is replaced.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SYSTEM] [NAME=VALUE]...", help="The system (ouroboros-identity), and changes to it."),
+    ] = None,
+    prelude: Annotated[str | None, typer.Option(help="How many first layers (8), or which, counted from 0 (0-7).")] = None,
+    core: Annotated[str | None, typer.Option(help="Which layers to loop, never how many, counted from 0: 10-12, 18-18.")] = None,
+    coda: Annotated[str | None, typer.Option(help="How many last layers (8), or which, counted from 0 (28-35).")] = None,
+    search: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Score layouts of that size on this text file and take the best.")
+    ] = None,
+    search_by: Annotated[str | None, typer.Option(help="loss (default), or turn: how far dropped layers turn the state.")] = None,
+    search_depth: Annotated[int | None, typer.Option(callback=whole, help="Steps of the core that is scored. Default: 1.")] = None,
+    text: Annotated[str | None, typer.Option(metavar="TEXT", help="The text that bases=weighted measures activations on.")] = None,
+    tokens: Annotated[int | None, typer.Option(callback=whole, help="How many tokens of either text. Default: 2048.")] = None,
+    seed: Annotated[int, typer.Option(callback=seed_of, help="Seed of what starts at random.")] = 0,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    as_json: Json = False,
+    imports: Import = None,
+) -> None:
+    """Make a dense model looped: keep some layers, loop some, add parts, write a folder. Nothing is trained.
+
+    A system is a layout with parts: ouroboros, ouroboros-identity, ouroboros-coda, static, gate-only, plain-loop, healed, relaxed,
+    refiner, repeat, retrofit, retrofit-identity, ouro, upcycle (docs/retrofit.md). Changes apply to the layout, the start of the
+    core, the bases and every part: layout=retrofit, start=average, depth=4, adapters.rank=8, gate.kind=none.
+
+    Examples:
+
+    loopwright retrofit ./my-llama ./looped ouroboros-identity --prelude 7 --coda 7 adapters.rank=16
+
+    loopwright retrofit ./my-llama ./looped gate-only --search heldout.txt
+
+    loopwright retrofit ./my-llama ./looped --prelude 4 --core 10-12 --coda 4 depth=8
+    """
+    from loopwright.commands.console import show
+    from loopwright.commands.models import retrofit as verb
+
+    show(lambda: verb.retrofit(
+        source, out, words or [],
+        prelude=prelude, core=core, coda=coda, search_text=search, by=search_by, search_depth=search_depth, text=text,
+        tokens=tokens, seed=seed, dtype=dtype, device=device, command=["loopwright", *COMMAND],
+    ), as_json)  # fmt: skip
+
+
+def push(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder of a saved model, a run or a checkpoint.")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository. Made where it is not there.")],
+    private: Annotated[bool, typer.Option("--private", help="Visible to its owner alone; refuses a public one.")] = False,
+    as_json: Json = False,
+    imports: Import = None,
+) -> None:
+    """Upload a model to the Hugging Face hub, with its card, after its files were checked. Needs a token (hf auth login).
+
+    Example:
+
+    loopwright push runs/mine me/my-looped-model --private
+    """
+    from loopwright.commands.console import show
+    from loopwright.commands.models import push as verb
+
+    show(lambda: verb.push(folder, repo, private=private), as_json)

@@ -1,0 +1,19 @@
+"""The verbs about models, from the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from loopwright.check.conformance import CheckReport, CheckRow
+from loopwright.commands.models import check
+from loopwright.commands.training import demo
+from tests.cli.exit_codes import run
+
+
+@pytest.mark.parametrize(("well", "code"), [(True, 0), (False, 1)])
+def test_a_failed_check_exits_with_one(well: bool, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = CheckReport((CheckRow("causality", well, ""),))
+    monkeypatch.setattr(check, "check", lambda *args, **kwargs: {"asura-tiny": report})
+    monkeypatch.setattr(check, "check_presets", lambda: {"universal": report, "asura": report})
+    monkeypatch.setattr(demo, "demo", lambda *args, **kwargs: well)
+    assert run("check", "asura") == run("check") == run("demo") == code
