@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 import loopwright as lw
 from loopwright.commands.models.retrofit import read_ids, retrofit, said_of, spelled
 from loopwright.retrofit.systems import make_plan
+from tests.cli.exit_codes import run
 from tests.convert.dense import IDS, source
 from tests.generate.tiny import STORIES, WORDS, word_tokenizer
-from tests.test_cli import run
 
 
 @pytest.fixture(scope="module")
