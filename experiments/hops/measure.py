@@ -47,7 +47,7 @@ def measure(model: LoopedForCausalLM, splits: Splits, task: str, limits: Sequenc
     families = {exit_family(parse_exit(word)): rule for word, rule in rules.items()}
     answers = dict(READERS[task](model, splits, families, depths[-1]))
     tests = {
-        str(hard): {"rows": each.right.shape[1], "depth": depths, "exact": [float(each.right[d - 1].double().mean()) for d in depths]}
+        str(hard): {"rows": each.right.shape[1], "depth": depths, "exact": [share(each.right[depth - 1]) for depth in depths]}
         for hard, each in answers.items()
     }
     exits = {str(limit): exits_of(model, answers, rules, limit) for limit in limits}
@@ -96,8 +96,13 @@ def exits_of(
                 steps = torch.cat([exit_depths(model, rule, each.measured[family][:limit]) for each in chosen])
                 right = torch.cat([each.right for each in chosen], 1)
                 kept = right.gather(0, steps[None] - 1)[0]
-                found[word][group] = [float(steps.double().mean()), float(kept.double().mean())]
+                found[word][group] = [float(steps.double().mean()), share(kept)]
     return found
+
+
+def share(right: Tensor) -> float:
+    """Returns how many of some answers are right, as a share."""
+    return float(right.double().mean())
 
 
 def last_answers(source: Any) -> Table:

@@ -50,8 +50,9 @@ def test_with_an_answer_after_every_operation_each_is_that_of_the_chain_so_far(
 ) -> None:
     operations, m = kind
     task = Chain(
-        lengths=[4, 6], longer=[9], operations=operations, modulus=m, places=places, answers="every", train=20, valid=5, test=5, seed=seed
-    )
+        lengths=[4, 6], longer=[9], operations=operations, modulus=m, places=places, answers="every", train=20, valid=5, test=5,
+        seed=seed,
+    )  # fmt: skip
     splits = task.splits()
     assert splits.in_place
     for source in (splits.train, splits.valid, *splits.tests.values()):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.hops.plan import ARMS
 from experiments.hops.measure import DEPTHS
+from experiments.hops.plan import ARMS
 
 
 def made(arm: str, seed: int = 0, *, exact: Mapping[int, float], **more: Any) -> dict[str, Any]:
