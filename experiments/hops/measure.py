@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from experiments.hops.plan import HARDNESS
 from loopwright.data.batch import FirstRows, Source, Splits
 from loopwright.data.tasks.table import Table
 from loopwright.evaluate.early_exit import exit_depths, read_steps
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 ROWS = 500  # of each number of hops, and of chains
 LENGTHS = (*range(1, 17), 24, 32, 48, 64)  # of chains: a row of the longest holds the answers of all shorter ones
 DEPTHS = {"hops": (*range(1, 17), 20, 24, 28, 32), "chain": (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 80)}
-# hops or swaps; what lies beyond the trained ones is "beyond"
-HARDNESS = {"easy": range(1, 6), "middle": range(6, 11), "hard": range(11, 17), "beyond": range(17, 65)}
 RULES = (
     "change:0.25", "change:0.12", "change:0.05", "change:0.03", "change:0.01", "divergence:0.1", "divergence:0.01",
     "divergence:0.001", "entropy:0.5", "entropy:0.1", "entropy:0.03", "entropy:0.01", "stable:2", "stable:3", "stable:4",

@@ -21,6 +21,9 @@ AROUND_16 = "depth={kind: uniform, least: 8, most: 24}"
 GROWN = f"depth={{kind: curriculum, rule: {{kind: fixed, depth: 8}}, start: 3, updates: {UPDATES * RISING:.0f}}}"
 LOCAL = ("model.changes.sliding_window=2",)  # a token sees itself and the one before it: one swap a step
 
+# hops or swaps that a row asks for; those after 16 are not trained
+HARDNESS = {"easy": range(1, 6), "middle": range(6, 11), "hard": range(11, 17), "beyond": range(17, 65)}
+
 
 @dataclass(frozen=True)
 class Run:
