@@ -21,19 +21,19 @@ SHOWN_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32)
 RULE = "divergence:0.01"
 # what is shown of test-time depth: title → group and model
 SHOWN = {
-    "hops, depth 8": ("compared", "1⊗8, as the recipe"),
-    "hops, depth 4 to 12": ("random", "1⊗8, depth 4 to 12"),
-    "swaps, depth 8": ("chain", "1⊗8, all in sight"),
-    "swaps, depth 4 to 12": ("chain", "1⊗8, all in sight, depth 4 to 12"),
-    "swaps, window, depth 16": ("chain", "1⊗16, window 2"),
-    "swaps, window, depth 8 to 24": ("chain", "1⊗16, window 2, depth 8 to 24"),
+    "hops, 8 steps": ("compared", "1⊗8, as the recipe"),
+    "hops, 4 to 12 steps": ("random", "1⊗8, depth 4 to 12"),
+    "swaps, 8 steps": ("chain", "1⊗8, all in sight"),
+    "swaps, 4 to 12 steps": ("chain", "1⊗8, all in sight, depth 4 to 12"),
+    "window, 16 steps": ("chain", "1⊗16, window 2"),
+    "window, 8 to 24 steps": ("chain", "1⊗16, window 2, depth 8 to 24"),
 }
 SWAPS = {"unit": "swap", "shown": (1, 2, 4, 8, 12, 16, 24, 32, 48, 64), "depths": (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)}
 GRIDS = {
-    "depth-random": ("hops, depth 4 to 12", {}),
-    "swaps-all": ("swaps, depth 8", SWAPS),
-    "swaps-window": ("swaps, window, depth 16", SWAPS),
-    "swaps-window-random": ("swaps, window, depth 8 to 24", SWAPS),
+    "depth-random": ("hops, 4 to 12 steps", {}),
+    "swaps-all": ("swaps, 8 steps", SWAPS),
+    "swaps-window": ("window, 16 steps", SWAPS),
+    "swaps-window-random": ("window, 8 to 24 steps", SWAPS),
 }
 
 Arms = Mapping[str, Sequence[Result]]
