@@ -120,10 +120,15 @@ def chain() -> Iterator[Run]:
         for arm in ("1⊗16", "plain 16"):
             yield Run("chain", arm, "window 2", LOCAL, seed)
         yield Run("chain", "1⊗16", "window 2, depth 8 to 24", (*LOCAL, AROUND_16), seed)
-        yield Run("chain", "1⊗16", "window 2, depth 8 to 24, injection", (*LOCAL, AROUND_16, *INJECTED), seed)
+
+
+def chain_rates() -> Iterator[Run]:
+    """The two arms of equal FLOPs on swaps at other rates, every token in sight; three seeds."""
+    for seed, rate, arm in product(range(3), RATES, ("1⊗8", "plain 8")):
+        yield Run("chain_rates", arm, f"all in sight, rate {rate:g}", (f"optim.lr={rate:g}",), seed)
 
 
 GROUPS: dict[str, Callable[[], Iterator[Run]]] = {
     "trial": trial, "compared": compared, "rates": rates, "random": random_depth, "own": own, "longer": longer, "grown": grown,
-    "chain": chain,
+    "chain": chain, "chain_rates": chain_rates,
 }  # fmt: skip
