@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from experiments.hops.plan import ARMS, HARDNESS
-from experiments.hops.reading import TRAINED, at_depth, best_anywhere, deepest, exact_of, mean_exact, solved_at, solved_hops
+from experiments.hops.reading import (
+    TRAINED,
+    at_depth,
+    best_anywhere,
+    deepest,
+    exact_of,
+    last_valid,
+    mean_exact,
+    rate,
+    solved_at,
+    solved_hops,
+)
 from experiments.pages import Result, by_label, number, table
 from experiments.seeds import over_seeds
 
 BEYOND = (8, 12, 16, 32)
 CHAIN_DEPTHS = (4, 8, 16, 32, 64, 80)
 FAR = (24, 32, 48, 64)
-SHIPPED = ("change:0.03", "divergence:0.01", "entropy:0.5", "stable:2")  # the engine's rules as it has them
 CHAIN_HOW = (
     "A start value and swaps of five values, with an answer after each; 16 swaps were trained, up to 64 are asked in 500 rows. A "
     "number of swaps is *solved* where it and all smaller ones that were measured (1 to 16, 24, 32, 48, 64) are right on at least "
@@ -21,7 +31,7 @@ CHAIN_HOW = (
 EXIT_HOW = (
     "Mean steps and exact match (%) of answers that leave the loop by a rule of the engine, the mean over seeds; *easy* is 1 to 5 "
     "hops or swaps, *middle* 6 to 10, *hard* 11 to 16, *beyond* what was not trained (24 and 32 hops; 24, 32, 48 and 64 swaps). At "
-    "full depth an answer takes all the steps allowed. Rules have the limits that the engine has where nobody gives one."
+    "full depth an answer takes all the steps allowed. Rules have the engine's own limits; for entropy a stricter one is shown too."
 )
 
 
@@ -114,6 +124,34 @@ def chain_pairs(found: Iterable[Result]) -> str:
     return table(["mean of 1 to 16 swaps", "points, by seed", "mean (95 % over seeds)", ""], lines)
 
 
+def swaps_by_rate(found: Iterable[Result], arm: str) -> dict[float, list[Result]]:
+    """Returns the runs of an arm that sees all tokens by rate, seeds in order; the rate of the least loss with seed 0 first."""
+    runs = [run for run in found if run["arm"] == arm and run["label"] in ("all in sight", f"all in sight, rate {rate(run):g}")]
+    rates = {each: sorted((run for run in runs if rate(run) == each), key=lambda run: run["seed"]) for each in map(rate, runs)}
+    first = {each: last_valid(found[0]) for each, found in rates.items() if found[0]["seed"] == 0}
+    return {each: rates[each] for each in sorted(first, key=lambda each: first[each])}
+
+
+def chain_rate_table(found: Iterable[Result]) -> str:
+    """Returns the arms of equal FLOPs at every rate, the best of seed 0 by loss on `valid` in bold, and their difference at it."""
+    lines, own = [], {}
+    for arm in ("1⊗8", "plain 8"):
+        rates = swaps_by_rate(found, arm)
+        own[arm] = next(iter(rates.values()), [])
+        for each, runs in sorted(rates.items()):
+            mark = "**" if runs is own[arm] and len(rates) > 1 else ""
+            losses = " / ".join(f"{last_valid(run):.4f}" for run in runs)
+            cells = [f"{each:g}", losses, " / ".join(str(solved_hops(run)) for run in runs), seeds(map(mean_exact, runs))]
+            lines.append([arm, *(f"{mark}{cell}{mark}" for cell in cells)])
+    rates_part = table(["all in sight", "rate", "loss on `valid`, by seed", "swaps solved", "mean of 1 to 16 (%)"], lines)
+    others = {run["seed"]: run for run in own["plain 8"]}
+    both = [(run, others[run["seed"]]) for run in own["1⊗8"] if run["seed"] in others]
+    if not both:
+        return rates_part
+    pair = ["1⊗8 less plain 8, each at its own rate", *apart([100 * (mean_exact(a) - mean_exact(b)) for a, b in both])]
+    return rates_part + "\n\n" + table(["mean of 1 to 16 swaps", "points, by seed", "mean (95 % over seeds)", ""], [pair])
+
+
 def exit_table(found: Iterable[Result]) -> str:
     """Returns mean steps and exact match by group of every looped model whose exits were measured."""
     head = ["model", "seeds", "at most", "rule", *HARDNESS]
@@ -123,7 +161,9 @@ def exit_table(found: Iterable[Result]) -> str:
             for limit in runs[0]["exits"]:
                 shown = [f"{task}: {name}", ", ".join(str(run["seed"]) for run in runs), limit]
                 lines.append([*shown, "full depth", *(full_depth(runs, group, int(limit)) for group in HARDNESS)])
-                lines += [[*shown, rule, *(left_by(runs, rule, group, limit) for group in HARDNESS)] for rule in SHIPPED]
+                lines += [
+                    [*shown, rule, *(left_by(runs, rule, group, limit) for group in HARDNESS)] for rule in runs[0]["exits"][limit]
+                ]
     return table(head, lines)
 
 

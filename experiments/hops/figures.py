@@ -18,7 +18,7 @@ CHANCE = 25
 SHOWN_HOPS = (1, 2, 4, 8, 12, 16, 24, 32)
 SHOWN_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32)
 
-RULE = "divergence:0.01"
+RULE = "entropy:0.1"
 # what is shown of test-time depth: title → group and model
 SHOWN = {
     "hops, 8 steps": ("compared", "1⊗8, as the recipe"),
@@ -29,12 +29,7 @@ SHOWN = {
     "window, 8 to 24 steps": ("chain", "1⊗16, window 2, depth 8 to 24"),
 }
 SWAPS = {"unit": "swap", "shown": (1, 2, 4, 8, 12, 16, 24, 32, 48, 64), "depths": (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)}
-GRIDS = {
-    "depth-random": ("hops, 4 to 12 steps", {}),
-    "swaps-all": ("swaps, 8 steps", SWAPS),
-    "swaps-window": ("window, 16 steps", SWAPS),
-    "swaps-window-random": ("window, 8 to 24 steps", SWAPS),
-}
+GRIDS = {"swaps-all": "swaps, 8 steps", "swaps-window": "window, 16 steps"}
 
 Arms = Mapping[str, Sequence[Result]]
 
@@ -47,7 +42,7 @@ def draw_all(found: Sequence[Result]) -> dict[str, Drawing]:
 def depth_figures(found: Sequence[Result]) -> dict[str, Drawing]:
     """Returns the figures of random depth, of swaps and of exits, for what was run."""
     arms = {name: runs for name, (group, label) in SHOWN.items() if (runs := models(found, group).get(label))}
-    grids = {name: by_depth(arms[title], **shown) for name, (title, shown) in GRIDS.items() if title in arms}
+    grids = {name: by_depth(arms[title], **SWAPS) for name, title in GRIDS.items() if title in arms}
     return grids | ({"test-time": panels([by_steps(name, runs) for name, runs in arms.items()], height=2.4)} if arms else {})
 
 

@@ -13,6 +13,7 @@ from experiments.hops.depth_tables import (
     EXIT_HOW,
     apart,
     chain_pairs,
+    chain_rate_table,
     chain_table,
     exit_table,
     random_pairs,
@@ -145,7 +146,8 @@ def page(found: Sequence[Result]) -> str:
         "## Steps",
         f"The least depth from which on, to the depth that was trained, at least {100 * SOLVED:.0f} % are right, for each number "
         "of hops; then the mean over all numbers of hops at some depths.",
-        step_table(hops), "## Swaps", CHAIN_HOW, chain_table(found), chain_pairs(found), "## Exit rules", EXIT_HOW,
+        step_table(hops), "## Swaps", CHAIN_HOW, chain_table(found), chain_pairs(found),
+        chain_rate_table(found), "## Exit rules", EXIT_HOW,
         exit_table(found), "## Every run", run_table(found), *missing_part(found, planned()),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"

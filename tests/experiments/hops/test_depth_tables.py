@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.hops.depth_tables import SHIPPED, apart, chain_pairs, chain_table, exit_table, random_pairs, random_table
+from experiments.hops.depth_tables import apart, chain_pairs, chain_rate_table, chain_table, exit_table, random_pairs, random_table
 from experiments.hops.figures import draw_all
-from experiments.hops.measure import DEPTHS, LENGTHS
+from experiments.hops.measure import DEPTHS, LENGTHS, RULES
 from experiments.hops.plan import HARDNESS
 from experiments.hops.reading import at_own_rates, solved_at
 from tests.experiments.hops.made import made
@@ -21,7 +21,7 @@ def cells(line: str) -> list[str]:
 def exits(*limits: int, exact: float = 0.9) -> dict[str, Any]:
     """Easy rows leave after two steps, others after as many as allowed."""
     groups = {limit: {name: [2 if name == "easy" else limit, exact] for name in HARDNESS} for limit in limits}
-    return {str(limit): dict.fromkeys(SHIPPED, each) for limit, each in groups.items()}
+    return {str(limit): dict.fromkeys(RULES, each) for limit, each in groups.items()}
 
 
 def swaps(arm: str, label: str, seed: int = 0, *, reach: float = 1.0) -> dict[str, Any]:
@@ -68,11 +68,23 @@ def test_swaps_solved_are_those_of_the_depth() -> None:
     assert pair[:2] == ["1⊗16, window 2 less plain 16, window 2", "20.00 / 20.00"]  # four of sixteen lengths, 80 points each
 
 
+def test_swaps_are_compared_at_the_rate_that_was_best_on_seed_0() -> None:
+    def at(arm: str, seed: int, rate: str, loss: float, reach: float) -> dict[str, Any]:
+        label = "all in sight" if rate == "0.001" else f"all in sight, rate {rate}"
+        return swaps(arm, label, seed, reach=reach) | {"changes": [f"optim.lr={rate}"], "valid": [[999, loss]]}
+
+    found = [at("1⊗8", 0, "0.001", 0.2, 1.0), at("1⊗8", 1, "0.001", 0.1, 1.0), at("1⊗8", 1, "0.002", 0.01, 2.0)]
+    found += [at("plain 8", 0, "0.001", 0.2, 16), at("plain 8", 0, "0.002", 0.1, 12), at("plain 8", 1, "0.002", 0.3, 12)]
+    *lines, pair = [cells(line) for line in chain_rate_table(found).splitlines() if line.startswith(("| 1", "| pl"))]
+    assert [line[:2] for line in lines] == [["1⊗8", "0.001"], ["plain 8", "0.001"], ["plain 8", "**0.002**"]]
+    assert pair[1] == "−20.00 / −20.00"  # 8 of 16 swaps less 12: 80 points each
+
+
 def test_exits_are_means_over_seeds_beside_full_depth() -> None:
     found = [swaps("1⊗16", "window 2", seed) for seed in range(2)]
     found[1]["exits"] = exits(16, 80, exact=0.7)
     lines = [cells(line) for line in exit_table(found).splitlines()[2:]]
-    assert len(lines) == 2 * (1 + len(SHIPPED))
+    assert len(lines) == 2 * (1 + len(RULES))
     assert lines[0][1:5] == ["0, 1", "16", "full depth", "16; 100.0"] and lines[1][3:6] == [
         "change:0.03",
         "2.0; 80.0",
@@ -82,5 +94,5 @@ def test_exits_are_means_over_seeds_beside_full_depth() -> None:
 
 def test_the_figures_of_what_was_run_are_drawn() -> None:
     drawings = draw_all([swaps("1⊗16", "window 2"), swaps("1⊗16", "window 2, depth 8 to 24", 1)])
-    assert list(drawings) == ["swaps-window", "swaps-window-random", "test-time"]
+    assert list(drawings) == ["swaps-window", "test-time"]
     assert "window, 8 to 24 steps" in drawings["test-time"] and "64 swaps" in drawings["swaps-window"]
