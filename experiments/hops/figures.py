@@ -118,7 +118,16 @@ def by_steps(name: str, runs: Sequence[Result]) -> Callable[[Axes], None]:
             axes.plot(depths, exact, label=group, linewidth=1.4, **style)
             if all(run.get("exits") for run in runs):
                 steps, kept = exit_means(runs, RULE, group, max(runs[0]["exits"], key=int))
-                axes.plot([steps], [100 * kept], marker="o", markersize=8, color=style["color"], linestyle="none", alpha=0.8)
+                axes.plot(
+                    [steps],
+                    [100 * kept],
+                    marker="o",
+                    markersize=8,
+                    color=style["color"],
+                    linestyle="none",
+                    alpha=0.8,
+                    clip_on=False,
+                )
         axes.set_title(name, loc="left")
         depth_axis(axes, {name: Curve(depths, [])})
         axes.set_ylim(-3, 103)
