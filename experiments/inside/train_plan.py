@@ -51,6 +51,11 @@ class Row:
         return f"{self.label}/{self.seed}"
 
     @property
+    def folder(self) -> str:
+        """What its weights are kept under."""
+        return f"{self.label}-{self.seed}" if self.seed else self.label
+
+    @property
     def kind(self) -> str:
         """What decides how long it takes."""
         return str(self.core)
