@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.corpus import make_tokenizer, prepare
-from experiments.inside.train_plan import STEPS, Row, rows
+from experiments.inside.train_plan import STEPS, Row, likenesses, rows
 from experiments.side_by_side import arguments, asked_for, compared, made_by, rounded, run_all
 from experiments.trained import train_once
 
@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--keep", help="a folder to save models in; left out: none is saved")
     parser.add_argument("--kept", default=KEPT, help="which, by the names of their folders")
     options = parser.parse_args()
-    asked = asked_for(options, rows())
+    asked = asked_for(options, [*rows(), *likenesses()])
     first = make_recipe(
         next(rows()).recipe(options.corpus, options.tokenizer, options.context), changes=parse_overrides(options.change)
     )
