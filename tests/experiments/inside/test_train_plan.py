@@ -1,4 +1,4 @@
-"""The models of the training study: those like Ouro and Huginn have their parts, and weights of other seeds a folder of their own."""
+"""The models of the training study: likenesses have the parts of Ouro and Huginn, weights of other seeds a folder of their own."""
 
 from __future__ import annotations
 
