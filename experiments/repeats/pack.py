@@ -33,9 +33,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from experiments.asura.run import SETTINGS
-from experiments.corpus import make_tokenizer, prepare, prepare_passages, texts
+from experiments.corpus import PASSAGES, held_out_files, make_tokenizer, prepare, prepare_passages, texts
 from experiments.repeats.plan import LENGTH, STOPPED, TEXTS
-from experiments.repeats.run import LAID, PASSAGES, held_out_files
+from experiments.repeats.run import LAID
 
 FIRST = 5  # files of the training text: enough for three times the text
 ROWS = Path(__file__).parents[1] / "results/repeats/runs.jsonl"
