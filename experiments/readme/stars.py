@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
+from typing import Any
 
 from experiments.readme.rows import RESULTS, line, of, only, rows_of
 from experiments.seeds import over_seeds, paired_p
-from experiments.stars.tables import SOLVED, Runs, accuracy, change_at_100, read, side_by_side
+from experiments.stars.tables import SOLVED, Runs, accuracy, change_at_100, radius_at_100, read, side_by_side
 from loopwright.metrics.score import holds_from_to, wilson_interval
 
 LINES = {
@@ -93,13 +94,23 @@ def claims() -> Iterator[str]:
 
 
 def brief_claims() -> Iterator[str]:
-    """Yields the table of the short runs: exact match by depth, how far it holds, the state's size after one step and a hundred."""
-    for group in ("brief_distributions", "brief_norms"):
-        for label, runs in runs_of()[group].items():
+    """Yields the table of the short runs: exact match by depth, how far it holds, the state's size after one step and a hundred;
+    of the runs made for their paths the change and the radius at depth 100 in the place of how far it holds."""
+    for group in ("brief_distributions", "brief_norms", "brief_static"):
+        for label, runs in runs_of().get(group, {}).items():
             exact = [side_by_side(100 * accuracy(run)[depth] for run in runs) for depth in (1, 8, 32, 100, 1000)]
             held = [holds_from_to(accuracy(run), 8, SOLVED) for run in runs]
-            sizes = [f"{run['path']['size'][1]:,.0f} → {run['path']['size'][-1]:,.0f}" for run in runs]
-            yield line(label, *exact, " / ".join("–" if h is None else f"{h:,}" for h in held), " / ".join(sizes))
+            sizes = " / ".join(map(grown, runs))
+            yield line(label, *exact, " / ".join("–" if h is None else f"{h:,}" for h in held), sizes)
+    for label, runs in runs_of().get("paths", {}).items():
+        (run,) = runs
+        exact = [f"{100 * accuracy(run)[depth]:.4g}" for depth in (8, 100, 1000)]
+        yield line(label, *exact, f"{100 * change_at_100(run):.2g} %", f"{radius_at_100(run):.2f}", grown(run))
+
+
+def grown(run: Mapping[str, Any]) -> str:
+    """Returns the size of the state of one sum after one step and after a hundred."""
+    return f"{run['path']['size'][1]:,.0f} → {run['path']['size'][-1]:,.0f}"
 
 
 @cache
