@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.side_by_side import as_line
+from loopwright.storage.files import write_whole
 
 PASSAGES = ("document_of", "targets_of")  # the same in every row of a text, which its fingerprint names
 EARLY = "stopped"  # where a row tells of its model at another time as well
@@ -50,7 +51,7 @@ def _held(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def write(out: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Writes rows, and says how many there are."""
     lines = [as_line(row) for row in said_once(rows)]
-    out.write_text("".join(line + "\n" for line in lines))
+    write_whole(out, "".join(line + "\n" for line in lines))
     print(f"{out}: {len(lines)} rows, {out.stat().st_size:,} bytes")
 
 

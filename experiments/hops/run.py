@@ -61,11 +61,12 @@ def recipe_of(run: Run, extra: tuple[str, ...] = ()) -> Recipe:
 
 
 def shared(spec: Mapping[str, Any], folder: Path) -> Splits:
-    """Returns data that the first process in need of it makes, the others wait for, and all read from the folder."""
+    """Returns data that the first process in need of it makes, the others wait for, and all read from the folder.
+    What another commit made is not taken: its tasks may draw other rows."""
     from loopwright.data.build import build_data
 
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / hashlib.sha256(json.dumps(dict(spec), sort_keys=True).encode()).hexdigest()[:16]
+    place = folder / hashlib.sha256(json.dumps([dict(spec), made_by()["commit"]], sort_keys=True).encode()).hexdigest()[:16]
     with open(f"{place}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not place.is_file():

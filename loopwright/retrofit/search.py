@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.convert.load import empty_model
+from loopwright.model.bounds import MOST_LAYERS
 from loopwright.model.config import LoopedConfig
 from loopwright.model.forward.output import shifted_loss
 from loopwright.model.looped import LoopedForCausalLM
@@ -62,7 +63,7 @@ def search(
     if by not in SCORES:
         raise ValueError(f"search: by is {by!r}; allowed: {', '.join(SCORES)}")
     check_whole("search: most", most, 1)
-    check_whole("search: depth", depth, 1)
+    check_whole("search: depth", depth, 1, MOST_LAYERS)
     if ids.dim() != 2 or ids.shape[0] < 1 or ids.shape[1] < 2:
         raise ValueError(f"search: token ids of shape {tuple(ids.shape)}; allowed: rows of at least two tokens")
     angles = turns(source, ids)

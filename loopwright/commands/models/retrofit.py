@@ -22,6 +22,7 @@ from loopwright.commands.loading import find_config, open_model
 from loopwright.convert.card import command_line, without_folders
 from loopwright.convert.save import check_replaceable, save
 from loopwright.data.records import Files, text_field
+from loopwright.model.bounds import MOST_LAYERS
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.retrofit.bases import Reconstruction
 from loopwright.retrofit.layout import Layout, find_layout
@@ -86,7 +87,7 @@ def retrofit(
         dense = open_model(opened, kind, where)
     with fitting_threads(dense):
         if candidates is not None:
-            plan = replace(plan, layout=_searched(dense, candidates, plan, by or BY, search_depth or 1))
+            plan = replace(plan, layout=_searched(dense, candidates, plan, by or BY, 1 if search_depth is None else search_depth))
         with _doing("converting"):
             looped = convert(dense, plan, seed=seed, input_ids=weights)
         with _doing("comparing"):
@@ -128,6 +129,8 @@ def _check_used(
         raise ValueError(f"--search-by: {by!r}, and nothing is searched; allowed: with --search TEXT")
     if depth is not None and (search_text is None or by == "turn"):
         raise ValueError(f"--search-depth: {depth}, and no loss is searched; allowed: with --search TEXT, by loss")
+    if depth is not None:
+        check_whole("--search-depth", depth, 1, MOST_LAYERS)
     if search_text is not None and plan.start != "selected":  # what is scored is the layers as they are, and stepwise moves them
         raise ValueError(f"--search: given, and start is {plan.start!r}; allowed: with start=selected")
     if text is not None and plan.bases != "weighted":

@@ -169,6 +169,8 @@ def test_stories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["gate-only", "--device", "tpu"], "device: unknown 'tpu'"),
         (["gate-only", "--core", "3-1,2"], "'3-1' in '3-1,2' goes down"),
         (["gate-only", "--search-by", "turn"], "--search-by: 'turn', and nothing is searched"),
+        (["gate-only", "--search", "TEXT", "--search-depth", "0"], "--search-depth must be a whole number >= 1 (got 0)"),
+        (["gate-only", "--search", "TEXT", "--search-depth", "2000000000"], "--search-depth must be at most 1,024"),
         (["gate-only", "--search-depth", "2"], "--search-depth: 2, and no loss is searched"),
         (["gate-only", "--search", "TEXT", "--search-by", "turn", "--search-depth", "2"], "no loss is searched"),
         (["gate-only", "--tokens", "9"], "--tokens: 9, and there is no text"),
