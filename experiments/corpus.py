@@ -5,9 +5,14 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loopwright.evaluate.passages import Passages
 
 VOCABULARY = 8192
+HELD_OUT = {"valid": "valid.jsonl.gz", "test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
+PASSAGES = "held-out.pickle"  # of our own making, beside the shards: tokenised once for all rows
 
 
 def texts(corpus: str, tokenizer: str, text: str = "train") -> tuple[str, ...]:
@@ -43,6 +48,11 @@ def prepare(data: dict[str, Any], shards: str) -> None:
     print(f"training text: {build_data(data, Path(shards)).notes}", flush=True)
 
 
+def held_out_files(corpus: str | Path) -> dict[str, Path]:
+    """Returns the held-out texts of a corpus by name."""
+    return {name: Path(corpus) / file for name, file in HELD_OUT.items()}
+
+
 def prepare_passages(files: Mapping[str, Path], tokenizer: str, context: int, place: Path) -> None:
     """Tokenises held-out texts for all rows, where that has not been done."""
     from loopwright.data.tokenizer import Tokenizer
@@ -52,3 +62,8 @@ def prepare_passages(files: Mapping[str, Path], tokenizer: str, context: int, pl
         place.parent.mkdir(parents=True, exist_ok=True)
         own = Tokenizer(tokenizer)
         place.write_bytes(pickle.dumps({name: read_passages(name, file, own, context) for name, file in files.items()}))
+
+
+def passages(shards: str | Path, count: int) -> dict[str, Passages]:
+    """Returns so many passages of each held-out text, as `prepare_passages` left them."""
+    return {name: each.drawn(count) for name, each in pickle.loads((Path(shards) / PASSAGES).read_bytes()).items()}

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.kept import whole
 from experiments.side_by_side import Run
 from loopwright.plot.drawing import Drawing
 
@@ -31,7 +32,7 @@ def asked_tables(about: str | None) -> tuple[list[str], Path]:
 def results(paths: Iterable[str], planned: Iterable[Run]) -> list[Result]:
     """Returns the results of all files in the order of the plan; those it does not name come last."""
     place = {run.name: number for number, run in enumerate(planned)}
-    found = [json.loads(line) for path in paths for line in Path(path).read_text().splitlines()]
+    found = [row for path in paths for row in whole(map(json.loads, Path(path).read_text().splitlines()))]
     names = [run["name"] for run in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -41,7 +42,7 @@ def results(paths: Iterable[str], planned: Iterable[Run]) -> list[Result]:
 
 def last_of_each(*paths: str | Path) -> dict[str, Result]:
     """Returns the results of files by name, a later one in the place of an earlier one."""
-    return {line["name"]: line for path in paths for line in map(json.loads, Path(path).read_text().splitlines())}
+    return {row["name"]: row for path in paths for row in whole(map(json.loads, Path(path).read_text().splitlines()))}
 
 
 def by_label(found: Iterable[Result]) -> dict[str, list[Result]]:
@@ -81,9 +82,9 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None or not math.isfinite(value) else _minus(f"{value:z.{digits}f}")
 
 
-def difference(value: float) -> str:
+def difference(value: float, digits: int = 4) -> str:
     """Returns a difference with its sign."""
-    return _minus(f"{value:+z.4f}")
+    return _minus(f"{value:+z.{digits}f}")
 
 
 def signed(value: float, low: float, high: float) -> str:

@@ -151,13 +151,13 @@ def shared(first: Sequence[Result], second: Sequence[Result]) -> list[tuple[Resu
 
 
 def pooled(first: Sequence[Result], second: Sequence[Result], text: str, depth: int | None = None) -> Pooled | None:
-    """Returns the first row against the second, both at one depth or each at its best; None without a shared seed or depth."""
+    """Returns the first row against the second, both at one depth or each at its best; None without a shared seed or losses."""
     both = shared(first, second)
     if not both:
         return None
     sides = reports([a for a, _ in both], text), reports([b for _, b in both], text)
-    if depth is not None and not all(depth in each.depth for side in sides for each in side):
-        return None
+    if depth is not None and not all(depth in each.depth and len(each.at(depth)[0]) for side in sides for each in side):
+        return None  # a row that keeps the losses of single passages at other depths alone has none to pair
     first_depth, second_depth = (best_depth(side) if depth is None else depth for side in sides)
     whole = compare(averaged(sides[0], first_depth), averaged(sides[1], second_depth))
     alone = list(zip(*sides, strict=True))

@@ -150,12 +150,29 @@ def missing(runs: Sequence[Any], path: Path) -> list[Any]:
     return [run for run in runs if run.name not in done]
 
 
+def _device_answers(tries: int = 3, wait: float = 2.0) -> bool:
+    """Returns whether the GPU, where there is one, takes this process: many that begin at once may find it busy."""
+    import torch
+
+    for _ in range(tries if torch.cuda.is_available() else 0):
+        try:
+            torch.zeros(1, device="cuda")
+        except RuntimeError:
+            time.sleep(wait)
+        else:
+            return True
+    return not torch.cuda.is_available()
+
+
 def _serve(queue: Any, out: str, lock: Any, deadline: float, longest: Any, work: Any, begin: Any) -> None:
     """Takes runs from the queue until it is empty or the time is up."""
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     import torch
 
     torch.set_num_threads(1)
+    if not _device_answers():  # every run would fail here in no time, and none would be left for the other processes
+        print("a process has no device, and leaves its runs to the others", flush=True)
+        return
     if begin is not None:
         begin()
     while (run := queue.get()) is not None:

@@ -30,6 +30,9 @@ LOOPED: dict[str, dict[str, str]] = {
 COMPARED = ("ASURA", "naive universal", "plain, equal FLOPs", "plain, equal parameters")
 # rate and warm-up at which the middle size is tried once more without its skip: at 1e-3 and 60 updates it does not train
 CALMER = ((3e-4, 60), (1e-3, 200), (3e-4, 200))
+# the middle size on all of the text, 39.8 million tokens, each read once: what is compared there, and at which rates
+ALL_TEXT, ALL_UPDATES = "middle, all of the text", 2428
+ALL_COMPARED, ALL_RATES = ("ASURA", "plain, equal FLOPs"), (1e-3, 2e-3)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,15 @@ def rows() -> Iterator[Row]:
             for rate, warmup in CALMER:
                 own = (f"optim.lr={rate:g}", f"schedule.warmup={warmup}")
                 yield Row("middle", f"{WITHOUT_SKIP}, rate {rate:g}, warm-up {warmup}", changes, schedule=own)
+            yield from _all_text()
+
+
+def _all_text() -> Iterator[Row]:
+    long = (f"updates={ALL_UPDATES}", f"schedule.warmup={ALL_UPDATES // 10}", "compile=true")  # it is worth compiling
+    for rate in ALL_RATES:
+        for label in ALL_COMPARED:
+            changes = _laid(all_of("middle")[label])
+            yield Row(ALL_TEXT, f"{label}, rate {rate:g}", changes, schedule=(*long, f"optim.lr={rate:g}"))
 
 
 def _laid(changes: dict[str, str]) -> tuple[str, ...]:

@@ -8,17 +8,19 @@ byte-pair tokenizer of 8,192 tokens is trained on the first training file and pu
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.asura.plan import STEPS, Row, rows
-from experiments.corpus import VOCABULARY, make_tokenizer, prepare, texts
+from experiments.corpus import PASSAGES, VOCABULARY, held_out_files, make_tokenizer, prepare, prepare_passages, texts
+from experiments.corpus import passages as corpus_passages
 from experiments.side_by_side import arguments, asked_for, folded, made_by, run_all
 from experiments.trained import train_once
 
-TEXTS = {"test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
+TEXTS = ("test", "ood")
 SETTINGS = (
     f"model.changes.vocab_size={VOCABULARY}", "model.changes.tie_word_embeddings=true", "model.changes.head_bias=false",
     "objective={kind: final}", "average=null", "remat=none", "data.length=256", "batch=64", "accumulate=1", "updates=1200",
@@ -33,9 +35,7 @@ def carry_out(
     """Trains one row, measures it on both texts, and returns all numbers."""
     import torch
 
-    from loopwright.data.tokenizer import Tokenizer
     from loopwright.evaluate.heldout import held_out
-    from loopwright.evaluate.passages import read_passages
     from loopwright.model.cost.cost import pass_flops
     from loopwright.recipes import recipe
 
@@ -43,11 +43,7 @@ def carry_out(
     trained = train_once(chosen, shards)
     model = trained.outcome.model
     torch.set_float32_matmul_precision("highest")
-    own = Tokenizer(tokenizer)
-    found = {
-        name: folded(held_out(model, read_passages(name, Path(corpus) / file, own, context).drawn(passages)), 7)
-        for name, file in TEXTS.items()
-    }
+    found = {name: held_out(model, each) for name, each in corpus_passages(shards, passages).items()}
     norms = trained.taken("grad_norm")
     return {
         "name": row.name, "size": row.size, "label": row.label, "seed": row.seed, "changes": list(row.changes),
@@ -57,8 +53,8 @@ def carry_out(
         "tokens": sum(entry["tokens"] for entry in trained.log), "train_seconds": trained.seconds,
         "losses": trained.losses(),
         "gradient_norms": [round(max(norms[i : i + 20]), 4) for i in range(0, len(norms), 20)],
-        "spikes": spikes(trained.taken("loss")), "skipped": trained.outcome.progress.skipped, "texts": found,
-        "origin": made_by(),
+        "spikes": spikes(trained.taken("loss")), "skipped": trained.outcome.progress.skipped,
+        "valid": found["valid"].loss[-1], "texts": {name: folded(found[name]) for name in TEXTS}, "origin": made_by(),
     }  # fmt: skip
 
 
@@ -83,6 +79,7 @@ def main() -> None:
     """Reads the command line, tokenises once, and runs what is asked for."""
     from loopwright.recipes import recipe
 
+    ends = time.time()
     parser = arguments(__doc__)
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--tokenizer", default="runs/bpe")
@@ -90,13 +87,15 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--passages", type=int, default=600, help="of each held-out text")
     options = parser.parse_args()
+    ends += options.seconds  # tokenising counts
     chosen = recipe("asura-text", [*SETTINGS, *texts(options.corpus, options.tokenizer), *options.change])
     make_tokenizer(options.corpus, Path(options.tokenizer))
     prepare(chosen.data, options.shards)
+    prepare_passages(held_out_files(options.corpus), options.tokenizer, options.context, Path(options.shards) / PASSAGES)
     given = {name: getattr(options, name) for name in ("corpus", "tokenizer", "shards", "context", "passages")}
     run_all(
         asked_for(options, rows()), partial(carry_out, **given, extra=tuple(options.change)), options.out,
-        workers=options.workers, seconds=options.seconds,
+        workers=options.workers, seconds=ends - time.time(),
     )  # fmt: skip
 
 

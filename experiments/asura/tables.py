@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from experiments.asura.figures import draw_all
-from experiments.asura.plan import SIZES, rows
+from experiments.asura.plan import ALL_COMPARED, ALL_RATES, ALL_TEXT, SIZES, rows
 from experiments.asura.run import BEFORE, SPIKE, TEXTS
 from experiments.pages import (
     Result,
@@ -131,6 +131,41 @@ def claim_table(sizes: Mapping[str, Labels]) -> str:
     return table(head, lines)
 
 
+def all_text_table(labels: Labels) -> str:
+    """Returns what was read from all of the text: every arm at every rate, the loss on `valid`, which chooses the rate, and on both
+    held-out texts."""
+    head = ["row", "parameters", "FLOPs per token, forward", "training tokens", "last training loss", "valid", *TEXTS]
+    return table(head, (
+        [
+            label, f"{run['parameters']:,}", f"{run['flops'] / 1e6:,.1f} M", f"{run['tokens']:,}", number(run["losses"][-1]),
+            number(run["valid"]), *[number(held(run, text).loss[-1]) for text in TEXTS],
+        ]
+        for label, runs in labels.items() for run in runs[:1]
+    ))  # fmt: skip
+
+
+def best_of_rates(labels: Labels) -> dict[str, Sequence[Result]]:
+    """Returns the runs of each arm at the rate with the least loss on `valid`, where all its rates were run."""
+    best = {}
+    for arm in ALL_COMPARED:
+        tried = [labels.get(f"{arm}, rate {rate:g}", []) for rate in ALL_RATES]
+        if all(tried):
+            best[arm] = min(tried, key=lambda runs: runs[0]["valid"])
+    return best
+
+
+def all_text_sentence(labels: Labels) -> str:
+    """Returns plain layers less ASURA, each at its better rate."""
+    best = best_of_rates(labels)
+    if len(best) < len(ALL_COMPARED):
+        return "Not all rates were run."
+    whole, plain = (best[arm] for arm in ALL_COMPARED)
+    parts = [f"{text} {beside(pooled(plain, whole, text))}" for text in TEXTS]
+    return (
+        f"{plain[0]['label']} less {whole[0]['label']}, the better rate of each on `valid`: {words(parts)}. Of {len(plain)} seed."
+    )
+
+
 def rate(runs: Sequence[Result]) -> str:
     """Returns the spikes per run."""
     return number(sum(run["spikes"] for run in runs) / len(runs), 1) if runs else "–"
@@ -165,6 +200,8 @@ def main() -> None:
             f"## {size}", "### Cost", cost_table(labels), "### Held-out loss", loss_table(labels), apart_sentence(labels),
             "### Stability", stability_table(labels),
         ]  # fmt: skip
+    if whole := by_label(run for run in found if run["size"] == ALL_TEXT):
+        page += [f"## {ALL_TEXT}", all_text_table(whole), all_text_sentence(whole)]
     (folder / "table.md").write_text("\n\n".join([*page, *missing_part(found, rows())]) + "\n")
     for path in [folder / "table.md", *save_all(draw_all(sizes), folder)]:
         print(path)

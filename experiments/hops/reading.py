@@ -1,10 +1,13 @@
-"""What a result of the study says: accuracy by number of hops and by depth, hops solved, steps needed."""
+"""What a result of the study says: accuracy by number of hops or swaps and by depth, how many are solved, steps needed.
+
+Of chains a "number of hops" is one of swaps.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from experiments.hops.plan import ARMS
+from experiments.hops.plan import ARMS, HARDNESS, OWN
 from experiments.pages import Result
 
 SOLVED = 0.95
@@ -37,12 +40,28 @@ def mean_exact(result: Result) -> float:
 
 def solved_hops(result: Result) -> int:
     """Returns the largest number of hops up to which all are answered at the trained depth; 0 where one hop is not."""
+    return solved_at(result, ARMS[result["arm"]][1])
+
+
+def solved_at(result: Result, depth: int) -> int:
+    """Returns the largest number of hops up to which all are answered at a depth; 0 where one hop is not."""
     solved = 0
-    for hops, exact in at_own_depth(result).items():
-        if exact < SOLVED:
+    for hops in sorted(map(int, result["tests"])):
+        if at_depth(result, hops, depth) < SOLVED:
             break
         solved = hops
     return solved
+
+
+def exact_of(result: Result, group: str, depth: int) -> float:
+    """Returns exact match of easy, middle or hard rows, or of those beyond the trained ones, at a depth."""
+    found = [at_depth(result, hops, depth) for hops in map(int, result["tests"]) if hops in HARDNESS[group]]
+    return sum(found) / len(found)
+
+
+def deepest(result: Result) -> int:
+    """Returns the largest depth that was trained, of a run whose exits were measured."""
+    return min(map(int, result["exits"]))
 
 
 def steps_needed(result: Result, hops: int) -> int | None:
@@ -64,6 +83,14 @@ def rate(result: Result) -> float:
     """Returns the learning rate of a run."""
     given = [change for change in (*result["changes"], *result["laid_over"]) if change.startswith("optim.lr=")]
     return float(given[-1].partition("=")[2]) if given else RATE
+
+
+def at_own_rates(found: Iterable[Result]) -> dict[str, list[Result]]:
+    """Returns the runs of the compared arms, each at the rate that was best for it on the validation rows (seed 0)."""
+    found = list(found)
+    chosen = [run for run in found if run["group"] == "compared" and run["arm"] not in OWN]
+    chosen += [run for run in found if run["group"] in ("rates", "own") and rate(run) == OWN.get(run["arm"])]
+    return by_arm(chosen)
 
 
 def by_arm(found: Iterable[Result]) -> dict[str, list[Result]]:

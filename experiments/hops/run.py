@@ -5,7 +5,11 @@ python -m experiments.hops.run OUT.jsonl --groups trial --workers 6 --seconds 30
 
 from __future__ import annotations
 
-from dataclasses import replace
+import fcntl
+import hashlib
+import json
+import pickle
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,65 +19,72 @@ from experiments.side_by_side import arguments, asked_for, grouped, made_by, run
 from experiments.trained import train_once
 
 if TYPE_CHECKING:
-    from loopwright.data.tasks.table import Table
-    from loopwright.evaluate.sweep import SweepReport
+    from loopwright.data.batch import Splits
+    from loopwright.train.recipe import Recipe
 
-RECIPE = str(Path(__file__).with_name("recipe.yaml"))
-DEPTHS = (*range(1, 17), 20, 24, 28, 32)
-ROWS = 500  # of each number of hops
+RECIPES = {"hops": str(Path(__file__).with_name("recipe.yaml")), "chain": str(Path(__file__).with_name("chain.yaml"))}
 
 
-def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Trains one run, measures it at every number of hops and every depth, and returns all numbers."""
+def carry_out(run: Run, *, extra: tuple[str, ...] = (), tables: str | None = None) -> dict[str, Any]:
+    """Trains one run, measures it at every number of hops or swaps and every depth, and returns all numbers."""
     import torch
 
-    from loopwright.data.batch import FirstRows
-    from loopwright.evaluate.sweep import sweep
+    from experiments.hops.measure import DEPTHS, measure
     from loopwright.model.cost.cost import pass_flops
-    from loopwright.recipes import recipe
+    from loopwright.train.state import Objects
 
-    given = [*run.shape, *run.changes, f"seed={run.seed}", *extra]
-    chosen = recipe(RECIPE, given)
-    chosen = recipe(RECIPE, [*given, f"data.train={chosen.updates * chosen.batch}"])  # a row is trained on once
-    trained = train_once(chosen)
+    chosen = recipe_of(run, extra)
+    trained = train_once(chosen, given=Objects(data=None if tables is None else shared(chosen.data, Path(tables))))
     torch.set_float32_matmul_precision("highest")
     outcome, rows = trained.outcome, trained.log
-    model, length = outcome.model, int(chosen.data["length"])
-    depths = DEPTHS if ARMS[run.arm][1] > 1 else (1,)
-    tests = {
-        name.removeprefix("hops-"): measured(
-            sweep(model, FirstRows(last_answers(source), ROWS), depths=depths, batch_size=ROWS, exact=True, split=name)
-        )
-        for name, source in outcome.splits.tests.items()
-        if name != "test"
-    }
+    model, length = outcome.model, outcome.splits.train.batch([0]).input_ids.shape[1] - 2
+    most = max(depth for row in rows for depth in row["depth"])  # the deepest that was trained
+    limits = (most, DEPTHS[run.task][-1]) if ARMS[run.arm][1] > 1 else ()
     return {
         "name": run.name, "group": run.group, "arm": run.arm, "label": run.label, "seed": run.seed, "changes": list(run.changes),
         "laid_over": list(extra), "parameters": sum(p.numel() for p in model.parameters()),
         "flops": pass_flops(model.config, batch=1, length=length)["total"] / length,
         "updates": chosen.updates, "batch": chosen.batch, "train_seconds": trained.seconds, "skipped": outcome.progress.skipped,
-        "loss": [[row["update"], round(row["loss"], 5)] for row in rows[:: max(len(rows) // 100, 1)]],
+        "loss": [[row["update"], round(row["loss"], 4)] for row in rows[:: max(len(rows) // 40, 1)]],
         "valid": [[row["update"], next(iter(row["valid"].values()))["loss"]] for row in trained.looks],
-        "tests": tests, "origin": made_by(),
+        **measure(model, outcome.splits, run.task, limits), "origin": made_by(),
     }  # fmt: skip
 
 
-def last_answers(source: Any) -> Table:
-    """Returns the same rows, asked for the answer at their last letter alone: the one whose trail surely has all hops."""
-    table: Table = source
-    return replace(table, starts=table.lengths - 1)
+def recipe_of(run: Run, extra: tuple[str, ...] = ()) -> Recipe:
+    """Returns the recipe of a run, with as many rows as it reads: each is trained on once."""
+    from loopwright.recipes import recipe
+
+    given = [*run.shape, *run.changes, f"seed={run.seed}", *extra]
+    chosen = recipe(RECIPES[run.task], given)
+    return recipe(RECIPES[run.task], [*given, f"data.train={chosen.updates * chosen.batch}"])
 
 
-def measured(report: SweepReport) -> dict[str, Any]:
-    """Returns what is kept of a sweep: exact match by depth, and how many rows stay right from which depth on."""
-    return {"rows": report.rows, "depth": report.depth, "exact": report.exact, "loss": report.loss, "settled": report.settled}
+def shared(spec: Mapping[str, Any], folder: Path) -> Splits:
+    """Returns data that the first process in need of it makes, the others wait for, and all read from the folder.
+    What another commit made is not taken: its tasks may draw other rows."""
+    from loopwright.data.build import build_data
+
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / hashlib.sha256(json.dumps([dict(spec), made_by()["commit"]], sort_keys=True).encode()).hexdigest()[:16]
+    with open(f"{place}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.is_file():
+            written = place.with_suffix(".part")
+            written.write_bytes(pickle.dumps(build_data(spec), protocol=5))
+            written.rename(place)
+    splits: Splits = pickle.loads(place.read_bytes())
+    return splits
 
 
 def main() -> None:
     """Reads the command line and runs what it asks for."""
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--tables", help="a folder for tables of rows, which runs then share: made once, not by each run")
+    options = parser.parse_args()
     run_all(
-        asked_for(options, grouped(options, GROUPS)), partial(carry_out, extra=tuple(options.change)), options.out,
+        asked_for(options, grouped(options, GROUPS)),
+        partial(carry_out, extra=tuple(options.change), tables=options.tables), options.out,
         workers=options.workers, seconds=options.seconds,
     )  # fmt: skip
 

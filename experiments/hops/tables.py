@@ -8,13 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from experiments.hops.depth_tables import (
+    CHAIN_HOW,
+    EXIT_HOW,
+    apart,
+    chain_pairs,
+    chain_rate_table,
+    chain_table,
+    exit_table,
+    random_pairs,
+    random_table,
+)
 from experiments.hops.figures import draw_all
-from experiments.hops.plan import ARMS, GROUPS, Run
+from experiments.hops.plan import ARMS, GROUPS, LONGER, Run
 from experiments.hops.reading import (
     SOLVED,
     TRAINED,
     at_depth,
     at_own_depth,
+    at_own_rates,
     best_anywhere,
     by_arm,
     last_valid,
@@ -23,12 +35,16 @@ from experiments.hops.reading import (
     solved_hops,
     steps_needed,
 )
-from experiments.pages import Result, asked_tables, missing_part, number, results, save_all, table
-from experiments.seeds import over_seeds
+from experiments.pages import Result, asked_tables, missing_part, results, save_all, table
 
 BEYOND = (8, 16, 32)  # depths at which looped arms are shown
-PAIRS = (
+Pairs = Sequence[tuple[str, str]]
+PAIRS: Pairs = (
     ("1⊗8", "plain 8"), ("1⊗8", "plain 1"), ("1⊗8", "plain 2"), ("2⊗4", "plain 8"), ("2⊗4", "plain 2"), ("1⊗8", "2⊗4"),
+)  # fmt: skip
+LONGER_PAIRS: Pairs = (
+    ("1⊗8", "plain 1, 8 times the updates"), ("1⊗8", "plain 2, 4 times the updates"), ("2⊗4", "plain 2, 4 times the updates"),
+    ("plain 1, 8 times the updates", "plain 1"), ("plain 2, 4 times the updates", "plain 2"),
 )  # fmt: skip
 HOW_TO_READ = (
     "Every row of letters is asked at its last letter, 500 rows for each number of hops; four letters, so that a guess is right on "
@@ -52,7 +68,7 @@ def arm_table(arms: Arms) -> str:
         lines.append([
             arm, f"{one['parameters']:,}", f"{one['flops'] / 1e6:.1f} M", ", ".join(str(run["seed"]) for run in runs),
             " / ".join(str(solved_hops(run)) for run in runs), beside(runs, mean_exact),
-            *(beside(runs, partial(at_depth, hops=hops, depth=ARMS[arm][1])) for hops in (16, 24, 32)),
+            *(beside(runs, partial(at_depth, hops=hops, depth=ARMS[one["arm"]][1])) for hops in (16, 24, 32)),
             "; ".join(beside(runs, partial(best_anywhere, hops=hops)) for hops in (24, 32)),
             " / ".join(f"{last_valid(run):.4f}" for run in runs),
         ])  # fmt: skip
@@ -64,22 +80,15 @@ def beside(runs: Sequence[Result], value: Callable[[Result], float]) -> str:
     return " / ".join(f"{100 * value(run):.4g}" for run in runs)
 
 
-def pair_table(arms: Arms) -> str:
+def pair_table(arms: Arms, pairs: Pairs = PAIRS) -> str:
     """Returns differences of arms, paired by seed."""
     lines = []
-    for first, second in PAIRS:
+    for first, second in pairs:
         seconds = {run["seed"]: run for run in arms.get(second, ())}
-        pairs = [(run, seconds[run["seed"]]) for run in arms.get(first, ()) if run["seed"] in seconds]
-        if not pairs:
+        both = [(run, seconds[run["seed"]]) for run in arms.get(first, ()) if run["seed"] in seconds]
+        if not both:
             continue
-        apart = [100 * (mean_exact(a) - mean_exact(b)) for a, b in pairs]
-        low, high = over_seeds(apart)
-        verdict = "decided" if low > 0 or high < 0 else "undecided"
-        lines.append([
-            f"{first} less {second}", " / ".join(number(value, 2) for value in apart),
-            f"{number(sum(apart) / len(apart), 2)} ({number(low, 2)} to {number(high, 2)})",
-            verdict if len(pairs) > 1 else "one seed",
-        ])  # fmt: skip
+        lines.append([f"{first} less {second}", *apart([100 * (mean_exact(a) - mean_exact(b)) for a, b in both])])
     return table(["arms", "points, by seed", "mean (95 % over seeds)", ""], lines)
 
 
@@ -98,7 +107,7 @@ def rate_table(found: Sequence[Result]) -> str:
 
 def step_table(found: Sequence[Result]) -> str:
     """Returns, of looped runs, the steps that each number of hops needs, and what steps beyond those trained do."""
-    looped = [run for run in found if ARMS[run["arm"]][1] > 1]
+    looped = [run for run in found if ARMS[run["arm"]][1] > 1 and not run["group"].startswith("chain")]
     head = ["run", *(str(hops) for hops in TRAINED), *(f"mean exact (%) at depth {depth}" for depth in BEYOND)]
     return table(head, (
         [
@@ -123,17 +132,31 @@ def run_table(found: Sequence[Result]) -> str:
 
 def page(found: Sequence[Result]) -> str:
     """Returns the whole page."""
-    arms = by_arm(run for run in found if run["group"] == "compared")
+    arms, own = by_arm(run for run in found if run["group"] == "compared"), at_own_rates(found)
+    hops = [run for run in found if not run["group"].startswith("chain")]
     parts = [
         "# Hops: looped and plain models at equal parameters and at equal FLOPs",
         "`python -m experiments.hops.tables` made this page.", HOW_TO_READ,
         "## The arms", arm_table(arms), "## Differences", pair_table(arms), "## Rates", rate_table(found),
+        "## At each arm's own rate", arm_table(own), pair_table(own),
+        "## At equal training FLOPs",
+        "The arms of fewer FLOPs have as many updates more, on fresh rows, and the looped ones their own rates.",
+        arm_table(longer_arms(found)), pair_table(own | longer_arms(found), LONGER_PAIRS),
+        "## Random depth", random_table(hops), random_pairs(hops),
         "## Steps",
         f"The least depth from which on, to the depth that was trained, at least {100 * SOLVED:.0f} % are right, for each number "
         "of hops; then the mean over all numbers of hops at some depths.",
-        step_table(found), "## Every run", run_table(found), *missing_part(found, planned()),
+        step_table(hops), "## Swaps", CHAIN_HOW, chain_table(found), chain_pairs(found),
+        chain_rate_table(found), "## Exit rules", EXIT_HOW,
+        exit_table(found), "## Every run", run_table(found), *missing_part(found, planned()),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
+
+
+def longer_arms(found: Sequence[Result]) -> dict[str, list[Result]]:
+    """Returns the runs with more updates, by arm and how many times as many."""
+    arms = by_arm(run for run in found if run["group"] == "longer")
+    return {f"{arm}, {LONGER[arm]} times the updates": runs for arm, runs in arms.items()}
 
 
 def planned() -> list[Run]:
@@ -146,8 +169,7 @@ def main() -> None:
     sources, folder = asked_tables(__doc__)
     found = results(sources, planned())
     (folder / "table.md").write_text(page(found))
-    arms = by_arm(run for run in found if run["group"] == "compared")
-    for path in [folder / "table.md", *save_all(draw_all(arms), folder)]:
+    for path in [folder / "table.md", *save_all(draw_all(found), folder)]:
         print(path)
 
 

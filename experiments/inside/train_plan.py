@@ -3,6 +3,9 @@
 As in "A Mechanistic Analysis of Looped Language Models", Section 5.1 and Appendices B and E.6: pre-norm alone, a constant depth of
 4, the loss of the last state alone, a control of 12 layers; the injected ones concatenate the input and start from noise. Smaller
 here: width 256 instead of 512, heads of 64, a few million tokens instead of 3.7 billion, AdamW instead of Muon, tied embeddings.
+
+Beside them two models with the norms, the injection and the layers around the loop that Ouro and Huginn have (the paper's Table 1):
+their own weights could not be had.
 """
 
 from __future__ import annotations
@@ -18,6 +21,11 @@ CONTROL = "control"
 CONTROL_LAYERS = 12
 CORES = (12, 8, 4)  # the longest first, so that they run side by side with the others
 AROUND = {"sandwich": 2, "bare": 0}  # layers of prelude and of coda
+# what is laid over SHAPE for the norms of released models, and the layers around their loop
+LIKE: dict[str, tuple[int, dict[str, Any]]] = {
+    "ouro": (0, {"norm_placement": ["input", "output"], "end_norm": "every", "final_norm": {"kind": "none"}}),
+    "huginn": (2, {"norm_placement": ["input", "residual"], "end_norm": "last"}),
+}
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 256, "intermediate_size": 640, "num_attention_heads": 4,
     "max_position_embeddings": 1024, "norm_placement": ["input"], "tie_word_embeddings": True,
@@ -51,6 +59,11 @@ class Row:
         return f"{self.label}/{self.seed}"
 
     @property
+    def folder(self) -> str:
+        """What its weights are kept under."""
+        return f"{self.label}-{self.seed}" if self.seed else self.label
+
+    @property
     def kind(self) -> str:
         """What decides how long it takes."""
         return str(self.core)
@@ -60,15 +73,16 @@ class Row:
         """How many layers each stack has, and how often the core runs."""
         if self.family == CONTROL:
             return {"prelude_layers": CONTROL_LAYERS, "core_layers": 0, "coda_layers": 0, "depth": 1}
-        around = AROUND[self.family]
+        around = LIKE[self.family][0] if self.family in LIKE else AROUND[self.family]
         return {"prelude_layers": around, "core_layers": self.core, "coda_layers": around, "depth": STEPS}
 
     def recipe(self, corpus: str, tokenizer: str, context: int) -> dict[str, Any]:
         """Returns how it is trained, as plain data."""
         layers = self.layers
+        parts = {**(INJECTED if self.injected else {}), **(LIKE[self.family][1] if self.family in LIKE else {})}
         return {
             **TRAINING, "seed": self.seed, "depth": {"kind": "fixed", "depth": layers["depth"]},
-            "model": {"kind": "preset", "changes": {**SHAPE, **layers, **(INJECTED if self.injected else {})}},
+            "model": {"kind": "preset", "changes": {**SHAPE, **layers, **parts}},
             "data": {
                 "kind": "text", "files": f"{corpus}/train-*.jsonl.gz", "valid_files": f"{corpus}/valid.jsonl.gz",
                 "tokenizer": tokenizer, "length": context,
@@ -92,3 +106,9 @@ def rows() -> Iterator[Row]:
         for family, injected in (("sandwich", False), ("sandwich", True), ("bare", False), ("bare", True)):
             for core in CORES:
                 yield Row(family, core, injected, seed)
+
+
+def likenesses() -> Iterator[Row]:
+    """One model each with the norms of Ouro and of Huginn: no injection and nothing around eight layers, and both around four."""
+    yield Row("ouro", 8)
+    yield Row("huginn", 4, injected=True)

@@ -5,7 +5,7 @@
 CORPUS holds train-*.jsonl.gz and valid and test.jsonl.gz. TOKENIZER is a folder; where it is not there yet, a byte-pair tokenizer
 of 8,192 tokens is trained on the first training file and put there. Each model is measured where it was trained, in float32: its
 loss on held-out passages by depth, and traces of held-out prompts before training, after it, and at depth DEEP. The models of
---kept are saved in bfloat16 under --keep.
+--kept are saved in bfloat16 under --keep, those of other seeds than 0 with their seed behind their label.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.corpus import make_tokenizer, prepare
-from experiments.inside.train_plan import STEPS, Row, rows
+from experiments.inside.train_plan import STEPS, Row, likenesses, rows
 from experiments.side_by_side import arguments, asked_for, compared, made_by, rounded, run_all
 from experiments.trained import train_once
 
@@ -68,10 +68,10 @@ def carry_out(
     if looped:
         traced = look_inside(model, ids, deep, stages=("attention", "residual", "lens", "fixed"))
         found["deep"] = thinned(traced, drawn=row.seed == 0 and DRAWN in row.label)
-    if keep is not None and row.seed == 0 and row.label in kept.split(","):
+    if keep is not None and row.folder in kept.split(","):
         import loopwright as lw
 
-        lw.save(model.to(torch.bfloat16), Path(keep) / row.label, own.own)
+        lw.save(model.to(torch.bfloat16), Path(keep) / row.folder, own.own)
     return found
 
 
@@ -132,9 +132,9 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128, help="tokens of each")
     parser.add_argument("--deep", type=int, default=DEEP, help="steps of the deep trace")
     parser.add_argument("--keep", help="a folder to save models in; left out: none is saved")
-    parser.add_argument("--kept", default=KEPT, help="which, by label")
+    parser.add_argument("--kept", default=KEPT, help="which, by the names of their folders")
     options = parser.parse_args()
-    asked = asked_for(options, rows())
+    asked = asked_for(options, [*rows(), *likenesses()])
     first = make_recipe(
         next(rows()).recipe(options.corpus, options.tokenizer, options.context), changes=parse_overrides(options.change)
     )

@@ -7,7 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from experiments.ouroboros.answers import named
-from experiments.ouroboros.plan import NORMED
+from experiments.ouroboros.plan import (
+    BLIND,
+    CODA,
+    CONTROLLER,
+    CUT,
+    DIAGONAL,
+    FULL,
+    GATE,
+    LEAKING,
+    NORMED,
+    ONCE,
+    STATIC,
+    TRUNCATED,
+)
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.pages import Result, percent
 from experiments.seeds import Pooled, Share, best_depth, mean_loss, reports
@@ -27,16 +40,12 @@ from loopwright.plot.style import COLOURS, INK
 
 LEAST_SHOWN, MOST_SHOWN = -0.5, 1.3  # a share beyond is told at the edge: one such row must not flatten the others
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
-BY_DEPTH = (  # no more than there are colours; normed states would lie on raw ones: question.svg has both
-    "gate only", "static diagonal", "static, equal parameters", "controller, blind to the input", "controller, prefix",
-    "controller + coda adapters + distillation",
-)  # fmt: skip
-LEAKING, ONCE, BASELINE = "controller, whole sequence (leaks)", "healed LoRA, equal parameters", "static, equal parameters"
+# no more than there are colours; normed states would lie on raw ones: question.svg has both
+BY_DEPTH = (GATE, DIAGONAL, STATIC, BLIND, CONTROLLER, CODA)
 AGAINST = {
-    "question": ("controller, prefix", NORMED, "controller, blind to the input"),
-    "controls": ("controller, prefix", NORMED, "controller, blind to the input", "static diagonal", "gate only"),
+    "question": (CONTROLLER, NORMED, BLIND),
+    "controls": (CONTROLLER, NORMED, BLIND, DIAGONAL, GATE),
 }
-SPOKEN = "controller, prefix"
 
 Runs = Mapping[str, Sequence[Result]]
 Shares = Mapping[str, Mapping[str, Share]]
@@ -52,16 +61,16 @@ def draw_all(runs: Runs, shares: Shares, pairs: Pairs) -> dict[str, Drawing]:
         if there:
             made[name] = how()
 
-    ends = ("full model", "truncated", "truncated, searched layout")
+    ends = (FULL, TRUNCATED, CUT)
     for name, groups in {"recovered": ("references", "main", "best"), "recovered-others": ("others",)}.items():
         chosen = {label: found for label, found in shares.items() if runs[label][0]["group"] in groups and label not in ends}
         draw(name, chosen, partial(recovered_points, runs, chosen))
     looped = {label: runs[label] for label in BY_DEPTH if label in runs}
     draw("by-depth", looped, partial(loss_by_depth, runs, looped))
     for name, labels in AGAINST.items():
-        against = {label: pairs[label, BASELINE] for label in labels if (label, BASELINE) in pairs}
+        against = {label: pairs[label, STATIC] for label in labels if (label, STATIC) in pairs}
         draw(name, against, partial(difference_by_depth, against))
-    said = next((run for run in runs.get(SPOKEN, []) if run.get("diagonals")), None)
+    said = next((run for run in runs.get(CONTROLLER, []) if run.get("diagonals")), None)
     draw("diagonals", said, partial(diagonal_maps, said))
     return made
 
@@ -80,7 +89,7 @@ def recovered_points(runs: Runs, shares: Shares) -> Drawing:
             )  # fmt: skip
             for i, (text, share) in enumerate(found.items()):
                 _point(axes, place + 0.06 + 0.26 * i, share, i, text if place == 0 else None, hollow=leaks)
-        for value, name in ((0, "truncated"), (1, "full model")):
+        for value, name in ((0, TRUNCATED), (1, FULL)):
             for place in range(count):  # not through the names
                 axes.vlines(value, place - 0.1, place + 0.5, color=INK, linewidth=1, linestyle=(0, (2, 2)))
             axes.annotate(
@@ -133,7 +142,7 @@ def loss_by_depth(runs: Runs, looped: Runs) -> Drawing:
             curve = _by_depth(runs[LEAKING], text)
             behind = {"linestyle": (0, (1, 2)), "marker": "o", "markersize": 8, "markerfacecolor": "none", "zorder": 1}
             axes.plot(curve.x, curve.y, color=INK, label=f"{LEAKING} †", **behind)
-        references = (("truncated", 1, (0, (2, 2)), 2), (ONCE, None, (0, (6, 2)), -10), ("full model", None, (0, (2, 2)), 2))
+        references = ((TRUNCATED, 1, (0, (2, 2)), 2), (ONCE, None, (0, (6, 2)), -10), (FULL, None, (0, (2, 2)), 2))
         for label, depth, dash, above in references:
             if label in runs:
                 found = reports(runs[label], text)

@@ -17,19 +17,33 @@ NEXT_TOKEN = "objective={kind: final}"
 BOTH = "objective={kind: distil, teacher: {kind: load, source: %(source)s, dtype: bfloat16}, weight: 1.0}"
 LORA_RANK = 6  # 15 layers × 10,176 × 6 = 916 thousand: what the controller and its gate train, within 6 %
 STEP_RANK = 4  # 8 steps × 10,176 × 4 = 326 thousand: what the controller alone trains, 309 thousand
-CONTROLLER = "{kind: controller, rank: 32, alpha: 16.0, style: 128, pooling: %s}"
+SPEC = "{kind: controller, rank: 32, alpha: 16.0, style: 128, pooling: %s}"
 
+# the names of rows that pages, figures and other plans speak of
+FULL, TRUNCATED, HEALED = "full model", "truncated", "full model, healed the same"
+CUT = "truncated, searched layout"
+CONTROLLER, BLIND, TOKEN = "controller, prefix", "controller, blind to the input", "controller, token"
 NORMED = "controller, prefix of normed states"  # raw states are ruled by the first token, about eight times as large as the others
+LEAKING = "controller, whole sequence (leaks)"
+PUBLISHED = "controller as published (norm per step, gate at 0.12)"
+DIAGONAL, STATIC, GATE, ONCE = "static diagonal", "static, equal parameters", "gate only", "healed LoRA, equal parameters"
+CODA = "controller + coda adapters + distillation"
+BEST, BEST_STATIC, BEST_ONCE = (
+    f"{what} adapters everywhere + distillation, searched layout" for what in ("controller +", "static,", "not looped,")
+)
+SHIFTED = ("controller, labels shifted twice", "adapters everywhere, labels shifted twice")
+
 ENDS = ", ".join(f"{{kind: low-rank, rank: 32, stack: {stack}}}" for stack in ("prelude", "coda"))
 
-EVERYWHERE = f"adapters=[{CONTROLLER % 'prefix'}, {ENDS}]"
+EVERYWHERE = f"adapters=[{SPEC % 'prefix'}, {ENDS}]"
 
 
 @dataclass(frozen=True)
 class Row:
     """One row with one seed. `changes` are the retrofit's own, `overrides` the recipe's; no objective: nothing is trained.
 
-    `text` is what the training files are called: "train", a mixture, or "textbooks", one kind of it alone.
+    `text` is what the training files are called: "train", a mixture, or "textbooks", one kind of it alone. `depth` is the one depth
+    it is trained and measured at; left out, those of the study.
     """
 
     group: str
@@ -40,6 +54,7 @@ class Row:
     objective: str | None = NEXT_TOKEN
     leaks: bool = False
     text: str = "train"
+    depth: int | None = None
     seed: int = 0
 
     @property
@@ -67,60 +82,58 @@ def healed(group: str, label: str, rank: int, **more: object) -> Row:
 
 def controller(pooling: str) -> str:
     """Returns the change that gives the system this controller alone."""
-    return f"adapters=[{CONTROLLER % pooling}]"
+    return f"adapters=[{SPEC % pooling}]"
 
 
 def references() -> Iterator[Row]:
     """The two ends of the gap, what the same training gives the full model, and looping without training."""
-    yield Row("references", "full model", None, objective=None)
-    yield Row("references", "truncated", "plain-loop", KEPT, objective=None)
+    yield Row("references", FULL, None, objective=None)
+    yield Row("references", TRUNCATED, "plain-loop", KEPT, objective=None)
     everything = ("prelude=15", "core=15", "coda=14", f"adapters.rank={LORA_RANK // 2}")  # as many parameters on twice the layers
-    yield Row("references", "full model, healed the same", "healed", everything, ("depth={kind: fixed, depth: 1}",))
+    yield Row("references", HEALED, "healed", everything, ("depth={kind: fixed, depth: 1}",))
     yield Row("references", "training-free looping of the full model", "repeat", ("depth=4",), objective=None)
 
 
 def main() -> Iterator[Row]:
     """What decides the question, three seeds each."""
     for seed in range(3):
-        yield healed("main", "healed LoRA, equal parameters", LORA_RANK, seed=seed)
-        yield looped("main", "gate only", "gate-only", overrides=("depth={kind: choice, values: [2, 4, 8]}",), seed=seed)
-        yield looped("main", "static diagonal", "static", seed=seed)
-        yield looped(
-            "main", "static, equal parameters", "gate-only", f"adapters=[{{kind: low-rank, rank: {STEP_RANK}}}]", seed=seed
-        )
-        yield looped("main", "controller, prefix", "ouroboros-identity", controller("prefix"), seed=seed)
+        yield healed("main", ONCE, LORA_RANK, seed=seed)
+        yield looped("main", GATE, "gate-only", overrides=("depth={kind: choice, values: [2, 4, 8]}",), seed=seed)
+        yield looped("main", DIAGONAL, "static", seed=seed)
+        yield looped("main", STATIC, "gate-only", f"adapters=[{{kind: low-rank, rank: {STEP_RANK}}}]", seed=seed)
+        yield looped("main", CONTROLLER, "ouroboros-identity", controller("prefix"), seed=seed)
         yield looped("main", NORMED, "ouroboros-identity", controller("prefix, pool_norm: rms"), seed=seed)
-        yield looped("main", "controller, blind to the input", "ouroboros-identity", controller("none"), seed=seed)
+        yield looped("main", BLIND, "ouroboros-identity", controller("none"), seed=seed)
         yield looped(
-            "main", "controller, whole sequence (leaks)", "ouroboros-identity", controller("sequence, leak_future: true"),
+            "main", LEAKING, "ouroboros-identity", controller("sequence, leak_future: true"),
             leaks=True, seed=seed,
         )  # fmt: skip
-        yield looped("main", "controller + coda adapters + distillation", "ouroboros-coda", objective=BOTH, seed=seed)
+        yield looped("main", CODA, "ouroboros-coda", objective=BOTH, seed=seed)
 
 
 def best() -> Iterator[Row]:
     """Adapters on every kept layer, at most 10 % of what is kept, in the layout that `retrofit --search` finds; its controls."""
-    yield Row("best", "truncated, searched layout", "plain-loop", SEARCHED, objective=None)
+    yield Row("best", CUT, "plain-loop", SEARCHED, objective=None)
     for seed in range(3):
         yield Row(
-            "best", "controller + adapters everywhere + distillation, searched layout", "ouroboros-identity",
+            "best", BEST, "ouroboros-identity",
             (*SEARCHED, *STEPS, EVERYWHERE), objective=BOTH, seed=seed,
         )  # fmt: skip
         yield Row(
-            "best", "not looped, adapters everywhere + distillation, searched layout", "healed",
+            "best", BEST_ONCE, "healed",
             (*SEARCHED[:3], "adapters.rank=32"), ("depth={kind: fixed, depth: 1}",), objective=BOTH, seed=seed,
         )  # fmt: skip
         yield Row(
-            "best", "static, adapters everywhere + distillation, searched layout", "gate-only",
+            "best", BEST_STATIC, "gate-only",
             (*SEARCHED, *STEPS, f"adapters=[{{kind: low-rank, rank: {STEP_RANK}}}, {ENDS}]"), objective=BOTH, seed=seed,
         )  # fmt: skip
 
 
 def others() -> Iterator[Row]:
     """One seed each: other poolings, parts, objectives, the paper's mitigations, ranks, the refiner."""
-    yield looped("others", "controller, labels shifted twice", "ouroboros-identity", objective="objective={kind: final, ahead: 2}")
+    yield looped("others", SHIFTED[0], "ouroboros-identity", objective="objective={kind: final, ahead: 2}")
     yield looped(
-        "others", "adapters everywhere, labels shifted twice", "ouroboros-identity", EVERYWHERE,
+        "others", SHIFTED[1], "ouroboros-identity", EVERYWHERE,
         objective="objective={kind: final, ahead: 2}",
     )  # fmt: skip
     yield Row("others", "refiner with its gate", "refiner", ("depth=4", *STEPS))
@@ -129,7 +142,7 @@ def others() -> Iterator[Row]:
     slower, faster = ("optim.lr=4e-4",), ("optim.lr=4e-2",)
     yield Row("others", "refiner without a gate, rate 4e-4", "refiner", ("depth=4", *STEPS, "gate={kind: none}"), slower)
     yield looped("others", "static diagonal, rate 4e-2", "static", overrides=faster)
-    yield looped("others", "controller as published (norm per step, gate at 0.12)", "ouroboros")
+    yield looped("others", PUBLISHED, "ouroboros")
     yield looped("others", "controller as published + adapters everywhere", "ouroboros", EVERYWHERE)
     for seed in range(3):
         yield looped(
@@ -151,3 +164,41 @@ def others() -> Iterator[Row]:
 
 
 GROUPS: dict[str, Callable[[], Iterator[Row]]] = {group.__name__: group for group in (references, main, best, others)}
+
+
+# Cores of several layers, out of the 15 that are best when run once: so many steps that 21 layers run
+LAYERS = (0, 1, 2, 8, *range(19, 30))
+CORES = {1: 7, 3: 3, 6: 2}  # layers of the core: its steps
+# where the core begins: at the layer that the search at depth 1 takes for it, or where the untrained loop has the least loss on
+# `valid` at that many steps, of all places within these layers (places.py)
+AT_ONE, AT_DEPTH = "from layer 8", "placed at its depth"
+PLACES = {AT_ONE: {1: 8, 3: 8, 6: 8}, AT_DEPTH: {1: 1, 3: 1, 6: 1}}
+CORE_RANK, ONCE_RANK = 8, 16  # 21 × 10,176 × 8 and the gate's 664 thousand; 15 × 10,176 × 16: 3 % more
+ONCE_EQUAL, ONCE_LONGER = "not looped", "not looped, equal training FLOPs"
+UPDATES = {ONCE_EQUAL: 240, ONCE_LONGER: 306}  # a pass of the rows that loop costs 1.27 to 1.30 times as much
+
+
+def looping(size: int, how: str) -> str:
+    """Returns the name of the row with a core of so many layers, placed so."""
+    return f"core of {size}, {CORES[size]} steps, {how}"
+
+
+def cores() -> Iterator[Row]:
+    """The same 15 layers with one, three or six of them looped, and each run once, with equal tokens and with equal FLOPs."""
+    half, fixed = "batch=16", "depth={kind: fixed, depth: %d}"  # 2.0 million tokens
+    every = ", ".join(f"{{kind: low-rank, rank: {CORE_RANK}, stack: {stack}}}" for stack in ("prelude", "core", "coda"))
+    for how, places in PLACES.items():
+        for size, layer in places.items():
+            first, steps = LAYERS.index(layer), CORES[size]
+            tables = (f"depth={steps}", f"max_steps={steps}", "beyond_max_steps=repeat", f"adapters=[{every}]")
+            changes = (*stacks(first, size), *tables)
+            yield Row("cores", looping(size, how), "gate-only", changes, (half, fixed % steps), depth=steps)
+    for label, updates in UPDATES.items():
+        changes = (*stacks(LAYERS.index(8), 1), f"adapters.rank={ONCE_RANK}")
+        yield Row("cores", label, "healed", changes, (half, f"updates={updates}", fixed % 1), depth=1)
+
+
+def stacks(first: int, size: int) -> tuple[str, ...]:
+    """Returns the changes that divide LAYERS into prelude, core and coda."""
+    parts = {"prelude": LAYERS[:first], "core": LAYERS[first : first + size], "coda": LAYERS[first + size :]}
+    return tuple(f"{name}={[*layers]}" for name, layers in parts.items())

@@ -8,25 +8,35 @@ The second file gives the ends of the gap: the truncated model and the full one,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from experiments.ouroboros.answers import answer, named
 from experiments.ouroboros.figures import difference_by_depth
-from experiments.ouroboros.plan import NORMED, Row
+from experiments.ouroboros.plan import (
+    BLIND,
+    CONTROLLER,
+    DIAGONAL,
+    FULL,
+    GATE,
+    LEAKING,
+    NORMED,
+    ONCE,
+    PUBLISHED,
+    STATIC,
+    TOKEN,
+    TRUNCATED,
+    Row,
+)
 from experiments.ouroboros.rates import (
     ARMS,
-    BLIND,
-    DIAGONAL,
+    CLOSE,
     FURTHER,
-    GATE,
     GRID,
     MORE,
     RATES,
-    READING,
     SEEDS,
     TUNED,
-    WIDER,
     arm_of,
     best_rates,
     grid,
@@ -34,7 +44,7 @@ from experiments.ouroboros.rates import (
     tuned,
 )
 from experiments.ouroboros.run import DEPTHS, TEXTS
-from experiments.ouroboros.tables import CONTROLLER, FULL, STATIC, TRUNCATED, Pairs, Runs, all_pairs, answers_table
+from experiments.ouroboros.tables import Pairs, Runs, all_pairs, answers_table
 from experiments.pages import (
     Result,
     asked_tables,
@@ -53,9 +63,7 @@ from experiments.seeds import RULE, best_depth, mean_loss, reports
 from loopwright.plot.drawing import Axes, Curve, Drawing, figure, lines
 from loopwright.plot.style import COLOURS
 
-TOKEN = "controller, token"
 MOST_SHOWN = 6.0  # nats
-PUBLISHED, ONCE, LEAKING = MORE[1:]
 ASKED = ((CONTROLLER, BLIND), (TOKEN, BLIND), (NORMED, BLIND))
 PAIRS = (
     *ASKED, (CONTROLLER, DIAGONAL), (TOKEN, DIAGONAL), (BLIND, DIAGONAL), (CONTROLLER, STATIC), (TOKEN, STATIC), (BLIND, STATIC),
@@ -71,21 +79,30 @@ def planned(found: Sequence[Result]) -> Iterator[Row]:
     yield from tuned(ARMS, SEEDS, best)
     yield from grid(MORE)
     yield from tuned(MORE, SEEDS, best)
-    yield from tuned(READING, FURTHER, best)
+    yield from tuned(CLOSE, FURTHER, best)
 
 
-def at_own_rates(found: Sequence[Result]) -> Runs:
+def as_planned(every: Sequence[Result], plan: Callable[[Sequence[Result]], Iterator[Row]]) -> tuple[list[Result], list[Row]]:
+    """Returns the rows of grid and seeds in the order of their plan, and the plan."""
+    found = [run for run in every if run["group"] in (GRID, TUNED)]
+    rows = list(plan(found))
+    place = {row.name: number for number, row in enumerate(rows)}
+    return sorted(found, key=lambda run: place.get(run["name"], len(place))), rows
+
+
+def at_own_rates(found: Sequence[Result], rates: Sequence[float] = RATES) -> Runs:
     """Returns the runs at the rates that were chosen, by arm, seeds in order."""
-    best = best_rates(found)
+    best = best_rates(found, rates)
     own = [run for run in found if run["group"] == TUNED and run["rate"] == best.get(arm_of(run))]
     return by_label({**run, "label": arm_of(run)} for run in own)
 
 
 def grid_table(found: Sequence[Result]) -> str:
     """Returns the loss on `valid` of every arm at every rate, the least in bold."""
-    shown = sorted({*RATES, *(rate for more in WIDER.values() for rate in more)})
+    tried = rates_of(found)
+    shown = sorted({rate for losses in tried.values() for rate in losses})
     lines = []
-    for arm, losses in rates_of(found).items():
+    for arm, losses in tried.items():
         least = min(losses.values())
         cells = [number(losses.get(rate, math.nan)) if losses.get(rate) != math.inf else "diverged" for rate in shown]
         lines.append([arm, *[f"**{cell}**" if losses.get(r) == least else cell for r, cell in zip(shown, cells, strict=True)]])
@@ -102,10 +119,10 @@ def skipped_table(found: Sequence[Result]) -> str:
     return table(["arm", "updates skipped by rate and seed"], lines) if lines else "No update was skipped."
 
 
-def at_edge(found: Sequence[Result]) -> list[str]:
+def at_edge(found: Sequence[Result], rates: Sequence[float] = RATES) -> list[str]:
     """Returns the arms whose best rate is the least or the largest that was tried."""
     losses = rates_of(found)
-    return [f"{arm} ({rate:g})" for arm, rate in best_rates(found).items() if rate in (min(losses[arm]), max(losses[arm]))]
+    return [f"{arm} ({rate:g})" for arm, rate in best_rates(found, rates).items() if rate in (min(losses[arm]), max(losses[arm]))]
 
 
 def recovered(runs: Sequence[Result], ends: Runs, text: str) -> float:
@@ -185,12 +202,12 @@ def drawings(found: Sequence[Result], pairs: Pairs) -> dict[str, Drawing]:
     return {name: draw() for name, draw in made.items()}
 
 
-def rules(found: Sequence[Result]) -> str:
+def rules(found: Sequence[Result], rates: Sequence[float] = RATES) -> str:
     """Returns the sentences that say what the numbers are."""
     lines = [
         RULE,
         "Rates: the least loss on `valid` (128 passages) at the best of the depths trained, seed 0, which is not used again.",
-        f"Best at an end of what was tried: {', '.join(at_edge(found)) or 'none'}.",
+        f"Best at an end of what was tried: {', '.join(at_edge(found, rates)) or 'none'}.",
         "Losses of a document's passages are summed before rows are written: pairs are of documents.",
         "† sees the future: its one-pass loss is not a likelihood.",
     ]
@@ -201,10 +218,7 @@ def main() -> None:
     """Writes rates.md and the figures."""
     sources, folder = asked_tables(__doc__)
     every = results(sources, ())
-    found = [run for run in every if run["group"] in (GRID, TUNED)]
-    plan = list(planned(found))
-    place = {row.name: number for number, row in enumerate(plan)}
-    found.sort(key=lambda run: place.get(run["name"], len(place)))
+    found, plan = as_planned(every, planned)
     ends, runs = by_label(run for run in every if run["group"] == "references"), at_own_rates(found)
     pairs = all_pairs(runs, PAIRS)
     page = ["# The retrofit study, each arm at its own rate", "`python -m experiments.ouroboros.rate_tables` made this page."]

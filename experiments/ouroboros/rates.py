@@ -23,14 +23,29 @@ import gc
 import json
 import pickle
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from experiments.corpus import prepare_passages
 from experiments.ouroboros.answers import TRAINED
-from experiments.ouroboros.plan import NORMED, Row, others
+from experiments.ouroboros.plan import (
+    BLIND,
+    CONTROLLER,
+    DIAGONAL,
+    GATE,
+    LEAKING,
+    NORMED,
+    ONCE,
+    PUBLISHED,
+    STATIC,
+    TOKEN,
+    Row,
+    cores,
+    others,
+)
 from experiments.ouroboros.plan import main as main_rows
 from experiments.ouroboros.run import TEXTS, about, depths_of, made, tokenise
 from experiments.pages import Result
@@ -38,15 +53,11 @@ from experiments.side_by_side import arguments, asked_for, compared, folded, mad
 
 GRID, TUNED = "rates", "tuned"  # the groups of the rows
 RATES = (1e-3, 4e-3, 1.6e-2, 4e-2)
-BLIND, DIAGONAL, GATE = "controller, blind to the input", "static diagonal", "gate only"
 # beyond the grid for arms that were best at its end: what a table or a gate learns moves by one rate an update at most
 WIDER = {DIAGONAL: (1e-1, 2.5e-1), GATE: (1e-1,)}
-ARMS = (BLIND, "controller, prefix", "controller, token", DIAGONAL, "static, equal parameters", GATE)
-READING = (BLIND, "controller, prefix", "controller, token")  # what the question is about: more seeds
-MORE = (
-    NORMED, "controller as published (norm per step, gate at 0.12)", "healed LoRA, equal parameters",
-    "controller, whole sequence (leaks)",
-)  # fmt: skip
+ARMS = (BLIND, CONTROLLER, TOKEN, DIAGONAL, STATIC, GATE)
+CLOSE = (TOKEN, BLIND, DIAGONAL)  # what three seeds did not tell apart: more seeds
+MORE = (NORMED, PUBLISHED, ONCE, LEAKING)
 SEEDS, FURTHER = (1, 2, 3), (4, 5, 6)
 LAID = ("data.apart=false", "compile=false")  # passes can then be replayed as graphs; compiling takes longer than a run
 PASSAGES = "held-out.pickle"  # of our own making, beside the shards: tokenised once for all rows
@@ -58,7 +69,7 @@ HONEST = 1000  # tokens that a model which sees the future is scored on from the
 
 def rated(arm: str, rate: float, group: str, seed: int) -> Row:
     """Returns the row of this label in the study's plan at another rate."""
-    found = next(row for row in (*main_rows(), *others()) if row.label == arm)
+    found = next(row for row in (*main_rows(), *others(), *cores()) if row.label == arm)
     overrides = (*found.overrides, f"optim.lr={rate:g}")
     return replace(found, group=group, label=f"{arm}, rate {rate:g}", overrides=overrides, seed=seed)
 
@@ -68,10 +79,10 @@ def arm_of(run: Result) -> str:
     return run["label"].rsplit(", rate ", 1)[0]
 
 
-def grid(arms: Sequence[str]) -> Iterator[Row]:
+def grid(arms: Sequence[str], rates: Sequence[float] = RATES) -> Iterator[Row]:
     """Every arm at every rate, seed 0."""
     for arm in arms:
-        for rate in (*RATES, *WIDER.get(arm, ())):
+        for rate in (*rates, *WIDER.get(arm, ())):
             yield rated(arm, rate, GRID, 0)
 
 
@@ -86,7 +97,7 @@ def tuned(arms: Sequence[str], seeds: Sequence[int], best: Mapping[str, float]) 
 def valid_loss(run: Result) -> float:
     """Returns the loss of a row of the grid on `valid` at the best depth; infinite where it diverged."""
     found = run["texts"].get("valid")
-    losses = [loss for depth, loss in zip(found["depth"], found["loss"], strict=True) if depth in TRAINED] if found else []
+    losses = found["loss"] if found else []
     return min((loss for loss in losses if loss is not None), default=float("inf"))
 
 
@@ -99,9 +110,9 @@ def rates_of(found: Iterable[Result]) -> dict[str, dict[float, float]]:
     return losses
 
 
-def best_rates(found: Iterable[Result]) -> dict[str, float]:
-    """Returns the rate of each arm with the least loss on `valid`; none for an arm that lacks a rate of RATES."""
-    whole = {arm: losses for arm, losses in rates_of(found).items() if set(losses) >= set(RATES)}
+def best_rates(found: Iterable[Result], rates: Sequence[float] = RATES) -> dict[str, float]:
+    """Returns the rate of each arm with the least loss on `valid`; none for an arm that lacks one of the grid."""
+    whole = {arm: losses for arm, losses in rates_of(found).items() if set(losses) >= set(rates)}
     return {arm: min(losses, key=losses.__getitem__) for arm, losses in whole.items()}
 
 
@@ -110,6 +121,7 @@ def carry_out(row: Row, *, source: str, corpus: str, shards: str, passages: int,
     import torch
 
     from loopwright.evaluate.heldout import held_out, need_likelihood
+    from loopwright.model.cost.cost import pass_flops
 
     rate = float(row.overrides[-1].removeprefix("optim.lr="))
     began = time.perf_counter()
@@ -128,20 +140,45 @@ def carry_out(row: Row, *, source: str, corpus: str, shards: str, passages: int,
         told = {"name": row.name, "group": row.group, "label": row.label, "seed": row.seed, "diverged": str(error)}
         return {**told, "rate": rate, "texts": {}, "origin": made_by()}
     held = pickle.loads((Path(shards) / PASSAGES).read_bytes())
-    depths, texts = depths_of(model), {}
+    depths, texts = [row.depth] if row.depth else depths_of(model), {}
     for name in ("valid",) if row.group == GRID else TEXTS:
         text = held[name].drawn(choosing if row.group == GRID else passages)
         honest = HONEST if row.leaks and row.group != GRID else 0
-        asked = [depth for depth in depths if depth in TRAINED] if depths and row.group == GRID else depths
+        asked = [depth for depth in depths if depth in (*TRAINED, row.depth)] if depths and row.group == GRID else depths
         report = held_out(model, text, depths=asked, causality=causal, marked=row.leaks, honest=honest, batch_size=AT_ONCE)
         texts[name] = compared(asdict(report), ()) if row.group == GRID else folded(report)
-    return about(row, model, run, seconds, extra) | {"rate": rate, "texts": texts, "diagonals": None, "origin": made_by()}
+    found = about(row, model, run, seconds, extra) | {"rate": rate, "texts": texts, "diagonals": None, "origin": made_by()}
+    if row.depth:
+        found["flops"] = pass_flops(model.config, depth=row.depth, length=CONTEXT)["total"] / CONTEXT  # of a token, forward
+    return found
 
 
-def main() -> None:
-    """Reads the command line, tokenises once, and runs grid and seeds in the order of what they are worth."""
+@dataclass
+class Study:
+    """What a command line asks for: rows that run until the time is up, and the rates chosen by those that have run."""
+
+    options: Namespace
+    work: Callable[[Row], Result]
+    ends: float
+    rates: Sequence[float]
+
+    def run(self, rows: Iterable[Row]) -> None:
+        """Runs those that are missing."""
+        options = self.options
+        run_all(asked_for(options, rows), self.work, options.out, workers=options.workers, seconds=self.ends - time.time())
+
+    def best(self) -> dict[str, float]:
+        """Returns the rates by the rows there are."""
+        out = Path(self.options.out)
+        chosen = best_rates(map(json.loads, out.read_text().splitlines()), self.rates) if out.is_file() else {}
+        print(f"rates, by the loss on valid: {chosen}", flush=True)
+        return chosen
+
+
+def begun(usage: str, rates: Sequence[float] = RATES) -> Study:
+    """Reads the command line and tokenises once."""
     ends = time.time()
-    parser = arguments(__doc__)
+    parser = arguments(usage)
     parser.set_defaults(seeds=",".join(map(str, (0, *SEEDS, *FURTHER))))
     parser.add_argument("--source", required=True)
     parser.add_argument("--corpus", required=True)
@@ -155,20 +192,15 @@ def main() -> None:
     files = {name: Path(options.corpus) / file for name, file in HELD.items()}
     prepare_passages(files, options.source, CONTEXT, shards / PASSAGES)
     given = {name: getattr(options, name) for name in ("source", "corpus", "shards", "passages", "choosing")}
-    work = partial(carry_out, **given, extra=extra)
-    out = Path(options.out)
+    return Study(options, partial(carry_out, **given, extra=extra), ends, rates)
 
-    def best() -> dict[str, float]:
-        chosen = best_rates(map(json.loads, out.read_text().splitlines())) if out.is_file() else {}
-        print(f"rates, by the loss on valid: {chosen}", flush=True)
-        return chosen
 
-    def run(rows: Iterable[Row]) -> None:
-        run_all(asked_for(options, rows), work, options.out, workers=options.workers, seconds=ends - time.time())
-
-    run(grid(ARMS))
-    run([*tuned(ARMS, SEEDS, best()), *grid(MORE)])
-    run([*tuned(MORE, SEEDS, chosen := best()), *tuned(READING, FURTHER, chosen)])
+def main() -> None:
+    """Runs grid and seeds in the order of what they are worth."""
+    study = begun(__doc__)
+    study.run(grid(ARMS))
+    study.run([*tuned(ARMS, SEEDS, study.best()), *grid(MORE)])
+    study.run([*tuned(CLOSE, FURTHER, chosen := study.best()), *tuned(MORE, SEEDS, chosen)])
 
 
 if __name__ == "__main__":

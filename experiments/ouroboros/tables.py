@@ -11,7 +11,25 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from experiments.ouroboros.answers import DIVERGED, QUESTION, answer, candidates, decided, named, target_sentence
-from experiments.ouroboros.plan import GROUPS, NORMED, Row
+from experiments.ouroboros.plan import (
+    BEST,
+    BEST_ONCE,
+    BEST_STATIC,
+    BLIND,
+    CONTROLLER,
+    CUT,
+    DIAGONAL,
+    FULL,
+    GATE,
+    GROUPS,
+    HEALED,
+    NORMED,
+    ONCE,
+    SHIFTED,
+    STATIC,
+    TRUNCATED,
+    Row,
+)
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.pages import (
     Result,
@@ -30,21 +48,12 @@ from experiments.pages import (
 from experiments.seeds import RULE, Pooled, Share, best_depth, held, mean_loss, pooled, reports, share_of_gap, won
 from loopwright.evaluate.heldout import HeldOut, Honest
 
-FULL, TRUNCATED, HEALED = "full model", "truncated", "full model, healed the same"
-SEARCHED = "truncated, searched layout"
-CONTROLLER, STATIC, BLIND = "controller, prefix", "static, equal parameters", "controller, blind to the input"
-SHIFTED = ("controller, labels shifted twice", "adapters everywhere, labels shifted twice")
 # the question against low-rank tables per step, against the very same controller that reads nothing, then what bears on it
 ASKED = ((CONTROLLER, STATIC), (CONTROLLER, BLIND), (NORMED, STATIC), (NORMED, BLIND))
 BY_DEPTH = (*ASKED, (NORMED, CONTROLLER))  # told at each depth
-BEST, BEST_STATIC, BEST_ONCE = (
-    f"{what} adapters everywhere + distillation, searched layout" for what in ("controller +", "static,", "not looped,")
-)
 PAIRS = (
-    *BY_DEPTH, (BLIND, STATIC), (BLIND, "static diagonal"), (CONTROLLER, "static diagonal"), (CONTROLLER, "gate only"),
-    ("static diagonal", "gate only"), ("static diagonal", STATIC), ("gate only", STATIC),
-    (CONTROLLER, "healed LoRA, equal parameters"), (STATIC, "healed LoRA, equal parameters"),
-    (BEST, BEST_ONCE), (BEST, BEST_STATIC),
+    *BY_DEPTH, (BLIND, STATIC), (BLIND, DIAGONAL), (CONTROLLER, DIAGONAL), (CONTROLLER, GATE), (DIAGONAL, GATE),
+    (DIAGONAL, STATIC), (GATE, STATIC), (CONTROLLER, ONCE), (STATIC, ONCE), (BEST, BEST_ONCE), (BEST, BEST_STATIC),
 )  # fmt: skip
 PAPER = "The paper's Table 5, 12 sentences: its retrofit beats the truncated model on 3, the full one on none; its share is −6.8 %."
 
@@ -66,7 +75,7 @@ def one(runs: Runs, label: str) -> Result | None:
 
 def shown_depth(label: str, found: Sequence[HeldOut]) -> int:
     """Returns the depth a row is told at: its best, and for the truncated model, which is not looped, its first."""
-    return found[0].depth[0] if label in (TRUNCATED, SEARCHED) else best_depth(found)
+    return found[0].depth[0] if label in (TRUNCATED, CUT) else best_depth(found)
 
 
 def shares_to(runs: Runs, better: str, worse: str = TRUNCATED) -> Shares:
@@ -269,8 +278,8 @@ def question_part(runs: Runs, shares: Shares, pairs: Pairs) -> list[str]:
 def own_sentences(runs: Runs) -> list[str]:
     """Returns what the rows of the searched layout recover of the gap that this layout itself leaves, which is smaller."""
     told = []
-    for label, found in shares_to(runs, FULL, SEARCHED).items():
-        if label.endswith("searched layout") and label != SEARCHED:
+    for label, found in shares_to(runs, FULL, CUT).items():
+        if label.endswith("searched layout") and label != CUT:
             parts = [
                 f"{percent(each.share)} ({percent(each.low)} to {percent(each.high)}) on {text}" for text, each in found.items()
             ]

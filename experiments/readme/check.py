@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from experiments.readme import asura, halting, headline, hops, language, ouroboros, repeats, speed, stars
+from experiments.readme import asura, halting, headline, hops, inside, language, ouroboros, repeats, speed, stars
 
 ROOT = Path(__file__).parents[2]
 # a target, an image and a code span hold no result
@@ -48,6 +48,7 @@ PLACES = (
     Place("docs/when-to-loop.md", "Text that runs out", repeats.claims),
     Place("docs/longer.md", "", stars.longer_claims),
     Place("docs/halting.md", "", halting.claims),
+    Place("docs/inside-stages.md", "", inside.claims),
     Place("docs/ouroboros.md", "", ouroboros.claims),
     Place("docs/asura.md", "", asura.claims),
     Place("docs/when-to-loop.md", "", hops.claims),

@@ -1,14 +1,25 @@
-"""What docs/when-to-loop.md says about hops."""
+"""What docs/when-to-loop.md says about hops, swaps and depth at test time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
-from experiments.hops.plan import ARMS
-from experiments.hops.reading import SOLVED, TRAINED, best_anywhere, by_arm, mean_exact, solved_hops
+from experiments.hops.depth_tables import exit_means, models, swaps_by_rate, trained_mean
+from experiments.hops.plan import ARMS, HARDNESS
+from experiments.hops.reading import (
+    SOLVED,
+    TRAINED,
+    at_own_rates,
+    best_anywhere,
+    by_arm,
+    exact_of,
+    mean_exact,
+    solved_at,
+    solved_hops,
+)
 from experiments.pages import Result
-from experiments.readme.rows import line, of, rows_of
+from experiments.readme.rows import WORDS, line, of, rows_of
 from experiments.seeds import over_seeds
 
 LOOPED, PLAIN = "1⊗8", "plain 8"
@@ -16,12 +27,37 @@ SHOWN = ("1⊗8", "2⊗4", "plain 8", "plain 1", "plain 2")
 FAR = (24, 32)  # hops that were not trained
 GUESS = 1 / 3  # of rows: hops that a model right on fewer does not answer
 LEARNED = 0.1  # loss on the validation rows
+ROWS = "hops/runs.jsonl"
+RULE = "entropy:0.1"
+# what the page shows of swaps: model → how it is called there
+SWAPS = {
+    "1⊗8, all in sight": "1⊗8",
+    "plain 8, all in sight": "plain 8",
+    "plain 1, all in sight": "plain 1",
+    "1⊗8, all in sight, depth 4 to 12": "1⊗8, 4 to 12 steps",
+    "1⊗16, window 2": "1⊗16, window",
+    "plain 16, window 2": "plain 16, window",
+    "1⊗16, window 2, depth 8 to 24": "1⊗16, window, 8 to 24 steps",
+}
+# what it shows of exits: name there → group and model
+EXITS = {
+    "hops, 4 to 12 steps": ("random", "1⊗8, depth 4 to 12"),
+    "swaps, 8 steps": ("chain", "1⊗8, all in sight"),
+    "swaps, 4 to 12 steps": ("chain", "1⊗8, all in sight, depth 4 to 12"),
+    "swaps, window, 16 steps": ("chain", "1⊗16, window 2"),
+}
+
+
+@cache
+def found() -> list[Result]:
+    """Returns all rows of the study."""
+    return rows_of(ROWS)
 
 
 @cache
 def arms_of() -> dict[str, list[Result]]:
-    """Returns the runs of the comparison by arm."""
-    return by_arm(row for row in rows_of("hops/runs.jsonl") if row["group"] == "compared")
+    """Returns the runs of the comparison by arm, each at its own rate."""
+    return at_own_rates(found())
 
 
 def sizes() -> tuple[str, str]:
@@ -30,16 +66,37 @@ def sizes() -> tuple[str, str]:
     return looped, plain
 
 
+def less(first: Sequence[Result], second: Sequence[Result]) -> tuple[float, float, float, int]:
+    """Returns one arm less another in mean exact match (points), its interval, and over how many seeds, paired by seed."""
+    others = {run["seed"]: run for run in second}
+    points = [100 * (mean_exact(run) - mean_exact(others[run["seed"]])) for run in first if run["seed"] in others]
+    return sum(points) / len(points), *over_seeds(points), len(points)
+
+
+def told(first: Sequence[Result], second: Sequence[Result]) -> str:
+    """Returns one arm less another in points, with the interval over seeds."""
+    mean, low, high, seeds = less(first, second)
+    interval = "" if seeds == 1 else f" ({low:+z.2f} to {high:+z.2f})"
+    return f"{mean:+z.2f} points{interval}".replace("-", "−")
+
+
+def verdict(first: Sequence[Result], second: Sequence[Result]) -> str:
+    """Returns over how many seeds a difference of two arms is, and whether it is decided."""
+    _, low, high, seeds = less(first, second)
+    if seeds == 1:
+        return "one seed"
+    return f"{WORDS[seeds]} seeds, {'not ' if low <= 0 <= high else ''}decided"
+
+
 def apart() -> tuple[float, float, float, str]:
     """Returns the looped layer less eight layers in mean exact match (points), its interval over seeds and the verdict."""
-    points = [100 * (mean_exact(a) - mean_exact(b)) for a, b in zip(arms_of()[LOOPED], arms_of()[PLAIN], strict=True)]
-    low, high = over_seeds(points)
-    return sum(points) / len(points), low, high, "not decided" if low <= 0 <= high else "decided"
+    mean, low, high, _ = less(arms_of()[LOOPED], arms_of()[PLAIN])
+    return mean, low, high, "not decided" if low <= 0 <= high else "decided"
 
 
 def far() -> tuple[float, str]:
     """Returns the best exact match of any looped run at hops beyond the trained ones, at any depth, and the deepest depth."""
-    rows = [row for row in rows_of("hops/runs.jsonl") if "32" in row["tests"] and ARMS[row["arm"]][1] > 1]
+    rows = [row for row in found() if "32" in row["tests"] and ARMS[row["arm"]][1] > 1 and not row["group"].startswith("chain")]
     depths = {test["depth"][-1] for row in rows for test in row["tests"].values()}
     best = max(best_anywhere(row, hops) for row in rows for hops in FAR)
     return best, " and ".join(map(str, sorted(depths)))
@@ -57,15 +114,74 @@ def claims() -> Iterator[str]:
     looped, plain = sizes()
     if arms_of()[LOOPED][0]["flops"] == arms_of()[PLAIN][0]["flops"]:
         yield f"| 1⊗8 ({looped} M) and 2⊗4 (1.58 M) | eight layers ({plain} M), equal FLOPs |"
-    mean, low, high, verdict = apart()
-    signed = " ".join(f"{mean:+.2f} points ({low:+.2f} to {high:+.2f})".split()).replace("-", "−")
-    yield f"1⊗8 less plain 8: {signed}"
-    if verdict == "not decided":
+    for arm in ("1⊗8", "2⊗4"):
+        yield f"{arm} less plain 8: {told(arms_of()[arm], arms_of()[PLAIN])}"
+    if apart()[-1] == "not decided":
         yield "Neither is decided."
-    later = sum(learned(a) > learned(b) for a, b in zip(arms_of()[LOOPED], arms_of()[PLAIN], strict=True))
-    yield f"It learned later on {of(later, len(arms_of()[LOOPED]))} seeds"
+    at_one = by_arm(row for row in found() if row["group"] == "compared")
+    later = sum(learned(a) > learned(b) for a, b in zip(at_one[LOOPED], at_one[PLAIN], strict=True))
+    yield f"It learned later on {of(later, len(at_one[LOOPED]))} seeds"
     best, depths = far()
     yield f"{FAR[0]} and {FAR[1]} hops are right on at most {100 * best:.0f} % of the rows at every depth from 1 to {depths}"
+    yield from longer_claims()
+    yield from random_claims()
+    yield from swap_claims()
+    yield from exit_claims()
+
+
+def longer_claims() -> Iterator[str]:
+    """Yields what the rows say of the arms of fewer FLOPs with more updates."""
+    for arm, runs in by_arm(row for row in found() if row["group"] == "longer").items():
+        (partner,) = (name for name in ("1⊗8", "2⊗4") if arms_of()[name][0]["parameters"] == runs[0]["parameters"])
+        looped = arms_of()[partner]
+        times = WORDS[runs[0]["updates"] // looped[0]["updates"]]
+        yield f"{partner} less {arm} with {times} times the updates: {told(looped, runs)}, {verdict(looped, runs)}"
+        yield f"solves {' and '.join(str(solved_hops(run)) for run in runs)} hops"
+
+
+def random_claims() -> Iterator[str]:
+    """Yields what the rows say of the looped layer at random depth."""
+    random = sorted((row for row in found() if row["group"] == "random"), key=lambda row: row["seed"])
+    fixed = by_arm(row for row in found() if row["group"] == "compared")[LOOPED]
+    for depth in (8, 32):
+        first, second = (" / ".join(f"{100 * trained_mean(run, depth):.1f}" for run in runs) for runs in (random, fixed))
+        yield f"{first} % at depth {depth}, where a fixed depth of 8 has {second} %"
+
+
+def swap_claims() -> Iterator[str]:
+    """Yields what the rows say of swaps."""
+    arms = models(found(), "chain")
+    for name, shown in SWAPS.items():
+        runs = arms[name]
+        one, looped = runs[0], ARMS[runs[0]["arm"]][1] > 1
+        at = [" / ".join(str(solved_at(run, depth)) for run in runs) if looped else "–" for depth in (8, 16, 32, 64)]
+        mean = " / ".join(f"{100 * mean_exact(run):.1f}" for run in runs)
+        own = " / ".join(str(solved_hops(run)) for run in runs)
+        yield line(shown, f"{one['parameters'] / 1e6:.2f} M", f"{one['flops'] / 1e6:.1f} M", mean, own, *at)
+    for first, second in (("1⊗8, all in sight", "plain 1, all in sight"), ("1⊗16, window 2", "plain 16, window 2")):
+        both = arms[first], arms[second]
+        yield f"{SWAPS[first]} less {SWAPS[second]}: {told(*both)}, {verdict(*both)}"
+    own = swaps_at_own_rates()
+    yield f"1⊗8 less plain 8: {told(*own)}, {verdict(*own)}"
+
+
+def swaps_at_own_rates() -> tuple[list[Result], list[Result]]:
+    """Returns the looped layer and eight layers on swaps, each at the rate of its least loss (seed 0)."""
+    looped, plain = (next(iter(swaps_by_rate(found(), arm).values())) for arm in (LOOPED, PLAIN))
+    return looped, plain
+
+
+def exit_claims() -> Iterator[str]:
+    """Yields what the rows say of exit rules: steps and exact match by hardness, beside the best fixed number of steps allowed."""
+    for shown, (group, model) in EXITS.items():
+        runs = models(found(), group)[model]
+        limit = max(runs[0]["exits"], key=int)
+        cells = []
+        for hard in HARDNESS:
+            steps, exact = exit_means(runs, RULE, hard, limit)
+            full = sum(exact_of(run, hard, int(limit)) for run in runs) / len(runs)
+            cells.append(f"{steps:.1f}; {100 * exact:.1f} ({100 * full:.1f})")
+        yield line(shown, str(len(runs)), limit, *cells)
 
 
 def learned(row: Result) -> float:

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 
-from experiments.ouroboros.plan import NORMED
-from experiments.ouroboros.rate_tables import GATE, TOKEN, at_own_rates, recovered
-from experiments.ouroboros.rates import best_rates, rates_of
+from experiments.ouroboros.answers import TRAINED, decided
+from experiments.ouroboros.plan import (
+    BEST,
+    BEST_ONCE,
+    BEST_STATIC,
+    BLIND,
+    CONTROLLER,
+    DIAGONAL,
+    FULL,
+    GATE,
+    NORMED,
+    ONCE,
+    PUBLISHED,
+    STATIC,
+    TOKEN,
+    TRUNCATED,
+)
+from experiments.ouroboros.rate_tables import at_own_rates, recovered
+from experiments.ouroboros.rates import SEEDS, best_rates, rates_of
 from experiments.ouroboros.run import DEPTHS, TEXTS
-from experiments.ouroboros.tables import BEST, BEST_ONCE, BEST_STATIC, BLIND, CONTROLLER, FULL, STATIC, TRUNCATED, planned
-from experiments.pages import Result, by_label, percent, results
+from experiments.ouroboros.tables import planned
+from experiments.pages import Result, by_label, difference, percent, results
 from experiments.readme.rows import RESULTS, WORDS, line
 from experiments.seeds import best_depth, held, mean_loss, over_seeds, pooled, reports
 
 LINES = {
-    "healed LoRA, not looped": "healed LoRA, equal parameters",
-    "gate only": "gate only",
+    "healed LoRA, not looped": ONCE,
+    "gate only": GATE,
     "static at matched parameters: LoRA per step, rank 4": STATIC,
     "controller, causal mean of raw states": CONTROLLER,
     "controller, causal mean of normed states": NORMED,
@@ -28,7 +45,6 @@ LINES = {
 WIDTH, STYLE = 576, 128
 # what the blind controller has of a reader, and does not use: the state's projection, and its part of the layer behind it
 IDLE = 2 * STYLE * (WIDTH + 1) + (2 * STYLE) ** 2
-DIAGONAL = "static diagonal"
 COMMON = 4e-3  # the rate of all rows that name no other
 OWN_LINES = {
     "static diagonal": DIAGONAL,
@@ -37,6 +53,9 @@ OWN_LINES = {
     "controller, blind": BLIND,
     "low-rank tables per step": STATIC,
     "gate alone": GATE,
+    "controller, causal mean of normed states": NORMED,
+    "as published": PUBLISHED,
+    "LoRA, not looped": ONCE,
 }
 Runs = Mapping[str, Sequence[Result]]
 
@@ -53,21 +72,49 @@ def tried() -> list[Result]:
     return results([str(RESULTS / "ouroboros/rates.jsonl")], ())
 
 
+@dataclass(frozen=True)
+class Beside:
+    """One arm against another at their own rates: how far its loss is above the other's on each text, over how many seeds, and
+    whether both texts decide it."""
+
+    above: Sequence[float]
+    seeds: int
+    decided: bool
+
+    @property
+    def told(self) -> str:
+        """How far apart they are, seeds and verdict."""
+        return f"{span([abs(value) for value in self.above])} nats ({self.verdict})"
+
+    @property
+    def verdict(self) -> str:
+        """Seeds, and whether they decide."""
+        return f"{WORDS[self.seeds]} seed{'s' * (self.seeds > 1)}, {'decided' if self.decided else 'not decided'}"
+
+    @property
+    def side(self) -> str:
+        """Where the first one stands."""
+        return "behind" if min(self.above) > 0 else "ahead of" if max(self.above) < 0 else "level with"
+
+
+def beside(first: str, second: str, depth: int | None = None) -> Beside:
+    """Returns an arm beside another, both at one depth or each at its best."""
+    runs = at_own_rates(tried())
+    found = {text: each for text in TEXTS if (each := pooled(runs[first], runs[second], text, depth)) is not None}
+    seeds = min(len(each.seeds) for each in found.values())
+    return Beside([each.difference for each in found.values()], seeds, decided(found) != "not resolved")
+
+
 def own_rates() -> Iterator[str]:
-    """Yields what README and page say of the arms at their own rates: on `valid`, by the seed that chose, and held out."""
-    valid, runs = {arm: min(losses.values()) for arm, losses in rates_of(tried()).items()}, at_own_rates(tried())
-    controllers = (CONTROLLER, TOKEN, BLIND)
-    lead = [valid[arm] - valid[DIAGONAL] for arm in controllers]
-    yield f"ahead of every causal controller by {span(lead)} nats on validation text"
-    found = {pair: beside(runs, *pair) for pair in [(arm, DIAGONAL) for arm in controllers] + [(a, BLIND) for a in controllers[:2]]}
-    seeds = {seeds for _, seeds in found.values()}
-    lead = [value for (_, other), (both, _) in found.items() if other == DIAGONAL for value in both]
-    if seeds != {1}:
-        raise ValueError(f"{sorted(seeds)} seeds at own rates; the page says one: let it say what the pairs say now")
-    yield f"by {span(lead)} on held-out text (one fresh seed, not decided)"
-    gain = [valid[BLIND] - valid[arm] for arm in controllers[:2]]
-    held = [-value for (_, other), (both, _) in found.items() if other == BLIND for value in both]
-    yield f"reading gains {span(gain)} nats on validation text and {span(held)} on held-out text"
+    """Yields what README and page say of the arms at their own rates."""
+    mean, blind, token = (beside(arm, DIAGONAL) for arm in (CONTROLLER, BLIND, TOKEN))
+    yield f"the controller that reads the running mean is {mean.side} that rival by {mean.told}"
+    yield f"a blind one, which knows only the step, is {blind.side} it by {blind.told}"
+    yield f"one that reads each token is {token.side} it by {token.told}"
+    by_token = beside(TOKEN, BLIND)
+    yield f"reading each token is {by_token.side} reading nothing by {by_token.told}"
+    depths = [depth for depth in TRAINED if beside(CONTROLLER, BLIND, depth).decided]
+    yield f"reading the running mean is decided at {'no depth' if not depths else f'depths {depths}'}"
 
 
 def span(values: Sequence[float]) -> str:
@@ -76,29 +123,50 @@ def span(values: Sequence[float]) -> str:
     return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
 
-def beside(runs: Runs, first: str, second: str) -> tuple[list[float], int]:
-    """Returns how far one arm's loss is above another's on each text, each at its best depth, and over how many seeds."""
-    found = [pooled(runs[first], runs[second], text) for text in TEXTS]
-    return [each.difference for each in found if each is not None], min(len(each.seeds) for each in found if each is not None)
-
-
 def own_lines() -> Iterator[str]:
     """Yields the lines of the page's table: the rate, the loss on `valid` at the common rate and at its own, and held out."""
-    rates, best, made = rates_of(tried()), best_rates(tried()), at_own_rates(tried())
-    shared = set.intersection(*({run["seed"] for run in made[arm]} for arm in OWN_LINES.values()))  # like with like
-    runs = {arm: [run for run in of_arm if run["seed"] in shared] for arm, of_arm in made.items()}
+    rates, best, runs = rates_of(tried()), best_rates(tried()), at_own_rates(tried())
     for label, arm in OWN_LINES.items():
-        cells = [f"{best[arm]:g}", f"{rates[arm][COMMON]:.3f}", f"{rates[arm][best[arm]]:.3f}"]
+        found = [run for run in runs.get(arm, ()) if run["seed"] in SEEDS]  # like with like
+        cells = [f"{best[arm]:g}", f"{rates[arm][COMMON]:.3f}", f"{rates[arm][best[arm]]:.3f}", str(len(found) or "–")]
         for text in TEXTS:
-            found = reports(runs[arm], text)
-            cells += [f"{mean_loss(found, best_depth(found)):.3f}", percent(recovered(runs[arm], all_runs(), text))]
+            held = reports(found, text)
+            share = percent(recovered(found, all_runs(), text)) if found else "–"
+            cells += [f"{mean_loss(held, best_depth(held)):.3f}" if found else "–", share]
         yield line(label, *cells)
+
+
+def by_depth() -> Iterator[str]:
+    """Yields the lines of the page's table of reading against the blind controller, depth by depth."""
+    for label, arm in {"the running mean": CONTROLLER, "each token": TOKEN}.items():
+        cells = []
+        for depth in DEPTHS:
+            found = beside(arm, BLIND, depth)
+            cell = " / ".join(difference(value, 2) for value in found.above)
+            cells.append(f"**{cell}**" if found.decided else cell)
+        yield line(label, str(beside(arm, BLIND).seeds), *cells)
+
+
+def own_pairs() -> Iterator[str]:
+    """Yields what the page says of the other pairs."""
+    for label, first, second in (
+        ("The static diagonal", DIAGONAL, STATIC),
+        ("The controller with the running mean", CONTROLLER, STATIC),
+        ("the one that reads each token", TOKEN, STATIC),
+    ):
+        found = beside(first, second)
+        yield f"{label} is {found.side} low-rank tables per step by {found.told}"
+    gate, published = beside(DIAGONAL, GATE), beside(PUBLISHED, BLIND)
+    yield f"The static diagonal is {gate.side} the gate alone by {gate.told}"
+    yield f"As published it is {published.side} the blind controller by {published.told}"
 
 
 def claims() -> Iterator[str]:
     """Yields what the rows say."""
     yield from own_rates()
     yield from own_lines()
+    yield from by_depth()
+    yield from own_pairs()
     runs = all_runs()
     one = runs[CONTROLLER][0]
     yield f"tokens ({one['tokens'] / 1e6:.1f} million)"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "results"
-WORDS = ("none", "one", "two", "three", "four", "five", "six")
+WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
 def rows_of(path: str) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from experiments.asura.plan import NAIVE, SIZES
 UPDATES, BATCH, LENGTH = 640, 32, 256
 TEXTS = {1: 1670, 4: 390, 16: 92}  # documents by how often they are read: 5.26, 1.32 and 0.33 million tokens
 MORE_TEXT = 5200  # documents for three times the updates with no token read twice: 16 million tokens
+WHOLE_BATCH, WHOLE_UPDATES = 128, 1214  # one reading of all of the text: 39.8 million tokens
 RATES = (1e-3, 2e-3, 5e-4, 4e-3, 8e-3)
 # text that is read so often is memorised: these runs are validated on the way, and measured at their best validation as well
 STOPPED, VALIDATED = 16, 32
@@ -51,6 +52,10 @@ ARMS |= {
     for label, n in DEPTHS.items()
 }
 RATE_OF = dict.fromkeys((LONGER, FRESH), "plain, equal parameters")  # whose rate an arm takes that is not tuned itself
+# the arms on all of the text, which is 7.6 times as much
+WHOLE = {f"{label}, all of the text": label for label in TUNED}
+ARMS |= {label: ARMS[arm] for label, arm in WHOLE.items()}
+RATE_OF |= WHOLE
 
 
 @dataclass(frozen=True)
@@ -73,20 +78,24 @@ class Row:
         return self.label
 
     @property
-    def documents(self) -> int:
-        """How much of the text it may read."""
+    def documents(self) -> int | None:
+        """How much of the text it may read; None: all."""
+        if self.label in WHOLE:
+            return None
         return MORE_TEXT if self.label == FRESH else TEXTS[self.times]
 
     @property
     def changes(self) -> tuple[str, ...]:
         """What is laid over the recipe."""
         model, depth, longer = ARMS[self.label]
-        updates = UPDATES * longer
+        whole = self.label in WHOLE
+        updates = WHOLE_UPDATES * self.times if whole else UPDATES * longer
         return (
             *[f"model.changes.{name}={value}" for name, value in (SHAPE | model).items()], f"depth={depth}",
             f"validate.depths=[{model['depth']}]", f"updates={updates}", f"schedule.warmup={updates // 10}",
-            f"optim.lr={self.rate:g}", f"data.limit={self.documents}", f"seed={self.seed}",
+            f"optim.lr={self.rate:g}", f"data.limit={self.documents or 'null'}", f"seed={self.seed}",
             f"graph={'true' if 'fixed' in depth else 'false'}",  # one depth: one graph
+            *((f"batch={WHOLE_BATCH}", "compile=true") if whole else ()),  # long enough to be worth compiling
             *((f"validate.every={VALIDATED}", "save.best=true", "save.keep=1") if self.times == STOPPED else ()),
         )  # fmt: skip
 
@@ -120,6 +129,11 @@ def depths(best: Rates) -> Iterator[Row]:
     for rate in DEPTH_RATES:
         yield from (Row(label, 1, rate) for label in deepest)
     yield from _seeds(best, [(label, 1) for label in deepest], seeds=(1, 2))
+
+
+def whole_text(best: Rates) -> Iterator[Row]:
+    """Every arm on all of the text, which is read four times, at the rate of as many readings of little text."""
+    yield from _seeds(best, [(label, 4) for label in WHOLE])
 
 
 def _seeds(best: Rates, wanted: Sequence[tuple[str, int]], seeds: Iterable[int] = range(3)) -> Iterator[Row]:

@@ -8,7 +8,7 @@ CORPUS holds train-*.jsonl.gz and valid, test and heldout_ood.jsonl.gz; TOKENIZE
 from __future__ import annotations
 
 import json
-import pickle
+import math
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -16,16 +16,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.asura.run import SETTINGS
-from experiments.corpus import make_tokenizer, prepare, prepare_passages, texts
-from experiments.repeats.plan import BATCH, COMPARED_RATES, DEPTHS, LENGTH, STOPPED, TUNED, Row, compared, depths, longer, rates
+from experiments.corpus import PASSAGES, held_out_files, make_tokenizer, prepare, prepare_passages, texts
+from experiments.corpus import passages as corpus_passages
+from experiments.repeats.plan import (
+    BATCH,
+    COMPARED_RATES,
+    DEPTH_RATES,
+    DEPTHS,
+    LENGTH,
+    STOPPED,
+    TUNED,
+    Row,
+    compared,
+    depths,
+    longer,
+    rates,
+    whole_text,
+)
 from experiments.side_by_side import arguments, asked_for, folded, made_by, missing, run_all
 from experiments.trained import train_once
 
 if TYPE_CHECKING:
     from loopwright.model.looped import LoopedForCausalLM
 
-FILES = {"valid": "valid.jsonl.gz", "test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
-PASSAGES = "held-out.pickle"  # of our own making, beside the shards: tokenised once for all rows
 LAID = (f"data.length={LENGTH}", f"batch={BATCH}", "data.apart=false", "compile=false")  # compiling takes longer than a run
 
 
@@ -41,7 +54,7 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
     trained = train_once(chosen, shards, best=row.times == STOPPED)
     model = trained.outcome.model
     torch.set_float32_matmul_precision("highest")
-    held = {name: each.drawn(passages) for name, each in pickle.loads((Path(shards) / PASSAGES).read_bytes()).items()}
+    held = corpus_passages(shards, passages)
     causal = need_likelihood(model)
 
     def measured(model: LoopedForCausalLM) -> dict[str, Any]:
@@ -61,23 +74,22 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
     }  # fmt: skip
 
 
-def held_out_files(corpus: str | Path) -> dict[str, Path]:
-    """Returns the held-out texts of a corpus by name."""
-    return {name: Path(corpus) / file for name, file in FILES.items()}
-
-
 def best_rates(found: Iterable[dict[str, Any]]) -> dict[tuple[str, int], float]:
     """Returns the rate of each arm with the least loss on `valid`, of seed 0, by how often the text is read; where it is read so
-    often that runs are validated on the way, the loss is that of the best validation."""
-    best: dict[tuple[str, int], tuple[float, float]] = {}
+    often that runs are validated on the way, it is that of the best validation. A depth has one once both rates were tried."""
+    tried: dict[tuple[str, int], dict[float, float]] = {}
     for run in found:
         end = run.get("stopped") if run["times"] == STOPPED else run
         tuned = run["label"] in DEPTHS or (run["label"] in TUNED and run["times"] in COMPARED_RATES)
         if end is not None and tuned and run["seed"] == 0:
-            key, valid = (run["label"], run["times"]), end["loss"]["valid"]
-            if valid is not None:
-                best[key] = min(best.get(key, (valid, run["rate"])), (valid, run["rate"]))
-    return {key: rate for key, (_, rate) in best.items()}
+            valid = end["loss"]["valid"]
+            tried.setdefault((run["label"], run["times"]), {})[run["rate"]] = math.inf if valid is None else valid
+    best = {}
+    for key, losses in tried.items():
+        rate = min(losses, key=lambda each: (losses[each], each))
+        if math.isfinite(losses[rate]) and (key[0] not in DEPTHS or {*DEPTH_RATES} <= {*losses}):
+            best[key] = rate
+    return best
 
 
 def main() -> None:
@@ -101,14 +113,20 @@ def main() -> None:
     def run_asked(planned: Iterable[Row]) -> None:
         asked = asked_for(options, planned)
         for documents in {row.documents for row in missing(asked, out)}:
-            given = [*SETTINGS, *texts(options.corpus, options.tokenizer), *LAID, f"data.limit={documents}", *options.change]
+            given = [
+                *SETTINGS,
+                *texts(options.corpus, options.tokenizer),
+                *LAID,
+                f"data.limit={documents or 'null'}",
+                *options.change,
+            ]
             prepare(recipe("asura-text", given).data, options.shards)
         run_all(asked, work, options.out, workers=options.workers, seconds=ends - time.time())
 
     run_asked(rates())
     best = best_rates(json.loads(line) for line in (out.read_text().splitlines() if out.is_file() else []))
     print(f"rates, by the loss on valid: {best}", flush=True)
-    run_asked([*compared(best), *longer(best), *depths(best)])
+    run_asked([*compared(best), *longer(best), *depths(best), *whole_text(best)])
 
 
 if __name__ == "__main__":

@@ -31,11 +31,13 @@ from experiments.repeats.plan import (
     STOPPED,
     TEXTS,
     TUNED,
+    WHOLE,
     compared,
     depths,
     longer,
     rate_of,
     rates,
+    whole_text,
 )
 from experiments.repeats.run import best_rates
 from experiments.seeds import RULE, over_seeds, pooled
@@ -43,14 +45,16 @@ from loopwright.plot.drawing import Axes, Curve, Drawing, figure, legend, lines
 
 LOOPED = ("ASURA", "Huginn-like")
 RIVALS = ("plain, equal FLOPs", "plain, equal parameters", LONGER, FRESH)
-MAIN = tuple(label for label in ARMS if label not in DEPTHS)
+MAIN = tuple(label for label in ARMS if label not in (*DEPTHS, *WHOLE))
 BY_DEPTH = dict(sorted({3: "ASURA", **{depth: label for label, depth in DEPTHS.items()}}.items()))
+HALVES = [depth for depth in BY_DEPTH if 2 * depth in BY_DEPTH]
 Chosen = Mapping[tuple[str, int], Sequence[Result]]
 
 
 def chosen(found: Sequence[Result]) -> dict[tuple[str, int], list[Result]]:
-    """Returns the runs of every arm at its own rate, by arm and how often the text is read, seeds in order."""
-    best = best_rates(found)
+    """Returns the runs of every arm at its own rate, by arm and how often the text is read, seeds in order; of a depth whose rates
+    were not all tried, those at the rate of depth 3."""
+    best = {(label, 1): DEPTH_RATES[0] for label in DEPTHS} | best_rates(found)
     kept: dict[tuple[str, int], list[Result]] = {(label, times): [] for label in ARMS for times in TEXTS}
     for run in sorted(found, key=lambda run: run["seed"]):
         if run["rate"] == rate_of(best, run["label"], run["times"]):
@@ -161,6 +165,25 @@ def price_table(kept: Chosen) -> str:
     return table(head, out)
 
 
+def whole_table(kept: Chosen) -> str:
+    """Returns the arms on all of the text, and what they are made of."""
+    out = []
+    for label in WHOLE:
+        for run in kept.get((label, 4), []):
+            sizes = f"{run['parameters'] / 1e6:.2f} M", f"{run['flops'] / 1e6:.1f} M", f"{run['tokens'] / 1e6:.0f} M"
+            losses = (run["losses"][-1], *(run["loss"][text] for text in ("valid", "test", "ood")))
+            out.append([WHOLE[label], *sizes, f"{run['rate']:g}", str(run["seed"]), *map(number, losses)])
+    return table(["arm", "parameters", "FLOPs a token", "tokens read", "rate", "seed", "trained on", "valid", "test", "ood"], out)
+
+
+def whole_against(kept: Chosen) -> str:
+    """Returns looped arms less plain ones on all of the text."""
+    arms = {arm: kept.get((label, 4), []) for label, arm in WHOLE.items()}
+    pairs = [(label, rival) for label in LOOPED for rival in TUNED if rival not in LOOPED]
+    out = [[label, rival, *cells] for label, rival in pairs if (cells := against(arms[label], arms[rival]))]
+    return table(["arm", "less", "test (95 % over documents)", "95 % over seeds", "by seed", "decided"], out)
+
+
 def depth_table(kept: Chosen) -> str:
     """Returns ASURA's losses by depth, on text that is read once, and how far they are from those of depth 1."""
     first = kept.get((BY_DEPTH[1], 1), [])
@@ -170,7 +193,7 @@ def depth_table(kept: Chosen) -> str:
         if runs:
             cells = [str(depth), f"{runs[0]['parameters'] / 1e6:.2f} M", f"{runs[0]['flops'] / 1e6:.1f} M", f"{runs[0]['rate']:g}"]
             cells += [spread([run["loss"][text] for run in runs]) for text in ("test", "ood")]
-            out.append([*cells, *(against(runs, first) if depth > 1 else ["–"] * 4)])
+            out.append([*cells, *((depth > 1 and against(runs, first)) or ["–"] * 4)])
     head = ["depth", "parameters", "FLOPs a token", "rate", "test", "ood", "test, less depth 1 (95 % over documents)"]
     return table([*head, "95 % over seeds", "by seed", "decided"], out)
 
@@ -178,7 +201,7 @@ def depth_table(kept: Chosen) -> str:
 def doubling_table(kept: Chosen) -> str:
     """Returns what each doubling of ASURA's depth changes."""
     out = []
-    for depth in (1, 2, 3, 4):
+    for depth in HALVES:
         runs, half = kept.get((BY_DEPTH[2 * depth], 1), []), kept.get((BY_DEPTH[depth], 1), [])
         if runs and half:
             out.append([f"{2 * depth} less {depth}", *against(runs, half)])
@@ -198,10 +221,12 @@ def _mean(values: Mapping[int, float]) -> float:
 
 def draw(kept: Chosen) -> Drawing:
     """Returns the held-out loss of each arm by how often its text is read: the mean of seeds, with the least and largest; runs
-    that were validated on the way as they stood at their best validation."""
+    that were validated on the way as they stood at their best validation. Arms with three times the updates read three times as
+    much, and stand at one reading alone."""
     kept, curves = {**kept, **stopped(kept)}, {}
     for label in MAIN:
-        own = [(times, [run["loss"]["test"] for run in kept[label, times]]) for times in TEXTS if (label, times) in kept]
+        shown = TEXTS if label in TUNED else (1,)
+        own = [(times, [run["loss"]["test"] for run in kept[label, times]]) for times in shown if (label, times) in kept]
         if own:
             means = [sum(losses) / len(losses) for _, losses in own]
             curves[label] = Curve([t for t, _ in own], means, [min(x) for _, x in own], [max(x) for _, x in own])
@@ -212,7 +237,7 @@ def draw(kept: Chosen) -> Drawing:
         axes.set_xticks(list(TEXTS), [str(times) for times in TEXTS])
         axes.minorticks_off()
         axes.set_xlabel(f"times that the text is read ({STOPPED}: stopped at the best validation)")
-        axes.set_ylabel("held-out loss (nats a token)")
+        axes.set_ylabel("held-out loss (nats)")
         legend(axes)
 
     return figure(inner)
@@ -230,7 +255,7 @@ def draw_depths(kept: Chosen) -> Drawing:
         axes.set_xticks(list(BY_DEPTH), [str(depth) for depth in BY_DEPTH])
         axes.minorticks_off()
         axes.set_xlabel("depth, in training and in the test")
-        axes.set_ylabel("held-out loss (nats a token)")
+        axes.set_ylabel("held-out loss (nats)")
 
     return figure(inner)
 
@@ -239,7 +264,7 @@ def page(found: Sequence[Result]) -> str:
     """Returns the whole page."""
     kept = chosen(found)
     best = best_rates(found)
-    planned = [*rates(), *compared(best), *depths(best), *longer(best)]
+    planned = [*rates(), *compared(best), *depths(best), *longer(best), *whole_text(best)]
     parts = [
         "# Text that runs out: the same number of tokens from less and less text",
         "`python -m experiments.repeats.tables` made this page. Means over seeds (least to largest). " + RULE,
@@ -249,8 +274,10 @@ def page(found: Sequence[Result]) -> str:
         "## At the best validation on `valid`, where runs were validated on the way", stopped_table(stopped(kept)),
         "### Looped less plain", against_table(stopped(kept)),
         "## What reading again costs", price_table(kept),
-        "## ASURA by depth, text read once", depth_table(kept),
+        "## ASURA by depth, text read once", f"A depth that was not run at both rates stands here at {DEPTH_RATES[0]:g}.",
+        depth_table(kept),
         "### What a doubling changes", doubling_table(kept), "### Loss on `valid` by rate, seed 0", depth_rates(found),
+        "## All of the text, read four times", whole_table(kept), whole_against(kept),
         *missing_part(found, {run.name: run for run in planned}.values()),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"

@@ -14,7 +14,6 @@ from typing import Any
 from experiments.pages import Result, by_label, by_seed, last_of_each, missing_part, number, save_all, signed, spread, table
 from experiments.pages import percent as share
 from experiments.seeds import RULE, averaged, held, mean_loss, over_seeds, pooled, reports, shared
-from experiments.sft.kept import whole
 from experiments.sft.plan import BEYOND, CHAT, DEPTHS, TEXT, TRAINED, WORDS, later_runs
 from loopwright.evaluate.paired import compare
 from loopwright.plot.drawing import Axes, Curve, Drawing, depth_axis, lines, mark_trained, panels
@@ -26,7 +25,7 @@ NAMES = {"chats": "held-out answers", "text": "held-out text"}
 
 def read(*paths: str | Path) -> dict[str, list[Result]]:
     """Returns the runs of each label in the order of the plan, seeds in order; a later one of a name counts."""
-    found = by_label(whole(last_of_each(*paths).values()))
+    found = by_label(last_of_each(*paths).values())
     return {label: found[label] for label in (*TEXT, *CHAT) if label in found}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 # no mask: rows are padded on the right, which a causal model cannot see; bf16 products with fp32 masters, one compiled step,
@@ -17,6 +17,9 @@ ONCE_SOLVED = "{kind: jacobian, mode: %s, weight: %s, weighting: convex, start_a
 FIXED = "depth={kind: fixed, depth: 4}"
 RANDOM_7 = "depth={kind: log-normal, mu: 2.0, sigma: 0.7, least: 1, most: 100}"
 BRIEF_DEPTH = "depth={kind: poisson, mean: 5, least: 1, most: 30}"
+KINDS = ("layer", "rms", "simple")  # of norms
+AROUND = ((1, 0), (0, 1), (1, 1))  # layers of prelude and of coda
+L2 = "penalties=[{kind: state-change, weight: %s, weighting: add}]"
 
 
 @dataclass(frozen=True)
@@ -144,36 +147,42 @@ def alike() -> Iterator[Run]:
 
 def norms() -> Iterator[Run]:
     """Twelve norm configurations at fixed depth 4 (Figure 2), 2,000 updates: all had reached 100 % long before."""
-    places = {"pre": PRE, "post": POST, "pre-sandwich": PRE_SANDWICH, "post-sandwich": POST_SANDWICH}
-    for (place, written), norm in product(places.items(), ("layer", "rms", "simple")):
-        kind = f"{{kind: {norm}, eps: 1e-5}}"
-        changes = (f"model.changes.norm_placement={written}", f"model.changes.norm={kind}", f"model.changes.final_norm={kind}")
-        yield paper("norms", f"{place} {norm}", FIXED, "penalties=[]", *changes, updates=2_000)
+    for place, norm in product(("pre", "post", "pre-sandwich", "post-sandwich"), KINDS):
+        yield paper("norms", f"{place} {norm}", FIXED, "penalties=[]", *normed(place, norm), updates=2_000)
+
+
+def normed(place: str, norm: str) -> tuple[str, ...]:
+    """Returns the changes that make a placement of norms of one kind."""
+    kind = f"{{kind: {norm}, eps: 1e-5}}"
+    return (f"model.changes.norm_placement={PLACES[place]}", f"model.changes.norm={kind}", f"model.changes.final_norm={kind}")
 
 
 def stacks() -> Iterator[Run]:
     """Prelude and coda (Figure 3), fixed depth 4, on the two sandwiches; with neither they are rows of `norms`."""
-    for (place, written), (pre, coda) in product(
-        {"pre-sandwich": PRE_SANDWICH, "post-sandwich": POST_SANDWICH}.items(), ((1, 0), (0, 1), (1, 1))
-    ):
-        changes = (
-            f"model.changes.norm_placement={written}",
-            f"model.changes.prelude_layers={pre}",
-            f"model.changes.coda_layers={coda}",
-        )
-        yield paper("stacks", f"{place} {pre}+core+{coda}", FIXED, "penalties=[]", *changes, updates=2_000)
+    for place, (pre, coda) in product(("pre-sandwich", "post-sandwich"), AROUND):
+        yield paper(
+            "stacks", f"{place} {pre}+core+{coda}", FIXED, "penalties=[]", *stacked(place, pre, coda), updates=2_000
+        )  # fmt: skip
+
+
+def stacked(place: str, pre: int, coda: int) -> tuple[str, ...]:
+    """Returns the changes that put layers before the loop and behind it."""
+    return (
+        f"model.changes.norm_placement={PLACES[place]}",
+        f"model.changes.prelude_layers={pre}",
+        f"model.changes.coda_layers={coda}",
+    )
 
 
 def changes() -> Iterator[Run]:
     """The L2 penalty on the last change of the state, at four weights, with fixed and with random depth (Figure 3)."""
-    l2 = "penalties=[{kind: state-change, weight: %s, weighting: add}]"
-    yield paper("changes", "fixed + L2", FIXED, l2 % 1.0, updates=2_000)
-    for weight, (place, written) in product((0.1, 0.01, 0.001), {"post": POST_SANDWICH, "pre": PRE_SANDWICH}.items()):
-        norms = f"model.changes.norm_placement={written}"
-        yield paper("changes", f"{place}-sandwich, fixed + {weight} L2", FIXED, l2 % weight, norms, updates=2_000)
-    yield paper("changes", "random + L2", l2 % 1.0, updates=5_000)
+    yield paper("changes", "fixed + L2", FIXED, L2 % 1.0, updates=2_000)
+    for weight, place in product((0.1, 0.01, 0.001), ("post-sandwich", "pre-sandwich")):
+        norms = f"model.changes.norm_placement={PLACES[place]}"
+        yield paper("changes", f"{place}, fixed + {weight} L2", FIXED, L2 % weight, norms, updates=2_000)
+    yield paper("changes", "random + L2", L2 % 1.0, updates=5_000)
     for weight in (0.1, 0.01):
-        yield paper("changes", f"random + {weight} L2", l2 % weight, updates=5_000)
+        yield paper("changes", f"random + {weight} L2", L2 % weight, updates=5_000)
 
 
 def distributions() -> Iterator[Run]:
@@ -207,26 +216,36 @@ def depth_rules(place: str) -> dict[str, tuple[str, int]]:
 
 
 def brief_distributions() -> Iterator[Run]:
-    """Tables 1 and 3 once more, in runs that are short enough for all 24 of them: the deepest first."""
+    """Tables 1 and 3 once more, in runs that are short enough for all 24 of them: the deepest first, a seed after the other."""
     cells = [(place, label, *rule) for place in PLACES for label, rule in depth_rules(place).items()]
-    for place, label, rule, _ in sorted(cells, key=lambda cell: -cell[3]):
+    for seed, (place, label, rule, _) in product(range(3), sorted(cells, key=lambda cell: -cell[3])):
         norms = f"model.changes.norm_placement={PLACES[place]}"
-        yield brief("brief_distributions", f"{place} {label}", f"depth={rule}", norms)
+        yield brief("brief_distributions", f"{place} {label}", f"depth={rule}", norms, seed=seed)
 
 
 def brief_norms() -> Iterator[Run]:
-    """Four placements of norms at fixed depth 4, for the paths of their states (Figure 2)."""
-    for place, written in PLACES.items():
-        yield brief("brief_norms", place, FIXED, f"model.changes.norm_placement={written}")
+    """The twelve layouts of norms at fixed depth 4, for the paths of their states (Figure 2); a layer norm is not named."""
+    for norm, place in product(KINDS, PLACES):
+        named, changes = (place, normed(place, norm)[:1]) if norm == KINDS[0] else (f"{place} {norm}", normed(place, norm))
+        yield brief("brief_norms", named, FIXED, *changes)
+
+
+def brief_static() -> Iterator[Run]:
+    """Prelude and coda, and the L2 penalty, at fixed depth 4, for the paths of their states (Figure 3, left); without either they
+    are rows of `brief_norms`."""
+    for place, (pre, coda) in product(("pre-sandwich", "post-sandwich"), AROUND):
+        yield brief("brief_static", f"{place} {pre}+core+{coda}", FIXED, *stacked(place, pre, coda))
+    for place, weight in product(("pre-sandwich", "post-sandwich"), (0.1, 1.0)):
+        norms = f"model.changes.norm_placement={PLACES[place]}"
+        yield brief("brief_static", f"{place} + {weight:g} L2", FIXED, norms, L2 % weight)
 
 
 def brief_changes() -> Iterator[Run]:
     """The L2 penalty at smaller weights with random depth on both sandwiches (Figure 3). Without it they are rows of
     `brief_distributions`; of those on post-sandwich this distribution is the one that learns first."""
     for place, weight in product(("post-sandwich", "pre-sandwich"), (0.1, 0.01, 0.001)):
-        penalty = f"penalties=[{{kind: state-change, weight: {weight}, weighting: add}}]"
         norms = f"model.changes.norm_placement={PLACES[place]}"
-        yield brief("brief_changes", f"{place} + {weight} L2", BRIEF_DEPTH, norms, penalty)
+        yield brief("brief_changes", f"{place} + {weight} L2", BRIEF_DEPTH, norms, L2 % weight)
 
 
 def brief_weights() -> Iterator[Run]:
@@ -237,8 +256,23 @@ def brief_weights() -> Iterator[Run]:
         yield brief("brief_weights", f"λ={weight} {start}", BRIEF_DEPTH, f"penalties=[{penalty}]")
 
 
+def paths() -> Iterator[Run]:
+    """Runs of other groups once more, seed 0, for the paths of their states (Figure 5): the penalty off and on with none of our
+    parts and with all of them, and the paper's own settings."""
+    again = {
+        "no part": ("ablation", "none"),
+        "no part, penalty": ("ablation", "penalty"),
+        "all parts": ("ablation", "injection + embedding norm + every step"),
+        "all parts, penalty": ("target", "addition-stable"),
+        "paper, penalty": ("main", "random + penalty"),
+    }
+    first = {(run.group, run.label): run for group in (target, main, ablation) for run in group() if run.seed == 0}
+    for label, place in again.items():
+        yield replace(first[place], group="paths", label=label)
+
+
 QUESTIONS = (
     target, main, loader, fixed, ablation, alike, depths, weights, once_solved, norms, stacks, changes, distributions,
-    brief_distributions, brief_norms, brief_changes, brief_weights,
+    brief_distributions, brief_norms, brief_static, brief_changes, brief_weights, paths,
 )  # fmt: skip
 GROUPS: dict[str, Callable[[], Iterator[Run]]] = {question.__name__: question for question in QUESTIONS}

@@ -21,8 +21,8 @@ NEAR, FAR = list(range(1, 101)), [100, 128, 200, 300, 500, 700, 1000]
 FAR_ROWS = 1000  # rows that are followed to depth 1,000; all of them in the groups of FULL
 FULL = ("target",)
 RADIUS_DEPTHS = (8, 32, 100)
-# of the short runs fewer depths and sums are looked at, and the path of one sum's state is kept
-BRIEF, BRIEF_NEAR, BRIEF_ROWS = "brief_", [*range(1, 33), *range(36, 101, 4)], (1000, 250)
+# of the short runs, and of those made for their paths, fewer depths and sums are looked at
+BRIEF, BRIEF_NEAR, BRIEF_ROWS = ("brief_", "paths"), [*range(1, 33), *range(36, 101, 4)], (1000, 250)
 PATH_STEPS = 100
 DIGITS = 4  # of curves: the pages show fewer, and a share of 5,000 sums has no more
 ATTENTION = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}

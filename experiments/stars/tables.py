@@ -25,6 +25,7 @@ from loopwright.train.depth import RULES
 SHOWN = (1, 2, 4, 8, 16, 32, 64, 100, 1000)
 SOLVED = 0.99
 MOST_LINES = 6  # of a figure; more are a grid
+ONLY_PATHS = ("brief_norms", "brief_static", "paths")  # what they get right is drawn of other groups
 # the same settings without the penalty and with it: group and label of both
 PAIRS = {
     "no other part, finite difference": (("ablation", "none"), ("ablation", "penalty")),
@@ -183,7 +184,7 @@ def page(found: dict[str, dict[str, Runs]]) -> str:
     return (
         "# The STARS study: exact match (%) by depth, seeds side by side\n\n"
         "5,000 held-out sums to depth 100; beyond it the first 1,000 of them (all 5,000 in `target`); "
-        "in the `brief_` groups 1,000 and 250. "
+        "in the `brief_` groups and `paths` 1,000 and 250. "
         "`python -m experiments.stars.tables` made this page.\n\n" + "\n".join(parts)
         + f"\n{ON_AND_OFF}\n\n{on_and_off(found)}\n\n" + "\n\n".join(missing_part(runs, planned)) + "\n"
     )  # fmt: skip
@@ -201,7 +202,7 @@ def draw_all(found: dict[str, dict[str, Runs]]) -> dict[str, Drawing]:
     """Returns every figure by its name."""
     drawings = {}
     for group, labels in found.items():
-        if group == "brief_norms":  # only its paths: `norms` has its accuracy, of twelve layouts
+        if group in ONLY_PATHS:
             continue
         if group == "alike":  # every seed: one that did not learn would bend a mean
             drawing = draw_forms(found)
@@ -217,7 +218,7 @@ def draw_all(found: dict[str, dict[str, Runs]]) -> dict[str, Drawing]:
             radii = [run["radius"]["100"] for run in runs]
             mean = sum(r["radius_mean"] for r in radii) / len(radii)
             bars[label] = Bar(mean, min(r["radius_least"] for r in radii), max(r["radius_largest"] for r in radii))
-    paths = {f"{group}-paths": with_path(labels) for group, labels in found.items() if group.startswith("brief_")}
+    paths = {f"{group}-paths": with_path(labels) for group, labels in found.items()}
     return drawings | {name: path_panels(each) for name, each in paths.items() if each} | {"radius": radius_bars(bars)}
 
 

@@ -39,6 +39,7 @@ def inspect(
     dtype: InspectDtype = None,
     policy: Annotated[str | None, typer.Option(help="What the cache keeps: every step (default), last, or share(n).")] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="Print the state dict too: name, shape, dtype, parameters.")] = False,
+    worth: Annotated[bool, typer.Option("--advise", help="Print what steps are worth on text, by a published law.")] = False,
     train: TrainCost = False,
     gpus: Gpus = None,
     gpu: Gpu = None,
@@ -60,6 +61,8 @@ def inspect(
 
     loopwright inspect huginn core_layers=8 injection.order=input-state --json
 
+    loopwright inspect ouro-1.4b --advise
+
     loopwright inspect ouro-pretrain --train --gpus 8 remat=none
 
     loopwright inspect huginn-pretrain --train --gpus 64 batch=4096 --network 50
@@ -68,12 +71,14 @@ def inspect(
     from loopwright.commands.models import inspect as verb
 
     where = passed(gpus=gpus, gpu=gpu, per_node=per_node, link=link, network=network)
-    options = passed(batch=batch, dtype=dtype, policy=policy, tensors=tensors or None)
+    options = passed(batch=batch, dtype=dtype, policy=policy, tensors=tensors or None, worth=worth or None)
     if train:
         from loopwright.commands.models.inspect_train import inspect_train
 
         if options:
-            raise typer.BadParameter("--batch, --dtype, --policy and --tensors do not go with --train: say batch=…, precision=…")
+            raise typer.BadParameter(
+                "--batch, --dtype, --policy, --tensors and --advise do not go with --train: say batch=…, precision=…"
+            )
         show(lambda: inspect_train(model, overrides or [], where=where, depth=depth, context=context), as_json)
         return
     if where:
@@ -137,9 +142,8 @@ def retrofit(
     search: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Score layouts of that size on this text file and take the best.")
     ] = None,
-    search_by: Annotated[
-        str | None, typer.Option(help="loss (default): of the truncated models; turn: how far dropped layers turn the state.")
-    ] = None,
+    search_by: Annotated[str | None, typer.Option(help="loss (default), or turn: how far dropped layers turn the state.")] = None,
+    search_depth: Annotated[int | None, typer.Option(callback=whole, help="Steps of the core that is scored. Default: 1.")] = None,
     text: Annotated[str | None, typer.Option(metavar="TEXT", help="The text that bases=weighted measures activations on.")] = None,
     tokens: Annotated[int | None, typer.Option(callback=whole, help="How many tokens of either text. Default: 2048.")] = None,
     seed: Annotated[int, typer.Option(callback=seed_of, help="Seed of what starts at random.")] = 0,
@@ -167,8 +171,8 @@ def retrofit(
 
     show(lambda: verb.retrofit(
         source, out, words or [],
-        prelude=prelude, core=core, coda=coda, search_text=search, by=search_by, text=text, tokens=tokens, seed=seed, dtype=dtype,
-        device=device, command=["loopwright", *COMMAND],
+        prelude=prelude, core=core, coda=coda, search_text=search, by=search_by, search_depth=search_depth, text=text,
+        tokens=tokens, seed=seed, dtype=dtype, device=device, command=["loopwright", *COMMAND],
     ), as_json)  # fmt: skip
 
 

@@ -244,7 +244,8 @@ def read_messages(record: Record, fields: Mapping[str, str | None]) -> list[Mess
     where, values = record
     if fields["messages"] is None:
         if fields["question"] not in values:
-            for name in filter(lambda name: _is_conversation(values[name]), values):
+            name = next((name for name, value in values.items() if _is_conversation(value)), None)
+            if name is not None:
                 raise ValueError(f"{where}: field {name!r} holds a conversation; give data.messages={name}")
         said = [("user", text_field(record, str(fields["question"]))), ("assistant", text_field(record, str(fields["answer"])))]
     else:

@@ -2,14 +2,14 @@
 
 Two scores. The *turn* is how far the state turns where layers are dropped: the mean angle, in half turns, between the states before
 and after a dropped stretch of the intact model (after arXiv 2403.17887), of the stretch where it is largest; one pass gives it for
-all candidates. The *loss* is that of the truncated model itself; it takes a pass for each, so only those with the smallest turn
-get one.
+all candidates. The *loss* is that of the truncated model itself, its core run once or as often as the loop will; it takes a pass
+for each, so only those with the smallest turn get one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.convert.load import empty_model
+from loopwright.model.bounds import MOST_LAYERS
 from loopwright.model.config import LoopedConfig
 from loopwright.model.forward.output import shifted_loss
 from loopwright.model.looped import LoopedForCausalLM
@@ -31,7 +32,7 @@ ROWS = 8  # of one pass
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout with its scores; the loss, in nats a token, is that of its layers once each, where it was measured."""
+    """A layout with its scores; the loss, in nats a token, is that of its layers at the depth asked for, where it was measured."""
 
     layout: Layout
     turn: float
@@ -50,16 +51,19 @@ def search(
     *,
     by: str = "loss",
     most: int = 16,
+    depth: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Candidate]:
     """Returns layouts of as many layers as `layout` keeps and loops, best first, from rows of token ids [N, T].
 
-    With `by` "loss", the `most` sets of layers with the smallest turn, and that of `layout`, are scored by loss; with "turn" none.
+    With `by` "loss", the `most` orders of layers with the smallest turn, and that of `layout`, are scored by loss, the core run
+    `depth` times; with "turn" none.
     """
     layers = source_layers(source)
     if by not in SCORES:
         raise ValueError(f"search: by is {by!r}; allowed: {', '.join(SCORES)}")
     check_whole("search: most", most, 1)
+    check_whole("search: depth", depth, 1, MOST_LAYERS)
     if ids.dim() != 2 or ids.shape[0] < 1 or ids.shape[1] < 2:
         raise ValueError(f"search: token ids of shape {tuple(ids.shape)}; allowed: rows of at least two tokens")
     angles = turns(source, ids)
@@ -68,15 +72,19 @@ def search(
     if by == "turn":
         return scored
     # the same layers may be divided in several ways, and are measured once
-    chosen = dict.fromkeys([*list(dict.fromkeys(c.layout.kept for c in scored))[:most], layout.kept])
+    chosen = dict.fromkeys([*list(dict.fromkeys(run_of(c.layout, depth) for c in scored))[:most], run_of(layout, depth)])
     losses = {}
-    for done, kept in enumerate(chosen):
-        one = next(c.layout for c in scored if c.layout.kept == kept)
-        losses[kept] = loss_of(truncated(source, one), ids)
+    for done, run in enumerate(chosen):
+        losses[run] = loss_of(dense_of(source, run), ids)
         if progress is not None:
             progress(done + 1, len(chosen))
-    measured = [replace(c, loss=losses[c.layout.kept]) for c in scored if c.layout.kept in losses]
-    return sorted(measured, key=lambda c: (losses[c.layout.kept], c.turn, c.layout.kept, c.layout.core))
+    measured = [replace(c, loss=losses[run]) for c in scored if (run := run_of(c.layout, depth)) in losses]
+    return sorted(measured, key=lambda c: (losses[run_of(c.layout, depth)], c.turn, c.layout.kept, c.layout.core))
+
+
+def run_of(layout: Layout, depth: int = 1) -> tuple[int, ...]:
+    """Returns the source layers in the order they run, those of the core `depth` times over."""
+    return (*layout.prelude, *layout.core * depth, *layout.coda)
 
 
 def candidates(layout: Layout, layers: int) -> list[Layout]:
@@ -118,14 +126,14 @@ def turn_of(layout: Layout, angles: Tensor) -> float:
     return max((angles[a, b].item() for a, b in stretches), default=0.0)
 
 
-def truncated(source: LoopedForCausalLM, layout: Layout) -> LoopedForCausalLM:
-    """Returns the layers of a layout, once each, as a dense model on the source's own tensors."""
+def dense_of(source: LoopedForCausalLM, run: Sequence[int]) -> LoopedForCausalLM:
+    """Returns these layers of a source, one after another, as a dense model on the source's own tensors."""
     layers = source_layers(source)
-    model = empty_model(LoopedConfig(**{**source.config.to_dict(), "prelude_layers": len(layout.kept), "coda_layers": 0}))
+    model = empty_model(LoopedConfig(**{**source.config.to_dict(), "prelude_layers": len(run), "coda_layers": 0}))
     for name, module in source.named_children():
         if name not in ("prelude", "coda"):
             setattr(model, name, module)
-    model.prelude = nn.ModuleList(layers[layer] for layer in layout.kept)
+    model.prelude = nn.ModuleList(layers[layer] for layer in run)
     return model.eval()
 
 

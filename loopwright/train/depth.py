@@ -25,12 +25,14 @@ WIDEST = 3.0  # of the logarithm of a depth: a spread of e³ either way
 class DepthRule:
     """Draws depths. Abstract: a kind is the depth that belongs to two uniform numbers, the first the more the deeper.
 
-    `most` is the largest depth there can be, None where there is none; `size` is what a curriculum grows.
+    `most` is the largest depth there can be, None where there is none; `size` is what a curriculum grows; a rule is `constant`
+    where every batch of a run has the same depth.
     """
 
     size: float = 1.0
     most: int | None = None
     grad_steps: int | None = None
+    constant: bool = False
 
     def __call__(self, update: int, generator: torch.Generator) -> Plan:
         """Returns the plan of one batch."""
@@ -63,6 +65,8 @@ class DepthRule:
 
 class Fixed(DepthRule):
     """Always the same depth."""
+
+    constant = True
 
     def __init__(self, depth: int, grad_steps: int | None = None) -> None:
         _check("fixed", depth, depth, grad_steps)

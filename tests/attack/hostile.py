@@ -228,7 +228,7 @@ OPTIONS = [
     "--depth", "--context", "--batch", "--dtype", "--policy", "--tensors", "--json", "--device", "--seed", "--full",
     "--max-new-tokens",
     "--temperature", "--top-p", "--top-k", "--min-p", "--state-seed", "--chat", "--show-depth", "--prelude", "--core", "--coda",
-    "--search",
+    "--search", "--search-depth",
     "--search-by", "--text", "--tokens", "--out", "--resume", "--toy", "--depths", "--split", "--checkpoint", "--data",
     "--tokenizer",
     "--field", "--teacher-forced", "--honest", "--rows", "--prompts", "--compare", "--examples", "--pairs", "--ablate",

@@ -48,10 +48,11 @@ def test_the_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         (["inspect", "huginn", "--policy", "some"], "unknown policy 'some'"),
         (
             ["inspect", "ouro-pretrain", "--train", "--batch", "1"],
-            "--batch, --dtype, --policy and --tensors do not go with --train",
+            "--tensors and --advise do not go with --train",
         ),
         (["inspect", "ouro-pretrain", "--train", "--dtype", "bf16"], "do not go with --train: say batch=…, precision=…"),
         (["inspect", "huginn", "--gpus", "8"], "--gpus needs --train"),
+        (["inspect", "ouro-pretrain", "--train", "--advise"], "--advise do not go with --train"),
         (["inspect", "ouro-pretrain"], "model: 'ouro-pretrain' is a recipe; give --train to see what training it costs"),
         (["inspect", str(RECIPES / "ouro-pretrain.yaml")], "ouro-pretrain.yaml' is a recipe; give --train"),
         (["inspect", "./no/such/folder"], "no such folder"),

@@ -76,6 +76,15 @@ def test_depths_are_equal_or_each_rows_best() -> None:
     assert pooled(first, second, "test", 4) is None and pooled(first, [], "test") is None
 
 
+def test_a_depth_without_losses_of_passages_is_not_paired() -> None:
+    thin, whole = result("a", {1: 0.1, 2: 0.2}), result("b", {1: 0.0, 2: 0.0})
+    for text in thin["texts"].values():
+        text["losses"] = (text["losses"][0], ())
+    assert pooled([thin], [whole], "test", 2) is None and pooled([whole], [thin], "test", 2) is None
+    found = pooled([thin], [whole], "test", 1)
+    assert found is not None and found.difference == pytest.approx(0.1)
+
+
 def test_the_best_depth_is_that_of_all_seeds_together() -> None:
     found = [held(result("a", above), "test") for above in ({1: 0.0, 2: 0.1}, {1: 0.5, 2: 0.1})]
     assert best_depth(found[:1]) == 1 and best_depth(found) == 2

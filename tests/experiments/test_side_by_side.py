@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments import side_by_side
 from experiments.side_by_side import as_line, columns, compared, folded, run_all
 from loopwright.evaluate.heldout import HeldOut
 from loopwright.metrics.score import by_unit
@@ -110,3 +112,24 @@ def test_no_process_begins_once_the_time_is_up(
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: pytest.fail("a process was begun"))
     run_all([Named("made")], work, str(tmp_path / "rows.jsonl"), workers=2, seconds=0)
     assert "not made: made" in capsys.readouterr().out
+
+
+def test_a_process_whose_device_does_not_answer_takes_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    answers = [RuntimeError("busy"), RuntimeError("busy"), None]
+
+    def zeros(*_: object, **__: object) -> None:
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    assert side_by_side._device_answers(wait=0)
+    answers = [RuntimeError("busy")] * 3
+    assert not side_by_side._device_answers(wait=0) and not answers
+
+    class Queue:
+        def get(self) -> None:
+            raise AssertionError("a run was taken")
+
+    monkeypatch.setattr(side_by_side, "_device_answers", lambda: False)
+    side_by_side._serve(Queue(), "", None, math.inf, {}, None, None)

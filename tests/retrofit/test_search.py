@@ -10,7 +10,7 @@ import torch
 
 import loopwright as lw
 from loopwright.retrofit.layout import Layout, find_layout
-from loopwright.retrofit.search import candidates, loss_of, search, truncated, turn_of, turns
+from loopwright.retrofit.search import candidates, dense_of, loss_of, run_of, search, turn_of, turns
 from tests.cases import gap, noisy
 from tests.convert.dense import IDS, LAYERS, source, their_logits
 
@@ -33,9 +33,7 @@ def test_the_turn_is_the_mean_angle_between_states() -> None:
         x, _ = dense.embed_at(dense.token_vectors(IDS), dense.embed(IDS)[1].span)  # through all layers
         states = [dense.token_vectors(IDS)]
         for layer in range(1, LAYERS + 1):
-            states.append(
-                truncated(dense, find_layout({"kind": "lists", "core": [*range(layer)], "coda": 0}, LAYERS)).embed(IDS)[0]
-            )
+            states.append(dense_of(dense, range(layer)).embed(IDS)[0])
     assert gap(states[-1], x) < 1e-6
     angles = turns(dense, IDS)
     for a, b in ((0, 3), (2, 5), (1, 6)):
@@ -52,7 +50,7 @@ def test_the_turn_is_the_mean_angle_between_states() -> None:
 def test_the_loss_is_that_of_the_layers_that_are_kept() -> None:
     dense = source()
     many = torch.randint(2, 96, (11, 12), generator=torch.Generator().manual_seed(1))
-    model = truncated(dense, START)
+    model = dense_of(dense, run_of(START))
     with torch.no_grad():
         assert gap(model(IDS).logits, their_logits("llama", list(START.kept))) < 1e-5
         assert loss_of(model, many) == pytest.approx(model(many, labels=many).loss.item(), abs=1e-5)
@@ -70,7 +68,7 @@ def test_the_best_comes_first() -> None:
     assert told[-1] == (5, 5), "0, 1, 4, 5 with the core at 1 or at 4 are the same layers, measured once"
     assert all(a.loss <= b.loss for a, b in pairwise(found))
     assert START.kept in [one.layout.kept for one in found]
-    assert found[0].loss == pytest.approx(loss_of(truncated(source(), found[0].layout), IDS))
+    assert found[0].loss == pytest.approx(loss_of(dense_of(source(), run_of(found[0].layout)), IDS))
     assert found[0].perplexity == pytest.approx(math.exp(found[0].loss))
     by_turn = search(source(), IDS, START, by="turn")
     assert all(a.turn <= b.turn for a, b in pairwise(by_turn)) and {one.loss for one in by_turn} == {None}
@@ -90,7 +88,21 @@ def test_a_layer_that_does_nothing_is_dropped_first() -> None:
     start = find_layout({"kind": "lists", "prelude": 2, "core": [3], "coda": 1}, LAYERS)
     best = search(dense, IDS, start, by="turn")[0]
     assert best.layout.dropped(LAYERS) == (1, 2) and best.turn < 1e-3
-    assert loss_of(truncated(dense, best.layout), IDS) == pytest.approx(loss_of(dense, IDS), abs=1e-5)
+    assert loss_of(dense_of(dense, run_of(best.layout)), IDS) == pytest.approx(loss_of(dense, IDS), abs=1e-5)
+
+
+def test_the_loss_at_a_depth_is_that_of_the_plain_loop() -> None:
+    wide = find_layout({"kind": "lists", "prelude": 1, "core": [2, 3], "coda": 1}, LAYERS)
+    found = search(source(), IDS, wide, depth=3)
+    assert len(found) == len(candidates(wide, LAYERS)) and all(a.loss <= b.loss for a, b in pairwise(found))
+    assert run_of(wide, 3) == (0, 2, 3, 2, 3, 2, 3, 5)
+    for one in found:
+        stacks = {"prelude": list(one.layout.prelude), "core": list(one.layout.core), "coda": list(one.layout.coda)}
+        looped = lw.retrofit(source(), "plain-loop", **stacks, depth=3).eval()
+        with torch.no_grad():
+            assert one.loss == pytest.approx(looped(IDS, labels=IDS, depth=3).loss.item(), abs=1e-5)
+    with pytest.raises(ValueError, match=r"depth must be a whole number >= 1 \(got 0\)"):
+        search(source(), IDS, wide, depth=0)
 
 
 def test_what_cannot_be_searched_is_one_line() -> None:

@@ -12,7 +12,9 @@ from loopwright.commands.console import console, table
 from loopwright.commands.device import find_dtype
 from loopwright.commands.loading import find_config, warn_of_damage
 from loopwright.convert.card import describe
+from loopwright.model.config import LoopedConfig
 from loopwright.model.cost import cost
+from loopwright.model.cost.worth import MEASURED, PHI, PHI_TRUNCATED, advise, shares
 from loopwright.model.presets import PRESETS
 from loopwright.recipes import names
 from loopwright.source import Source
@@ -28,23 +30,55 @@ def inspect(
     dtype: str = "bf16",
     policy: str = "every",
     tensors: bool = False,
+    worth: bool = False,
 ) -> dict[str, Any]:
-    """Prints what a model is and costs: parameters by part, FLOPs, bytes, and its state dict where asked. Returns the numbers."""
+    """Prints what a model is and costs: parameters by part, FLOPs, bytes; where asked what its steps are worth, and its state dict.
+    Returns the numbers."""
     opened = Source(source)
     _refuse_recipe(opened)
     config = find_config(opened, overrides)
     if not opened.is_preset:
         warn_of_damage(opened)
     facts = cost.survey(config, depth=depth, context=context, batch=batch, dtype=find_dtype(dtype), policy=policy)
+    advice = _advice(config, facts["depth"]) if worth else {}
     rows = cost.tensors(config) if tensors else []
     out = console()
     out.print(f"[bold]{escape(source)}[/]: {escape(describe(config, facts['depth']))}", soft_wrap=True)
     for one in (_parameter_table(facts), _flop_table(facts), _byte_table(facts)):
         out.print(one)
+    if worth:
+        out.print(_worth_table(advice))
+        out.print(_WHENCE, soft_wrap=True)
+        facts["worth"] = advice
     if tensors:
         out.print(_tensor_table(rows, facts["dtype"]))
         facts["tensors"] = rows
     return {"model": source, "summary": describe(config, facts["depth"]), **facts}
+
+
+_STEPS = (1, 2, 4, 8)  # those of the runs that the law was fitted to
+_WHENCE = (
+    f"By the law of arXiv 2604.21106 (φ = {PHI}; {PHI_TRUNCATED} with gradients through the last steps alone), from models trained "
+    f"at each depth on text, 20 layers as run, up to {MEASURED} steps. It is not ours, and says nothing of tasks that need steps "
+    "in a row: docs/when-to-loop.md has what was measured here."
+)
+
+
+def _advice(config: LoopedConfig, depth: int) -> dict[str, Any]:
+    once, repeated = shares(config)
+    most = config.max_steps if config.max_steps is not None and config.beyond_max_steps == "refuse" else None
+    depths = sorted({depth, *(step for step in _STEPS if most is None or step <= most)})
+    return {"once": once, "repeated": repeated, "phi": PHI, "depths": [vars(one) for one in advise(config, depths)]}
+
+
+def _worth_table(advice: Mapping[str, Any]) -> Table:
+    own, repeated = advice["once"] + advice["repeated"], advice["repeated"]
+    title = f"steps on text: {own:,} parameters without embedding and head, {repeated:,} of them run at every step"
+    filled = table(title, "depth", "as good as a plain model of", "costs what a plain model costs of")
+    for one in advice["depths"]:
+        beyond = "" if one["depth"] <= MEASURED else " (beyond the law's runs)"
+        filled.add_row(f"{one['depth']}{beyond}", f"{one['equal_loss']:,}", f"{one['equal_flops']:,}")
+    return filled
 
 
 def _refuse_recipe(source: Source) -> None:

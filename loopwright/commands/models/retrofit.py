@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from loopwright.commands.loading import find_config, open_model
 from loopwright.convert.card import command_line, without_folders
 from loopwright.convert.save import check_replaceable, save
 from loopwright.data.records import Files, text_field
+from loopwright.model.bounds import MOST_LAYERS
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.retrofit.bases import Reconstruction
 from loopwright.retrofit.layout import Layout, find_layout
@@ -48,6 +50,7 @@ def retrofit(
     search_text: str | None = None,
     text: str | None = None,
     by: str | None = None,
+    search_depth: int | None = None,
     tokens: int | None = None,
     seed: int = 0,
     dtype: str = "float32",
@@ -70,7 +73,7 @@ def retrofit(
     plan = make_plan(system, changes | given)
     if core is not None and core.isdecimal():  # beside `--prelude 2` it reads as how many
         console().print(f"core: layer {core} alone, counted from 0 (--core lists layers, as 2-4; --prelude and --coda count them)")
-    _check_used(plan, search_text, text, by, tokens)
+    _check_used(plan, search_text, text, by, search_depth, tokens)
     kind, where, printer = find_dtype(dtype), find_device(device), console()
     opened = Source(source)
     opened.need_weights("retrofit")
@@ -84,7 +87,7 @@ def retrofit(
         dense = open_model(opened, kind, where)
     with fitting_threads(dense):
         if candidates is not None:
-            plan = replace(plan, layout=_searched(dense, candidates, plan, by or BY))
+            plan = replace(plan, layout=_searched(dense, candidates, plan, by or BY, 1 if search_depth is None else search_depth))
         with _doing("converting"):
             looped = convert(dense, plan, seed=seed, input_ids=weights)
         with _doing("comparing"):
@@ -118,10 +121,16 @@ def card_sections(source: str, command: Sequence[str], made: Conversion, gaps: M
     }
 
 
-def _check_used(plan: Plan, search_text: str | None, text: str | None, by: str | None, tokens: int | None) -> None:
+def _check_used(
+    plan: Plan, search_text: str | None, text: str | None, by: str | None, depth: int | None, tokens: int | None
+) -> None:
     """Refuses options that nothing would read, or that another one undoes."""
     if by is not None and search_text is None:
         raise ValueError(f"--search-by: {by!r}, and nothing is searched; allowed: with --search TEXT")
+    if depth is not None and (search_text is None or by == "turn"):
+        raise ValueError(f"--search-depth: {depth}, and no loss is searched; allowed: with --search TEXT, by loss")
+    if depth is not None:
+        check_whole("--search-depth", depth, 1, MOST_LAYERS)
     if search_text is not None and plan.start != "selected":  # what is scored is the layers as they are, and stepwise moves them
         raise ValueError(f"--search: given, and start is {plan.start!r}; allowed: with start=selected")
     if text is not None and plan.bases != "weighted":
@@ -193,20 +202,22 @@ def _layers(word: str | None) -> list[int] | None:
     return layers
 
 
-def _searched(dense: LoopedForCausalLM, ids: torch.Tensor, plan: Plan, by: str) -> Layout:
+def _searched(dense: LoopedForCausalLM, ids: torch.Tensor, plan: Plan, by: str, depth: int) -> Layout:
     """The best layout for the text, after a table of the best ones."""
     layout = find_layout(plan.layout, len(source_layers(dense)))
     with progress() as bar:
         task = bar.add_task("layouts")
-        tried = search(dense, ids, layout, by=by, progress=lambda done, total: bar.update(task, completed=done, total=total))
+        shown = partial(bar.update, task)
+        tried = search(dense, ids, layout, by=by, depth=depth, progress=lambda done, total: shown(completed=done, total=total))
     full = loss_of(dense, ids) if by == "loss" else None
-    console().print(search_table(tried, layout, ids.numel(), full))
+    console().print(search_table(tried, layout, ids.numel(), full, depth))
     return tried[0].layout
 
 
-def search_table(found: Sequence[Candidate], layout: Layout, tokens: int, full: float | None) -> Table:
+def search_table(found: Sequence[Candidate], layout: Layout, tokens: int, full: float | None, depth: int) -> Table:
     """Returns the best sixteen candidates, and the one a search began from, as a table."""
-    title = f"layouts, scored on {tokens:,} tokens, untrained" + ("" if full is None else f" (the full model's loss: {full:.3f})")
+    title = f"layouts, scored on {tokens:,} tokens, untrained" + f", depth {depth}" * (depth > 1)
+    title += "" if full is None else f" (the full model's loss: {full:.3f})"
     made = table(title, "prelude", "core", "coda", "turn", "loss", "perplexity")
     for place, one in enumerate(found):
         if place < 16 or one.layout.kept == layout.kept:

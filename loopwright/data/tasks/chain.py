@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from loopwright.data.tasks.draw import Matrix, below
-from loopwright.data.tasks.table import EOS, PAD, PADDINGS, Alphabet, Rows
+from loopwright.data.tasks.table import ANSWERS, EOS, PAD, PADDINGS, Alphabet, Rows
 from loopwright.data.tasks.task import Task
 from loopwright.values import check_choice, check_count
 
@@ -24,6 +24,10 @@ class Chain(Task):
     and 5 values or more the answers are those of the word problem of S₅, which no fixed depth solves at every length (unless
     TC⁰ = NC¹): depth must grow.
 
+    With `answers` "every" there is no `=`, and a value is asked for after the start and after every operation (or `.`), in place:
+    `2 0/2 1/3 §` and there 2, 0, 0. A row then holds the answers of all shorter chains that it begins with; one answer at the
+    end of a row was not learned here (experiments/LOG.md).
+
     Rows hold one of `lengths` operations, tests of other lengths are `longer`. `places` scatters the operations over so many
     places with `.` between them, so that rows of every length have one shape and every position is trained.
     """
@@ -38,6 +42,7 @@ class Chain(Task):
         modulus: int = 5,
         operations: str = "swap",
         places: int | None = None,
+        answers: str = "last",
         train: int = 100_000,
         valid: int = 1_000,
         test: int = 5_000,
@@ -52,6 +57,7 @@ class Chain(Task):
         self.alphabet = Alphabet([*map(str, range(modulus)), *table, "=", ".", PAD, EOS], separator=" ")
         self.table = np.array(list(table.values()))
         self.places = None if places is None else check_count(where, "places", places, least=max(*self.trained, *self.beyond, 1))
+        self.in_place = check_choice(where, "answers", answers, ANSWERS) == "every"
         self.padding = check_choice(where, "padding", padding, PADDINGS)
 
     def draw(self, group: int, bits: np.random.PCG64, count: int) -> Matrix:
@@ -62,20 +68,34 @@ class Chain(Task):
         return self.modulus * len(self.table) ** group - (0 if held is None else len(held))
 
     def extent(self, group: int) -> int:
-        return (self.places or group) + 4
+        return (self.places or group) + (2 if self.in_place else 4)
 
     def write(self, group: int, problems: Matrix, bits: np.random.PCG64, extent: int) -> Rows:
         count, places = len(problems), self.places or group
         equals, dot = self.alphabet.encode("= .")
         ids = np.full((count, extent), self.alphabet.pad_id)
-        ids[:, 0] = value = problems[:, 0]
+        ids[:, 0] = problems[:, 0]
         ids[:, 1 : places + 1] = dot
         chosen = np.sort(np.argsort(bits.random_raw((count, places)), axis=1, kind="stable")[:, :group], axis=1)
         np.put_along_axis(ids, chosen + 1, problems[:, 1:] + self.modulus, axis=1)
-        for operation in problems[:, 1:].T:
-            value = self.table[operation, value]
-        ids[:, places + 1], ids[:, places + 2], ids[:, places + 3] = equals, value, self.alphabet.eos_id
-        return Rows(ids, np.full(count, places + 2), np.full(count, places + 4), np.full(count, group))
+        values, needs = self.values(ids[:, : places + 1]), np.full(count, group)
+        if self.in_place:
+            ids[:, places + 1] = self.alphabet.eos_id
+            answers = np.full_like(ids, self.alphabet.pad_id)
+            answers[:, 1 : places + 2] = values  # one place on: the model shifts labels
+            return Rows(ids, np.ones(count, dtype=int), np.full(count, places + 2), needs, answers)
+        ids[:, places + 1], ids[:, places + 2], ids[:, places + 3] = equals, values[:, -1], self.alphabet.eos_id
+        return Rows(ids, np.full(count, places + 2), np.full(count, places + 4), needs)
+
+    def values(self, ids: Matrix) -> Matrix:
+        """Returns the value after each symbol of rows that hold a start value, then operations and `.` [N, 1 + places]."""
+        kept = np.arange(self.modulus)
+        become = np.stack([kept] * (self.modulus + len(self.table) + 2))  # what is no operation leaves every value
+        become[self.modulus : self.modulus + len(self.table)] = self.table
+        values = ids.copy()
+        for place in range(1, ids.shape[1]):
+            values[:, place] = become[ids[:, place], values[:, place - 1]]
+        return values
 
 
 def additions(m: int) -> Operations:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from loopwright.data.tasks.draw import Matrix, below, stream
-from loopwright.data.tasks.table import EOS, PAD, Alphabet, Rows
+from loopwright.data.tasks.table import ANSWERS, EOS, PAD, Alphabet, Rows
 from loopwright.data.tasks.task import Task
 from loopwright.values import check_choice, check_count, check_number
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MARK, NOWHERE, START = ">", "-", "^"
-ANSWERS, COUNTS = ("last", "every"), ("marks", "symbol")
+COUNTS = ("marks", "symbol")
 PROBES, SCARCE = 4096, 0.01
 
 

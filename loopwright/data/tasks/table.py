@@ -15,6 +15,7 @@ from loopwright.settings import suggest
 
 PAD, EOS = "Ʌ", "§"
 PADDINGS = ("masked", "plain")
+ANSWERS = ("last", "every")  # what a row is asked: its end, or every token of it, in place
 
 
 class Alphabet:

@@ -24,7 +24,7 @@ from loopwright.data.batch import Batch
 from loopwright.model.config import LoopedConfig
 from loopwright.model.forward.launches import free_launches
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.train.depth import DepthRule, Fixed
+from loopwright.train.depth import DepthRule
 from loopwright.train.gradients.recompute import draws
 from loopwright.train.rollout import Called, Objective
 from loopwright.untrusted import first_line
@@ -45,7 +45,7 @@ def suits(model: LoopedForCausalLM, objective: Objective, penalties: Iterable[ob
     parts = [*model.modules(), objective, *penalties]
     ours = all(type(part).__module__.split(".")[0] in OWN for part in parts) and not isinstance(objective, Called)
     repeatable = remat == "none" or (remat != "implicit" and not draws(model))  # a step that runs again asks for the random state
-    return ours and not _hooked(model) and repeatable and objective.capturable and isinstance(rule, Fixed)
+    return ours and not _hooked(model) and repeatable and objective.capturable and rule.constant
 
 
 def _hooked(model: LoopedForCausalLM) -> bool:

@@ -83,3 +83,15 @@ def test_inspect_reads_no_weights(folder: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(weights, "fill", lambda *args, **kwargs: pytest.fail("it loaded the model"))
     monkeypatch.setattr(load_module, "fill", lambda *args, **kwargs: pytest.fail("it loaded the model"))
     inspect(str(folder))
+
+
+def test_advice_names_the_plain_models_of_equal_loss_and_equal_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    advice = inspect("ouro-1.4b", depth=16, worth=True)["worth"]
+    printed = capsys.readouterr().out
+    assert [one["depth"] for one in advice["depths"]] == [1, 2, 4, 8, 16]
+    for one in advice["depths"]:
+        assert one["equal_loss"] == round(advice["once"] + one["depth"] ** 0.46 * advice["repeated"])
+        assert f" {one['equal_loss']:,} " in printed and f" {one['equal_flops']:,} " in printed
+    assert printed.count("beyond the law's runs") == 1 and "2604.21106" in printed
+    assert [one["depth"] for one in inspect("asura-tiny", worth=True)["worth"]["depths"]] == [1, 2, 3]  # it has no step beyond
+    assert "worth" not in inspect("asura-tiny")

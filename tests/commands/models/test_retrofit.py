@@ -130,6 +130,10 @@ def test_a_search_takes_the_best_layout(dense: Path, text: Path, tmp_path: Path,
     assert scored[0][:3] == [row[1] for row in layout[:3]], "the first of the table is what was made"
     assert [float(row[4]) for row in scored] == sorted(float(row[4]) for row in scored)
     assert run("retrofit", str(dense), str(tmp_path / "out"), *words, "--search-by", "turn") == 0
+    capsys.readouterr()
+    assert run("retrofit", str(dense), str(tmp_path / "out"), *words, "--search-depth", "3") == 0
+    deep = capsys.readouterr().out
+    assert "depth 3" in deep and deep.splitlines()[4:6] != lines[4:6], "other losses than once each"
 
 
 def test_weighted_bases_read_their_text(dense: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,6 +169,10 @@ def test_stories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["gate-only", "--device", "tpu"], "device: unknown 'tpu'"),
         (["gate-only", "--core", "3-1,2"], "'3-1' in '3-1,2' goes down"),
         (["gate-only", "--search-by", "turn"], "--search-by: 'turn', and nothing is searched"),
+        (["gate-only", "--search", "TEXT", "--search-depth", "0"], "--search-depth must be a whole number >= 1 (got 0)"),
+        (["gate-only", "--search", "TEXT", "--search-depth", "2000000000"], "--search-depth must be at most 1,024"),
+        (["gate-only", "--search-depth", "2"], "--search-depth: 2, and no loss is searched"),
+        (["gate-only", "--search", "TEXT", "--search-by", "turn", "--search-depth", "2"], "no loss is searched"),
         (["gate-only", "--tokens", "9"], "--tokens: 9, and there is no text"),
         (["gate-only", "--text", "TEXT"], "--text: given, and bases are 'none'; allowed: with bases=weighted"),
         *[

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.hops.measure import DEPTHS
 from experiments.hops.plan import ARMS
-from experiments.hops.run import DEPTHS
 
 
 def made(arm: str, seed: int = 0, *, exact: Mapping[int, float], **more: Any) -> dict[str, Any]:
     """A run with this accuracy by number of hops at the depth of its arm: a guess at smaller depths, half way up beyond it."""
     layers, steps = ARMS[arm]
-    depths = DEPTHS if steps > 1 else (1,)
+    depths = DEPTHS["hops"] if steps > 1 else (1,)
 
     def at(value: float) -> list[float]:
         return [0.25 if depth < steps else value if depth == steps else (1 + value) / 2 for depth in depths]

@@ -62,5 +62,6 @@ def test_a_page_and_its_figures_are_written(tmp_path: Path, monkeypatch: pytest.
     path.write_text(json.dumps(made("1⊗8", exact=dict.fromkeys(ALL, 1.0))) + "\n")
     monkeypatch.setattr(sys, "argv", ["tables", str(path), str(tmp_path / "out")])
     main()
-    assert {each.name for each in (tmp_path / "out").iterdir()} == {"table.md", "hops.svg", "learning.svg", "depth-1x8.svg"}
+    figures = {f"{name}.svg" for name in ("hops", "learning", "depth-1x8", "test-time")}
+    assert {each.name for each in (tmp_path / "out").iterdir()} == {"table.md", *figures}
     assert "- compared/2⊗4/as the recipe: seeds 0, 1, 2" in (tmp_path / "out/table.md").read_text()

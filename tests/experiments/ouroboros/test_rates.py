@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from experiments.ouroboros import rates
-from experiments.ouroboros.plan import Row
-from experiments.ouroboros.rates import ARMS, DIAGONAL, MORE, RATES, WIDER, best_rates, carry_out, grid, tuned, valid_loss
+from experiments.ouroboros.plan import DIAGONAL, Row
+from experiments.ouroboros.rates import ARMS, MORE, RATES, WIDER, best_rates, carry_out, grid, tuned, valid_loss
 from experiments.ouroboros.run import recipe_of
 
 
@@ -25,8 +25,6 @@ def test_the_rate_is_that_of_the_least_loss_on_valid_at_its_best_depth() -> None
     found = tried("a", {1e-3: 5.0, 4e-3: 4.0, 1.6e-2: 4.5, 4e-2: None}) + tried("b", {1e-3: 2.0})
     assert best_rates(found) == {"a": 4e-3}, "an arm whose grid is not whole has no rate yet"
     assert valid_loss(found[3]) == float("inf")
-    beyond = tried("a", {1e-3: 1.0}, depth=16)[0]
-    assert valid_loss(beyond) == 9.0, "depth 16 was not trained"
 
 
 def test_a_rate_beyond_the_grid_counts_where_it_was_tried() -> None:

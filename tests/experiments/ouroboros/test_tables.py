@@ -10,7 +10,7 @@ import pytest
 
 from experiments.ouroboros import tables
 from experiments.ouroboros.figures import BY_DEPTH
-from experiments.ouroboros.tables import CONTROLLER, FULL, HEALED, SHIFTED, STATIC, TRUNCATED
+from experiments.ouroboros.plan import CONTROLLER, FULL, HEALED, SHIFTED, STATIC, TRUNCATED
 from loopwright.plot.drawing import COLOURS
 from tests.experiments.results import result
 

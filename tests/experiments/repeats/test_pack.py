@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from experiments.corpus import HELD_OUT
 from experiments.repeats import pack as study
-from experiments.repeats.run import FILES
 
 
 def test_the_folder_has_text_tokenizer_tokens_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
-    for name in [*(f"train-{i:02}.jsonl.gz" for i in range(7)), *FILES.values()]:
+    for name in [*(f"train-{i:02}.jsonl.gz" for i in range(7)), *HELD_OUT.values()]:
         with gzip.open(corpus / name, "wt") as file:
             file.writelines(json.dumps({"text": f"{name} {i} " + "one two three four " * 80}) + "\n" for i in range(4))
     monkeypatch.setattr(study, "TEXTS", {1: 8, 16: 2})
     study.pack(corpus, tmp_path / "packed")
     found = {path.name for path in (tmp_path / "packed").rglob("*.jsonl.gz")}
-    assert found == {*(f"train-{i:02}.jsonl.gz" for i in range(study.FIRST)), *FILES.values()}
+    assert found == {*(f"train-{i:02}.jsonl.gz" for i in range(study.FIRST)), *HELD_OUT.values()}
     with tarfile.open(tmp_path / "packed/tokens.tar.xz") as archive:
         names = archive.getnames()
     assert "shards/held-out.pickle" in names

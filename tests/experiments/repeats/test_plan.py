@@ -14,11 +14,13 @@ from experiments.repeats.plan import (
     STOPPED,
     TEXTS,
     TUNED,
+    WHOLE,
     Row,
     compared,
     depths,
     longer,
     rates,
+    whole_text,
 )
 from loopwright.model.config import LoopedConfig
 from loopwright.model.cost.cost import parameters, pass_flops
@@ -69,3 +71,12 @@ def test_only_text_that_is_read_most_often_is_validated_on_the_way() -> None:
         return chosen.save.best and 0 < chosen.validate.every < chosen.updates
 
     assert [times for times in TEXTS if saves(times)] == [STOPPED] == [max(TEXTS)]
+
+
+def test_all_of_the_text_is_read_four_times_at_the_rate_of_four_readings() -> None:
+    rows = [*whole_text({("ASURA", 4): 4e-3, ("plain, equal FLOPs", 16): 1e-3})]
+    assert [(row.label, row.rate, row.seed) for row in rows] == [("ASURA, all of the text", 4e-3, seed) for seed in range(3)]
+    chosen = recipe("asura-text", [*SETTINGS, *rows[0].changes])
+    assert chosen.data["limit"] is None and rows[0].documents is None and set(WHOLE.values()) == set(TUNED)
+    tokens = chosen.updates * chosen.batch * chosen.data["length"] / 4
+    assert 39_785_770 - chosen.batch * chosen.data["length"] < tokens <= 39_785_770

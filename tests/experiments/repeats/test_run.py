@@ -16,6 +16,7 @@ def test_the_rate_is_chosen_on_valid_by_the_first_seed() -> None:
     found += [run("Huginn-like", 1e-3, None), run("plain, equal parameters, three times the updates", 1e-3, 4.0)]
     assert best_rates(found) == {("ASURA", 4): pytest.approx(2e-3)}
     deep = [run("ASURA, depth 8", rate, valid, times=1) for rate, valid in ((4e-3, 4.6), (2e-3, 4.5))]
+    assert best_rates(deep[:1]) == {}, "of two rates one was tried: nothing is chosen yet"
     assert best_rates([*deep, run("ASURA", 8e-3, 3.0, times=1)]) == {("ASURA, depth 8", 1): pytest.approx(2e-3)}
 
 

@@ -10,7 +10,8 @@ import pytest
 
 import experiments.trained
 import loopwright as lw
-from experiments.sft.kept import PASSAGES, whole, write
+from experiments.kept import PASSAGES, whole
+from experiments.sft.kept import write
 from experiments.sft.plan import Places, Run
 from experiments.sft.run import keep, trained_once
 from experiments.sft.tables import page, read

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.stars.plan import brief_changes, brief_distributions, brief_weights
+from experiments.stars.plan import GROUPS, brief_changes, brief_distributions, brief_norms, brief_static, brief_weights, paths
 from experiments.stars.tables import PAIRS, SHOWN, draw_forms, on_and_off, page, read, shared
 
 ROWS = Path(__file__).parents[3] / "experiments/results/stars/runs.jsonl"
@@ -57,3 +58,18 @@ def test_penalties_of_short_runs_stand_beside_the_same_run_without_one() -> None
         added, gone = {*run.changes} - without[f"{place} poisson(5)"], without[f"{place} poisson(5)"] - {*run.changes}
         assert {change.split("=")[0] for change in added} == {"penalties"}
         assert gone <= {"model.changes.norm_placement=[input, residual]"}, "the placement that the recipe has anyway"
+
+
+def test_layouts_of_fixed_depth_stand_beside_the_same_run_without_them() -> None:
+    without = {run.label: {*run.changes} for run in brief_norms()}
+    for run in brief_static():
+        added = {*run.changes} - without[run.label.split()[0]]
+        named = {change.split("=")[0] for change in added}
+        assert named == ({"penalties"} if "L2" in run.label else {"model.changes.prelude_layers", "model.changes.coda_layers"})
+    assert len(without) == 12
+
+
+def test_runs_made_for_their_paths_are_runs_of_other_groups() -> None:
+    others = [run for name, group in GROUPS.items() if name != "paths" for run in group()]
+    for run in paths():
+        assert any(replace(run, group=other.group, label=other.label) == other for other in others), run.name

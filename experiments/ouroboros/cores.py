@@ -1,0 +1,27 @@
+"""Cores of one, three and six of the same 15 layers, each row at its own rate, against these layers run once.
+
+    python -m experiments.ouroboros.cores OUT.jsonl --source BASE --corpus CORPUS --change graph=true --workers 7 --seconds 250
+
+As `experiments.ouroboros.rates`: seed 0 chooses the rate on `valid`, the seeds behind it are measured on `test` and `ood`. Layers
+are numbered as in the whole model. Of BASE only LAYERS of plan.py are read, so these are enough to carry, in their 4-bit blocks as
+`rates` says, and are put at their places with `unpack('all/packed', 'BASE', torch.bfloat16, LAYERS, 30)`.
+"""
+
+from __future__ import annotations
+
+from experiments.ouroboros.plan import AT_DEPTH, AT_ONE, CORES, UPDATES, looping
+from experiments.ouroboros.rates import SEEDS, begun, grid, tuned
+
+RATES = (6e-3, 1.2e-2, 2.4e-2)  # LoRA on every kept layer is best at 1.6e-2 and breaks at 4e-2
+ARMS = (*UPDATES, *(looping(size, how) for how in (AT_DEPTH, AT_ONE) for size in reversed(CORES)))
+
+
+def main() -> None:
+    """Runs grid and seeds in the order of what they are worth."""
+    study = begun(__doc__, RATES)
+    study.run(grid(ARMS, RATES))
+    study.run(tuned(ARMS, SEEDS, study.best()))
+
+
+if __name__ == "__main__":
+    main()

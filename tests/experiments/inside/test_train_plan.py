@@ -1,0 +1,23 @@
+"""The models of the training study: likenesses have the parts of Ouro and Huginn, weights of other seeds a folder of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.inside.train_plan import INJECTED, Row, likenesses
+from loopwright.model.config import LoopedConfig
+from loopwright.model.presets import preset
+
+
+@pytest.mark.parametrize(("row", "released"), zip(likenesses(), ("ouro-1.4b", "huginn"), strict=True), ids=lambda each: str(each))
+def test_a_likeness_has_the_parts_of_the_released_model(row: Row, released: str) -> None:
+    own, theirs = LoopedConfig(**row.recipe("corpus", "bpe", 256)["model"]["changes"]), preset(released)
+    for part in ("norm_placement", "end_norm", "injection", "prelude_layers", "coda_layers"):
+        assert getattr(own, part) == getattr(theirs, part), part
+    for part in ("final_norm", "state"):
+        assert getattr(own, part)["kind"] == getattr(theirs, part)["kind"], part
+    assert own.injection == (INJECTED["injection"] if row.injected else {"kind": "none"})
+
+
+def test_seeds_have_folders_of_their_own() -> None:
+    assert [Row("sandwich", 8, True, seed).folder for seed in (0, 2)] == ["sandwich-8-injected", "sandwich-8-injected-2"]
