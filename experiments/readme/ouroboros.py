@@ -144,7 +144,8 @@ def own_rates() -> Iterator[str]:
     level = f"level with it ({token.far} {token.side} in the mean, ahead on {won} seeds, not decided)"
     yield f"one that reads each token is {f'{token.side} it by {token.told}' if token.decided else level}"
     rival, by_token = ahead_at(TOKEN, DIAGONAL), ahead_at(TOKEN, BLIND, TRAINED)
-    yield f"ahead at depths {words(list(rival))} (decided; by {beside(TOKEN, DIAGONAL, 2).far} at depth 2)"
+    too = ", as the blind one is" if ahead_at(BLIND, DIAGONAL).keys() == rival.keys() else ""
+    yield f"ahead at depths {words(list(rival))} (decided; by {beside(TOKEN, DIAGONAL, 2).far} at depth 2){too}"
     best = beside(TOKEN, BLIND)
     told = words([f"{each.far} at depth {depth}" for depth, each in by_token.items()])
     yield f"reading each token is {best.side.removesuffix(' of')} by {told} (decided), by {best.far} at best depths ({best.word})"
