@@ -167,7 +167,7 @@ def _by_depth(runs: Sequence[Result], text: str) -> Curve:
     return Curve(depths, [sum(row) / len(row) for row in alone], *ends)
 
 
-def difference_by_depth(against: Mapping[str, ByDepth], than: str = "static's") -> Drawing:
+def difference_by_depth(against: Mapping[str, ByDepth], than: str = "static's", depths: Sequence[int] = DEPTHS) -> Drawing:
     """Returns rows against one other at equal depth, by default static modulation of equal parameters: intervals over documents, a
     mark per seed."""
 
@@ -175,17 +175,18 @@ def difference_by_depth(against: Mapping[str, ByDepth], than: str = "static's") 
         curves = {}
         axes.axhline(0, color=INK, linewidth=1, linestyle=(0, (2, 2)))
         for place, (label, by_depth) in enumerate(against.items()):
-            found = {depth: each[text] for depth, each in by_depth.items() if depth is not None and text in each}
+            found = {depth: each[text] for depth, each in by_depth.items() if depth in depths and text in each}
             shift = 1.07 ** (place - (len(against) - 1) / 2)  # side by side on the logarithmic axis
             x, y = [depth * shift for depth in found], [each.difference for each in found.values()]
             curves[label] = Curve(list(found), y)
-            axes.plot(x, y, label=label, linewidth=1.4, **line_style(place))
-            axes.vlines(x, [e.low for e in found.values()], [e.high for e in found.values()], color=COLOURS[place], linewidth=2.4)
+            axes.plot(x, y, label=label, linewidth=1.4, **line_style(place) | {"markersize": 3})
+            ends = [e.low for e in found.values()], [e.high for e in found.values()]
+            axes.vlines(x, *ends, color=COLOURS[place], linewidth=9, alpha=0.4)  # wider than the marks, which would hide it
             for at, each in zip(x, found.values(), strict=True):
                 if len(each.seeds) > 1:
                     axes.plot([at] * len(each.seeds), each.of_seeds, marker="_", markersize=8, color=INK, linestyle="none")
         depth_axis(axes, curves)
-        axes.set_xlim(DEPTHS[0] / 1.3, DEPTHS[-1] * 1.3)
+        axes.set_xlim(depths[0] / 1.3, depths[-1] * 1.3)
         axes.set_title(text)
         axes.set_ylabel(f"loss less {than}")
 

@@ -1,6 +1,6 @@
 """Where a core of LAYERS is looped at the least cost before any training: the loss of the plain loop at every place.
 
-    python -m experiments.ouroboros.places BASE CORPUS/valid.jsonl.gz
+    python -m experiments.ouroboros.places BASE CORPUS/valid.jsonl.gz > experiments/results/ouroboros/places.jsonl
 
 What PLACES of plan.py was taken from; minutes on a CPU.
 """
@@ -8,6 +8,7 @@ What PLACES of plan.py was taken from; minutes on a CPU.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
 
 import torch
@@ -29,7 +30,7 @@ def runs(size: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 
 def main() -> None:
-    """Prints a line for each place."""
+    """Prints a row of JSON for each place; the first one has no core."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base")
     parser.add_argument("text")
@@ -38,10 +39,8 @@ def main() -> None:
     whole = [row.ids for row in text.rows if len(row.ids) == LENGTH]
     ids = torch.tensor(whole[:: len(whole) // ROWS][:ROWS])
     dense = lw.load(options.base).float().eval()
-    print(f"each once: {loss_of(dense_of(dense, LAYERS), ids):.3f}", flush=True)
-    for size, steps in CORES.items():
-        for core, run in runs(size):
-            print(f"layers {', '.join(map(str, core))}, {steps} steps: {loss_of(dense_of(dense, run), ids):.3f}", flush=True)
+    for core, steps, run in [((), 1, LAYERS), *((core, CORES[size], run) for size in CORES for core, run in runs(size))]:
+        print(json.dumps({"core": core, "steps": steps, "loss": round(loss_of(dense_of(dense, run), ids), 5)}), flush=True)
 
 
 if __name__ == "__main__":

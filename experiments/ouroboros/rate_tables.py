@@ -65,8 +65,9 @@ from loopwright.plot.style import COLOURS
 
 MOST_SHOWN = 6.0  # nats
 ASKED = ((CONTROLLER, BLIND), (TOKEN, BLIND), (NORMED, BLIND))
+RIVALS = ((CONTROLLER, DIAGONAL), (TOKEN, DIAGONAL), (BLIND, DIAGONAL))
 PAIRS = (
-    *ASKED, (CONTROLLER, DIAGONAL), (TOKEN, DIAGONAL), (BLIND, DIAGONAL), (CONTROLLER, STATIC), (TOKEN, STATIC), (BLIND, STATIC),
+    *ASKED, *RIVALS, (CONTROLLER, STATIC), (TOKEN, STATIC), (BLIND, STATIC),
     (DIAGONAL, STATIC), (DIAGONAL, GATE), (BLIND, GATE), (TOKEN, CONTROLLER), (PUBLISHED, BLIND), (LEAKING, CONTROLLER),
     (TOKEN, ONCE), (STATIC, ONCE),
 )  # fmt: skip
@@ -150,13 +151,13 @@ def loss_table(runs: Runs, ends: Runs, text: str) -> str:
 
 
 def pair_table(pairs: Pairs, text: str) -> str:
-    """Returns the pairs on one text: the question's at each equal depth, all with each arm at its best."""
+    """Returns the pairs on one text: the question's and the rival's at each equal depth, all with each arm at its best."""
     head = ["first", "second", "depths", "difference (95 %, documents)", "over seeds (95 %)", "by seed", "first's loss is"]
     lines = []
     for names, found in pairs.items():
         for depth, on_texts in found.items():
             each = on_texts.get(text)
-            if each is None or (depth is not None and names not in ASKED):
+            if each is None or (depth is not None and names not in (*ASKED, *RIVALS)):
                 continue
             depths = f"best: {each.depths[0]}, {each.depths[1]}" if depth is None else f"both {depth}"
             low, high = each.over_seeds
@@ -198,7 +199,7 @@ def drawings(found: Sequence[Result], pairs: Pairs) -> dict[str, Drawing]:
     made = {"rates": partial(rate_curves, found)} if rates_of(found) else {}
     against = {first: pairs[first, second] for first, second in ASKED if (first, second) in pairs}
     if against:
-        made["own-rates"] = partial(difference_by_depth, against, than="the blind controller's")
+        made["own-rates"] = partial(difference_by_depth, against, than="the blind controller's", depths=DEPTHS[1:])
     return {name: draw() for name, draw in made.items()}
 
 

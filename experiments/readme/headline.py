@@ -35,6 +35,7 @@ def claims() -> Iterator[str]:
     yield from language.headline_claims()
     least, random, rows, seeds = stars.longer()
     yield f"(at least {100 * least:.1f} % of {rows} rows with long carries, {seeds} seeds; random digits: {100 * min(random):.1f} %"
+    yield f"At best depths {'not ' if ouroboros.none_ahead() else ''}beyond the paper's own rival"
     yield ouroboros.against_diagonal()
     yield from ouroboros.own_rates()
     looped, once, controller = (percent(ouroboros.share(name, "test")) for name in (BEST_STATIC, BEST_ONCE, BEST))

@@ -24,7 +24,7 @@ def with_path(labels: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Ma
 
 
 def path_panels(paths: Mapping[str, Mapping[str, Any]]) -> Drawing:
-    """Returns a panel for each path: blue at first, red at last, each direction to its own scale; below it the size of the
+    """Returns a panel for each path: blue at first, orange at last, each direction to its own scale; below it the size of the
     state after the first step and the last, and the shares of the variance."""
     return panels([_panel(label, path) for label, path in paths.items()], columns=COLUMNS, height=2.4)
 
