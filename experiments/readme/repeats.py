@@ -91,11 +91,16 @@ def told(found: Pooled | None) -> str:
     return f"{found.difference:+.3f} ({low:+.3f} to {high:+.3f}), {word}".replace("-", "−")
 
 
-def short(found: Pooled | None, equal: str = "FLOPs") -> str:
-    """Returns on which side the looped arm is and by how much, in words."""
-    assert found is not None
-    side = "ahead of" if found.difference < 0 else "behind"
-    return f"{side} plain layers of equal {equal} ({_much(found)})"
+def short(times: int, *, early: bool = False) -> str:
+    """Returns on which side of plain layers of equal FLOPs and of equal parameters ASURA is and by how much, in words."""
+    flops, parameters = (beside("ASURA", f"plain, equal {equal}", times, early=early) for equal in ("FLOPs", "parameters"))
+    assert flops is not None and parameters is not None
+    first, second = ("ahead of" if found.difference < 0 else "behind" for found in (flops, parameters))
+    again = "of equal" if first == second else f"{second} those of equal"
+    much, word = _much(flops), _much(parameters)
+    if (same := much.partition(", ")[2]) == word.partition(", ")[2]:  # seeds and verdict are said once
+        much = much.removesuffix(f", {same}")
+    return f"{first} plain layers of equal FLOPs ({much}) and {again} parameters ({word})"
 
 
 def more_updates() -> str:

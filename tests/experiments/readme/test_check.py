@@ -40,8 +40,8 @@ def test_the_results_are_those_of_the_rows() -> None:
         ("README.md", "spend 1.2 times its FLOPs", "spend 1.0 times its FLOPs"),
         (
             "README.md",
-            "ahead of plain layers of equal parameters (by 0.02 nats",
-            "behind plain layers of equal parameters (by 0.02 nats",
+            "ahead of those of equal parameters (by 0.02 nats",
+            "behind those of equal parameters (by 0.02 nats",
         ),
         ("docs/asura.md", "with 1.2 times its FLOPs, spent on three", "with as many FLOPs, spent on three"),
         ("docs/when-to-loop.md", "**In four of seven models entropy", "**In seven of seven models entropy"),
