@@ -31,7 +31,8 @@ CHAIN_HOW = (
 EXIT_HOW = (
     "Mean steps and exact match (%) of answers that leave the loop by a rule of the engine, the mean over seeds; *easy* is 1 to 5 "
     "hops or swaps, *middle* 6 to 10, *hard* 11 to 16, *beyond* what was not trained (24 and 32 hops; 24, 32, 48 and 64 swaps). At "
-    "full depth an answer takes all the steps allowed. Rules have the engine's own limits; for entropy a stricter one is shown too."
+    "full depth an answer takes all the steps allowed. Rules have the engine's own limits; for entropy a stricter one, "
+    "chosen on these rows, is shown too."
 )
 
 

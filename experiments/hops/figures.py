@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from experiments.hops.depth_tables import exit_means, models
 from experiments.hops.plan import ARMS, HARDNESS
-from experiments.hops.reading import TRAINED, at_depth, at_own_depth, by_arm, exact_of
+from experiments.hops.reading import TRAINED, at_depth, at_own_depth, at_own_rates, by_arm, exact_of
 from experiments.pages import Result
 from loopwright.plot.drawing import Axes, Curve, Drawing, depth_axis, figure, legend, line_style, log_axis, panels
 from loopwright.plot.style import INK
@@ -28,6 +28,18 @@ SHOWN = {
     "window, 16 steps": ("chain", "1⊗16, window 2"),
     "window, 8 to 24 steps": ("chain", "1⊗16, window 2, depth 8 to 24"),
 }
+# open and of four forms and sizes, so that marks at nearly the same place are all seen
+MARKS = {
+    group: {
+        "marker": form,
+        "markersize": size,
+        "markerfacecolor": "none",
+        "markeredgewidth": 1.4,
+        "linestyle": "none",
+        "clip_on": False,
+    }
+    for group, form, size in zip(HARDNESS, "osD^", (10, 8, 5.5, 8), strict=True)
+}
 SWAPS = {"unit": "swap", "shown": (1, 2, 4, 8, 12, 16, 24, 32, 48, 64), "depths": (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)}
 GRIDS = {"swaps-all": "swaps, 8 steps", "swaps-window": "window, 16 steps"}
 
@@ -36,23 +48,25 @@ Arms = Mapping[str, Sequence[Result]]
 
 def draw_all(found: Sequence[Result]) -> dict[str, Drawing]:
     """Returns every figure by its name."""
-    return compared_figures(by_arm(run for run in found if run["group"] == "compared")) | depth_figures(found)
+    grids = {f"depth-{arm.replace('⊗', 'x')}": by_depth(runs) for arm, runs in at_own_rates(found).items() if ARMS[arm][1] > 1}
+    return compared_figures(by_arm(run for run in found if run["group"] == "compared")) | grids | depth_figures(found)
 
 
 def depth_figures(found: Sequence[Result]) -> dict[str, Drawing]:
     """Returns the figures of random depth, of swaps and of exits, for what was run."""
     arms = {name: runs for name, (group, label) in SHOWN.items() if (runs := models(found, group).get(label))}
     grids = {name: by_depth(arms[title], **SWAPS) for name, title in GRIDS.items() if title in arms}
-    return grids | ({"test-time": panels([by_steps(name, runs) for name, runs in arms.items()], height=2.4)} if arms else {})
+    return grids | (
+        {"test-time": panels([by_steps(name, runs) for name, runs in arms.items()], height=2.4, legend_columns=2)} if arms else {}
+    )
 
 
 def compared_figures(arms: Arms) -> dict[str, Drawing]:
     """Returns the figures of the arms side by side."""
     if not arms:
         return {}
-    grids = {f"depth-{arm.replace('⊗', 'x')}": by_depth(runs) for arm, runs in arms.items() if ARMS[arm][1] > 1}
     hops = panels([by_hops(arm, runs) for arm, runs in arms.items()], height=2.3)
-    return {"hops": hops, "learning": learning(arms), **grids}
+    return {"hops": hops, "learning": learning(arms)}
 
 
 def by_hops(arm: str, runs: Sequence[Result]) -> Callable[[Axes], None]:
@@ -106,8 +120,9 @@ def by_depth(
 
 
 def by_steps(name: str, runs: Sequence[Result]) -> Callable[[Axes], None]:
-    """Returns what draws one model: exact match by steps for rows of each hardness, the mean over seeds, and large marks where a
-    rule of the engine leaves: at its mean steps."""
+    """Returns what draws one model: exact match by steps for rows of each hardness, the mean over seeds, and open marks where a
+    rule of the engine leaves: at its mean steps. Of a model whose exits were not measured the panel says so."""
+    measured = all(run.get("exits") for run in runs)
 
     def draw(axes: Axes) -> None:
         depths = next(iter(runs[0]["tests"].values()))["depth"]
@@ -116,18 +131,11 @@ def by_steps(name: str, runs: Sequence[Result]) -> Callable[[Axes], None]:
             exact = [100 * sum(exact_of(run, group, depth) for run in runs) / len(runs) for depth in depths]
             style = line_style(place, marker=False)
             axes.plot(depths, exact, label=group, linewidth=1.4, **style)
-            if all(run.get("exits") for run in runs):
+            if measured:
                 steps, kept = exit_means(runs, RULE, group, max(runs[0]["exits"], key=int))
-                axes.plot(
-                    [steps],
-                    [100 * kept],
-                    marker="o",
-                    markersize=8,
-                    color=style["color"],
-                    linestyle="none",
-                    alpha=0.8,
-                    clip_on=False,
-                )
+                axes.plot([steps], [100 * kept], label=f"{group}: leaves", color=style["color"], **MARKS[group])
+        if not measured:
+            axes.text(0.03, 0.55, "exits not\nmeasured", transform=axes.transAxes, fontsize="small")
         axes.set_title(name, loc="left")
         depth_axis(axes, {name: Curve(depths, [])})
         axes.set_ylim(-3, 103)

@@ -8,7 +8,8 @@ from functools import cache
 from experiments.asura.plan import SIZES, rows
 from experiments.asura.tables import WHOLE
 from experiments.pages import Result, by_label, results
-from experiments.readme.rows import RESULTS, of
+from experiments.readme import repeats
+from experiments.readme.rows import RESULTS, WORDS, of
 from experiments.seeds import mean_loss, over_seeds, paired_p, reports
 
 STUCK = 6.9  # nats: the loss that the model without its skip never gets below
@@ -67,6 +68,12 @@ def claims() -> Iterator[str]:
         f"At the middle one, at 1e-3, it is ahead by {ahead:.3f}, on {of(sum(value > 0 for value in middle), len(middle))} seeds "
         f"({seeds}; paired t-test {p}), which is {'not resolved' if verdict == 'not decided' else 'resolved'}"
     )
+    same = repeats.beside(WHOLE, repeats.LONGER, 1)
+    assert same is not None
+    cost = repeats.spent().replace(" on ", ", spent on ")
+    seeds = f"{WORDS[len(same.seeds)]} seeds"
+    yield f"behind four plain layers with {cost} ({same.difference:.2f} nats on the same text, {seeds}"
+    yield repeats.spent()
     without = list(sizes().values())[1]["without the projected skip"]
     stuck = sum(min(run["losses"]) > STUCK for run in without)
     yield f"does not train at this rate and warm-up (1e-3, 60 updates), on {of(stuck, len(without))} seeds"

@@ -45,6 +45,7 @@ PLACES = (
     Place("docs/stars.md", "Depth distributions and norms", stars.brief_claims),
     Place("docs/stars.md", "On language", language.chat_claims),
     Place("docs/when-to-loop.md", "A wide-core retrofit", language.text_claims),
+    Place("docs/when-to-loop.md", "In short", repeats.brief_claims),
     Place("docs/when-to-loop.md", "Text that runs out", repeats.claims),
     Place("docs/longer.md", "", stars.longer_claims),
     Place("docs/halting.md", "", halting.claims),

@@ -53,10 +53,10 @@ def claims() -> Iterator[str]:
     yield f"({abs(points):.2f} points apart, {tie})"
     if hops.far()[0] < hops.GUESS:
         yield "No model answers 24 or 32 hops."
-    yield repeats.short(repeats.beside("ASURA", "plain, equal FLOPs", 1))
-    yield repeats.short(repeats.beside("ASURA", "plain, equal parameters", 1), "parameters")
+    yield repeats.short(1)
+    yield repeats.tuned_on()
     yield repeats.more_updates()
-    yield repeats.short(repeats.beside("ASURA", "plain, equal FLOPs", 16, early=True))
+    yield repeats.short(16, early=True)
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"
     yield f"and {speed.share_of_bound(32):.2f} at batch 32"
     yield f"requests at depths 1 to 8 with {speed.mixed_depths(128):.2f} times the tokens/s of lockstep batches at depth 8"

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from experiments.hops.depth_tables import exit_means, models, swaps_by_rate, trained_mean
-from experiments.hops.plan import ARMS, HARDNESS
+from experiments.hops.depth_tables import models, swaps_by_rate, trained_mean
+from experiments.hops.plan import ARMS, OWN, RATES
 from experiments.hops.reading import (
+    RATE,
     SOLVED,
     TRAINED,
     at_own_rates,
     best_anywhere,
     by_arm,
-    exact_of,
     mean_exact,
+    rate,
     solved_at,
     solved_hops,
 )
 from experiments.pages import Result
-from experiments.readme.rows import WORDS, line, of, rows_of
+from experiments.readme import exits
+from experiments.readme.exits import found
+from experiments.readme.rows import WORDS, line, of
 from experiments.seeds import over_seeds
 
 LOOPED, PLAIN = "1⊗8", "plain 8"
@@ -27,8 +30,6 @@ SHOWN = ("1⊗8", "2⊗4", "plain 8", "plain 1", "plain 2")
 FAR = (24, 32)  # hops that were not trained
 GUESS = 1 / 3  # of rows: hops that a model right on fewer does not answer
 LEARNED = 0.1  # loss on the validation rows
-ROWS = "hops/runs.jsonl"
-RULE = "entropy:0.1"
 # what the page shows of swaps: model → how it is called there
 SWAPS = {
     "1⊗8, all in sight": "1⊗8",
@@ -39,19 +40,6 @@ SWAPS = {
     "plain 16, window 2": "plain 16, window",
     "1⊗16, window 2, depth 8 to 24": "1⊗16, window, 8 to 24 steps",
 }
-# what it shows of exits: name there → group and model
-EXITS = {
-    "hops, 4 to 12 steps": ("random", "1⊗8, depth 4 to 12"),
-    "swaps, 8 steps": ("chain", "1⊗8, all in sight"),
-    "swaps, 4 to 12 steps": ("chain", "1⊗8, all in sight, depth 4 to 12"),
-    "swaps, window, 16 steps": ("chain", "1⊗16, window 2"),
-}
-
-
-@cache
-def found() -> list[Result]:
-    """Returns all rows of the study."""
-    return rows_of(ROWS)
 
 
 @cache
@@ -123,10 +111,31 @@ def claims() -> Iterator[str]:
     yield f"It learned later on {of(later, len(at_one[LOOPED]))} seeds"
     best, depths = far()
     yield f"{FAR[0]} and {FAR[1]} hops are right on at most {100 * best:.0f} % of the rows at every depth from 1 to {depths}"
+    yield from beyond_claims()
+    yield from rate_claims()
     yield from longer_claims()
     yield from random_claims()
     yield from swap_claims()
-    yield from exit_claims()
+    yield from exits.claims()
+
+
+def beyond_claims() -> Iterator[str]:
+    """Yields what is left of the trained hops at depth 32, each arm at its own rate."""
+    left = {
+        arm: " / ".join(f"{100 * trained_mean(run, 32):.1f}" for run in arms_of()[arm])
+        + f" % with {arm} ({rate(arms_of()[arm][0]) * 1e3:g}e-3)"
+        for arm in ("1⊗8", "2⊗4")
+    }
+    yield f"the mean of 1 to 16 hops at depth 32 is {' and '.join(left.values())}"
+
+
+def rate_claims() -> Iterator[str]:
+    """Yields which arms' own rates lie at the ends of those tried."""
+    tried = (RATE, *RATES)
+    if all(each in (min(tried), max(tried)) for each in OWN.values()):
+        yield "The own rates of 2⊗4 (2e-3) and plain 8 (5e-4) lie at the ends of what was tried"
+    if all(run["seed"] == 0 for run in found() if run["group"] == "rates"):
+        yield "seed 0, which chose the rates, is one of the three seeds"
 
 
 def longer_claims() -> Iterator[str]:
@@ -161,27 +170,28 @@ def swap_claims() -> Iterator[str]:
     for first, second in (("1⊗8, all in sight", "plain 1, all in sight"), ("1⊗16, window 2", "plain 16, window 2")):
         both = arms[first], arms[second]
         yield f"{SWAPS[first]} less {SWAPS[second]}: {told(*both)}, {verdict(*both)}"
+    yield from window_claims(*(arms[name][0] for name in ("1⊗16, window 2", "1⊗16, window 2, depth 8 to 24")))
     own = swaps_at_own_rates()
     yield f"1⊗8 less plain 8: {told(*own)}, {verdict(*own)}"
+    yield f"{less(*own)[0]:.1f} points ahead for 1/8 of the parameters"
+
+
+def window_claims(fixed: Result, random: Result) -> Iterator[str]:
+    """Yields what the rows say of a window: how many swaps each depth solves, and random depth beside the fixed one."""
+    behind = [{depth - solved_at(run, depth) for depth in range(8, 17)} for run in (fixed, random)]
+    if all(len(each) == 1 for each in behind):
+        two, four = (each.pop() for each in behind)
+        yield f"at depth d (8 to 16) d − {two} swaps are solved"
+        yield f"d − {four} by the one trained at random depth"
+    at = {depth: [f"{100 * trained_mean(run, depth):.1f}" for run in (random, fixed)] for depth in (16, 24)}
+    told = (f"{ours} against {theirs} % at depth {depth}" for depth, (ours, theirs) in at.items())
+    yield f"behind with a window ({', '.join(told)}"
 
 
 def swaps_at_own_rates() -> tuple[list[Result], list[Result]]:
     """Returns the looped layer and eight layers on swaps, each at the rate of its least loss (seed 0)."""
     looped, plain = (next(iter(swaps_by_rate(found(), arm).values())) for arm in (LOOPED, PLAIN))
     return looped, plain
-
-
-def exit_claims() -> Iterator[str]:
-    """Yields what the rows say of exit rules: steps and exact match by hardness, beside the best fixed number of steps allowed."""
-    for shown, (group, model) in EXITS.items():
-        runs = models(found(), group)[model]
-        limit = max(runs[0]["exits"], key=int)
-        cells = []
-        for hard in HARDNESS:
-            steps, exact = exit_means(runs, RULE, hard, limit)
-            full = sum(exact_of(run, hard, int(limit)) for run in runs) / len(runs)
-            cells.append(f"{steps:.1f}; {100 * exact:.1f} ({100 * full:.1f})")
-        yield line(shown, str(len(runs)), limit, *cells)
 
 
 def learned(row: Result) -> float:

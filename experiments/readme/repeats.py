@@ -29,6 +29,9 @@ def claims() -> Iterator[str]:
             sizes = f"{runs[0]['parameters'] / 1e6:.2f} M", f"{runs[0]['flops'] / 1e6:.1f} M"
             own = "; ".join(f"{rate:g}" for rate in dict.fromkeys(runs[0]["rate"] for runs in texts if runs))
             yield line(label, *sizes, own, *map(losses, texts))
+    yield from best_updates(early)
+    yield spent()
+    yield f"{tuned_on()}; on fresh text ASURA alone was tried at a second one"
     for label in LOOPED:
         for rival in RIVALS:
             cells = [beside(label, rival, times) for times in (1, 4)] + [beside(label, rival, STOPPED, early=True)]
@@ -39,6 +42,30 @@ def claims() -> Iterator[str]:
             half = kept().get((BY_DEPTH[depth // 2], 1), []) if depth // 2 in HALVES and depth % 2 == 0 else []
             less = told(pooled(deep, half, "test"))
             yield line(str(depth), f"{deep[0]['parameters'] / 1e6:.2f} M", f"{deep[0]['rate']:g}", losses(deep), less)
+
+
+def brief_claims() -> Iterator[str]:
+    """Yields what the first table of the page says in short."""
+    far, near = ([abs(_less(f"plain, equal {equal}", times)) for equal in ("FLOPs", "parameters")] for times in (1, 4))
+    yield f"ahead by {far[0]:.2f} and {far[1]:.2f}; by {near[0]:.2f} and {near[1]:.2f}"
+    yield f"behind by {_less(LONGER, 1):.2f} (two seeds) and {_less(FRESH, 1):.2f} (three), both decided"
+    little = [_less(f"plain, equal {equal}", STOPPED, early=True) for equal in ("FLOPs", "parameters")]
+    yield f"behind by {little[0]:.2f} nats; ahead by {-little[1]:.2f} (one seed each)"
+    yield f"{tuned_on()} (on fresh text ASURA alone was tried at a second one)"
+    yield spent()
+
+
+def _less(rival: str, times: int, *, early: bool = False) -> float:
+    found = beside("ASURA", rival, times, early=early)
+    assert found is not None
+    return found.difference
+
+
+def best_updates(early: dict[tuple[str, int], list[Result]]) -> Iterator[str]:
+    """Yields at which updates runs on little text were at their best."""
+    long = [run["update"] for run in early[LONGER, STOPPED]]
+    usual = [run["update"] for (label, _), runs in early.items() if label != LONGER for run in runs]
+    yield f"(updates {min(usual)} to {max(usual)} of 640; with three times the updates {' and '.join(map(str, long))} of 1,920)"
 
 
 def losses(runs: list[Result]) -> str:
@@ -64,11 +91,16 @@ def told(found: Pooled | None) -> str:
     return f"{found.difference:+.3f} ({low:+.3f} to {high:+.3f}), {word}".replace("-", "−")
 
 
-def short(found: Pooled | None, equal: str = "FLOPs") -> str:
-    """Returns on which side the looped arm is and by how much, in words."""
-    assert found is not None
-    side = "ahead of" if found.difference < 0 else "behind"
-    return f"{side} plain layers of equal {equal} ({_much(found)})"
+def short(times: int, *, early: bool = False) -> str:
+    """Returns on which side of plain layers of equal FLOPs and of equal parameters ASURA is and by how much, in words."""
+    flops, parameters = (beside("ASURA", f"plain, equal {equal}", times, early=early) for equal in ("FLOPs", "parameters"))
+    assert flops is not None and parameters is not None
+    first, second = ("ahead of" if found.difference < 0 else "behind" for found in (flops, parameters))
+    again = "of equal" if first == second else f"{second} those of equal"
+    much, word = _much(flops), _much(parameters)
+    if (same := much.partition(", ")[2]) == word.partition(", ")[2]:  # seeds and verdict are said once
+        much = much.removesuffix(f", {same}")
+    return f"{first} plain layers of equal FLOPs ({much}) and {again} parameters ({word})"
 
 
 def more_updates() -> str:
@@ -77,7 +109,28 @@ def more_updates() -> str:
     assert same is not None and more is not None
     sides = {"ahead of" if found.difference > 0 else "behind" for found in (same, more)}
     side = sides.pop() if len(sides) == 1 else "on both sides of"
-    return f"that spend its FLOPs on more updates are {side} it (on the same text {_much(same)}; on more text {_much(more)})"
+    return f"that spend {spent()} are {side} it (on the same text {_much(same)}; on more text {_much(more)})"
+
+
+def spent() -> str:
+    """Returns what the plain layers with more updates cost beside ASURA, in words."""
+    (ours, *_), (theirs, *_) = kept()["ASURA", 1], kept()[LONGER, 1]
+    updates = theirs["tokens"] / ours["tokens"]
+    return f"{updates * theirs['flops'] / ours['flops']:.1f} times its FLOPs on {WORDS[round(updates)]} times the updates"
+
+
+def tuned_on() -> str:
+    """Returns on which text and seed the rates of fresh text were chosen, as long as ASURA alone has a second one there."""
+    tried = {
+        run["label"] for run in results([str(RESULTS / "repeats/runs.jsonl")], rates()) if run["times"] == 1 and not at_own(run)
+    }
+    assert tried == {"ASURA"}
+    return "rates chosen on text read four times, seed 0"
+
+
+def at_own(run: Result) -> bool:
+    """Whether a run is at the rate that was chosen for its arm."""
+    return any(run["name"] == other["name"] for other in kept().get((run["label"], run["times"]), []))
 
 
 def _much(found: Pooled) -> str:

@@ -5,6 +5,7 @@ python -m experiments.repeats.tables experiments/results/repeats/runs.jsonl expe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from experiments.pages import (
@@ -41,7 +42,8 @@ from experiments.repeats.plan import (
 )
 from experiments.repeats.run import best_rates
 from experiments.seeds import RULE, over_seeds, pooled
-from loopwright.plot.drawing import Axes, Curve, Drawing, figure, legend, lines
+from loopwright.plot.drawing import Axes, Drawing, figure, legend, line_style
+from loopwright.plot.style import INK
 
 LOOPED = ("ASURA", "Huginn-like")
 RIVALS = ("plain, equal FLOPs", "plain, equal parameters", LONGER, FRESH)
@@ -221,43 +223,48 @@ def _mean(values: Mapping[int, float]) -> float:
 
 def draw(kept: Chosen) -> Drawing:
     """Returns the held-out loss of each arm by how often its text is read: the mean of seeds, with the least and largest; runs
-    that were validated on the way as they stood at their best validation. Arms with three times the updates read three times as
-    much, and stand at one reading alone."""
-    kept, curves = {**kept, **stopped(kept)}, {}
-    for label in MAIN:
-        shown = TEXTS if label in TUNED else (1,)
-        own = [(times, [run["loss"]["test"] for run in kept[label, times]]) for times in shown if (label, times) in kept]
-        if own:
-            means = [sum(losses) / len(losses) for _, losses in own]
-            curves[label] = Curve([t for t, _ in own], means, [min(x) for _, x in own], [max(x) for _, x in own])
+    that were validated on the way as they stood at their best validation. Arms with three times the updates stand where the others
+    read the same text."""
+    kept = {**kept, **stopped(kept)}
+    arms = {label: {times: kept[label, times] for times in TEXTS if (label, times) in kept} for label in MAIN}
 
     def inner(axes: Axes) -> None:
-        lines(axes, curves)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(list(TEXTS), [str(times) for times in TEXTS])
-        axes.minorticks_off()
-        axes.set_xlabel(f"times that the text is read ({STOPPED}: stopped at the best validation)")
-        axes.set_ylabel("held-out loss (nats)")
-        legend(axes)
+        ranges(axes, {label: runs for label, runs in arms.items() if runs}, TEXTS)
+        axes.set_xlabel(f"times the text is read ({STOPPED}: stopped early)")
 
-    return figure(inner)
+    return figure(inner, height=5)
 
 
 def draw_depths(kept: Chosen) -> Drawing:
     """Returns ASURA's held-out loss by depth, the mean of seeds with the least and largest, on text that is read once."""
-    own = [(depth, [run["loss"]["test"] for run in kept[label, 1]]) for depth, label in BY_DEPTH.items() if (label, 1) in kept]
-    means = [sum(losses) / len(losses) for _, losses in own]
-    curve = Curve([depth for depth, _ in own], means, [min(losses) for _, losses in own], [max(losses) for _, losses in own])
+    runs = {depth: kept[label, 1] for depth, label in BY_DEPTH.items() if (label, 1) in kept}
 
     def inner(axes: Axes) -> None:
-        lines(axes, {"ASURA": curve})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(list(BY_DEPTH), [str(depth) for depth in BY_DEPTH])
-        axes.minorticks_off()
+        ranges(axes, {"ASURA": runs}, list(BY_DEPTH))
         axes.set_xlabel("depth, in training and in the test")
-        axes.set_ylabel("held-out loss (nats)")
 
     return figure(inner)
+
+
+def ranges(axes: Axes, arms: Mapping[str, Mapping[int, Sequence[Result]]], ticks: Sequence[int]) -> None:
+    """Draws each arm's mean held-out loss over seeds by some number, with bars from the least to the largest; a point of one seed,
+    which has no range, is an open mark. Arms stand a little apart, and no line leads over a number that was not run."""
+    for place, (label, points) in enumerate(arms.items()):
+        style = line_style(place)
+        beside = 1.06 ** (place - (len(arms) - 1) / 2)
+        losses = {x * beside: [run["loss"]["test"] for run in points[x]] if x in points else [math.nan] for x in ticks}
+        axes.plot(list(losses), [sum(y) / len(y) for y in losses.values()], linewidth=1.6, **(style | {"marker": ""}))
+        axes.vlines(list(losses), *([each(y) for y in losses.values()] for each in (min, max)), color=style["color"], linewidth=1.2)
+        for several, face in ((True, style["color"]), (False, "none")):
+            shown = {x: sum(y) / len(y) for x, y in losses.items() if (len(y) > 1) is several}
+            mark = style | {"linestyle": "none", "markersize": 6, "markerfacecolor": face, "markeredgewidth": 1.4}
+            axes.plot(list(shown), list(shown.values()), label=label if several else None, **mark)
+    axes.plot([], [], color=INK, marker="o", markerfacecolor="none", markersize=6, linestyle="none", label="open: one seed")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(ticks), [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_ylabel("held-out loss (nats)")
+    legend(axes)
 
 
 def page(found: Sequence[Result]) -> str:

@@ -37,6 +37,17 @@ def test_the_results_are_those_of_the_rows() -> None:
         ("docs/when-to-loop.md", "| 10.2 | 3.25 | 3.384 |", "| 10.2 | 3.25 | 3.380 |"),
         ("docs/when-to-loop.md", "| 1.58 M | 3.4 M | 3 / 3 / 3 |", "| 1.58 M | 3.4 M | 3 / 3 / 4 |"),
         ("docs/when-to-loop.md", "| 9.3; 100.0 (100.0) |", "| 9.3; 100.0 (99.0) |"),
+        ("README.md", "spend 1.2 times its FLOPs", "spend 1.0 times its FLOPs"),
+        (
+            "README.md",
+            "ahead of those of equal parameters (by 0.02 nats",
+            "behind those of equal parameters (by 0.02 nats",
+        ),
+        ("docs/asura.md", "with 1.2 times its FLOPs, spent on three", "with as many FLOPs, spent on three"),
+        ("docs/when-to-loop.md", "**In four of seven models entropy", "**In seven of seven models entropy"),
+        ("docs/when-to-loop.md", "loses 1.5 / 5.6 / 4.0 points", "loses 0.1 / 0.1 / 0.1 points"),
+        ("docs/when-to-loop.md", "10.8 / 79.0 / 6.1 % with 2⊗4 (2e-3)", "31.2 / 62.0 / 98.7 % with 2⊗4 (2e-3)"),
+        ("docs/when-to-loop.md", "**behind** by 0.30 (two seeds)", "**ahead** by 0.30 (two seeds)"),
         ("docs/speed.md", "4,082 tokens/s", "4,802 tokens/s"),
     ],
 )

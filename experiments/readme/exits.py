@@ -1,0 +1,179 @@
+"""What docs/when-to-loop.md says about exit rules on hops and swaps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from experiments.hops.depth_tables import exit_means, models
+from experiments.hops.plan import HARDNESS
+from experiments.hops.reading import exact_of
+from experiments.pages import Result
+from experiments.readme.rows import WORDS, line, of, rows_of
+
+RULE, OWN = "entropy:0.1", "entropy:0.5"
+TRAINED = ("easy", "middle", "hard")
+KEPT = 0.15  # points: what is lost at most where accuracy is kept "within 0.1"
+LEAVES = 0.5  # of the steps allowed, at most, on easy rows: otherwise a rule hardly leaves
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A model as the page names it, and the steps allowed there: many, or as many as were trained where more of them spoil it."""
+
+    name: str
+    group: str
+    model: str
+    trained: int
+    allowed: int
+
+    @property
+    def runs(self) -> list[Result]:
+        """The runs of its seeds."""
+        return models(found(), self.group)[self.model]
+
+    def lost(self, rule: str, limit: int, hard: str) -> float:
+        """Returns how far a rule is behind full depth, in points."""
+        full = sum(exact_of(run, hard, limit) for run in self.runs) / len(self.runs)
+        return 100 * (full - self.exact(rule, limit, hard))
+
+    def exact(self, rule: str, limit: int, hard: str) -> float:
+        """Returns exact match under a rule."""
+        return exit_means(self.runs, rule, hard, str(limit))[1]
+
+    def steps(self, rule: str, limit: int, hard: str) -> float:
+        """Returns mean steps under a rule."""
+        return exit_means(self.runs, rule, hard, str(limit))[0]
+
+    @property
+    def works(self) -> bool:
+        """Whether entropy keeps full depth's accuracy, leaves, and takes more steps for harder rows."""
+        steps = [self.steps(RULE, self.allowed, hard) for hard in TRAINED]
+        kept = all(self.lost(RULE, self.allowed, hard) <= KEPT for hard in TRAINED)
+        return kept and steps == sorted(steps) and steps[0] <= LEAVES * self.allowed
+
+
+HOPS, SWAPS = "hops, 4 to 12 steps", "swaps, 8 steps"
+RANDOM, WINDOW, WIDE = "swaps, 4 to 12 steps", "swaps, window, 16 steps", "swaps, window, 8 to 24 steps"
+GROWN, TWO = "hops, grown from 3 to 8 steps", "hops, 2⊗4, 4 steps"
+SHOWN = {
+    each.name: each
+    for each in (
+        Shown(HOPS, "random", "1⊗8, depth 4 to 12", 12, 32),
+        Shown(SWAPS, "chain", "1⊗8, all in sight", 8, 80),
+        Shown(RANDOM, "chain", "1⊗8, all in sight, depth 4 to 12", 12, 80),
+        Shown(WINDOW, "chain", "1⊗16, window 2", 16, 80),
+        Shown(WIDE, "chain", "1⊗16, window 2, depth 8 to 24", 24, 80),
+        Shown(GROWN, "grown", "1⊗8, depth grown from 3 to 8", 8, 8),
+        Shown(TWO, "own", "2⊗4, rate 0.002", 4, 4),
+    )
+}
+
+
+@cache
+def found() -> list[Result]:
+    """Returns all rows of the study."""
+    return rows_of("hops/runs.jsonl")
+
+
+def beside(value: Callable[[str], float], hards: tuple[str, ...] = TRAINED) -> str:
+    """Returns a number for each hardness, side by side."""
+    return " / ".join(f"{value(hard):.1f}" for hard in hards)
+
+
+def exact(name: str, rule: str, limit: int, hards: tuple[str, ...] = TRAINED) -> str:
+    """Returns exact match (%) under a rule by hardness, side by side."""
+    return beside(lambda hard: 100 * SHOWN[name].exact(rule, limit, hard), hards)
+
+
+def full(name: str, limit: int) -> str:
+    """Returns exact match (%) at full depth by hardness, side by side."""
+    runs = SHOWN[name].runs
+    return beside(lambda hard: 100 * sum(exact_of(run, hard, limit) for run in runs) / len(runs))
+
+
+def lost(name: str, rule: str, limit: int) -> str:
+    """Returns the points that a rule loses by hardness, side by side."""
+    return beside(lambda hard: SHOWN[name].lost(rule, limit, hard))
+
+
+def claims() -> Iterator[str]:
+    """Yields what the rows say: the table, how many models leave by entropy and how the others fail, and the other rules."""
+    for each in SHOWN.values():
+        yield line(each.name, str(len(each.runs)), str(each.allowed), *(cell(each, hard) for hard in HARDNESS))
+    yield from entropy_claims()
+    yield from own_limit_claims()
+    yield from rest_claims()
+
+
+def cell(shown: Shown, hard: str) -> str:
+    """Returns mean steps, exact match under entropy, and at full depth in brackets."""
+    complete = sum(exact_of(run, hard, shown.allowed) for run in shown.runs) / len(shown.runs)
+    steps, kept = (of_rule(RULE, shown.allowed, hard) for of_rule in (shown.steps, shown.exact))
+    return f"{steps:.1f}; {100 * kept:.1f} ({100 * complete:.1f})"
+
+
+def entropy_claims() -> Iterator[str]:
+    """Yields in how many models entropy at 0.1 works, and how it fails in the others."""
+    working = [each for each in SHOWN.values() if each.works]
+    yield f"In {of(len(working), len(SHOWN))} models entropy at 0.1 keeps the accuracy of full depth"
+    yield f"in {of(len(working), len(SHOWN))} models"
+    easy, hard = ([each.steps(RULE, each.allowed, hard) for each in working] for hard in ("easy", "hard"))
+    yield f"{min(easy):.0f} to {max(easy):.0f} steps for easy rows, {min(hard):.0f} to {max(hard):.0f} for hard ones"
+    most = max(each.lost(RULE, each.trained, hard) for each in working for hard in TRAINED)
+    yield f"with at most the trained steps they lose up to {most:.1f} points"
+    failing = [each for each in SHOWN.values() if each not in working]
+    yield f"It fails in {WORDS[len(failing)]}"
+    worst = max(each.lost(RULE, each.allowed, hard) for each in failing for hard in TRAINED)
+    yield f"in {WORDS[len(failing)]} it loses up to {worst:.1f} points or hardly leaves"
+    wide = SHOWN[WIDE]
+    yield f"hardly leaves ({beside(lambda hard: wide.steps(RULE, wide.allowed, hard))} of {wide.allowed} steps)"
+    yield f"loses {lost(GROWN, RULE, 8)} points on easy, middle and hard rows"
+    worst = max(100 * (exact_of(run, "middle", 4) - run["exits"]["4"][RULE]["middle"][1]) for run in SHOWN[TWO].runs)
+    yield f"loses {lost(TWO, RULE, 4)} ({worst:.1f} on middle rows with one of {WORDS[len(SHOWN[TWO].runs)]} seeds)"
+
+
+def own_limit_claims() -> Iterator[str]:
+    """Yields what the engine's own limit of entropy loses."""
+    middle = 100 * SHOWN[GROWN].exact(OWN, 8, "middle")
+    yield f"the grown model loses {lost(GROWN, OWN, 8)} points (middle rows: from 100 to {middle:.1f} %)"
+    yield f"2⊗4 {lost(TWO, OWN, 4)}"
+    swaps = max(SHOWN[SWAPS].lost(OWN, 8, hard) for hard in TRAINED)
+    yield f"swaps at most 8 steps up to {swaps:.1f}"
+    wide = SHOWN[WIDE]
+    if max(SHOWN[name].lost(OWN, 80, hard) for name in (WINDOW, WIDE) for hard in TRAINED) <= KEPT:
+        steps = beside(lambda hard: wide.steps(OWN, wide.allowed, hard))
+        yield f"the two models with a window nothing: the one that hardly leaves at 0.1 then takes {steps} steps"
+
+
+def rest_claims() -> Iterator[str]:
+    """Yields what the rules that wait for rest do."""
+    change, divergence = "change:0.03", "divergence:0.01"
+    two = [SHOWN[SWAPS], SHOWN[RANDOM]]
+    steps = [each.steps(change, 80, hard) for each in two for hard in TRAINED]
+    if all(each.lost(change, 80, hard) < 0 for each in two for hard in TRAINED):
+        yield (
+            f"on swaps with all in sight, at most 80 steps, it leaves at {min(steps):.0f} to {max(steps):.0f} steps and is "
+            f"better than full depth ({exact(SWAPS, change, 80)} % against {full(SWAPS, 80)} with the model of 8 steps)"
+        )
+    hops = [(SHOWN[name], limit) for name in (HOPS, GROWN, TWO) for limit in (SHOWN[name].trained, 32)]
+    if all(each.steps(change, limit, hard) > 0.98 * limit for each, limit in hops for hard in TRAINED):
+        yield "on hops hardly ever leaves before the end"
+    yield f"loses {max(SHOWN[name].lost(change, 80, 'hard') for name in (WINDOW, WIDE)):.0f} points on hard rows"
+    yield f"with a window (16 steps) {exact(WINDOW, divergence, 80)} % are right"
+    yield f"hops at random depth {exact(HOPS, divergence, 12)} %, where full depth (12) has {full(HOPS, 12)}"
+    yield f"2⊗4 at most 4 steps keeps {exact(TWO, divergence, 4)} %, where entropy at 0.1 has {exact(TWO, RULE, 4)}"
+    ahead = {
+        hard: [
+            SHOWN[name].exact(divergence, SHOWN[name].trained, hard) > SHOWN[name].exact(RULE, SHOWN[name].trained, hard)
+            for name in (TWO, GROWN)
+        ]
+        for hard in ("middle", "hard")
+    }
+    if all(ahead["middle"]) and not any(ahead["hard"]):
+        yield "it keeps more of the middle rows than entropy and fewer of the hard ones"
+    both = [exact(GROWN, rule, 8, ("middle",)) for rule in (divergence, RULE)]
+    yield f"the grown model on middle rows {both[0]} %, where entropy has {both[1]}"
+    least = min(each.lost("stable:2", each.allowed, "hard") for each in SHOWN.values())
+    yield f"at least {least:.0f} points of hard rows are lost in every model"
