@@ -5,7 +5,7 @@ changes between replays lies in tensors that are filled before: the rows, the di
 Gradients add up in the parameters' own `.grad`, which are therefore zeroed, never removed.
 
 What a graph needs stays its own: memory that no pass outside can use. So `graph: auto` captures where there is one kind of pass
-and room for it, and gives the memory back where something else comes. It says which, once.
+and room for it, and gives the memory back where something else comes. It says each of them once, and why where it does neither.
 """
 
 from __future__ import annotations
