@@ -10,11 +10,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from loopwright.storage.folder import REPLACED, clear_leftovers
 from loopwright.untrusted import user_path
@@ -32,6 +32,8 @@ class RunFolder:
         self.recipe = self.path / "recipe.yaml"  # resolved
         self.origin = self.path / "origin.json"  # versions, commit, devices, command
         self.log = self.path / "log.jsonl"
+        self.tracking = self.path / "tracking.json"  # what trackers call the run
+        self.data = self.path / "data"  # token shards
         self.checkpoints = self.path / "checkpoints"  # one folder per saved update
         self.eval = self.path / "eval"
         self.traces = self.path / "traces"
@@ -44,18 +46,23 @@ class RunFolder:
         """Whether a run has written here: what stands in the folder is then the run's, not its reader's own."""
         return any(path.exists() for path in (self.origin, self.log, self.checkpoints))
 
+    @property
+    def holds_updates(self) -> bool:
+        """Whether a run has come further than its start: an update is in its log, or saved."""
+        return self.checkpoints.is_dir() or (self.log.is_file() and self.log.stat().st_size > 0)
+
     @contextmanager
     def locked(self) -> Iterator[RunFolder]:
-        """Makes the folder, holds it for this process alone, clears what killed writes left, and gives it back. Where nothing but
-        locks was written into it, the lock goes again, and the folder if it was made here.
+        """Makes the folder, holds it for this process alone, clears what killed writes left, and gives it back. Where no update
+        was made, what was written and made here goes again, but for token shards: the next start reads them.
 
         The operating system holds the lock for the process, so that it ends with the process, however that ends.
         """
         import fcntl  # not there on every system; reading a run does not need it
 
-        new, lock = not self.path.exists(), self.path / ".lock"
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(lock, "a+") as file:
+        lock = self.path / ".lock"
+        file, made = self._open(lock)
+        with file:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):  # it went, and another came, since it was opened
@@ -68,14 +75,34 @@ class RunFolder:
             file.write(f"process {os.getpid()} on {platform.node()}")
             file.flush()
             clear_leftovers(self.path)
+            new = [path for path in (self.recipe, self.origin, self.log, self.tracking) if not path.exists()]
             try:
                 yield self
             finally:
-                files = [path.name for path in self.path.rglob("*") if not path.is_dir()]
-                if new and all(name.startswith(".") and name.endswith(".lock") for name in files):  # data has such locks too
-                    shutil.rmtree(self.path, ignore_errors=True)
-                elif files == [lock.name]:
-                    lock.unlink(missing_ok=True)
+                if not self.holds_updates:
+                    self._undo([*new, lock], made)
+
+    def _open(self, lock: Path, *, again: bool = True) -> tuple[IO[str], list[Path]]:
+        """Opens the lock; returns it with the folders that were not there, inner ones first."""
+        made = [path for path in (self.data, self.path, *self.path.parents) if not path.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            return open(lock, "a+"), made
+        except FileNotFoundError:  # another start that failed took the folder away in between
+            if not again:
+                raise
+            return self._open(lock, again=False)
+
+    def _undo(self, files: Sequence[Path], folders: Sequence[Path]) -> None:
+        """Removes files, and those folders that nothing of worth is left in; the user may have put something there."""
+        for path in files:
+            path.unlink(missing_ok=True)
+        locks_alone = all(path.is_dir() or re.fullmatch(r"\..*\.lock", path.name) for path in self.data.rglob("*"))
+        if self.data in folders and locks_alone:
+            shutil.rmtree(self.data, ignore_errors=True)
+        for folder in folders:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 def saved(checkpoints: str | Path) -> list[Path]:

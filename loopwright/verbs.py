@@ -316,7 +316,7 @@ def _open(model: Model) -> _Opened:
     recipe, run = source.recipe, source.run
     data = None
     if recipe is not None and run is not None:
-        data = lambda: build_data(recipe["data"], run.path / "data")  # noqa: E731  (asked for only where nothing else is given)
+        data = lambda: build_data(recipe["data"], run.data)  # noqa: E731  (asked for only where nothing else is given)
     return _Opened(source.model(), source.name, data, source.tokenizer_folder)
 
 

@@ -84,20 +84,60 @@ def test_one_process_at_a_time_and_a_dead_one_holds_nothing(tmp_path: Path) -> N
         os.kill(worker, signal.SIGKILL)
 
 
-def test_a_start_that_failed_leaves_nothing(tmp_path: Path) -> None:
-    def fail(folder: Path, *writes: str) -> list[str] | None:
-        with suppress(KeyError), RunFolder(folder).locked() as run:
-            for name in writes:
-                (run.path / name).parent.mkdir(exist_ok=True)
-                (run.path / name).touch()
-            raise KeyError
-        return sorted(os.listdir(folder)) if folder.exists() else None
+def fail(folder: Path, **writes: str) -> list[str] | None:
+    """What a folder holds after a start that wrote these files into it, and failed; None where it is not there."""
+    with suppress(KeyError), RunFolder(folder).locked() as run:
+        for name, text in writes.items():
+            path = run.path / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        raise KeyError
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*")) if folder.exists() else None
 
-    there = tmp_path / "there"
-    there.mkdir()
-    assert fail(tmp_path / "new") is None and fail(there) == []
-    assert fail(tmp_path / "new", "data/.train.lock") is None and fail(tmp_path / "new", "data/x.bin") == [".lock", "data"]
-    assert fail(there, "log.jsonl") == [".lock", "log.jsonl"] and fail(there) == [".lock", "log.jsonl"]
+
+START = {"recipe.yaml": "a: b", "origin.json": "{}", "tracking.json": "{}", "log.jsonl": ""}
+
+
+def test_a_start_that_failed_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    assert fail(tmp_path / "new") is None and fail(tmp_path / "there") == []
+    assert fail(tmp_path / "new", **START) is None and fail(tmp_path / "there", **START) == []
+    assert fail(tmp_path / "new", **{"data/.train.lock": ""}) is None and fail(tmp_path / "there", **{"data/.train.lock": ""}) == []
+    assert fail(tmp_path / "a" / "b" / "c", **START) is None and not (tmp_path / "a").exists()
+
+
+def test_a_start_that_failed_leaves_what_is_not_its_own(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert fail(tmp_path, **START) == ["notes.txt"]
+    (tmp_path / "recipe.yaml").write_text("mine")
+    assert fail(tmp_path) == ["notes.txt", "recipe.yaml"] and (tmp_path / "recipe.yaml").read_text() == "mine"
+    assert fail(tmp_path / "a" / "b", **START, mine="while it ran") == ["mine"]
+
+
+def test_a_start_that_failed_leaves_token_shards_and_what_has_updates(tmp_path: Path) -> None:
+    assert fail(tmp_path / "new", **START, **{"data/x.bin": "1"}) == ["data", "data/x.bin"]
+    assert fail(tmp_path / "new", **START) == ["data", "data/x.bin"]
+    after = {**START, "log.jsonl": '{"update": 0}'}
+    assert fail(tmp_path / "run", **after) == sorted([".lock", *START]) and fail(tmp_path / "run") == sorted([".lock", *START])
+
+
+def test_a_folder_that_went_before_its_lock_was_opened_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another start that failed took it away."""
+    tries: list[Path] = []
+
+    def late(path: Path, mode: str) -> Any:
+        tries.append(path)
+        if len(tries) < often:
+            path.parent.rmdir()
+        return open(path, mode)
+
+    monkeypatch.setattr(run_module, "open", late, raising=False)
+    often = 2
+    with RunFolder(tmp_path / "run").locked() as run:
+        assert run.path.is_dir() and len(tries) == 2
+    often = 9
+    with pytest.raises(FileNotFoundError), RunFolder(tmp_path / "run").locked():
+        pass
 
 
 def test_a_lock_that_went_while_it_was_waited_for_lets_nobody_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,42 +1,35 @@
-"""What a run consists of, built from its recipe: model, data, optimiser, schedule, generators; and its way to and from disk."""
+"""What a run consists of, built from its recipe: model, data, optimiser, schedule, generators."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from loopwright.convert.card import put_card
 from loopwright.convert.weights import load_tensors
 from loopwright.data.batch import Batch, Splits
 from loopwright.data.build import build_data, check_vocab
 from loopwright.data.order import Order
 from loopwright.generate.readings import check_depths
-from loopwright.imports import file_digests, noted_files
+from loopwright.imports import noted_files
 from loopwright.metrics.score import METRICS, Metric
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.run import RunFolder, origin, saved
+from loopwright.run import RunFolder, origin
 from loopwright.settings import build_kind
-from loopwright.storage.files import read_json, write_json, write_whole
-from loopwright.train.checkpoint import (
-    base_references,
-    latest_good,
-    load_weights,
-    model_tensors,
-    save_checkpoint,
-)
+from loopwright.storage.files import write_json, write_whole
+from loopwright.train.checkpoint import base_references, load_weights, model_tensors
 from loopwright.train.depth import RULES, DepthRule
 from loopwright.train.devices.compiled import choose
 from loopwright.train.devices.distributed import Processes
 from loopwright.train.devices.speed import Speedometer
 from loopwright.train.devices.training_module import Share, TrainingModule, Weights
-from loopwright.train.gradients.graphs import GraphedWork, obstacle, suits
+from loopwright.train.gradients.graphs import LEAVES, GraphedWork, obstacle, unsuited
 from loopwright.train.gradients.remat import REMATS
 from loopwright.train.models import MODELS
 from loopwright.train.objectives.losses import OBJECTIVES
@@ -46,14 +39,9 @@ from loopwright.train.optim.optimisers import OPTIMISERS, Optimiser, clip, whole
 from loopwright.train.optim.schedule import SCHEDULES
 from loopwright.train.optim.trainable import check_trainable, depth_generator, drawn_plans, out_of_reach
 from loopwright.train.recipe import Recipe, first_difference, read_recipe, written
-from loopwright.train.reporting.card import run_card
-from loopwright.train.reporting.log import Log
 from loopwright.train.reporting.progress import ProgressReporter
 from loopwright.train.rollout import Called, Objective, Plan
 from loopwright.train.state import Objects, Progress
-
-# in a checkpoint: how long the log was and its sha256, and what the run was made with; times in the log make it differ each time
-MADE = "made.json"
 
 
 @dataclass(frozen=True)
@@ -83,7 +71,7 @@ class Job:
         torch.set_float32_matmul_precision("highest" if recipe.precision == "fp32" else "high")
         self.recipe, self.processes, self.device = recipe, processes, processes.device
         with processes.main_first():  # one process tokenises, the others find it done
-            self.splits: Splits = given.data or build_data(recipe.data, run.path / "data", progress=reporter.prepare)
+            self.splits: Splits = given.data or build_data(recipe.data, run.data, progress=reporter.prepare)
         self.model: LoopedForCausalLM = given.model or build_kind(recipe.model, MODELS).build(recipe.seed)
         check_vocab(self.splits, self.model.config.vocab_size)
         self.rule: DepthRule = build_kind(recipe.depth, RULES)
@@ -134,16 +122,27 @@ class Job:
 
     def _graphs(self, reporter: ProgressReporter) -> GraphedWork | None:
         """What replays passes as CUDA graphs, where that is asked for, or serves unasked."""
-        asked, alone = self.recipe.graph is True, self.device.type == "cuda" and self.processes.world == 1
+        asked, world = self.recipe.graph is True, self.processes.world
+        alone = self.device.type == "cuda" and world == 1
         if asked and not alone:
-            world = self.processes.world
-            raise ValueError(f"graph: asked for on {self.device.type} with {world} processes; allowed: one, on cuda")
+            processes = "one process" if world == 1 else f"{world} processes"
+            raise ValueError(f"graph: asked for on {self.device.type} in {processes}; allowed: one process, on cuda")
         if not asked:
+            if self.recipe.graph is False or not alone or not self.compiled:
+                return None
             kinds = [weighted.penalty for weighted in self.penalties]
-            may = self.recipe.graph == "auto" and alone and self.compiled and self.splits.alike
-            if not may or not suits(self.model, self.objective, kinds, self.rule, self.recipe.remat_spec["kind"]):
+            why_not = unsuited(
+                self.model, self.objective, kinds, self.rule, self.recipe.remat_spec["kind"], alike=self.splits.alike
+            )
+            if why_not is not None:
+                reporter.note(f"{LEAVES}: {why_not}")
                 return None
         return GraphedWork(self._backward_given, self.device, asked=asked, note=reporter.note)
+
+    @property
+    def replays(self) -> bool:
+        """Whether passes are replayed as CUDA graphs, or will be; no longer once that was given up."""
+        return self.replayed is not None and self.replayed.capturing
 
     @property
     def median(self) -> int:
@@ -178,8 +177,7 @@ class Job:
             batch = replace(self.splits.train.batch(indices), rows=rows)
             targets.append(batch.targets)
             tokens += int(batch.valid.sum())
-            captured = self.replayed is not None and self.replayed.capturing
-            pairs.append((batch.ready(coarse=captured).to(self.device), plan))
+            pairs.append((batch.ready(coarse=self.replays).to(self.device), plan))
         return UpdateBatches(pairs, targets, tokens)
 
     def backward(self, batch: Batch, plan: Plan, share: Share, solved_at: int | None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -220,10 +218,10 @@ class Job:
 
     def zero_grad(self) -> None:
         """Makes room for the gradients of the next update; captured passes add to the same tensors for ever."""
-        if self.replayed is None:
-            self.optimiser.zero_grad()
-        else:
+        if self.replays:
             torch._foreach_zero_([p.grad for p in self.model.parameters() if p.grad is not None])
+        else:
+            self.optimiser.zero_grad()
 
     def clip(self) -> Tensor:
         """Clips the gradients to the recipe's norm, where it has one, and returns the norm they had."""
@@ -297,11 +295,6 @@ def validation_depths(config: LoopedConfig, rule: DepthRule, recipe: Recipe) -> 
     return check_depths(config, {*recipe.validate.depths, rule.median})
 
 
-def holds_updates(run: RunFolder) -> bool:
-    """Returns whether a folder holds what a run has reached; one that ended before its first update has left nothing to lose."""
-    return run.recipe.is_file() and (run.checkpoints.is_dir() or (run.log.is_file() and run.log.stat().st_size > 0))
-
-
 def start_job(
     recipe: Recipe, run: RunFolder, processes: Processes, *, resume: bool, reporter: ProgressReporter, given: Objects | None = None
 ) -> Job:
@@ -312,88 +305,10 @@ def start_job(
         difference = first_difference(read_recipe(run.recipe), recipe)
         if difference:
             raise ValueError(f"resume: {run.path} was trained with another recipe; it differs in {difference}")
-    elif holds_updates(run):
+    elif run.recipe.is_file() and run.holds_updates:
         raise ValueError(f"train: {run.path} already holds a run; --resume continues it, --out names another folder")
     job = Job(recipe, run, processes, reporter, given)
     if processes.main and not resume:
         write_json(run.origin, origin())
         write_whole(run.recipe, written(replace(recipe, imported=noted_files())))
     return job
-
-
-def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Progress, dict[str, Any] | None]:
-    """Puts the newest good checkpoint into a run's objects; returns how far it was, and its mark of the log (None: no log yet)."""
-    try:
-        checkpoint, damaged = latest_good(run.checkpoints)
-    except FileNotFoundError:
-        reporter.note("no checkpoint yet: the run starts again from its first update")
-        return Progress(), None
-    for line in damaged:
-        reporter.note(f"skipped a damaged checkpoint: {line}")
-    if not (checkpoint.folder / MADE).is_file():
-        raise ValueError(
-            f"{checkpoint.folder}: has no {MADE}, so an older version saved it; train with that version, or start a new run"
-        )
-    job.load(checkpoint.folder)
-    reporter.note(f"resumed from {checkpoint.folder} ({checkpoint.update} updates done)")
-    facts = read_json(checkpoint.folder / MADE)
-    older = {"compiled": False, "replayed": job.recipe.graph is True}  # what older versions did not write down
-    before, now = {**older, **facts["with"]}, made_with(job)
-    differs = [f"{name}: {before.get(name)} then, {now[name]} now" for name in now if before.get(name) != now[name]]
-    if differs:
-        reporter.note(
-            f"not made as before ({'; '.join(differs)}): sums are rounded otherwise, so the run goes on alike, but not bit for bit"
-        )
-    if not run.log.is_file():
-        reporter.note(f"{run.log} is not there: it begins anew at update {checkpoint.update}")
-    return Progress(**checkpoint.state), facts["log"]
-
-
-def made_with(job: Job) -> dict[str, Any]:
-    """Returns what decides how sums are rounded, beside the recipe: a run that goes on with the same goes on bit for bit."""
-    device = torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else job.device.type
-    threads = torch.get_num_threads() if job.device.type == "cpu" else None
-    facts: dict[str, Any] = {"threads": threads, "processes": job.processes.world, "device": device, "compiled": job.compiled}
-    facts["replayed"] = job.replayed is not None
-    facts["torch"] = str(torch.__version__)
-    return facts | {f"parts from {file}": digest for file, digest in file_digests().items()}
-
-
-def check_finite(weights: Mapping[str, Tensor], run: RunFolder, update: int, lr: float) -> None:
-    """Raises a ValueError where a parameter is not finite: it is not worth saving, and must not take a good checkpoint's place."""
-    odd = next((name for name, x in weights.items() if x.is_floating_point() and not bool(x.isfinite().all())), None)
-    if odd is None:
-        return
-    good = next(iter(saved(run.checkpoints)), None)
-    kept = "there is no checkpoint yet" if good is None else f"the newest checkpoint is {good}"
-    raise ValueError(f"update {update}: {odd} is not finite, so nothing is saved; {kept}; lower optim.lr (it is {lr:g}) or clip")
-
-
-def _saved_best(run: RunFolder, progress: Progress) -> int | None:
-    """The best update so far where it is, or is being, saved: validation goes on judging where a recipe does not save the best."""
-    best = progress.best_update
-    return best if best == progress.update or (run.checkpoints / f"{best or 0:08d}").is_dir() else None
-
-
-def save_job(job: Job, run: RunFolder, progress: Progress, log: Log | None) -> Path:
-    """Saves a run as it stands, its log first, and returns the checkpoint's folder. Parameters must be finite."""
-    weights, tensors = job.weights(), job.tensors()
-    check_finite(weights, run, progress.update, job.optimiser.lr)
-    if log is not None:  # in the main process
-        facts = {"log": log.mark(), "with": made_with(job)}
-        card = run_card(job.model.config, job.recipe, run, progress)
-
-        def beside(folder: Path) -> None:
-            write_json(folder / MADE, facts)
-            put_card(folder, card, before=run.checkpoints / f"{progress.update:08d}")
-            if job.splits.tokenizer is not None:
-                job.splits.tokenizer.save_pretrained(folder)
-
-        save_checkpoint(
-            run.checkpoints, progress.update,
-            model=job.model, weights=weights, tensors=tensors, state=asdict(progress),
-            best=_saved_best(run, progress), keep=job.recipe.save.keep, references=job.references,
-            beside=beside,
-        )  # fmt: skip
-    job.processes.wait()
-    return run.checkpoints / f"{progress.update:08d}"

@@ -16,11 +16,12 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import RunFolder
 from loopwright.train.devices.distributed import Processes, join
 from loopwright.train.devices.training_module import Share
-from loopwright.train.job import resume_job, start_job
+from loopwright.train.job import start_job
 from loopwright.train.recipe import Recipe
 from loopwright.train.reporting.log import Log
 from loopwright.train.reporting.progress import ProgressReporter, Silent, StopRequest
 from loopwright.train.reporting.tracking import begin_tracking, find_tracker
+from loopwright.train.resume import resume_job
 from loopwright.train.state import Objects, Progress, Run
 from loopwright.train.updates import Updates
 from loopwright.train.validation import check_first

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from loopwright.data.build import DATA
 from loopwright.imports import import_file, missing_files
@@ -27,7 +27,7 @@ from loopwright.values import is_whole
 
 RECIPE_BYTES = 2**17  # of a recipe's file
 PRECISIONS = ("fp32", "tf32", "bf16")
-# what may differ between a run and its resumption: none of it changes an update, or (compile) but for how sums are rounded
+# what may differ between a run and its resumption: none of it changes an update, or (compile, graph) but for how sums are rounded
 FREE = ("about", "toy", "save", "track", "imported", "compile", "graph")
 
 # What is beyond the upper bounds is no run: it would not end, or its seeds of each update would not fit 64 bits.
@@ -88,8 +88,10 @@ class Recipe:
     accumulate: int = 1
     precision: str = "fp32"
     remat: str | dict = "none"  # a kind of REMATS, or {kind, options}
-    compile: bool | str = "auto"  # by torch.compile; auto: where text is trained on a GPU
-    graph: bool | str = "auto"  # whole passes replayed as CUDA graphs, one per depth; auto: where they are compiled and all alike
+    compile: bool | Literal["auto"] = "auto"  # by torch.compile; auto: where text is trained on a GPU
+    graph: bool | Literal["auto"] = (
+        "auto"  # whole passes replayed as CUDA graphs, one per depth; auto: where they are compiled and all alike
+    )
     patience: int = 10  # updates in a row that may be skipped for a loss that is not finite
     seed: int = 0
     order: Orders = field(default_factory=Orders)
@@ -128,8 +130,8 @@ class Recipe:
             yield f"precision is {self.precision!r}; {suggest(self.precision, PRECISIONS)}"
         for name in ("compile", "graph"):
             value = getattr(self, name)
-            if isinstance(value, str) and value != "auto":
-                yield f"{name} is {value!r}; allowed: auto, true or false"
+            if not isinstance(value, bool) and value != "auto":
+                yield f"{name} is {shown(value)}; allowed: auto, true or false"
         if self.clip is not None and self.clip <= 0:
             yield f"clip is {self.clip}; allowed: above 0, or null for none"
         sections = {

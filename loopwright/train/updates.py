@@ -10,11 +10,12 @@ from typing import Any
 
 from loopwright.data.batch import Batch
 from loopwright.run import RunFolder
-from loopwright.train.job import Job, save_job
+from loopwright.train.job import Job
 from loopwright.train.recipe import Recipe
 from loopwright.train.reporting.log import Log
 from loopwright.train.reporting.progress import ProgressReporter, StopRequest
 from loopwright.train.reporting.tracking import Tracking
+from loopwright.train.resume import save_job
 from loopwright.train.rollout import Plan
 from loopwright.train.state import Progress
 from loopwright.train.validation import validate_when_due

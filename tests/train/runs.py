@@ -20,12 +20,12 @@ from loopwright.data.order import Order
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import merge
 from loopwright.storage.files import read_json, write_json
-from loopwright.train.job import MADE
 from loopwright.train.loop import train
 from loopwright.train.objectives.losses import OBJECTIVES, Final
 from loopwright.train.recipe import Recipe, make_recipe
 from loopwright.train.reporting.log import read_log, untimed
 from loopwright.train.reporting.progress import Silent
+from loopwright.train.resume import MADE
 from loopwright.train.rollout import Rollout
 from loopwright.train.state import Progress, Run
 

@@ -24,6 +24,7 @@ from loopwright.settings import read_yaml
 from loopwright.source import Source
 from loopwright.storage.files import DiskFull, read_json
 from loopwright.train.checkpoint import latest_good
+from loopwright.train.job import Job
 from loopwright.train.loop import train
 from loopwright.train.objectives.losses import OBJECTIVES
 from loopwright.train.recipe import make_recipe, read_recipe
@@ -259,6 +260,19 @@ def refused(run: Any, *words: str) -> None:
         run()
     line = str(caught.value)
     assert "\n" not in line and all(word in line for word in words), line
+
+
+def test_a_first_pass_that_fails_leaves_no_run_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "new" / "run"
+
+    def broken(job: Job, *given: object) -> None:
+        assert all((folder / name).is_file() for name in ("recipe.yaml", "origin.json", "log.jsonl"))
+        raise RuntimeError("mine")
+
+    monkeypatch.setattr(Job, "backward", broken)
+    with pytest.raises(RuntimeError, match="mine"):
+        train(small(), folder)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_with_a_run_another_recipe_and_nothing_to_resume_are_refused(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ def test_every_shipped_recipe_is_sound_and_reads_back(name: str, toy: bool, tmp_
         ("remat=stepp", "remat: unknown kind 'stepp'; did you mean 'step'"),
         ("remat={kind: implicit, term: 3}", "remat (implicit): unknown 'term'; did you mean 'terms'"),
         ("clip=-1", "clip is -1"),
+        ("graph=3", "graph is 3; allowed: auto, true or false"),
+        ("compile=maybe", "compile is 'maybe'; allowed: auto, true or false"),
         ("validate.evry=3", "validate: unknown 'evry'; did you mean 'every'"),
         ("validate.depths=[0]", "depths has 0"),
         ("data.digits=two", "data (addition): digits is 'two'; allowed: a whole number"),

@@ -179,7 +179,7 @@ def read_own(source: Source, asked: Asked) -> list[Prompt]:
         raise ValueError(
             f"prompts: {source.name} holds no run (no recipe.yaml with data), so no validation rows; give a file, a set or a text"
         )
-    splits = build_data(source.recipe["data"], source.run.path / "data")
+    splits = build_data(source.recipe["data"], source.run.data)
     batch = splits.valid.batch(_choose(len(splits.valid), asked))
     rows = [(ids[real], labels[real]) for ids, labels, real in zip(batch.input_ids, batch.labels, batch.valid, strict=True)]
     return [ids.tolist() for ids, _ in rows] if splits.in_place else questions(rows)

@@ -66,7 +66,7 @@ def evaluate(
     need_likelihood(model)
     chosen = recipe(data) if trained_with is None and data is not None else trained_with
     assert chosen is not None
-    dataset = build_data(chosen.data if data is None else recipe(data).data, run.path / "data")
+    dataset = build_data(chosen.data if data is None else recipe(data).data, run.data)
     check_vocab(dataset, model.config.vocab_size)
     wanted, size = asked or usual_depths(chosen, model), ROWS if batch is None else batch
     measured, update = opened.name if opened.run is None else str(opened.folder), chosen_update(source, checkpoint)

@@ -81,7 +81,7 @@ def evaluate_exits(
         passages = {name: read_passages(name, files, encoder, length, field=field) for name, files in named.items()}
         parts = {f"text-{name}": of_text(model, found, rows, batch) for name, found in passages.items()}
     else:
-        parts = _of_splits(model, trained_with, run.path / "data", source, data, splits, rows, batch)
+        parts = _of_splits(model, trained_with, run.data, source, data, splits, rows, batch)
     measured, update = opened.name if opened.run is None else str(opened.folder), chosen_update(source, checkpoint)
     stems = {n: file_stem(f"exits-{n}", rows=part.few, checkpoint=update, data=data) for n, part in parts.items()}
     for name, part in parts.items():

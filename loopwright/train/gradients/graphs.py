@@ -5,7 +5,7 @@ changes between replays lies in tensors that are filled before: the rows, the di
 Gradients add up in the parameters' own `.grad`, which are therefore zeroed, never removed.
 
 What a graph needs stays its own: memory that no pass outside can use. So `graph: auto` captures where there is one kind of pass
-and room for it, and gives the memory back where something else comes. It says which, once.
+and room for it, and gives the memory back where something else comes. It says each of them once, and why where it does neither.
 """
 
 from __future__ import annotations
@@ -39,13 +39,28 @@ REPLAYS = "graph: auto replays passes as a CUDA graph from here on (graph: false
 LEAVES = "graph: auto runs passes kernel by kernel"
 
 
-def suits(model: LoopedForCausalLM, objective: Objective, penalties: Iterable[object], rule: DepthRule, remat: str) -> bool:
-    """Returns whether the passes of a run on one GPU, compiled, are replayed unasked: all of one depth, and all parts our own.
-    What somebody else's part or hook does on the host (counting, drawing, waiting for a number) a replay would leave out."""
-    parts = [*model.modules(), objective, *penalties]
-    ours = all(type(part).__module__.split(".")[0] in OWN for part in parts) and not isinstance(objective, Called)
-    repeatable = remat == "none" or (remat != "implicit" and not draws(model))  # a step that runs again asks for the random state
-    return ours and not _hooked(model) and repeatable and objective.capturable and rule.constant
+def unsuited(
+    model: LoopedForCausalLM, objective: Objective, penalties: Iterable[object], rule: DepthRule, remat: str, *, alike: bool
+) -> str | None:
+    """Returns why the passes of a run on one GPU, compiled, are not replayed unasked; None where they are: all of one shape and
+    depth, and all parts our own. What somebody else's part or hook does on the host (counting, drawing, waiting for a number) a
+    replay would leave out."""
+    parts = [type(part) for part in (*model.modules(), objective, *penalties)]
+    theirs = [part.__name__ for part in parts if part.__module__.split(".")[0] not in OWN]
+    if theirs or isinstance(objective, Called):
+        name = theirs[0] if theirs else "the objective"
+        return f"{name} is not the package's own, and a replay would leave out what it does on the host"
+    if _hooked(model):
+        return "the model has a hook, and a replay would leave out what it does on the host"
+    if remat == "implicit":
+        return "remat: implicit looks at numbers in the middle of a pass"
+    if remat != "none" and draws(model):
+        return f"remat: {remat} asks for the random state in the middle of a pass (dropout, noise)"
+    if not objective.capturable:
+        return "the work of the objective changes from update to update"
+    if not alike:
+        return "batches are not all of one shape"
+    return None if rule.constant else "they are not all of one depth"
 
 
 def _hooked(model: LoopedForCausalLM) -> bool:
@@ -95,6 +110,7 @@ class GraphedWork:
         self.seen: set[Any] = set()
         self.graphs: dict[Any, Captured] = {}
         self.capturing = True
+        torch.cuda.reset_peak_memory_stats(device)  # what ran before in this process says nothing of the room that passes need
 
     def __call__(self, tensors: Any, *fixed: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns loss and metrics of the work on a tree of tensors; `fixed` must be all that else decides what it does."""
@@ -109,7 +125,12 @@ class GraphedWork:
             return self.work(tensors, *fixed)
         self.seen.add(key)
         with self._aside():
-            return self._replay(self.graphs[key], leaves) if key in self.graphs else self.work(tensors, *fixed)
+            made = self._replay(self.graphs[key], leaves) if key in self.graphs else self.work(tensors, *fixed)
+        if not self.asked and not self.graphs:  # now, so that gradients need not be kept until the next pass
+            why = self._lack_of_room()
+            if why is not None:
+                self.give_up(why)
+        return made
 
     @contextmanager
     def _aside(self) -> Iterator[None]:

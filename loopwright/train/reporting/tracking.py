@@ -23,8 +23,6 @@ from loopwright.untrusted import first_line
 if TYPE_CHECKING:
     from loopwright.train.recipe import Recipe
 
-RECORD = "tracking.json"  # in the run folder: which tracked run is this one's
-
 
 class Tracker:
     """One tracked run. Abstract. `module` is what must be installed."""
@@ -162,7 +160,7 @@ def begin_tracking(
     """Opens the run's tracked run: a new one, or where the run is resumed the one that its folder remembers."""
     if tracker is None:
         return Tracking(None)
-    record, kind, names = run.path / RECORD, recipe.track_spec["kind"], {}
+    record, kind, names = run.tracking, recipe.track_spec["kind"], {}
     try:
         names = read_json(record) if resume and record.is_file() else {}
         if not isinstance(names.get(kind, ""), str):

@@ -39,7 +39,7 @@ def losses(folder: Path, *changes: str) -> list[float]:
 def test_a_run_without_a_gpu_is_refused(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    with pytest.raises(ValueError, match="graph: asked for on cpu with 1 processes; allowed: one, on cuda"):
+    with pytest.raises(ValueError, match="graph: asked for on cpu in one process; allowed: one process, on cuda"):
         losses(tmp_path / "run", "graph=true", "penalties=[]")
     assert not (tmp_path / "run").exists()  # a start that failed leaves nothing
 

@@ -21,61 +21,16 @@ from loopwright.train import job as job_module
 from loopwright.train.depth import Fixed, Uniform
 from loopwright.train.devices.training_module import Share
 from loopwright.train.gradients import graphs as under_test
-from loopwright.train.gradients.graphs import LEAVES, GraphedWork, suits
-from loopwright.train.job import made_with
+from loopwright.train.gradients.graphs import LEAVES, GraphedWork, unsuited
 from loopwright.train.loop import train
 from loopwright.train.objectives.distil import Shortcut
 from loopwright.train.objectives.losses import Final
 from loopwright.train.recipe import first_difference
 from loopwright.train.reporting.progress import Silent
 from loopwright.train.rollout import Called, Plan
+from tests.train.gradients.stand_in import CPU, Card
 from tests.train.runs import small
 from tests.train.test_job import make_job
-
-CPU, GIB = torch.device("cpu"), 2**30
-
-
-class Card:
-    """A GPU that has `total` GiB and holds at most `peak`; what is captured on it is not run, and replays are counted."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, peak: float = 10, total: float = 100) -> None:
-        self.peak, self.total, self.aside = peak, total, False
-        self.error: Exception | None = None
-        self.ended: list[torch.Generator] = []
-        self.captured = self.replayed = self.emptied = 0
-        stream = SimpleNamespace(wait_stream=lambda other: None)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-        monkeypatch.setattr(torch.cuda, "stream", self._stream)
-        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=self._replay))
-        monkeypatch.setattr(torch.cuda, "graph", self._capture)
-        monkeypatch.setattr(torch.cuda, "default_generators", [torch.Generator()])
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        monkeypatch.setattr(torch.cuda, "empty_cache", self._empty)
-        monkeypatch.setattr(GraphedWork, "_end", lambda run, draws: self.ended.append(draws))
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(self.total * GIB / 4), int(2 * self.total * GIB)))
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: int(self.total * GIB * 3 / 4))
-        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: int(self.peak * GIB))
-
-    @contextlib.contextmanager
-    def _stream(self, side: object) -> Any:
-        self.aside = True
-        yield
-        self.aside = False
-
-    def _replay(self) -> None:
-        self.replayed += 1
-
-    def _empty(self) -> None:
-        self.emptied += 1
-
-    @contextlib.contextmanager
-    def _capture(self, graph: object, *, pool: object, stream: object) -> Any:
-        yield
-        if self.error is not None:
-            raise self.error
-        self.captured += 1
 
 
 def graphed(*, asked: bool) -> tuple[GraphedWork, list[int], list[str]]:
@@ -111,6 +66,14 @@ def test_what_leaves_too_little_room_is_captured_only_if_asked_for(monkeypatch: 
             call(run)
         assert card.captured == captured and len(ran) == (2 if asked else 4)
         assert asked or said == [f"{LEAVES}: they hold 51.0 of 100.0 GiB, and a graph would keep that (at most 50%)"]
+
+
+def test_room_is_judged_by_what_this_run_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(monkeypatch, peak=10, before=90)  # a large run in the same process
+    run, _, said = graphed(asked=False)
+    for _ in range(2):
+        call(run)
+    assert card.captured == 1 and said == [under_test.REPLAYS]
 
 
 def test_other_work_ends_it_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,22 +150,28 @@ class Theirs(Final):
 Theirs.__module__ = "mine"
 
 
+def why(model: Any = None, objective: Any = None, penalties: Any = (), rule: Any = None, remat: str = "none", **also: Any) -> str:
+    """Why a run of these parts is not replayed unasked; empty where it is."""
+    model = lw.build("huginn-tiny") if model is None else model
+    return unsuited(model, objective or Final(), penalties, rule or Fixed(4), remat, **{"alike": True, **also}) or ""
+
+
 def test_what_suits() -> None:
-    model, fixed = lw.build("huginn-tiny"), Fixed(4)
-    assert all(suits(model, Final(), [], fixed, remat) for remat in ("none", "step", "tree"))
-    assert not suits(model, Final(), [], fixed, "implicit")
-    assert not suits(model, Final(), [], Uniform(4), "none")
-    assert not suits(model, Shortcut(fraction=None), [], fixed, "none")
-    assert not suits(model, Theirs(), [], fixed, "none") and not suits(model, Called(Final()), [], fixed, "none")
-    assert not suits(model, Final(), [Theirs()], fixed, "none")
+    assert not any(why(remat=remat) for remat in ("none", "step", "tree"))
+    assert why(remat="implicit").startswith("remat: implicit") and why(rule=Uniform(4)) == "they are not all of one depth"
+    assert why(alike=False) == "batches are not all of one shape"
+    assert why(objective=Shortcut(fraction=None)) == "the work of the objective changes from update to update"
+    assert why(objective=Called(Final())).startswith("the objective is not the package's own, ")
+    assert why(objective=Theirs()) == why(penalties=[Theirs()]) and why(objective=Theirs()).startswith("Theirs is not the ")
     drops = lw.build("huginn-tiny", dropout=0.1).train()
-    assert suits(drops, Final(), [], fixed, "none") and not suits(drops, Final(), [], fixed, "step")
+    assert not why(drops) and why(drops, remat="step").startswith("remat: step asks for the random state")
 
 
 def test_a_part_of_somebody_elses_is_not_replayed_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     model = lw.build("huginn-tiny")
     monkeypatch.setattr(type(model.injection), "__module__", "mine")
-    assert type(model.injection) in INJECTIONS.values() and not suits(model, Final(), [], Fixed(4), "none")
+    name = type(model.injection).__name__
+    assert type(model.injection) in INJECTIONS.values() and why(model).startswith(f"{name} is not the package's own, ")
 
 
 def test_what_hooks_do_is_not_left_out() -> None:
@@ -212,13 +181,13 @@ def test_what_hooks_do_is_not_left_out() -> None:
     for register in ("register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook"):
         model = lw.build("huginn-tiny")
         handle = getattr(model.core[0], register)(hook)
-        assert not suits(model, Final(), [], Fixed(4), "none")
+        assert why(model).startswith("the model has a hook, ")
         handle.remove()
-        assert suits(model, Final(), [], Fixed(4), "none")
+        assert not why(model)
     for register in ("register_hook", "register_post_accumulate_grad_hook"):
         model = lw.build("huginn-tiny")
         getattr(model.embed_tokens.weight, register)(hook)
-        assert not suits(model, Final(), [], Fixed(4), "none")
+        assert why(model).startswith("the model has a hook, ")
 
 
 @pytest.mark.parametrize(
@@ -236,12 +205,20 @@ def test_a_run_on_a_gpu_replays_unasked(changes: dict, replayed: bool, tmp_path:
     assert job.replayed is None  # a CPU
     for place, value in (("device", torch.device("cuda")), ("compiled", True), ("splits", SimpleNamespace(alike=True))):
         monkeypatch.setattr(job, place, value)
-    graphs = job._graphs(Silent())
+    reporter = Silent()
+    graphs = job._graphs(reporter)
     assert (graphs is not None) is replayed and (graphs is None or not graphs.asked)
-    for place, value in (("compiled", False), ("splits", SimpleNamespace(alike=False)), ("processes", SimpleNamespace(world=2))):
+    told = not replayed and job.recipe.graph == "auto"  # where a pass could have been replayed, it is said why it is not
+    assert len(reporter.notes) == told and all(note.startswith(f"{LEAVES}: ") for note in reporter.notes)
+    for place, value, notes in (
+        ("compiled", False, 0),
+        ("processes", SimpleNamespace(world=2), 0),
+        ("splits", SimpleNamespace(alike=False), int(job.recipe.graph == "auto")),
+    ):
+        reporter = Silent()
         with monkeypatch.context() as other:
             other.setattr(job, place, value)
-            assert job._graphs(Silent()) is None
+            assert job._graphs(reporter) is None and len(reporter.notes) == notes
 
 
 LEARNED = {"model": {"changes": {"positions": "learned", "max_position_embeddings": 16}}}
@@ -302,15 +279,6 @@ def test_the_memory_of_graphs_is_free_when_a_run_has_ended(tmp_path: Path, monke
         assert len(kept) == 1 and kept[0]() is None
     finally:
         gc.enable()
-
-
-def test_a_run_that_goes_on_without_its_graphs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, reporter = small({"updates": 2, "save": {"best": False}}), Silent()
-    with monkeypatch.context() as earlier:
-        earlier.setattr(job_module, "made_with", lambda job: {**made_with(job), "replayed": True})
-        train(recipe, tmp_path)
-    train(recipe, tmp_path, resume=True, reporter=reporter)
-    assert any("not made as before (replayed: True then, False now)" in note for note in reporter.notes)
 
 
 def test_a_run_may_go_on_with_and_without_graphs() -> None:

@@ -14,10 +14,11 @@ from loopwright.storage.files import DiskFull, read_json
 from loopwright.train.reporting import tracking
 from loopwright.train.reporting.log import read_log
 from loopwright.train.reporting.progress import Silent
-from loopwright.train.reporting.tracking import RECORD, TRACKERS, find_tracker, flat
+from loopwright.train.reporting.tracking import TRACKERS, find_tracker, flat
 from tests.train.runs import small, train
 
 NAMES = sorted(TRACKERS)
+RECORD = "tracking.json"
 
 
 class Server:

@@ -1,0 +1,106 @@
+"""A run's way to disk and back: what a checkpoint says of how the run was made, and how a run goes on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopwright.convert.card import put_card
+from loopwright.imports import file_digests
+from loopwright.run import RunFolder, saved
+from loopwright.storage.files import read_json, write_json
+from loopwright.train.checkpoint import latest_good, save_checkpoint
+from loopwright.train.job import Job
+from loopwright.train.recipe import read_recipe
+from loopwright.train.reporting.card import run_card
+from loopwright.train.reporting.log import Log
+from loopwright.train.reporting.progress import ProgressReporter
+from loopwright.train.state import Progress
+
+# in a checkpoint: how long the log was and its sha256, and what the run was made with; times in the log make it differ each time
+MADE = "made.json"
+
+
+def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Progress, dict[str, Any] | None]:
+    """Puts the newest good checkpoint into a run's objects; returns how far it was, and its mark of the log (None: no log yet)."""
+    try:
+        checkpoint, damaged = latest_good(run.checkpoints)
+    except FileNotFoundError:
+        reporter.note("no checkpoint yet: the run starts again from its first update")
+        return Progress(), None
+    for line in damaged:
+        reporter.note(f"skipped a damaged checkpoint: {line}")
+    if not (checkpoint.folder / MADE).is_file():
+        raise ValueError(
+            f"{checkpoint.folder}: has no {MADE}, so an older version saved it; train with that version, or start a new run"
+        )
+    job.load(checkpoint.folder)
+    reporter.note(f"resumed from {checkpoint.folder} ({checkpoint.update} updates done)")
+    facts = read_json(checkpoint.folder / MADE)
+    before, now = {"compiled": False, **facts["with"]}, made_with(job)
+    if "replayed" not in before:  # an older version, which replayed where it was asked to
+        before["replayed"] = read_recipe(run.recipe).graph is True
+    differs = [name for name in now if before.get(name) != now[name]]
+    if differs == ["replayed"] and job.replayed is not None and not job.replayed.asked:
+        job.replayed.give_up("so they ran until here, and so the run goes on bit for bit (graph: true replays them)")
+    elif differs:
+        told = "; ".join(f"{name}: {before.get(name)} then, {now[name]} now" for name in differs)
+        reporter.note(f"not made as before ({told}): sums are rounded otherwise, so the run goes on alike, but not bit for bit")
+    if not run.log.is_file():
+        reporter.note(f"{run.log} is not there: it begins anew at update {checkpoint.update}")
+    return Progress(**checkpoint.state), facts["log"]
+
+
+def made_with(job: Job) -> dict[str, Any]:
+    """Returns what decides how sums are rounded, beside the recipe: a run that goes on with the same goes on bit for bit."""
+    device = torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else job.device.type
+    threads = torch.get_num_threads() if job.device.type == "cpu" else None
+    facts: dict[str, Any] = {"threads": threads, "processes": job.processes.world, "device": device, "compiled": job.compiled}
+    facts["replayed"] = job.replays
+    facts["torch"] = str(torch.__version__)
+    return facts | {f"parts from {file}": digest for file, digest in file_digests().items()}
+
+
+def check_finite(weights: Mapping[str, Tensor], run: RunFolder, update: int, lr: float) -> None:
+    """Raises a ValueError where a parameter is not finite: it is not worth saving, and must not take a good checkpoint's place."""
+    odd = next((name for name, x in weights.items() if x.is_floating_point() and not bool(x.isfinite().all())), None)
+    if odd is None:
+        return
+    good = next(iter(saved(run.checkpoints)), None)
+    kept = "there is no checkpoint yet" if good is None else f"the newest checkpoint is {good}"
+    raise ValueError(f"update {update}: {odd} is not finite, so nothing is saved; {kept}; lower optim.lr (it is {lr:g}) or clip")
+
+
+def _saved_best(run: RunFolder, progress: Progress) -> int | None:
+    """The best update so far where it is, or is being, saved: validation goes on judging where a recipe does not save the best."""
+    best = progress.best_update
+    return best if best == progress.update or (run.checkpoints / f"{best or 0:08d}").is_dir() else None
+
+
+def save_job(job: Job, run: RunFolder, progress: Progress, log: Log | None) -> Path:
+    """Saves a run as it stands, its log first, and returns the checkpoint's folder. Parameters must be finite."""
+    weights, tensors = job.weights(), job.tensors()
+    check_finite(weights, run, progress.update, job.optimiser.lr)
+    if log is not None:  # in the main process
+        facts = {"log": log.mark(), "with": made_with(job)}
+        card = run_card(job.model.config, job.recipe, run, progress)
+
+        def beside(folder: Path) -> None:
+            write_json(folder / MADE, facts)
+            put_card(folder, card, before=run.checkpoints / f"{progress.update:08d}")
+            if job.splits.tokenizer is not None:
+                job.splits.tokenizer.save_pretrained(folder)
+
+        save_checkpoint(
+            run.checkpoints, progress.update,
+            model=job.model, weights=weights, tensors=tensors, state=asdict(progress),
+            best=_saved_best(run, progress), keep=job.recipe.save.keep, references=job.references,
+            beside=beside,
+        )  # fmt: skip
+    job.processes.wait()
+    return run.checkpoints / f"{progress.update:08d}"
