@@ -54,6 +54,7 @@ def claims() -> Iterator[str]:
         yield "No model answers 24 or 32 hops."
     yield repeats.short(repeats.beside("ASURA", "plain, equal FLOPs", 1))
     yield repeats.short(repeats.beside("ASURA", "plain, equal parameters", 1), "parameters")
+    yield repeats.more_updates()
     yield repeats.short(repeats.beside("ASURA", "plain, equal FLOPs", 16, early=True))
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"
     yield f"and {speed.share_of_bound(32):.2f} at batch 32"

@@ -7,8 +7,8 @@ from functools import cache
 
 from experiments.pages import Result, results
 from experiments.readme.rows import RESULTS, WORDS, line
-from experiments.repeats.plan import STOPPED, rates
-from experiments.repeats.tables import BY_DEPTH, LOOPED, MAIN, RIVALS, chosen, stopped
+from experiments.repeats.plan import FRESH, LONGER, STOPPED, rates
+from experiments.repeats.tables import BY_DEPTH, HALVES, LOOPED, MAIN, RIVALS, chosen, stopped
 from experiments.seeds import Pooled, pooled
 
 
@@ -34,11 +34,11 @@ def claims() -> Iterator[str]:
             cells = [beside(label, rival, times) for times in (1, 4)] + [beside(label, rival, STOPPED, early=True)]
             if any(cells):
                 yield line(f"{label} less {rival}", *map(told, cells))
-    first = kept().get((BY_DEPTH[1], 1), [])
-    for depth, label in BY_DEPTH.items() if first else ():
-        if runs := kept().get((label, 1)):
-            less = told(pooled(runs, first, "test")) if depth > 1 else "–"
-            yield line(str(depth), f"{runs[0]['parameters'] / 1e6:.2f} M", f"{runs[0]['rate']:g}", losses(runs), less)
+    for depth, label in BY_DEPTH.items():
+        if deep := kept().get((label, 1)):
+            half = kept().get((BY_DEPTH[depth // 2], 1), []) if depth // 2 in HALVES and depth % 2 == 0 else []
+            less = told(pooled(deep, half, "test"))
+            yield line(str(depth), f"{deep[0]['parameters'] / 1e6:.2f} M", f"{deep[0]['rate']:g}", losses(deep), less)
 
 
 def losses(runs: list[Result]) -> str:
@@ -67,7 +67,20 @@ def told(found: Pooled | None) -> str:
 def short(found: Pooled | None, equal: str = "FLOPs") -> str:
     """Returns on which side the looped arm is and by how much, in words."""
     assert found is not None
-    side, count = "ahead of" if found.difference < 0 else "behind", len(found.seeds)
+    side = "ahead of" if found.difference < 0 else "behind"
+    return f"{side} plain layers of equal {equal} ({_much(found)})"
+
+
+def more_updates() -> str:
+    """Returns on which side of ASURA plain layers are that make up for its FLOPs by more updates, in words."""
+    same, more = (beside("ASURA", rival, 1) for rival in (LONGER, FRESH))
+    assert same is not None and more is not None
+    sides = {"ahead of" if found.difference > 0 else "behind" for found in (same, more)}
+    side = sides.pop() if len(sides) == 1 else "on both sides of"
+    return f"that spend its FLOPs on more updates are {side} it (on the same text {_much(same)}; on more text {_much(more)})"
+
+
+def _much(found: Pooled) -> str:
+    count = len(found.seeds)
     decided = "" if count == 1 else ", decided" if found.verdict in ("lower", "higher") else ", not decided"
-    seeds = f"{WORDS[count]} seed{'s' * (count > 1)}"
-    return f"{side} plain layers of equal {equal} (by {abs(found.difference):.2f} nats, {seeds}{decided})"
+    return f"by {abs(found.difference):.2f} nats, {WORDS[count]} seed{'s' * (count > 1)}{decided}"

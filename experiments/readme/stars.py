@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
 
+from experiments.pages import Result
 from experiments.readme.rows import RESULTS, line, of, only, rows_of
 from experiments.seeds import over_seeds, paired_p
 from experiments.stars.tables import SOLVED, Runs, accuracy, change_at_100, radius_at_100, read, side_by_side
@@ -20,6 +20,7 @@ LINES = {
     "paper: fixed depth 4 + penalty": ("main", "fixed + penalty"),
 }
 DEPTHS = (4, 8, 32, 100, 1000)
+PENALTY_DEPTHS = (8, 32, 100, 1000)
 BEYOND = (96, 128, 256)  # depths beyond every length
 TABLE_SETTINGS = (
     "| run | 4 | 8 | 32 | 100 | 1,000 | ρ at depth 100, mean (largest) | K = 1 reading |",
@@ -94,23 +95,39 @@ def claims() -> Iterator[str]:
 
 
 def brief_claims() -> Iterator[str]:
-    """Yields the table of the short runs: exact match by depth, how far it holds, the state's size after one step and a hundred;
-    of the runs made for their paths the change and the radius at depth 100 in the place of how far it holds."""
+    """Yields the table of the short runs: exact match by depth, how far it holds, the state's size after one step and a hundred."""
     for group in ("brief_distributions", "brief_norms", "brief_static"):
         for label, runs in runs_of().get(group, {}).items():
             exact = [side_by_side(100 * accuracy(run)[depth] for run in runs) for depth in (1, 8, 32, 100, 1000)]
             held = [holds_from_to(accuracy(run), 8, SOLVED) for run in runs]
             sizes = " / ".join(map(grown, runs))
             yield line(label, *exact, " / ".join("–" if h is None else f"{h:,}" for h in held), sizes)
-    for label, runs in runs_of().get("paths", {}).items():
-        (run,) = runs
-        exact = [f"{100 * accuracy(run)[depth]:.4g}" for depth in (8, 100, 1000)]
-        yield line(label, *exact, f"{100 * change_at_100(run):.2g} %", f"{radius_at_100(run):.2f}", grown(run))
+    changes, weights = runs_of()["brief_changes"], runs_of()["brief_weights"]
+    for weight in (0.001, 0.01, 0.1):
+        both = [changes[f"{place} + {weight} L2"][0] for place in ("post-sandwich", "pre-sandwich")]
+        yield line(f"{weight}", *[cell for run in both for cell in (*_at(run, PENALTY_DEPTHS), grown(run))])
+    for weight in (0.05, 0.1, 0.15, 0.2):
+        early, late = (weights[f"λ={weight} {begun}"][0] for begun in ("early", "once solved"))
+        radii = [f"{radius_at_100(run):.2f}" for run in (early, late)]
+        yield line(
+            f"{weight}", *_at(early, PENALTY_DEPTHS), radii[0], f"{late['solved_at']:,}", *_at(late, PENALTY_DEPTHS), radii[1]
+        )
 
 
-def grown(run: Mapping[str, Any]) -> str:
+def path_claims() -> Iterator[str]:
+    """Yields the table of the runs made for their paths: exact match, the largest change and the radius at depth 100, sizes."""
+    for label, (run,) in runs_of().get("paths", {}).items():
+        still = f"{100 * change_at_100(run):.2g} %"
+        yield line(label, *_at(run, (8, 100, 1000)), still, f"{radius_at_100(run):.2f}", grown(run))
+
+
+def grown(run: Result) -> str:
     """Returns the size of the state of one sum after one step and after a hundred."""
     return f"{run['path']['size'][1]:,.0f} → {run['path']['size'][-1]:,.0f}"
+
+
+def _at(run: Result, depths: Sequence[int]) -> list[str]:
+    return [side_by_side([100 * accuracy(run)[depth]]) for depth in depths]
 
 
 @cache

@@ -10,16 +10,13 @@ order of their weight, with the seconds that they are expected to take on one H2
     tar -xf FOLDER/tokens.tar.xz                    # ./shards
     run() { cp -n FOLDER/start.jsonl $1.jsonl; python -m experiments.repeats.run $1.jsonl --corpus FOLDER/corpus \\
             --tokenizer FOLDER/bpe --shards shards --seconds $2 --workers $3 --only "$4" --seeds $5; }
-    # three times the updates, three times the text, the first of the other rates at sixteen readings, depths with seed 0: 180 s
-    run rates 200 5 "16 times/0.001|ASURA/16 times/0.002" 0 &
-    run fresh 200 3 "three times the text" 0,1,2 &
-    run depths 200 7 "three times the updates/1 times|ASURA, depth" 0,1,2 & wait
-    # then the rates next to the best ones, seeds at the best, and seeds 1 and 2 of the depths: 120 s
-    run rates 140 7 "ASURA/16|Huginn-like/16|plain, equal FLOPs/16|plain, equal parameters/16" 0,1,2 &
-    run depths 140 7 "ASURA, depth" 1,2 & wait
+    # seeds 1 and 2 at sixteen readings, the other rate of each depth, and then seeds at the better one: 140 s
+    run seeds 160 6 "ASURA/16 times/0.001/|plain, equal FLOPs/16 times/0.001/|plain, equal parameters/16 times/0.001/" 1,2 &
+    (run depths 160 8 "three times the updates/1 times|ASURA, depth" 0,1,2; run depths 100 8 "ASURA, depth" 1,2) & wait
 
-The text of `three times the text` is tokenised there, in a minute of one processor, while the others run. The new rows of all files
-go to experiments/results/repeats/runs.jsonl, each name once.
+The runs on all of the text (`--only "all of the text" --seeds 0`, about 270 s beside one another) need all files of CORPUS and
+shards of their own, which are made there in two or three minutes of one processor; `python -m experiments.asura.run` reads the same
+ones. New rows are added by `python -m experiments.kept experiments/results/repeats/runs.jsonl seeds.jsonl depths.jsonl`.
 """
 
 from __future__ import annotations

@@ -47,12 +47,14 @@ LOOPED = ("ASURA", "Huginn-like")
 RIVALS = ("plain, equal FLOPs", "plain, equal parameters", LONGER, FRESH)
 MAIN = tuple(label for label in ARMS if label not in (*DEPTHS, *WHOLE))
 BY_DEPTH = dict(sorted({3: "ASURA", **{depth: label for label, depth in DEPTHS.items()}}.items()))
+HALVES = [depth for depth in BY_DEPTH if 2 * depth in BY_DEPTH]
 Chosen = Mapping[tuple[str, int], Sequence[Result]]
 
 
 def chosen(found: Sequence[Result]) -> dict[tuple[str, int], list[Result]]:
-    """Returns the runs of every arm at its own rate, by arm and how often the text is read, seeds in order."""
-    best = best_rates(found)
+    """Returns the runs of every arm at its own rate, by arm and how often the text is read, seeds in order; of a depth whose rates
+    were not all tried, those at the rate of depth 3."""
+    best = {(label, 1): DEPTH_RATES[0] for label in DEPTHS} | best_rates(found)
     kept: dict[tuple[str, int], list[Result]] = {(label, times): [] for label in ARMS for times in TEXTS}
     for run in sorted(found, key=lambda run: run["seed"]):
         if run["rate"] == rate_of(best, run["label"], run["times"]):
@@ -191,7 +193,7 @@ def depth_table(kept: Chosen) -> str:
         if runs:
             cells = [str(depth), f"{runs[0]['parameters'] / 1e6:.2f} M", f"{runs[0]['flops'] / 1e6:.1f} M", f"{runs[0]['rate']:g}"]
             cells += [spread([run["loss"][text] for run in runs]) for text in ("test", "ood")]
-            out.append([*cells, *(against(runs, first) if depth > 1 else ["–"] * 4)])
+            out.append([*cells, *((depth > 1 and against(runs, first)) or ["–"] * 4)])
     head = ["depth", "parameters", "FLOPs a token", "rate", "test", "ood", "test, less depth 1 (95 % over documents)"]
     return table([*head, "95 % over seeds", "by seed", "decided"], out)
 
@@ -199,7 +201,7 @@ def depth_table(kept: Chosen) -> str:
 def doubling_table(kept: Chosen) -> str:
     """Returns what each doubling of ASURA's depth changes."""
     out = []
-    for depth in (1, 2, 3, 4):
+    for depth in HALVES:
         runs, half = kept.get((BY_DEPTH[2 * depth], 1), []), kept.get((BY_DEPTH[depth], 1), [])
         if runs and half:
             out.append([f"{2 * depth} less {depth}", *against(runs, half)])
@@ -272,7 +274,8 @@ def page(found: Sequence[Result]) -> str:
         "## At the best validation on `valid`, where runs were validated on the way", stopped_table(stopped(kept)),
         "### Looped less plain", against_table(stopped(kept)),
         "## What reading again costs", price_table(kept),
-        "## ASURA by depth, text read once", depth_table(kept),
+        "## ASURA by depth, text read once", f"A depth that was not run at both rates stands here at {DEPTH_RATES[0]:g}.",
+        depth_table(kept),
         "### What a doubling changes", doubling_table(kept), "### Loss on `valid` by rate, seed 0", depth_rates(found),
         "## All of the text, read four times", whole_table(kept), whole_against(kept),
         *missing_part(found, {run.name: run for run in planned}.values()),

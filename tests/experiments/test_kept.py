@@ -12,7 +12,12 @@ from experiments.pages import last_of_each
 
 
 def text(passages: int = 2, fingerprint: str = "one") -> dict[str, Any]:
-    return {"fingerprint": fingerprint, "losses": [[1.5] * passages], "document_of": [*range(passages)], "targets_of": [3] * passages}
+    return {
+        "fingerprint": fingerprint,
+        "losses": [[1.5] * passages],
+        "document_of": [*range(passages)],
+        "targets_of": [3] * passages,
+    }
 
 
 def rows() -> list[dict[str, Any]]:

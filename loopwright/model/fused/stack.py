@@ -26,7 +26,7 @@ from loopwright.model.parts.adapter.effects import Adaptation
 if TYPE_CHECKING:
     from loopwright.model.backbone import Backbone
 
-HOPPER = (9, 0)
+EARLY_FROM = (9, 0)
 SMALLEST_DOT = 16
 
 
@@ -49,7 +49,7 @@ class FusedStacks:
         self.size_padded = max(SMALLEST_DOT, triton.next_power_of_2(config.head_dim))
         self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
         self.interleaved, self.eps = config.rope_layout == "interleaved", config.norm["eps"]
-        self.early = weight.is_cuda and torch.cuda.get_device_capability(weight.device) >= HOPPER
+        self.early = weight.is_cuda and torch.cuda.get_device_capability(weight.device) >= EARLY_FROM
         self.block = min(max(SMALLEST_DOT, triton.next_power_of_2(tokens)), sizes.MOST_TOKENS)
         self.tiles = sizes.many_tokens(self.block, weight)
         # tensor cores would round float32, and `attend_many` pays without them only where the tokens of a row share its keys

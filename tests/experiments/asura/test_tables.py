@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from experiments.asura.plan import ALL_COMPARED, ALL_RATES
 from experiments.asura.run import BEFORE, SPIKE, spikes
-from experiments.asura.tables import WHOLE, judged, seeds_apart
+from experiments.asura.tables import WHOLE, all_text_sentence, all_text_table, best_of_rates, judged, seeds_apart
 from experiments.seeds import pooled
 from tests.experiments.results import TEXTS, result
 
@@ -47,3 +48,22 @@ def test_texts_that_part_are_named() -> None:
 
 def test_one_seed_resolves_nothing_where_no_row_has_several() -> None:
     assert said(labels(ASURA=(0.0,), row=(0.9,)), "row") == "not resolved, one seed"
+
+
+def test_all_of_the_text_is_told_at_the_better_rate_of_each() -> None:
+    def run(arm: str, rate: float, valid: float, more: float) -> dict:
+        label = f"{arm}, rate {rate:g}"
+        costs = {"parameters": 5, "flops": 1e6, "tokens": 9, "losses": [4.0], "valid": valid}
+        return result(label, {1: more}) | {"label": label} | costs
+
+    asura, plain = ALL_COMPARED
+    low, high = ALL_RATES
+    rows = [run(asura, low, 4.0, 0.0), run(asura, high, 3.9, 0.1), run(plain, low, 3.8, 0.4), run(plain, high, 3.9, 0.0)]
+    found = {row["label"]: [row] for row in rows}
+    assert [runs[0]["label"] for runs in best_of_rates(found).values()] == [f"{asura}, rate {high:g}", f"{plain}, rate {low:g}"]
+    told = all_text_sentence(found)
+    assert "test +0.3000" in told and f"{plain}, rate {low:g} less {asura}, rate {high:g}" in told
+    assert all_text_table(found).count("\n") == 1 + len(rows)
+    del found[f"{plain}, rate {high:g}"]
+    assert list(best_of_rates(found)) == [asura], "of two rates one was run: neither is the better one"
+    assert all_text_sentence(found) == "Not all rates were run."

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from experiments.pages import results
-from experiments.repeats.plan import rates
-from experiments.repeats.tables import chosen, page, prices
+from experiments.repeats.plan import DEPTH_RATES, rates
+from experiments.repeats.tables import chosen, page, prices, whole_against, whole_table
+from tests.experiments.results import result
 
 ROWS = Path(__file__).parents[3] / "experiments/results/repeats/runs.jsonl"
 
@@ -25,3 +26,32 @@ def test_the_committed_page_is_that_of_the_committed_rows() -> None:
     found = results([str(ROWS)], rates())
     assert page(found) == ROWS.with_name("table.md").read_text()
     assert {run["rate"] for runs in chosen(found).values() for run in runs} <= {run["rate"] for run in found}
+
+
+def test_a_depth_without_a_rate_of_its_own_stands_at_that_of_depth_3() -> None:
+    def run(rate: float, valid: float) -> dict[str, object]:
+        return {"label": "ASURA, depth 8", "times": 1, "rate": rate, "seed": 0, "loss": {"valid": valid}}
+
+    first, second = DEPTH_RATES
+    alone, better = run(first, 4.6), run(second, 4.5)
+    assert chosen([alone]) == {("ASURA, depth 8", 1): [alone]} and chosen([alone, better]) == {("ASURA, depth 8", 1): [better]}
+
+
+def test_all_of_the_text_has_tables_of_its_own() -> None:
+    def run(label: str, more: float) -> dict[str, object]:
+        made = result(label, {1: more}, 0)
+        loss = {text: made["texts"][text]["loss"][0] for text in made["texts"]} | {"valid": 4.0}
+        return made | {
+            "label": label,
+            "rate": 2e-3,
+            "parameters": 5e6,
+            "flops": 1e7,
+            "tokens": 1.6e8,
+            "losses": [3.0],
+            "loss": loss,
+        }
+
+    kept = {(f"{arm}, all of the text", 4): [run(arm, more)] for arm, more in (("ASURA", 0.0), ("plain, equal FLOPs", 0.25))}
+    assert whole_table(kept).splitlines()[2].startswith("| ASURA | 5.00 M | 10.0 M | 160 M | 0.002 | 0 | 3.000 | 4.000 |")
+    assert whole_against(kept).splitlines()[2].startswith("| ASURA | plain, equal FLOPs | −0.2500")
+    assert "No row" in whole_table({}) and "No row" in whole_against({})
