@@ -43,7 +43,6 @@ PLACES = (
     Place("docs/stars.md", "Exact match (%) by depth", stars.table_claims, stars.TABLE_SETTINGS),
     Place("docs/stars.md", "", stars.claims),
     Place("docs/stars.md", "Depth distributions and norms", stars.brief_claims),
-    Place("docs/stars.md", "Depth distributions and norms", stars.path_claims),
     Place("docs/stars.md", "On language", language.chat_claims),
     Place("docs/when-to-loop.md", "A wide-core retrofit", language.text_claims),
     Place("docs/when-to-loop.md", "Text that runs out", repeats.claims),

@@ -112,6 +112,7 @@ def brief_claims() -> Iterator[str]:
         yield line(
             f"{weight}", *_at(early, PENALTY_DEPTHS), radii[0], f"{late['solved_at']:,}", *_at(late, PENALTY_DEPTHS), radii[1]
         )
+    yield from path_claims()
 
 
 def path_claims() -> Iterator[str]:
