@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
 
 from experiments.pages import Result
 from experiments.readme.rows import RESULTS, line, of, only, rows_of
@@ -96,18 +95,13 @@ def claims() -> Iterator[str]:
 
 
 def brief_claims() -> Iterator[str]:
-    """Yields the table of the short runs: exact match by depth, how far it holds, the state's size after one step and a hundred;
-    of the runs made for their paths the change and the radius at depth 100 in the place of how far it holds."""
+    """Yields the table of the short runs: exact match by depth, how far it holds, the state's size after one step and a hundred."""
     for group in ("brief_distributions", "brief_norms", "brief_static"):
         for label, runs in runs_of().get(group, {}).items():
             exact = [side_by_side(100 * accuracy(run)[depth] for run in runs) for depth in (1, 8, 32, 100, 1000)]
             held = [holds_from_to(accuracy(run), 8, SOLVED) for run in runs]
             sizes = " / ".join(map(grown, runs))
             yield line(label, *exact, " / ".join("–" if h is None else f"{h:,}" for h in held), sizes)
-    for label, runs in runs_of().get("paths", {}).items():
-        (run,) = runs
-        exact = [f"{100 * accuracy(run)[depth]:.4g}" for depth in (8, 100, 1000)]
-        yield line(label, *exact, f"{100 * change_at_100(run):.2g} %", f"{radius_at_100(run):.2f}", grown(run))
     changes, weights = runs_of()["brief_changes"], runs_of()["brief_weights"]
     for weight in (0.001, 0.01, 0.1):
         both = [changes[f"{place} + {weight} L2"][0] for place in ("post-sandwich", "pre-sandwich")]
@@ -118,15 +112,23 @@ def brief_claims() -> Iterator[str]:
         yield line(
             f"{weight}", *_at(early, PENALTY_DEPTHS), radii[0], f"{late['solved_at']:,}", *_at(late, PENALTY_DEPTHS), radii[1]
         )
+    yield from path_claims()
+
+
+def path_claims() -> Iterator[str]:
+    """Yields the table of the runs made for their paths: exact match, the largest change and the radius at depth 100, sizes."""
+    for label, (run,) in runs_of().get("paths", {}).items():
+        still = f"{100 * change_at_100(run):.2g} %"
+        yield line(label, *_at(run, (8, 100, 1000)), still, f"{radius_at_100(run):.2f}", grown(run))
+
+
+def grown(run: Result) -> str:
+    """Returns the size of the state of one sum after one step and after a hundred."""
+    return f"{run['path']['size'][1]:,.0f} → {run['path']['size'][-1]:,.0f}"
 
 
 def _at(run: Result, depths: Sequence[int]) -> list[str]:
     return [side_by_side([100 * accuracy(run)[depth]]) for depth in depths]
-
-
-def grown(run: Mapping[str, Any]) -> str:
-    """Returns the size of the state of one sum after one step and after a hundred."""
-    return f"{run['path']['size'][1]:,.0f} → {run['path']['size'][-1]:,.0f}"
 
 
 @cache
