@@ -46,6 +46,7 @@ PLACES = (
     Place("docs/stars.md", "On language", language.chat_claims),
     Place("docs/when-to-loop.md", "A wide-core retrofit", language.text_claims),
     Place("docs/when-to-loop.md", "In short", repeats.brief_claims),
+    Place("docs/when-to-loop.md", "In short", language.brief_claims),
     Place("docs/when-to-loop.md", "Text that runs out", repeats.claims),
     Place("docs/longer.md", "", stars.longer_claims),
     Place("docs/halting.md", "", halting.claims),
@@ -53,6 +54,7 @@ PLACES = (
     Place("docs/ouroboros.md", "", ouroboros.claims),
     Place("docs/asura.md", "", asura.claims),
     Place("docs/when-to-loop.md", "", hops.claims),
+    Place("docs/when-to-loop.md", "", asura.loop_claims),
     Place("docs/speed.md", "Measured", speed.claims, speed.SETTINGS),
 )
 

@@ -10,7 +10,7 @@ from experiments.hops.depth_tables import exit_means, models
 from experiments.hops.plan import HARDNESS
 from experiments.hops.reading import exact_of
 from experiments.pages import Result
-from experiments.readme.rows import WORDS, line, of, rows_of
+from experiments.readme.rows import WORDS, line, of, rows_of, when
 
 RULE, OWN = "entropy:0.1", "entropy:0.5"
 TRAINED = ("easy", "middle", "hard")
@@ -142,9 +142,9 @@ def own_limit_claims() -> Iterator[str]:
     swaps = max(SHOWN[SWAPS].lost(OWN, 8, hard) for hard in TRAINED)
     yield f"swaps at most 8 steps up to {swaps:.1f}"
     wide = SHOWN[WIDE]
-    if max(SHOWN[name].lost(OWN, 80, hard) for name in (WINDOW, WIDE) for hard in TRAINED) <= KEPT:
-        steps = beside(lambda hard: wide.steps(OWN, wide.allowed, hard))
-        yield f"the two models with a window nothing: the one that hardly leaves at 0.1 then takes {steps} steps"
+    kept = max(SHOWN[name].lost(OWN, 80, hard) for name in (WINDOW, WIDE) for hard in TRAINED) <= KEPT
+    steps = beside(lambda hard: wide.steps(OWN, wide.allowed, hard))
+    yield when(kept, f"the two models with a window nothing: the one that hardly leaves at 0.1 then takes {steps} steps")
 
 
 def rest_claims() -> Iterator[str]:
@@ -152,14 +152,14 @@ def rest_claims() -> Iterator[str]:
     change, divergence = "change:0.03", "divergence:0.01"
     two = [SHOWN[SWAPS], SHOWN[RANDOM]]
     steps = [each.steps(change, 80, hard) for each in two for hard in TRAINED]
-    if all(each.lost(change, 80, hard) < 0 for each in two for hard in TRAINED):
-        yield (
-            f"on swaps with all in sight, at most 80 steps, it leaves at {min(steps):.0f} to {max(steps):.0f} steps and is "
-            f"better than full depth ({exact(SWAPS, change, 80)} % against {full(SWAPS, 80)} with the model of 8 steps)"
-        )
+    yield when(
+        all(each.lost(change, 80, hard) < 0 for each in two for hard in TRAINED),
+        f"on swaps with all in sight, at most 80 steps, it leaves at {min(steps):.0f} to {max(steps):.0f} steps and is "
+        f"better than full depth ({exact(SWAPS, change, 80)} % against {full(SWAPS, 80)} with the model of 8 steps)",
+    )
     hops = [(SHOWN[name], limit) for name in (HOPS, GROWN, TWO) for limit in (SHOWN[name].trained, 32)]
-    if all(each.steps(change, limit, hard) > 0.98 * limit for each, limit in hops for hard in TRAINED):
-        yield "on hops hardly ever leaves before the end"
+    stays = all(each.steps(change, limit, hard) > 0.98 * limit for each, limit in hops for hard in TRAINED)
+    yield when(stays, "on hops hardly ever leaves before the end")
     yield f"loses {max(SHOWN[name].lost(change, 80, 'hard') for name in (WINDOW, WIDE)):.0f} points on hard rows"
     yield f"with a window (16 steps) {exact(WINDOW, divergence, 80)} % are right"
     yield f"hops at random depth {exact(HOPS, divergence, 12)} %, where full depth (12) has {full(HOPS, 12)}"
@@ -171,8 +171,8 @@ def rest_claims() -> Iterator[str]:
         ]
         for hard in ("middle", "hard")
     }
-    if all(ahead["middle"]) and not any(ahead["hard"]):
-        yield "it keeps more of the middle rows than entropy and fewer of the hard ones"
+    mixed = all(ahead["middle"]) and not any(ahead["hard"])
+    yield when(mixed, "it keeps more of the middle rows than entropy and fewer of the hard ones")
     both = [exact(GROWN, rule, 8, ("middle",)) for rule in (divergence, RULE)]
     yield f"the grown model on middle rows {both[0]} %, where entropy has {both[1]}"
     least = min(each.lost("stable:2", each.allowed, "hard") for each in SHOWN.values())

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from experiments.ouroboros.plan import BEST, BEST_ONCE, BEST_STATIC
 from experiments.pages import percent
 from experiments.readme import asura, hops, language, ouroboros, repeats, speed, stars
+from experiments.readme.rows import when
 
 SETTINGS = (
     "where its 95 % interval over three seeds excludes 0",
@@ -44,19 +45,13 @@ def claims() -> Iterator[str]:
     yield f"recovers {looped} of the gap to the intact model"
     yield f"the same layers run once {once} ({apart:.3f} nats apart, {first})"
     yield f"With a controller it is {controller} ({behind:.3f} nats behind, {second})"
-    yield f"(by {asura.equal_parameters()}, for more FLOPs)"
+    yield f"At nearly equal parameters and equal updates yes ({asura.at_equal_parameters()})"
     small, middle, chance, decided = asura.equal_flops()
-    yield f"behind by {small:.3f} at the small size and ahead by {middle:.3f} at the middle one ({chance}, {decided})"
-    few, many = hops.sizes()
-    yield f"with {few} million parameters what eight layers do with {many} million"
-    points, _, _, tie = hops.apart()
-    yield f"({abs(points):.2f} points apart, {tie})"
-    if hops.far()[0] < hops.GUESS:
-        yield "No model answers 24 or 32 hops."
-    yield repeats.short(1)
-    yield repeats.tuned_on()
-    yield repeats.more_updates()
-    yield repeats.short(16, early=True)
+    size = f"behind by {small:.3f} at the small size ({asura.small_flops()})"
+    yield f"{size} and ahead by {middle:.3f} at the middle one ({chance}, {decided})"
+    yield f"one layer run eight times {hops.same_task()}"
+    yield when(hops.none_far(), "none answers 24 hops")
+    yield from repeats.short()
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"
     yield f"and {speed.share_of_bound(32):.2f} at batch 32"
     yield f"requests at depths 1 to 8 with {speed.mixed_depths(128):.2f} times the tokens/s of lockstep batches at depth 8"

@@ -11,6 +11,7 @@ from experiments.hops.reading import (
     RATE,
     SOLVED,
     TRAINED,
+    at_own_depth,
     at_own_rates,
     best_anywhere,
     by_arm,
@@ -22,13 +23,14 @@ from experiments.hops.reading import (
 from experiments.pages import Result
 from experiments.readme import exits
 from experiments.readme.exits import found
-from experiments.readme.rows import WORDS, line, of
+from experiments.readme.rows import WORDS, line, of, when
 from experiments.seeds import over_seeds
 
 LOOPED, PLAIN = "1⊗8", "plain 8"
 SHOWN = ("1⊗8", "2⊗4", "plain 8", "plain 1", "plain 2")
 FAR = (24, 32)  # hops that were not trained
-GUESS = 1 / 3  # of rows: hops that a model right on fewer does not answer
+GUESS = 1 / 4  # of rows: there are four letters
+ANSWERED = 1 / 3  # of rows: hops that a model right on fewer does not answer
 LEARNED = 0.1  # loss on the validation rows
 # what the page shows of swaps: model → how it is called there
 SWAPS = {
@@ -76,18 +78,35 @@ def verdict(first: Sequence[Result], second: Sequence[Result]) -> str:
     return f"{WORDS[seeds]} seeds, {'not ' if low <= 0 <= high else ''}decided"
 
 
-def apart() -> tuple[float, float, float, str]:
-    """Returns the looped layer less eight layers in mean exact match (points), its interval over seeds and the verdict."""
-    mean, low, high, _ = less(arms_of()[LOOPED], arms_of()[PLAIN])
-    return mean, low, high, "not decided" if low <= 0 <= high else "decided"
+def asked_far() -> list[Result]:
+    """Returns the runs that were asked for hops beyond the trained ones."""
+    return [row for row in found() if "32" in row["tests"] and not row["group"].startswith("chain")]
 
 
 def far() -> tuple[float, str]:
     """Returns the best exact match of any looped run at hops beyond the trained ones, at any depth, and the deepest depth."""
-    rows = [row for row in found() if "32" in row["tests"] and ARMS[row["arm"]][1] > 1 and not row["group"].startswith("chain")]
+    rows = [row for row in asked_far() if ARMS[row["arm"]][1] > 1]
     depths = {test["depth"][-1] for row in rows for test in row["tests"].values()}
-    best = max(best_anywhere(row, hops) for row in rows for hops in FAR)
-    return best, " and ".join(map(str, sorted(depths)))
+    return best_far(rows), " and ".join(map(str, sorted(depths)))
+
+
+def best_far(rows: Sequence[Result]) -> float:
+    """Returns the best exact match of some runs at hops beyond the trained ones, at any depth."""
+    return max(best_anywhere(row, hops) for row in rows for hops in FAR)
+
+
+def none_far() -> bool:
+    """Whether no run, looped or plain, answers hops beyond the trained ones at any depth."""
+    return best_far(asked_far()) < ANSWERED
+
+
+def same_task() -> str:
+    """Returns that the looped layer solves the hops that eight layers solve, at equal FLOPs, with which part of the parameters."""
+    looped, plain = arms_of()[LOOPED], arms_of()[PLAIN]
+    if any(solved_hops(run) < TRAINED[-1] for run in (*looped, *plain)) or looped[0]["flops"] != plain[0]["flops"]:
+        raise ValueError("one layer run eight times does not solve all that eight layers solve at equal FLOPs")
+    part = round(plain[0]["parameters"] / looped[0]["parameters"])
+    return f"solves what eight layers solve, with 1/{part} of the parameters and equal FLOPs"
 
 
 def claims() -> Iterator[str]:
@@ -100,17 +119,22 @@ def claims() -> Iterator[str]:
         solved = " / ".join(str(min(solved_hops(run), TRAINED[-1])) for run in arms_of()[arm])
         yield line(arm, f"{one['parameters'] / 1e6:.2f} M", f"{one['flops'] / 1e6:.1f} M", solved)
     looped, plain = sizes()
-    if arms_of()[LOOPED][0]["flops"] == arms_of()[PLAIN][0]["flops"]:
-        yield f"| 1⊗8 ({looped} M) and 2⊗4 (1.58 M) | eight layers ({plain} M), equal FLOPs |"
+    flops = {arms_of()[arm][0]["flops"] for arm in (LOOPED, "2⊗4", PLAIN)}
+    both = f"| 1⊗8 ({looped} M) and 2⊗4 ({arms_of()['2⊗4'][0]['parameters'] / 1e6:.2f} M) | eight layers ({plain} M)"
+    yield when(len(flops) == 1, f"{both}, equal FLOPs | **both solve the task**")
+    yield same_task()
+    yield from brief_claims()
+    for ours, theirs, told_as in (("1⊗8", "plain 1", "points in the mean of 1 to 16 hops "), ("2⊗4", "plain 2", "")):
+        mean, low, high, _ = less(arms_of()[ours], arms_of()[theirs])
+        over = " over seeds" if told_as else ""
+        yield when(low > 0, f"{ours} less {theirs}: {mean:.1f} {told_as}({low:.1f} to {high:.1f}{over})")
     for arm in ("1⊗8", "2⊗4"):
         yield f"{arm} less plain 8: {told(arms_of()[arm], arms_of()[PLAIN])}"
-    if apart()[-1] == "not decided":
-        yield "Neither is decided."
+    spans = [less(arms_of()[arm], arms_of()[PLAIN]) for arm in ("1⊗8", "2⊗4")]
+    yield when(all(low <= 0 <= high for _, low, high, _ in spans), "Neither is decided.")
     at_one = by_arm(row for row in found() if row["group"] == "compared")
     later = sum(learned(a) > learned(b) for a, b in zip(at_one[LOOPED], at_one[PLAIN], strict=True))
     yield f"It learned later on {of(later, len(at_one[LOOPED]))} seeds"
-    best, depths = far()
-    yield f"{FAR[0]} and {FAR[1]} hops are right on at most {100 * best:.0f} % of the rows at every depth from 1 to {depths}"
     yield from beyond_claims()
     yield from rate_claims()
     yield from longer_claims()
@@ -119,8 +143,35 @@ def claims() -> Iterator[str]:
     yield from exits.claims()
 
 
+def brief_claims() -> Iterator[str]:
+    """Yields what the first table of the page says about hops at equal parameters and at equal FLOPs."""
+    for looped, plain in (("1⊗8", "plain 1"), ("2⊗4", "plain 2")):
+        ours, theirs = ({solved_hops(run) for run in arms_of()[arm]} for arm in (looped, plain))
+        (most,), (few,) = ours, theirs
+        size = f"{arms_of()[looped][0]['parameters'] / 1e6:.2f} M"
+        layers = {"plain 1": "one layer", "plain 2": "two layers"}[plain]
+        seeds = of(len(arms_of()[looped]), len(arms_of()[looped]))
+        against = f"{looped} ({size}) | {layers} run once, equal parameters"
+        yield f"{against} | **loop**: {most} hops solved against {few}, {seeds} seeds |"
+    whole = [solved_hops(run) == TRAINED[-1] for arm in ("1⊗8", "2⊗4", PLAIN) for run in arms_of()[arm]]
+    both = [less(arms_of()[arm], arms_of()[PLAIN]) for arm in ("1⊗8", "2⊗4")]
+    words = {"undecided" if low <= 0 <= high else "decided" for _, low, high, _ in both}
+    apart = " and ".join(f"{abs(mean):.2f}" for mean, *_ in both)
+    yield f"all {TRAINED[-1]} hops on {of(sum(whole) // 3, len(whole) // 3)} seeds; {apart} points apart ({' and '.join(words)})"
+
+
 def beyond_claims() -> Iterator[str]:
-    """Yields what is left of the trained hops at depth 32, each arm at its own rate."""
+    """Yields what is right beyond the trained hops, and what is left of the trained ones at depth 32, each arm at its own rate."""
+    own = max(at_own_depth(run)[hops] for arm in ("1⊗8", "2⊗4") for run in arms_of()[arm] for hops in FAR)
+    best, depths = far()
+    guess = f"at or below a guess ({100 * GUESS:.0f} %"
+    yield when(own <= GUESS, f"24 and 32 hops are {guess}; largest {100 * own:.1f} %) at the trained depth")
+    yield when(own <= GUESS, f"right on at most {100 * own:.1f} % of the rows at the trained depth, which is {guess})")
+    yield f"{100 * best:.1f} % is the largest of any looped run at any depth up to {depths}"
+    yield f"At any depth from 1 to {depths} the largest of all looped runs is {100 * best:.1f} %"
+    random, grown = (best_far([row for row in asked_far() if row["group"] == group]) for group in ("random", "grown"))
+    yield f"24 and 32 hops are not answered at random depth either (at most {100 * random:.1f} % at any depth)"
+    yield f"while hops are added (one seed, at most {100 * grown:.1f} %)"
     left = {
         arm: " / ".join(f"{100 * trained_mean(run, 32):.1f}" for run in arms_of()[arm])
         + f" % with {arm} ({rate(arms_of()[arm][0]) * 1e3:g}e-3)"
@@ -132,10 +183,10 @@ def beyond_claims() -> Iterator[str]:
 def rate_claims() -> Iterator[str]:
     """Yields which arms' own rates lie at the ends of those tried."""
     tried = (RATE, *RATES)
-    if all(each in (min(tried), max(tried)) for each in OWN.values()):
-        yield "The own rates of 2⊗4 (2e-3) and plain 8 (5e-4) lie at the ends of what was tried"
-    if all(run["seed"] == 0 for run in found() if run["group"] == "rates"):
-        yield "seed 0, which chose the rates, is one of the three seeds"
+    ends = all(each in (min(tried), max(tried)) for each in OWN.values())
+    yield when(ends, "The own rates of 2⊗4 (2e-3) and plain 8 (5e-4) lie at the ends of what was tried")
+    chose = all(run["seed"] == 0 for run in found() if run["group"] == "rates")
+    yield when(chose, "Seed 0, which chose the rates, is one of the three seeds")
 
 
 def longer_claims() -> Iterator[str]:
@@ -171,18 +222,25 @@ def swap_claims() -> Iterator[str]:
         both = arms[first], arms[second]
         yield f"{SWAPS[first]} less {SWAPS[second]}: {told(*both)}, {verdict(*both)}"
     yield from window_claims(*(arms[name][0] for name in ("1⊗16, window 2", "1⊗16, window 2, depth 8 to 24")))
-    own = swaps_at_own_rates()
-    yield f"1⊗8 less plain 8: {told(*own)}, {verdict(*own)}"
-    yield f"{less(*own)[0]:.1f} points ahead for 1/8 of the parameters"
+    best = swaps_at_own_rates()
+    yield f"1⊗8 less plain 8: {told(*best)}, {verdict(*best)}"
+    yield f"{less(*best)[0]:.1f} points ahead for 1/8 of the parameters"
 
 
 def window_claims(fixed: Result, random: Result) -> Iterator[str]:
     """Yields what the rows say of a window: how many swaps each depth solves, and random depth beside the fixed one."""
+    solved = [solved_at(fixed, depth) for depth in (32, 48)]
+    one = f"trained at 16 steps, it solves {solved[0]} swaps at depth 32 and {solved[1]} at depth 48"
+    most = max(solved_at(random, depth) for depth in random["tests"]["24"]["depth"])
+    yield when(most == TRAINED[-1], f"yes with one of two window models: {one}")
+    peaks = [f"{100 * best_anywhere(random, swaps):.1f}" for swaps in FAR]
+    yield f"trained at random depth, is right on at most {peaks[0]} % at 24 swaps and {peaks[1]} % at 32, at any depth"
+    first, second, third = (f"{100 * best_anywhere(fixed, swaps):.0f} %" for swaps in (*FAR, 48))
+    yield f"24 swaps right on {first} of the rows, 32 on {second}, 48 on {third}"
     behind = [{depth - solved_at(run, depth) for depth in range(8, 17)} for run in (fixed, random)]
-    if all(len(each) == 1 for each in behind):
-        two, four = (each.pop() for each in behind)
-        yield f"at depth d (8 to 16) d − {two} swaps are solved"
-        yield f"d − {four} by the one trained at random depth"
+    two, four = (" or ".join(map(str, sorted(each))) for each in behind)
+    yield f"at depth d (8 to 16) d − {two} swaps are solved"
+    yield f"d − {four} by the one trained at random depth"
     at = {depth: [f"{100 * trained_mean(run, depth):.1f}" for run in (random, fixed)] for depth in (16, 24)}
     told = (f"{ours} against {theirs} % at depth {depth}" for depth, (ours, theirs) in at.items())
     yield f"behind with a window ({', '.join(told)}"

@@ -6,16 +6,25 @@ from collections.abc import Iterator
 from functools import cache
 
 from experiments.pages import Result, results
-from experiments.readme.rows import RESULTS, WORDS, line
+from experiments.readme.rows import RESULTS, WORDS, line, of, when
 from experiments.repeats.plan import FRESH, LONGER, STOPPED, rates
 from experiments.repeats.tables import BY_DEPTH, HALVES, LOOPED, MAIN, RIVALS, chosen, stopped
-from experiments.seeds import Pooled, pooled
+from experiments.seeds import Pooled, over_seeds, pooled, shared
+
+FLOPS, PARAMETERS = "plain, equal FLOPs", "plain, equal parameters"
+DECIDED = {"lower": "decided", "higher": "decided", "not resolved": "undecided"}
+
+
+@cache
+def all_runs() -> list[Result]:
+    """Returns all runs."""
+    return results([str(RESULTS / "repeats/runs.jsonl")], rates())
 
 
 @cache
 def kept() -> dict[tuple[str, int], list[Result]]:
     """Returns the runs of every arm at its own rate."""
-    return chosen(results([str(RESULTS / "repeats/runs.jsonl")], rates()))
+    return chosen(all_runs())
 
 
 def claims() -> Iterator[str]:
@@ -28,7 +37,7 @@ def claims() -> Iterator[str]:
             runs = next(runs for runs in texts if runs)
             sizes = f"{runs[0]['parameters'] / 1e6:.2f} M", f"{runs[0]['flops'] / 1e6:.1f} M"
             own = "; ".join(f"{rate:g}" for rate in dict.fromkeys(runs[0]["rate"] for runs in texts if runs))
-            yield line(label, *sizes, own, *map(losses, texts))
+            yield line(named(label), *sizes, own, *map(losses, texts))
     yield from best_updates(early)
     yield spent()
     yield f"{tuned_on()}; on fresh text ASURA alone was tried at a second one"
@@ -36,29 +45,172 @@ def claims() -> Iterator[str]:
         for rival in RIVALS:
             cells = [beside(label, rival, times) for times in (1, 4)] + [beside(label, rival, STOPPED, early=True)]
             if any(cells):
-                yield line(f"{label} less {rival}", *map(told, cells))
+                yield line(f"{label} less {named(rival)}", *map(told, cells))
     for depth, label in BY_DEPTH.items():
         if deep := kept().get((label, 1)):
             half = kept().get((BY_DEPTH[depth // 2], 1), []) if depth // 2 in HALVES and depth % 2 == 0 else []
             less = told(pooled(deep, half, "test"))
             yield line(str(depth), f"{deep[0]['parameters'] / 1e6:.2f} M", f"{deep[0]['rate']:g}", losses(deep), less)
+    yield from lead_claims()
+    yield weak_control()
+    yield from more_claims()
+    yield from ood_claims()
+
+
+def named(label: str) -> str:
+    """Returns how the pages call an arm: its FLOPs and parameters are nearly those of the looped ones, not exactly."""
+    return label.replace("equal", "nearly equal", 1)
 
 
 def brief_claims() -> Iterator[str]:
-    """Yields what the first table of the page says in short."""
-    far, near = ([abs(_less(f"plain, equal {equal}", times)) for equal in ("FLOPs", "parameters")] for times in (1, 4))
-    yield f"ahead by {far[0]:.2f} and {far[1]:.2f}; by {near[0]:.2f} and {near[1]:.2f}"
-    yield f"behind by {_less(LONGER, 1):.2f} (two seeds) and {_less(FRESH, 1):.2f} (three), both decided"
-    little = [_less(f"plain, equal {equal}", STOPPED, early=True) for equal in ("FLOPs", "parameters")]
-    yield f"behind by {little[0]:.2f} nats; ahead by {-little[1]:.2f} (one seed each)"
+    """Yields what the page says in short: its first sentences and its first table."""
+    fresh, again = ([_beside("ASURA", rival, times) for rival in (FLOPS, PARAMETERS)] for times in (1, 4))
+    cell = f"ahead by {sizes_of(fresh)}; by {sizes_of(again)}"
+    all_of = {each.verdict for each in (*fresh, *again)} == {"lower"}
+    yield when(all_of, f"{cell} nats (all decided)")
+    yield when(all_of, f"nearly equal FLOPs by {abs(fresh[0].difference):.2f} nats")
+    yield when(all_of, f"nearly equal parameters by {abs(fresh[1].difference):.2f} (both decided)")
+    more = [_beside("ASURA", rival, 1) for rival in (LONGER, FRESH)]
+    both = {each.verdict for each in more} == {"higher"} and [len(each.seeds) for each in more] == [2, 3]
+    yield when(both, f"behind by {more[0].difference:.2f} (two seeds) and {more[1].difference:.2f} (three), both decided")
+    same = f"by {more[0].difference:.2f} on the same text (two seeds) and by {more[1].difference:.2f} on three times the text"
+    yield when(both, f"{same} (three seeds; both decided)")
+    flops, parameters = (_beside("ASURA", rival, STOPPED, early=True) for rival in (FLOPS, PARAMETERS))
+    yield f"behind by {flops.difference:.2f} nats; ahead by {-parameters.difference:.2f} (one seed each)"
+    yield (
+        f"{flops.difference:.2f} behind plain layers of nearly equal FLOPs and {-parameters.difference:.2f} ahead of those of "
+        f"nearly equal parameters ({of_one(flops, parameters)})"
+    )
+    for rival in (FLOPS, PARAMETERS):
+        leads = [-_beside("ASURA", rival, times).difference for times in (1, 4)]
+        leads += [-_beside("ASURA", rival, STOPPED, early=True).difference]
+        yield when(leads == sorted(leads, reverse=True), "Its lead is smaller the more often the text is read")
     yield f"{tuned_on()} (on fresh text ASURA alone was tried at a second one)"
     yield spent()
+    yield from huginn_claims()
+    behind = _beside(FLOPS, PARAMETERS, 1)
+    seeds = of(sum(each > 0 for each in behind.of_seeds), len(behind.seeds))
+    yield f"twelve plain layers are a weak control: they are behind four on {seeds} seeds ({DECIDED[behind.verdict]})"
 
 
-def _less(rival: str, times: int, *, early: bool = False) -> float:
-    found = beside("ASURA", rival, times, early=early)
+def shares() -> Iterator[str]:
+    """Yields which part of ASURA's FLOPs and parameters the plain arms have, and what more updates cost beside it."""
+    ours, flops, parameters = (kept()[label, 1][0] for label in ("ASURA", FLOPS, PARAMETERS))
+    yield (
+        f"twelve plain layers have {flops['flops'] / ours['flops']:.2f} of ASURA's FLOPs, four have "
+        f"{parameters['parameters'] / ours['parameters']:.2f} of its parameters"
+    )
+
+
+def huginn_claims() -> Iterator[str]:
+    """Yields the row of the Huginn-like model in the first table."""
+    near = [_beside("Huginn-like", rival, 1) for rival in (FLOPS, PARAMETERS)]
+    more = [_beside("Huginn-like", rival, 1) for rival in (LONGER, FRESH)]
+    undecided = {each.verdict for each in near} == {"not resolved"}
+    yield when(undecided, f"{' and '.join(f'{each.difference:+.3f}' for each in near)}: **no difference found** (undecided)")
+    yield when(
+        {each.verdict for each in more} == {"higher"},
+        f"**behind** by {' and '.join(f'{each.difference:.2f}' for each in more)} (both decided)",
+    )
+    yield when(undecided, "A Huginn-like loop shows no decided difference from either")
+
+
+def lead_claims() -> Iterator[str]:
+    """Yields ASURA's lead over both plain arms, on fresh text and at four readings."""
+    for times, said in ((1, "On fresh text"), (4, "At four readings")):
+        flops, parameters = (_beside("ASURA", rival, times) for rival in (FLOPS, PARAMETERS))
+        seeds = of(*agreeing(flops, parameters))
+        both = DECIDED[flops.verdict] if flops.verdict == parameters.verdict else "not both decided"
+        ahead = f"ahead of twelve plain layers by {-flops.difference:.3f} and of four by {-parameters.difference:.3f}"
+        yield f"{said} it is {ahead} ({seeds} seeds each, {both})"
+
+
+def weak_control() -> str:
+    """Returns how twelve plain layers stand to four on fresh text, and at four readings."""
+    fresh, again = (_beside(FLOPS, PARAMETERS, times) for times in (1, 4))
+    behind = sum(each > 0 for each in fresh.of_seeds)
+    by_seed = " / ".join(f"{each:+.3f}" for each in fresh.of_seeds)
+    low, high = (f"{each:+.3f}".replace("-", "−") for each in fresh.over_seeds)
+    return (
+        f"On fresh text twelve plain layers are behind four on {of(behind, len(fresh.seeds))} seeds ({by_seed}; mean "
+        f"{fresh.difference:+.3f}, {low} to {high}, {DECIDED[fresh.verdict]}); at four readings they are ahead of them by "
+        f"{-again.difference:.3f} ({DECIDED[again.verdict]})"
+    )
+
+
+def more_claims() -> Iterator[str]:
+    """Yields what the section says of more updates, of little text, of ASURA's second rate and of the Huginn-like model."""
+    same, more = (_beside("ASURA", rival, 1) for rival in (LONGER, FRESH))
+    first, second = (of(sum(seed > 0 for seed in each.of_seeds), len(each.seeds)) for each in (same, more))
+    yield (
+        f"are {same.difference:.3f} ahead of ASURA on the same text ({first} seeds, {DECIDED[same.verdict]}) and "
+        f"{more.difference:.3f} ahead on three times the text ({second}, {DECIDED[more.verdict]})"
+    )
+    flops, few = (_beside("ASURA", rival, STOPPED, early=True) for rival in (FLOPS, PARAMETERS))
+    yield (
+        f"ASURA is {flops.difference:.3f} behind them ({flops.low:.3f} to {flops.high:.3f} over documents) and "
+        f"{-few.difference:.3f} ahead of four ({-few.high:.3f} to {-few.low:.3f})"
+    )
+    leads = []
+    for run in sorted(all_runs(), key=lambda run: run["rate"]):
+        if (run["label"], run["times"], run["seed"]) == ("ASURA", 1, 0):
+            both = (pooled([run], kept()[rival, 1], "test") for rival in (FLOPS, PARAMETERS))
+            lead = " and ".join(f"{-each.difference:.3f}" for each in both if each is not None)
+            leads.append(f"{lead} at {1e3 * run['rate']:g}e-3")
+    yield f"On fresh text, seed 0, it leads by {' and by '.join(leads)}"
+    near = {_beside("Huginn-like", rival, times).verdict for rival in (FLOPS, PARAMETERS) for times in (1, 4)}
+    yield when(near == {"not resolved"}, "shows no decided difference from either plain arm at equal updates")
+    much = [_beside("Huginn-like", rival, 1) for rival in (LONGER, FRESH)]
+    words = " and ".join(dict.fromkeys(DECIDED[each.verdict] for each in much))
+    behind = " and ".join(f"{each.difference:.2f}" for each in much)
+    yield f"{behind} behind the four layers with three times the updates ({words})"
+
+
+def ood_claims() -> Iterator[str]:
+    """Yields the differences on `ood`, where single documents have no losses: means over seeds."""
+    fresh, again = ([on_ood("ASURA", rival, times) for rival in (FLOPS, PARAMETERS)] for times in (1, 4))
+    yield f"ASURA is ahead by {means(fresh, -1)} on fresh text and by {means(again, -1)} at four readings"
+    more = [on_ood("ASURA", rival, 1) for rival in (LONGER, FRESH)]
+    yield f"behind four layers with three times the updates by {means(more[:1])} and with three times the text by {means(more[1:])}"
+    spans = [over_seeds(each) for each in (*fresh, *again, *more)]
+    yield when(all(low * high > 0 for low, high in spans), "Over seeds each of these intervals leaves 0 out")
+    near = [on_ood("Huginn-like", rival, 1) for rival in (FLOPS, PARAMETERS)]
+    yield f"The Huginn-like model is behind by {means(near)} on fresh text"
+    straddles = all(low <= 0 <= high for low, high in map(over_seeds, near))
+    yield when(straddles, "where the intervals over seeds hold 0")
+
+
+def on_ood(label: str, rival: str, times: int) -> list[float]:
+    """Returns one arm less another on `ood`, seed by seed."""
+    pairs = shared(kept()[label, times], kept()[rival, times])
+    return [ours["loss"]["ood"] - theirs["loss"]["ood"] for ours, theirs in pairs]
+
+
+def means(differences: list[list[float]], sign: int = 1) -> str:
+    """Returns mean differences, or by how much less the first arms have: "0.21 and 0.17"."""
+    return " and ".join(f"{sign * sum(each) / len(each):.2f}" for each in differences)
+
+
+def sizes_of(differences: list[Pooled]) -> str:
+    """Returns the sizes of differences: "0.24 and 0.20"."""
+    return " and ".join(f"{abs(each.difference):.2f}" for each in differences)
+
+
+def agreeing(*differences: Pooled) -> tuple[int, int]:
+    """Returns on how many seeds the first arm is ahead in every one of some differences, and how many there are."""
+    ahead = [all(each < 0 for each in of_seed) for of_seed in zip(*(each.of_seeds for each in differences), strict=True)]
+    return sum(ahead), len(ahead)
+
+
+def of_one(*differences: Pooled) -> str:
+    """Returns "one seed" where that is all that differences have."""
+    return when(all(len(each.seeds) == 1 for each in differences), "one seed")
+
+
+def _beside(label: str, rival: str, times: int, *, early: bool = False) -> Pooled:
+    found = beside(label, rival, times, early=early)
     assert found is not None
-    return found.difference
+    return found
 
 
 def best_updates(early: dict[tuple[str, int], list[Result]]) -> Iterator[str]:
@@ -91,25 +243,25 @@ def told(found: Pooled | None) -> str:
     return f"{found.difference:+.3f} ({low:+.3f} to {high:+.3f}), {word}".replace("-", "−")
 
 
-def short(times: int, *, early: bool = False) -> str:
-    """Returns on which side of plain layers of equal FLOPs and of equal parameters ASURA is and by how much, in words."""
-    flops, parameters = (beside("ASURA", f"plain, equal {equal}", times, early=early) for equal in ("FLOPs", "parameters"))
-    assert flops is not None and parameters is not None
-    first, second = ("ahead of" if found.difference < 0 else "behind" for found in (flops, parameters))
-    again = "of equal" if first == second else f"{second} those of equal"
-    much, word = _much(flops), _much(parameters)
-    if (same := much.partition(", ")[2]) == word.partition(", ")[2]:  # seeds and verdict are said once
-        much = much.removesuffix(f", {same}")
-    return f"{first} plain layers of equal FLOPs ({much}) and {again} parameters ({word})"
-
-
-def more_updates() -> str:
-    """Returns on which side of ASURA plain layers are that make up for its FLOPs by more updates, in words."""
-    same, more = (beside("ASURA", rival, 1) for rival in (LONGER, FRESH))
-    assert same is not None and more is not None
-    sides = {"ahead of" if found.difference > 0 else "behind" for found in (same, more)}
-    side = sides.pop() if len(sides) == 1 else "on both sides of"
-    return f"that spend {spent()} are {side} it (on the same text {_much(same)}; on more text {_much(more)})"
+def short() -> Iterator[str]:
+    """Yields what the README says: ASURA beside plain layers on fresh text, with more updates, and of text read sixteen times."""
+    flops, parameters, same, more = (_beside("ASURA", rival, 1) for rival in (FLOPS, PARAMETERS, LONGER, FRESH))
+    ahead = {flops.verdict, parameters.verdict} == {"lower"}
+    near = f"nearly equal FLOPs ({-flops.difference:.2f} nats) and parameters ({-parameters.difference:.2f}; both decided)"
+    yield when(ahead, f"ASURA leads plain layers of {near} at equal updates")
+    huginn = {_beside("Huginn-like", rival, 1).verdict for rival in (FLOPS, PARAMETERS)}
+    yield when("lower" not in huginn, "a Huginn-like loop does not")
+    cost = spent().replace("its", "ASURA's").replace(" on ", " in ")
+    yield when(
+        {same.verdict, more.verdict} == {"higher"},
+        f"Four plain layers with {cost} beat it by {same.difference:.2f} (same text, {WORDS[len(same.seeds)]} seeds) and "
+        f"{more.difference:.2f} (more text; both decided)",
+    )
+    flops, parameters = (_beside("ASURA", rival, STOPPED, early=True) for rival in (FLOPS, PARAMETERS))
+    yield (
+        f"Of text read sixteen times it is {flops.difference:.2f} behind those of nearly equal FLOPs and "
+        f"{-parameters.difference:.2f} ahead of those of nearly equal parameters ({of_one(flops, parameters)})"
+    )
 
 
 def spent() -> str:
@@ -121,9 +273,7 @@ def spent() -> str:
 
 def tuned_on() -> str:
     """Returns on which text and seed the rates of fresh text were chosen, as long as ASURA alone has a second one there."""
-    tried = {
-        run["label"] for run in results([str(RESULTS / "repeats/runs.jsonl")], rates()) if run["times"] == 1 and not at_own(run)
-    }
+    tried = {run["label"] for run in all_runs() if run["times"] == 1 and not at_own(run)}
     assert tried == {"ASURA"}
     return "rates chosen on text read four times, seed 0"
 
@@ -131,9 +281,3 @@ def tuned_on() -> str:
 def at_own(run: Result) -> bool:
     """Whether a run is at the rate that was chosen for its arm."""
     return any(run["name"] == other["name"] for other in kept().get((run["label"], run["times"]), []))
-
-
-def _much(found: Pooled) -> str:
-    count = len(found.seeds)
-    decided = "" if count == 1 else ", decided" if found.verdict in ("lower", "higher") else ", not decided"
-    return f"by {abs(found.difference):.2f} nats, {WORDS[count]} seed{'s' * (count > 1)}{decided}"

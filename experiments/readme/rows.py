@@ -28,6 +28,11 @@ def of(count: int, all_of: int) -> str:
     return f"{WORDS[count]} of {WORDS[all_of]}"
 
 
+def when(so: bool, text: str) -> str:
+    """Returns a text if the rows bear it out; marks it otherwise, so that no page holds it."""
+    return text if so else f"not so: {text}"
+
+
 def line(*cells: str) -> str:
     """Returns a row of a table."""
     return f"| {' | '.join(cells)} |"

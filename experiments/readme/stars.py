@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from experiments.pages import Result
-from experiments.readme.rows import RESULTS, line, of, only, rows_of
+from experiments.readme.rows import RESULTS, line, of, only, rows_of, when
 from experiments.seeds import over_seeds, paired_p
 from experiments.stars.tables import SOLVED, Runs, accuracy, change_at_100, radius_at_100, read, side_by_side
 from loopwright.metrics.score import holds_from_to, wilson_interval
@@ -88,9 +88,11 @@ def released() -> tuple[list[float], str, float]:
 def claims() -> Iterator[str]:
     """Yields what the rows say elsewhere on the page."""
     ahead, verdict, p = released()
-    if min(ahead) > 0 and verdict == "not decided":
-        points = f"{100 * min(ahead):.1f} to {100 * max(ahead):.0f} points"
-        yield f"With the penalty each seed is better, by {points} at depth 1,000, which three seeds do not decide."
+    points = f"{100 * min(ahead):.1f} to {100 * max(ahead):.0f} points"
+    yield when(
+        min(ahead) > 0 and verdict == "not decided",
+        f"With the penalty each seed is better, by {points} at depth 1,000, which three seeds do not decide.",
+    )
     yield f"at depth 1,000 (paired t-test p = {p:.2f})"
 
 
