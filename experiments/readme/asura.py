@@ -98,6 +98,7 @@ def loop_claims() -> Iterator[str]:
         f"parameters | **behind** by {small.difference:.3f} at the small size (decided), ahead by {-middle.difference:.3f} at the "
         "middle one (undecided)",
     )
+    yield when(decided, f"ASURA was {small.difference:.3f} behind at nearly equal FLOPs (small size, decided)")
     yield when(decided, f"the middle ASURA is {-middle.difference:.3f} ahead of plain layers of nearly equal FLOPs (undecided)")
     yield from bare_claims()
     yield from repeats.shares()

@@ -122,9 +122,9 @@ def entropy_claims() -> Iterator[str]:
     easy, hard = ([each.steps(RULE, each.allowed, hard) for each in working] for hard in ("easy", "hard"))
     yield f"{min(easy):.0f} to {max(easy):.0f} steps for easy rows, {min(hard):.0f} to {max(hard):.0f} for hard ones"
     most = max(each.lost(RULE, each.trained, hard) for each in working for hard in TRAINED)
-    yield f"with at most the trained steps they lose up to {most:.1f} points"
+    yield f"with at most the trained steps it loses up to {most:.1f} points"
     failing = [each for each in SHOWN.values() if each not in working]
-    yield f"It fails in {WORDS[len(failing)]}"
+    yield f"It fails in {WORDS[len(failing)]} models"
     worst = max(each.lost(RULE, each.allowed, hard) for each in failing for hard in TRAINED)
     yield f"in {WORDS[len(failing)]} it loses up to {worst:.1f} points or hardly leaves"
     wide = SHOWN[WIDE]
@@ -138,13 +138,13 @@ def own_limit_claims() -> Iterator[str]:
     """Yields what the engine's own limit of entropy loses."""
     middle = 100 * SHOWN[GROWN].exact(OWN, 8, "middle")
     yield f"the grown model loses {lost(GROWN, OWN, 8)} points (middle rows: from 100 to {middle:.1f} %)"
-    yield f"2⊗4 {lost(TWO, OWN, 4)}"
+    yield f"2⊗4 loses {lost(TWO, OWN, 4)}"
     swaps = max(SHOWN[SWAPS].lost(OWN, 8, hard) for hard in TRAINED)
-    yield f"swaps at most 8 steps up to {swaps:.1f}"
+    yield f"Swaps with at most 8 steps lose up to {swaps:.1f}"
     wide = SHOWN[WIDE]
     kept = max(SHOWN[name].lost(OWN, 80, hard) for name in (WINDOW, WIDE) for hard in TRAINED) <= KEPT
     steps = beside(lambda hard: wide.steps(OWN, wide.allowed, hard))
-    yield when(kept, f"the two models with a window nothing: the one that hardly leaves at 0.1 then takes {steps} steps")
+    yield when(kept, f"The two models with a window lose nothing, and the one that hardly leaves at 0.1 then takes {steps} steps")
 
 
 def rest_claims() -> Iterator[str]:
@@ -154,7 +154,7 @@ def rest_claims() -> Iterator[str]:
     steps = [each.steps(change, 80, hard) for each in two for hard in TRAINED]
     yield when(
         all(each.lost(change, 80, hard) < 0 for each in two for hard in TRAINED),
-        f"on swaps with all in sight, at most 80 steps, it leaves at {min(steps):.0f} to {max(steps):.0f} steps and is "
+        f"On swaps with all in sight, at most 80 steps, it leaves at {min(steps):.0f} to {max(steps):.0f} steps and is "
         f"better than full depth ({exact(SWAPS, change, 80)} % against {full(SWAPS, 80)} with the model of 8 steps)",
     )
     hops = [(SHOWN[name], limit) for name in (HOPS, GROWN, TWO) for limit in (SHOWN[name].trained, 32)]
@@ -163,7 +163,7 @@ def rest_claims() -> Iterator[str]:
     yield f"loses {max(SHOWN[name].lost(change, 80, 'hard') for name in (WINDOW, WIDE)):.0f} points on hard rows"
     yield f"with a window (16 steps) {exact(WINDOW, divergence, 80)} % are right"
     yield f"hops at random depth {exact(HOPS, divergence, 12)} %, where full depth (12) has {full(HOPS, 12)}"
-    yield f"2⊗4 at most 4 steps keeps {exact(TWO, divergence, 4)} %, where entropy at 0.1 has {exact(TWO, RULE, 4)}"
+    yield f"2⊗4 with at most 4 steps keeps {exact(TWO, divergence, 4)} %, where entropy at 0.1 has {exact(TWO, RULE, 4)}"
     ahead = {
         hard: [
             SHOWN[name].exact(divergence, SHOWN[name].trained, hard) > SHOWN[name].exact(RULE, SHOWN[name].trained, hard)

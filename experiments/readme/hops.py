@@ -134,7 +134,7 @@ def claims() -> Iterator[str]:
     yield when(all(low <= 0 <= high for _, low, high, _ in spans), "Neither is decided.")
     at_one = by_arm(row for row in found() if row["group"] == "compared")
     later = sum(learned(a) > learned(b) for a, b in zip(at_one[LOOPED], at_one[PLAIN], strict=True))
-    yield f"It learned later on {of(later, len(at_one[LOOPED]))} seeds"
+    yield f"1⊗8 learned later than plain 8 on {of(later, len(at_one[LOOPED]))} seeds"
     yield from beyond_claims()
     yield from rate_claims()
     yield from longer_claims()

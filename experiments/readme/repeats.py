@@ -54,6 +54,7 @@ def claims() -> Iterator[str]:
     yield from lead_claims()
     yield weak_control()
     yield from more_claims()
+    yield from little_claims()
     yield from ood_claims()
 
 
@@ -107,7 +108,9 @@ def huginn_claims() -> Iterator[str]:
     near = [_beside("Huginn-like", rival, 1) for rival in (FLOPS, PARAMETERS)]
     more = [_beside("Huginn-like", rival, 1) for rival in (LONGER, FRESH)]
     undecided = {each.verdict for each in near} == {"not resolved"}
-    yield when(undecided, f"{' and '.join(f'{each.difference:+.3f}' for each in near)}: **no difference found** (undecided)")
+    yield when(
+        undecided, f"behind by {' and '.join(f'{each.difference:.3f}' for each in near)} (undecided): **no difference found**"
+    )
     yield when(
         {each.verdict for each in more} == {"higher"},
         f"**behind** by {' and '.join(f'{each.difference:.2f}' for each in more)} (both decided)",
@@ -146,6 +149,8 @@ def more_claims() -> Iterator[str]:
         f"are {same.difference:.3f} ahead of ASURA on the same text ({first} seeds, {DECIDED[same.verdict]}) and "
         f"{more.difference:.3f} ahead on three times the text ({second}, {DECIDED[more.verdict]})"
     )
+    cost = kept()["ASURA", 1][0]["flops"] / kept()[LONGER, 1][0]["flops"]
+    yield f"({cost:.1f} times the updates); ASURA itself with three times the updates, which would take {cost:.1f} times the FLOPs"
     flops, few = (_beside("ASURA", rival, STOPPED, early=True) for rival in (FLOPS, PARAMETERS))
     yield (
         f"ASURA is {flops.difference:.3f} behind them ({flops.low:.3f} to {flops.high:.3f} over documents) and "
@@ -164,6 +169,24 @@ def more_claims() -> Iterator[str]:
     words = " and ".join(dict.fromkeys(DECIDED[each.verdict] for each in much))
     behind = " and ".join(f"{each.difference:.2f}" for each in much)
     yield f"{behind} behind the four layers with three times the updates ({words})"
+
+
+def little_claims() -> Iterator[str]:
+    """Yields what the section says of sixteen readings at the rates of four, and of runs that are not stopped."""
+    at = {
+        label: sorted((run for run in all_runs() if (run["label"], run["times"], run["rate"]) == (label, 16, rate)), key=_seed)
+        for label, rate in (("ASURA", 4e-3), (FLOPS, 2e-3), (PARAMETERS, 2e-3))
+    }
+    early = {label: [run | run["stopped"] for run in runs if "stopped" in run] for label, runs in at.items()}
+    flops, few = (pooled(early["ASURA"], early[rival], "test") for rival in (FLOPS, PARAMETERS))
+    end = pooled(at["ASURA"], at[FLOPS], "test")
+    assert flops is not None and few is not None and end is not None
+    told = f"behind by {flops.difference:.3f} ({DECIDED[flops.verdict]}) and {few.difference:.3f} ({DECIDED[few.verdict]}; "
+    yield f"{told}{WORDS[len(few.seeds)]} seeds)"
+    yield f"ended worst, {end.difference:.2f} nats behind twelve plain layers"
+    ours, theirs = ([run["losses"][-1] for run in at[label]] for label in ("ASURA", FLOPS))
+    yield f"{min(ours):.2f} to {max(ours):.2f} at the end, twelve plain layers at 2e-3 {min(theirs):.2f} to {max(theirs):.2f}"
+    yield f"it ends {-_beside('ASURA', FLOPS, STOPPED).difference:.2f} **ahead** of them (seed 0)"
 
 
 def ood_claims() -> Iterator[str]:
@@ -205,6 +228,10 @@ def agreeing(*differences: Pooled) -> tuple[int, int]:
 def of_one(*differences: Pooled) -> str:
     """Returns "one seed" where that is all that differences have."""
     return when(all(len(each.seeds) == 1 for each in differences), "one seed")
+
+
+def _seed(run: Result) -> int:
+    return int(run["seed"])
 
 
 def _beside(label: str, rival: str, times: int, *, early: bool = False) -> Pooled:

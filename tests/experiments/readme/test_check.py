@@ -7,6 +7,7 @@ import re
 import pytest
 
 from experiments.readme.check import PLACES, ROOT, Place, claims_of, plain, problems, problems_in, problems_of, text_of
+from experiments.readme.rows import when
 
 TEXTS = {place.page: (ROOT / place.page).read_text() for place in PLACES}
 
@@ -51,8 +52,8 @@ def test_the_results_are_those_of_the_rows() -> None:
         ("docs/when-to-loop.md", "ahead by 0.21 and 0.17 on fresh text", "behind by 0.21 and 0.17 on fresh text"),
         (
             "docs/when-to-loop.md",
-            "**no difference found** (undecided); **behind**",
-            "**no difference found** (decided); **behind**",
+            "0.069 (undecided): **no difference found**",
+            "0.069 (decided): **no difference found**",
         ),
         ("docs/when-to-loop.md", "94.4 % at 24 swaps", "95.4 % at 24 swaps"),
         ("docs/when-to-loop.md", "**yes with one of two window", "**yes with two of two window"),
@@ -98,6 +99,13 @@ def test_a_number_that_no_row_explains_is_named() -> None:
     missing = problems_of("## Ours\nwidth 64, loss 3.6.", place)
     assert missing[0] == "README.md, 'Ours': the rows say 'loss 3.5', which is not there" and len(missing) == 2
     assert problems_of("## Other", place) == ["README.md: 0 sections begin with 'Ours'; there must be one"]
+
+
+def test_what_the_rows_do_not_bear_out_is_on_no_page() -> None:
+    place = Place("docs/x.md", "", lambda: [when(False, "a loop leads"), when(True, "loss 3.5")])
+    assert problems_of("# X\n\na loop leads, loss 3.5", place) == [
+        "docs/x.md: the rows say 'not so: a loop leads', which is not there"
+    ]
 
 
 def test_a_page_without_settings_is_held_to_its_claims_alone() -> None:
