@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from experiments.readme import asura, halting, headline, hops, inside, language, ouroboros, repeats, speed, stars
+from experiments.readme import asura, halting, headline, hops, inside, language, ouroboros, own_rates, repeats, speed, stars
 
 ROOT = Path(__file__).parents[2]
 # a target, an image and a code span hold no result
@@ -52,6 +52,7 @@ PLACES = (
     Place("docs/halting.md", "", halting.claims),
     Place("docs/inside-stages.md", "", inside.claims),
     Place("docs/ouroboros.md", "", ouroboros.claims),
+    Place("docs/ouroboros.md", "", own_rates.claims),
     Place("docs/asura.md", "", asura.claims),
     Place("docs/when-to-loop.md", "", hops.claims),
     Place("docs/when-to-loop.md", "", asura.loop_claims),

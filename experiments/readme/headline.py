@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from experiments.ouroboros.plan import BEST, BEST_ONCE, BEST_STATIC
 from experiments.pages import percent
-from experiments.readme import asura, hops, language, ouroboros, repeats, speed, stars
+from experiments.readme import asura, hops, language, ouroboros, own_rates, repeats, speed, stars
 from experiments.readme.rows import when
 
 SETTINGS = (
@@ -16,6 +16,7 @@ SETTINGS = (
     "from depth 4 to 16 with a fixed depth of 4",
     "trained on 4 to 8 digits, it adds numbers of 64",
     "SmolLM2-135M was cut from 30 to 15 layers",
+    "all weights trained (14 layers kept)",
     "A looped SmolLM2, fine-tuned",
     "On chats at a fixed depth of 4",
     "In SmolLM2-135M the later stages vanish",
@@ -36,14 +37,14 @@ def claims() -> Iterator[str]:
     yield from language.headline_claims()
     least, random, rows, seeds = stars.longer()
     yield f"(at least {100 * least:.1f} % of {rows} rows with long carries, {seeds} seeds; random digits: {100 * min(random):.1f} %"
-    yield f"At best depths {'not ' if ouroboros.none_ahead() else ''}beyond the paper's own rival"
-    yield ouroboros.against_diagonal()
-    yield from ouroboros.own_rates()
+    yield from own_rates.headline_claims()
     looped, once, controller = (percent(ouroboros.share(name, "test")) for name in (BEST_STATIC, BEST_ONCE, BEST))
     apart, first = ouroboros.behind_once(BEST_STATIC)
     behind, second = ouroboros.behind_once(BEST)
     yield f"recovers {looped} of the gap to the intact model"
-    yield f"the same layers run once {once} ({apart:.3f} nats apart, {first})"
+    tables, unlooped = (ouroboros.all_runs()[name][0]["trainable"] for name in (BEST_STATIC, BEST_ONCE))
+    fewer = "fewer" if unlooped < tables else "no fewer"
+    yield f"the same layers run once {once} ({apart:.3f} nats apart, {first}), with {fewer} trained parameters"
     yield f"With a controller it is {controller} ({behind:.3f} nats behind, {second})"
     yield f"At nearly equal parameters and equal updates yes ({asura.at_equal_parameters()})"
     small, middle, chance, decided = asura.equal_flops()
