@@ -9,7 +9,7 @@ import torch
 
 from experiments.inside.stages.tables import DENSE, ONCE, RETROFIT, START, Row, Rows, average, curves, reach
 from experiments.pages import number, percent
-from experiments.readme.rows import RESULTS, WORDS, line
+from experiments.readme.rows import RESULTS, WORDS, line, when
 from loopwright.analysis.summary import grid
 from loopwright.metrics.stages import curve_correlation
 
@@ -160,8 +160,8 @@ def bound_claims() -> Iterator[str]:
         times = [bound / moved for bound, moved in zip(kinds["proposition"][:last], kinds["change"][:last], strict=True)]
         least, most = (f"{round(each, -2):,.0f}" for each in (min(times), max(times)))
         yield f"{least} to {most} times {'what happens ' if model == INJECTED else ''}{said}"
-    if not any(share for model in (INJECTED, PLAIN, RETROFIT) for share in row(model, "bound")["broken"]):
-        yield "The bound is never broken, the printed one neither"
+    broken = any(share for model in (INJECTED, PLAIN, RETROFIT) for share in row(model, "bound")["broken"])
+    yield when(not broken, "The bound is never broken, the printed one neither")
 
 
 def claims() -> Iterator[str]:

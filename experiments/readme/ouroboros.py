@@ -22,7 +22,7 @@ from experiments.ouroboros.plan import (
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.ouroboros.tables import planned
 from experiments.pages import Result, by_label, percent, results, words
-from experiments.readme.rows import RESULTS, WORDS, line, rows_of
+from experiments.readme.rows import RESULTS, WORDS, line, rows_of, when
 from experiments.seeds import best_depth, held, mean_loss, over_seeds, pooled, reports
 
 LINES = {
@@ -57,8 +57,8 @@ def untrained_places() -> Iterator[str]:
     named = zip(eight, ("one layer, seven steps", "three, three", "six, two"), strict=True)
     yield "has " + words([f"{row['loss']:.2f} ({name})" for row, name in named])
     least = [min(row["loss"] for row in rows if len(row["core"]) == len(each["core"])) for each in one]
-    if least == [row["loss"] for row in one]:
-        yield f"one that begins at layer 1 the least of all places: {words([f'{loss:.2f}' for loss in least])}"
+    told = f"one that begins at layer 1 the least of all places: {words([f'{loss:.2f}' for loss in least])}"
+    yield when(least == [row["loss"] for row in one], told)
 
 
 def claims() -> Iterator[str]:

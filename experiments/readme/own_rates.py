@@ -13,7 +13,7 @@ from experiments.ouroboros.rates import GRID, RATES, SEEDS, TUNED, arm_of, best_
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.pages import Result, difference, percent, results, words
 from experiments.readme.ouroboros import Runs, against_diagonal, all_runs, by_seed
-from experiments.readme.rows import RESULTS, WORDS, line, of
+from experiments.readme.rows import RESULTS, WORDS, line, of, when
 from experiments.seeds import best_depth, mean_loss, over_seeds, pooled, reports, shared
 
 COMMON = 4e-3  # the rate of all rows that name no other
@@ -187,9 +187,8 @@ def brief() -> Iterator[str]:
     both, tables, readers = behind_tables(), *(f"{trained()[arm] / 1e6:.3f} M" for arm in (STATIC, TOKEN))
     yield f"have about as many trained parameters as those controllers ({tables} against {readers})"
     where = f"{both.stands} them by {both.far} nats at best depths ({both.word})"
-    if all(each.decided and each.side == "behind" for each in every):
-        where += f", and at every depth from {DEPTHS[0]} to {DEPTHS[-1]} (decided)"
-    yield f"Both are {where}"
+    always = all(each.decided and each.side == "behind" for each in every)
+    yield when(always, f"Both are {where}, and at every depth from {DEPTHS[0]} to {DEPTHS[-1]} (decided)")
     token = beside(TOKEN, DIAGONAL)
     yield f"is {'' if token.decided else 'not '}told apart from the static diagonal at best depths"
     yield f"It is {token.far} nats {token.stands} in the mean ({token.word})"
