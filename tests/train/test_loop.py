@@ -285,6 +285,23 @@ def test_a_folder_with_a_run_another_recipe_and_nothing_to_resume_are_refused(tm
     assert (end_of(folder), rows_of(folder)) == before
 
 
+@pytest.mark.parametrize("name", ["recipe.yaml", "log.jsonl", "origin.json", "tracking.json", "checkpoints/00000001/mine"])
+def test_a_start_writes_over_nothing_of_the_users(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text('{"mine": 1}\n')
+    refused(lambda: train(small({"updates": 1}), tmp_path), name.split("/")[0], "move it away", "--out")
+    assert path.read_text() == '{"mine": 1}\n' and {p.name for p in tmp_path.iterdir()} <= {name.split("/")[0], ".lock"}
+
+
+def test_a_run_whose_recipe_is_gone_is_not_started_over(tmp_path: Path) -> None:
+    train(small({"updates": 2, "save": {"keep": 1}}), tmp_path)
+    (tmp_path / "recipe.yaml").unlink()
+    before = end_of(tmp_path), rows_of(tmp_path)
+    refused(lambda: train(small({"updates": 1}), tmp_path), "checkpoints", "--out")
+    assert (end_of(tmp_path), rows_of(tmp_path)) == before
+
+
 def test_bad_data_and_depths_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     few = {"model": {"changes": {"vocab_size": 9}}}
     refused(lambda: train(small(few), tmp_path / "a"), "ids go up to 14", "9 tokens")
