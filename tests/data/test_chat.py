@@ -234,7 +234,7 @@ def test_faults_are_one_line(tmp_path: Path) -> None:
     fine = {"chat": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
     with pytest.raises(ValueError, match=r"train.jsonl:1: field 'chat' holds a conversation; give data.messages=chat$"):
         build(tmp_path, [fine])
-    with pytest.raises(ValueError, match=r"train.jsonl:1: no field 'question'; it has: chat; give data.question=FIELD, or data.mess"):
+    with pytest.raises(ValueError, match=r"train.jsonl:1: no field 'question'; it has: chat; give data.question=FIELD, or"):
         build(tmp_path, [{"chat": ["x"]}])
     with pytest.raises(ValueError, match=r"train.jsonl:1: no field 'answer'; it has: question, reply; give data.answer=FIELD"):
         build(tmp_path, [{"question": "x", "reply": "y"}])

@@ -166,7 +166,7 @@ def read_ids(text: str, tongue: Any, tokens: int) -> torch.Tensor:
             ids += tongue(content, add_special_tokens=False, verbose=False)["input_ids"]
         except Exception as error:  # a small vocabulary, such as a task's symbols, has no token for everything
             raise ValueError(
-                f"{record[0]}: this text has no tokens in the model's tokenizer ({first_line(error)}); give a text in its vocabulary"
+                f"{record[0]}: a text has no tokens in the model's tokenizer ({first_line(error)}); give a text in its vocabulary"
             ) from None
         if len(ids) >= tokens:
             break
