@@ -214,8 +214,9 @@ class Job:
 
     def release(self) -> None:
         """Gives back at the end of a run what its graphs hold: they and the job refer to each other, so memory would wait for the
-        garbage collector."""
+        garbage collector. The gradients that they added to would stay with the model."""
         self.replayed = None
+        self.model.zero_grad()
 
     def zero_grad(self) -> None:
         """Makes room for the gradients of the next update; captured passes add to the same tensors for ever."""
