@@ -29,7 +29,9 @@ def test_steps_are_worth_less_than_they_cost_and_more_than_nothing(once: int, re
     assert one.measured == (depth <= 8)
 
 
-@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "huginn-tiny", "asura-tiny", "stars-addition-tiny", "ouroboros-qwen2.5-3b-tiny"])
+@pytest.mark.parametrize(
+    "name", ["ouro-1.4b-tiny", "huginn-tiny", "asura-tiny", "stars-addition-tiny", "ouroboros-qwen2.5-3b-tiny"]
+)
 def test_every_parameter_but_embeddings_and_head_is_counted_once(name: str) -> None:
     config = preset(name)
     counts = cost.parameters(config)
