@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -86,6 +88,29 @@ def test_a_run_leaves_the_precision_of_products_as_it_was(tmp_path: Path) -> Non
     before = torch.get_float32_matmul_precision()
     train(small({"updates": 1, "precision": "bf16"}), tmp_path / "run")
     assert torch.get_float32_matmul_precision() == before == "highest"
+
+
+def test_what_is_drawn_after_a_run_is_what_would_have_been_drawn_without_it(tmp_path: Path) -> None:
+    def drawn() -> tuple[float, float, float]:
+        return float(torch.rand(())), random.random(), float(np.random.rand())
+
+    def seeded() -> None:
+        torch.manual_seed(5)
+        random.seed(5)
+        np.random.seed(5)
+
+    def broken(row: dict[str, Any]) -> None:
+        raise KeyError("mine")
+
+    seeded()
+    expected = drawn()
+    seeded()
+    train(small({"updates": 1, "model": {"changes": {"dropout": 0.1}}}), tmp_path / "a")
+    assert drawn() == expected
+    seeded()
+    with pytest.raises(KeyError, match="mine"):
+        train(small({"updates": 1}), tmp_path / "b", on_update=broken)
+    assert drawn() == expected
 
 
 def test_a_run_learns(tmp_path: Path) -> None:
@@ -283,23 +308,6 @@ def test_a_folder_with_a_run_another_recipe_and_nothing_to_resume_are_refused(tm
     refused(lambda: train(small({"updates": 2}), folder), "already holds a run", "--resume", "--out")
     refused(lambda: train(small({"updates": 2, "optim": {"lr": 0.5}}), folder, resume=True), "optim.lr (0.003 there, 0.5 here)")
     assert (end_of(folder), rows_of(folder)) == before
-
-
-@pytest.mark.parametrize("name", ["recipe.yaml", "log.jsonl", "origin.json", "tracking.json", "checkpoints/00000001/mine"])
-def test_a_start_writes_over_nothing_of_the_users(name: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text('{"mine": 1}\n')
-    refused(lambda: train(small({"updates": 1}), tmp_path), name.split("/")[0], "move it away", "--out")
-    assert path.read_text() == '{"mine": 1}\n' and {p.name for p in tmp_path.iterdir()} <= {name.split("/")[0], ".lock"}
-
-
-def test_a_run_whose_recipe_is_gone_is_not_started_over(tmp_path: Path) -> None:
-    train(small({"updates": 2, "save": {"keep": 1}}), tmp_path)
-    (tmp_path / "recipe.yaml").unlink()
-    before = end_of(tmp_path), rows_of(tmp_path)
-    refused(lambda: train(small({"updates": 1}), tmp_path), "checkpoints", "--out")
-    assert (end_of(tmp_path), rows_of(tmp_path)) == before
 
 
 def test_bad_data_and_depths_are_refused_before_anything_is_written(tmp_path: Path) -> None:
