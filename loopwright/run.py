@@ -96,6 +96,9 @@ class RunFolder:
                 file.seek(0)
                 holder = file.read(200).strip() or "another process"
                 raise ValueError(f"{self.path}: {holder} is training into this run folder; allowed: one process") from None
+            file.seek(0)
+            if not re.match(r"process \d+|$", file.read(200)):
+                raise ValueError(f"{lock}: is there, and no run wrote it; move it away, or train into another folder")
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}")
             file.flush()

@@ -143,6 +143,13 @@ def test_what_goes_wrong_is_told_where_what_was_written_cannot_be_removed(tmp_pa
         start()
 
 
+def test_a_lock_that_no_run_wrote_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("of another program")
+    with pytest.raises(ValueError, match=r"\.lock: is there, and no run wrote it; move it away"):
+        RunFolder(tmp_path).locked().__enter__()
+    assert (tmp_path / ".lock").read_text() == "of another program"
+
+
 def test_one_process_trains_one_run_into_a_folder(tmp_path: Path) -> None:
     """The lock of the operating system is the process's: it would let a second run in, and end with it."""
     (tmp_path / "same").symlink_to(tmp_path / "run")
