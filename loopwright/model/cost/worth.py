@@ -52,9 +52,16 @@ def worth(once: int, repeated: int, depth: int, phi: float = PHI) -> Worth:
 
 
 def advise(config: LoopedConfig, depths: Iterable[int]) -> list[Worth]:
-    """Returns what each of these depths is worth and costs. The cost is counted: of a part that has a table a step runs one row."""
-    once, repeated = shares(config)
-    return [replace(worth(once, repeated, depth), equal_flops=_layers_flops(config, depth) // 2) for depth in depths]
+    """Returns what each of these depths is worth and costs: of a table with a row per step, the rows of the steps that run."""
+    found = (worth(*shares(_built_for(config, depth)), depth) for depth in depths)
+    return [replace(one, equal_flops=_layers_flops(config, one.depth) // 2) for one in found]
+
+
+def _built_for(config: LoopedConfig, depth: int) -> LoopedConfig:
+    """The config of the model whose tables end with this depth, where it has tables that go on."""
+    if config.max_steps is None or depth >= config.max_steps:
+        return config
+    return LoopedConfig(**{**config.to_dict(), "max_steps": depth, "depth": depth})
 
 
 def _layers_flops(config: LoopedConfig, depth: int) -> int:

@@ -61,7 +61,8 @@ def test_what_a_depth_costs_is_what_runs_at_it(name: str) -> None:
     for one in advise(config, (1, 2)):
         flops = cost.pass_flops(config, depth=one.depth)
         assert 2 * one.equal_flops == flops["total"] - flops["head"] - flops["attention"]
-        assert one.equal_loss == worth(*shares(config), one.depth).equal_loss
+        built = config if config.max_steps is None else preset(name, max_steps=one.depth, depth=one.depth)
+        assert one.equal_loss == worth(*shares(built), one.depth).equal_loss
 
 
 def test_a_model_without_steps_is_refused() -> None:
