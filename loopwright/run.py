@@ -16,12 +16,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
+from loopwright.storage.files import read_json
 from loopwright.storage.folder import REPLACED, clear_leftovers
 from loopwright.untrusted import user_path
 from loopwright.version import VERSION
 
 STATE = "state.json"  # of a checkpoint: how far the run was
 _CHECKPOINT = re.compile(rf"(\d{{8,}})({re.escape(REPLACED)})?")
+_held: set[tuple[int, Path]] = set()  # (process, run folder): a process may take a lock of the operating system twice
 
 
 class RunFolder:
@@ -33,6 +35,7 @@ class RunFolder:
         self.origin = self.path / "origin.json"  # versions, commit, devices, command
         self.log = self.path / "log.jsonl"
         self.tracking = self.path / "tracking.json"  # what trackers call the run
+        self.tracked = (self.path / "tensorboard", self.path / "wandb")  # what trackers write here
         self.data = self.path / "data"  # token shards
         self.checkpoints = self.path / "checkpoints"  # one folder per saved update
         self.eval = self.path / "eval"
@@ -51,6 +54,16 @@ class RunFolder:
         """Whether a run has come further than its start: an update is in its log, or saved."""
         return self.checkpoints.is_dir() or (self.log.is_file() and self.log.stat().st_size > 0)
 
+    @property
+    def not_ours(self) -> Path | None:
+        """Returns a file that has the name of one of a run's and that no run wrote, None where there is none: a start would write
+        over it. Every start writes origin.json first and removes it last."""
+        with suppress(OSError, ValueError):
+            if "loopwright" in read_json(self.origin):
+                return None
+        names = (self.recipe, self.origin, self.log, self.tracking, self.checkpoints)
+        return next((path for path in names if os.path.lexists(path)), None)
+
     @contextmanager
     def locked(self) -> Iterator[RunFolder]:
         """Makes the folder, holds it for this process alone, clears what killed writes left, and gives it back. Where no update
@@ -58,6 +71,18 @@ class RunFolder:
 
         The operating system holds the lock for the process, so that it ends with the process, however that ends.
         """
+        holder = os.getpid(), self.path.resolve()
+        if holder in _held:
+            raise ValueError(f"{self.path}: this process is training into this run folder already; allowed: one run at a time")
+        _held.add(holder)
+        try:
+            with self._locked():
+                yield self
+        finally:
+            _held.discard(holder)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         import fcntl  # not there on every system; reading a run does not need it
 
         lock = self.path / ".lock"
@@ -71,16 +96,20 @@ class RunFolder:
                 file.seek(0)
                 holder = file.read(200).strip() or "another process"
                 raise ValueError(f"{self.path}: {holder} is training into this run folder; allowed: one process") from None
+            file.seek(0)
+            if not re.match(r"process \d+|$", file.read(200)):
+                raise ValueError(f"{lock}: is there, and no run wrote it; move it away, or train into another folder")
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}")
             file.flush()
             clear_leftovers(self.path)
-            new = [path for path in (self.recipe, self.origin, self.log, self.tracking) if not path.exists()]
+            written = (self.recipe, self.log, self.tracking, *self.tracked, self.origin)
+            new = [path for path in written if not os.path.lexists(path)]
             try:
-                yield self
+                yield
             finally:
                 if not self.holds_updates:
-                    self._undo([*new, lock], made)
+                    self._undo(new, made, lock)
 
     def _open(self, lock: Path, *, again: bool = True) -> tuple[IO[str], list[Path]]:
         """Opens the lock; returns it with the folders that were not there, inner ones first."""
@@ -93,13 +122,20 @@ class RunFolder:
                 raise
             return self._open(lock, again=False)
 
-    def _undo(self, files: Sequence[Path], folders: Sequence[Path]) -> None:
-        """Removes files, and those folders that nothing of worth is left in; the user may have put something there."""
-        for path in files:
-            path.unlink(missing_ok=True)
+    def _undo(self, new: Sequence[Path], folders: Sequence[Path], lock: Path) -> None:
+        """Removes what a start wrote, and those folders that nothing of worth is left in; the user may have put something there.
+        The lock goes when only empty folders are left to remove: from then on another start may write here."""
+        for path in new:
+            if path in self.tracked and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+                continue
+            with suppress(OSError):  # it is not there; and what went wrong before matters more than what cannot be removed
+                path.unlink()
         locks_alone = all(path.is_dir() or re.fullmatch(r"\..*\.lock", path.name) for path in self.data.rglob("*"))
         if self.data in folders and locks_alone:
             shutil.rmtree(self.data, ignore_errors=True)
+        with suppress(OSError):
+            lock.unlink()
         for folder in folders:
             with suppress(OSError):  # it is not empty
                 folder.rmdir()

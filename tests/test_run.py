@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -57,14 +58,14 @@ def hold(folder: Path, said: Any, stay: bool) -> None:
 def test_one_process_at_a_time_and_a_dead_one_holds_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     folder.mkdir()
-    (folder / ".log.12.tmp").write_text("left by a killed write")
+    (folder / ".log.0a1b2c3d.tmp").write_text("left by a killed write")
     forks = multiprocessing.get_context("fork")
     here, there = forks.Pipe()
     first = forks.Process(target=hold, args=(folder, there, True))
     first.start()
     worker = here.recv()
     try:
-        assert not (folder / ".log.12.tmp").exists()
+        assert not (folder / ".log.0a1b2c3d.tmp").exists()
         with pytest.raises(ValueError, match=f"process {first.pid} on .* is training into this run folder; allowed: one"):
             RunFolder(folder).locked().__enter__()
         first.kill()
@@ -89,7 +90,7 @@ def fail(folder: Path, **writes: str) -> list[str] | None:
     with suppress(KeyError), RunFolder(folder).locked() as run:
         for name, text in writes.items():
             path = run.path / name
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(exist_ok=True, parents=True)
             path.write_text(text)
         raise KeyError
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*")) if folder.exists() else None
@@ -104,6 +105,8 @@ def test_a_start_that_failed_leaves_nothing(tmp_path: Path) -> None:
     assert fail(tmp_path / "new", **START) is None and fail(tmp_path / "there", **START) == []
     assert fail(tmp_path / "new", **{"data/.train.lock": ""}) is None and fail(tmp_path / "there", **{"data/.train.lock": ""}) == []
     assert fail(tmp_path / "a" / "b" / "c", **START) is None and not (tmp_path / "a").exists()
+    tracked = {"tensorboard/events.1": "", "wandb/run-1/logs/debug.log": ""}
+    assert fail(tmp_path / "new", **START, **tracked) is None and fail(tmp_path / "there", **START, **tracked) == []
 
 
 def test_a_start_that_failed_leaves_what_is_not_its_own(tmp_path: Path) -> None:
@@ -112,6 +115,64 @@ def test_a_start_that_failed_leaves_what_is_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("mine")
     assert fail(tmp_path) == ["notes.txt", "recipe.yaml"] and (tmp_path / "recipe.yaml").read_text() == "mine"
     assert fail(tmp_path / "a" / "b", **START, mine="while it ran") == ["mine"]
+    (tmp_path / "c" / "wandb").mkdir(parents=True)
+    (tmp_path / "c" / "log.jsonl").symlink_to("elsewhere")
+    (tmp_path / "c" / ".notes.tmp").touch()
+    assert fail(tmp_path / "c") == [".notes.tmp", "log.jsonl", "wandb"]
+
+
+def test_another_start_cannot_begin_before_what_a_failed_one_made_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the shards that it writes would go."""
+    remove, locks = shutil.rmtree, []
+
+    def watched(path: Path, **options: Any) -> None:
+        locks.append((tmp_path / "new" / ".lock").exists())
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", watched)
+    assert fail(tmp_path / "new", **START, **{"data/.train.lock": "", "wandb/a": ""}) is None and locks == [True, True]
+
+
+def test_what_goes_wrong_is_told_where_what_was_written_cannot_be_removed(tmp_path: Path) -> None:
+    def start() -> None:
+        with RunFolder(tmp_path / "new").locked() as run:
+            run.recipe.mkdir()  # no file can be removed there
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        start()
+
+
+def test_a_lock_that_no_run_wrote_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("of another program")
+    with pytest.raises(ValueError, match=r"\.lock: is there, and no run wrote it; move it away"):
+        RunFolder(tmp_path).locked().__enter__()
+    assert (tmp_path / ".lock").read_text() == "of another program"
+
+
+def test_one_process_trains_one_run_into_a_folder(tmp_path: Path) -> None:
+    """The lock of the operating system is the process's: it would let a second run in, and end with it."""
+    (tmp_path / "same").symlink_to(tmp_path / "run")
+    with RunFolder(tmp_path / "run").locked():
+        for name in ("run", "same"):
+            with pytest.raises(ValueError, match="this process is training into this run folder already; allowed: one run"):
+                RunFolder(tmp_path / name).locked().__enter__()
+        assert (tmp_path / "run" / ".lock").exists()
+    with RunFolder(tmp_path / "run").locked():
+        pass
+
+
+def test_what_no_run_wrote_is_told_from_what_a_start_left(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    assert run.not_ours is None
+    for path in (run.checkpoints, run.tracking, run.log, run.recipe):
+        path.write_text("mine")
+        assert run.not_ours == path
+    for text in ("mine", "[]", '{"mine": 1}'):
+        run.origin.write_text(text)
+        assert run.not_ours == run.recipe
+    run.origin.write_text('{"loopwright": "0.1"}')
+    assert run.not_ours is None
 
 
 def test_a_start_that_failed_leaves_token_shards_and_what_has_updates(tmp_path: Path) -> None:

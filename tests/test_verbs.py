@@ -54,6 +54,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> lw.Run:
     return lw.train(RECIPE, model=model(), data=data(), out=tmp_path_factory.mktemp("mine") / "run", progress=False)
 
 
+def test_gradients_that_a_model_comes_with_are_no_part_of_an_update(run: lw.Run, tmp_path: Path) -> None:
+    given, ids = model(), torch.tensor(counting(1))
+    given(ids, labels=ids).loss.backward()
+    losses = lw.train({**RECIPE, "updates": 2}, model=given, data=data(), out=tmp_path, progress=False).losses().y
+    assert losses == run.losses().y[:2]
+
+
 def test_a_model_and_data_of_ones_own_are_trained(run: lw.Run) -> None:
     updates = [row for row in run.log() if "loss" in row]
     assert len(updates) == 6 and run.finished and updates[-1]["loss"] < updates[0]["loss"]

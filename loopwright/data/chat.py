@@ -243,10 +243,16 @@ def read_messages(record: Record, fields: Mapping[str, str | None]) -> list[Mess
     """Returns the conversation of a record; None where something in it is empty. One without an answer is refused."""
     where, values = record
     if fields["messages"] is None:
-        if fields["question"] not in values:
+        missing = next((name for name in ("question", "answer") if fields[name] not in values), None)
+        if missing is not None:
             name = next((name for name, value in values.items() if _is_conversation(value)), None)
             if name is not None:
                 raise ValueError(f"{where}: field {name!r} holds a conversation; give data.messages={name}")
+            names = shown(", ".join(map(str, values)) or "none")[1:-1]
+            raise ValueError(
+                f"{where}: no field {fields[missing]!r}; it has: {names}; give data.{missing}=FIELD, or data.messages=FIELD for "
+                "one that holds a conversation"
+            )
         said = [("user", text_field(record, str(fields["question"]))), ("assistant", text_field(record, str(fields["answer"])))]
     else:
         turns = values.get(fields["messages"])
@@ -269,7 +275,7 @@ def read_messages(record: Record, fields: Mapping[str, str | None]) -> list[Mess
 
 
 def _is_conversation(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(turn, dict) and "role" in turn for turn in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(turn, dict) for turn in value)
 
 
 def mark_answers(conversations: Sequence[tuple[str, list[Message]]], tokenizer: Tokenizer) -> Iterator[Document]:
@@ -277,9 +283,8 @@ def mark_answers(conversations: Sequence[tuple[str, list[Message]]], tokenizer: 
     written = [_write(where, messages, tokenizer) for where, messages in conversations]
     if not written:
         return
-    plain = {"add_special_tokens": False, "verbose": False}
-    whole = tokenizer.own([text for text, _ in written], return_offsets_mapping=True, **plain)
-    prompts = iter(tokenizer.own([text[: turn.start] for text, turns in written for turn in turns], **plain).input_ids)
+    whole = tokenizer.encode_written([text for text, _ in written], return_offsets_mapping=True)
+    prompts = iter(tokenizer.encode_written([text[: turn.start] for text, turns in written for turn in turns]).input_ids)
     special = set(tokenizer.own.all_special_ids)
     opening = [] if tokenizer.own.chat_template else tokenizer.opening
     for (text, turns), ids, offsets in zip(written, whole.input_ids, whole.offset_mapping, strict=True):

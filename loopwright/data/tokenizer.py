@@ -34,19 +34,23 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of texts alone. A control word that stands in a text is text: it cannot end a document."""
-        return self._told(texts).input_ids
+        return self._told(texts, split_special_tokens=True).input_ids
 
     def encode_with_ends(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
         """Returns the ids of texts alone, each with the character of the text at which its tokens end."""
         if not self.own.is_fast:
             raise ValueError(f"{self.source}: the tokenizer cannot say where its tokens end; allowed: one with a tokenizer.json")
-        encoded = self._told(texts, return_offsets_mapping=True)
+        encoded = self._told(texts, split_special_tokens=True, return_offsets_mapping=True)
         ends = ([end for _, end in spans] for spans in encoded.offset_mapping)
         return list(zip(encoded.input_ids, ends, strict=True))
 
+    def encode_written(self, texts: Sequence[str], **options: bool) -> Any:
+        """Returns what the tokenizer makes of texts that a chat template wrote: a control word in them is one token."""
+        return self._told(texts, **options)
+
     def _told(self, texts: Sequence[str], **options: bool) -> Any:
         try:
-            return self.own(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False, **options)
+            return self.own(list(texts), add_special_tokens=False, verbose=False, **options)
         except Exception as error:  # a small vocabulary, such as a task's symbols, has no word for everything
             reason = first_line(error)
             raise ValueError(f"{self.source}: a text has no tokens in this tokenizer ({reason}); give another one") from None

@@ -82,9 +82,7 @@ class Service:
         def encode() -> list[int]:
             if "messages" in fields:
                 return chat_ids(model.tokenizer, fields["messages"])
-            if fields.get("add_special_tokens", True):
-                return model.encode(fields["prompt"])
-            return model.tokenizer(fields["prompt"], add_special_tokens=False, verbose=False)["input_ids"]
+            return model.encode(fields["prompt"], special=fields.get("add_special_tokens", True))
 
         ids = await _aside(len(fields.get("prompt", "")) > LARGE_BODY, encode)
         return _json({"count": len(ids), "tokens": ids, "max_model_len": model.max_model_len})

@@ -116,10 +116,10 @@ class ServedModel:
             self._words[ids[0]] = self._decode(ids)
         return self._words[ids[0]]
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a text."""
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Returns the token ids of a text; `special` adds those that open or close one."""
         try:
-            return token_ids(self.tokenizer, text)
+            return token_ids(self.tokenizer, text, special=special)
         except ValueError as error:
             raise Refusal(str(error), param="prompt") from None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from loopwright.storage.manifest import MANIFEST, Damaged, Manifest, entries_of,
 
 REPLACED = ".replaced"
 _EXCHANGE, _HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of Linux
+_LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")  # as `beside` names them; another .tmp is somebody else's
 
 
 @contextmanager
@@ -53,7 +55,7 @@ def temporary_folder(target: Path) -> Iterator[Path]:
     What processes that were killed left of theirs is removed first: nobody holds it.
     """
     for path in target.parent.glob(f".{target.name}.*.tmp"):
-        if _in_use(path) is False:
+        if _LEFTOVER.fullmatch(path.name) and _in_use(path) is False:
             shutil.rmtree(path, ignore_errors=True)
     temporary, handle = _begin(target)
     try:
@@ -88,7 +90,8 @@ def remove_folder(folder: Path) -> None:
 
 def clear_leftovers(folder: Path) -> None:
     """Removes what writes and removals that were killed left in a folder of ours; a folder that a process holds stays."""
-    for entry in folder.glob(".*.tmp") if folder.is_dir() else ():
+    entries = folder.glob(".*.tmp") if folder.is_dir() else ()
+    for entry in (entry for entry in entries if _LEFTOVER.fullmatch(entry.name)):
         if entry.is_symlink() or not entry.is_dir():
             entry.unlink(missing_ok=True)
         elif not _in_use(entry):

@@ -82,6 +82,7 @@ class Job:
         check_precision(self.model, recipe.precision)
         self.references = base_references(recipe.model, self.model) if recipe.save.parts else None
         self.model.to(device=self.device).train()  # type: ignore[call-arg]  # how transformers wraps `to`
+        self.model.zero_grad()  # a model that was given may hold gradients, and updates add to what is there
         self.objective = objective = self._objective(given.objective)
         objective.check(recipe.data_of(), self.splits, processes.world)
         objective.prepare(self.model, self.device)
@@ -213,8 +214,9 @@ class Job:
 
     def release(self) -> None:
         """Gives back at the end of a run what its graphs hold: they and the job refer to each other, so memory would wait for the
-        garbage collector."""
+        garbage collector. The gradients that they added to would stay with the model."""
         self.replayed = None
+        self.model.zero_grad()
 
     def zero_grad(self) -> None:
         """Makes room for the gradients of the next update; captured passes add to the same tensors for ever."""
@@ -298,7 +300,8 @@ def validation_depths(config: LoopedConfig, rule: DepthRule, recipe: Recipe) -> 
 def start_job(
     recipe: Recipe, run: RunFolder, processes: Processes, *, resume: bool, reporter: ProgressReporter, given: Objects | None = None
 ) -> Job:
-    """Builds a run's objects; refuses a folder that holds another run, or none where one is to be resumed."""
+    """Builds a run's objects; refuses a folder that holds another run, or files that no run wrote under a run's names, or no run
+    where one is to be resumed."""
     if resume:
         if not run.recipe.is_file():
             raise ValueError(f"resume: {run.path} holds no run (no recipe.yaml); leave --resume out to start one")
@@ -307,6 +310,9 @@ def start_job(
             raise ValueError(f"resume: {run.path} was trained with another recipe; it differs in {difference}")
     elif run.recipe.is_file() and run.holds_updates:
         raise ValueError(f"train: {run.path} already holds a run; --resume continues it, --out names another folder")
+    elif run.holds_updates or run.not_ours is not None:
+        path = run.not_ours or (run.checkpoints if run.checkpoints.exists() else run.log)
+        raise ValueError(f"train: {path} is there, and a run would write over it; move it away, or --out names another folder")
     job = Job(recipe, run, processes, reporter, given)
     if processes.main and not resume:
         write_json(run.origin, origin())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,6 +50,7 @@ def train(
     tracker = find_tracker(recipe) if processes.main else None
     with ExitStack() as held:
         held.enter_context(closing(reporter))
+        held.enter_context(random_state_kept(processes.device))
         held.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())  # a run may ask for less
         run = held.enter_context(own_folder(folder, processes))
         job = start_job(recipe, run, processes, resume=resume, reporter=reporter, given=given)
@@ -108,6 +111,19 @@ def own_folder(folder: str | Path, processes: Processes) -> AbstractContextManag
     """Returns the run folder, held by the main process for all of them."""
     run = RunFolder(folder)
     return run.locked() if processes.main else nullcontext(run)
+
+
+@contextmanager
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """Puts every generator of the process back as it was: updates seed them, and what the caller draws after a run must not be the
+    same after each."""
+    numbers, arrays = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(numbers)
+        np.random.set_state(arrays)
 
 
 def collect(

@@ -20,6 +20,7 @@ from loopwright.data.tokenizer import Tokenizer
 from loopwright.train.objectives.losses import Final
 from loopwright.train.rollout import Plan, rollout
 from tests.data.words import SHARED, TEMPLATE, save_words
+from tests.generate.tiny import few_words
 
 
 def save(path: Path, *records: Any) -> str:
@@ -218,6 +219,13 @@ def test_datasets_of_other_fields(tmp_path: Path) -> None:
     assert said(splits.valid, 0, Tokenizer(words)) == ("p0\n", "s0<eos>")
 
 
+def test_a_text_outside_the_vocabulary_is_one_line(tmp_path: Path) -> None:
+    few_words().save_pretrained(tmp_path / "few")
+    files = save(tmp_path / "train.jsonl", pair("q", "a"))
+    with pytest.raises(ValueError, match=r"few: a text has no tokens in this tokenizer \(.*\); give another one$"):
+        Chat(files=files, valid_files=files, tokenizer=str(tmp_path / "few")).splits(tmp_path / "kept")
+
+
 def test_faults_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"train.jsonl:2: no field 'answer'; it has: question"):
         build(tmp_path, [pair("q", "a"), {"question": "q"}])
@@ -226,8 +234,12 @@ def test_faults_are_one_line(tmp_path: Path) -> None:
     fine = {"chat": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
     with pytest.raises(ValueError, match=r"train.jsonl:1: field 'chat' holds a conversation; give data.messages=chat$"):
         build(tmp_path, [fine])
-    with pytest.raises(ValueError, match=r"train.jsonl:1: no field 'question'; it has: chat"):
+    with pytest.raises(ValueError, match=r"train.jsonl:1: no field 'question'; it has: chat; give data.question=FIELD, or"):
         build(tmp_path, [{"chat": ["x"]}])
+    with pytest.raises(ValueError, match=r"train.jsonl:1: no field 'answer'; it has: question, reply; give data.answer=FIELD"):
+        build(tmp_path, [{"question": "x", "reply": "y"}])
+    with pytest.raises(ValueError, match=r"field 'conversations' holds a conversation; give data.messages=conversations$"):
+        build(tmp_path, [{"conversations": [{"from": "human", "value": "x"}]}])
     with pytest.raises(ValueError, match=r"train.jsonl:2: message 2 has the role 'asistant'; did you mean 'assistant'"):
         build(tmp_path, [fine, {"chat": [fine["chat"][0], {"role": "asistant", "content": "x"}]}], messages="chat")
     with pytest.raises(ValueError, match=r"train.jsonl:3: no message of the assistant, so there is nothing to learn"):

@@ -32,6 +32,11 @@ def word_tokenizer(*, chat: bool = False) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def few_words() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer of one word and an end, which has no token for anything else."""
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"the": 0, "<end>": 1})), eos_token="<end>")
+
+
 def save_model(folder: Path, name: str = "huginn-tiny", *, chat: bool = False, **changes: Any) -> Path:
     """Writes a tiny model and its tokenizer into a folder and returns it."""
     noisy(name, **changes).save_pretrained(folder)

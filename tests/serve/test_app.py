@@ -14,7 +14,7 @@ from loopwright.generate.constraint import ConstrainedVocabulary
 from loopwright.serve.app import Service
 from loopwright.serve.limits import Limits
 from tests.engine.mix import make
-from tests.generate.tiny import letter_tokenizer
+from tests.generate.tiny import few_words, letter_tokenizer
 from tests.serve.live import SMALL, WORDS, Live, live, offline
 
 
@@ -130,6 +130,7 @@ def test_the_smaller_routes(server: Live) -> None:
     chat = {"messages": [{"role": "user", "content": "the cat"}]}
     assert client.post("/v1/tokenize", json=chat).json()["count"] == 4
     assert client.post("/v1/tokenize", json={"prompt": "a"} | chat).status_code == 400
+    assert client.post("/v1/tokenize", json={"prompt": "the cat", "add_special_tokens": False}).json()["tokens"] == [2, 4]
     for method, path, status in (("GET", "/", 404), ("GET", "/v1/completions", 405), ("POST", "/v1/models", 405)):
         response = client.request(method, path)
         assert response.status_code == status and response.json()["error"]["message"]
@@ -151,6 +152,13 @@ def test_several_models_keys_and_origins() -> None:
             "/v1/completions", headers={"origin": "https://app.example", "access-control-request-method": "POST"}
         )
         assert pages.headers["access-control-allow-origin"] == "https://app.example"
+
+
+def test_a_prompt_without_tokens_is_refused() -> None:
+    with live(tokenizer=few_words()) as running:
+        for special in (True, False):
+            response = running.client.post("/v1/tokenize", json={"prompt": "cat", "add_special_tokens": special})
+            assert response.status_code == 400 and "has no tokens in this tokenizer" in response.json()["error"]["message"]
 
 
 def test_grammars_are_compiled_aside_and_the_vocabulary_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,12 +65,17 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path: Path,
 
 
 def test_leftovers_are_cleared_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / ".x.1234.tmp").mkdir()
-    (tmp_path / ".x.1234.tmp" / "a").write_text("")
-    for name in (".y.12.tmp", "z.tmp", ".lock"):
+    (tmp_path / ".x.12345678.tmp").mkdir()
+    (tmp_path / ".x.12345678.tmp" / "a").write_text("")
+    theirs = [".lock", ".notes.tmp", ".x.old.tmp/a", "z.tmp"]
+    (tmp_path / ".x.old.tmp").mkdir()
+    for name in (".y.0a1b2c3d.tmp", *theirs):
         (tmp_path / name).write_text("")
     clear_leftovers(tmp_path)
-    assert sorted(tree(tmp_path)) == [".lock", "z.tmp"]
+    assert sorted(tree(tmp_path)) == theirs
+    with temporary_folder(tmp_path / "x"):
+        pass
+    assert sorted(tree(tmp_path)) == theirs
     clear_leftovers(tmp_path / "absent")
 
 

@@ -10,6 +10,7 @@ import torch
 
 import loopwright as lw
 from loopwright.run import RunFolder
+from loopwright.storage.files import write_json
 from loopwright.train.checkpoint import latest_good
 from loopwright.train.devices.distributed import join
 from loopwright.train.devices.training_module import Share
@@ -18,7 +19,7 @@ from loopwright.train.loop import train
 from loopwright.train.reporting.progress import Silent
 from loopwright.train.rollout import Plan
 from loopwright.train.state import Progress
-from tests.train.runs import rows_of, small
+from tests.train.runs import end_of, rows_of, small
 
 
 def make_job(folder: Path, *changes: dict[str, Any]) -> Job:
@@ -119,3 +120,32 @@ def test_a_teacher_that_does_not_fit_leaves_no_run_behind(teacher: str | dict[st
     with pytest.raises((ValueError, FileNotFoundError), match=complaint):
         train(small({"objective": {"kind": "distil", "teacher": teacher}}), tmp_path / "run")
     assert not RunFolder(tmp_path / "run").recipe.exists() and not RunFolder(tmp_path / "run").log.exists()
+
+
+# a folder that is not empty
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "log.jsonl", "origin.json", "tracking.json", "checkpoints/00000001/mine"])
+def test_a_start_writes_over_nothing_of_the_users(name: str, tmp_path: Path) -> None:
+    path, top = tmp_path / name, name.split("/")[0]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text('{"mine": 1}\n')
+    with pytest.raises(ValueError, match=rf"{top} is there, and a run would write over it; move it away, or --out names another"):
+        train(small({"updates": 1}), tmp_path)
+    assert path.read_text() == '{"mine": 1}\n' and {p.name for p in tmp_path.iterdir()} <= {top, ".lock"}
+
+
+def test_a_run_whose_recipe_is_gone_is_not_started_over(tmp_path: Path) -> None:
+    train(small({"updates": 2, "save": {"keep": 1}}), tmp_path)
+    (tmp_path / "recipe.yaml").unlink()
+    before = end_of(tmp_path), rows_of(tmp_path)
+    with pytest.raises(ValueError, match="checkpoints is there, and a run would write over it"):
+        train(small({"updates": 1}), tmp_path)
+    assert (end_of(tmp_path), rows_of(tmp_path)) == before
+
+
+def test_what_a_start_that_was_killed_left_is_written_over(tmp_path: Path) -> None:
+    write_json(RunFolder(tmp_path).origin, {"loopwright": "0.1"})
+    RunFolder(tmp_path).recipe.write_text("about: another")
+    RunFolder(tmp_path).log.touch()
+    assert train(small({"updates": 1}), tmp_path).finished and rows_of(tmp_path)

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -86,6 +88,29 @@ def test_a_run_leaves_the_precision_of_products_as_it_was(tmp_path: Path) -> Non
     before = torch.get_float32_matmul_precision()
     train(small({"updates": 1, "precision": "bf16"}), tmp_path / "run")
     assert torch.get_float32_matmul_precision() == before == "highest"
+
+
+def test_what_is_drawn_after_a_run_is_what_would_have_been_drawn_without_it(tmp_path: Path) -> None:
+    def drawn() -> tuple[float, float, float]:
+        return float(torch.rand(())), random.random(), float(np.random.rand())
+
+    def seeded() -> None:
+        torch.manual_seed(5)
+        random.seed(5)
+        np.random.seed(5)
+
+    def broken(row: dict[str, Any]) -> None:
+        raise KeyError("mine")
+
+    seeded()
+    expected = drawn()
+    seeded()
+    train(small({"updates": 1, "model": {"changes": {"dropout": 0.1}}}), tmp_path / "a")
+    assert drawn() == expected
+    seeded()
+    with pytest.raises(KeyError, match="mine"):
+        train(small({"updates": 1}), tmp_path / "b", on_update=broken)
+    assert drawn() == expected
 
 
 def test_a_run_learns(tmp_path: Path) -> None:

@@ -58,9 +58,10 @@ def inspect(
 
 _STEPS = (1, 2, 4, 8)  # those of the runs that the law was fitted to
 _WHENCE = (
-    f"By the law of arXiv 2604.21106 (φ = {PHI}; {PHI_TRUNCATED} with gradients through the last steps alone), from models trained "
-    f"at each depth on text, 20 layers as run, up to {MEASURED} steps. It is not ours, and says nothing of tasks that need steps "
-    "in a row: docs/when-to-loop.md has what was measured here."
+    f"Estimated by the law of arXiv 2604.21106 (φ = {PHI}; {PHI_TRUNCATED} with gradients through the last steps alone). It was "
+    f"fitted to models trained on text, each at its own depth, with 20 layers counted over all steps and at most {MEASURED} steps. "
+    "It is no measurement of this model, and does not hold for tasks whose answer takes many steps in a row. "
+    "docs/when-to-loop.md has what was measured here."
 )
 
 
@@ -74,7 +75,7 @@ def _advice(config: LoopedConfig, depth: int) -> dict[str, Any]:
 def _worth_table(advice: Mapping[str, Any]) -> Table:
     own, repeated = advice["once"] + advice["repeated"], advice["repeated"]
     title = f"steps on text: {own:,} parameters without embedding and head, {repeated:,} of them run at every step"
-    filled = table(title, "depth", "as good as a plain model of", "costs what a plain model costs of")
+    filled = table(title, "depth", "same loss as a plain model of", "same FLOPs as a plain model of")
     for one in advice["depths"]:
         beyond = "" if one["depth"] <= MEASURED else " (beyond the law's runs)"
         filled.add_row(f"{one['depth']}{beyond}", f"{one['equal_loss']:,}", f"{one['equal_flops']:,}")

@@ -32,6 +32,7 @@ from loopwright.retrofit.systems import Plan, make_plan, promised
 from loopwright.settings import parse_overrides
 from loopwright.source import Source
 from loopwright.threads import fitting_threads
+from loopwright.untrusted import first_line
 from loopwright.values import check_whole
 
 DEFAULT = "ouroboros-identity"
@@ -160,7 +161,13 @@ def read_ids(text: str, tongue: Any, tokens: int) -> torch.Tensor:
     check_whole("tokens", tokens, 2)
     ids: list[int] = []
     for record in Files(text):
-        ids += tongue(text_field(record, "text") or "", add_special_tokens=False, verbose=False)["input_ids"]
+        content = text_field(record, "text") or ""
+        try:
+            ids += tongue(content, add_special_tokens=False, verbose=False)["input_ids"]
+        except Exception as error:  # a small vocabulary, such as a task's symbols, has no token for everything
+            raise ValueError(
+                f"{record[0]}: a text has no tokens in the model's tokenizer ({first_line(error)}); give a text in its vocabulary"
+            ) from None
         if len(ids) >= tokens:
             break
     length = min(CONTEXT, tokens, len(ids))

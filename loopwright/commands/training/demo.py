@@ -20,6 +20,7 @@ from loopwright.evaluate.sweep import SweepReport, sweep
 from loopwright.metrics.trajectory import pca_path
 from loopwright.plot.training import Curve, accuracy_by_depth, loss_curves, radius_by_depth, state_paths
 from loopwright.recipes import recipe
+from loopwright.run import RunFolder
 from loopwright.settings import build_kind
 from loopwright.threads import fitting_threads
 from loopwright.train.depth import RULES
@@ -35,7 +36,7 @@ BAR = 0.99  # exact match that the stable model must keep
 LOST = 0.5  # and below which the plain one has lost what it knew
 WORDS = {True: "Shown.", False: "Not so in this run.", None: "Not shown in this run."}
 MARKS = {True: "✓", False: "✗", None: "?"}
-MARK = ".loopwright-demo"
+MARK, REPORT = ".loopwright-demo", "report.html"
 SUMS = 6  # that are shown with their answers
 
 
@@ -67,11 +68,16 @@ def demo(out: str | None = None, *, toy: bool = False) -> bool:
 
 
 def _fresh(folder: Path) -> Path:
-    """Returns an empty folder for the demo; an earlier demo makes room, anything else is left alone."""
+    """Returns an empty folder for the demo; an earlier demo makes room, unless it still runs; anything else is left alone."""
     need_writable("demo", folder)
     if folder.exists() and any(folder.iterdir()):
-        if not (folder / MARK).is_file():
-            raise ValueError(f"demo: {folder} holds other files; allowed: a new folder, an empty one, or an earlier demo")
+        others = {path.name for path in folder.iterdir()} - {MARK, REPORT, *RECIPES}
+        if others or not (folder / MARK).is_file():
+            named = f" ({min(others)})" if others else ""
+            raise ValueError(f"demo: {folder} holds other files{named}; allowed: a new folder, an empty one, or an earlier demo")
+        for name in RECIPES:
+            with RunFolder(folder / name).locked():  # else another process trains there
+                pass
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).touch()
@@ -169,7 +175,7 @@ def write(folder: Path, stories: dict[str, Story], seconds: float) -> Path:
         Section("What was run", "Both recipes ship with loopwright; change any setting with a.b=c.", tables=[_runs(stories)]),
     ]  # fmt: skip
     return write_report(
-        folder / "report.html", "More depth: when it helps, when it hurts", sections,
+        folder / REPORT, "More depth: when it helps, when it hurts", sections,
         outcome=judge(stories),
         lead="Two small looped transformers learn to add two-digit numbers: one the plain way, one so that depth is safe.",
         footer=f"{seconds / 60:.1f} minutes on this machine. Problems in the test were never trained on.", made=how_made(),

@@ -8,10 +8,10 @@ trained at its own depth. As in its public code neither embedding nor head is co
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loopwright.model.config import LoopedConfig
-from loopwright.model.cost.cost import parameters, skeleton
+from loopwright.model.cost.cost import parameters, pass_flops, skeleton
 
 PHI = 0.46  # 0 would be steps that are worth nothing, 1 steps that are worth as much as layers of their own
 PHI_TRUNCATED = 0.38  # the same paper, gradients through the last steps alone
@@ -39,8 +39,9 @@ def shares(config: LoopedConfig) -> tuple[int, int]:
             "advise: the model has no looped layers, so there are no steps to weigh; give one with core_layers of 1 or more"
         )
     counts = parameters(config)
-    shared = ("core",) if skeleton(config).injection.per_step else ("core", "injection")
-    repeated = sum(counts[part].unique for part in shared)
+    model = skeleton(config)
+    parts = {"core": False, "injection": model.injection.per_step, "gate": model.gate.per_step}
+    repeated = sum(counts[part].unique for part, per_step in parts.items() if not per_step)  # of a table a step runs its row
     looked_up = sum(counts[part].unique for part in ("embedding", "positions", "head"))
     return counts["total"].unique - looked_up - repeated, repeated
 
@@ -51,6 +52,19 @@ def worth(once: int, repeated: int, depth: int, phi: float = PHI) -> Worth:
 
 
 def advise(config: LoopedConfig, depths: Iterable[int]) -> list[Worth]:
-    """Returns what each of these depths is worth and costs."""
-    once, repeated = shares(config)
-    return [worth(once, repeated, depth) for depth in depths]
+    """Returns what each of these depths is worth and costs: of a table with a row per step, the rows of the steps that run."""
+    found = (worth(*shares(_built_for(config, depth)), depth) for depth in depths)
+    return [replace(one, equal_flops=_layers_flops(config, one.depth) // 2) for one in found]
+
+
+def _built_for(config: LoopedConfig, depth: int) -> LoopedConfig:
+    """The config of the model whose tables end with this depth, where it has tables that go on."""
+    if config.max_steps is None or depth >= config.max_steps:
+        return config
+    return LoopedConfig(**{**config.to_dict(), "max_steps": depth, "depth": depth})
+
+
+def _layers_flops(config: LoopedConfig, depth: int) -> int:
+    """The FLOPs of one token without read-out and attention, which a plain model has too: two for each parameter that runs."""
+    flops = pass_flops(config, depth=depth, batch=1, length=1)
+    return flops["total"] - flops["head"] - flops["attention"]

@@ -51,7 +51,7 @@ def unsuited(
         name = theirs[0] if theirs else "the objective"
         return f"{name} is not the package's own, and a replay would leave out what it does on the host"
     if _hooked(model):
-        return "the model has a hook, and a replay would leave out what it does on the host"
+        return "the model has a hook, or all modules have one, and a replay would leave out what it does on the host"
     if remat == "implicit":
         return "remat: implicit looks at numbers in the middle of a pass"
     if remat != "none" and draws(model):
@@ -66,7 +66,8 @@ def unsuited(
 def _hooked(model: LoopedForCausalLM) -> bool:
     kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
     of_modules = any(getattr(module, kind) for module in model.modules() for kind in kinds)
-    return of_modules or any(x._backward_hooks or x._post_accumulate_grad_hooks for x in model.parameters())
+    of_all = torch.nn.modules.module._has_any_global_hook()  # torch.nn.modules.module.register_module_forward_hook
+    return bool(of_modules or of_all) or any(x._backward_hooks or x._post_accumulate_grad_hooks for x in model.parameters())
 
 
 def obstacle(batch: Batch, config: LoopedConfig) -> str | None:

@@ -14,7 +14,7 @@ from loopwright.commands.models.retrofit import read_ids, retrofit, said_of, spe
 from loopwright.retrofit.systems import make_plan
 from tests.cli.exit_codes import run
 from tests.convert.dense import IDS, source
-from tests.generate.tiny import STORIES, WORDS, word_tokenizer
+from tests.generate.tiny import STORIES, WORDS, few_words, word_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -275,6 +275,17 @@ def test_a_full_disk_is_one_line(
     printed = capsys.readouterr().err
     assert "out: the disk quota is used up" in printed and "what stood there is unharmed" in printed
     assert printed.count("\n") == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_a_text_outside_the_vocabulary_is_one_line(
+    dense: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lw.save(lw.load(dense), tmp_path / "source", few_words())
+    for words in (("gate-only", "--search", str(text)), ("static", "adapters.rank=4", "bases=weighted", "--text", str(text))):
+        assert run("retrofit", str(tmp_path / "source"), str(tmp_path / "out"), *words) == 2
+        printed = capsys.readouterr().err
+        assert "text.txt" in printed and "no tokens in the model's tokenizer" in printed and "give a text" in printed
+        assert printed.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 def test_words_and_rows(text: Path) -> None:

@@ -9,8 +9,9 @@ from typing import cast
 
 import pytest
 
-from loopwright.commands.training.demo import BEYOND, Story, _path, demo, judge, plain_sum, tell, write
+from loopwright.commands.training.demo import BEYOND, MARK, REPORT, Story, _path, demo, judge, plain_sum, tell, write
 from loopwright.data.tasks.table import Table
+from loopwright.run import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +78,23 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds other files"):
         demo(str(tmp_path), toy=True)
     assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_an_earlier_demo_makes_room_but_for_what_is_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(name: str, folder: Path, *, toy: bool) -> Story:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("loopwright.commands.training.demo.tell", stop)
+    for name in (MARK, REPORT, "notes.txt", "plain/log.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=r"holds other files \(notes.txt\); allowed: a new folder"):
+        demo(str(tmp_path))
+    assert (tmp_path / "notes.txt").exists() and (tmp_path / "plain" / "log.jsonl").exists()
+    (tmp_path / "notes.txt").unlink()
+    with RunFolder(tmp_path / "plain").locked(), pytest.raises(ValueError, match="is training into this run folder"):
+        demo(str(tmp_path))
+    assert (tmp_path / REPORT).exists()
+    with pytest.raises(KeyboardInterrupt):
+        demo(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [MARK]

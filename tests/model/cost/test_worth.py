@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from loopwright.model.config import LoopedConfig
 from loopwright.model.cost import cost
 from loopwright.model.cost.worth import advise, shares, worth
-from loopwright.model.presets import preset
+from loopwright.model.presets import PRESETS, preset
 
 
 def test_the_published_example() -> None:
@@ -29,7 +29,9 @@ def test_steps_are_worth_less_than_they_cost_and_more_than_nothing(once: int, re
     assert one.measured == (depth <= 8)
 
 
-@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "huginn-tiny", "asura-tiny", "stars-addition-tiny"])
+@pytest.mark.parametrize(
+    "name", ["ouro-1.4b-tiny", "huginn-tiny", "asura-tiny", "stars-addition-tiny", "ouroboros-qwen2.5-3b-tiny"]
+)
 def test_every_parameter_but_embeddings_and_head_is_counted_once(name: str) -> None:
     config = preset(name)
     counts = cost.parameters(config)
@@ -40,7 +42,7 @@ def test_every_parameter_but_embeddings_and_head_is_counted_once(name: str) -> N
         if not n.startswith(("embed_tokens", "embed_positions", "lm_head"))
     )
     per_step = config.injection["kind"] == "concat-per-step"
-    assert repeated == counts["core"].unique + (0 if per_step else counts["injection"].unique)
+    assert repeated == counts["core"].unique + (0 if per_step else counts["injection"].unique) + counts["gate"].unique
     assert per_step == (name == "asura-tiny")
 
 
@@ -50,6 +52,17 @@ def test_what_a_step_more_costs_is_what_its_products_cost() -> None:
     two, four = advise(config, (2, 4))
     flops = [cost.pass_flops(config, depth=depth)["core"] for depth in (2, 4)]
     assert four.equal_flops - two.equal_flops == pytest.approx((flops[1] - flops[0]) / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", [f"{name}-tiny" for name in PRESETS])
+def test_what_a_depth_costs_is_what_runs_at_it(name: str) -> None:
+    """Gates and adapters run at every step; of a table with a row per step each step runs its own."""
+    config = preset(name)
+    for one in advise(config, (1, 2)):
+        flops = cost.pass_flops(config, depth=one.depth)
+        assert 2 * one.equal_flops == flops["total"] - flops["head"] - flops["attention"]
+        built = config if config.max_steps is None else preset(name, max_steps=one.depth, depth=one.depth)
+        assert one.equal_loss == worth(*shares(built), one.depth).equal_loss
 
 
 def test_a_model_without_steps_is_refused() -> None:

@@ -188,6 +188,13 @@ def test_what_hooks_do_is_not_left_out() -> None:
         model = lw.build("huginn-tiny")
         getattr(model.embed_tokens.weight, register)(hook)
         assert why(model).startswith("the model has a hook, ")
+    for register in ("register_module_forward_pre_hook", "register_module_forward_hook", "register_module_full_backward_hook"):
+        handle = getattr(torch.nn.modules.module, register)(hook)
+        try:
+            assert why().startswith("the model has a hook, or all modules have one, ")
+        finally:
+            handle.remove()
+    assert not why()
 
 
 @pytest.mark.parametrize(
@@ -275,8 +282,9 @@ def test_the_memory_of_graphs_is_free_when_a_run_has_ended(tmp_path: Path, monke
     monkeypatch.setattr(job_module.Job, "_graphs", lambda job, reporter: Held(job._backward_given, CPU))
     gc.disable()  # which would come for it sooner or later
     try:
-        train(small({"updates": 1, "data": {"padding": "plain"}}), tmp_path / "run")
+        outcome = train(small({"updates": 1, "data": {"padding": "plain"}}), tmp_path / "run")
         assert len(kept) == 1 and kept[0]() is None
+        assert all(parameter.grad is None for parameter in outcome.model.parameters())
     finally:
         gc.enable()
 
