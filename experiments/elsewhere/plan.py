@@ -80,9 +80,12 @@ def looks() -> tuple[Command, ...]:
     """Returns what is measured of each model with a loop: a page, system prompts, first tokens."""
     made = []
     for name in map(folder_of, (*AGAIN, *LIKE)):
+        # what `loopwright analyze` calls: its command line may need pydantic, which need not be there
+        asked = "Asked('gsm8k', '{place}/eval', 16, 0, None), depth=128, batch=8, pairs=8, ablate=False"
+        given = f"compare='{{place}}/models/{CONTROL}', device='cuda', dtype='float32', out='{{place}}/pages/{name}'"
+        page = f"analyze('{{place}}/models/{name}', {asked}, {given})"
+        made.append(Command(f'-c "from loopwright.commands.evaluation.analyze import Asked, analyze; {page}"'))
         model = f"{{place}}/models/{name} --data {{place}}/eval --device cuda"
-        page = f"-m loopwright analyze {model} --prompts gsm8k --examples 16 --depth 128 --out {{place}}/pages/{name}"
-        made.append(Command(f"{page} --compare {{place}}/models/{CONTROL}"))
         for module, rows in (("system_prompts", "system"), ("first_token", "first-token")):
             made.append(Command(f"-m experiments.inside.{module} {model} --out {{rows}}", rows))
     return tuple(made)
@@ -92,7 +95,7 @@ PARTS = ("ASURA with LoRA", "without the", "without norms", "without adapters", 
 
 ITEMS: dict[str, Item] = {
     "hops": Item(
-        "swaps with three seeds and at other rates, fewer layers with more updates (28 runs)", 360,
+        "swaps with three seeds and at other rates, fewer layers with more updates (28 runs)", 470,
         ((Command(f"-m experiments.hops.run {RUN} --groups longer,chain,chain_rates --tables {{place}}/tables --workers 12",
                   "hops", "hops/runs.jsonl"),),),
     ),

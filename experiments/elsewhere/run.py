@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -83,6 +84,7 @@ def run(item: Item, place: Path, out: Path, ends: float, changes: Sequence[str] 
     out.mkdir(parents=True, exist_ok=True)
     if shutil.which("nvidia-cuda-mps-control"):  # many processes then share the GPU; one that runs already is left alone
         subprocess.run(["nvidia-cuda-mps-control", "-d"], check=False)
+    rows = Path(tempfile.mkdtemp(prefix="rows-", dir=place))  # items may run side by side on the same parts
     done: list[Running] = []
     for step in item.steps:
         if time.time() >= ends:
@@ -90,7 +92,7 @@ def run(item: Item, place: Path, out: Path, ends: float, changes: Sequence[str] 
             break
         before, began = [*done], []
         for command in step:
-            file = place / f"rows-{len(done)}.jsonl"
+            file = rows / f"{len(done)}.jsonl"
             began.append(begin(command, file, place, ends, changes, len(step), before))
             done.append(began[-1])
         try:
