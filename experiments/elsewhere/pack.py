@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.corpus import held_out_files, make_tokenizer
-from experiments.elsewhere.plan import CORES, RATES, TEXT
-from experiments.ouroboros.plan import LAYERS
+from experiments.elsewhere.plan import TEXT
 from experiments.sft.parts import split
 
 QUESTIONS = "gsm8k_test.jsonl.gz"
-# the layers of SmolLM2 that each part of the retrofit study keeps
-KEPT: dict[str, Sequence[int]] = {RATES: (*range(7), 15, *range(23, 30)), CORES: LAYERS}
 EVERY = 3  # of the training files, every so many are read by the retrofit study
 
 
@@ -55,4 +52,6 @@ def gather(needs: str, sources: Sources, place: Path) -> None:
 
         if sources.gguf is None or sources.config is None:
             raise ValueError("pack: no --gguf or no --config; give the GGUF file of SmolLM2-135M-Instruct and its config's folder")
-        pack_layers(sources.gguf, sources.config, place / "packed", KEPT[needs])
+        # every layer: the bases of controllers and diagonals start from those that a retrofit removes
+        layers = json.loads((sources.config / "config.json").read_text())["num_hidden_layers"]
+        pack_layers(sources.gguf, sources.config, place / "packed", range(layers))

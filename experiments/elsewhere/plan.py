@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TEXT, RATES, CORES = "text", "rates", "cores"  # what is packed
+TEXT, BASE = "text", "base"  # what is packed: the corpus, or SmolLM2 and a third of it
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ def asura(workers: int, only: str, seeds: str) -> Command:
     return Command(f"{words} --only '{only}' --seeds {seeds}", "asura", "asura/runs.jsonl")
 
 
-def retrofit(module: str, change: str, start: str) -> Command:
+def retrofit(module: str, start: str) -> Command:
     """Returns the runs of a part of experiments.ouroboros that are missing."""
-    given = f"--source {{place}}/base --corpus {{place}}/corpus --shards {{place}}/shards --change graph=true {change} --workers 7"
+    given = "--source {place}/base --corpus {place}/corpus --shards {place}/shards --change graph=true --workers 7"
     return Command(f"-m experiments.ouroboros.{module} {RUN} {given}", module, start)
 
 
@@ -101,7 +101,7 @@ ITEMS: dict[str, Item] = {
     ),
     "rates": Item(
         "the retrofit's arms at their own rates: seeds 4 to 6 of the close ones, then those the others lack (17 runs)", 270,
-        ((retrofit("rates", "--change model.changes.core=7", "ouroboros/rates.jsonl"),),), RATES,
+        ((retrofit("rates", "ouroboros/rates.jsonl"),),), BASE,
     ),
     "repeats": Item(
         "sixteen readings at the rate of their own, and ASURA at depths 1 to 8, three seeds (18 runs, then up to 10)", 280,
@@ -115,7 +115,7 @@ ITEMS: dict[str, Item] = {
     ),
     "cores": Item(
         "cores of one, three and six layers against the same layers run once (24 runs for the rates, 24 for the seeds)", 400,
-        ((retrofit("cores", "", "ouroboros/cores.jsonl"),),), CORES,
+        ((retrofit("cores", "ouroboros/cores.jsonl"),),), BASE,
     ),
     "asura-text": Item(
         "the middle ASURA and 18 plain layers on all of the text, each token read once, at two rates (4 runs)", 300,

@@ -17,14 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.elsewhere.pack import KEPT
-from experiments.elsewhere.plan import CORES, FIRST, RUN, Command, Item
+from experiments.elsewhere.plan import BASE, FIRST, RUN, Command, Item
 from experiments.sft.parts import join
 
 RESULTS = Path(__file__).parents[1] / "results"
 OPENED = "opened"  # a file that says so
 SPARE, LOOK = 10.0, 5.0  # seconds between the end of the runs and that of their programs; between two looks at new rows
-SMOLLM2_LAYERS = 30
 
 
 def prepare(needs: str, parts: Sequence[Path], place: Path) -> None:
@@ -36,13 +34,12 @@ def prepare(needs: str, parts: Sequence[Path], place: Path) -> None:
     texts = [*place.glob("corpus/*.jsonl"), *place.glob("eval/*.jsonl")]
     with ThreadPoolExecutor() as pool:
         list(pool.map(compress, texts))
-    if needs in KEPT:
+    if needs == BASE:
         import torch
 
         from experiments.sft.blocks import unpack
 
-        places = (KEPT[needs], SMOLLM2_LAYERS) if needs == CORES else ()  # there layers have the numbers of the whole model
-        unpack(place / "packed", place / "base", torch.bfloat16, *places)
+        unpack(place / "packed", place / "base", torch.bfloat16)
     else:
         first = place / "first"
         first.mkdir()

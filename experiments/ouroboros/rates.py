@@ -7,8 +7,8 @@ behind it are measured on `test` and `ood`. What matters most comes first, and a
 with a copy of experiments/results/ouroboros/rates.jsonl as OUT to go on with the study, on any machine.
 
 CORPUS holds train-00, -03, -06 and -09.jsonl.gz, valid, test and heldout_ood.jsonl.gz, BASE SmolLM2-135M-Instruct. On a machine
-that has neither: `python -m experiments.elsewhere list`. Of BASE the 15 layers that are kept are then carried alone, and the looped
-layer is the eighth of them: `--change model.changes.core=7`.
+that has neither: `python -m experiments.elsewhere list`. The first 66 rows were made with `--change model.changes.core=7`, on a
+BASE whose looped layer is its eighth.
 """
 
 from __future__ import annotations

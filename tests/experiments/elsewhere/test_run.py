@@ -13,8 +13,8 @@ import pytest
 from experiments.corpus import HELD_OUT
 from experiments.elsewhere import pack as packs
 from experiments.elsewhere import run as runs
-from experiments.elsewhere.pack import Sources, gather, pack
-from experiments.elsewhere.plan import CORES, FIRST, RATES, TEXT, Command, Item
+from experiments.elsewhere.pack import Sources, pack
+from experiments.elsewhere.plan import BASE, FIRST, TEXT, Command, Item
 
 ADDS = """
 import json, sys
@@ -121,20 +121,15 @@ def test_what_is_packed_is_there_again_under_the_names_that_runs_read(sources: S
     runs.prepare(TEXT, [], place)  # a second item with the same parts
 
 
-@pytest.mark.parametrize("needs", [RATES, CORES])
-def test_a_retrofit_has_every_third_file_and_its_own_layers(
-    needs: str, sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_retrofit_has_every_third_file_and_every_layer(sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr("experiments.sft.blocks.pack", lambda *given: calls.append(given[-1]))
-    monkeypatch.setattr("experiments.sft.blocks.unpack", lambda *given: calls.append(given[3:]))
-    gathered = tmp_path / "gathered"
-    gathered.mkdir()
-    gather(needs, sources, gathered)
-    names = {path.name for path in (gathered / "corpus").iterdir()}
-    assert names == {"train-00.jsonl.gz", "train-03.jsonl.gz", "train-06.jsonl.gz", *HELD_OUT.values()}
-    runs.prepare(needs, pack(needs, sources, tmp_path / "parts", 100_000), tmp_path / "place")
-    layers = packs.KEPT[needs]
-    assert calls == [layers, layers, (layers, 30) if needs == CORES else ()] and len({*layers}) == 15
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 5}')
+    monkeypatch.setattr("experiments.sft.blocks.pack", lambda *given: calls.append([*given[-1]]))
+    monkeypatch.setattr("experiments.sft.blocks.unpack", lambda *given: calls.append(given[:2]))
+    place = tmp_path / "place"
+    runs.prepare(BASE, pack(BASE, sources, tmp_path / "parts", 100_000), place)
+    third = {"train-00.jsonl.gz", "train-03.jsonl.gz", "train-06.jsonl.gz"}
+    assert {path.name for path in (place / "corpus").iterdir()} == {*third, *HELD_OUT.values()}
+    assert calls == [[*range(5)], (place / "packed", place / "base")]
     with pytest.raises(ValueError, match="no --gguf or no --config"):
-        pack(needs, Sources(sources.corpus), tmp_path / "none", 1)
+        pack(BASE, Sources(sources.corpus), tmp_path / "none", 1)
