@@ -14,6 +14,7 @@ class Command:
     words: str
     rows: str = ""  # the file that new rows come back in; none where the program only prints
     start: str = ""  # the rows so far, under experiments/results: runs that are in it are left out
+    again: tuple[str, ...] = ()  # but for these, which are made again
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,12 @@ def asura(workers: int, only: str, seeds: str) -> Command:
     return Command(f"{words} --only '{only}' --seeds {seeds}", "asura", "asura/runs.jsonl")
 
 
-def retrofit(module: str, start: str) -> Command:
-    """Returns the runs of a part of experiments.ouroboros that are missing."""
-    given = "--source {place}/base --corpus {place}/corpus --shards {place}/shards --change graph=true --workers 7"
-    return Command(f"-m experiments.ouroboros.{module} {RUN} {given}", module, start)
+def retrofit(module: str, workers: int, again: tuple[str, ...] = ()) -> Command:
+    """Returns the runs of a part of experiments.ouroboros that are missing, or some of those that are there."""
+    given = "--source {place}/base --corpus {place}/corpus --shards {place}/shards --change graph=true"
+    only = f" --only '{'|'.join(again)}'" if again else ""
+    words = f"-m experiments.ouroboros.{module} {RUN} {given} --workers {workers}{only}"
+    return Command(words, f"{module}-again" if again else module, f"ouroboros/{module}.jsonl", again)
 
 
 def stars(workers: int, only: str) -> Command:
@@ -93,6 +96,9 @@ def looks() -> tuple[Command, ...]:
 
 PARTS = ("ASURA with LoRA", "without the", "without norms", "without adapters", "one norm", "one projection")
 
+# rows whose base is not known any more (as many layers as were carried): do they come out with the whole one?
+CHECKED = ("tuned/static diagonal, rate 0.1/1", "tuned/controller, token, rate 0.016/1")
+
 ITEMS: dict[str, Item] = {
     "hops": Item(
         "swaps with three seeds and at other rates, fewer layers with more updates (28 runs)", 470,
@@ -100,8 +106,8 @@ ITEMS: dict[str, Item] = {
                   "hops", "hops/runs.jsonl"),),),
     ),
     "rates": Item(
-        "the retrofit's arms at their own rates: seeds 4 to 6 of the close ones, then those the others lack (17 runs)", 270,
-        ((retrofit("rates", "ouroboros/rates.jsonl"),),), BASE,
+        "the retrofit's arms at their own rates: seeds 4 to 6 of the close ones, then those others lack (17 runs, 2 again)", 290,
+        ((retrofit("rates", 6), retrofit("rates", 1, CHECKED)),), BASE,
     ),
     "repeats": Item(
         "sixteen readings at the rate of their own, and ASURA at depths 1 to 8, three seeds (18 runs, then up to 10)", 280,
@@ -115,7 +121,7 @@ ITEMS: dict[str, Item] = {
     ),
     "cores": Item(
         "cores of one, three and six layers against the same layers run once (24 runs for the rates, 24 for the seeds)", 400,
-        ((retrofit("cores", "ouroboros/cores.jsonl"),),), BASE,
+        ((retrofit("cores", 7),),), BASE,
     ),
     "asura-text": Item(
         "the middle ASURA and 18 plain layers on all of the text, each token read once, at two rates (4 runs)", 300,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import shlex
 import shutil
@@ -112,7 +113,8 @@ def begin(
     command: Command, file: Path, place: Path, ends: float, changes: Sequence[str], beside: int, before: Sequence[Running]
 ) -> Running:
     """Begins a command, on from the rows there are of its study, those of earlier steps with them."""
-    rows = kept(command.start) + [line for each in before if each.command.rows == command.rows for line in each.new()]
+    rows = [line for line in kept(command.start) if json.loads(line)["name"] not in command.again]
+    rows += [line for each in before if each.command.rows == command.rows for line in each.new()]
     file.write_text("".join(rows))
     given = {"place": place, "rows": file, "seconds": f"{max(ends - time.time() - SPARE, 1):.0f}"}
     words = shlex.split(command.words.format_map(given))

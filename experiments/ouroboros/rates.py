@@ -8,7 +8,7 @@ with a copy of experiments/results/ouroboros/rates.jsonl as OUT to go on with th
 
 CORPUS holds train-00, -03, -06 and -09.jsonl.gz, valid, test and heldout_ood.jsonl.gz, BASE SmolLM2-135M-Instruct. On a machine
 that has neither: `python -m experiments.elsewhere list`. The first 66 rows were made with `--change model.changes.core=7`, on a
-BASE whose looped layer is its eighth.
+BASE whose looped layer is its eighth, and of which nothing else is known.
 """
 
 from __future__ import annotations
