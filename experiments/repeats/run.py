@@ -92,6 +92,12 @@ def best_rates(found: Iterable[dict[str, Any]]) -> dict[tuple[str, int], float]:
     return best
 
 
+def stopped_early(line: str) -> bool:
+    """Returns whether a row need not be made again: of text that is read so often that one must stop early, those that did."""
+    row = json.loads(line)
+    return row["times"] != STOPPED or "stopped" in row
+
+
 def main() -> None:
     """Reads the command line, tokenises once, and runs what is asked for."""
     from loopwright.recipes import recipe

@@ -51,7 +51,7 @@ def archive(folder: Path) -> bytes:
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
             tar.addfile(entry, io.BytesIO(data))
-    return lzma.compress(raw.getvalue())
+    return lzma.compress(raw.getvalue(), preset=9)  # a text is longer than the window of the default
 
 
 def join(parts: Sequence[Path], out: Path) -> Path:

@@ -1,0 +1,163 @@
+"""What is still to be run, by item: its commands, what they need, and how long they are expected to take on one H200."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TEXT, BASE = "text", "base"  # what is packed: the corpus, or SmolLM2 and a third of it
+
+
+@dataclass(frozen=True)
+class Command:
+    """One program. In its words {place} is the folder of what was packed, {rows} its file of rows and {seconds} the time left."""
+
+    words: str
+    rows: str = ""  # the file that new rows come back in; none where the program only prints
+    start: str = ""  # the rows so far, under experiments/results: runs that are in it are left out
+    again: tuple[str, ...] = ()  # but for these, which are made again
+
+
+@dataclass(frozen=True)
+class Item:
+    """Steps one after the other, each with commands side by side."""
+
+    about: str
+    seconds: int  # opening what was packed counts, starting the machine does not
+    steps: tuple[tuple[Command, ...], ...]
+    needs: str = ""  # what is packed for it; nothing: a checkout is enough
+    folder: str = ""  # a folder of {place} that comes back as FOLDER.tar.gz
+
+
+CORPUS = "--corpus {place}/corpus --tokenizer {place}/bpe"
+RUN = "{rows} --seconds {seconds}"
+FIRST = 5  # training files that the models of experiments.inside were trained on
+
+
+def repeats(workers: int, only: str, seeds: str) -> Command:
+    """Returns runs of experiments.repeats whose names hold one of these words."""
+    words = f"-m experiments.repeats.run {RUN} {CORPUS} --shards {{place}}/shards --workers {workers}"
+    return Command(f"{words} --only '{only}' --seeds {seeds}", "repeats", "repeats/runs.jsonl")
+
+
+def asura(workers: int, only: str, seeds: str) -> Command:
+    """Returns runs of experiments.asura with the settings of docs/asura.md."""
+    changes = "--change updates=600 --change schedule.warmup=60 --change graph=true --change data.apart=false"
+    words = f"-m experiments.asura.run {RUN} {CORPUS} --shards {{place}}/shards {changes} --workers {workers}"
+    return Command(f"{words} --only '{only}' --seeds {seeds}", "asura", "asura/runs.jsonl")
+
+
+def retrofit(module: str, workers: int, again: tuple[str, ...] = ()) -> Command:
+    """Returns the runs of a part of experiments.ouroboros that are missing, or some of those that are there."""
+    given = "--source {place}/base --corpus {place}/corpus --shards {place}/shards --change graph=true"
+    only = f" --only '{'|'.join(again)}'" if again else ""
+    words = f"-m experiments.ouroboros.{module} {RUN} {given} --workers {workers}{only}"
+    return Command(words, f"{module}-again" if again else module, f"ouroboros/{module}.jsonl", again)
+
+
+def stars(workers: int, only: str) -> Command:
+    """Returns runs of experiments.stars, seed 0, for paths and short tables."""
+    given = f"--groups paths,brief_static,brief_norms --seeds 0 --only '{only}' --workers {workers}"
+    return Command(f"-m experiments.stars.run {RUN} {given}", "stars", "stars/runs.jsonl")
+
+
+AGAIN = ("sandwich-4-injected/2", "sandwich-12-injected/2", "sandwich-8-injected/1", "sandwich-8-injected/2")
+LIKE = ("ouro-8/0", "huginn-4-injected/0")
+CONTROL = "control-2"
+
+
+def inside(workers: int, only: str, graph: str, rows: str, start: str = "") -> Command:
+    """Returns trainings of experiments.inside, whose models are kept."""
+    kept = ",".join([CONTROL, *map(folder_of, (*AGAIN, *LIKE))])
+    text = "--corpus {place}/first --tokenizer {place}/bpe --shards {place}/first-shards"
+    given = f"--keep {{place}}/models --kept {kept} --change graph={graph} --change data.apart=false --workers {workers}"
+    return Command(f"-m experiments.inside.train_run {RUN} {text} {given} --only '{only}'", rows, start)
+
+
+def folder_of(name: str) -> str:
+    """Returns the folder that train_run keeps a model in."""
+    label, seed = name.split("/")
+    return label if seed == "0" else f"{label}-{seed}"
+
+
+def looks() -> tuple[Command, ...]:
+    """Returns what is measured of each model with a loop: a page, system prompts, first tokens."""
+    made = []
+    for name in map(folder_of, (*AGAIN, *LIKE)):
+        # what `loopwright analyze` calls: its command line may need pydantic, which need not be there
+        asked = "Asked('gsm8k', '{place}/eval', 16, 0, None), depth=128, batch=8, pairs=8, ablate=False"
+        given = f"compare='{{place}}/models/{CONTROL}', device='cuda', dtype='float32', out='{{place}}/pages/{name}'"
+        page = f"analyze('{{place}}/models/{name}', {asked}, {given})"
+        made.append(Command(f'-c "from loopwright.commands.evaluation.analyze import Asked, analyze; {page}"'))
+        model = f"{{place}}/models/{name} --data {{place}}/eval --device cuda"
+        for module, rows in (("system_prompts", "system"), ("first_token", "first-token")):
+            made.append(Command(f"-m experiments.inside.{module} {model} --out {{rows}}", rows))
+    return tuple(made)
+
+
+PARTS = ("ASURA with LoRA", "without the", "without norms", "without adapters", "one norm", "one projection")
+
+# rows whose base is not known any more (as many layers as were carried): do they come out with the whole one?
+CHECKED = ("tuned/static diagonal, rate 0.1/1", "tuned/controller, token, rate 0.016/1")
+
+ITEMS: dict[str, Item] = {
+    "hops": Item(
+        "swaps with three seeds and at other rates, fewer layers with more updates (28 runs)", 470,
+        ((Command(f"-m experiments.hops.run {RUN} --groups longer,chain,chain_rates --tables {{place}}/tables --workers 12",
+                  "hops", "hops/runs.jsonl"),),),
+    ),
+    "rates": Item(
+        "the retrofit's arms at their own rates: seeds 4 to 6 of the close ones, then those others lack (17 runs, 2 again)", 290,
+        ((retrofit("rates", 6), retrofit("rates", 1, CHECKED)),), BASE,
+    ),
+    "repeats": Item(
+        "sixteen readings at the rate of their own, and ASURA at depths 1 to 8, three seeds (18 runs, then up to 10)", 280,
+        (
+            (
+                repeats(8, "16 times/", "0,1,2"),
+                repeats(8, "three times the updates/1 times|ASURA, depth", "0,1,2"),
+            ),
+            (repeats(10, "ASURA, depth", "1,2"),),
+        ), TEXT,
+    ),
+    "cores": Item(
+        "cores of one, three and six layers against the same layers run once (24 runs for the rates, 24 for the seeds)", 400,
+        ((retrofit("cores", 7),),), BASE,
+    ),
+    "asura-text": Item(
+        "the middle ASURA and 18 plain layers on all of the text, each token read once, at two rates (4 runs)", 300,
+        ((asura(4, "all of the text", "0"),),), TEXT,
+    ),
+    "asura-parts": Item(
+        "seeds 1 and 2 of every part, one projection for all steps, calmer schedules without the skip (25 runs)", 300,
+        ((asura(12, "|".join(PARTS), "0,1,2"),),), TEXT,
+    ),
+    "whole-text": Item(
+        "four arms of width 256 on all of the text, read four times (4 runs)", 330,
+        ((repeats(4, "all of the text", "0"),),), TEXT,
+    ),
+    "stars": Item(
+        "paths of states with the penalty off and on, and short runs of norms, layers around the loop and L2 (22 runs)", 230,
+        ((stars(12, "paths/no|paths/all|brief_"),),),
+    ),
+    "inside": Item(
+        "the third control, four models trained again, norms of Ouro and Huginn; a page and prompts of each (7 runs)", 330,
+        (
+            (
+                inside(1, "control/2", "false", "training", "inside/training.jsonl"),
+                inside(2, "|".join(LIKE), "true", "training", "inside/training.jsonl"),
+                inside(4, "|".join(AGAIN), "true", "again"),
+            ),
+            looks(),
+        ), TEXT, "pages",
+    ),
+    "graph": Item(
+        "graphs of small text models, and the large one, which is left alone: tests, then one benchmark", 90,
+        (
+            (Command("-m pytest -o addopts= -q -m gpu --noconftest tests/train/gradients/test_graphs.py"),),
+            (Command("-m benchmarks.train_text --only ship"),),
+        ),
+    ),
+    "stars-paper": Item(
+        "the path of states at the paper's own settings, 10,000 updates (1 run)", 450, ((stars(1, "paths/paper"),),),
+    ),
+}  # fmt: skip

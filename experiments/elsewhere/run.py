@@ -1,0 +1,142 @@
+"""Opens what was packed and runs the commands of an item, until they end or the time is up; new rows are put by as they come."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.elsewhere.plan import BASE, FIRST, RUN, Command, Item
+from experiments.sft.parts import join
+
+RESULTS = Path(__file__).parents[1] / "results"
+OPENED = "opened"  # a file that says so
+SPARE, LOOK = 10.0, 5.0  # seconds between the end of the runs and that of their programs; between two looks at new rows
+
+
+def prepare(needs: str, parts: Sequence[Path], place: Path) -> None:
+    """Opens the parts, unless that was done before: the same pack may serve several items."""
+    place.mkdir(parents=True, exist_ok=True)
+    if not needs or (place / OPENED).is_file():
+        return
+    join(parts, place)
+    texts = [*place.glob("corpus/*.jsonl"), *place.glob("eval/*.jsonl")]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(compress, texts))
+    if needs == BASE:
+        import torch
+
+        from experiments.sft.blocks import unpack
+
+        unpack(place / "packed", place / "base", torch.bfloat16)
+    else:
+        first = place / "first"
+        first.mkdir()
+        train = sorted(place.glob("corpus/train-*"))
+        for path in [*train[:FIRST], *(path for path in place.glob("corpus/*") if path not in train)]:
+            (first / path.name).symlink_to(path.absolute())
+    (place / OPENED).touch()
+
+
+def compress(path: Path) -> None:
+    """Compresses a file as runs expect it: parts hold texts as they are."""
+    with gzip.open(f"{path}.gz", "wb", compresslevel=1) as file:
+        file.write(path.read_bytes())
+    path.unlink()
+
+
+@dataclass
+class Running:
+    """A command that was begun, with its file of rows, of which the first `known` were there before."""
+
+    command: Command
+    process: subprocess.Popen[bytes]
+    file: Path
+    known: int
+
+    def new(self) -> list[str]:
+        """Returns the rows that are new and whole."""
+        lines = self.file.read_text().splitlines(keepends=True)[self.known :] if self.file.is_file() else []
+        return [line for line in lines if line.endswith("\n")]
+
+    def end(self) -> None:
+        """Ends the program and all that it began."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def run(item: Item, place: Path, out: Path, ends: float, changes: Sequence[str] = ()) -> bool:
+    """Runs the steps of an item, and returns whether every command ended well. New rows go to OUT/NAME.jsonl."""
+    out.mkdir(parents=True, exist_ok=True)
+    if shutil.which("nvidia-cuda-mps-control"):  # many processes then share the GPU; one that runs already is left alone
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=False)
+    rows = Path(tempfile.mkdtemp(prefix="rows-", dir=place))  # items may run side by side on the same parts
+    done: list[Running] = []
+    for step in item.steps:
+        if time.time() >= ends:
+            print(f"not begun, no time: {step[0].words}", flush=True)
+            break
+        before, began = [*done], []
+        for command in step:
+            file = rows / f"{len(done)}.jsonl"
+            began.append(begin(command, file, place, ends, changes, len(step), before))
+            done.append(began[-1])
+        try:
+            while time.time() < ends and any(each.process.poll() is None for each in began):
+                time.sleep(min(LOOK, max(ends - time.time(), 0.0)))
+                collect(done, out)
+        finally:
+            for each in began:
+                each.end()
+    collect(done, out)
+    if item.folder and (place / item.folder).is_dir():
+        with tarfile.open(out / f"{item.folder}.tar.gz", "w:gz") as archive:
+            archive.add(place / item.folder, item.folder)
+    for each in done:
+        print(f"ended with {each.process.wait()}, {len(each.new())} new rows: {each.command.words}", flush=True)
+    return len(done) == sum(map(len, item.steps)) and all(each.process.returncode == 0 for each in done)
+
+
+def begin(
+    command: Command, file: Path, place: Path, ends: float, changes: Sequence[str], beside: int, before: Sequence[Running]
+) -> Running:
+    """Begins a command, on from the rows there are of its study, those of earlier steps with them."""
+    rows = [line for line in kept(command.start) if json.loads(line)["name"] not in command.again]
+    rows += [line for each in before if each.command.rows == command.rows for line in each.new()]
+    file.write_text("".join(rows))
+    given = {"place": place, "rows": file, "seconds": f"{max(ends - time.time() - SPARE, 1):.0f}"}
+    words = shlex.split(command.words.format_map(given))
+    if RUN in command.words:
+        words += [word for change in changes for word in ("--change", change)]
+    threads = max((os.cpu_count() or 1) // beside, 1)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen([sys.executable, *words], env=environment, start_new_session=True)
+    return Running(command, process, file, len(rows))
+
+
+def kept(start: str) -> list[str]:
+    """Returns the rows of a study that need not be made again."""
+    from experiments.repeats.run import stopped_early
+
+    path = RESULTS / start
+    lines = path.read_text().splitlines(keepends=True) if start and path.is_file() else []
+    return [line for line in lines if stopped_early(line)] if start.startswith("repeats/") else lines
+
+
+def collect(running: Sequence[Running], out: Path) -> None:
+    """Writes the new rows of all commands, by the name that they come back under."""
+    for name in {each.command.rows for each in running if each.command.rows}:
+        lines = [line for each in running if each.command.rows == name for line in each.new()]
+        (out / f"{name}.jsonl").write_text("".join(lines))

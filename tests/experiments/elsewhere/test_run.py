@@ -1,0 +1,133 @@
+"""What comes back from another machine: new rows alone, also of what was stopped, and nothing that goes on running."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from experiments.corpus import HELD_OUT
+from experiments.elsewhere import pack as packs
+from experiments.elsewhere import run as runs
+from experiments.elsewhere.pack import Sources, pack
+from experiments.elsewhere.plan import BASE, FIRST, TEXT, Command, Item
+
+ADDS = """
+import json, sys
+names = [json.loads(line)["name"] for line in open(sys.argv[1])]
+with open(sys.argv[1], "a") as file:
+    file.write(json.dumps({"name": f"{sys.argv[2]} after {' '.join(names)}"}) + "\\n")
+"""
+STAYS = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(sys.argv[1], "a").write('{"name": "made"}\\n{"name": "half')
+open(sys.argv[2], "w").write(str(child.pid))
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder of results with one row, and no waiting."""
+    monkeypatch.setattr(runs, "LOOK", 0.05)
+    monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
+    (tmp_path / "results/study").mkdir(parents=True)
+    (tmp_path / "results/study/runs.jsonl").write_text('{"name": "old"}\n')
+    return tmp_path
+
+
+def names(path: Path) -> list[str]:
+    return [json.loads(line)["name"] for line in path.read_text().splitlines()]
+
+
+def test_steps_go_on_from_all_rows_and_new_ones_alone_come_back(quick: Path) -> None:
+    script = quick / "adds.py"
+    script.write_text(ADDS)
+    one, two = (Command(f"{script} {{rows}} {word}", "study", "study/runs.jsonl") for word in ("one", "two"))
+    other = Command(f"{script} {{rows}} new", "again", "study/runs.jsonl", ("old",))
+    place = quick / "place"
+    runs.prepare("", [], place)
+    assert runs.run(Item("", 1, ((one, other), (two,))), place, quick / "out", time.time() + 60)
+    assert names(quick / "out/study.jsonl") == ["one after old", "two after old one after old"]
+    assert names(quick / "out/again.jsonl") == ["new after "]
+
+
+def test_when_the_time_is_up_all_processes_end_and_whole_rows_come_back(quick: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = quick / "stays.py"
+    script.write_text(STAYS)
+    place, child = quick / "place", quick / "child"
+    (place / "pages/one").mkdir(parents=True)
+    stays = Command(f"{script} {{rows}} {child}", "study", "study/runs.jsonl")
+    later = Command(f"{script} {{rows}} {quick / 'later'}", "study")
+    item = Item("", 1, ((stays,), (later,)), folder="pages")
+    assert not runs.run(item, place, quick / "out", time.time() + 3)
+    assert names(quick / "out/study.jsonl")[:1] == ["made"] and (quick / "out/pages.tar.gz").is_file()
+    deadline = time.time() + 10
+    while alive(int(child.read_text())) and time.time() < deadline:
+        time.sleep(0.05)
+    assert not alive(int(child.read_text()))
+    told = capfd.readouterr().out
+    assert "ended with -9, 1 new rows" in told and "not begun, no time" in told and not (quick / "later").exists()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and that nobody asked after does not."""
+    try:
+        os.kill(pid, 0)
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (OSError, ValueError):
+        return False
+
+
+def test_rows_that_were_not_stopped_early_are_made_again(quick: Path) -> None:
+    rows = ({"name": "a", "times": 16}, {"name": "b", "times": 16, "stopped": {}}, {"name": "c", "times": 1})
+    (quick / "results/repeats").mkdir()
+    (quick / "results/repeats/runs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [json.loads(line)["name"] for line in runs.kept("repeats/runs.jsonl")] == ["b", "c"]
+    assert runs.kept("") == [] == runs.kept("study/none.jsonl")
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Sources:
+    corpus, questions = tmp_path / "corpus", tmp_path / "eval"
+    corpus.mkdir()
+    questions.mkdir()
+    for name in [*(f"train-{i:02}.jsonl.gz" for i in range(7)), *HELD_OUT.values()]:
+        with gzip.open(corpus / name, "wt") as file:
+            file.writelines(json.dumps({"text": f"{name} {i} " + "one two three four " * 20}) + "\n" for i in range(4))
+    with gzip.open(questions / packs.QUESTIONS, "wt") as file:
+        file.write('{"question": "?", "answer": "!"}\n')
+    return Sources(corpus, questions, "a.gguf", tmp_path)
+
+
+def test_what_is_packed_is_there_again_under_the_names_that_runs_read(sources: Sources, tmp_path: Path) -> None:
+    parts = pack(TEXT, sources, tmp_path / "parts", 500)
+    assert len(parts) > 1
+    place = tmp_path / "place"
+    runs.prepare(TEXT, parts[::-1], place)
+    train = [f"train-{i:02}.jsonl.gz" for i in range(7)]
+    assert {path.name for path in (place / "corpus").iterdir()} == {*train, *HELD_OUT.values()}
+    assert {path.name for path in (place / "first").iterdir()} == {*train[:FIRST], *HELD_OUT.values()}
+    assert (place / "bpe/tokenizer.json").is_file() and (place / "eval" / packs.QUESTIONS).is_file()
+    for path in (*(place / "corpus").iterdir(), *(place / "first").iterdir()):
+        assert gzip.decompress(path.read_bytes()) == gzip.decompress((sources.corpus / path.name).read_bytes())
+    runs.prepare(TEXT, [], place)  # a second item with the same parts
+
+
+def test_a_retrofit_has_every_third_file_and_every_layer(sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 5}')
+    monkeypatch.setattr("experiments.sft.blocks.pack", lambda *given: calls.append([*given[-1]]))
+    monkeypatch.setattr("experiments.sft.blocks.unpack", lambda *given: calls.append(given[:2]))
+    place = tmp_path / "place"
+    runs.prepare(BASE, pack(BASE, sources, tmp_path / "parts", 100_000), place)
+    third = {"train-00.jsonl.gz", "train-03.jsonl.gz", "train-06.jsonl.gz"}
+    assert {path.name for path in (place / "corpus").iterdir()} == {*third, *HELD_OUT.values()}
+    assert calls == [[*range(5)], (place / "packed", place / "base")]
+    with pytest.raises(ValueError, match="no --gguf or no --config"):
+        pack(BASE, Sources(sources.corpus), tmp_path / "none", 1)
