@@ -28,15 +28,16 @@ types: $(VENV)/.installed
 
 setup: $(VENV)/.installed
 
+# editable_mode=compat: a script in the folder that holds the clone would else import the clone itself, which is no package
 $(VENV)/.installed: pyproject.toml loopwright/version.py
 	$(PYTHON) -c 'import sys; sys.exit("loopwright needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	@echo 'installing loopwright and what it needs into $(VENV): a few minutes, most of it torch'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat -e '.[dev]'
 	touch $@
 
 docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.installed

@@ -117,10 +117,12 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             return open(lock, "a+"), made
-        except FileNotFoundError:  # another start that failed took the folder away in between
-            if not again:
-                raise
-            return self._open(lock, again=False)
+        except FileNotFoundError as error:  # another start that failed took the folder away in between
+            if again:
+                return self._open(lock, again=False)
+            raise _not_writable(self.path, error) from None
+        except OSError as error:
+            raise _not_writable(self.path, error) from None
 
     def _undo(self, new: Sequence[Path], folders: Sequence[Path], lock: Path) -> None:
         """Removes what a start wrote, and those folders that nothing of worth is left in; the user may have put something there.
@@ -139,6 +141,13 @@ class RunFolder:
         for folder in folders:
             with suppress(OSError):  # it is not empty
                 folder.rmdir()
+
+
+def _not_writable(folder: Path, error: OSError) -> OSError:
+    """Returns the error of a run folder that cannot be made or written, in words that say what to change."""
+    there = next((path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()), folder)
+    reason = f"{there} is a file" if there.is_file() else (error.strerror or str(error)).lower()
+    return type(error)(f"out: cannot write into {folder} ({reason}); give another folder")
 
 
 def saved(checkpoints: str | Path) -> list[Path]:

@@ -7,6 +7,7 @@ whole, and with its averaged weights where it averages them. No remote code is e
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Sequence
@@ -40,7 +41,6 @@ from loopwright.storage.manifest import MANIFEST, Damaged
 from loopwright.untrusted import first_line, read_text, user_path
 
 WEIGHTS = ("averaged", "raw")
-_AS_IT_IS = f"delete {MANIFEST} there to read the folder as it is"
 _HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 
 
@@ -195,7 +195,7 @@ class Source:
                     check_tokenizer(place)
                     return place
         except Damaged as error:
-            raise Damaged(f"{error}; {_AS_IT_IS}") from None
+            raise Damaged(f"{error}; {_as_it_is(place)}") from None
         trained_on = ((self.recipe or {}).get("data") or {}).get("tokenizer")
         if trained_on is None:
             raise FileNotFoundError(f"{self.name}: there is no tokenizer ({', '.join(TOKENIZERS[:-1])} or {TOKENIZERS[-1]})")
@@ -256,7 +256,7 @@ class Source:
         """Goes on to the next older checkpoint of a run; what was named, or is the only one there, is an error."""
         self._opened = None
         if self.run is None:
-            raise Damaged(f"{error}; {_AS_IT_IS}") from None
+            raise Damaged(f"{error}; {_as_it_is(self._candidates[0])}") from None
         if self.path != self.run.path or self.checkpoint != "last":
             raise Damaged(f"{error}; the checkpoint is damaged: take another one of {self.run.checkpoints}") from None
         self._damage.append(str(error))
@@ -276,6 +276,12 @@ class Source:
         model = base.model(spec.get("dtype", "float32"), device)
         self._base_notes = base.notes
         return model
+
+
+def _as_it_is(folder: Path) -> str:
+    """Says how to read a folder that is not as it was written. One with a state was copied out of a run: it needs its manifest."""
+    names = [name for name in (MANIFEST, STATE) if os.path.lexists(folder / name)]
+    return f"delete {' and '.join(names)} there to read the folder as it is"
 
 
 def _is_run(path: Path) -> bool:

@@ -353,7 +353,7 @@ def _shared_words(one: _Opened, two: _Opened) -> str | Path:
     if two.words is not _no_words and Tokenizer(words).fingerprint != Tokenizer(two.words()).fingerprint:
         raise ValueError(
             f"compare: {one.name} and {two.name} have different tokenizers, so their losses per token cannot be compared; "
-            "give tokenizer= where both were trained with one"
+            "where both were trained with one, give it: --tokenizer, or tokenizer= in Python"
         )
     return words
 

@@ -109,6 +109,18 @@ def test_a_start_that_failed_leaves_nothing(tmp_path: Path) -> None:
     assert fail(tmp_path / "new", **START, **tracked) is None and fail(tmp_path / "there", **START, **tracked) == []
 
 
+@pytest.mark.parametrize(
+    ("place", "reason"), [("file", "{}/file is a file"), ("file/inner", "{}/file is a file"), ("/dev/null/run", ".*")]
+)
+def test_a_folder_that_cannot_be_made_is_named_with_the_reason_and_what_to_do(tmp_path: Path, place: str, reason: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    reason = reason.format(tmp_path)
+    message = rf"^out: cannot write into {tmp_path / place} \({reason}\); give another folder$"
+    with pytest.raises(OSError, match=message), RunFolder(tmp_path / place).locked():
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_start_that_failed_leaves_what_is_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert fail(tmp_path, **START) == ["notes.txt"]

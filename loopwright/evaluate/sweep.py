@@ -327,7 +327,8 @@ def parse_depths(text: str) -> list[int]:
             raise ValueError(f"depths: {shown(word)} in {shown(text)}; allowed: depths of at most {MOST_DEPTH:,}")
         if int(first) < 1 or int(last) < int(first) or stride == "0":
             raise ValueError(
-                f"depths: {shown(word)} in {shown(text)}; allowed: a depth from 1, first:last, first:last:stride, first:last:log"
+                "depths must be numbers >= 1 or ranges first:last, first:last:stride or first:last:log, with first <= last, "
+                f"joined by commas (got {shown(text)})"
             )
         depths.update(log_range(int(first), int(last)) if stride == "log" else range(int(first), int(last) + 1, int(stride)))
     return sorted(depths)

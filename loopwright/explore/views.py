@@ -21,6 +21,12 @@ from loopwright.version import VERSION
 MOST_CELLS = 8192  # tokens × steps of one view
 MOST_MAP_NUMBERS = 2**17  # of attention in one answer: of a longer prompt the first tokens are shown
 MOST_TOP = 20
+# The page starts with the first of these that the tokenizer can read. The last two are for the recipes of stories and sums.
+PROMPTS = (
+    "Once upon a time, there was a little girl named Lily. She loved to",
+    "Once upon a time there was a little girl named Lily. She had a",
+    "79+87=",
+)
 TOP = 6  # likeliest tokens of a cell, where the request gives none
 
 _texts: weakref.WeakKeyDictionary[ServedModel, TokenTexts] = weakref.WeakKeyDictionary()
@@ -46,6 +52,7 @@ def describe(model: ServedModel, given: dict[str, Any]) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.engine.model.parameters()),
         "halting": model.engine.model.halting.mixes,
         "most_cells": MOST_CELLS,
+        "example": model.readable(*PROMPTS) or "",
         "version": VERSION,
     }
 

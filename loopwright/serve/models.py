@@ -123,6 +123,14 @@ class ServedModel:
         except ValueError as error:
             raise Refusal(str(error), param="prompt") from None
 
+    def readable(self, *texts: str) -> str | None:
+        """Returns the first of these texts that the model takes as a prompt, else its first tokens; None where it takes none."""
+        for text in (*texts, self.decode([0, 1, 2])):
+            with contextlib.suppress(Refusal):
+                self.check_ids("prompt", self.encode(text))
+                return text
+        return None
+
     def new_tokens(self, wanted: Wanted, prompt: list[int]) -> int:
         """Returns how many tokens an answer may have; refuses more than the limit, or than fit after the prompt."""
         room = self.max_model_len - len(prompt)

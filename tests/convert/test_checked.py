@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 import loopwright as lw
 from loopwright.convert import checked as checked_module
 from loopwright.convert.checked import AVERAGE, CheckedFolder
+from loopwright.run import STATE
 from loopwright.source import Source
 from loopwright.storage.manifest import MANIFEST, Damaged, Manifest
 from loopwright.train.checkpoint import save_checkpoint
@@ -68,6 +69,18 @@ def test_a_changed_folder_is_read_when_its_manifest_is_deleted(folder: Path) -> 
         lw.load(folder)
     (folder / MANIFEST).unlink()
     assert all(torch.equal(value, tensors[name]) for name, value in lw.load(folder).state_dict().items() if name in tensors)
+
+
+def test_a_checkpoint_out_of_its_run_is_read_when_what_the_error_names_is_deleted(folder: Path) -> None:
+    (folder / STATE).write_text("{}")  # copied out of a run: it needs its manifest
+    flip(folder / "model.safetensors")
+    with pytest.raises(Damaged, match=r"; delete manifest.json and state.json there to read the folder as it is$"):
+        lw.load(folder)
+    (folder / MANIFEST).unlink()
+    with pytest.raises(Damaged, match=r"manifest.json: missing; delete state.json there to read the folder as it is$"):
+        lw.load(folder)
+    (folder / STATE).unlink()
+    lw.load(folder)
 
 
 def test_files_that_loading_does_not_read_may_come_go_and_change(folder: Path) -> None:

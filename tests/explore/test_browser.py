@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
+import torch
 
 import loopwright as lw
 from loopwright.explore.views import EXPLORER
+from loopwright.parts import Alphabet
 from tests.explore.browser import Browser, chromium
 from tests.generate.tiny import STORIES
 from tests.serve.live import Live, live
@@ -308,3 +310,16 @@ for (const node of document.querySelectorAll('body *')) {
 }
 return bad;
 """
+
+
+def test_a_model_of_few_symbols_and_short_rows_opens_with_an_answer(browser: Browser) -> None:
+    """Its first prompt is one that it can read, its answer fits, and a state that only grows is not said to rest."""
+    torch.manual_seed(0)
+    symbols = Alphabet([*"0123456789", "+", "=", "Ʌ", "§"])
+    changes = {"norm_placement": ["input"], "injection": {"kind": "add"}, "max_position_embeddings": 32}
+    grows = lw.build("stars-addition-tiny", vocab_size=len(symbols), depth=4, **changes).eval()
+    with live({"sums": grows}, tokenizer=symbols.tokenizer(), site=EXPLORER) as running:
+        browser.open(f"{running.url}/")
+        assert answered(browser) and browser.text(".answer.one .given") == "79+87="
+        assert browser.text("#problem") == ""
+        assert browser.text("#limit") == "Its direction is at rest."

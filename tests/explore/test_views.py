@@ -13,6 +13,7 @@ import torch
 import loopwright as lw
 from loopwright.explore import views
 from loopwright.explore.views import EXPLORER
+from loopwright.parts import Alphabet
 from loopwright.serve.limits import Limits
 from tests.engine.mix import make
 from tests.generate.tiny import DENSE
@@ -75,6 +76,17 @@ def test_a_dense_model_opens(server: Live) -> None:
     assert len(look(server, "attention", model="dense", layer=5)["maps"]) == 1
     refused = server.client.post("/explore/steps", json={"model": "dense", "prompt": PROMPT, "depth": 2})
     assert refused.status_code == 400 and "depth: 2 is more than 1" in refused.text
+
+
+@pytest.mark.parametrize(
+    ("symbols", "example"),
+    [(Alphabet(["Ʌ", "§", *"0123456789+="]), "79+87="), (Alphabet(["Ʌ", "§", *"abcdef"]), "a")],
+)
+def test_the_first_prompt_is_one_that_the_tokenizer_can_read(symbols: Alphabet, example: str) -> None:
+    with live({"tiny": make("huginn-tiny", **SMALL).float()}, site=EXPLORER, tokenizer=symbols.tokenizer()) as running:
+        card = running.client.post("/explore/model", json={"model": "tiny"}).json()
+        steps = running.client.post("/explore/steps", json={"model": "tiny", "prompt": card["example"], "depth": 2})
+        assert card["example"] == example and steps.status_code == 200
 
 
 def test_long_prompts_show_the_first_tokens_of_a_map(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,5 +104,5 @@ def _guess_table(guesses: list[StepGuess], words: Any) -> Table:
     for guess in guesses:
         pairs = zip(guess.tokens, guess.probabilities, strict=True)
         cells = [Text(f"{words.decode([token])!r} {probability:.3f}") for token, probability in pairs]
-        table.add_row(str(guess.step), *cells, f"{guess.entropy:.3f}", f"{guess.divergence:.3f}")
+        table.add_row(str(guess.step), *cells, f"{guess.entropy:.3f}", f"{guess.divergence:z.3f}")  # z: no -0.000
     return table

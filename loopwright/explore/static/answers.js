@@ -6,7 +6,13 @@ import { state, update } from "./state.js";
 const LENGTH = 40; // tokens of an answer
 const PAUSE = 180; // milliseconds a slider must rest before an answer is asked for
 
-function panel(name, guarded, depthOf, onText) {
+// How long an answer may be. Where 40 tokens may not fit after the prompt (a token has a byte at least), the server chooses what does.
+function longest(card) {
+  const room = card.max_model_len - new TextEncoder().encode(state.prompt).length - 2;
+  return room >= LENGTH ? { max_tokens: LENGTH } : {};
+}
+
+function panel(name, page, guarded, depthOf, onText) {
   const given = el("span", { class: "given" }), made = el("span", { class: "made" });
   const title = el("h3"), cost = el("p", { class: "cost" });
   const root = el("article", { class: `answer ${name}`, "aria-live": "off" }, title, el("p", { class: "said" }, given, made), cost);
@@ -18,7 +24,7 @@ function panel(name, guarded, depthOf, onText) {
     cost.textContent = "";
     const { prompt } = state, begun = performance.now();
     const usage = await complete({
-      model: state.model, prompt: state.prompt, echo: true, max_tokens: LENGTH, temperature: 0, ...(depthOf() > 0 ? { depth: depthOf() } : {}),
+      model: state.model, prompt: state.prompt, echo: true, ...longest(page.card), temperature: 0, ...(depthOf() > 0 ? { depth: depthOf() } : {}),
     }, (piece) => {
       first ||= performance.now() - begun;
       text += piece;
@@ -53,7 +59,7 @@ export function answersView(page, { guarded }) {
     return two.show(whole ? two.answer.length : same);
   }
 
-  const one = panel("one", guarded, depth, () => show()), two = panel("other", guarded, () => state.other, () => show());
+  const one = panel("one", page, guarded, depth, () => show()), two = panel("other", page, guarded, () => state.other, () => show());
   const slider = el("input", { type: "range", min: 1, id: "other-depth", "aria-label": "Second depth",
     oninput: () => update({ other: slider.valueAsNumber }) });
   const words = el("span");

@@ -105,7 +105,7 @@ async function openModel() {
     const most = card.depths.max;
     Object.assign(page, { card, plain: null, edited: null }); // steps of the model before may have come meanwhile
     update({
-      depth: Math.min(state.depth || usual.depth, most), other: Math.min(Math.max(state.other, 0), most),
+      prompt: state.prompt || card.example, depth: Math.min(state.depth || usual.depth, most), other: Math.min(Math.max(state.other, 0), most),
       exit: card.looped ? state.exit || usual.exit : "", stack: card.layers[state.stack] ? state.stack : usual.stack,
       ...(card.looped || (state.edit?.kind === "zero" && card.layers[state.edit.stack]) ? {} : { edit: null, shown: "plain" }),
     });

@@ -3,8 +3,11 @@ import { byId, el, percent, quoted, svg } from "./dom.js";
 import { state } from "./state.js";
 
 const WIDTH = 560, HEIGHT = 400, EDGE = 36;
-const MEANS = {
-  "fixed point": () => ["At rest (a fixed point)", "Near the end, further steps hardly change the state."],
+const RESTS = 0.01; // ‖Δs‖ / ‖s‖ of the last step, up to which a state is said to rest
+const MEANS = { // by the direction of the state; its length may still change
+  "fixed point": (found, moved) => moved <= RESTS
+    ? ["At rest (a fixed point)", "Near the end, further steps hardly change the state."]
+    : ["Its direction is at rest", `Its length is not: the last step shown still moves the state by ${percent(moved)} of its length.`],
   orbit: (found) => ["Going round (an orbit)", `The state comes back about every ${found.period} steps.`],
   slider: () => ["Still moving (a “slider”)", "The state drifts in one direction: it has not come to rest within these steps."],
   unknown: () => ["No clear pattern", "The state neither rests, nor circles, nor slides steadily within these steps."],
@@ -53,6 +56,11 @@ export function pathView(page) {
     tag.setAttribute("y", y + 5);
   }
 
+  function moved(steps) {
+    const last = steps.change.length - 1;
+    return steps.change[last][page.token] / steps.size[last][page.token];
+  }
+
   return () => {
     const steps = page.steps;
     byId("motion").hidden = !page.card.looped;
@@ -69,7 +77,7 @@ export function pathView(page) {
     }
     walk();
     const found = steps.settles?.[page.token];
-    const [title, words] = found ? MEANS[found.limit](found) : ["Too few steps", "Five steps or more are needed to say where the state settles."];
+    const [title, words] = found ? MEANS[found.limit](found, moved(steps)) : ["Too few steps", "Five steps or more are needed to say where the state settles."];
     name.textContent = `${title}.`;
     meaning.textContent = words;
     const shares = steps.path.explained[page.token];

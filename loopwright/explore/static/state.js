@@ -2,7 +2,7 @@
 const FIELDS = {
   // name: [letter in the address, read, default]
   model: ["m", String, ""],
-  prompt: ["p", String, "Once upon a time, there was a little girl named Lily. She loved to"],
+  prompt: ["p", String, ""], // "": an example that the model can read
   depth: ["d", Number, 0], // 0: the model's own
   other: ["d2", Number, 0], // 0: no second depth
   token: ["t", Number, -1], // -1: the last one
@@ -70,5 +70,5 @@ function write() {
 addEventListener("hashchange", () => {
   if (location.hash === written || (location.hash && !location.hash.includes("="))) return;
   const found = read();
-  update(found.model ? found : { ...found, model: state.model });
+  update({ ...found, model: found.model || state.model, prompt: found.prompt || state.prompt });
 });

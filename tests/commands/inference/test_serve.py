@@ -19,6 +19,7 @@ import pytest
 from loopwright.commands.inference import serve as module
 from loopwright.commands.inference.serve import name_sources, serve
 from loopwright.serve.limits import Refusal
+from loopwright.serve.models import ServedModel
 from tests.generate.tiny import save_model
 
 
@@ -63,7 +64,7 @@ def test_a_preset_has_nothing_to_serve() -> None:
 
 @pytest.mark.parametrize(("knows", "length", "prompt", "room"), [
     ("Once upon a time", 40, "Once upon a time", 24), ("012", 10, "012", 7), ("Once upon a time 012", 10, "012", 7),
-    ("xyz", 10, [0], 9),
+    ("0123456789+=", 10, "79+87=", 4), ("xyz", 10, [0], 9),
 ])  # fmt: skip
 def test_the_line_to_try_has_a_prompt_that_the_model_takes(knows: str, length: int, prompt: Any, room: int) -> None:
     def encode(text: str) -> list[int]:
@@ -77,6 +78,7 @@ def test_the_line_to_try_has_a_prompt_that_the_model_takes(knows: str, length: i
         return ids
 
     model = SimpleNamespace(encode=encode, check_ids=check_ids, decode=lambda ids: "012", max_model_len=length)
+    model.readable = lambda *texts: ServedModel.readable(model, *texts)
     assert module._example(model) == (prompt, room)
 
 
