@@ -73,6 +73,8 @@ def test_the_results_are_those_of_the_rows() -> None:
         ("docs/when-to-loop.md", "against 3, three of three seeds, for 4 times", "against 3, three of three seeds, for 2 times"),
         ("docs/when-to-loop.md", "and up to 19.6 on the third", "and up to 9.6 on the third"),
         ("docs/stars.md", "70.4 % with 0.2", "98.4 % with 0.2"),
+        ("docs/stars.md", "of the logarithm p = 0.003", "of the logarithm p = 0.300"),
+        ("docs/when-to-loop.md", "In three of these four full depth", "In none of these four full depth"),
         ("docs/ouroboros.md", "at own rates 56.5 of 59.6 %", "at own rates 45.8 of 59.6 %"),
         ("docs/ouroboros.md", "ahead of blind at every depth, decided at 1 and 2", "ahead of blind at every depth, decided at all"),
         ("docs/inside-training.md", "which do not decide it (mean", "which decide it (mean"),
