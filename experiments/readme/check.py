@@ -12,7 +12,20 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from experiments.readme import asura, halting, headline, hops, inside, language, ouroboros, own_rates, repeats, speed, stars
+from experiments.readme import (
+    asura,
+    halting,
+    headline,
+    hops,
+    inside,
+    language,
+    ouroboros,
+    own_rates,
+    repeats,
+    speed,
+    stars,
+    trained,
+)
 
 ROOT = Path(__file__).parents[2]
 # a target, an image and a code span hold no result
@@ -51,6 +64,7 @@ PLACES = (
     Place("docs/longer.md", "", stars.longer_claims),
     Place("docs/halting.md", "", halting.claims),
     Place("docs/inside-stages.md", "", inside.claims),
+    Place("docs/inside-training.md", "", trained.claims),
     Place("docs/ouroboros.md", "", ouroboros.claims),
     Place("docs/ouroboros.md", "", own_rates.claims),
     Place("docs/asura.md", "", asura.claims),

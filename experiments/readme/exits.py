@@ -103,6 +103,7 @@ def claims() -> Iterator[str]:
     for each in SHOWN.values():
         yield line(each.name, str(len(each.runs)), str(each.allowed), *(cell(each, hard) for hard in HARDNESS))
     yield from entropy_claims()
+    yield from rival_claims()
     yield from own_limit_claims()
     yield from rest_claims()
 
@@ -132,6 +133,28 @@ def entropy_claims() -> Iterator[str]:
     yield f"loses {lost(GROWN, RULE, 8)} points on easy, middle and hard rows"
     worst = max(100 * (exact_of(run, "middle", 4) - run["exits"]["4"][RULE]["middle"][1]) for run in SHOWN[TWO].runs)
     yield f"loses {lost(TWO, RULE, 4)} ({worst:.1f} on middle rows with one of {WORDS[len(SHOWN[TWO].runs)]} seeds)"
+
+
+def rival_claims() -> Iterator[str]:
+    """Yields how one fixed depth does beside the rule, where full depth is past its best."""
+    working = [each for each in SHOWN.values() if each.works]
+    past = [each for each in working if best_of(each, "hard") - full_of(each, "hard", each.allowed) > KEPT / 100]
+    yield f"In {WORDS[len(past)]} of these {WORDS[len(working)]} full depth is past its best on hard rows"
+    for name, depth in ((HOPS, 12), (SWAPS, 13), (RANDOM, 12)):
+        shown = SHOWN[name]
+        better = all(full_of(shown, hard, depth) >= shown.exact(RULE, shown.allowed, hard) for hard in TRAINED)
+        rule = exact(name, RULE, shown.allowed)
+        yield when(better and shown in past, f"at depth {depth} {full(name, depth)} % (the rule: {rule})")
+
+
+def full_of(shown: Shown, hard: str, depth: int) -> float:
+    """Returns exact match at a fixed depth, mean of the seeds."""
+    return sum(exact_of(run, hard, depth) for run in shown.runs) / len(shown.runs)
+
+
+def best_of(shown: Shown, hard: str) -> float:
+    """Returns the best exact match at any fixed depth, mean of the seeds."""
+    return max(full_of(shown, hard, depth) for depth in shown.runs[0]["tests"]["1"]["depth"])
 
 
 def own_limit_claims() -> Iterator[str]:

@@ -10,7 +10,7 @@ from experiments.readme import asura, hops, language, ouroboros, own_rates, repe
 from experiments.readme.rows import when
 
 SETTINGS = (
-    "where its 95 % interval over three seeds excludes 0",
+    "where its 95 % interval over seeds (three, unless another number is given) excludes 0",
     "Four digits at depth 1,000, seeds side by side",
     "when trained at fixed depth 4",
     "from depth 4 to 16 with a fixed depth of 4",

@@ -333,6 +333,11 @@ def diagonal_pairs() -> Iterator[str]:
     yield f"It is {gate.side} the gate alone by {gate.told}"
     alone, whole = (percent(recovered(own_runs()[arm], all_runs(), "test")) for arm in (GATE, DIAGONAL))
     yield f"the gate alone recovers {alone} of the gap on , the static diagonal {whole}"
+    reads = percent(recovered(own_runs()[CONTROLLER], all_runs(), "test"))
+    yield f"at own rates {alone.removesuffix(' %')} of {reads}"
+    told = words([depth for depth, each in ahead_at(TOKEN, BLIND).items() if each.decided])
+    every = all(max(beside(TOKEN, BLIND, depth).above) < 0 for depth in DEPTHS)
+    yield when(every, f"reading each token is ahead of blind at every depth, decided at {told}")
 
 
 def claims() -> Iterator[str]:

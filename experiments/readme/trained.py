@@ -1,0 +1,90 @@
+"""What docs/inside-training.md says of small trained models: losses by depth, what injection is worth, how near curves are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from experiments.inside.train_claims import Reading, readings
+from experiments.inside.train_plan import CONTROL, CORES, STEPS, TRAINING, written
+from experiments.inside.train_tables import read
+from experiments.readme.rows import RESULTS, line, when
+from experiments.seeds import over_seeds
+
+DEPTHS = (1, 2, 4, 8, 16, 32)
+BETTER = 8  # layers of the core with which injection is better on every seed
+
+
+@cache
+def found() -> list[Mapping[str, Any]]:
+    """Returns the study's runs."""
+    return read([str(RESULTS / "inside/training.jsonl")])
+
+
+def loss(run: Mapping[str, Any], depth: int) -> float:
+    """Returns a run's held-out loss at a depth."""
+    return float(run["held_out"]["loss"][run["held_out"]["depth"].index(depth)])
+
+
+def seeds_of(label: str) -> list[Mapping[str, Any]]:
+    """Returns the seeds of a model."""
+    return sorted((run for run in found() if run["label"] == label), key=lambda run: run["seed"])
+
+
+def loss_claims() -> Iterator[str]:
+    """Yields the table of losses by depth, seeds side by side, and whether the control is better than all."""
+    for label in dict.fromkeys(run["label"] for run in found() if run["label"] != CONTROL):
+        yield line(written(label), *(" / ".join(f"{loss(run, depth):.2f}" for run in seeds_of(label)) for depth in DEPTHS))
+    control = [loss(run, 1) for run in seeds_of(CONTROL)]
+    yield f"| control | {' / '.join(f'{each:.3f}' for each in control)} / – |"
+    least = min(loss(run, STEPS) for run in found() if run["label"] != CONTROL)
+    yield when(max(control) < least, "The control is better than all.")
+    yield f"All models have one rate, {1e3 * TRAINING['optim']['lr']:g}e-3, which was not tuned"
+
+
+def injection_claims() -> Iterator[str]:
+    """Yields what injection is worth at the trained depth, seed by seed, and what three seeds say of it where all agree."""
+    for core in CORES:
+        with_it, without = (seeds_of(f"sandwich-{core}{part}") for part in ("-injected", ""))
+        differences = [loss(a, STEPS) - loss(b, STEPS) for a, b in zip(with_it, without, strict=True)]
+        yield line(f"k = {core}", *map(_signed, differences))
+        if core != BETTER:
+            yield when(min(differences) < 0 < max(differences), "at k = 4 and 12 the seeds disagree")
+            continue
+        low, high = over_seeds(differences)
+        span = f"mean {_signed(sum(differences) / len(differences))}, {_signed(low)} to {_signed(high)} over seeds"
+        better = max(differences) < 0 and low <= 0 <= high
+        yield when(better, f"at k = {core} it is better on all three seeds, which do not decide it ({span})")
+
+
+def nearness_claims() -> Iterator[str]:
+    """Yields how flat the control's curve is, and how far the nearest model is ahead of the one that claim 3 names."""
+    ranges = [float(one.dense.max() - one.dense.min()) for one in readings(found())]
+    yield f"nearly flat curve (its range is {min(ranges):.2f} and {max(ranges):.2f} with the two seeds)"
+    ahead = [gap(named) - min(map(gap, beside)) for named, beside in _by_core()]
+    yield f"the nearest model is ahead of (2, k⊗4, 2) by {min(ahead):.4f} to {max(ahead):.4f}"
+
+
+def gap(one: Reading) -> float:
+    """Returns the mean distance of a model's curves from the control's."""
+    return float(one.gaps.mean())
+
+
+def _by_core() -> Iterator[tuple[Reading, Sequence[Reading]]]:
+    for core in CORES:
+        of_core = [one for one in readings(found()) if one.run["layers"]["core_layers"] == core]
+        for seed in sorted({one.run["seed"] for one in of_core}):
+            beside = [one for one in of_core if one.run["seed"] == seed]
+            (named,) = (one for one in beside if one.label == f"sandwich-{core}")
+            yield named, beside
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def claims() -> Iterator[str]:
+    """Yields what the rows say on the page."""
+    for part in (loss_claims, injection_claims, nearness_claims):
+        yield from part()
