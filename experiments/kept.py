@@ -2,7 +2,8 @@
 
     python -m experiments.kept experiments/results/repeats/runs.jsonl NEW.jsonl …
 
-adds the rows of other files to the first, each in the place of an earlier one of its name.
+adds the rows of other files to the first, each in the place of an earlier one of its name. Every row comes out as
+`experiments.thin` says; without other files the first is written again by itself.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def said_once(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def _held(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields what a row has of each text whose passages have losses of their own."""
     for part in (row, row.get(EARLY) or {}):
-        yield from (held for held in part.get("texts", {}).values() if "fingerprint" in held and "losses" in held)
+        texts = (*part.get("texts", {}).values(), *((part["held_out"],) if "held_out" in part else ()))
+        yield from (held for held in texts if "fingerprint" in held and "losses" in held)
 
 
 def write(out: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -16,6 +16,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from experiments.thin import rounded, thin
+
 if TYPE_CHECKING:
     from loopwright.evaluate.heldout import HeldOut
 
@@ -67,14 +69,8 @@ def grouped(options: argparse.Namespace, groups: Mapping[str, Callable[[], Itera
 
 
 def as_line(result: Mapping[str, Any]) -> str:
-    """Returns a result as one line of JSON without spaces, numbers to seven significant digits: rows are kept in the repository."""
-    return json.dumps(rounded(result, 7), separators=(",", ":"))
-
-
-def columns(report: Any) -> dict[str, Any]:
-    """Returns a sweep over depths as plain data, without intervals and perplexity: no page reads them."""
-    left_out = ("loss_low", "loss_high", "perplexity", "exact_low", "exact_high")
-    return {name: value for name, value in asdict(report).items() if name not in left_out}
+    """Returns a result as one line of JSON without spaces, and no more of it than is kept: rows come with every clone."""
+    return json.dumps(thin(result), separators=(",", ":"))
 
 
 def compared(held: Mapping[str, Any], depths: Sequence[int]) -> dict[str, Any]:
@@ -97,15 +93,6 @@ def folded(report: HeldOut, digits: int = 5) -> dict[str, Any]:
             own[place] += losses[passage] if losses[passage] is not None else float("nan")
     whole = replace(report, document_of=tuple(documents), targets_of=tuple(targets), losses=tuple(map(tuple, sums)))
     return asdict(whole) | {"losses": rounded(sums, digits)}
-
-
-def rounded(value: Any, digits: int) -> Any:
-    """Returns plain data with every number that is not whole cut to so many significant digits."""
-    if isinstance(value, float):
-        return float(f"{value:.{digits}g}")
-    if isinstance(value, Mapping):
-        return {key: rounded(each, digits) for key, each in value.items()}
-    return [rounded(each, digits) for each in value] if isinstance(value, list | tuple) else value
 
 
 def run_all(

@@ -9,7 +9,8 @@ from typing import Any
 
 from experiments.corpus import prepare
 from experiments.halting.plan import GATED, TASKS, Run
-from experiments.side_by_side import made_by, rounded
+from experiments.side_by_side import made_by
+from experiments.thin import rounded
 from experiments.trained import train_once
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from experiments.corpus import make_tokenizer, prepare
 from experiments.inside.train_plan import STEPS, Row, likenesses, rows
-from experiments.side_by_side import arguments, asked_for, compared, made_by, rounded, run_all
+from experiments.side_by_side import arguments, asked_for, compared, made_by, run_all
+from experiments.thin import rounded
 from experiments.trained import train_once
 
 DEPTHS = (1, 2, 4, 8, 16, 32)

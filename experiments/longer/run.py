@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 
 from experiments.pages import save_all
-from experiments.side_by_side import as_line, columns, made_by
+from experiments.side_by_side import as_line, made_by
 from experiments.trained import train_once
 from loopwright.data.batch import FirstRows, Source
 from loopwright.data.tasks.columns import ALPHABET, Columns
@@ -79,7 +80,7 @@ def carry_out(arm: str, seed: int, changes: Sequence[str], rows: int) -> dict[st
     }
     sources |= {kind: {f"length-{n}": table(kind, n, rows) for n in LENGTHS} for kind in KINDS if kind != "stretches"}
     found = {
-        kind: {name: columns(sweep(model, source, depths=DEPTHS, batch_size=rows, exact=True)) for name, source in held.items()}
+        kind: {name: asdict(sweep(model, source, depths=DEPTHS, batch_size=rows, exact=True)) for name, source in held.items()}
         for kind, held in sources.items()
     }
     batch = table("stretches", LENGTHS[-1], ROWS_OF_A_RADIUS).batch(range(ROWS_OF_A_RADIUS)).to(model.device)

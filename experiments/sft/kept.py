@@ -9,7 +9,8 @@ from typing import Any
 from experiments.kept import write as write_rows
 from experiments.pages import Result, last_of_each
 from experiments.sft.plan import BEYOND, TRAINED
-from experiments.side_by_side import compared, rounded
+from experiments.side_by_side import compared
+from experiments.thin import rounded
 
 DIGITS = 5
 

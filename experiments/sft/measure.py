@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from experiments.sft.plan import BEYOND, DEPTHS, TRAINED, Places
-from experiments.side_by_side import compared, rounded
+from experiments.side_by_side import compared
+from experiments.thin import rounded
 from loopwright.data.build import build_data
 from loopwright.data.chat import Chats
 from loopwright.data.tokenizer import Tokenizer

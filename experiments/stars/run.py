@@ -6,11 +6,13 @@ python -m experiments.stars.run OUT.jsonl --groups main,ablation --workers 4 --s
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from experiments.side_by_side import arguments, asked_for, columns, grouped, made_by, rounded, run_all
+from experiments.side_by_side import arguments, asked_for, grouped, made_by, run_all
 from experiments.stars.plan import GROUPS, Run
+from experiments.thin import rounded
 from experiments.trained import train_once
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
         "train_seconds": trained.seconds, "mean_update_ms": 1e3 * sum(seconds) / len(seconds),
         "solved_at": outcome.progress.solved_at, "skipped": outcome.progress.skipped, "looks": trained.exact(),
         **rounded({"loss": _thinned(rows, "loss"), "jacobian": _thinned(rows, "jacobian")}, DIGITS),
-        **rounded({"near": columns(near), "far": columns(far)}, DIGITS), "radius": radius, "path": state_path(model, source),
+        **rounded({"near": asdict(near), "far": asdict(far)}, DIGITS), "radius": radius, "path": state_path(model, source),
         "origin": made_by(),
     }  # fmt: skip
 

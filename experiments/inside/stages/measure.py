@@ -20,7 +20,8 @@ import torch
 
 from experiments.inside.stages.bound import bounds
 from experiments.pages import save_all
-from experiments.side_by_side import made_by, rounded
+from experiments.side_by_side import made_by
+from experiments.thin import rounded
 from loopwright.analysis.figures.states import pair_matrices
 from loopwright.analysis.summary import summarise
 from loopwright.analysis.trace.edit import ablate_massive
