@@ -279,7 +279,7 @@ def test_what_can_be_told_before_a_model_is_loaded_is(
     for given, complaint in (
         ({"rows": 0}, "rows: 0; allowed: at least 1"),
         ({"batch": -1}, "batch: -1; allowed: at least 1"),
-        ({"depths": "0"}, "depths: '0'"),
+        ({"depths": "0"}, "depths must be .*got '0'"),
         ({"out": text[0]}, r"out: .*plain.txt is a file; allowed: a folder"),
         ({"out": f"{text[0]}/below"}, r"out: .*plain.txt is a file; allowed: a folder"),
     ):

@@ -82,9 +82,9 @@ def test_json_has_the_rows_and_the_rates(
     [
         (["--shots", "-1"], "shots must be a whole number >= 0 (got -1)"),
         (["--rows", "0"], "rows: 0; allowed: at least 1"),
-        (["--depths", "x"], "depths: 'x'"),
+        (["--depths", "x"], "(got 'x')"),
         (["--text", "a.txt"], "--tasks with options of texts, splits or exits"),
-        (["--depths", "0"], "depths: '0'"),
+        (["--depths", "0"], "(got '0')"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_2(
