@@ -52,7 +52,12 @@ class RunFolder:
     @property
     def holds_updates(self) -> bool:
         """Whether a run has come further than its start: an update is in its log, or saved."""
-        return self.checkpoints.is_dir() or (self.log.is_file() and self.log.stat().st_size > 0)
+        return self.holds_checkpoints or (self.log.is_file() and self.log.stat().st_size > 0)
+
+    @property
+    def holds_checkpoints(self) -> bool:
+        """Whether anything is saved, whole or not. An empty folder may be the user's: a link to a larger disk, say."""
+        return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
     @property
     def not_ours(self) -> Path | None:
@@ -61,7 +66,9 @@ class RunFolder:
         with suppress(OSError, ValueError):
             if "loopwright" in read_json(self.origin):
                 return None
-        names = (self.recipe, self.origin, self.log, self.tracking, self.checkpoints)
+        names = [self.recipe, self.origin, self.log, self.tracking]
+        if self.holds_checkpoints or not self.checkpoints.is_dir():
+            names.append(self.checkpoints)
         return next((path for path in names if os.path.lexists(path)), None)
 
     @contextmanager
@@ -113,10 +120,11 @@ class RunFolder:
 
     def _open(self, lock: Path, *, again: bool = True) -> tuple[IO[str], list[Path]]:
         """Opens the lock; returns it with the folders that were not there, inner ones first."""
-        made = [path for path in (self.data, self.path, *self.path.parents) if not path.exists()]
+        # os.path: what Path cannot ask about (a name that is too long, a closed folder) it raises, and `mkdir` tells it better
+        made = [path for path in (self.data, self.checkpoints, self.path, *self.path.parents) if not os.path.exists(path)]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            return open(lock, "a+"), made
+            return open(lock, "a+", errors="replace"), made
         except FileNotFoundError as error:  # another start that failed took the folder away in between
             if again:
                 return self._open(lock, again=False)
@@ -145,8 +153,8 @@ class RunFolder:
 
 def _not_writable(folder: Path, error: OSError) -> OSError:
     """Returns the error of a run folder that cannot be made or written, in words that say what to change."""
-    there = next((path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()), folder)
-    reason = f"{there} is a file" if there.is_file() else (error.strerror or str(error)).lower()
+    there = next((path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path)), folder)
+    reason = f"{there} is a file" if os.path.isfile(there) else (error.strerror or str(error)).lower()
     return type(error)(f"out: cannot write into {folder} ({reason}); give another folder")
 
 

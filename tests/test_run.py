@@ -110,7 +110,13 @@ def test_a_start_that_failed_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "reason"), [("file", "{}/file is a file"), ("file/inner", "{}/file is a file"), ("/dev/null/run", ".*")]
+    ("place", "reason"),
+    [
+        ("file", "{}/file is a file"),
+        ("file/inner", "{}/file is a file"),
+        ("/dev/null/run", ".*"),
+        ("x" * 300, "file name too long"),
+    ],
 )
 def test_a_folder_that_cannot_be_made_is_named_with_the_reason_and_what_to_do(tmp_path: Path, place: str, reason: str) -> None:
     (tmp_path / "file").write_text("mine")
@@ -160,6 +166,10 @@ def test_a_lock_that_no_run_wrote_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.lock: is there, and no run wrote it; move it away"):
         RunFolder(tmp_path).locked().__enter__()
     assert (tmp_path / ".lock").read_text() == "of another program"
+    (tmp_path / ".lock").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"\.lock: is there, and no run wrote it; move it away"):
+        RunFolder(tmp_path).locked().__enter__()
+    assert (tmp_path / ".lock").read_bytes() == b"\xff\xfe"
 
 
 def test_one_process_trains_one_run_into_a_folder(tmp_path: Path) -> None:
@@ -198,11 +208,11 @@ def test_a_folder_that_went_before_its_lock_was_opened_is_made_again(tmp_path: P
     """Another start that failed took it away."""
     tries: list[Path] = []
 
-    def late(path: Path, mode: str) -> Any:
+    def late(path: Path, mode: str, **options: Any) -> Any:
         tries.append(path)
         if len(tries) < often:
             path.parent.rmdir()
-        return open(path, mode)
+        return open(path, mode, **options)
 
     monkeypatch.setattr(run_module, "open", late, raising=False)
     often = 2

@@ -311,7 +311,7 @@ def start_job(
     elif run.recipe.is_file() and run.holds_updates:
         raise ValueError(f"train: {run.path} already holds a run; --resume continues it, --out names another folder")
     elif run.holds_updates or run.not_ours is not None:
-        path = run.not_ours or (run.checkpoints if run.checkpoints.exists() else run.log)
+        path = run.not_ours or (run.checkpoints if run.holds_checkpoints else run.log)
         raise ValueError(f"train: {path} is there, and a run would write over it; move it away, or --out names another folder")
     job = Job(recipe, run, processes, reporter, given)
     if processes.main and not resume:

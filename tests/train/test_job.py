@@ -149,3 +149,12 @@ def test_what_a_start_that_was_killed_left_is_written_over(tmp_path: Path) -> No
     RunFolder(tmp_path).recipe.write_text("about: another")
     RunFolder(tmp_path).log.touch()
     assert train(small({"updates": 1}), tmp_path).finished and rows_of(tmp_path)
+
+
+def test_a_folder_for_checkpoints_that_is_empty_is_used(tmp_path: Path) -> None:
+    """It may be a link to a larger disk."""
+    (tmp_path / "large").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "large")
+    assert train(small({"updates": 1}), tmp_path / "run").finished
+    assert [path.name for path in (tmp_path / "large").iterdir()] == ["00000001"]
