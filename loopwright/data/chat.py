@@ -275,7 +275,8 @@ def read_messages(record: Record, fields: Mapping[str, str | None]) -> list[Mess
 
 
 def _is_conversation(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(turn, dict) for turn in value)
+    turns = value if isinstance(value, list) else []  # tools and tags are lists of mappings too, without a speaker
+    return bool(turns) and all(isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in turns)
 
 
 def mark_answers(conversations: Sequence[tuple[str, list[Message]]], tokenizer: Tokenizer) -> Iterator[Document]:

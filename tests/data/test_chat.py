@@ -240,6 +240,8 @@ def test_faults_are_one_line(tmp_path: Path) -> None:
         build(tmp_path, [{"question": "x", "reply": "y"}])
     with pytest.raises(ValueError, match=r"field 'conversations' holds a conversation; give data.messages=conversations$"):
         build(tmp_path, [{"conversations": [{"from": "human", "value": "x"}]}])
+    with pytest.raises(ValueError, match=r"field 'chat' holds a conversation; give data.messages=chat$"):
+        build(tmp_path, [{"tools": [{"name": "add"}], **fine}])
     with pytest.raises(ValueError, match=r"train.jsonl:2: message 2 has the role 'asistant'; did you mean 'assistant'"):
         build(tmp_path, [fine, {"chat": [fine["chat"][0], {"role": "asistant", "content": "x"}]}], messages="chat")
     with pytest.raises(ValueError, match=r"train.jsonl:3: no message of the assistant, so there is nothing to learn"):
