@@ -323,3 +323,24 @@ def test_a_model_of_few_symbols_and_short_rows_opens_with_an_answer(browser: Bro
         assert answered(browser) and browser.text(".answer.one .given") == "79+87="
         assert browser.text("#problem") == ""
         assert browser.text("#limit") == "Its direction is at rest."
+
+
+def test_a_model_that_is_chosen_while_an_answer_is_awaited_opens_without_an_error(browser: Browser, server: Live) -> None:
+    browser.open(f"{server.url}/")
+    answered(browser)
+    browser.complaints()
+    browser.run(LATE)
+    browser.slide("#depth", 1)
+    browser.type("#model", "dense")
+    browser.until("return document.querySelector('#title').textContent === 'Look inside a model'")
+    assert answered(browser) and browser.complaints() == []
+
+
+# the card of a model comes later than the pause before an answer is asked for
+LATE = """
+const before = window.fetch;
+window.fetch = async (url, ...given) => {
+  if (String(url).includes('/explore/model')) await new Promise((done) => setTimeout(done, 600));
+  return before(url, ...given);
+};
+"""

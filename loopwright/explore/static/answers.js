@@ -6,9 +6,10 @@ import { state, update } from "./state.js";
 const LENGTH = 40; // tokens of an answer
 const PAUSE = 180; // milliseconds a slider must rest before an answer is asked for
 
-// How long an answer may be. Where 40 tokens may not fit after the prompt (a token has a byte at least), the server chooses what does.
+// How long an answer may be. Where 40 tokens may not fit after the prompt (a token has a byte at least), the server chooses what does;
+// it does as well while another model is being opened, which has no card yet.
 function longest(card) {
-  const room = card.max_model_len - new TextEncoder().encode(state.prompt).length - 2;
+  const room = card?.max_model_len - new TextEncoder().encode(state.prompt).length - 2;
   return room >= LENGTH ? { max_tokens: LENGTH } : {};
 }
 
