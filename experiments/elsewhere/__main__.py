@@ -7,8 +7,8 @@
 Here a checkout, CORPUS (train-*.jsonl.gz, valid, test and heldout_ood.jsonl.gz), EVAL (gsm8k_test.jsonl.gz) and, for the retrofit
 study, the package gguf, a GGUF file of SmolLM2-135M-Instruct and the folder of its config and tokenizer. There a checkout or an
 export of it, torch, transformers and PyYAML. Rows so far are part of the checkout: what they hold is not run again. New rows are
-put by every few seconds, so that a command that is stopped loses only what had not ended; the same command goes on from there once
-they have been added:
+put by every few seconds, so that a command that is stopped loses only what had not ended; the same command goes on from there with
+the same OUT, or once they have been added:
 
     python -m experiments.kept experiments/results/STUDY/runs.jsonl OUT/STUDY.jsonl
 """
@@ -27,7 +27,7 @@ MOST = 43_000_000
 
 def main() -> None:
     """Lists, packs or runs."""
-    ends = time.time()
+    began = time.time()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     stages = parser.add_subparsers(dest="stage", required=True)
     stages.add_parser("list", help="what is to be run")
@@ -41,7 +41,7 @@ def main() -> None:
     packs.add_argument("--bytes", type=int, default=MOST, help="of a part")
     runs = stages.add_parser("run", help="runs an item")
     runs.add_argument("item", choices=list(ITEMS))
-    runs.add_argument("out", type=Path, help="made; new rows")
+    runs.add_argument("out", type=Path, help="made where it is not there; new rows")
     runs.add_argument("--parts", type=Path, nargs="*", default=[], help="those that were packed, in any order")
     runs.add_argument("--place", type=Path, default=Path("runs/elsewhere"), help="where they are opened, once for all items")
     runs.add_argument("--seconds", type=float, default=560, help="all ends by then")
@@ -59,8 +59,8 @@ def main() -> None:
         from experiments.elsewhere.run import prepare, run
 
         prepare(ITEMS[asked.item].needs, asked.parts, asked.place)
-        print(f"opened after {time.time() - ends:.0f} s", flush=True)
-        sys.exit(0 if run(ITEMS[asked.item], asked.place.absolute(), asked.out, ends + asked.seconds, asked.change) else 1)
+        print(f"opened after {time.time() - began:.0f} s", flush=True)
+        sys.exit(0 if run(ITEMS[asked.item], asked.place.absolute(), asked.out, began + asked.seconds, asked.change) else 1)
 
 
 def listed() -> str:

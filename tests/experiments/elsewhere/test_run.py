@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,12 +69,61 @@ def test_when_the_time_is_up_all_processes_end_and_whole_rows_come_back(quick: P
     item = Item("", 1, ((stays,), (later,)), folder="pages")
     assert not runs.run(item, place, quick / "out", time.time() + 3)
     assert names(quick / "out/study.jsonl")[:1] == ["made"] and (quick / "out/pages.tar.gz").is_file()
-    deadline = time.time() + 10
-    while alive(int(child.read_text())) and time.time() < deadline:
-        time.sleep(0.05)
-    assert not alive(int(child.read_text()))
+    gone(child)
     told = capfd.readouterr().out
     assert "ended with -9, 1 new rows" in told and "not begun, no time" in told and not (quick / "later").exists()
+
+
+def test_rows_of_an_earlier_call_stay_and_are_not_made_again(quick: Path) -> None:
+    script, place, out = quick / "adds.py", quick / "a place", quick / "out"
+    script.write_text(ADDS)
+    place.mkdir()
+    for word in ("one", "two"):
+        item = Item("", 1, ((Command(f"{script} {{rows}} {word}", "study", "study/runs.jsonl"),),))
+        assert runs.run(item, place, out, time.time() + 60)
+        os.link(out / "study.jsonl", out / f"after-{word}")  # which would change if the file were not written beside and put there
+    assert names(out / "study.jsonl") == ["one after old", "two after old one after old"]
+    assert names(out / "after-one") == ["one after old"]
+
+
+def test_what_a_program_that_died_left_running_ends(quick: Path) -> None:
+    script, child, place = quick / "dies.py", quick / "child", quick / "place"
+    script.write_text(STAYS.replace("time.sleep(600)\n", "sys.exit(1)\n"))
+    place.mkdir()
+    assert not runs.run(Item("", 1, ((Command(f"{script} {{rows}} {child}", "study"),),)), place, quick / "out", time.time() + 60)
+    gone(child)
+
+
+def test_a_command_that_cannot_begin_ends_those_beside_it(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, child, place = quick / "stays.py", quick / "child", quick / "place"
+    script.write_text(STAYS)
+    place.mkdir()
+    stays, other = Command(f"{script} {{rows}} {child}", "study"), Command("other", "study")
+    begin = runs.begin
+
+    def broken(command: Command, *given: Any) -> Any:
+        deadline = time.time() + 10
+        while command is other and not (child.is_file() and child.read_text()) and time.time() < deadline:
+            time.sleep(0.05)
+        if command is other:
+            raise OSError("mine")
+        return begin(command, *given)
+
+    monkeypatch.setattr(runs, "begin", broken)
+    with pytest.raises(OSError, match="mine"):
+        runs.run(Item("", 1, ((stays, other),)), place, quick / "out", time.time() + 60)
+    gone(child)
+
+
+def gone(child: Path) -> None:
+    """Waits until the process whose number is in a file has ended."""
+    pid, deadline = int(child.read_text()), time.time() + 10
+    while alive(pid) and time.time() < deadline:
+        time.sleep(0.05)
+    ended = not alive(pid)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+    assert ended
 
 
 def alive(pid: int) -> bool:
@@ -117,6 +168,8 @@ def test_what_is_packed_is_there_again_under_the_names_that_runs_read(sources: S
     for path in (*(place / "corpus").iterdir(), *(place / "first").iterdir()):
         assert gzip.decompress(path.read_bytes()) == gzip.decompress((sources.corpus / path.name).read_bytes())
     runs.prepare(TEXT, [], place)  # a second item with the same parts
+    with pytest.raises(ValueError, match="holds what was packed as text, and base is needed; give another --place"):
+        runs.prepare(BASE, [], place)
 
 
 def test_a_retrofit_has_every_third_file_and_every_layer(sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
