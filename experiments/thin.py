@@ -26,8 +26,8 @@ def thin(value: Any, name: str = "") -> Any:
         return {key: thin(each, key) for key, each in value.items() if key in kept}
     if not isinstance(value, list | tuple):
         return rounded(value, DIGITS)
-    found = fewer_points(value) if name in CURVES and is_curve(value) else value
-    return rounded(found, LISTS.get(name, LONG_DIGITS) if count(found) > LONG else DIGITS)
+    numbers = fewer_points(value) if name in CURVES and is_curve(value) else value
+    return rounded(numbers, LISTS.get(name, LONG_DIGITS) if count(numbers) > LONG else DIGITS)
 
 
 def rounded(value: Any, digits: int) -> Any:
@@ -52,8 +52,10 @@ def is_curve(value: Sequence[Any]) -> bool:
 
 
 def fewer_points(curve: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
-    """Returns a curve in which neighbours became their mean, at the first one's update, until there are few enough."""
-    while len(curve) > POINTS:
-        pairs = [curve[place : place + 2] for place in range(0, len(curve), 2)]
-        curve = [[pair[0][0], sum(value for _, value in pair) / len(pair)] for pair in pairs]
-    return curve
+    """Returns a curve in which 2, 4, 8, … neighbours became their mean, at the first one's update, so that there are few enough.
+    One that is short enough comes back as it is: rows are written again and again."""
+    size = 1
+    while len(curve) > size * POINTS:
+        size *= 2
+    groups = [curve[place : place + size] for place in range(0, len(curve), size)]
+    return curve if size == 1 else [[group[0][0], sum(value for _, value in group) / len(group)] for group in groups]

@@ -26,6 +26,9 @@ def test_a_curve_of_the_training_loss_becomes_means_of_neighbours_and_a_validati
     assert found["valid"] == curve and found["jacobian"] == curve[:POINTS]
     assert found["loss"][:2] == [[0, 0.5], [100, 2.5]] and found["loss"][-1] == curve[-1] and len(found["loss"]) == POINTS // 2 + 1
     assert thin(found) == found
+    long = thin({"loss": [[place, float(place)] for place in range(2 * POINTS + 3)]})["loss"]
+    assert long[0] == [0, 1.5] and long[-1] == [2 * POINTS, 2 * POINTS + 1.0]  # every update counts the same
+    assert thin({"loss": long}) == {"loss": long}
 
 
 def test_a_sweep_keeps_what_was_right_and_how_far_states_moved() -> None:
