@@ -16,6 +16,7 @@ the same OUT, or once they have been added:
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
@@ -58,6 +59,7 @@ def main() -> None:
     else:
         from experiments.elsewhere.run import prepare, run
 
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the programs that were begun would run on
         prepare(ITEMS[asked.item].needs, asked.parts, asked.place)
         print(f"opened after {time.time() - began:.0f} s", flush=True)
         sys.exit(0 if run(ITEMS[asked.item], asked.place.absolute(), asked.out, began + asked.seconds, asked.change) else 1)

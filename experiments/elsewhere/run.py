@@ -125,7 +125,7 @@ def run(item: Item, place: Path, out: Path, ends: float, changes: Sequence[str] 
         finally:
             for each in began:
                 each.end()
-    collect(done, out, earlier)
+            collect(done, out, earlier)
     if item.folder and (place / item.folder).is_dir():
         with tarfile.open(out / f"{item.folder}.tar.gz", "w:gz") as archive:
             archive.add(place / item.folder, item.folder)

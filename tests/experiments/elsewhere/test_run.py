@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,23 @@ def test_a_command_that_cannot_begin_ends_those_beside_it(quick: Path, monkeypat
     with pytest.raises(OSError, match="mine"):
         runs.run(Item("", 1, ((stays, other),)), place, quick / "out", time.time() + 60)
     gone(child)
+
+
+def test_a_call_that_is_terminated_ends_its_programs_and_keeps_their_rows(quick: Path) -> None:
+    script, child, out = quick / "stays.py", quick / "child", quick / "out"
+    script.write_text(STAYS)
+    item = f"Item('', 1, ((Command('{script} {{rows}} {child}', 'study'),),))"
+    imports = "from experiments.elsewhere import __main__ as m; from experiments.elsewhere.plan import Command, Item"
+    code = f"{imports}; m.ITEMS['mine'] = {item}; m.main()"
+    words = [sys.executable, "-c", code, "run", "mine", str(out), "--place", str(quick / "place")]
+    process = subprocess.Popen(words, cwd=Path(runs.__file__).parents[2])
+    deadline = time.time() + 30
+    while not (child.is_file() and child.read_text()) and time.time() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(30) == 143
+    gone(child)
+    assert names(out / "study.jsonl") == ["made"]
 
 
 def gone(child: Path) -> None:
