@@ -69,7 +69,7 @@ def test_when_the_time_is_up_all_processes_end_and_whole_rows_come_back(quick: P
     stays = Command(f"{script} {{rows}} {child}", "study", "study/runs.jsonl")
     later = Command(f"{script} {{rows}} {quick / 'later'}", "study")
     item = Item("", 1, ((stays,), (later,)), folder="pages")
-    assert not runs.run(item, place, quick / "out", time.time() + 3)
+    assert not runs.run(item, place, quick / "out", time.time() + 8)
     assert names(quick / "out/study.jsonl")[:1] == ["made"] and (quick / "out/pages.tar.gz").is_file()
     gone(child)
     told = capfd.readouterr().out
