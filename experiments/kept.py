@@ -9,6 +9,8 @@ adds the rows of other files to the first, each in the place of an earlier one o
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,12 @@ def write(out: Path, rows: Iterable[dict[str, Any]]) -> None:
     print(f"{out}: {len(lines)} rows, {out.stat().st_size:,} bytes")
 
 
+def repeated(path: Path) -> str | None:
+    """Returns a name that several rows of a file have, if there is one."""
+    names = [json.loads(line)["name"] for line in path.read_text().splitlines()] if path.is_file() else []
+    return next((name for name in names if names.count(name) > 1), None)
+
+
 def main() -> None:
     """Reads the command line and adds the rows."""
     from experiments.pages import last_of_each
@@ -65,6 +73,8 @@ def main() -> None:
     parser.add_argument("kept", type=Path, help="the file that is kept")
     parser.add_argument("new", type=Path, nargs="*", help="files of rows to add")
     asked = parser.parse_args()
+    if twice := repeated(asked.kept):
+        sys.exit(f"{asked.kept}: {twice!r} names several rows, of which only the last would be kept; give each a name of its own")
     write(asked.kept, last_of_each(asked.kept, *asked.new).values())
 
 

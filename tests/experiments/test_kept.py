@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.kept import PASSAGES, said_once, whole, write
+import pytest
+
+from experiments.kept import PASSAGES, main, said_once, whole, write
 from experiments.pages import last_of_each
 
 
@@ -49,3 +52,12 @@ def test_a_later_row_takes_the_place_of_an_earlier_one_that_spoke_for_others(tmp
     write(out, last_of_each(out, new).values())
     found = last_of_each(out)
     assert found["a"] == {"name": "a", "new": True} and found["d"] == rows()[3]
+
+
+def test_a_file_whose_names_repeat_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = tmp_path / "trials.jsonl"
+    trials.write_text('{"name": "a", "loss": 1}\n{"name": "a", "loss": 2}\n')
+    monkeypatch.setattr(sys, "argv", ["kept", str(trials)])
+    with pytest.raises(SystemExit, match="'a' names several rows"):
+        main()
+    assert len(trials.read_text().splitlines()) == 2
