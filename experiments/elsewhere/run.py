@@ -154,8 +154,7 @@ def kept(start: str) -> list[str]:
     """Returns the rows of a study that need not be made again."""
     from experiments.repeats.run import stopped_early
 
-    path = RESULTS / start
-    lines = path.read_text().splitlines(keepends=True) if start and path.is_file() else []
+    lines = whole_lines(RESULTS / start)
     return [line for line in lines if stopped_early(line)] if start.startswith("repeats/") else lines
 
 

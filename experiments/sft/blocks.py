@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from torch import Tensor
 from experiments.gguf import find_gguf, their_name, unpermute
 
 BLOCKS, FILES = "blocks.safetensors", (".json", ".jinja", ".model", ".txt")
-FILLER = 1e4  # of layers that are not there: a model that runs one cannot go unseen; a retrofit refuses nan
 SIZES = {"Q4_1": 20, "Q8_0": 34}  # bytes of a block of 32 numbers
 
 
@@ -52,11 +51,8 @@ def pack(package_or_file: str | Path, config_folder: str | Path, out: str | Path
     return out
 
 
-def unpack(
-    folder: str | Path, out: str | Path, dtype: torch.dtype = torch.float32, places: Sequence[int] | None = None, layers: int = 0
-) -> Path:
-    """Writes the dense model folder of packed layers, and returns it: these alone, or each at its place in a model of so many
-    layers, whose others are filled with FILLER."""
+def unpack(folder: str | Path, out: str | Path, dtype: torch.dtype = torch.float32) -> Path:
+    """Writes the dense model folder of packed layers, and returns it."""
     folder, out = Path(folder), Path(out)
     out.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
@@ -67,29 +63,11 @@ def unpack(
         value = raw if kind == "F32" else dequantised(raw.numpy(), kind)
         part = name.split(".")[-2]
         tensors[name] = (unpermute(value, heads[part]) if part in heads else value).to(dtype).contiguous()
-    if places is not None:
-        tensors = spread(tensors, places, layers)
-        config["num_hidden_layers"] = layers
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     for path in folder.iterdir():
         if path.suffix in FILES:
             shutil.copyfile(path, out / path.name)
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return out
-
-
-def spread(tensors: Mapping[str, Tensor], places: Sequence[int], layers: int) -> dict[str, Tensor]:
-    """Returns the tensors of a model of so many layers that has these at their places and FILLER in the others."""
-    made, start = {}, "model.layers."
-    for name, value in tensors.items():
-        if not name.startswith(start):
-            made[name] = value
-            continue
-        number, rest = name.removeprefix(start).split(".", 1)
-        made[f"{start}{places[int(number)]}.{rest}"] = value
-        for layer in set(range(layers)) - set(places) if number == "0" else ():
-            made[f"{start}{layer}.{rest}"] = torch.full_like(value, FILLER)
-    return made
 
 
 def dequantised(raw: np.ndarray, kind: str) -> Tensor:

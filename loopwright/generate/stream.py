@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase, TextStreamer
 from loopwright.generate.constraint import Constraint
 from loopwright.generate.sampling import GrammarEnd, HashedDraws, Sampling, checked_whole
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.untrusted import first_line
 
 LONGEST_REASON = 200  # characters of what a chat template raised
 SHOWN_WORDS = 40  # of a vocabulary, where a prompt is refused
@@ -65,8 +66,9 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, special: bool 
     except Exception as error:  # the tokenizers package raises plain Exceptions
         words = sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])
         known = " ".join(repr(word) for word, _ in words[:SHOWN_WORDS]) + (" …" if len(words) > SHOWN_WORDS else "")
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"prompt: {prompt[:80]!r} has no tokens in this tokenizer ({reason}); allowed: {known}") from None
+        raise ValueError(
+            f"prompt: {prompt[:80]!r} has no tokens in this tokenizer ({first_line(error)}); allowed: {known}"
+        ) from None
 
 
 def encode_chat(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]], vocab_size: int) -> Tensor:

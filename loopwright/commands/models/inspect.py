@@ -14,7 +14,7 @@ from loopwright.commands.loading import find_config, warn_of_damage
 from loopwright.convert.card import describe
 from loopwright.model.config import LoopedConfig
 from loopwright.model.cost import cost
-from loopwright.model.cost.worth import MEASURED, PHI, PHI_TRUNCATED, advise, shares
+from loopwright.model.cost.worth import MEASURED, PHI, PHI_TRUNCATED, Worth, advise, shares
 from loopwright.model.presets import PRESETS
 from loopwright.recipes import names
 from loopwright.source import Source
@@ -77,7 +77,7 @@ def _worth_table(advice: Mapping[str, Any]) -> Table:
     title = f"steps on text: {own:,} parameters without embedding and head, {repeated:,} of them run at every step"
     filled = table(title, "depth", "same loss as a plain model of", "same FLOPs as a plain model of")
     for one in advice["depths"]:
-        beyond = "" if one["depth"] <= MEASURED else " (beyond the law's runs)"
+        beyond = "" if Worth(**one).measured else " (beyond the law's runs)"
         filled.add_row(f"{one['depth']}{beyond}", f"{one['equal_loss']:,}", f"{one['equal_flops']:,}")
     return filled
 
