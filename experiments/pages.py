@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,11 @@ def asked_tables(about: str | None) -> tuple[list[str], Path]:
     return asked.rows, asked.folder
 
 
-def results(paths: Iterable[str], planned: Iterable[Run]) -> list[Result]:
-    """Returns the results of all files in the order of the plan; those it does not name come last."""
+def results(paths: Iterable[str], planned: Iterable[Run], counts: Callable[[Result], bool] = bool) -> list[Result]:
+    """Returns the results of all files that count in the order of the plan; those it does not name come last."""
     place = {run.name: number for number, run in enumerate(planned)}
-    found = [row for path in paths for row in whole(map(json.loads, Path(path).read_text().splitlines()))]
+    rows = [row for path in paths for row in whole(map(json.loads, Path(path).read_text().splitlines()))]
+    found = [row for row in rows if counts(row)]
     names = [run["name"] for run in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

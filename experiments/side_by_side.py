@@ -97,17 +97,18 @@ def folded(report: HeldOut, digits: int = 5) -> dict[str, Any]:
 
 def run_all(
     runs: Sequence[Run], work: Callable[[Any], dict[str, Any]], out: str, *, workers: int, seconds: float,
-    begin: Callable[[], None] | None = None,
+    begin: Callable[[], None] | None = None, counts: Callable[[dict[str, Any]], bool] = bool,
 ) -> None:  # fmt: skip
     """Does the work of every run that is not in `out` yet, `workers` at a time, for at most `seconds`, and names those not made.
 
-    `begin` is called once in each process. `work` and `begin` must be importable by name.
+    `begin` is called once in each process. `work` and `begin` must be importable by name. A row of `out` that does not count is
+    made again.
     """
     path = Path(out)
-    left = missing(runs, path)
+    left = missing(runs, path, counts)
     if left and seconds > 0:
         _share_out(left, work, out, workers=workers, seconds=seconds, begin=begin)
-    for run in missing(left, path):  # failed, not begun, or stopped here because the time was up
+    for run in missing(left, path, counts):  # failed, not begun, or stopped here because the time was up
         print(f"not made: {run.name}", flush=True)
     print(f"{len(path.read_text().splitlines()) if path.is_file() else 0} results in {path}", flush=True)
 
@@ -131,9 +132,10 @@ def _share_out(left: Sequence[Run], work: Any, out: str, *, workers: int, second
             process.kill()
 
 
-def missing(runs: Sequence[Any], path: Path) -> list[Any]:
-    """Returns the runs that a file of results does not hold."""
-    done = {json.loads(line)["name"] for line in path.read_text().splitlines()} if path.is_file() else set()
+def missing(runs: Sequence[Any], path: Path, counts: Callable[[dict[str, Any]], bool] = bool) -> list[Any]:
+    """Returns the runs that a file of results does not hold, or holds in rows that do not count."""
+    rows = map(json.loads, path.read_text().splitlines() if path.is_file() else [])
+    done = {row["name"] for row in rows if counts(row)}
     return [run for run in runs if run.name not in done]
 
 

@@ -109,16 +109,6 @@ ITEMS: dict[str, Item] = {
         "the retrofit's arms at their own rates: seeds 4 to 6 of the close ones, then those others lack (17 runs, 2 again)", 290,
         ((retrofit("rates", 6), retrofit("rates", 1, CHECKED)),), BASE,
     ),
-    "repeats": Item(
-        "sixteen readings at the rate of their own, and ASURA at depths 1 to 8, three seeds (18 runs, then up to 10)", 280,
-        (
-            (
-                repeats(8, "16 times/", "0,1,2"),
-                repeats(8, "three times the updates/1 times|ASURA, depth", "0,1,2"),
-            ),
-            (repeats(10, "ASURA, depth", "1,2"),),
-        ), TEXT,
-    ),
     "cores": Item(
         "cores of one, three and six layers against the same layers run once (24 runs for the rates, 24 for the seeds)", 400,
         ((retrofit("cores", 7),),), BASE,

@@ -138,7 +138,7 @@ def begin(
     command: Command, file: Path, place: Path, ends: float, changes: Sequence[str], beside: int, come: Sequence[str]
 ) -> Running:
     """Begins a command, on from the rows there are of its study, those that have come since with them."""
-    rows = [*(line for line in kept(command.start) if json.loads(line)["name"] not in command.again), *come]
+    rows = [*(line for line in whole_lines(RESULTS / command.start) if json.loads(line)["name"] not in command.again), *come]
     file.write_text("".join(rows))
     given = {"place": place, "rows": file, "seconds": f"{max(ends - time.time() - SPARE, 1):.0f}"}
     words = [word.format_map(given) for word in shlex.split(command.words)]  # in this order: a path may hold blanks
@@ -148,14 +148,6 @@ def begin(
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen([sys.executable, *words], env=environment, start_new_session=True)
     return Running(command, process, file, len(rows))
-
-
-def kept(start: str) -> list[str]:
-    """Returns the rows of a study that need not be made again."""
-    from experiments.repeats.run import stopped_early
-
-    lines = whole_lines(RESULTS / start)
-    return [line for line in lines if stopped_early(line)] if start.startswith("repeats/") else lines
 
 
 def collect(running: Sequence[Running], out: Path, earlier: Mapping[str, Sequence[str]]) -> None:

@@ -8,6 +8,7 @@ from functools import cache
 from experiments.pages import Result, results
 from experiments.readme.rows import RESULTS, WORDS, line, of, when
 from experiments.repeats.plan import FRESH, LONGER, STOPPED, rates
+from experiments.repeats.run import counts
 from experiments.repeats.tables import BY_DEPTH, HALVES, LOOPED, MAIN, RIVALS, chosen, stopped
 from experiments.seeds import Pooled, over_seeds, pooled, shared
 
@@ -18,7 +19,7 @@ DECIDED = {"lower": "decided", "higher": "decided", "not resolved": "undecided"}
 @cache
 def all_runs() -> list[Result]:
     """Returns all runs."""
-    return results([str(RESULTS / "repeats/runs.jsonl")], rates())
+    return results([str(RESULTS / "repeats/runs.jsonl")], rates(), counts)
 
 
 @cache

@@ -92,9 +92,9 @@ def best_rates(found: Iterable[dict[str, Any]]) -> dict[tuple[str, int], float]:
     return best
 
 
-def stopped_early(line: str) -> bool:
-    """Returns whether a row need not be made again: of text that is read so often that one must stop early, those that did."""
-    row = json.loads(line)
+def counts(row: dict[str, Any]) -> bool:
+    """Returns whether a row is a result of this plan, and need not be made again: of text that is read so often that runs are
+    stopped early, rows of an earlier plan have the end of training alone."""
     return row["times"] != STOPPED or "stopped" in row
 
 
@@ -118,7 +118,7 @@ def main() -> None:
 
     def run_asked(planned: Iterable[Row]) -> None:
         asked = asked_for(options, planned)
-        for documents in {row.documents for row in missing(asked, out)}:
+        for documents in {row.documents for row in missing(asked, out, counts)}:
             given = [
                 *SETTINGS,
                 *texts(options.corpus, options.tokenizer),
@@ -127,7 +127,7 @@ def main() -> None:
                 *options.change,
             ]
             prepare(recipe("asura-text", given).data, options.shards)
-        run_all(asked, work, options.out, workers=options.workers, seconds=ends - time.time())
+        run_all(asked, work, options.out, workers=options.workers, seconds=ends - time.time(), counts=counts)
 
     run_asked(rates())
     best = best_rates(json.loads(line) for line in (out.read_text().splitlines() if out.is_file() else []))

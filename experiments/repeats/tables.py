@@ -40,7 +40,7 @@ from experiments.repeats.plan import (
     rates,
     whole_text,
 )
-from experiments.repeats.run import best_rates
+from experiments.repeats.run import best_rates, counts
 from experiments.seeds import RULE, over_seeds, pooled
 from loopwright.plot.drawing import Axes, Drawing, figure, legend, line_style
 from loopwright.plot.style import INK
@@ -293,7 +293,7 @@ def page(found: Sequence[Result]) -> str:
 def main() -> None:
     """Writes table.md and the figure."""
     sources, folder = asked_tables(__doc__)
-    found = results(sources, [*rates()])
+    found = results(sources, [*rates()], counts)
     (folder / "table.md").write_text(page(found))
     kept = chosen(found)
     drawings = {"by-times": draw(kept)}

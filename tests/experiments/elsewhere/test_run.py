@@ -154,14 +154,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_rows_that_were_not_stopped_early_are_made_again(quick: Path) -> None:
-    rows = ({"name": "a", "times": 16}, {"name": "b", "times": 16, "stopped": {}}, {"name": "c", "times": 1})
-    (quick / "results/repeats").mkdir()
-    (quick / "results/repeats/runs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [json.loads(line)["name"] for line in runs.kept("repeats/runs.jsonl")] == ["b", "c"]
-    assert runs.kept("") == [] == runs.kept("study/none.jsonl")
-
-
 @pytest.fixture
 def sources(tmp_path: Path) -> Sources:
     corpus, questions = tmp_path / "corpus", tmp_path / "eval"

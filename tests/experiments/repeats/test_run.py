@@ -1,10 +1,16 @@
-"""The rate of an arm is that of the least loss on `valid`."""
+"""The rate of an arm is that of the least loss on `valid`; rows that were to be stopped early and were not do not count."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from experiments.repeats.run import best_rates
+from experiments.pages import results
+from experiments.repeats.plan import STOPPED, Row
+from experiments.repeats.run import best_rates, counts
+from experiments.side_by_side import missing
 
 
 def run(label: str, rate: float, valid: float | None, times: int = 4, seed: int = 0, **more: object) -> dict[str, object]:
@@ -24,3 +30,19 @@ def test_where_runs_are_validated_on_the_way_their_best_validation_chooses_the_r
     found = [run("ASURA", 1e-3, 9.0, times=16, stopped={"loss": {"valid": 5.0}})]
     found += [run("ASURA", 4e-3, 8.0, times=16, stopped={"loss": {"valid": 5.5}}), run("ASURA", 2e-3, 4.0, times=16)]
     assert best_rates(found) == {("ASURA", 16): pytest.approx(1e-3)}
+
+
+def test_a_row_that_was_not_stopped_early_is_made_again_and_not_read(tmp_path: Path) -> None:
+    planned = [Row("ASURA", STOPPED, 1e-3), Row("ASURA", STOPPED, 2e-3), Row("ASURA", 1, 4e-3)]
+    end, early, once = ({"name": row.name, "times": row.times} for row in planned)
+    early["stopped"] = {}
+    out = tmp_path / "rows.jsonl"
+
+    def write(*rows: dict[str, object]) -> None:
+        out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write(once, end, early)
+    assert missing(planned, out, counts) == planned[:1] and results([str(out)], planned, counts) == [early, once]
+    again = end | {"stopped": {}}
+    write(once, end, early, again)
+    assert missing(planned, out, counts) == [] and results([str(out)], planned, counts) == [again, early, once]

@@ -8,6 +8,7 @@ import pytest
 
 from experiments.pages import results
 from experiments.repeats.plan import DEPTH_RATES, rates
+from experiments.repeats.run import counts
 from experiments.repeats.tables import chosen, page, prices, ranges, whole_against, whole_table
 from tests.experiments.results import result
 
@@ -23,7 +24,7 @@ def test_the_price_of_reading_again_is_paired_by_seed() -> None:
 
 
 def test_the_committed_page_is_that_of_the_committed_rows() -> None:
-    found = results([str(ROWS)], rates())
+    found = results([str(ROWS)], rates(), counts)
     assert page(found) == ROWS.with_name("table.md").read_text()
     assert {run["rate"] for runs in chosen(found).values() for run in runs} <= {run["rate"] for run in found}
 
