@@ -41,10 +41,10 @@ def _halting() -> Drawings:
 
 
 def _hops() -> Drawings:
-    from experiments.hops import figures, reading, tables
+    from experiments.hops import figures, tables
 
     found = pages.results([str(RESULTS / "hops/runs.jsonl")], tables.planned())
-    return figures.draw_all(reading.by_arm(run for run in found if run["group"] == "compared"))
+    return figures.draw_all(found)
 
 
 def _inside() -> Drawings:
@@ -79,6 +79,13 @@ def _ouroboros() -> Drawings:
     return figures.draw_all(runs, tables.shares_to(runs, tables.FULL), tables.all_pairs(runs))
 
 
+def _repeats() -> Drawings:
+    from experiments.repeats import figures, plan, run, tables
+
+    found = pages.results([str(RESULTS / "repeats/runs.jsonl")], plan.rates(), run.counts)
+    return figures.draw_all(found, tables.chosen(found))
+
+
 def _rl() -> Drawings:
     from experiments.rl import figures
 
@@ -107,6 +114,7 @@ STUDIES: dict[str, Callable[[], Drawings]] = {
     "inside-training": _inside_training,
     "longer": _longer,
     "ouroboros": _ouroboros,
+    "repeats": _repeats,
     "rl": _rl,
     "sft": _sft,
     "stars": _stars,

@@ -109,6 +109,10 @@ ITEMS: dict[str, Item] = {
         "the retrofit's arms at their own rates: seeds 4 to 6 of the close ones, then those others lack (17 runs, 2 again)", 290,
         ((retrofit("rates", 6), retrofit("rates", 1, CHECKED)),), BASE,
     ),
+    "repeats": Item(
+        "ASURA at depths 1 to 8 at its smaller rate, seeds 1 and 2; three times the updates on text read four times (15 runs)", 200,
+        ((repeats(15, "ASURA, depth|ASURA/1 times|three times the updates/4 times", "0,1,2"),),), TEXT,
+    ),
     "cores": Item(
         "cores of one, three and six layers against the same layers run once (24 runs for the rates, 24 for the seeds)", 400,
         ((retrofit("cores", 7),),), BASE,

@@ -131,6 +131,12 @@ def depths(best: Rates) -> Iterator[Row]:
     yield from _seeds(best, [(label, 1) for label in deepest], seeds=(1, 2))
 
 
+def calm() -> Iterator[Row]:
+    """ASURA at every depth at the smaller of its rates, the other seeds: the larger one, which is better, trains them unevenly."""
+    for seed in (1, 2):
+        yield from (Row(label, 1, min(DEPTH_RATES), seed) for label in ("ASURA", *DEPTHS))
+
+
 def whole_text(best: Rates) -> Iterator[Row]:
     """Every arm on all of the text, which is read four times, at the rate of as many readings of little text."""
     yield from _seeds(best, [(label, 4) for label in WHOLE])

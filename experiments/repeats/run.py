@@ -27,6 +27,7 @@ from experiments.repeats.plan import (
     STOPPED,
     TUNED,
     Row,
+    calm,
     compared,
     depths,
     longer,
@@ -132,7 +133,7 @@ def main() -> None:
     run_asked(rates())
     best = best_rates(json.loads(line) for line in (out.read_text().splitlines() if out.is_file() else []))
     print(f"rates, by the loss on valid: {best}", flush=True)
-    run_asked([*compared(best), *longer(best), *depths(best), *whole_text(best)])
+    run_asked([*compared(best), *longer(best), *depths(best), *calm(), *whole_text(best)])
 
 
 if __name__ == "__main__":

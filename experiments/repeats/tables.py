@@ -5,7 +5,6 @@ python -m experiments.repeats.tables experiments/results/repeats/runs.jsonl expe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from experiments.pages import (
@@ -33,6 +32,7 @@ from experiments.repeats.plan import (
     TEXTS,
     TUNED,
     WHOLE,
+    calm,
     compared,
     depths,
     longer,
@@ -42,8 +42,6 @@ from experiments.repeats.plan import (
 )
 from experiments.repeats.run import best_rates, counts
 from experiments.seeds import RULE, over_seeds, pooled
-from loopwright.plot.drawing import Axes, Drawing, figure, legend, line_style
-from loopwright.plot.style import INK
 
 LOOPED = ("ASURA", "Huginn-like")
 RIVALS = ("plain, equal FLOPs", "plain, equal parameters", LONGER, FRESH)
@@ -62,6 +60,15 @@ def chosen(found: Sequence[Result]) -> dict[tuple[str, int], list[Result]]:
         if run["rate"] == rate_of(best, run["label"], run["times"]):
             kept[run["label"], run["times"]].append(run)
     return {key: runs for key, runs in kept.items() if runs}
+
+
+def at_rate(found: Sequence[Result], rate: float) -> dict[tuple[str, int], list[Result]]:
+    """Returns the runs on text that is read once at one rate, arm by arm, seeds in order."""
+    kept: dict[tuple[str, int], list[Result]] = {}
+    for run in sorted(found, key=lambda run: run["seed"]):
+        if run["times"] == 1 and run["rate"] == rate:
+            kept.setdefault((run["label"], 1), []).append(run)
+    return kept
 
 
 def stopped(kept: Chosen) -> dict[tuple[str, int], list[Result]]:
@@ -221,57 +228,22 @@ def _mean(values: Mapping[int, float]) -> float:
     return sum(values.values()) / len(values)
 
 
-def draw(kept: Chosen) -> Drawing:
-    """Returns the held-out loss of each arm by how often its text is read: the mean of seeds, with the least and largest; runs
-    that were validated on the way as they stood at their best validation. Arms with three times the updates stand where the others
-    read the same text."""
-    kept = {**kept, **stopped(kept)}
-    arms = {label: {times: kept[label, times] for times in TEXTS if (label, times) in kept} for label in MAIN}
-
-    def inner(axes: Axes) -> None:
-        ranges(axes, {label: runs for label, runs in arms.items() if runs}, TEXTS)
-        axes.set_xlabel(f"times the text is read ({STOPPED}: stopped early)")
-
-    return figure(inner, height=5)
-
-
-def draw_depths(kept: Chosen) -> Drawing:
-    """Returns ASURA's held-out loss by depth, the mean of seeds with the least and largest, on text that is read once."""
-    runs = {depth: kept[label, 1] for depth, label in BY_DEPTH.items() if (label, 1) in kept}
-
-    def inner(axes: Axes) -> None:
-        ranges(axes, {"ASURA": runs}, list(BY_DEPTH))
-        axes.set_xlabel("depth, in training and in the test")
-
-    return figure(inner)
-
-
-def ranges(axes: Axes, arms: Mapping[str, Mapping[int, Sequence[Result]]], ticks: Sequence[int]) -> None:
-    """Draws each arm's mean held-out loss over seeds by some number, with bars from the least to the largest; a point of one seed,
-    which has no range, is an open mark. Arms stand a little apart, and no line leads over a number that was not run."""
-    for place, (label, points) in enumerate(arms.items()):
-        style = line_style(place)
-        beside = 1.06 ** (place - (len(arms) - 1) / 2)
-        losses = {x * beside: [run["loss"]["test"] for run in points[x]] if x in points else [math.nan] for x in ticks}
-        axes.plot(list(losses), [sum(y) / len(y) for y in losses.values()], linewidth=1.6, **(style | {"marker": ""}))
-        axes.vlines(list(losses), *([each(y) for y in losses.values()] for each in (min, max)), color=style["color"], linewidth=1.2)
-        for several, face in ((True, style["color"]), (False, "none")):
-            shown = {x: sum(y) / len(y) for x, y in losses.items() if (len(y) > 1) is several}
-            mark = style | {"linestyle": "none", "markersize": 6, "markerfacecolor": face, "markeredgewidth": 1.4}
-            axes.plot(list(shown), list(shown.values()), label=label if several else None, **mark)
-    axes.plot([], [], color=INK, marker="o", markerfacecolor="none", markersize=6, linestyle="none", label="open: one seed")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(ticks), [str(tick) for tick in ticks])
-    axes.minorticks_off()
-    axes.set_ylabel("held-out loss (nats)")
-    legend(axes)
+def plain_table(kept: Chosen) -> str:
+    """Returns ASURA at each depth less the plain layers, on text that is read once. At depth 1 no layer runs twice: what is left of
+    a lead is that of ASURA's other parts."""
+    out = []
+    for depth, label in BY_DEPTH.items():
+        for rival in RIVALS[:2]:
+            if cells := against(kept.get((label, 1), []), kept.get((rival, 1), [])):
+                out.append([str(depth), rival, *cells])
+    return table(["depth", "less", "test (95 % over documents)", "95 % over seeds", "by seed", "decided"], out)
 
 
 def page(found: Sequence[Result]) -> str:
     """Returns the whole page."""
-    kept = chosen(found)
+    kept, calmer = chosen(found), at_rate(found, min(DEPTH_RATES))
     best = best_rates(found)
-    planned = [*rates(), *compared(best), *depths(best), *longer(best), *whole_text(best)]
+    planned = [*rates(), *compared(best), *depths(best), *longer(best), *calm(), *whole_text(best)]
     parts = [
         "# Text that runs out: the same number of tokens from less and less text",
         "`python -m experiments.repeats.tables` made this page. Means over seeds (least to largest). " + RULE,
@@ -283,7 +255,10 @@ def page(found: Sequence[Result]) -> str:
         "## What reading again costs", price_table(kept),
         "## ASURA by depth, text read once", f"A depth that was not run at both rates stands here at {DEPTH_RATES[0]:g}.",
         depth_table(kept),
-        "### What a doubling changes", doubling_table(kept), "### Loss on `valid` by rate, seed 0", depth_rates(found),
+        "### What a doubling changes", doubling_table(kept), "### Less plain layers",
+        "*Equal* FLOPs and parameters are those of depth 3, but for 10 %.", plain_table(kept),
+        "### Loss on `valid` by rate, seed 0", depth_rates(found),
+        f"### All at {min(DEPTH_RATES):g}, the rate of the plain layers", depth_table(calmer), plain_table(calmer),
         "## All of the text, read four times", whole_table(kept), whole_against(kept),
         *missing_part(found, {run.name: run for run in planned}.values()),
     ]  # fmt: skip
@@ -291,15 +266,13 @@ def page(found: Sequence[Result]) -> str:
 
 
 def main() -> None:
-    """Writes table.md and the figure."""
+    """Writes table.md and the figures."""
+    from experiments.repeats.figures import draw_all
+
     sources, folder = asked_tables(__doc__)
     found = results(sources, [*rates()], counts)
     (folder / "table.md").write_text(page(found))
-    kept = chosen(found)
-    drawings = {"by-times": draw(kept)}
-    if any((label, 1) in kept for label in DEPTHS):
-        drawings["by-depth"] = draw_depths(kept)
-    save_all(drawings, folder)
+    save_all(draw_all(found, chosen(found)), folder)
 
 
 if __name__ == "__main__":

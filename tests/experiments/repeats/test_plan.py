@@ -7,6 +7,7 @@ import pytest
 from experiments.asura.run import SETTINGS
 from experiments.repeats.plan import (
     COMPARED_RATES,
+    DEPTH_RATES,
     DEPTHS,
     FRESH,
     LONGER,
@@ -16,6 +17,7 @@ from experiments.repeats.plan import (
     TUNED,
     WHOLE,
     Row,
+    calm,
     compared,
     depths,
     longer,
@@ -57,6 +59,12 @@ def test_every_depth_has_two_rates_and_then_seeds_at_its_own() -> None:
     assert len(first) == 2 * len(DEPTHS) and {row.seed for row in first} == {0}, "nothing is run at a rate nobody chose"
     rows = [*depths({("ASURA, depth 8", 1): 2e-3, ("ASURA", 4): 4e-3})][len(first) :]
     assert [(row.label, row.rate, row.seed) for row in rows] == [("ASURA, depth 8", 2e-3, seed) for seed in (1, 2)]
+
+
+def test_the_smaller_rate_has_the_other_seeds_at_every_depth() -> None:
+    rows = [*calm()]
+    assert {row.rate for row in rows} == {min(DEPTH_RATES)} and {row.times for row in rows} == {1}
+    assert {(row.label, row.seed) for row in rows} == {(label, seed) for label in ("ASURA", *DEPTHS) for seed in (1, 2)}
 
 
 def test_three_times_the_text_is_another_limit_and_as_many_updates() -> None:

@@ -9,7 +9,7 @@ import pytest
 from experiments.pages import results
 from experiments.repeats.plan import DEPTH_RATES, rates
 from experiments.repeats.run import counts
-from experiments.repeats.tables import chosen, page, prices, ranges, whole_against, whole_table
+from experiments.repeats.tables import at_rate, chosen, page, prices, whole_against, whole_table
 from tests.experiments.results import result
 
 ROWS = Path(__file__).parents[3] / "experiments/results/repeats/runs.jsonl"
@@ -29,16 +29,12 @@ def test_the_committed_page_is_that_of_the_committed_rows() -> None:
     assert {run["rate"] for runs in chosen(found).values() for run in runs} <= {run["rate"] for run in found}
 
 
-def test_a_point_of_one_seed_is_open_and_no_line_leads_over_what_was_not_run() -> None:
-    from matplotlib.figure import Figure
+def test_at_one_rate_every_arm_has_its_seeds_in_order() -> None:
+    def run(label: str, seed: int, rate: float = 2e-3, times: int = 1) -> dict[str, object]:
+        return {"label": label, "times": times, "rate": rate, "seed": seed}
 
-    runs = {1: [{"loss": {"test": 4.0}}, {"loss": {"test": 4.4}}], 16: [{"loss": {"test": 5.0}}]}
-    axes = Figure().subplots()
-    ranges(axes, {"plain": runs}, (1, 4, 16))
-    line, full, empty, _ = axes.lines
-    assert [round(float(y), 2) for y in line.get_ydata() if y == y] == [4.2, 5.0] and len(line.get_ydata()) == 3
-    assert list(full.get_ydata()) == pytest.approx([4.2]) and full.get_markerfacecolor() != "none"
-    assert [float(y) for y in empty.get_ydata() if y == y] == [5.0] and empty.get_markerfacecolor() == "none"
+    found = [run("ASURA", 1), run("ASURA", 0), run("ASURA", 0, rate=4e-3), run("plain, equal FLOPs", 0, times=4)]
+    assert at_rate(found, 2e-3) == {("ASURA", 1): [run("ASURA", 0), run("ASURA", 1)]}
 
 
 def test_a_depth_without_a_rate_of_its_own_stands_at_that_of_depth_3() -> None:

@@ -1,0 +1,39 @@
+"""Every seed is a mark, and what was not run is not drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments.figures import RESULTS, study_figures
+from experiments.repeats.figures import draw_all, of_text
+from experiments.repeats.plan import DEPTH_RATES, STOPPED
+
+
+def run(seed: int, test: float, label: str = "ASURA", **more: object) -> dict[str, object]:
+    return {"label": label, "times": 1, "rate": DEPTH_RATES[0], "seed": seed, "loss": {"test": test}, **more}
+
+
+def test_a_panel_has_a_mark_for_each_seed_and_a_line_at_their_mean() -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    of_text({("plain, equal FLOPs", 1): [run(0, 4.0), run(1, 4.4)], ("ASURA", 4): [run(0, 9.0)]}, 1)(axes)
+    (marks,), (mean,) = axes.lines, axes.collections
+    assert list(marks.get_ydata()) == [4.0, 4.4] and marks.get_label() == "plain, equal FLOPs"
+    assert mean.get_segments()[0][:, 1] == pytest.approx([4.2, 4.2])
+
+
+def test_runs_that_were_stopped_stand_at_their_best_and_one_depth_alone_is_not_drawn() -> None:
+    early = run(0, 9.125) | {"stopped": {"loss": {"test": 5.5}}}
+    kept = {("ASURA", STOPPED): [early], ("ASURA", 1): [run(0, 4.5)]}
+    assert list(draw_all([], kept)) == ["by-times"]
+    deep = [run(0, 4.5, label) for label in ("ASURA", "ASURA, depth 8")]
+    small = run(0, 4.6, "ASURA, depth 8", rate=min(DEPTH_RATES))
+    assert "seed 0, rate 0.002" in draw_all([*deep, small], kept | {("ASURA, depth 8", 1): deep[1:]})["by-depth"]
+
+
+@pytest.mark.slow
+def test_the_committed_figures_are_those_of_the_committed_rows() -> None:
+    assert set(study_figures("repeats")) == {path.stem for path in Path(RESULTS / "repeats").glob("*.svg")}
