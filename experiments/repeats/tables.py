@@ -5,6 +5,8 @@ python -m experiments.repeats.tables experiments/results/repeats/runs.jsonl expe
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 from experiments.pages import (
@@ -228,6 +230,31 @@ def _mean(values: Mapping[int, float]) -> float:
     return sum(values.values()) / len(values)
 
 
+def slopes(kept: Chosen) -> dict[int, float]:
+    """Returns by how many nats ASURA's loss changes with each doubling of its depth, seed by seed: the straight line in log2 of the
+    depth that fits best. Seeds that a depth lacks are left out."""
+    if any((label, 1) not in kept for label in BY_DEPTH.values()):
+        return {}
+    seeds_of = [{run["seed"]: run["loss"]["test"] for run in kept[label, 1]} for label in BY_DEPTH.values()]
+    doublings = [math.log2(depth) for depth in BY_DEPTH]
+    return {
+        seed: statistics.linear_regression(doublings, [losses[seed] for losses in seeds_of]).slope
+        for seed in seeds_of[0]
+        if all(seed in losses for losses in seeds_of)
+    }
+
+
+def slope_table(rates: Mapping[str, Chosen]) -> str:
+    """Returns the change with each doubling at the depths' own rate and at another."""
+    out = []
+    for name, kept in rates.items():
+        if found := list(slopes(kept).values()):
+            low, high = over_seeds(found)
+            spans = f"{difference(low)} to {difference(high)}" if len(found) > 1 else "one seed"
+            out.append([name, difference(sum(found) / len(found)), spans, by_seed(found)])
+    return table(["rate", "nats a doubling, mean", "95 % over seeds", "by seed"], out)
+
+
 def plain_table(kept: Chosen) -> str:
     """Returns ASURA at each depth less the plain layers, on text that is read once. At depth 1 no layer runs twice: what is left of
     a lead is that of ASURA's other parts."""
@@ -255,7 +282,9 @@ def page(found: Sequence[Result]) -> str:
         "## What reading again costs", price_table(kept),
         "## ASURA by depth, text read once", f"A depth that was not run at both rates stands here at {DEPTH_RATES[0]:g}.",
         depth_table(kept),
-        "### What a doubling changes", doubling_table(kept), "### Less plain layers",
+        "### What a doubling changes", doubling_table(kept),
+        "### A straight line in log2 of the depth, fitted to each seed",
+        slope_table({"own": kept, f"{min(DEPTH_RATES):g}": calmer}), "### Less plain layers",
         "*Equal* FLOPs and parameters are those of depth 3, but for 10 %.", plain_table(kept),
         "### Loss on `valid` by rate, seed 0", depth_rates(found),
         f"### All at {min(DEPTH_RATES):g}, the rate of the plain layers", depth_table(calmer), plain_table(calmer),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from experiments.pages import results
 from experiments.repeats.plan import DEPTH_RATES, rates
 from experiments.repeats.run import counts
-from experiments.repeats.tables import at_rate, chosen, page, prices, whole_against, whole_table
+from experiments.repeats.tables import BY_DEPTH, at_rate, chosen, page, prices, slope_table, slopes, whole_against, whole_table
 from tests.experiments.results import result
 
 ROWS = Path(__file__).parents[3] / "experiments/results/repeats/runs.jsonl"
@@ -35,6 +36,17 @@ def test_at_one_rate_every_arm_has_its_seeds_in_order() -> None:
 
     found = [run("ASURA", 1), run("ASURA", 0), run("ASURA", 0, rate=4e-3), run("plain, equal FLOPs", 0, times=4)]
     assert at_rate(found, 2e-3) == {("ASURA", 1): [run("ASURA", 0), run("ASURA", 1)]}
+
+
+def test_the_slope_is_that_of_a_straight_line_in_the_logarithm_of_the_depth() -> None:
+    def runs(depth: int, seeds: tuple[int, ...]) -> list[dict[str, object]]:
+        return [{"seed": seed, "loss": {"test": 5.0 - seed * math.log2(depth)}} for seed in seeds]
+
+    kept = {(label, 1): runs(depth, (0, 1, 2)) for depth, label in BY_DEPTH.items()}
+    assert slopes(kept) == {0: pytest.approx(0), 1: pytest.approx(-1), 2: pytest.approx(-2)}
+    assert list(slopes(kept | {(BY_DEPTH[8], 1): runs(8, (0, 2))})) == [0, 2]
+    assert slopes({key: runs for key, runs in kept.items() if key[0] != BY_DEPTH[8]}) == {}
+    assert slope_table({"own": kept}).splitlines()[2].startswith("| own | −1.0000 | −3.48") and "No row" in slope_table({"own": {}})
 
 
 def test_a_depth_without_a_rate_of_its_own_stands_at_that_of_depth_3() -> None:
