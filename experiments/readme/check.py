@@ -14,6 +14,7 @@ from pathlib import Path
 
 from experiments.readme import (
     asura,
+    depths,
     halting,
     headline,
     hops,
@@ -59,8 +60,10 @@ PLACES = (
     Place("docs/stars.md", "On language", language.chat_claims),
     Place("docs/when-to-loop.md", "A wide-core retrofit", language.text_claims),
     Place("docs/when-to-loop.md", "In short", repeats.brief_claims),
+    Place("docs/when-to-loop.md", "In short", depths.brief_claims),
     Place("docs/when-to-loop.md", "In short", language.brief_claims),
     Place("docs/when-to-loop.md", "Text that runs out", repeats.claims),
+    Place("docs/when-to-loop.md", "Text that runs out", depths.claims),
     Place("docs/longer.md", "", stars.longer_claims),
     Place("docs/halting.md", "", halting.claims),
     Place("docs/inside-stages.md", "", inside.claims),
@@ -68,6 +71,7 @@ PLACES = (
     Place("docs/ouroboros.md", "", ouroboros.claims),
     Place("docs/ouroboros.md", "", own_rates.claims),
     Place("docs/asura.md", "", asura.claims),
+    Place("docs/asura.md", "", depths.asura_claims),
     Place("docs/when-to-loop.md", "", hops.claims),
     Place("docs/when-to-loop.md", "", asura.loop_claims),
     Place("docs/speed.md", "Measured", speed.claims, speed.SETTINGS),

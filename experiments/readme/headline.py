@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from experiments.ouroboros.plan import BEST, BEST_ONCE, BEST_STATIC
 from experiments.pages import percent
-from experiments.readme import asura, hops, language, ouroboros, own_rates, repeats, speed, stars
+from experiments.readme import asura, depths, hops, language, ouroboros, own_rates, repeats, speed, stars
 from experiments.readme.rows import when
 
 SETTINGS = (
@@ -53,6 +53,7 @@ def claims() -> Iterator[str]:
     yield f"one layer run eight times {hops.same_task()}"
     yield when(hops.none_far(), "none answers 24 hops")
     yield from repeats.short()
+    yield depths.short()
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"
     yield f"and {speed.share_of_bound(32):.2f} at batch 32"
     yield f"requests at depths 1 to 8 with {speed.mixed_depths(128):.2f} times the tokens/s of lockstep batches at depth 8"
