@@ -14,6 +14,7 @@ from pathlib import Path
 
 from experiments.readme import (
     asura,
+    cores,
     halting,
     headline,
     hops,
@@ -67,6 +68,9 @@ PLACES = (
     Place("docs/inside-training.md", "", trained.claims),
     Place("docs/ouroboros.md", "", ouroboros.claims),
     Place("docs/ouroboros.md", "", own_rates.claims),
+    Place("docs/ouroboros.md", "Cores of 1, 3 and 6 layers", cores.claims, cores.SETTINGS),
+    Place("docs/ouroboros.md", "", cores.page_claims),
+    Place("docs/when-to-loop.md", "In short", cores.loop_claims),
     Place("docs/asura.md", "", asura.claims),
     Place("docs/when-to-loop.md", "", hops.claims),
     Place("docs/when-to-loop.md", "", asura.loop_claims),
