@@ -125,6 +125,8 @@ def setting_claims() -> Iterator[str]:
     yield when(len(best_rates(tried(), RATES)) == len(ARMS) and len(rates) == 1, told)
     yield f"Fresh seeds {seeds} were measured"
     yield when(not any(run["skipped"] for run in tried()), "No update was skipped")
+    commits = {run["origin"]["commit"][:7] for run in tried()}
+    yield f"The {len(tried())} rows of `cores.jsonl` were made at {words(sorted(commits))}"
     places = {PLACES[AT_DEPTH][size] for size in CORES}
     yield when(len(places) == 1 and untrained_least(), f"that is layer {min(places)} for all three sizes")
 
@@ -300,8 +302,6 @@ def page_claims() -> Iterator[str]:
     yield f"is ahead of the same layers run once by {lead()} (decided). Of the other five, {behind} are behind (decided)"
     yield f"and {open_} are not decided."
     yield f"all six looped rows are behind them, {all_behind(2)} nats (decided)"
-    commits = {run["origin"]["commit"][:7] for run in tried()}
-    yield f"The {len(tried())} rows of `cores.jsonl` were made at {words(sorted(commits))}."
 
 
 def loop_claims() -> Iterator[str]:
