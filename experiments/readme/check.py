@@ -14,6 +14,7 @@ from pathlib import Path
 
 from experiments.readme import (
     asura,
+    cores,
     depths,
     halting,
     headline,
@@ -72,6 +73,9 @@ PLACES = (
     Place("docs/ouroboros.md", "", own_rates.claims),
     Place("docs/asura.md", "", asura.claims),
     Place("docs/asura.md", "", depths.asura_claims),
+    Place("docs/ouroboros.md", "Cores of 1, 3 and 6 layers", cores.claims, cores.SETTINGS),
+    Place("docs/ouroboros.md", "", cores.page_claims),
+    Place("docs/when-to-loop.md", "In short", cores.loop_claims),
     Place("docs/when-to-loop.md", "", hops.claims),
     Place("docs/when-to-loop.md", "", asura.loop_claims),
     Place("docs/speed.md", "Measured", speed.claims, speed.SETTINGS),

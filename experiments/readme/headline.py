@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from experiments.ouroboros.plan import BEST, BEST_ONCE, BEST_STATIC
 from experiments.pages import percent
-from experiments.readme import asura, depths, hops, language, ouroboros, own_rates, repeats, speed, stars
+from experiments.readme import asura, cores, depths, hops, language, ouroboros, own_rates, repeats, speed, stars
 from experiments.readme.rows import when
 
 SETTINGS = (
@@ -17,6 +17,7 @@ SETTINGS = (
     "trained on 4 to 8 digits, it adds numbers of 64",
     "SmolLM2-135M was cut from 30 to 15 layers",
     "all weights trained (14 layers kept)",
+    "Of six loops of 1, 3 or 6 layers",
     "A looped SmolLM2, fine-tuned",
     "On chats at a fixed depth of 4",
     "In SmolLM2-135M the later stages vanish",
@@ -46,6 +47,7 @@ def claims() -> Iterator[str]:
     fewer = "fewer" if unlooped < tables else "no fewer"
     yield f"the same layers run once {once} ({apart:.3f} nats apart, {first}), with {fewer} trained parameters"
     yield f"With a controller it is {controller} ({behind:.3f} nats behind, {second})"
+    yield cores.headline()
     yield f"At nearly equal parameters and equal updates yes ({asura.at_equal_parameters()})"
     small, middle, chance, decided = asura.equal_flops()
     size = f"behind by {small:.3f} at the small size ({asura.small_flops()})"

@@ -84,3 +84,5 @@ def test_the_page_puts_each_loop_beside_the_layers_run_once(tmp_path: Path, monk
     assert f"| {six} | {ONCE_EQUAL} | best: 2, 1 | −0.0200 (−0.0200 to −0.0200) |" in text and "| lower |" in text
     assert f"| {six} | {ONCE_LONGER} | best: 2, 1 | +0.0100 (+0.0100 to +0.0100) |" in text and "| higher |" in text
     assert text.count("| × 1.27 |") == 4, "the longer run and the loop, on two texts"
+    assert "core of 6, at its depth" in (tmp_path / "cores.svg").read_text()
+    assert core_tables.drawings({}) == {}
