@@ -68,8 +68,8 @@ def main() -> None:
     """Writes again.md."""
     sources, folder = asked_tables(__doc__)
     first, again, ends = (results([path], ()) for path in sources)
-    own, mixed, whole = second_set(first, again), filled(first, again), by_label(run for run in ends if run["group"] == "references")
-    pairs, across = all_pairs(own, PAIRS), all_pairs(mixed, MIXED)
+    own, whole = second_set(first, again), by_label(run for run in ends if run["group"] == "references")
+    pairs, across = all_pairs(own, PAIRS), all_pairs(filled(first, again), MIXED)
     fewer = all_pairs(without_diverged(own), PAIRS)
     apart = {names: found for names, found in fewer.items() if found != pairs[names]}
     rows, _ = as_planned([run for run in again if run["group"] != GRID], lambda _: planned(first))
