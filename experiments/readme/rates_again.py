@@ -103,6 +103,8 @@ def run_that_diverged() -> Iterator[str]:
     """Yields what is said of the blind run that came apart."""
     broken = [run for runs in second().values() for run in runs if diverged(run)]
     (run,) = broken
+    depths = {best_depth(reports(second()[BLIND], text)) for text in TEXTS}
+    yield f"puts blind's best depth at {words(sorted(depths))}"
     yield when(arm_of(run) == BLIND, f"One of the {WORDS[len(second()[BLIND])]} blind runs diverged.")
     losses = run["losses"]
     least = losses.index(min(losses))
@@ -205,11 +207,13 @@ def lora() -> Iterator[str]:
     yield f"both at best depths {verdict}"
     held = {arm: {text: at_best(each, text) for text in TEXTS} for arm, each in both().items()}
     looped = [arm for arm in held if arm != ONCE]
-    worse = all(held[arm][text] > held[ONCE][text] for arm in looped for text in TEXTS)
+    worse = all(pair.decided and pair.side == "behind" for pair in map(behind_lora, looped))
     best = {min(looped, key=lambda arm: held[arm][text]) for text in TEXTS} == {STATIC}
     depths = {best_depth(reports(both()[STATIC], text)) for text in TEXTS}
     run = f"which runs {AROUND + 1} layers where the tables at their best depth run {AROUND + depths.pop()}"
-    yield when(worse and best, f"So at about equal parameters every looped arm loses to no loop at all, {run}")
+    weights = [trained()[arm] / 1e6 for arm in looped]
+    arms = f"So every looped arm at its own rate ({min(weights):.3f} to {max(weights):.3f} M)"
+    yield when(worse and best, f"{arms} is behind no loop at all (decided), {run}")
     apart = [changed(*pair, text)[depth] for pair in in_both(tried(), again()) for text in TEXTS for depth in (4, 8)]
     yield f"(two runs of one row differ by {span([abs(value) for value in apart])} at depths 4 and 8)"
     yield f"each run once ({sizes[ONCE]} trained parameters): {losses[0]:.3f} on , the tables {held[STATIC]['test']:.3f}"
@@ -221,7 +225,7 @@ def leak() -> Iterator[str]:
     """Yields how the controller that sees the future stands."""
     best, one = between(both(), LEAKING, CONTROLLER), between(both(), LEAKING, CONTROLLER, 1)
     told = f"{three(best.above)} nats {best.side} the running mean ({best.word})"
-    yield f"At best depths the leaking controller is {told}, and at depth 1 {one.far} {one.stands} ({one.word})"
+    yield f"whose loss is not a likelihood, is {told}, and at depth 1 {one.far} {one.stands} ({one.word})"
     gains = [run["texts"][text]["honest"]["gain"][DEPTHS.index(8)] for run in both()[LEAKING] for text in TEXTS]
     tokens = {run["texts"][text]["honest"]["positions"] for run in both()[LEAKING] for text in TEXTS}
     worth = f"{min(gains):.3f} to {max(gains):.3f}".replace("-", "−")
