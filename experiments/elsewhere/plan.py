@@ -14,7 +14,6 @@ class Command:
     words: str
     rows: str = ""  # the file that new rows come back in; none where the program only prints
     start: str = ""  # the rows so far, under experiments/results: runs that are in it are left out
-    again: tuple[str, ...] = ()  # but for these, which are made again
 
 
 @dataclass(frozen=True)
@@ -46,12 +45,11 @@ def asura(workers: int, only: str, seeds: str) -> Command:
     return Command(f"{words} --only '{only}' --seeds {seeds}", "asura", "asura/runs.jsonl")
 
 
-def retrofit(module: str, workers: int, again: tuple[str, ...] = ()) -> Command:
-    """Returns the runs of a part of experiments.ouroboros that are missing, or some of those that are there."""
+def retrofit(module: str, workers: int) -> Command:
+    """Returns the runs of a part of experiments.ouroboros that are missing."""
     given = "--source {place}/base --corpus {place}/corpus --shards {place}/shards --change graph=true"
-    only = f" --only '{'|'.join(again)}'" if again else ""
-    words = f"-m experiments.ouroboros.{module} {RUN} {given} --workers {workers}{only}"
-    return Command(words, f"{module}-again" if again else module, f"ouroboros/{module}.jsonl", again)
+    words = f"-m experiments.ouroboros.{module} {RUN} {given} --workers {workers}"
+    return Command(words, module, f"ouroboros/{module}.jsonl")
 
 
 def stars(workers: int, only: str) -> Command:
@@ -96,18 +94,11 @@ def looks() -> tuple[Command, ...]:
 
 PARTS = ("ASURA with LoRA", "without the", "without norms", "without adapters", "one norm", "one projection")
 
-# rows whose base is not known any more (as many layers as were carried): do they come out with the whole one?
-CHECKED = ("tuned/static diagonal, rate 0.1/1", "tuned/controller, token, rate 0.016/1")
-
 ITEMS: dict[str, Item] = {
     "hops": Item(
         "swaps with three seeds and at other rates, fewer layers with more updates (28 runs)", 470,
         ((Command(f"-m experiments.hops.run {RUN} --groups longer,chain,chain_rates --tables {{place}}/tables --workers 12",
                   "hops", "hops/runs.jsonl"),),),
-    ),
-    "rates": Item(
-        "the retrofit's arms at their own rates: seeds 4 to 6 of the close ones, then those others lack (17 runs, 2 again)", 290,
-        ((retrofit("rates", 6), retrofit("rates", 1, CHECKED)),), BASE,
     ),
     "repeats": Item(
         "ASURA at depths 1 to 8 at its smaller rate, seeds 1 and 2; three times the updates on text read four times (15 runs)", 200,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import shlex
 import shutil
@@ -138,7 +137,7 @@ def begin(
     command: Command, file: Path, place: Path, ends: float, changes: Sequence[str], beside: int, come: Sequence[str]
 ) -> Running:
     """Begins a command, on from the rows there are of its study, those that have come since with them."""
-    rows = [*(line for line in whole_lines(RESULTS / command.start) if json.loads(line)["name"] not in command.again), *come]
+    rows = [*whole_lines(RESULTS / command.start), *come]
     file.write_text("".join(rows))
     given = {"place": place, "rows": file, "seconds": f"{max(ends - time.time() - SPARE, 1):.0f}"}
     words = [word.format_map(given) for word in shlex.split(command.words)]  # in this order: a path may hold blanks

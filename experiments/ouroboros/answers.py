@@ -23,8 +23,12 @@ DIVERGED = 1.0  # nats: how far above its least a training loss has to end; draw
 def named(label: str, runs: Sequence[Result]) -> str:
     """Returns a row's name with its marks: † where its losses are no likelihood, ‡ where a run of it diverged."""
     leaks = not all(held["likelihood"] for run in runs for held in run["texts"].values())
-    diverged = any(run["losses"] and run["losses"][-1] > min(run["losses"]) + DIVERGED for run in runs)
-    return label + " †" * leaks + " ‡" * diverged
+    return label + " †" * leaks + " ‡" * any(map(diverged, runs))
+
+
+def diverged(run: Result) -> bool:
+    """Returns whether a run's training loss ended far above its least."""
+    return bool(run["losses"]) and run["losses"][-1] > min(run["losses"]) + DIVERGED
 
 
 def decided(found: Mapping[str, Pooled]) -> str:

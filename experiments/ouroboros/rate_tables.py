@@ -231,7 +231,8 @@ def main() -> None:
     page.append(answers_table(pairs))
     for text in TEXTS:
         page += [f"## {text}: loss", loss_table(runs, ends, text), f"## {text}: pair by pair", pair_table(pairs, text)]
-    (folder / "rates.md").write_text("\n\n".join([*page, *missing_part(found, plan)]) + "\n")
+    later = "What is not in this set may be in the second one, which is read apart: [again.md](again.md)."
+    (folder / "rates.md").write_text("\n\n".join([*page, *missing_part(found, plan), later]) + "\n")
     for path in [folder / "rates.md", *save_all(drawings(found, pairs), folder)]:
         print(path)
 

@@ -3,12 +3,12 @@
     python -m experiments.ouroboros.rates OUT.jsonl --source BASE --corpus CORPUS --change graph=true --workers 7 --seconds 400
 
 Seed 0 chooses: an arm's rate is the one whose loss on `valid`, at the best of the depths trained, is the least. Only the seeds
-behind it are measured on `test` and `ood`. What matters most comes first, and a call goes on where the last one was stopped: begin
-with a copy of experiments/results/ouroboros/rates.jsonl as OUT to go on with the study, on any machine.
+behind it are measured on `test` and `ood`. What matters most comes first, and a call goes on where the last one was stopped.
 
-CORPUS holds train-00, -03, -06 and -09.jsonl.gz, valid, test and heldout_ood.jsonl.gz, BASE SmolLM2-135M-Instruct. On a machine
-that has neither: `python -m experiments.elsewhere list`. The first 66 rows were made with `--change model.changes.core=7`, on a
-BASE whose looped layer is its eighth, and of which nothing else is known.
+CORPUS holds train-00, -03, -06 and -09.jsonl.gz, valid, test and heldout_ood.jsonl.gz, BASE SmolLM2-135M-Instruct. All rows were
+made, in two sets under experiments/results/ouroboros: 66 in rates.jsonl, with `--change model.changes.core=7` on a BASE whose
+looped layer is its eighth, and of which nothing else is known; 19 in again.jsonl, on all 30 layers. Two rows of seed 1 are in both
+and differ, so the sets are not put together.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from experiments.ouroboros.plan import BEST, BEST_ONCE, BEST_STATIC
 from experiments.pages import percent
-from experiments.readme import asura, cores, depths, hops, language, ouroboros, own_rates, repeats, speed, stars
+from experiments.readme import asura, cores, depths, hops, language, ouroboros, own_rates, rates_again, repeats, speed, stars
 from experiments.readme.rows import when
 
 SETTINGS = (
@@ -39,6 +39,7 @@ def claims() -> Iterator[str]:
     least, random, rows, seeds = stars.longer()
     yield f"(at least {100 * least:.1f} % of {rows} rows with long carries, {seeds} seeds; random digits: {100 * min(random):.1f} %"
     yield from own_rates.headline_claims()
+    yield from rates_again.headline_claims()
     looped, once, controller = (percent(ouroboros.share(name, "test")) for name in (BEST_STATIC, BEST_ONCE, BEST))
     apart, first = ouroboros.behind_once(BEST_STATIC)
     behind, second = ouroboros.behind_once(BEST)

@@ -53,7 +53,7 @@ def test_steps_go_on_from_all_rows_and_new_ones_alone_come_back(quick: Path) -> 
     script = quick / "adds.py"
     script.write_text(ADDS)
     one, two = (Command(f"{script} {{rows}} {word}", "study", "study/runs.jsonl") for word in ("one", "two"))
-    other = Command(f"{script} {{rows}} new", "again", "study/runs.jsonl", ("old",))
+    other = Command(f"{script} {{rows}} new", "again")
     place = quick / "place"
     runs.prepare("", [], place)
     assert runs.run(Item("", 1, ((one, other), (two,))), place, quick / "out", time.time() + 60)

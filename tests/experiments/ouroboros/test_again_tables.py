@@ -1,0 +1,64 @@
+"""The page of the second set, from rows whose answer is known."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.ouroboros import again_tables
+from experiments.ouroboros.plan import BLIND, CONTROLLER, LEAKING
+from tests.experiments.ouroboros.test_rate_tables import DEPTHS, rows
+from tests.experiments.ouroboros.test_rates import tried
+from tests.experiments.results import result
+
+pytestmark = pytest.mark.usefixtures("unlaid")
+GRID = {1e-3: 5.0, 4e-3: 4.0, 1.6e-2: 6.0, 4e-2: 6.0}
+
+
+def later(label: str, above: float, seed: int, rate: float, **more: object) -> dict:
+    named = {"name": f"tuned/{label}, rate {rate:g}/{seed}", "group": "tuned", "rate": rate, "skipped": 0}
+    return result(f"{label}, rate {rate:g}", dict.fromkeys(DEPTHS, above), seed, **named, **more)
+
+
+def first_set() -> list[dict]:
+    return [run for run in rows() if run["group"] != "references"] + tried(LEAKING, GRID)
+
+
+def second_set() -> list[dict]:
+    """Fresh seeds in which the controller is 0.03 below the blind one, a blind run that came apart, the leak that the first set
+    lacks, and one row that it has."""
+    found = [later(CONTROLLER, 0.37, seed, 0.04) for seed in (4, 5, 6)]
+    found += [later(BLIND, 0.4, seed, 0.004) for seed in (4, 5)] + [later(BLIND, 5.0, 6, 0.004, losses=[2.0, 1.0, 3.0])]
+    return [*found, *(later(LEAKING, 0.5 + 0.001 * seed, seed, 0.004) for seed in (1, 2, 3)), later(BLIND, 0.461, 1, 0.004)]
+
+
+def test_the_page_keeps_the_sets_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = [run for run in rows() if run["group"] == "references"]
+    files = {"rates": first_set(), "again": second_set(), "runs": ends}
+    for name, runs in files.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
+    monkeypatch.setattr(sys, "argv", ["again_tables", *(str(tmp_path / f"{name}.jsonl") for name in files), str(tmp_path)])
+    again_tables.main()
+    text = (tmp_path / "again.md").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| {BLIND}, rate 0.004 | 1 | test |")]
+    assert line.count("(+0.060)") == len(DEPTHS)
+    assert f"| {CONTROLLER} | {BLIND} | both 4 | −1.5633" in text, "with the run that came apart"
+    alone, across = (
+        part.split("\n## ")[0] for part in text.split("\n## The second set alone")[1:] + text.split("\n## Both sets:")[1:]
+    )
+    _, without = alone.split("Without the runs that diverged")
+    assert f"| {CONTROLLER} | {BLIND} |{' not resolved |' * 6}" in alone
+    assert f"| {CONTROLLER} | {BLIND} |{' yes |' * 6}" in without
+    assert f"| {LEAKING} | {CONTROLLER} |{' no |' * 6}" in across and f"| {CONTROLLER} | {BLIND} |" not in across
+    assert f"| {BLIND} ‡ | 0.004 | 4 |" in text
+
+
+def test_a_row_of_the_first_set_is_not_replaced() -> None:
+    runs = again_tables.filled(first_set(), second_set())
+    assert [run["seed"] for run in runs[BLIND]] == [1, 2, 3] and len(runs[LEAKING]) == 3
+    (pair,) = again_tables.in_both(first_set(), second_set())
+    assert again_tables.changed(*pair, "test")[4] == pytest.approx(0.06)
+    assert runs[BLIND][0]["texts"]["test"]["loss"] == pair[0]["texts"]["test"]["loss"]
