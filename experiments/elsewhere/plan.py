@@ -135,12 +135,9 @@ ITEMS: dict[str, Item] = {
             looks(),
         ), TEXT, "pages",
     ),
-    "graph": Item(
-        "graphs of small text models, and the large one, which is left alone: tests, then one benchmark", 90,
-        (
-            (Command("-m pytest -o addopts= -q -m gpu --noconftest tests/train/gradients/test_graphs.py"),),
-            (Command("-m benchmarks.train_text --only ship"),),
-        ),
+    "gradients": Item(
+        "gradients of compiled and replayed passes against those as written, at the size of a real batch (12 tests)", 120,
+        ((Command("-m pytest -o addopts= -q -m gpu --noconftest tests/train/devices/test_compiled_gradients.py"),),),
     ),
     "stars-paper": Item(
         "the path of states at the paper's own settings, 10,000 updates (1 run)", 450, ((stars(1, "paths/paper"),),),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from loopwright.convert.weights import load_tensors
 from loopwright.data.batch import Batch, Splits
@@ -25,11 +25,13 @@ from loopwright.settings import build_kind
 from loopwright.storage.files import write_json, write_whole
 from loopwright.train.checkpoint import base_references, load_weights, model_tensors
 from loopwright.train.depth import RULES, DepthRule
+from loopwright.train.devices.compared import Comparison
 from loopwright.train.devices.compiled import choose
 from loopwright.train.devices.distributed import Processes
 from loopwright.train.devices.speed import Speedometer
 from loopwright.train.devices.training_module import Share, TrainingModule, Weights
-from loopwright.train.gradients.graphs import LEAVES, GraphedWork, obstacle, unsuited
+from loopwright.train.gradients.graphs import LEAVES, GraphedWork, foreign, obstacle, unsuited
+from loopwright.train.gradients.recompute import draws
 from loopwright.train.gradients.remat import REMATS
 from loopwright.train.models import MODELS
 from loopwright.train.objectives.losses import OBJECTIVES
@@ -92,7 +94,7 @@ class Job:
         if said is not None:
             reporter.note(said)
         remat = build_kind(recipe.remat_spec, REMATS)
-        bare = TrainingModule(self.model, objective, self.penalties, remat=remat, compiled=self.compiled)
+        self.bare = bare = TrainingModule(self.model, objective, self.penalties, remat=remat, compiled=self.compiled)
         self.speed = Speedometer(self.model.config, objective, recipe.precision, self.device)
         with self.autocast():  # before the wrapper takes the model: it counts passes
             check_trainable(self.model, objective, drawn_plans(self.rule, recipe))
@@ -104,6 +106,8 @@ class Job:
         self.optimiser: Optimiser = optim(self.model)  # of what the wrapper made of the parameters
         self.average = None if recipe.average is None else build_kind(recipe.average, AVERAGES)(self.model)
         self.replayed = self._graphs(reporter)
+        self.note = reporter.note
+        self.comparison = Comparison(self.optimiser.parameters) if self._comparable() else None
         size = recipe.batch // recipe.accumulate
         self.order = Order(len(self.splits.train), recipe.seed, recipe.order.shuffled, repeat=recipe.order.repeat, batch=size)
         self.depth_generator = depth_generator(recipe)
@@ -139,6 +143,12 @@ class Job:
                 reporter.note(f"{LEAVES}: {why_not}")
                 return None
         return GraphedWork(self._backward_given, self.device, asked=asked, note=reporter.note)
+
+    def _comparable(self) -> bool:
+        """Whether a pass can run twice, compiled and as written, and must then come out the same."""
+        kinds = [weighted.penalty for weighted in self.penalties]
+        ours = foreign(self.model, self.objective, kinds) is None and self.objective.capturable
+        return self.compiled and self.processes.world == 1 and ours and not draws(self.model)
 
     @property
     def replays(self) -> bool:
@@ -185,6 +195,50 @@ class Job:
         """Adds the gradients of a batch, as the share of the update that it is; returns its loss and metrics."""
         factors = [penalty.factor(plan.update, solved_at) for penalty in self.penalties]
         weights = [factor if factor > 0 else None for factor in factors]
+        if self.comparison is not None and self.comparison.is_due((plan.depth, plan.grad_steps)):
+            return self._compared(self.comparison, batch, plan, share, weights)
+        return self._pass(batch, plan, share, weights)
+
+    def _compared(
+        self, comparison: Comparison, batch: Batch, plan: Plan, share: Share, weights: Weights
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same beside the pass as written, which is what counts where a form that nobody asked for differs from it."""
+        plain = TrainingModule(self.model, self.objective, self.penalties, remat=self.bare.remat)
+        aside = self.replayed.aside() if self.replayed is not None and self.replays else nullcontext()
+        made = None
+        with suppress(torch.OutOfMemoryError), aside:
+            made = comparison.run_written(lambda: self._backward(batch, plan, share, weights, plain))
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)  # the passes that come need other memory
+        if made is None:
+            self.note("compile: there is no memory to compare the first pass with the pass as written, so it is not")
+            self.comparison = None
+            torch.cuda.empty_cache()
+        found = self._pass(batch, plan, share, weights)
+        how = None if made is None else comparison.difference()
+        if made is not None and how is not None:
+            self._leave(how)
+            comparison.take_written()
+            found = made
+        comparison.forget()
+        return found
+
+    def _leave(self, how: str) -> None:
+        """Leaves the form of passes that differs from them as written, and says so; one that was asked for ends the run."""
+        replaying = self.replayed is not None and self.replayed.replaying
+        option, form = ("graph", "replayed") if replaying else ("compile", "compiled")
+        told = f"{option}: {form}, {how} (torch {torch.__version__})"
+        if getattr(self.recipe, option) is True:
+            raise ValueError(f"{told}; {option}: false trains without it")
+        self.note(f"{told}; passes run without it from here on")
+        if self.replayed is not None and not self.replayed.asked:
+            self.replayed.give_up("their gradients would not be right" if replaying else "they are not compiled")
+        if not replaying:
+            self.compiled = False
+            self.bare.leave_compiled()
+
+    def _pass(self, batch: Batch, plan: Plan, share: Share, weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same as it runs in this run: replayed, compiled or as written."""
         if self.replayed is None:
             return self._backward(batch, plan, share, weights)
         why_not = obstacle(batch, self.model.config)
@@ -200,9 +254,11 @@ class Job:
         inputs = {"batch": held, "share": [number(share.targets), number(share.rows)], "weights": [number(w) for w in weights]}
         return self.replayed(inputs, plan.depth, plan.grad_steps)
 
-    def _backward(self, batch: Batch, plan: Plan, share: Share, weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
+    def _backward(
+        self, batch: Batch, plan: Plan, share: Share, weights: Weights, module: nn.Module | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         with self.autocast():
-            loss, metrics = self.module(batch, plan, share, weights)
+            loss, metrics = (module or self.module)(batch, plan, share, weights)
         if not loss.requires_grad:
             raise out_of_reach(plan.depth, self.optimiser.parameters)
         (loss * self.processes.world).backward()  # wrappers average over processes, and shares are to be summed

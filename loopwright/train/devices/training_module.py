@@ -59,6 +59,10 @@ class TrainingModule(nn.Module):
             blocks = not self.penalties and has_block_attention(model)
             self.step, self.stacks = CompiledStep(model), CompiledStacks(model, block_masks=blocks)
 
+    def leave_compiled(self) -> None:
+        """Runs as written from now on."""
+        self.step, self.stacks = self.model.step, None
+
     def forward(
         self, batch: Batch, plan: Plan, share: Share | None = None, weights: Weights = ()
     ) -> tuple[Tensor, dict[str, Tensor]]:

@@ -45,13 +45,9 @@ def unsuited(
     """Returns why the passes of a run on one GPU, compiled, are not replayed unasked; None where they are: all of one shape and
     depth, and all parts our own. What somebody else's part or hook does on the host (counting, drawing, waiting for a number) a
     replay would leave out."""
-    parts = [type(part) for part in (*model.modules(), objective, *penalties)]
-    theirs = [part.__name__ for part in parts if part.__module__.split(".")[0] not in OWN]
-    if theirs or isinstance(objective, Called):
-        name = theirs[0] if theirs else "the objective"
-        return f"{name} is not the package's own, and a replay would leave out what it does on the host"
-    if _hooked(model):
-        return "the model has a hook, or all modules have one, and a replay would leave out what it does on the host"
+    why = foreign(model, objective, penalties)
+    if why is not None:
+        return f"{why}, and a replay would leave out what it does on the host"
     if remat == "implicit":
         return "remat: implicit looks at numbers in the middle of a pass"
     if remat != "none" and draws(model):
@@ -61,6 +57,15 @@ def unsuited(
     if not alike:
         return "batches are not all of one shape"
     return None if rule.constant else "they are not all of one depth"
+
+
+def foreign(model: LoopedForCausalLM, objective: Objective, penalties: Iterable[object]) -> str | None:
+    """Returns what of a pass is somebody else's, so that nobody knows what it does on the host; None where nothing is."""
+    parts = [type(part) for part in (*model.modules(), objective, *penalties)]
+    theirs = [part.__name__ for part in parts if part.__module__.split(".")[0] not in OWN]
+    if theirs or isinstance(objective, Called):
+        return f"{theirs[0] if theirs else 'the objective'} is not the package's own"
+    return "the model has a hook, or all modules have one" if _hooked(model) else None
 
 
 def _hooked(model: LoopedForCausalLM) -> bool:
@@ -111,6 +116,7 @@ class GraphedWork:
         self.seen: set[Any] = set()
         self.graphs: dict[Any, Captured] = {}
         self.capturing = True
+        self.replaying = False  # whether the last pass was a replay
         torch.cuda.reset_peak_memory_stats(device)  # what ran before in this process says nothing of the room that passes need
 
     def __call__(self, tensors: Any, *fixed: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -120,13 +126,14 @@ class GraphedWork:
         if not self.asked and self.seen and key not in self.seen:  # as written it needs its memory beside that of the graphs
             self.give_up("they are not all of one shape, depth and set of penalties")
         if self.capturing and key in self.seen and key not in self.graphs:
-            with self._aside():
+            with self.aside():
                 self._add(key, leaves, form, fixed)
+        self.replaying = self.capturing and key in self.graphs
         if not self.capturing:  # where all else runs: memory of one stream is of no use to another
             return self.work(tensors, *fixed)
         self.seen.add(key)
-        with self._aside():
-            made = self._replay(self.graphs[key], leaves) if key in self.graphs else self.work(tensors, *fixed)
+        with self.aside():
+            made = self._replay(self.graphs[key], leaves) if self.replaying else self.work(tensors, *fixed)
         if not self.asked and not self.graphs:  # now, so that gradients need not be kept until the next pass
             why = self._lack_of_room()
             if why is not None:
@@ -134,13 +141,15 @@ class GraphedWork:
         return made
 
     @contextmanager
-    def _aside(self) -> Iterator[None]:
+    def aside(self) -> Iterator[None]:
         """What runs inside is on the stream of captures, after what was queued before, and before what is queued after."""
         here = torch.cuda.current_stream()
         self.stream.wait_stream(here)
-        with torch.cuda.stream(self.stream), free_launches():
-            yield
-        here.wait_stream(self.stream)
+        try:
+            with torch.cuda.stream(self.stream), free_launches():
+                yield
+        finally:
+            here.wait_stream(self.stream)
 
     def give_up(self, why: str) -> None:
         """Runs everything as written from now on, gives back what the graphs hold, and says so once."""

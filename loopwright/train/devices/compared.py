@@ -1,0 +1,95 @@
+"""Compiled passes beside passes as written: a compiler can get gradients wrong and raise nothing, so its first passes are compared.
+
+Torch's did: from 2.10 to 2.13 gradients of norms whose weights are rows of one table may hold whatever the memory held before
+(github.com/pytorch/pytorch/issues/193061), and a small ASURA model was trained on such gradients here (experiments/LOG.md).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Made = TypeVar("Made")
+
+PASSES = 2  # of each kind: the first runs kernel by kernel, the second may be a graph, replayed
+# a gradient may differ by so much of its own norm, and by so much of that of all: sums are rounded otherwise, and of a small one
+# bf16 leaves little (0.76 of its own norm was seen, 0.001 of that of all). Wrong ones were thousands of times too large
+OWN, ALL = 0.5, 0.01
+
+
+class Comparison:
+    """The first passes of each kind, each beside the pass as written. Gradients may hold those of earlier batches."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self.parameters = parameters
+        self.seen: Counter[Hashable] = Counter()
+        self.before: dict[str, Tensor | None] = {}
+        self.written: dict[str, Tensor | None] = {}
+
+    def is_due(self, kind: Hashable) -> bool:
+        """Says whether a pass of a kind is one of those to compare, and counts it."""
+        self.seen[kind] += 1
+        return self.seen[kind] <= PASSES
+
+    def run_written(self, run: Callable[[], Made]) -> Made:
+        """Returns what the pass as written returns; keeps its gradients aside, and leaves those of before. It draws what the next
+        pass draws."""
+        self.before = self._gradients()
+        devices = {p.device.index or 0 for p in self.parameters.values() if p.device.type == "cuda"}
+        try:
+            with torch.random.fork_rng(devices=sorted(devices)):
+                made = run()
+            self.written = self._gradients()
+        finally:
+            self._put(self.before)
+        return made
+
+    def difference(self) -> str | None:
+        """Returns how the gradients that have come since differ from those of the pass as written, None where they are the same but
+        for rounding. Of a pass as written that is not finite nothing can be said."""
+        names = [name for name, p in self.parameters.items() if p.grad is not None or self.written[name] is not None]
+        if not names:
+            return None
+        zero = {name: torch.zeros_like(self.parameters[name]) for name in names}
+        written = [_or(self.written[name], zero[name]) for name in names]
+        before = [_or(self.before[name], zero[name]) for name in names]
+        found = [_or(self.parameters[name].grad, zero[name]) for name in names]
+        own = torch.stack(torch._foreach_norm(torch._foreach_sub(written, before))).double()
+        apart = torch.stack(torch._foreach_norm(torch._foreach_sub(found, written))).double()
+        whole = own.norm()
+        if not bool(whole.isfinite()):
+            return None
+        excess = apart - (OWN * own + ALL * whole)
+        worst = int(excess.nan_to_num(nan=torch.inf, posinf=torch.inf).argmax())
+        if bool(excess[worst] <= 0):
+            return None
+        share = float(apart[worst] / own[worst].clamp(min=1e-30))
+        return f"the gradient of {names[worst]} is {share:.3g} times its norm away from that of the pass as written"
+
+    def take_written(self) -> None:
+        """Puts the gradients of the pass as written in the place of those that have come since."""
+        self._put(self.written)
+
+    def forget(self) -> None:
+        """Lets go of the gradients that were kept."""
+        self.before, self.written = {}, {}
+
+    def _gradients(self) -> dict[str, Tensor | None]:
+        return {name: None if p.grad is None else p.grad.detach().clone() for name, p in self.parameters.items()}
+
+    def _put(self, gradients: Mapping[str, Tensor | None]) -> None:
+        """In the same tensors where there are some: a graph adds to those for ever."""
+        for name, p in self.parameters.items():
+            kept = gradients[name]
+            if p.grad is None or kept is None:
+                p.grad = None if kept is None else kept.clone()
+            else:
+                p.grad.copy_(kept)
+
+
+def _or(x: Tensor | None, other: Tensor) -> Tensor:
+    return other if x is None else x.detach()
