@@ -145,15 +145,21 @@ class Job:
         return GraphedWork(self._backward_given, self.device, asked=asked, note=reporter.note)
 
     def _comparable(self) -> bool:
-        """Whether a pass can run twice, compiled and as written, and must then come out the same."""
+        """Whether a pass can run twice, in the form of this run and as written, and must then come out the same."""
         kinds = [weighted.penalty for weighted in self.penalties]
-        ours = foreign(self.model, self.objective, kinds) is None and self.objective.capturable
-        return self.compiled and self.processes.world == 1 and ours and not draws(self.model)
+        other_form = self.compiled or self.replayed is not None
+        ours = foreign(self.model, self.objective, kinds) is None
+        return other_form and self.processes.world == 1 and ours and not draws(self.model)
 
     @property
     def replays(self) -> bool:
         """Whether passes are replayed as CUDA graphs, or will be; no longer once that was given up."""
         return self.replayed is not None and self.replayed.capturing
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the last pass was replayed."""
+        return self.replayed is not None and self.replayed.replaying
 
     @property
     def median(self) -> int:
@@ -195,7 +201,9 @@ class Job:
         """Adds the gradients of a batch, as the share of the update that it is; returns its loss and metrics."""
         factors = [penalty.factor(plan.update, solved_at) for penalty in self.penalties]
         weights = [factor if factor > 0 else None for factor in factors]
-        if self.comparison is not None and self.comparison.is_due((plan.depth, plan.grad_steps)):
+        counts = tuple(weight is not None for weight in weights)  # a penalty that begins to count makes it another pass
+        rows = (batch.input_ids.shape, batch.attention_mask is None, counts)  # each is compiled on its own
+        if self.comparison is not None and self.comparison.is_due((plan.depth, plan.grad_steps, counts), rows):
             return self._compared(self.comparison, batch, plan, share, weights)
         return self._pass(batch, plan, share, weights)
 
@@ -205,37 +213,46 @@ class Job:
         """The same beside the pass as written, which is what counts where a form that nobody asked for differs from it."""
         plain = TrainingModule(self.model, self.objective, self.penalties, remat=self.bare.remat)
         aside = self.replayed.aside() if self.replayed is not None and self.replays else nullcontext()
-        made = None
-        with suppress(torch.OutOfMemoryError), aside:
-            made = comparison.run_written(lambda: self._backward(batch, plan, share, weights, plain))
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)  # the passes that come need other memory
-        if made is None:
-            self.note("compile: there is no memory to compare the first pass with the pass as written, so it is not")
+        written = result = None
+        with self.speed.uncounted(), suppress(torch.OutOfMemoryError), aside:
+            written = comparison.run_written(lambda: self._backward(batch, plan, share, weights, plain))
+        if written is not None:
+            with suppress(torch.OutOfMemoryError):  # the gradients that are kept beside it need memory too
+                result = self._pass(batch, plan, share, weights)
+        if written is None or result is None:
+            comparison.forget(put_back=True)
             self.comparison = None
+            self.note("compile: there is no memory to compare the first pass with the pass as written, so it is not")
             torch.cuda.empty_cache()
-        found = self._pass(batch, plan, share, weights)
-        how = None if made is None else comparison.difference()
-        if made is not None and how is not None:
+            return self._pass(batch, plan, share, weights)
+        how = comparison.difference() if self.compiled or self.replaying else None
+        if how is not None:
             self._leave(how)
             comparison.take_written()
-            found = made
+            result = written
         comparison.forget()
-        return found
+        return result
 
     def _leave(self, how: str) -> None:
         """Leaves the form of passes that differs from them as written, and says so; one that was asked for ends the run."""
-        replaying = self.replayed is not None and self.replayed.replaying
-        option, form = ("graph", "replayed") if replaying else ("compile", "compiled")
-        told = f"{option}: {form}, {how} (torch {torch.__version__})"
+        option, form = ("graph", "replayed") if self.replaying else ("compile", "compiled")
+        told = f"{option}: in a {form} pass {how} (torch {torch.__version__})"
         if getattr(self.recipe, option) is True:
             raise ValueError(f"{told}; {option}: false trains without it")
-        self.note(f"{told}; passes run without it from here on")
+        self.note(f"{told}; passes are not {form} from here on")
+        if self.replayed is not None and self.replaying:
+            self.replayed.give_up("their gradients would not be right")
+        else:
+            self.leave_compiled()
+
+    def leave_compiled(self) -> None:
+        """Runs passes as written from now on, replayed where that was asked for."""
+        self.compiled = False
+        self.bare.leave_compiled()
         if self.replayed is not None and not self.replayed.asked:
-            self.replayed.give_up("their gradients would not be right" if replaying else "they are not compiled")
-        if not replaying:
-            self.compiled = False
-            self.bare.leave_compiled()
+            self.replayed.give_up("they are not compiled")
+        if not self.replays:
+            self.comparison = None
 
     def _pass(self, batch: Batch, plan: Plan, share: Share, weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
         """The same as it runs in this run: replayed, compiled or as written."""

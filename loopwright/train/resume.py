@@ -46,6 +46,11 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
     if "replayed" not in before:  # an older version, which replayed where it was asked to
         before["replayed"] = read_recipe(run.recipe).graph is True
     differs = [name for name in now if before.get(name) != now[name]]
+    if set(differs) <= {"compiled", "replayed"} and now["compiled"] and not before["compiled"] and job.recipe.compile is not True:
+        reporter.note("compile: auto leaves the model as it is written: it ran so until here (compile: true compiles it)")
+        job.leave_compiled()
+        now = made_with(job)
+        differs = [name for name in now if before.get(name) != now[name]]
     if differs == ["replayed"] and job.replayed is not None and not job.replayed.asked:
         job.replayed.give_up("so they ran until here, and so the run goes on bit for bit (graph: true replays them)")
     elif differs:

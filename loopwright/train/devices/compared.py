@@ -30,10 +30,10 @@ class Comparison:
         self.before: dict[str, Tensor | None] = {}
         self.written: dict[str, Tensor | None] = {}
 
-    def is_due(self, kind: Hashable) -> bool:
-        """Says whether a pass of a kind is one of those to compare, and counts it."""
-        self.seen[kind] += 1
-        return self.seen[kind] <= PASSES
+    def is_due(self, *kinds: Hashable) -> bool:
+        """Says whether a pass is among the first of one of its kinds, and counts it."""
+        self.seen.update(kinds)
+        return any(self.seen[kind] <= PASSES for kind in kinds)
 
     def run_written(self, run: Callable[[], Made]) -> Made:
         """Returns what the pass as written returns; keeps its gradients aside, and leaves those of before. It draws what the next
@@ -74,8 +74,10 @@ class Comparison:
         """Puts the gradients of the pass as written in the place of those that have come since."""
         self._put(self.written)
 
-    def forget(self) -> None:
-        """Lets go of the gradients that were kept."""
+    def forget(self, *, put_back: bool = False) -> None:
+        """Lets go of the gradients that were kept; `put_back`: those of before the pass take the place of what came since."""
+        if put_back and self.before:
+            self._put(self.before)
         self.before, self.written = {}, {}
 
     def _gradients(self) -> dict[str, Tensor | None]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +31,7 @@ class Speedometer:
         self.config, self.device = config, device
         self.every = objective.reads == "every"
         self.peak = peak_of(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
+        self.held = 0  # the most memory before what was not counted
         self._counted = lru_cache(maxsize=64)(self._count)
 
     def _count(self, depth: int, rows: int, length: int) -> dict[str, int]:
@@ -69,8 +71,21 @@ class Speedometer:
         if self.device.type != "cuda":
             return {}
         rate = self.flops(pairs) / seconds
-        numbers = {"tflops_per_second": rate * processes / 1e12, "peak_memory": torch.cuda.max_memory_allocated(self.device)}
+        held = max(self.held, torch.cuda.max_memory_allocated(self.device))
+        numbers = {"tflops_per_second": rate * processes / 1e12, "peak_memory": held}
         return numbers if self.peak is None else {**numbers, "mfu": rate / self.peak}
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leaves what runs inside out of the peak of memory."""
+        if self.device.type != "cuda":
+            yield
+            return
+        self.held = max(self.held, torch.cuda.max_memory_allocated(self.device))
+        try:
+            yield
+        finally:
+            torch.cuda.reset_peak_memory_stats(self.device)
 
 
 def peak_of(name: str, precision: str) -> float | None:

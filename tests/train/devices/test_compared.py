@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from loopwright.cli import main
+from loopwright.data.batch import Batch
+from loopwright.run import RunFolder
+from loopwright.storage.files import read_json
 from loopwright.train.devices.compared import ALL, OWN, PASSES, Comparison
+from loopwright.train.gradients.graphs import LEAVES, REPLAYS, Captured, GraphedWork
 from loopwright.train.loop import train
-from loopwright.train.recipe import make_recipe
+from loopwright.train.recipe import make_recipe, written
 from loopwright.train.reporting.progress import Silent
+from loopwright.train.resume import MADE
+from tests.train.gradients.stand_in import CPU, Card
 from tests.train.runs import PLAIN
 
 job = importlib.import_module("loopwright.train.job")
@@ -47,10 +53,10 @@ def compiler(spoil: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch, "compile", compiling)
 
 
-def trained(folder: Path, **changes: Any) -> tuple[dict[str, Tensor], list[str]]:
+def trained(folder: Path, resume: bool = False, on_update: Any = None, **changes: Any) -> tuple[dict[str, Tensor], list[str]]:
     told = Told()
     shape = {"depth": {"kind": "fixed", "depth": 3}, "updates": 5, "accumulate": 2, "validate": {"every": 0}}
-    run = train(make_recipe({**PLAIN, **shape, **changes}), folder, reporter=told)
+    run = train(make_recipe({**PLAIN, **shape, **changes}), folder, reporter=told, resume=resume, on_update=on_update)
     return {name: p.detach().clone() for name, p in run.model.named_parameters()}, told.lines
 
 
@@ -72,45 +78,162 @@ def test_wrong_gradients_are_left_where_nobody_asked_for_them(
     compiler(spoil, monkeypatch)
     found, told = trained(tmp_path / "found")
     assert same(found, right)
-    assert [line for line in told if line.startswith("compile: compiled, the gradient of ")] == told
-    assert len(told) == 1 and told[0].endswith("passes run without it from here on")
+    assert [line for line in told if line.startswith("compile: in a compiled pass the gradient of ")] == told
+    assert len(told) == 1 and told[0].endswith("passes are not compiled from here on")
 
 
 def test_wrong_gradients_that_were_asked_for_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler(lambda g: 1e3 * g, monkeypatch)
-    with pytest.raises(ValueError, match=r"compile: compiled, the gradient of .* compile: false trains without it"):
+    with pytest.raises(ValueError, match=r"compile: in a compiled pass the gradient of .* compile: false trains without it"):
         trained(tmp_path, compile=True)
 
 
-def left(asked: bool, replaying: bool) -> tuple[SimpleNamespace, list[str]]:
-    """A run after it was told that the pass that it ran differs from the pass as written."""
-    told: list[str] = []
-    run = SimpleNamespace(
-        recipe=SimpleNamespace(compile="auto", graph=asked or "auto"),
-        replayed=SimpleNamespace(asked=asked, replaying=replaying, give_up=told.append),
-        bare=SimpleNamespace(leave_compiled=lambda: told.append("as written")),
-        compiled=True, note=told.append,
+class Replayed(GraphedWork):
+    """Passes on a stand-in for a GPU, which are captured when they come back; what a replay adds is spoiled by a factor."""
+
+    factor = 1.0
+
+    def _replay(self, captured: Captured, leaves: list[Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        with torch.no_grad():
+            for p in self.work.__self__.model.parameters():
+                p.grad = None if p.grad is None else p.grad.mul_(self.factor)
+        return super()._replay(captured, leaves)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    """A capture adds the gradients of its pass and a replay adds none: true of the first replay alone."""
+    monkeypatch.setattr(Replayed, "factor", 1.0)
+    monkeypatch.setattr(
+        job.Job, "_graphs",
+        lambda run, reporter: None if run.recipe.graph is False
+        else Replayed(run._backward_given, CPU, asked=run.recipe.graph is True, note=reporter.note),
     )  # fmt: skip
-    job.Job._leave(run, "HOW")
-    return run, told
+    return Card(monkeypatch)
 
 
-def test_a_replay_that_differs_leaves_the_graph_alone() -> None:
+GRAPHED: dict[str, Any] = {"data": {**PLAIN["data"], "padding": "plain"}, "updates": 2, "accumulate": 1}
+SAID = "the gradient of "
+
+
+def test_a_replay_that_differs_leaves_the_graph_alone(
+    auto: None, card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is compiled had the same gradients before it was captured."""
-    run, told = left(asked=False, replaying=True)
-    assert run.compiled and told == [
-        f"graph: replayed, HOW (torch {torch.__version__}); passes run without it from here on",
-        "their gradients would not be right",
-    ]
-    with pytest.raises(ValueError, match=r"graph: replayed, HOW .* graph: false trains without it"):
-        left(asked=True, replaying=True)
+    compiler(lambda g: g, monkeypatch)
+    right, _ = trained(tmp_path / "right", **{**GRAPHED, "updates": 5}, compile=False, graph=False)
+    monkeypatch.setattr(Replayed, "factor", 1e3)
+    found, told = trained(tmp_path / "found", **{**GRAPHED, "updates": 5})
+    assert card.captured == 1 and told[0] == REPLAYS and told[2:] == [f"{LEAVES}: their gradients would not be right"]
+    assert told[1].startswith(f"graph: in a replayed pass {SAID}") and told[1].endswith("passes are not replayed from here on")
+    made = read_json(max((tmp_path / "found" / "checkpoints").iterdir()) / MADE)["with"]
+    assert same(found, right) and made["compiled"] and not made["replayed"]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_replay_that_was_asked_for_and_differs_ends_the_run(
+    compiled: bool, auto: None, card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler(lambda g: g, monkeypatch)
+    monkeypatch.setattr(Replayed, "factor", 1e3)
+    with pytest.raises(ValueError, match=rf"graph: in a replayed pass {SAID}.* graph: false trains without it"):
+        trained(tmp_path, **GRAPHED, graph=True, compile=compiled)
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_graph_that_was_asked_for_replays_passes_as_written(asked: bool) -> None:
-    run, told = left(asked=asked, replaying=False)
-    assert not run.compiled
-    assert told[1:] == (["as written"] if asked else ["they are not compiled", "as written"])
+def test_a_graph_that_was_asked_for_replays_passes_as_written(
+    asked: bool, auto: None, card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, _ = trained(tmp_path / "right", **GRAPHED, compile=False, graph=True)
+    assert card.captured == 1
+    compiler(lambda g: 1e3 * g, monkeypatch)
+    found, told = trained(tmp_path / "found", **GRAPHED, graph=asked or "auto")
+    assert same(found, right) and card.captured == 1 + asked
+    assert told[0].startswith("compile: ") and told[1:] == ([] if asked else [f"{LEAVES}: they are not compiled"])
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each pass that is compared."""
+    ran: list[int] = []
+    run_written = Comparison.run_written
+
+    def counted(self: Comparison, run: Callable[[], Any]) -> Any:
+        ran.append(1)
+        return run_written(self, run)
+
+    monkeypatch.setattr(Comparison, "run_written", counted)
+    return ran
+
+
+LATE = [{"kind": "jacobian", "weight": 0.1, "start": 3}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "passes"),
+    [
+        ({}, PASSES),
+        ({"penalties": LATE}, 2 * PASSES),  # one that begins to count makes it another pass
+        ({"objective": {"kind": "shortcut", "fraction": None}}, PASSES),  # which step it draws is known from the update
+    ],
+)
+def test_every_kind_of_pass_of_a_run_is_compared(
+    changes: dict, passes: int, auto: None, times: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler(lambda g: g, monkeypatch)
+    _, told = trained(tmp_path, updates=6, accumulate=1, **changes)
+    assert len(times) == passes and not any(SAID in line for line in told)
+
+
+def test_passes_of_every_shape_are_compared(auto: None, times: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is compiled on its own."""
+    backward, update = job.Job.backward, iter(range(6))
+
+    def shorter(self: Any, batch: Any, *args: Any) -> Any:
+        cut = batch.input_ids.shape[1] - (next(update) > 2)
+        ids, labels = batch.input_ids[:, -cut:], batch.labels[:, -cut:]
+        return backward(self, Batch(ids, labels, rows=batch.rows).ready(), *args)
+
+    monkeypatch.setattr(job.Job, "backward", shorter)
+    compiler(lambda g: g, monkeypatch)
+    trained(tmp_path, updates=6, accumulate=1)
+    assert len(times) == 2 * PASSES
+
+
+def test_nothing_is_compared_once_passes_run_as_written(
+    auto: None, times: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler(lambda g: 1e3 * g, monkeypatch)
+    trained(tmp_path, depth=PLAIN["depth"])
+    assert len(times) == 1
+
+
+def test_a_run_that_left_the_compiler_goes_on_as_written(auto: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, where the compiler would now be right too."""
+    right, _ = trained(tmp_path / "right", compile=False)
+    compiler(lambda g: 1e3 * g, monkeypatch)
+    trained(tmp_path / "run", on_update=lambda row: row["update"] == 2)
+    assert not read_json(max((tmp_path / "run" / "checkpoints").iterdir()) / MADE)["with"]["compiled"]
+    compiler(lambda g: 1.01 * g, monkeypatch)
+    found, told = trained(tmp_path / "run", resume=True)
+    assert same(found, right) and not any("not made as before" in line for line in told)
+    assert sum(line.startswith("compile: auto leaves the model as it is written: it ran so until here") for line in told) == 1
+
+
+def test_the_command_line_says_it_in_one_line_and_leaves_room_for_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(written(make_recipe({**PLAIN, "updates": 2, "compile": True})))
+    with monkeypatch.context() as wrong:
+        compiler(lambda g: 1e3 * g, wrong)
+        with pytest.raises(SystemExit):
+            main(["train", str(recipe), "--out", str(tmp_path / "run")])
+    *_, line = capsys.readouterr().err.splitlines()
+    assert SAID in line and line.endswith("compile: false trains without it")
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", str(recipe), "--out", str(tmp_path / "run"), "compile=false"])
+    assert RunFolder(tmp_path / "run").holds_checkpoints
 
 
 def test_right_gradients_are_those_of_a_run_that_compares_nothing(
@@ -130,14 +253,27 @@ def test_what_draws_is_not_compared(auto: None, tmp_path: Path, monkeypatch: pyt
     assert told == []
 
 
-def test_without_memory_for_it_nothing_is_compared(auto: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["before", "written", "compiled"])
+def test_without_memory_for_it_nothing_is_compared(where: str, auto: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradients that are kept need memory while the compiled pass runs, too."""
     compiler(lambda g: g, monkeypatch)
     right, _ = trained(tmp_path / "right")
+    backward, seen = job.Job._backward, []
 
-    def full(self: Comparison, run: Callable[[], object]) -> None:
+    def full(self: Any, *args: Any) -> Any:
+        result = backward(self, *args)
+        seen.append(1)
+        if len(seen) == {"written": 3, "compiled": 4}[where]:  # of the second batch, which adds to gradients
+            raise torch.OutOfMemoryError("no room")
+        return result
+
+    def none(self: Comparison) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(Comparison, "run_written", full)
+    if where == "before":
+        monkeypatch.setattr(Comparison, "_gradients", none)
+    else:
+        monkeypatch.setattr(job.Job, "_backward", full)
     found, told = trained(tmp_path / "found")
     assert same(found, right)
     assert told == ["compile: there is no memory to compare the first pass with the pass as written, so it is not"]

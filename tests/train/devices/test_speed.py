@@ -119,3 +119,17 @@ def test_on_the_gpu_an_update_waits_for_the_device_once(
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert outcome.finished and outcome.progress.update == last + 1
+
+
+def test_what_is_not_counted_leaves_the_peak_of_memory_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peak of before is not forgotten with it."""
+    peak = [5]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak[0])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.__setitem__(0, 1))
+    meter = Speedometer(preset("ouro-1.4b-tiny"), Final(), "bf16", torch.device("cuda"))
+    with meter.uncounted():
+        peak[0] = 9
+    assert meter.row([], 1.0, 1)["peak_memory"] == 5
+    peak[0] = 7
+    assert meter.row([], 1.0, 1)["peak_memory"] == 7

@@ -274,11 +274,12 @@ def test_the_memory_of_graphs_is_free_when_a_run_has_ended(tmp_path: Path, monke
     class Held(GraphedWork):
         def __init__(self, work: Any, device: Any, **options: Any) -> None:
             kept.append(weakref.ref(self))
-            self.work, self.asked, self.capturing = work, True, True
+            super().__init__(work, device, **options)
 
         def __call__(self, tensors: Any, *fixed: Any) -> Any:
             return self.work(tensors, *fixed)
 
+    Card(monkeypatch)
     monkeypatch.setattr(job_module.Job, "_graphs", lambda job, reporter: Held(job._backward_given, CPU))
     gc.disable()  # which would come for it sooner or later
     try:
