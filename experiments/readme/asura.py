@@ -142,8 +142,13 @@ def claims() -> Iterator[str]:
     )
     tuned, same = (repeats.beside(WHOLE, rival, 1) for rival in (repeats.FLOPS, repeats.LONGER))
     assert tuned is not None and same is not None
-    lead = f"{-tuned.difference:.2f} nats, decided"
-    yield when(tuned.verdict == "lower", f"ahead there of twelve plain layers of nearly equal FLOPs ({lead}")
+    lead, weak = f"{-tuned.difference:.2f} nats, decided", repeats.beside(repeats.FLOPS, repeats.PARAMETERS, 1)
+    assert weak is not None
+    seeds = of(sum(each > 0 for each in weak.of_seeds), len(weak.seeds))
+    told = f"on that text twelve layers are behind four on {seeds} seeds, {repeats.DECIDED[weak.verdict]})"
+    yield when(
+        tuned.verdict == "lower", f"ahead there of twelve plain layers of nearly equal FLOPs ({lead}; a weak control: {told}"
+    )
     cost = repeats.spent().replace(" on ", ", spent on ")
     seeds = f"{WORDS[len(same.seeds)]} seeds, {'decided' if same.verdict == 'higher' else 'undecided'}"
     yield f"behind four plain layers with {cost} ({same.difference:.2f} nats on the same text, {seeds}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from experiments.pages import Result
-from experiments.readme.repeats import DECIDED, PARAMETERS, all_runs, kept, losses, told
+from experiments.readme.repeats import DECIDED, PARAMETERS, all_runs, kept, losses, mean, told
 from experiments.readme.rows import WORDS, line, of, when
 from experiments.repeats.plan import DEPTH_RATES
 from experiments.repeats.tables import BY_DEPTH, HALVES, Chosen, at_rate, slopes
@@ -23,11 +23,6 @@ def runs_of(depth: int) -> list[Result]:
 def losses_of(depth: int) -> list[float]:
     """Returns the losses on `test`, seed by seed."""
     return [run["loss"]["test"] for run in runs_of(depth)]
-
-
-def mean(values: list[float]) -> float:
-    """Returns their mean."""
-    return sum(values) / len(values)
 
 
 def less(depth: int, other: int) -> Pooled:
@@ -176,5 +171,5 @@ def short() -> str:
     found = less(3, 1)
     return (
         f"without a loop (depth 1) ASURA is {-found.difference:.2f} behind depth 3 ({DECIDED[found.verdict]}), and {best_at(1)} "
-        "seeds are best there"
+        "seeds are best at depth 1"
     )

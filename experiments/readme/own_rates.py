@@ -167,7 +167,7 @@ def headline_claims() -> Iterator[str]:
     yield f"a controller that reads the running mean of the states is {mean.far} nats {mean.side} {rival}; {mean.word})"
     yield f"One that reads each token is {token.far} {token.side} it, in a second set"
     verb = "beat" if tables.side == "behind" else "lose to"
-    yield when(tables.decided, f"Low-rank tables of about the same size {verb} both by {tables.far}")
+    yield when(tables.decided, f"Low-rank tables of about the same size on the looped layer {verb} both by {tables.far} (decided)")
     yield against_diagonal()
     yield held_back()
 
@@ -251,7 +251,7 @@ def as_published() -> Iterator[str]:
     yield f"At best depths it is {best.side} the blind controller by {best.told}"
     for depth in (1, 2, 16):
         found = over_seeds_alone(own_runs(), PUBLISHED, BLIND, depth)
-        open_end = "" if found.decided else ", which the seeds do not decide"
+        open_end = "" if found.decided else ", where the interval over seeds holds 0"
         parts.append(f"at depth {depth} it is {found.stands} by {found.far}{open_end}")
     yield "; ".join(parts)
 

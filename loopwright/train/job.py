@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,10 +213,14 @@ class Job:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The same beside the pass as written, which is what counts where a form that nobody asked for differs from it."""
         plain = TrainingModule(self.model, self.objective, self.penalties, remat=self.bare.remat)
-        aside = self.replayed.aside() if self.replayed is not None and self.replays else nullcontext()
+
+        def as_written(*, precise: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+            with self.replayed.aside() if self.replayed is not None and self.replays else nullcontext():
+                return self._backward(batch, plan, share, weights, plain, precise=precise)
+
         written = result = None
-        with self.speed.uncounted(), suppress(torch.OutOfMemoryError), aside:
-            written = comparison.run_written(lambda: self._backward(batch, plan, share, weights, plain))
+        with self.speed.uncounted(), suppress(torch.OutOfMemoryError):
+            written = comparison.run_written(as_written)
         if written is not None:
             with suppress(torch.OutOfMemoryError):  # the gradients that are kept beside it need memory too
                 result = self._pass(batch, plan, share, weights)
@@ -225,7 +230,7 @@ class Job:
             self.note("compile: there is no memory to compare the first pass with the pass as written, so it is not")
             torch.cuda.empty_cache()
             return self._pass(batch, plan, share, weights)
-        how = comparison.difference() if self.compiled or self.replaying else None
+        how = comparison.difference(partial(as_written, precise=True)) if self.compiled or self.replaying else None
         if how is not None:
             self._leave(how)
             comparison.take_written()
@@ -272,9 +277,9 @@ class Job:
         return self.replayed(inputs, plan.depth, plan.grad_steps)
 
     def _backward(
-        self, batch: Batch, plan: Plan, share: Share, weights: Weights, module: nn.Module | None = None
+        self, batch: Batch, plan: Plan, share: Share, weights: Weights, module: nn.Module | None = None, *, precise: bool = False
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        with self.autocast():
+        with nullcontext() if precise else self.autocast():
             loss, metrics = (module or self.module)(batch, plan, share, weights)
         if not loss.requires_grad:
             raise out_of_reach(plan.depth, self.optimiser.parameters)

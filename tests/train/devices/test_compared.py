@@ -348,3 +348,30 @@ def test_what_the_pass_as_written_draws_the_next_one_draws_too() -> None:
     comparison = Comparison({"w": nn.Parameter(torch.zeros(1))})
     first = comparison.run_written(lambda: torch.rand(3))
     assert torch.equal(first, torch.rand(3))
+
+
+def test_what_rounding_alone_changes_as_much_is_no_difference() -> None:
+    """As in a loop that is chaotic in bf16. The gradients that were to be judged are still there, and no draw was taken."""
+    w = nn.Parameter(torch.zeros(3))
+    comparison = Comparison({"w": w})
+
+    def adds(*values: float) -> Callable[[], None]:
+        def run() -> None:
+            torch.rand(2)
+            w.grad = torch.tensor(values) if w.grad is None else w.grad + torch.tensor(values)
+
+        return run
+
+    torch.manual_seed(0)
+    comparison.run_written(adds(1.0, 0.0, 0.0))
+    w.grad = torch.tensor([0.0, 1.0, 0.0])
+    assert comparison.difference() is not None
+    assert comparison.difference(adds(1.1, 0.0, 0.0)) is not None
+    assert comparison.difference(adds(0.0, 0.0, 1.0)) is None
+    assert comparison.difference(adds(torch.nan, 0.0, 0.0)) is not None
+    assert torch.equal(w.grad, torch.tensor([0.0, 1.0, 0.0]))
+    w.grad = torch.tensor([1e4, 0.0, 0.0])
+    assert comparison.difference(adds(0.0, 0.0, 1.0)) is not None
+    drawn = torch.rand(2)
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.rand(2))
