@@ -260,8 +260,8 @@ def test_without_memory_for_it_nothing_is_compared(where: str, auto: None, tmp_p
     right, _ = trained(tmp_path / "right")
     backward, seen = job.Job._backward, []
 
-    def full(self: Any, *args: Any) -> Any:
-        result = backward(self, *args)
+    def full(self: Any, *args: Any, **options: Any) -> Any:
+        result = backward(self, *args, **options)
         seen.append(1)
         if len(seen) == {"written": 3, "compiled": 4}[where]:  # of the second batch, which adds to gradients
             raise torch.OutOfMemoryError("no room")
