@@ -80,7 +80,10 @@ def after(losses: Tensor, steps: Tensor) -> Tensor:
 
 def leaving(run: Result, rule: str) -> Result:
     """Returns a run as if mean depths were depths: its texts have the losses of a rule, or of fixed depths, at MEANS."""
-    texts = {name: {**run["texts"][name], **report(run["texts"][name], each[rule]["losses"])} for name, each in run["exits"].items()}
+    texts = {}
+    for name, each in run["exits"].items():
+        held = run["texts"][name]
+        texts[name] = {**held, **report(held, each[rule]["losses"])}
     return {**run, "label": rule, "texts": texts}
 
 

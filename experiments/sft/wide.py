@@ -120,6 +120,13 @@ def carry_out(row: Row, *, places: Places, count: int, choosing: int, changes: t
     return {**about, **numbers, "laid_over": list(changes), **measured, "origin": made_by()}
 
 
+def open_base(packed: Path, places: Places) -> None:
+    """Opens the packed layers, where that was not done before."""
+    if not (packed / BLOCKS).is_file():
+        sys.exit(f"packed: {packed} holds no {BLOCKS}; give the folder that `python -m experiments.sft pack` wrote")
+    unpack_once(packed, places.base)
+
+
 def main() -> None:
     """Opens the base, tokenises once, then runs the grid and the seeds."""
     ends = time.time()
@@ -133,9 +140,7 @@ def main() -> None:
     options = parser.parse_args()
     ends += options.seconds
     places, changes = Places(options.data, options.runs), tuple(options.change)
-    if not (options.packed / BLOCKS).is_file():
-        sys.exit(f"packed: {options.packed} holds no {BLOCKS}; give the folder that `python -m experiments.sft pack` wrote")
-    unpack_once(options.packed, places.base)
+    open_base(options.packed, places)
     prepare(Row(GRID, LOOPED, RATES[0], 0).recipe(places, changes).data, places.shards)
     prepare_passages(held_out_files(options.data), str(places.base), CONTEXT, Path(places.shards) / PASSAGES)
     given = {"places": places, "count": options.passages, "choosing": options.choosing, "changes": changes}

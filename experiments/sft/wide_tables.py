@@ -1,6 +1,6 @@
 """The page of the wide-core retrofit, each arm at its own rate, from the rows alone.
 
-    python -m experiments.sft.wide_tables R/wide.jsonl R       # R: experiments/results/sft
+python -m experiments.sft.wide_tables R/wide.jsonl R       # R: experiments/results/sft
 """
 
 from __future__ import annotations
