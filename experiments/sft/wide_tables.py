@@ -1,6 +1,8 @@
 """The page of the wide-core retrofit, each arm at its own rate, from the rows alone.
 
-python -m experiments.sft.wide_tables R/wide.jsonl R       # R: experiments/results/sft
+    python -m experiments.sft.wide_tables R/wide.jsonl R       # R: experiments/results/sft
+
+Rows come by `python -m experiments.sft.wide`, and are kept by `python -m experiments.kept R/wide.jsonl`.
 """
 
 from __future__ import annotations
