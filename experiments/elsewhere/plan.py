@@ -47,10 +47,10 @@ def asura(workers: int, only: str, seeds: str) -> Command:
     return Command(f"{words} --only '{only}' --seeds {seeds}", "asura", "asura/runs.jsonl")
 
 
-def wide(workers: int) -> Command:
-    """Returns the runs of experiments.sft.wide that are missing."""
+def wide(workers: int, seeds: str) -> Command:
+    """Returns the runs of experiments.sft.wide with these seeds that are missing."""
     words = f"-m experiments.sft.wide {RUN} --packed {{place}}/packed --data {{place}}/corpus --runs {{place}}/runs"
-    return Command(f"{words} --workers {workers}", "wide", "sft/wide.jsonl")
+    return Command(f"{words} --workers {workers} --seeds {seeds}", "wide", "sft/wide.jsonl")
 
 
 def stars(workers: int, only: str) -> Command:
@@ -105,9 +105,13 @@ ITEMS: dict[str, Item] = {
         "ASURA at depths 1 to 8 at its smaller rate, seeds 1 and 2; three times the updates on text read four times (15 runs)", 200,
         ((repeats(15, "ASURA, depth|ASURA/1 times|three times the updates/4 times", "0,1,2"),),), TEXT,
     ),
+    "wide-rates": Item(
+        "the wide-core retrofit and the same layers run once, each at three rates; before wide (9 runs)", 450,
+        ((wide(4, "0"),),), WIDE,
+    ),
     "wide": Item(
-        "the wide-core retrofit against the same layers run once, three rates, then three seeds; exit rules (18 runs)", 1050,
-        ((wide(4),),), WIDE,
+        "the same with three seeds, each arm at its best rate, and exit rules (9 runs)", 620,
+        ((wide(4, "0,1,2,3"),),), WIDE,
     ),
     "asura-text": Item(
         "the middle ASURA and 18 plain layers on all of the text, each token read once, at two rates (4 runs)", 300,

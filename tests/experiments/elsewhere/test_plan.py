@@ -74,7 +74,7 @@ def test_words_name_the_runs_that_are_meant(monkeypatch: pytest.MonkeyPatch) -> 
     folders = {row.folder for row in (*inside_rows(), *likenesses())}
     assert {CONTROL, *map(folder_of, trained)} <= folders
     short, long = (names_of(item, monkeypatch) for item in ("stars", "stars-paper"))
-    assert len(names_of("wide", monkeypatch)) == 9, "the grid comes first"
+    assert len(names_of("wide-rates", monkeypatch)) == 9 and names_of("wide", monkeypatch) == names_of("wide-rates", monkeypatch)
     assert not {*short} & {*long} and len(long) == 1 and len([name for name in short if name.startswith("paths/")]) == 4
 
 
