@@ -76,7 +76,7 @@ def rows() -> Iterator[Row]:
 
 
 def _all_text() -> Iterator[Row]:
-    long = (f"updates={ALL_UPDATES}", f"schedule.warmup={ALL_UPDATES // 10}", "compile=true")  # it is worth compiling
+    long = (f"updates={ALL_UPDATES}", f"schedule.warmup={ALL_UPDATES // 10}", "compile=auto")  # it is worth compiling
     for rate in ALL_RATES:
         for label in ALL_COMPARED:
             changes = _laid(all_of("middle")[label])

@@ -4,8 +4,8 @@
     python -m experiments.elsewhere pack ITEM FOLDER …         here: what the item needs, as parts FOLDER/0, FOLDER/1, …
     python -m experiments.elsewhere run ITEM OUT …             there: opens the parts, runs, leaves new rows in OUT
 
-Here a checkout, CORPUS (train-*.jsonl.gz, valid, test and heldout_ood.jsonl.gz), EVAL (gsm8k_test.jsonl.gz) and, for the retrofit
-study, the package gguf, a GGUF file of SmolLM2-135M-Instruct and the folder of its config and tokenizer. There a checkout or an
+Here a checkout, CORPUS (train-*.jsonl.gz, valid, test and heldout_ood.jsonl.gz), EVAL (gsm8k_test.jsonl.gz) and, for the wide-core
+retrofit, the package gguf, a GGUF file of SmolLM2-135M-Instruct and the folder of its config and tokenizer. There a checkout or an
 export of it, torch, transformers and PyYAML. Rows so far are part of the checkout: what they hold is not run again. New rows are
 put by every few seconds, so that a command that is stopped loses only what had not ended; the same command goes on from there with
 the same OUT, or once they have been added:
@@ -19,6 +19,8 @@ import argparse
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from experiments.elsewhere.plan import ITEMS, TEXT
@@ -54,15 +56,28 @@ def main() -> None:
         from experiments.elsewhere.pack import Sources, pack
 
         sources = Sources(asked.corpus, asked.eval, asked.gguf, asked.config)
-        for part in pack(ITEMS[asked.item].needs, sources, asked.folder, asked.bytes):
+        with told_in_a_line():
+            parts = pack(ITEMS[asked.item].needs, sources, asked.folder, asked.bytes)
+        for part in parts:
             print(f"{part}: {sum(path.stat().st_size for path in part.iterdir()) / 1e6:.1f} MB")
     else:
         from experiments.elsewhere.run import prepare, run
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the programs that were begun would run on
-        prepare(ITEMS[asked.item].needs, asked.parts, asked.place)
+        with told_in_a_line():
+            prepare(ITEMS[asked.item].needs, asked.parts, asked.place)
         print(f"opened after {time.time() - began:.0f} s", flush=True)
         sys.exit(0 if run(ITEMS[asked.item], asked.place.absolute(), asked.out, began + asked.seconds, asked.change) else 1)
+
+
+@contextmanager
+def told_in_a_line() -> Iterator[None]:
+    """Ends the program with one line where what was given does not do."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
 
 
 def listed() -> str:

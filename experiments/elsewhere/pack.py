@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from experiments.elsewhere.plan import TEXT
 from experiments.sft.parts import split
 
 QUESTIONS = "gsm8k_test.jsonl.gz"
-EVERY = 3  # of the training files, every so many are read by the retrofit study
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ def gather(needs: str, sources: Sources, place: Path) -> None:
     train = sorted(sources.corpus.glob("train-*.jsonl.gz"))
     corpus = place / "corpus"
     corpus.mkdir()
-    for path in [*(train if needs == TEXT else train[::EVERY]), *held_out_files(sources.corpus).values()]:
+    for path in [*train, *held_out_files(sources.corpus).values()]:
         shutil.copyfile(path, corpus / path.name)
     if needs == TEXT:
         if sources.eval is None:
@@ -49,9 +47,8 @@ def gather(needs: str, sources: Sources, place: Path) -> None:
         shutil.copyfile(sources.eval / QUESTIONS, place / "eval" / QUESTIONS)
     else:
         from experiments.sft.blocks import pack as pack_layers
+        from experiments.sft.plan import LAYERS
 
         if sources.gguf is None or sources.config is None:
             raise ValueError("pack: no --gguf or no --config; give the GGUF file of SmolLM2-135M-Instruct and its config's folder")
-        # every layer: the bases of controllers and diagonals start from those that a retrofit removes
-        layers = json.loads((sources.config / "config.json").read_text())["num_hidden_layers"]
-        pack_layers(sources.gguf, sources.config, place / "packed", range(layers))
+        pack_layers(sources.gguf, sources.config, place / "packed", LAYERS)

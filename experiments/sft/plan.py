@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from loopwright.train.recipe import Recipe
 
 HERE = Path(__file__).parent
+LAYERS = (*range(4), *range(20, 26), *range(26, 30))  # of 30: the first four, the last ten; the gap is dropped
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 TRAINED = 4  # the fixed depth of the base, to which its training grows
 BEYOND = (16,)  # depths at which arms are compared with one another, beside the trained one
@@ -87,14 +88,12 @@ class Run:
         return Run("heal" if self.looped else "unlooped")
 
     def recipe(self, places: Places, changes: Sequence[str] = ()) -> Recipe:
-        """Returns the whole recipe; changes that begin with "heal." or "chat." are for the stage of that name alone."""
+        """Returns the whole recipe; changes that begin with "heal." or "chat." are for the stage of that name alone, those that
+        begin with "looped." for models with a core."""
         from loopwright.recipes import recipe
 
         stage = "heal" if self.label in TEXT else "chat"
-        own = [
-            each.removeprefix(f"{stage}.") for each in changes if not each.startswith(("heal.", "chat.")) or each.startswith(stage)
-        ]
-        data, base = Path(places.data), places.base
+        own, data, base = list(self.asked(changes)), Path(places.data), places.base
         if stage == "heal":
             files = [
                 f"data.files={data / 'train*.jsonl*'}",
@@ -114,6 +113,14 @@ class Run:
             return chosen
         updates = chosen.updates * text_flops(Run("heal").recipe(places, changes)) / text_flops(chosen)
         return recipe(str(HERE / "heal.yaml"), [*found, f"seed={self.seed}", *own, f"updates={round(updates)}"])
+
+    def asked(self, changes: Sequence[str]) -> Iterator[str]:
+        """Yields the changes that are for this run, without the word that says so."""
+        meant = {"heal.": self.label in TEXT, "chat.": self.label in CHAT, "looped.": self.looped}
+        for change in changes:
+            first = next((word for word in meant if change.startswith(word)), "")
+            if meant.get(first, True):
+                yield change.removeprefix(first)
 
 
 def text_flops(chosen: Recipe) -> int:

@@ -17,7 +17,9 @@ from experiments.sft.plan import TEXT, Places, Run, later_runs, text_flops, text
 from experiments.side_by_side import as_line, made_by, run_all
 
 if TYPE_CHECKING:
+    from experiments.trained import Trained
     from loopwright.model.looped import LoopedForCausalLM
+    from loopwright.train.recipe import Recipe
 
 TIMED = Run("random")  # the exits and drafts of this model are measured by `experiments.exits`
 GENERATED = (1, 2, 4, 8, 16)
@@ -57,16 +59,21 @@ def trained_once(run: Run, places: Places, changes: tuple[str, ...]) -> tuple[Lo
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return lw.load(folder, dtype="float32", device=device), numbers
     trained = train_once(chosen, places.shards)
-    model, progress = trained.outcome.model, trained.outcome.progress
-    numbers = {
-        "updates": progress.update, "tokens": progress.tokens, "skipped": progress.skipped,
-        "parameters": sum(p.numel() for p in model.parameters()), "lr": chosen.optim["lr"],
-        "flops": text_flops(chosen) if run.label in TEXT else None, "train_seconds": trained.seconds, "losses": trained.losses(),
-    }  # fmt: skip
+    model, numbers = trained.outcome.model, numbers_of(trained, chosen, text_flops(chosen) if run.label in TEXT else None)
     if run in (*text_runs(), TIMED):
         lw.save(model, folder, trained.outcome.splits.tokenizer)
         about.write_text(json.dumps({**numbers, "recipe": settings}) + "\n")
     return model, numbers
+
+
+def numbers_of(trained: Trained, chosen: Recipe, flops: int | None) -> dict[str, Any]:
+    """Returns the numbers of a training."""
+    model, progress = trained.outcome.model, trained.outcome.progress
+    return {
+        "updates": progress.update, "tokens": progress.tokens, "skipped": progress.skipped,
+        "parameters": sum(p.numel() for p in model.parameters()), "lr": chosen.optim["lr"],
+        "flops": flops, "train_seconds": trained.seconds, "losses": trained.losses(),
+    }  # fmt: skip
 
 
 def carry_out(run: Run, *, places: Places, sizes: Sizes, changes: tuple[str, ...]) -> dict[str, Any]:

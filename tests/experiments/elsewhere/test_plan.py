@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from experiments.asura.plan import rows as asura_rows
+from experiments.asura.run import laid_over
 from experiments.elsewhere.__main__ import listed
 from experiments.elsewhere.plan import AGAIN, CONTROL, ITEMS, LIKE, RUN, Command, folder_of
 from experiments.inside.train_plan import likenesses
@@ -38,14 +39,11 @@ def asked(command: Command, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def stop(runs: Iterable[Any], *_: object, **__: object) -> None:
         raise Asked(run.name for run in runs)
 
-    for skipped in ("make_tokenizer", "prepare", "prepare_passages", "tokenise"):
+    for skipped in ("make_tokenizer", "prepare", "prepare_passages", "open_base"):
         monkeypatch.setattr(module, skipped, lambda *_, **__: None, raising=False)
     monkeypatch.setattr(module, "run_all", stop, raising=False)
-    if name.startswith("experiments.ouroboros"):
-        rates = importlib.import_module("experiments.ouroboros.rates")
-        for skipped in ("prepare_passages", "tokenise"):
-            monkeypatch.setattr(rates, skipped, lambda *_, **__: None)
-        monkeypatch.setattr(rates, "run_all", stop)
+    if name.endswith("sft.wide"):
+        monkeypatch.setattr("experiments.ouroboros.rates.run_all", stop)
     if name.endswith("stars.run"):
         monkeypatch.setattr(module, "fastest_attention", lambda: None)
     with pytest.raises(Asked) as found:
@@ -76,6 +74,7 @@ def test_words_name_the_runs_that_are_meant(monkeypatch: pytest.MonkeyPatch) -> 
     folders = {row.folder for row in (*inside_rows(), *likenesses())}
     assert {CONTROL, *map(folder_of, trained)} <= folders
     short, long = (names_of(item, monkeypatch) for item in ("stars", "stars-paper"))
+    assert len(names_of("wide-rates", monkeypatch)) == 9 and names_of("wide", monkeypatch) == names_of("wide-rates", monkeypatch)
     assert not {*short} & {*long} and len(long) == 1 and len([name for name in short if name.startswith("paths/")]) == 4
 
 
@@ -84,6 +83,15 @@ def test_the_list_has_every_item_and_what_to_type() -> None:
     assert [line.split(":")[0] for line in told.splitlines() if not line.startswith(" ")] == [*ITEMS]
     assert told.count("elsewhere pack ") == len([item for item in ITEMS.values() if item.needs])
     assert told.count("elsewhere run ") == len(ITEMS)
+
+
+def test_parts_of_asura_run_as_written_and_all_of_the_text_as_the_recipe_says() -> None:
+    (command,) = ITEMS["asura-parts"].steps[0]
+    extra = re.findall(r"--change (\S+)", command.words)
+    for row in asura_rows():
+        last = [change for change in laid_over(row, extra) if change.startswith("compile=")][-1]
+        assert last == ("compile=auto" if "all of the text" in row.name else "compile=false")
+    assert "graph=true" in extra
 
 
 @pytest.mark.parametrize("wrong", [" --worker-count 3", " --groups no"])

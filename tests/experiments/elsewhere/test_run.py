@@ -17,8 +17,10 @@ import pytest
 from experiments.corpus import HELD_OUT
 from experiments.elsewhere import pack as packs
 from experiments.elsewhere import run as runs
+from experiments.elsewhere.__main__ import main
 from experiments.elsewhere.pack import Sources, pack
-from experiments.elsewhere.plan import BASE, FIRST, TEXT, Command, Item
+from experiments.elsewhere.plan import FIRST, ITEMS, TEXT, WIDE, Command, Item
+from experiments.sft.plan import LAYERS
 
 ADDS = """
 import json, sys
@@ -179,19 +181,31 @@ def test_what_is_packed_is_there_again_under_the_names_that_runs_read(sources: S
     for path in (*(place / "corpus").iterdir(), *(place / "first").iterdir()):
         assert gzip.decompress(path.read_bytes()) == gzip.decompress((sources.corpus / path.name).read_bytes())
     runs.prepare(TEXT, [], place)  # a second item with the same parts
-    with pytest.raises(ValueError, match="holds what was packed as text, and base is needed; give another --place"):
-        runs.prepare(BASE, [], place)
+    with pytest.raises(ValueError, match="holds what was packed as text, and wide is needed; give another --place"):
+        runs.prepare(WIDE, [], place)
 
 
-def test_a_retrofit_has_every_third_file_and_every_layer(sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wide_core_has_all_of_the_text_and_the_layers_that_are_kept(
+    sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
-    (tmp_path / "config.json").write_text('{"num_hidden_layers": 5}')
-    monkeypatch.setattr("experiments.sft.blocks.pack", lambda *given: calls.append([*given[-1]]))
-    monkeypatch.setattr("experiments.sft.blocks.unpack", lambda *given: calls.append(given[:2]))
+    monkeypatch.setattr("experiments.sft.blocks.pack", lambda *given: calls.append(given[-1]))
     place = tmp_path / "place"
-    runs.prepare(BASE, pack(BASE, sources, tmp_path / "parts", 100_000), place)
-    third = {"train-00.jsonl.gz", "train-03.jsonl.gz", "train-06.jsonl.gz"}
-    assert {path.name for path in (place / "corpus").iterdir()} == {*third, *HELD_OUT.values()}
-    assert calls == [[*range(5)], (place / "packed", place / "base")]
+    runs.prepare(WIDE, pack(WIDE, sources, tmp_path / "parts", 100_000), place)
+    train = {f"train-{i:02}.jsonl.gz" for i in range(7)}
+    assert {path.name for path in (place / "corpus").iterdir()} == {*train, *HELD_OUT.values()} and calls == [LAYERS]
     with pytest.raises(ValueError, match="no --gguf or no --config"):
-        pack(BASE, Sources(sources.corpus), tmp_path / "none", 1)
+        pack(WIDE, Sources(sources.corpus), tmp_path / "none", 1)
+
+
+@pytest.mark.parametrize("item", [name for name, item in ITEMS.items() if item.needs])
+def test_without_what_was_packed_one_line_says_what_to_give(
+    item: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for parts in ([], ["--parts", str(tmp_path / "nowhere")]):
+        monkeypatch.setattr(sys, "argv", ["elsewhere", "run", item, str(tmp_path / "out"), "--place", str(tmp_path / "p"), *parts])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        told = capsys.readouterr().err
+        assert ended.value.code == 2 and told.count("\n") == 1 and ("nowhere" if parts else "--parts") in told

@@ -1,0 +1,129 @@
+"""The wide-core retrofit at its own rates: what is run, how exits are read, and what the page tells."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import loopwright as lw
+from experiments.ouroboros.rates import GRID, TUNED, best_rates
+from experiments.sft import wide, wide_tables
+from experiments.sft.exits import FIXED, MEANS, MOST, SIMPLE, exits, leaving
+from experiments.sft.plan import Places, Run
+from experiments.sft.wide import ARMS, EQUAL, LONGER, LOOPED, RATES, Row, carry_out, grid, tuned
+from experiments.side_by_side import as_line, folded
+from loopwright.evaluate.heldout import HeldOut, held_out
+from loopwright.evaluate.passages import Passage, Passages
+from loopwright.model.looped import LoopedForCausalLM
+from tests.experiments.ouroboros.test_rates import tried
+from tests.experiments.results import hard, result
+
+PLACES = Places("data", "runs")
+
+
+def test_every_arm_is_tried_at_three_rates_and_then_has_three_seeds() -> None:
+    assert len({row.name for row in grid()}) == 9
+    rows = list(tuned({LOOPED: 5e-4, EQUAL: 1e-3}))
+    assert len(rows) == 6 and {row.seed for row in rows} == {1, 2, 3} and all(row.group == TUNED for row in rows)
+    assert best_rates(tried(LOOPED, dict(zip(RATES, (3.0, 2.0, None), strict=True))), RATES) == {LOOPED: 5e-4}
+
+
+def test_a_row_is_the_arm_of_the_study_at_its_length_and_rate() -> None:
+    long, short = (Row(group, LOOPED, 1e-3, 2).recipe(PLACES) for group in (TUNED, GRID))
+    assert (long.updates, long.depth["updates"], long.schedule["warmup"]) == (1220, 610, 61)
+    assert (short.updates, short.depth, short.schedule) == ((own := Run("heal").recipe(PLACES)).updates, own.depth, own.schedule)
+    assert long.optim["lr"] == 1e-3 and long.seed == 2 and long.compile is False
+    once = Row(TUNED, EQUAL, 5e-4, 1).recipe(PLACES, ("updates=3",))
+    assert once.depth == {"kind": "fixed", "depth": 1} and once.updates == 3
+
+
+def test_equal_flops_count_the_depths_of_the_longer_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+
+    def flops(chosen: Any) -> int:
+        counted.append(chosen)
+        return 500 if chosen.depth["kind"] == "curriculum" else 300
+
+    monkeypatch.setattr("experiments.sft.plan.text_flops", flops)
+    assert Row(TUNED, LONGER, 5e-4, 1).recipe(PLACES).updates == round(1220 * 5 / 3)
+    assert [chosen.depth.get("updates") for chosen in counted if chosen.depth["kind"] == "curriculum"] == [610]
+
+
+def test_changes_reach_the_runs_that_they_are_for() -> None:
+    changes = ("heal.a=1", "chat.b=2", "looped.c=3", "d=4")
+    assert list(Run("heal").asked(changes)) == ["a=1", "c=3", "d=4"] and list(Run("unlooped").asked(changes)) == ["a=1", "d=4"]
+    assert list(Run("random").asked(changes)) == ["b=2", "c=3", "d=4"]
+
+
+@pytest.fixture
+def text() -> Passages:
+    draw = torch.Generator().manual_seed(0)
+    rows = [Passage(tuple(torch.randint(0, 64, (9 + i % 3,), generator=draw).tolist()), 1, 9, 7 - i // 2) for i in range(8)]
+    return Passages("test", 12, tuple(rows), 64)
+
+
+def test_exits_at_a_mean_depth_are_losses_of_the_same_documents(text: Passages) -> None:
+    torch.manual_seed(0)
+    model = LoopedForCausalLM(lw.preset("ouro-1.4b-tiny", vocab_size=64)).eval()
+    report = held_out(model, text, depths=[*range(1, MOST + 1)])
+    run = {"texts": {"test": folded(report)}, "exits": {"test": exits(model, text, batch=3)}}
+    fixed = HeldOut.of(leaving(run, FIXED)["texts"]["test"])
+    for place, mean in enumerate(MEANS):
+        assert fixed.at(mean)[0].tolist() == pytest.approx(HeldOut.of(run["texts"]["test"]).at(mean)[0].tolist(), rel=1e-4)
+        assert fixed.loss[place] == pytest.approx(report.loss[mean - 1], rel=1e-4)
+    for rule in SIMPLE:
+        steps, loss = run["exits"]["test"][rule]["own"]
+        assert 1 <= steps <= MOST and 0 < loss < 20
+        found = HeldOut.of(leaving(run, rule)["texts"]["test"])
+        assert any(each is not None for each in found.loss)
+        assert [each is None for each in found.loss] == [not each for each in found.losses]
+
+
+def rows_of(label: str, above: dict[int, float], *, rule: float = 0.0) -> list[dict[str, Any]]:
+    """The grid of an arm and three seeds of it; rules of a looped one lie `rule` nats a token above the fixed depth."""
+    arm, found = ARMS[label], tried(label, {2.5e-4: 3.0, 5e-4: 2.0, 1e-3: None})
+    for row in tuned({label: 5e-4}):
+        own = {depth: value + 0.001 * row.seed * (arm == "heal") for depth, value in above.items()}
+        told = {"name": row.name, "group": TUNED, "rate": row.rate, "tokens": 20_000_000, "flops": 17 * 10**15, "exits": {}}
+        made = result(row.label, own, row.seed, **told)
+        if arm == "heal":
+            targets = made["texts"]["test"]["targets_of"]
+            fixed = {FIXED: {"losses": [[x * t for x, t in zip(hard().tolist(), targets, strict=True)] for _ in MEANS]}}
+            more = [[x + rule * t for x, t in zip(each, targets, strict=True)] for each in fixed[FIXED]["losses"]]
+            other = {each: {"own": [3.5, 4.0], "losses": [[], *more[1:]]} for each in SIMPLE}
+            made["exits"] = dict.fromkeys(wide.TEXTS, fixed | other)
+        found.append(made)
+    return found
+
+
+def test_the_page_puts_the_loop_beside_the_layers_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = rows_of(LOOPED, {1: 3.0, 2: 2.0, 4: 0.5, 8: 0.6, 16: 0.7}, rule=0.25)
+    found += [*rows_of(EQUAL, {1: 0.56}), *rows_of(LONGER, {1: 0.49})]
+    source = tmp_path / "wide.jsonl"
+    source.write_text("".join(as_line(run) + "\n" for run in found))
+    monkeypatch.setattr(sys, "argv", ["wide_tables", str(source), str(tmp_path)])
+    wide_tables.main()
+    page = (tmp_path / "wide.md").read_text()
+    assert f"| {LOOPED} | {EQUAL} | best: 4, 1 | −0.0580 (−0.0580 to −0.0580) |" in page and "| lower |" in page
+    assert f"| {LOOPED} | {LONGER} | best: 4, 1 | +0.0120 (+0.0120 to +0.0120) |" in page and "| higher |" in page
+    assert "| entropy | 2 | – | – | – | – | – |" in page
+    assert "+0.2500 (+0.2500 to +0.2500) | +0.2500 / +0.2500 / +0.2500 | higher |" in page
+    assert "| entropy | 3.50 (3.50 to 3.50) | 4.000 (4.000 to 4.000) |" in page
+    assert "All rows of the plan were run." in page and "| diverged |" in page
+
+
+def test_a_run_that_diverged_is_told_in_the_grid_and_fails_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverges(*_: object) -> None:
+        raise ValueError("update 9: loss nan: not finite 11 times in a row")
+
+    monkeypatch.setattr("experiments.trained.train_once", diverges)
+    given: dict[str, Any] = {"places": PLACES, "count": 1, "choosing": 1, "changes": ()}
+    row = json.loads(as_line(carry_out(Row(GRID, LOOPED, 1e-3, 0), **given)))
+    assert "not finite" in row["diverged"] and best_rates([row], (1e-3,)) == {LOOPED: 1e-3}
+    with pytest.raises(ValueError, match="not finite"):
+        carry_out(Row(TUNED, LOOPED, 1e-3, 1), **given)
