@@ -18,6 +18,7 @@ def test_the_results_are_those_of_the_rows() -> None:
     assert problems() == []
 
 
+@pytest.mark.studies  # whether the check finds errors; that there are none is checked above
 @pytest.mark.parametrize(
     ("page", "right", "wrong"),
     [
