@@ -1,7 +1,8 @@
 """Compiled passes beside passes as written: a compiler can get gradients wrong and raise nothing, so its first passes are compared.
 
 Torch's did: from 2.10 to 2.13 gradients of norms whose weights are rows of one table may hold whatever the memory held before
-(github.com/pytorch/pytorch/issues/193061), and a small ASURA model was trained on such gradients here (experiments/LOG.md).
+(github.com/pytorch/pytorch/issues/193061). Small ASURA models were trained on wrong gradients here, for a reason that is not known
+(experiments/LOG.md).
 """
 
 from __future__ import annotations
@@ -60,8 +61,7 @@ class Comparison:
         written = [_or(self.written[name], zero[name]) for name in names]
         before = [_or(self.before[name], zero[name]) for name in names]
         found = [_or(self.parameters[name].grad, zero[name]) for name in names]
-        own = torch.stack(torch._foreach_norm(torch._foreach_sub(written, before))).double()
-        apart = torch.stack(torch._foreach_norm(torch._foreach_sub(found, written))).double()
+        own, apart = _apart(written, before), _apart(found, written)
         whole = own.norm()
         if not bool(whole.isfinite()):
             return None
@@ -82,7 +82,7 @@ class Comparison:
             with self._drawing_alike():
                 precise()
             exact = [_or(self.parameters[name].grad, torch.zeros_like(x)) for name, x in zip(names, written, strict=True)]
-            return torch.stack(torch._foreach_norm(torch._foreach_sub(exact, written))).double().nan_to_num(nan=0.0, posinf=0.0)
+            return _apart(exact, written).nan_to_num(nan=0.0, posinf=0.0)
         except torch.OutOfMemoryError:
             return 0.0
         finally:
@@ -118,3 +118,8 @@ class Comparison:
 
 def _or(x: Tensor | None, other: Tensor) -> Tensor:
     return other if x is None else x.detach()
+
+
+def _apart(some: list[Tensor], others: list[Tensor]) -> Tensor:
+    """Returns the norm of each difference."""
+    return torch.stack(torch._foreach_norm(torch._foreach_sub(some, others))).double()
