@@ -15,7 +15,7 @@ from experiments.ouroboros.rates import SEEDS, best_rates, rates_of
 from experiments.ouroboros.run import TEXTS
 from experiments.pages import Result, difference, percent, results, words
 from experiments.readme.ouroboros import Runs, all_runs
-from experiments.readme.rows import RESULTS, WORDS, line, of, rows_of, when
+from experiments.readme.rows import RESULTS, WORDS, from_to, line, of, rows_of, when
 from experiments.seeds import best_depth, mean_loss, paired_p, pooled, reports
 
 SETTINGS = (
@@ -206,8 +206,7 @@ def standing(side: str, than: str = ONCE_EQUAL) -> list[str]:
 
 def span(found: Iterable[Beside], digits: int = 3) -> str:
     """Returns the least and the largest of some differences on any text."""
-    sizes = [abs(value) for each in found for value in each.apart]
-    return f"{min(sizes):.{digits}f} to {max(sizes):.{digits}f}"
+    return from_to((value for each in found for value in each.apart), digits)
 
 
 def lead() -> str:

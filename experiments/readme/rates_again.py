@@ -14,7 +14,7 @@ from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.pages import Result, percent, results, words
 from experiments.readme.ouroboros import Runs, all_runs
 from experiments.readme.own_rates import SKIPPED, Beside, between, over_seeds_alone, own_runs, span, trained, tried
-from experiments.readme.rows import RESULTS, WORDS, line, of, when
+from experiments.readme.rows import RESULTS, WORDS, from_to, line, of, when
 from experiments.seeds import best_depth, mean_loss, reports
 
 PAIRS = ((TOKEN, BLIND), (TOKEN, DIAGONAL), (BLIND, DIAGONAL))
@@ -47,11 +47,6 @@ def fresh() -> Runs:
     return {arm: [run for run in runs if run["seed"] in FURTHER] for arm, runs in second().items()}
 
 
-def three(values: Sequence[float]) -> str:
-    """Returns from where to where sizes go, at three digits."""
-    return f"{min(map(abs, values)):.3f} to {max(map(abs, values)):.3f}"
-
-
 def decided_at(runs: Runs, first: str, other: str) -> dict[int | None, str]:
     """Returns where a pair is decided, with the side on which the first stands: by depth, and under None at best depths."""
     found = {depth: between(runs, first, other, depth) for depth in (*DEPTHS, None)}
@@ -82,9 +77,9 @@ def side_by_side() -> Iterator[str]:
     yield f"differs by more than {ALLOWED:g} nats on at a depth up to {TRAINED[-1]}"
     token, table = pairs[TOKEN], pairs[DIAGONAL]
     inside = [token[depth] for depth in TRAINED]
-    yield when(min(inside) > 0, f"Reading each token, seed 1, is {three(inside)} above its first run at depths 1 to 8")
+    yield when(min(inside) > 0, f"Reading each token, seed 1, is {from_to(inside)} above its first run at depths 1 to 8")
     below = [-table[depth] for depth in TRAINED[1:]]
-    told = f"is {table[1]:.3f} above at depth 1, {three(below)} below at depths 2 to 8 and {-table[16]:.3f} below at depth 16"
+    told = f"is {table[1]:.3f} above at depth 1, {from_to(below)} below at depths 2 to 8 and {-table[16]:.3f} below at depth 16"
     yield when(min(below) > 0, f"The static diagonal, seed 1, {told}")
     rows = [row for row in again() if row["seed"] in FURTHER]
     yield f"A second set of {len(again())} rows"
@@ -224,7 +219,7 @@ def lora() -> Iterator[str]:
 def leak() -> Iterator[str]:
     """Yields how the controller that sees the future stands."""
     best, one = between(both(), LEAKING, CONTROLLER), between(both(), LEAKING, CONTROLLER, 1)
-    told = f"{three(best.above)} nats {best.side} the running mean ({best.word})"
+    told = f"{from_to(best.above)} nats {best.side} the running mean ({best.word})"
     yield f"whose loss is not a likelihood, is {told}, and at depth 1 {one.far} {one.stands} ({one.word})"
     gains = [run["texts"][text]["honest"]["gain"][DEPTHS.index(8)] for run in both()[LEAKING] for text in TEXTS]
     tokens = {run["texts"][text]["honest"]["positions"] for run in both()[LEAKING] for text in TEXTS}

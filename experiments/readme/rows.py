@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,3 +37,9 @@ def when(so: bool, text: str) -> str:
 def line(*cells: str) -> str:
     """Returns a row of a table."""
     return f"| {' | '.join(cells)} |"
+
+
+def from_to(values: Iterable[float], digits: int = 3) -> str:
+    """Returns from where to where the sizes of numbers go: "0.021 to 0.058"."""
+    found = [*map(abs, values)]
+    return f"{min(found):.{digits}f} to {max(found):.{digits}f}"
