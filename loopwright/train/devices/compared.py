@@ -1,8 +1,8 @@
 """Compiled passes beside passes as written: a compiler can get gradients wrong and raise nothing, so its first passes are compared.
 
-Torch's did: from 2.10 to 2.13 gradients of norms whose weights are rows of one table may hold whatever the memory held before
-(github.com/pytorch/pytorch/issues/193061). Small ASURA models were trained on wrong gradients here, for a reason that is not known
-(experiments/LOG.md).
+Torch's did twice: it left out barriers, so that small ASURA models were trained on wrong gradients here (barriers.py puts them in),
+and from 2.10 to 2.13 gradients of norms whose weights are rows of one table may hold whatever the memory held before
+(github.com/pytorch/pytorch/issues/193061).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from loopwright.model.fused.offer import can_compile
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.adapter.effects import Adaptation
 from loopwright.model.parts.part import FIRST
+from loopwright.train.devices.barriers import put_barriers
 from loopwright.untrusted import first_line
 
 # one shape of batch each: with a hook, without, without a gradient; per-step tables multiply that by their steps
@@ -37,7 +38,7 @@ class CompiledStacks:
     """Prelude and coda compiled, for the passes of training; the core is part of its step."""
 
     def __init__(self, model: LoopedForCausalLM, *, block_masks: bool) -> None:
-        _allow_graphs()
+        _prepare(model.device)
         self.block_masks = block_masks
         self.layers = torch.compile(model.run_layers, dynamic=False)
         # of a stack without layers nothing is left to compile, and the compiler would leave the whole function alone from then on:
@@ -63,7 +64,7 @@ class CompiledStep:
     Where no part counts steps all of them share one graph, else each has its own."""
 
     def __init__(self, model: LoopedForCausalLM) -> None:
-        _allow_graphs()
+        _prepare(model.device)
         self.counts_steps = model.config.counts_steps
         self.step = torch.compile(model.step, dynamic=False)
 
@@ -92,5 +93,7 @@ class CompiledStep:
         return self.dual(s, v, e, t, p)
 
 
-def _allow_graphs() -> None:
+def _prepare(device: torch.device) -> None:
+    if device.type == "cuda":
+        put_barriers()
     torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, GRAPHS)
