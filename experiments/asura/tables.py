@@ -241,8 +241,8 @@ def rules(found: Sequence[Result]) -> str:
         "one whose loss or gradient was not finite.",
         "ASURA's loss is lower or higher than a row's where the difference is decided on both texts; the texts are named "
         "where they part.",
-        "Rows drew their batches from the first five training files or from all twelve, which are one mixture. Two rows of one seed "
-        "saw the same batches only where both drew from as many files. ASURA drew from five, but for the rows on all of the text.",
+        "Rows drew their batches from the first five training files or from all twelve, which are one mixture. Two rows of one "
+        "seed saw the same batches only where both drew from as many files. ASURA drew from five (on all of the text from twelve).",
     ]
     return "\n".join(f"- {line}" for line in lines)
 
