@@ -21,7 +21,7 @@ from loopwright import preset
 LORA, ONE_NORM, NO_NORMS = "ASURA with LoRA", "one norm for all steps", "without norms after layers"
 NO_ADAPTERS, ONE_PROJECTION = "without adapters", "one projection for all steps"
 PARTS = (WITHOUT_SKIP, NO_NORMS, NO_ADAPTERS, LORA, ONE_NORM, ONE_PROJECTION)
-OTHER = {(0, 0, 0): "", (0, 1, 1): " ¹", (1, 1, 1): " ²"}  # which seeds read other batches than ASURA's
+OTHER: dict[tuple[int, ...], str] = {(0, 0, 0): "", (0, 1, 1): " ¹", (1, 1, 1): " ²"}  # which seeds read other batches than ASURA's
 STILL = 6.0  # nats: a model that does not train stays above
 
 
