@@ -79,7 +79,7 @@ def norms(labels: Labels, label: str, key: str) -> Curve | None:
 
 
 def above_whole(labels: Labels, label: str, key: str) -> Curve | None:
-    """Returns a row's training loss less ASURA's of the same seed, which saw the same batches."""
+    """Returns a row's training loss less ASURA's of the same seed, which saw the same batches where both read as many files."""
     both = shared(labels.get(label, []), labels.get(WHOLE, []))
     return _over_seeds([[a - b for a, b in zip(one[key], two[key], strict=False)] for one, two in both], FIRST)
 

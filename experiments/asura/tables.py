@@ -29,6 +29,7 @@ from experiments.pages import (
 from experiments.seeds import RULE, Pooled, best_depth, held, loss_interval, mean_loss, pooled, reports
 
 WHOLE = "ASURA"
+FIVE = ("e0855cb", "19df31b")  # commits whose rows read the first five training files; later ones all twelve: other batches
 Labels = Mapping[str, Sequence[Result]]
 # what the description of ASURA says about each row's difference from it
 CLAIMS = {
@@ -51,14 +52,27 @@ def cost_table(labels: Labels) -> str:
     def beside(run: Result, name: str) -> str:
         return "" if whole is None else f" ({run[name] / whole[name]:.2f} ×)"
 
-    head = ["row", "parameters (ASURA = 1)", "FLOPs per token, forward (ASURA = 1)", "training tokens", "seeds"]
+    head = ["row", "parameters (ASURA = 1)", "FLOPs per token, forward (ASURA = 1)", "training tokens", "seeds, by training files"]
     return table(head, (
         [
             label, f"{run['parameters']:,}{beside(run, 'parameters')}", f"{run['flops'] / 1e6:,.1f} M{beside(run, 'flops')}",
-            f"{run['tokens']:,}", ", ".join(str(each["seed"]) for each in runs),
+            f"{run['tokens']:,}", seeds_by_files(runs),
         ]
         for label, runs in labels.items() for run in runs[:1]
     ))  # fmt: skip
+
+
+def files_of(run: Result) -> str:
+    """Returns how many training files a row drew its batches from."""
+    return "five" if run["origin"]["commit"].startswith(FIVE) else "twelve"
+
+
+def seeds_by_files(runs: Sequence[Result]) -> str:
+    """Returns the seeds of a row with the number of files that they read: "five: 0; twelve: 1, 2"."""
+    by_files: dict[str, list[str]] = {}
+    for run in runs:
+        by_files.setdefault(files_of(run), []).append(str(run["seed"]))
+    return "; ".join(f"{files}: {', '.join(seeds)}" for files, seeds in by_files.items())
 
 
 def loss_table(labels: Labels) -> str:
@@ -160,10 +174,16 @@ def all_text_sentence(labels: Labels) -> str:
     if len(best) < len(ALL_COMPARED):
         return "Not all rates were run."
     whole, plain = (best[arm] for arm in ALL_COMPARED)
-    parts = [f"{text} {beside(pooled(plain, whole, text))}" for text in TEXTS]
-    return (
-        f"{plain[0]['label']} less {whole[0]['label']}, the better rate of each on `valid`: {words(parts)}. Of {len(plain)} seed."
-    )
+    told = [f"{plain[0]['label']} less {whole[0]['label']}, the better rate of each on `valid`: {on_texts(plain, whole)}."]
+    for rate in ALL_RATES:
+        whole, plain = (labels[f"{arm}, rate {rate:g}"] for arm in ALL_COMPARED)
+        told.append(f"At {rate:g} both: {on_texts(plain, whole)}.")
+    return f"{' '.join(told)} Of {len(plain)} seed: the intervals are over documents alone."
+
+
+def on_texts(first: Sequence[Result], second: Sequence[Result]) -> str:
+    """Returns one row less another on each text."""
+    return words([f"{text} {beside(pooled(first, second, text))}" for text in TEXTS])
 
 
 def rate(runs: Sequence[Result]) -> str:
@@ -221,6 +241,8 @@ def rules(found: Sequence[Result]) -> str:
         "one whose loss or gradient was not finite.",
         "ASURA's loss is lower or higher than a row's where the difference is decided on both texts; the texts are named "
         "where they part.",
+        "Rows drew their batches from the first five training files or from all twelve, which are one mixture. Two rows of one "
+        "seed saw the same batches only where both drew from as many files. ASURA drew from five (on all of the text from twelve).",
     ]
     return "\n".join(f"- {line}" for line in lines)
 

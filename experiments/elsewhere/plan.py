@@ -38,15 +38,6 @@ def repeats(workers: int, only: str, seeds: str) -> Command:
     return Command(f"{words} --only '{only}' --seeds {seeds}", "repeats", "repeats/runs.jsonl")
 
 
-def asura(workers: int, only: str, seeds: str) -> Command:
-    """Returns runs of experiments.asura with the settings of docs/asura.md."""
-    # as written: compiled beside others, rows with norms after layers had wrong gradients (LOG)
-    laid = ("updates=600", "schedule.warmup=60", "graph=true", "data.apart=false", "compile=false")
-    changes = " ".join(f"--change {each}" for each in laid)
-    words = f"-m experiments.asura.run {RUN} {CORPUS} --shards {{place}}/shards {changes} --workers {workers}"
-    return Command(f"{words} --only '{only}' --seeds {seeds}", "asura", "asura/runs.jsonl")
-
-
 def wide(workers: int, seeds: str) -> Command:
     """Returns the runs of experiments.sft.wide with these seeds that are missing."""
     words = f"-m experiments.sft.wide {RUN} --packed {{place}}/packed --data {{place}}/corpus --runs {{place}}/runs"
@@ -93,8 +84,6 @@ def looks() -> tuple[Command, ...]:
     return tuple(made)
 
 
-PARTS = ("ASURA with LoRA", "without the", "without norms", "without adapters", "one norm", "one projection")
-
 ITEMS: dict[str, Item] = {
     "hops": Item(
         "swaps with three seeds and at other rates, fewer layers with more updates (28 runs)", 470,
@@ -112,14 +101,6 @@ ITEMS: dict[str, Item] = {
     "wide": Item(
         "the same with three seeds, each arm at its best rate, and exit rules (9 runs)", 620,
         ((wide(4, "0,1,2,3"),),), WIDE,
-    ),
-    "asura-text": Item(
-        "the middle ASURA and 18 plain layers on all of the text, each token read once, at two rates (4 runs)", 300,
-        ((asura(4, "all of the text", "0"),),), TEXT,
-    ),
-    "asura-parts": Item(
-        "seeds 1 and 2 of every part, one projection for all steps, calmer schedules without the skip (25 runs)", 300,
-        ((asura(12, "|".join(PARTS), "0,1,2"),),), TEXT,
     ),
     "whole-text": Item(
         "four arms of width 256 on all of the text, read four times (4 runs)", 330,

@@ -127,9 +127,6 @@ def bare_claims() -> Iterator[str]:
 def claims() -> Iterator[str]:
     """Yields what the rows say."""
     yield when(all(each.verdict == "lower" for each in against(WHOLE, PARAMETERS)), f"by {equal_parameters()} (decided)")
-    for label in (FLOPS, PARAMETERS, NAIVE):
-        cells = [f"{mean(losses(each, label)):.3f} | {mean(apart(each, label)):+.3f}" for each in sizes().values()]
-        yield f"| {' | '.join(cells)} |".replace("-", "−")
     yield f"at equal updates ahead at both sizes, by {equal_parameters()}"
     small, middle = (apart(labels, FLOPS) for labels in sizes().values())
     behind, ahead, p, verdict = equal_flops()

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from experiments.readme import (
     asura,
+    asura_parts,
+    asura_text,
     cores,
     depths,
     halting,
@@ -75,12 +77,15 @@ PLACES = (
     Place("docs/ouroboros.md", "", rates_again.claims),
     Place("docs/when-to-loop.md", "In short", rates_again.loop_claims),
     Place("docs/asura.md", "", asura.claims),
+    Place("docs/asura.md", "", asura_parts.claims),
+    Place("docs/asura.md", "", asura_text.claims),
     Place("docs/asura.md", "", depths.asura_claims),
     Place("docs/ouroboros.md", "Cores of 1, 3 and 6 layers", cores.claims, cores.SETTINGS),
     Place("docs/ouroboros.md", "", cores.page_claims),
     Place("docs/when-to-loop.md", "In short", cores.loop_claims),
     Place("docs/when-to-loop.md", "", hops.claims),
     Place("docs/when-to-loop.md", "", asura.loop_claims),
+    Place("docs/when-to-loop.md", "", asura_text.loop_claims),
     Place("docs/speed.md", "Measured", speed.claims, speed.SETTINGS),
 )
 

@@ -6,7 +6,21 @@ from collections.abc import Iterator
 
 from experiments.ouroboros.plan import BEST, BEST_ONCE, BEST_STATIC
 from experiments.pages import percent
-from experiments.readme import asura, cores, depths, hops, language, ouroboros, own_rates, rates_again, repeats, speed, stars
+from experiments.readme import (
+    asura,
+    asura_parts,
+    asura_text,
+    cores,
+    depths,
+    hops,
+    language,
+    ouroboros,
+    own_rates,
+    rates_again,
+    repeats,
+    speed,
+    stars,
+)
 from experiments.readme.rows import when
 
 SETTINGS = (
@@ -53,6 +67,8 @@ def claims() -> Iterator[str]:
     small, middle, chance, decided = asura.equal_flops()
     size = f"behind by {small:.3f} at the small size ({asura.small_flops()})"
     yield f"{size} and ahead by {middle:.3f} at the middle one ({chance}, {decided})"
+    yield asura_text.short()
+    yield asura_parts.short()
     yield f"one layer run eight times {hops.same_task()}"
     yield when(hops.none_far(), "none answers 24 hops")
     yield from repeats.short()

@@ -6,7 +6,16 @@ import math
 
 from experiments.asura.plan import ALL_COMPARED, ALL_RATES
 from experiments.asura.run import BEFORE, SPIKE, spikes
-from experiments.asura.tables import WHOLE, all_text_sentence, all_text_table, best_of_rates, judged, seeds_apart
+from experiments.asura.tables import (
+    FIVE,
+    WHOLE,
+    all_text_sentence,
+    all_text_table,
+    best_of_rates,
+    judged,
+    seeds_apart,
+    seeds_by_files,
+)
 from experiments.seeds import pooled
 from tests.experiments.results import TEXTS, result
 
@@ -63,7 +72,13 @@ def test_all_of_the_text_is_told_at_the_better_rate_of_each() -> None:
     assert [runs[0]["label"] for runs in best_of_rates(found).values()] == [f"{asura}, rate {high:g}", f"{plain}, rate {low:g}"]
     told = all_text_sentence(found)
     assert "test +0.3000" in told and f"{plain}, rate {low:g} less {asura}, rate {high:g}" in told
+    assert f"At {low:g} both: test +0.4000" in told and f"At {high:g} both: test −0.1000" in told and "Of 1 seed" in told
     assert all_text_table(found).count("\n") == 1 + len(rows)
     del found[f"{plain}, rate {high:g}"]
     assert list(best_of_rates(found)) == [asura], "of two rates one was run: neither is the better one"
     assert all_text_sentence(found) == "Not all rates were run."
+
+
+def test_seeds_that_read_other_files_are_told_apart() -> None:
+    runs = [{"seed": seed, "origin": {"commit": f"{commit}0"}} for seed, commit in enumerate((FIVE[0], "new", FIVE[1], "new"))]
+    assert seeds_by_files(runs) == "five: 0, 2; twelve: 1, 3"

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from experiments.asura.plan import rows as asura_rows
-from experiments.asura.run import laid_over
 from experiments.elsewhere.__main__ import listed
 from experiments.elsewhere.plan import AGAIN, CONTROL, ITEMS, LIKE, RUN, Command, folder_of
 from experiments.inside.train_plan import likenesses
@@ -64,11 +62,6 @@ def names_of(item: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_words_name_the_runs_that_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = names_of("asura-parts", monkeypatch)
-    compared = ("ASURA/", "naive", "plain", "all of the text")
-    assert sorted(parts) == sorted(row.name for row in asura_rows() if not any(word in row.name for word in compared))
-    whole = names_of("asura-text", monkeypatch)
-    assert len(whole) == 4 and all(name.startswith("middle, all of the text") for name in whole)
     trained = names_of("inside", monkeypatch)
     assert sorted(trained) == sorted(["control/2", *LIKE, *AGAIN])
     folders = {row.folder for row in (*inside_rows(), *likenesses())}
@@ -83,15 +76,6 @@ def test_the_list_has_every_item_and_what_to_type() -> None:
     assert [line.split(":")[0] for line in told.splitlines() if not line.startswith(" ")] == [*ITEMS]
     assert told.count("elsewhere pack ") == len([item for item in ITEMS.values() if item.needs])
     assert told.count("elsewhere run ") == len(ITEMS)
-
-
-def test_parts_of_asura_run_as_written_and_all_of_the_text_as_the_recipe_says() -> None:
-    (command,) = ITEMS["asura-parts"].steps[0]
-    extra = re.findall(r"--change (\S+)", command.words)
-    for row in asura_rows():
-        last = [change for change in laid_over(row, extra) if change.startswith("compile=")][-1]
-        assert last == ("compile=auto" if "all of the text" in row.name else "compile=false")
-    assert "graph=true" in extra
 
 
 @pytest.mark.parametrize("wrong", [" --worker-count 3", " --groups no"])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from experiments.readme import own_rates, rates_again
+from experiments.readme import asura_parts, own_rates, rates_again
 from experiments.readme.check import PLACES, ROOT, Place, claims_of, plain, problems, problems_in, problems_of, text_of
 from experiments.readme.rows import when
 
@@ -54,6 +54,17 @@ def test_the_results_are_those_of_the_rows() -> None:
         ("docs/when-to-loop.md", "ASURA is 0.025 behind twelve", "ASURA is 0.035 behind twelve"),
         ("README.md", "for six rows on one of two texts only", "for six rows on both texts"),
         ("docs/asura.md", "(0.029 nats, three of three", "(0.009 nats, three of three"),
+        ("docs/asura.md", "| 4.708 ² | **−0.028** |", "| 4.708 ² | **+0.028** |"),
+        ("docs/asura.md", "| 4.756 ¹ | **+0.021** |", "| 4.756 | **+0.021** |"),
+        ("docs/asura.md", "is 0.028 ahead of ASURA at the small", "is 0.028 behind ASURA at the small"),
+        ("docs/asura.md", "and 0.001 higher (undecided); on", "and 0.001 higher (decided); on"),
+        ("docs/asura.md", "a warm-up of 200 to 4.494", "a warm-up of 200 to 7.094"),
+        ("docs/asura.md", "two stay decided: the skip", "three stay decided: the skip"),
+        ("docs/asura.md", "by 0.053 at 2e-3 (0.046 to 0.060)", "by 0.053 at 2e-3 (−0.046 to 0.060)"),
+        ("docs/asura.md", "0.047 and 0.039; one seed", "0.047 and 0.039; three seeds"),
+        ("docs/when-to-loop.md", "**behind** by 0.053 and 0.061 at 2e-3", "**ahead** by 0.053 and 0.061 at 2e-3"),
+        ("README.md", "the middle one is behind by 0.053 (one seed)", "the middle one is behind by 0.053 (decided)"),
+        ("README.md", "at both sizes (0.02 and 0.04)", "at both sizes (0.02 and 0.05)"),
         ("docs/stars.md", "| 1.179 | 1.180 |", "| 1.179 | 1.181 |"),
         ("docs/when-to-loop.md", "| 10.2 | 3.25 | 3.384 |", "| 10.2 | 3.25 | 3.380 |"),
         ("docs/when-to-loop.md", "| 1.58 M | 3.4 M | 3 / 3 / 3 |", "| 1.58 M | 3.4 M | 3 / 3 / 4 |"),
@@ -111,10 +122,18 @@ def test_a_planted_error_is_found(page: str, right: str, wrong: str) -> None:
     assert [line for place in PLACES if place.page == page for line in problems_of(changed, place)]
 
 
-@pytest.mark.parametrize("lines", [own_rates.by_depth, rates_again.pairs_by_depth], ids=["first set", "second set"])
-def test_decided_cells_are_bold(lines: Callable[[], Iterable[str]]) -> None:
+@pytest.mark.parametrize(
+    ("page", "lines"),
+    [
+        ("docs/ouroboros.md", own_rates.by_depth),
+        ("docs/ouroboros.md", rates_again.pairs_by_depth),
+        ("docs/asura.md", asura_parts.lines),
+    ],
+    ids=["first set", "second set", "parts of ASURA"],
+)
+def test_decided_cells_are_bold(page: str, lines: Callable[[], Iterable[str]]) -> None:
     """Claims are looked for without bold marks, which in these tables say what is decided."""
-    assert [line for line in lines() if line not in TEXTS["docs/ouroboros.md"]] == []
+    assert [line for line in lines() if line not in TEXTS[page]] == []
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
