@@ -79,7 +79,7 @@ PLACES = (
     Place("docs/when-to-loop.md", "In short", rates_again.loop_claims),
     Place("docs/asura.md", "", asura.claims),
     Place("docs/asura.md", "", depths.asura_claims),
-    Place("docs/when-to-loop.md", "Limits", depths.law_claims),
+    Place("docs/when-to-loop.md", "Limits", depths.limit_claims),
     Place("docs/coverage.md", "ASURA", depths.coverage_claims),
     Place("docs/ouroboros.md", "Cores of 1, 3 and 6 layers", cores.claims, cores.SETTINGS),
     Place("docs/ouroboros.md", "", cores.page_claims),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from experiments.pages import Result
-from experiments.readme.repeats import DECIDED, PARAMETERS, all_runs, kept, losses, mean, told
+from experiments.readme.repeats import DECIDED, PARAMETERS, all_runs, kept, losses, mean, spent, told
 from experiments.readme.rows import WORDS, from_to, line, of, when
 from experiments.repeats.plan import DEPTH_RATES
 from experiments.repeats.tables import BY_DEPTH, HALVES, Chosen, at_rate, slopes
@@ -231,11 +231,12 @@ def without(digits: int) -> str:
     return f"{-less_plain(1, calm()).difference:.{digits}f}"
 
 
-def law_claims() -> Iterator[str]:
-    """Yields what the limits of docs/when-to-loop.md say of depth."""
+def limit_claims() -> Iterator[str]:
+    """Yields what the limits of docs/when-to-loop.md say of depth and of more updates."""
     led = less_plain(1, calm()).verdict == "lower" and none_decided() and none_decided(calm())
     ahead = f"at the rate of four plain layers it led them by {without(2)} without a loop (decided)"
     yield when(led, f"{ahead}, and no depth added to that by a decided amount")
+    yield spent().replace(" on ", " in ")
 
 
 def asura_claims() -> Iterator[str]:

@@ -29,7 +29,7 @@ def test_runs_that_were_stopped_stand_at_their_best_and_one_depth_alone_is_not_d
     early = run(0, 9.125) | {"stopped": {"loss": {"test": 5.5}}}
     kept = {("ASURA", STOPPED): [early], ("ASURA", 1): [run(0, 4.5)]}
     assert list(draw_all([], kept)) == ["by-times"]
-    deep = [run(0, 4.5, label) for label in ("ASURA", "ASURA, depth 8")]
+    deep = [run(0, test, label) for label, test in (("ASURA", 4.5), ("ASURA, depth 8", 4.4))]
     small = run(0, 4.6, "ASURA, depth 8", rate=min(DEPTH_RATES))
     drawn = {
         more: draw_all([*deep, *rows], kept | {("ASURA, depth 8", 1): deep[1:]})["by-depth"]
