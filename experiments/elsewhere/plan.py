@@ -90,10 +90,6 @@ ITEMS: dict[str, Item] = {
         ((Command(f"-m experiments.hops.run {RUN} --groups longer,chain,chain_rates --tables {{place}}/tables --workers 12",
                   "hops", "hops/runs.jsonl"),),),
     ),
-    "repeats": Item(
-        "ASURA at depths 1 to 8 at its smaller rate, seeds 1 and 2; three times the updates on text read four times (15 runs)", 200,
-        ((repeats(15, "ASURA, depth|ASURA/1 times|three times the updates/4 times", "0,1,2"),),), TEXT,
-    ),
     "wide-rates": Item(
         "the wide-core retrofit and the same layers run once, each at three rates; before wide (9 runs)", 450,
         ((wide(4, "0"),),), WIDE,

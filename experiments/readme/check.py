@@ -30,6 +30,7 @@ from experiments.readme import (
     speed,
     stars,
     trained,
+    updates,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -64,9 +65,11 @@ PLACES = (
     Place("docs/stars.md", "On language", language.chat_claims),
     Place("docs/when-to-loop.md", "A wide-core retrofit", language.text_claims),
     Place("docs/when-to-loop.md", "In short", repeats.brief_claims),
+    Place("docs/when-to-loop.md", "In short", updates.brief_claims),
     Place("docs/when-to-loop.md", "In short", depths.brief_claims),
     Place("docs/when-to-loop.md", "In short", language.brief_claims),
     Place("docs/when-to-loop.md", "Text that runs out", repeats.claims),
+    Place("docs/when-to-loop.md", "Text that runs out", updates.claims),
     Place("docs/when-to-loop.md", "Text that runs out", depths.claims),
     Place("docs/longer.md", "", stars.longer_claims),
     Place("docs/halting.md", "", halting.claims),
@@ -80,6 +83,8 @@ PLACES = (
     Place("docs/asura.md", "", asura_parts.claims),
     Place("docs/asura.md", "", asura_text.claims),
     Place("docs/asura.md", "", depths.asura_claims),
+    Place("docs/when-to-loop.md", "Limits", depths.limit_claims),
+    Place("docs/coverage.md", "ASURA", depths.coverage_claims),
     Place("docs/ouroboros.md", "Cores of 1, 3 and 6 layers", cores.claims, cores.SETTINGS),
     Place("docs/ouroboros.md", "", cores.page_claims),
     Place("docs/when-to-loop.md", "In short", cores.loop_claims),

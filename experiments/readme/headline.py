@@ -20,6 +20,7 @@ from experiments.readme import (
     repeats,
     speed,
     stars,
+    updates,
 )
 from experiments.readme.rows import when
 
@@ -72,7 +73,8 @@ def claims() -> Iterator[str]:
     yield f"one layer run eight times {hops.same_task()}"
     yield when(hops.none_far(), "none answers 24 hops")
     yield from repeats.short()
-    yield depths.short()
+    yield updates.short()
+    yield from depths.short()
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"
     yield f"and {speed.share_of_bound(32):.2f} at batch 32"
     yield f"requests at depths 1 to 8 with {speed.mixed_depths(128):.2f} times the tokens/s of lockstep batches at depth 8"

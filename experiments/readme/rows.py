@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "results"
-WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
+WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
 def rows_of(path: str) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from experiments.pages import Result
 from experiments.repeats.plan import DEPTH_RATES, STOPPED, TEXTS
-from experiments.repeats.tables import BY_DEPTH, MAIN, RIVALS, Chosen, stopped
-from loopwright.plot.drawing import Axes, Drawing, figure, legend, line_style, panels
+from experiments.repeats.tables import BY_DEPTH, MAIN, RIVALS, Chosen, at_rate, stopped
+from loopwright.plot.drawing import Axes, Drawing, line_style, panels
 from loopwright.plot.style import INK
 
 TITLES = {1: "read once", 4: "read four times", STOPPED: "read sixteen times"}
@@ -50,28 +50,37 @@ def of_text(kept: Chosen, times: int) -> Callable[[Axes], None]:
 
 
 def by_depth(found: Sequence[Result], kept: Chosen, deep: Mapping[int, Sequence[Result]]) -> Drawing:
-    """Returns ASURA's held-out loss by depth on text that is read once, a line for each seed at the depths' own rate, one for
-    seed 0 at the smaller rate that was tried, and the mean of plain layers of nearly equal parameters."""
-    small = {run["label"]: run for run in found if (run["times"], run["seed"], run["rate"]) == (1, 0, min(DEPTH_RATES))}
-    series: dict[str, dict[int, float]] = {}
+    """Returns ASURA's held-out loss by depth on text that is read once: a panel at the depths' own rate and one at the smaller rate
+    that was tried, of one scale, with a line for each seed and the mean of plain layers of nearly equal parameters."""
+    calmer = at_rate(found, min(DEPTH_RATES))
+    small = {depth: calmer[label, 1] for depth, label in BY_DEPTH.items() if (label, 1) in calmer}
+    plain = [run["loss"]["test"] for run in kept.get((PLAIN, 1), [])]
+    sides = [side for side in (deep, small) if side]
+    losses = [run["loss"]["test"] for side in sides for runs in side.values() for run in runs] + plain
+    return panels([of_rate(side, plain, (min(losses), max(losses))) for side in sides], height=3.4)
+
+
+def of_rate(deep: Mapping[int, Sequence[Result]], plain: Sequence[float], ends: tuple[float, float]) -> Callable[[Axes], None]:
+    """Returns what draws all depths at one rate, from the least loss to the largest of all rates."""
+    seeds: dict[int, dict[int, float]] = {}
     for depth, runs in deep.items():
         for run in runs:
-            series.setdefault(f"seed {run['seed']}, rate {run['rate']:g}", {})[depth] = run["loss"]["test"]
-    for depth, label in BY_DEPTH.items():
-        if label in small:
-            series.setdefault(f"seed 0, rate {min(DEPTH_RATES):g}", {})[depth] = small[label]["loss"]["test"]
+            seeds.setdefault(run["seed"], {})[depth] = run["loss"]["test"]
+    rates = dict.fromkeys(f"{run['rate']:g}" for runs in deep.values() for run in runs)
 
     def draw(axes: Axes) -> None:
-        for place, (name, losses) in enumerate(series.items()):
-            style = line_style(place) | {"markersize": 6, "linewidth": 1.6}
-            axes.plot(list(losses), list(losses.values()), label=name, **style)
-        if plain := [run["loss"]["test"] for run in kept.get((PLAIN, 1), [])]:
+        for seed, losses in sorted(seeds.items()):
+            style = line_style(seed) | {"markersize": 6, "linewidth": 1.6}
+            axes.plot(list(losses), list(losses.values()), label=f"seed {seed}", **style)
+        if plain:
             axes.axhline(sum(plain) / len(plain), color=INK, linewidth=1.2, linestyle=(0, (2, 2)), label="four plain layers")
+        axes.set_title(f"rate {', '.join(rates)}", loc="left")
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(BY_DEPTH), [str(depth) for depth in BY_DEPTH])
         axes.minorticks_off()
-        axes.set_xlabel("depth, in training and in the test")
+        edge = 0.05 * (ends[1] - ends[0])
+        axes.set_ylim(ends[0] - edge, ends[1] + edge)
+        axes.set_xlabel("depth, trained and tested")
         axes.set_ylabel("held-out loss (nats)")
-        legend(axes)
 
-    return figure(draw, height=4.2)
+    return draw

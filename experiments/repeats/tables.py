@@ -287,7 +287,8 @@ def page(found: Sequence[Result]) -> str:
         slope_table({"own": kept, f"{min(DEPTH_RATES):g}": calmer}), "### Less plain layers",
         "*Equal* FLOPs and parameters are those of depth 3, but for 10 %.", plain_table(kept),
         "### Loss on `valid` by rate, seed 0", depth_rates(found),
-        f"### All at {min(DEPTH_RATES):g}, the rate of the plain layers", depth_table(calmer), plain_table(calmer),
+        f"### All at {min(DEPTH_RATES):g}, the rate of the plain layers", depth_table(calmer), doubling_table(calmer),
+        plain_table(calmer),
         "## All of the text, read four times", whole_table(kept), whole_against(kept),
         *missing_part(found, {run.name: run for run in planned}.values()),
     ]  # fmt: skip

@@ -1,0 +1,64 @@
+"""What the pages say of plain layers with three times the updates on text that the others read four times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from experiments.readme.repeats import DECIDED, PARAMETERS, beside, kept, mean, on_ood
+from experiments.readme.rows import WORDS, of, when
+from experiments.repeats.plan import LONGER
+from experiments.seeds import Pooled, over_seeds
+
+
+def behind(rival: str) -> Pooled:
+    """Returns the layers with three times the updates less another arm."""
+    found = beside(LONGER, rival, 4)
+    assert found is not None and len(found.seeds) == 3
+    return found
+
+
+def often() -> str:
+    """Returns how often they read the text: "twelve"."""
+    return WORDS[round(kept()[LONGER, 4][0]["epochs"])]
+
+
+def on_seeds(found: Pooled) -> str:
+    """Returns on how many seeds they are behind: "three of three"."""
+    return of(sum(each > 0 for each in found.of_seeds), len(found.seeds))
+
+
+def claims() -> Iterator[str]:
+    """Yields what docs/when-to-loop.md says under its table."""
+    few, ours, runs = behind(PARAMETERS), behind("ASURA"), kept()[LONGER, 4]
+    fits, held = [run["losses"][-1] for run in runs], [run["loss"]["test"] for run in runs]
+    yield (
+        f"which they read {often()} times, they overfit: at the end the training loss is {min(fits):.2f} to {max(fits):.2f}, and "
+        f"the held-out loss {min(held):.3f} to {max(held):.3f}"
+    )
+    yield (
+        f"They are {few.difference:.3f} behind the same layers with a third of the updates ({on_seeds(few)} seeds, "
+        f"{DECIDED[few.verdict]}) and {ours.difference:.3f} behind ASURA ({on_seeds(ours)}, {DECIDED[ours.verdict]})"
+    )
+    other = on_ood(LONGER, "ASURA", 4)
+    yield when(
+        over_seeds(other)[0] > 0, f"ahead of these layers with three times the updates at four readings by {mean(other):.2f}"
+    )
+
+
+def brief_claims() -> Iterator[str]:
+    """Yields the same in short: the first part of the page."""
+    ours = behind("ASURA")
+    so = ours.verdict == "higher"
+    yield when(
+        so, f"which they read {often()} times, they overfit and are {ours.difference:.2f} behind it (decided; not stopped early)"
+    )
+    yield when(so, f"**ahead** by {ours.difference:.2f} (decided): the layers read it {often()} times and overfit")
+
+
+def short() -> str:
+    """Returns what the README says."""
+    ours = behind("ASURA")
+    so = ours.verdict == "higher"
+    return when(
+        so, f"which they read {often()} times, they overfit and are {ours.difference:.2f} behind (decided; not stopped early)"
+    )
