@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments.stars.paths import named, path_panels, title, with_path
+from experiments.stars.paths import Labelled, named, path_panels, title, with_path
 from experiments.stars.run import PATH_STEPS, state_path
 from loopwright.data.tasks.addition import Addition
 from loopwright.model.presets import build
@@ -37,7 +37,9 @@ def test_only_finite_paths_have_a_panel() -> None:
 
 def test_layers_around_the_loop_are_drawn_beside_the_model_without_them() -> None:
     static = ("pre-sandwich 1+core+0", "post-sandwich 1+core+0", "pre-sandwich + 0.1 L2")
-    found = {"brief_norms": {"pre-sandwich": [{}], "pre-sandwich rms": [{}]}, "brief_static": {label: [{}] for label in static}}
+    norms = ("pre-sandwich", "pre-sandwich rms")
+    groups = {"brief_norms": norms, "brief_static": static}
+    found: dict[str, dict[str, Labelled]] = {group: {label: [{}] for label in labels} for group, labels in groups.items()}
     assert [*named(found, "brief_norms")] == ["pre-sandwich layer", "pre-sandwich rms"]
     assert [*named(found, "brief_static")] == ["pre-sandwich 0+core+0", *static]
     assert named({"paths": {"no part": []}}, "paths") == {"no part": []}
