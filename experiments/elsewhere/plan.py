@@ -44,12 +44,6 @@ def wide(workers: int, seeds: str) -> Command:
     return Command(f"{words} --workers {workers} --seeds {seeds}", "wide", "sft/wide.jsonl")
 
 
-def stars(workers: int, only: str) -> Command:
-    """Returns runs of experiments.stars, seed 0, for paths and short tables."""
-    given = f"--groups paths,brief_static,brief_norms --seeds 0 --only '{only}' --workers {workers}"
-    return Command(f"-m experiments.stars.run {RUN} {given}", "stars", "stars/runs.jsonl")
-
-
 AGAIN = ("sandwich-4-injected/2", "sandwich-12-injected/2", "sandwich-8-injected/1", "sandwich-8-injected/2")
 LIKE = ("ouro-8/0", "huginn-4-injected/0")
 CONTROL = "control-2"
@@ -102,10 +96,6 @@ ITEMS: dict[str, Item] = {
         "four arms of width 256 on all of the text, read four times (4 runs)", 330,
         ((repeats(4, "all of the text", "0"),),), TEXT,
     ),
-    "stars": Item(
-        "paths of states with the penalty off and on, and short runs of norms, layers around the loop and L2 (22 runs)", 230,
-        ((stars(12, "paths/no|paths/all|brief_"),),),
-    ),
     "inside": Item(
         "the third control, four models trained again, norms of Ouro and Huginn; a page and prompts of each (7 runs)", 330,
         (
@@ -122,6 +112,7 @@ ITEMS: dict[str, Item] = {
         ((Command("-m pytest -o addopts= -q -m gpu --noconftest tests/train/devices/test_compiled_gradients.py"),),),
     ),
     "stars-paper": Item(
-        "the path of states at the paper's own settings, 10,000 updates (1 run)", 450, ((stars(1, "paths/paper"),),),
+        "the path of states at the paper's own settings, 10,000 updates (1 run)", 450,
+        ((Command(f"-m experiments.stars.run {RUN} --groups paths --only paths/paper --workers 1", "stars", "stars/runs.jsonl"),),),
     ),
 }  # fmt: skip

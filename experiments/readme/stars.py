@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 from experiments.pages import Result
 from experiments.readme.rows import RESULTS, line, of, only, rows_of, when
 from experiments.seeds import over_seeds, paired_p
+from experiments.stars.plan import AGAIN
 from experiments.stars.tables import SOLVED, Runs, accuracy, change_at_100, radius_at_100, read, side_by_side
 from loopwright.metrics.score import holds_from_to, wilson_interval
 
@@ -22,6 +23,8 @@ LINES = {
 DEPTHS = (4, 8, 32, 100, 1000)
 PENALTY_DEPTHS = (8, 32, 100, 1000)
 BEYOND = (96, 128, 256)  # depths beyond every length
+REST = 1e-6  # a relative change of the state below which it is rounding
+STACKS = ("1+core+0", "0+core+1", "1+core+1")
 TABLE_SETTINGS = (
     "| run | 4 | 8 | 32 | 100 | 1,000 | ρ at depth 100, mean (largest) | K = 1 reading |",
     "95 % intervals (Wilson) over sums",
@@ -115,12 +118,10 @@ def weight_claims() -> Iterator[str]:
 
 def brief_claims() -> Iterator[str]:
     """Yields the table of the short runs: exact match by depth, how far it holds, the state's size after one step and a hundred."""
-    for group in ("brief_distributions", "brief_norms", "brief_static"):
-        for label, runs in runs_of().get(group, {}).items():
-            exact = [side_by_side(100 * accuracy(run)[depth] for run in runs) for depth in (1, 8, 32, 100, 1000)]
-            held = [holds_from_to(accuracy(run), 8, SOLVED) for run in runs]
-            sizes = " / ".join(map(grown, runs))
-            yield line(label, *exact, " / ".join("–" if h is None else f"{h:,}" for h in held), sizes)
+    for label, runs in runs_of()["brief_distributions"].items():
+        exact = [side_by_side(100 * accuracy(run)[depth] for run in runs) for depth in (1, 8, 32, 100, 1000)]
+        held = [holds_from_to(accuracy(run), 8, SOLVED) for run in runs]
+        yield line(label, *exact, " / ".join("–" if h is None else f"{h:,}" for h in held), " / ".join(map(grown, runs)))
     changes, weights = runs_of()["brief_changes"], runs_of()["brief_weights"]
     for weight in (0.001, 0.01, 0.1):
         both = [changes[f"{place} + {weight} L2"][0] for place in ("post-sandwich", "pre-sandwich")]
@@ -131,14 +132,155 @@ def brief_claims() -> Iterator[str]:
         yield line(
             f"{weight}", *_at(early, PENALTY_DEPTHS), radii[0], f"{late['solved_at']:,}", *_at(late, PENALTY_DEPTHS), radii[1]
         )
+    yield from fixed_claims()
     yield from path_claims()
 
 
+def fixed_claims() -> Iterator[str]:
+    """Yields the table of the short runs at fixed depth 4 and what is said below it."""
+    norms, static = ({label: run for label, (run,) in runs_of()[group].items()} for group in ("brief_norms", "brief_static"))
+    for label, run in (norms | static).items():
+        moved = (small(change_at_100(run)), small(run["far"]["change_largest"][-1]))
+        yield line(label, *_at(run, (1, 4, 8, 16, 32, 100)), *moved, f"{radius_at_100(run):.2f}", grown(run))
+    gone = all(accuracy(run)[1000] == 0 for run in (norms | static).values())
+    yield when(gone, "all are at 0 % at depth 1,000")
+    yield from norm_claims(norms)
+    yield from around_claims(norms, static)
+    yield from l2_claims(norms, static)
+
+
+def norm_claims(norms: Mapping[str, Result]) -> Iterator[str]:
+    """Yields what kinds of norm do at fixed depth."""
+    on_branches = [run for label, run in norms.items() if label.startswith("pre")]
+    bounded = [run for label, run in norms.items() if label.startswith("post")]
+    share = [100 * run["path"]["explained"][0] for run in on_branches]
+    yield f"the state is {times_larger(on_branches)} times as large after a hundred steps as after one"
+    yield f"{min(share):.0f} to {max(share):.0f} % of the path's variance lies in one direction"
+    yield f"On the residual stream its size changes by at most {100 * most_growth(bounded):.1g} %"
+    late = {label: run["far"]["change_largest"][-1] for label, run in norms.items()}
+    at_rest = all(late[label] < REST for label in late if label.startswith("post-sandwich"))
+    yield when(at_rest, "On post-sandwich all three come to rest by depth 1,000")
+    yield when(
+        late["post simple"] < REST < min(late["post"], late["post rms"]),
+        f"On post simple norms do too; with layer norms and RMS norms some state still moves by {100 * late['post']:.0f} and "
+        f"{100 * late['post rms']:.0f} % a step",
+    )
+    yield when(
+        all(accuracy(run)[4] == 1 and accuracy(run)[32] == 0 for run in norms.values()),
+        "All twelve are 100 % right at depth 4 and 0 % right at 32",
+    )
+
+
+def around_claims(norms: Mapping[str, Result], static: Mapping[str, Result]) -> Iterator[str]:
+    """Yields what layers before and behind the loop do at fixed depth."""
+    pre, post = ([static[f"{place} {each}"] for each in STACKS] for place in ("pre-sandwich", "post-sandwich"))
+    bare = norms["post-sandwich"]
+    alone = times_larger([norms["pre-sandwich"]])
+    yield (
+        f"on pre-sandwich the state becomes {times_larger(pre)} times as large ({alone} without them), "
+        f"on post-sandwich its size changes by at most {100 * most_growth(post):.1g} %"
+    )
+    right = [f"{100 * accuracy(run)[8]:.4g} %" for run in (*post, bare)]
+    yield (
+        f"On post-sandwich {right[0]} are right at depth 8 with a prelude, {right[1]} with a coda, {right[2]} with both and "
+        f"{right[3]} with neither"
+    )
+    late = [run["far"]["change_largest"][-1] for run in (*post, bare)]
+    yield when(
+        max(late[0], late[3]) < REST < min(late[1:3]),
+        f"With a coda some state still moves by {100 * late[1]:.1f} % a step at depth 1,000, with both layers by "
+        f"{100 * late[2]:.1f} %; with a prelude and with neither all are at rest",
+    )
+    deeper = [f"{100 * accuracy(run)[16]:.4g}" for run in (*pre, norms["pre-sandwich"])]
+    yield f"On pre-sandwich at depth 16 it is {listed(deeper)} % in this order"
+    before = [
+        [accuracy(runs_of()["stacks"][f"{place} {each}"][0])[depth] for each in STACKS]
+        + [accuracy(runs_of()["norms"][f"{place} layer"][0])[depth]]
+        for place, depth in (("pre-sandwich", 16), ("post-sandwich", 8))
+    ]
+    yield when(
+        all(each[0] == max(each) and each[1] < each[3] for each in before),
+        "a prelude was the best on both, and a coda alone was worse than neither on both",
+    )
+
+
+def l2_claims(norms: Mapping[str, Result], static: Mapping[str, Result]) -> Iterator[str]:
+    """Yields what L2 does at fixed depth."""
+    light, heavy = (static[f"pre-sandwich + {weight} L2"] for weight in ("0.1", "1"))
+    yield f"{grown(light)} at 0.1, {grown(heavy)} at 1, {grown(norms['pre-sandwich'])} without it"
+    reach = holds_from_to(accuracy(light), 8, SOLVED)
+    yield when(
+        all(accuracy(light)[depth] == 1 for depth in accuracy(light) if depth <= 100),
+        f"At 0.1 a model trained at depth 4 alone is 100 % right at every depth measured to 100, at least 99 % right to {reach} "
+        f"and {100 * accuracy(light)[1000]:.4g} % right at 1,000",
+    )
+    yield f"at 1 it is {100 * accuracy(heavy)[16]:.4g} % right at 16 and {100 * accuracy(heavy)[100]:.4g} % at 100"
+    lost = [static[f"post-sandwich + {weight} L2"] for weight in ("0.1", "1")]
+    yield when(
+        all(change_at_100(run) < REST and not any(accuracy(run).values()) for run in lost),
+        "On post-sandwich neither weight gets a single sum right, and all states are at rest by depth 100",
+    )
+
+
 def path_claims() -> Iterator[str]:
-    """Yields the table of the runs made for their paths: exact match, the largest change and the radius at depth 100, sizes."""
-    for label, (run,) in runs_of().get("paths", {}).items():
-        still = f"{100 * change_at_100(run):.2g} %"
-        yield line(label, *_at(run, (8, 100, 1000)), still, f"{radius_at_100(run):.2f}", grown(run))
+    """Yields the table of the runs made for their paths, and what is said below it."""
+    runs = {label: run for label, (run,) in runs_of()["paths"].items()}
+    for label, run in runs.items():
+        changes = (small(change_at_100(run)), small(run["far"]["change_largest"][-1]))
+        yield line(label, *_at(run, (8, 100, 1000)), f"{stands_from(run)}", *changes, f"{radius_at_100(run):.2f}", grown(run))
+    off, on = ([runs[label + end] for label in ("no part", "all parts")] for end in ("", ", penalty"))
+    ((near, far),) = {(f"{run['near']['rows']:,}", f"{run['far']['rows']:,}") for run in (*off, *on)}
+    steps = [stands_from(run) for run in (*on, *off)]
+    yield (
+        f"it stands from step {steps[0]} with no part and from step {steps[1]} with all parts, without the penalty from steps "
+        f"{steps[2]} and {steps[3]}"
+    )
+    moved, still = ([change_at_100(run) for run in each] for each in (off, on))
+    yield when(
+        min(moved) > max(still),
+        f"at depth 100 some of the {near} states still moves by {100 * moved[0]:.0f} % a step with no part and by "
+        f"{100 * moved[1]:.1f} % with all parts, with the penalty by at most {small(max(still))} of its size",
+    )
+    late = [run["far"]["change_largest"][-1] for run in off]
+    ended = f"At depth 1,000 ({far} sums) the run with no part is at rest, the one with all parts is not ({100 * late[1]:.1f} %)"
+    yield when(late[0] < REST < late[1], ended)
+    least = min(accuracy(run)[100] for run in (*off, *on))
+    yield when(
+        all(accuracy(run)[1000] == 1 for run in (*off, *on)),
+        f"All four are right: at least {100 * least:.1f} % of {near} sums at depth 100 and 100 % of {far} at 1,000",
+    )
+    radii = [f"{radius_at_100(a):.2f} to {radius_at_100(b):.2f}" for a, b in zip(off, on, strict=True)]
+    yield f"With the penalty ρ goes from {radii[0]} with no part and from {radii[1]} with all parts"
+    before = [runs_of()[group][name][0] for group, name in map(AGAIN.__getitem__, runs)]
+    once, now = ([small(change_at_100(run)) for run in each] for each in (before, runs.values()))
+    yield f"the largest change at depth 100 was {listed(once)} there and is {listed(now)} here"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Returns "1, 2 and 3"."""
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def stands_from(run: Result) -> int:
+    """Returns the step from which on the path drawn is within a thousandth of the state's size of its end."""
+    points, near = run["path"]["points"], run["path"]["size"][-1] / 1000
+    return 1 + max((step for step, point in enumerate(points) if math.dist(point, points[-1]) > near), default=-1)
+
+
+def times_larger(runs: Sequence[Result]) -> str:
+    """Returns how many times as large states are after a hundred steps as after one: "45 to 55"."""
+    times = sorted({f"{run['path']['size'][-1] / run['path']['size'][1]:.0f}" for run in runs}, key=float)
+    return times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}"
+
+
+def most_growth(runs: Sequence[Result]) -> float:
+    """Returns the largest relative change of a state's size between two of its steps."""
+    return max(max(run["path"]["size"][1:]) / min(run["path"]["size"][1:]) - 1 for run in runs)
+
+
+def small(value: float) -> str:
+    """Returns a number with two digits: "0.049", "1.2e-7"."""
+    return f"{value:.2g}".replace("e-0", "e-")
 
 
 def grown(run: Result) -> str:

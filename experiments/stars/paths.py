@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from experiments.stars.plan import KINDS, PLACES
 from loopwright.plot.drawing import END, START, Axes, Drawing, blend, panels
 from loopwright.plot.training import EARLY, LATE
 
 SHADES = 4  # of a path, from first to last
 COLUMNS = 4
+Labelled = Sequence[Mapping[str, Any]]  # the runs of a label
 
 
-def with_path(labels: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Mapping[str, Any]]:
+def with_path(labels: Mapping[str, Labelled]) -> dict[str, Mapping[str, Any]]:
     """Returns the path of each label's first seed that has one whose states are finite."""
     found = {}
     for label, runs in labels.items():
@@ -27,6 +29,27 @@ def path_panels(paths: Mapping[str, Mapping[str, Any]]) -> Drawing:
     """Returns a panel for each path: blue at first, orange at last, each direction to its own scale; below it the size of the
     state after the first step and the last, and the shares of the variance."""
     return panels([_panel(label, path) for label, path in paths.items()], columns=COLUMNS, height=2.4)
+
+
+def named(found: Mapping[str, Mapping[str, Labelled]], group: str) -> Mapping[str, Labelled]:
+    """Returns the runs of a group by what their panels are called: layer norms by name, and before layers around the loop the same
+    model without them."""
+    labels, bare = found[group], found.get("brief_norms", {})
+    if group == "brief_norms":
+        return {label if " " in label else f"{label} {KINDS[0]}": runs for label, runs in labels.items()}
+    if group != "brief_static":
+        return labels
+    around: dict[str, Labelled] = {}
+    for place in ("pre-sandwich", "post-sandwich"):
+        around |= {f"{place} 0+core+0": bare[place]} if place in bare else {}
+        around |= {label: runs for label, runs in labels.items() if label.startswith(f"{place} ") and "core" in label}
+    return around | {label: runs for label, runs in labels.items() if label not in around}
+
+
+def title(label: str) -> str:
+    """Returns what is written over a panel: a placement of norms or a weight on a line of its own."""
+    first, _, rest = label.partition(" ")
+    return f"{first}\n{rest}" if rest and (first in PLACES or first.startswith("λ=")) else label
 
 
 def short(points: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
@@ -51,7 +74,7 @@ def _panel(label: str, path: Mapping[str, Any]) -> Callable[[Axes], None]:
         axes.set_xticks([])
         axes.set_yticks([])
         axes.margins(0.1)
-        axes.set_title(label.replace(" ", "\n", 1), loc="left", fontsize=8)
+        axes.set_title(title(label), loc="left", fontsize=8)
         axes.set_xlabel(f"size {path['size'][1]:,.0f} → {path['size'][-1]:,.0f}; {shares} % of variance", fontsize=8)
 
     return draw

@@ -21,6 +21,15 @@ KINDS = ("layer", "rms", "simple")  # of norms
 AROUND = ((1, 0), (0, 1), (1, 1))  # layers of prelude and of coda
 L2 = "penalties=[{kind: state-change, weight: %s, weighting: add}]"
 
+# what is run once more for the path of its states: group and label
+AGAIN = {
+    "no part": ("ablation", "none"),
+    "no part, penalty": ("ablation", "penalty"),
+    "all parts": ("ablation", "injection + embedding norm + every step"),
+    "all parts, penalty": ("target", "addition-stable"),
+    "paper, penalty": ("main", "random + penalty"),
+}
+
 
 @dataclass(frozen=True)
 class Run:
@@ -259,15 +268,8 @@ def brief_weights() -> Iterator[Run]:
 def paths() -> Iterator[Run]:
     """Runs of other groups once more, seed 0, for the paths of their states (Figure 5): the penalty off and on with none of our
     parts and with all of them, and the paper's own settings."""
-    again = {
-        "no part": ("ablation", "none"),
-        "no part, penalty": ("ablation", "penalty"),
-        "all parts": ("ablation", "injection + embedding norm + every step"),
-        "all parts, penalty": ("target", "addition-stable"),
-        "paper, penalty": ("main", "random + penalty"),
-    }
     first = {(run.group, run.label): run for group in (target, main, ablation) for run in group() if run.seed == 0}
-    for label, place in again.items():
+    for label, place in AGAIN.items():
         yield replace(first[place], group="paths", label=label)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from experiments.pages import asked_tables, missing_part, save_all
 from experiments.pages import table as markdown
 from experiments.seeds import over_seeds
-from experiments.stars.paths import path_panels, with_path
+from experiments.stars.paths import named, path_panels, with_path
 from experiments.stars.plan import GROUPS, PLACES
 from loopwright.metrics.score import holds_from_to, wilson_interval
 from loopwright.plot.drawing import Drawing
@@ -218,7 +218,7 @@ def draw_all(found: dict[str, dict[str, Runs]]) -> dict[str, Drawing]:
             radii = [run["radius"]["100"] for run in runs]
             mean = sum(r["radius_mean"] for r in radii) / len(radii)
             bars[label] = Bar(mean, min(r["radius_least"] for r in radii), max(r["radius_largest"] for r in radii))
-    paths = {f"{group}-paths": with_path(labels) for group, labels in found.items()}
+    paths = {f"{group}-paths": with_path(named(found, group)) for group in found}
     return drawings | {name: path_panels(each) for name, each in paths.items() if each} | {"radius": radius_bars(bars)}
 
 

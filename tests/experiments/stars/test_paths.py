@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments.stars.paths import path_panels, with_path
+from experiments.stars.paths import Labelled, named, path_panels, title, with_path
 from experiments.stars.run import PATH_STEPS, state_path
 from loopwright.data.tasks.addition import Addition
 from loopwright.model.presets import build
@@ -33,3 +33,21 @@ def test_only_finite_paths_have_a_panel() -> None:
     found = with_path({"pre": [{"path": lost}, {"path": path}], "post": [{"path": lost}], "old": [{}]})
     assert found == {"pre": path}
     assert "size 2 → 6; 90 + 10 % of variance" in path_panels(found)
+
+
+def test_layers_around_the_loop_are_drawn_beside_the_model_without_them() -> None:
+    static = ("pre-sandwich 1+core+0", "post-sandwich 1+core+0", "pre-sandwich + 0.1 L2")
+    norms = ("pre-sandwich", "pre-sandwich rms")
+    groups = {"brief_norms": norms, "brief_static": static}
+    found: dict[str, dict[str, Labelled]] = {group: {label: [{}] for label in labels} for group, labels in groups.items()}
+    assert [*named(found, "brief_norms")] == ["pre-sandwich layer", "pre-sandwich rms"]
+    assert [*named(found, "brief_static")] == ["pre-sandwich 0+core+0", *static]
+    assert named({"paths": {"no part": []}}, "paths") == {"no part": []}
+
+
+@pytest.mark.parametrize(
+    ("label", "written"),
+    [("pre uniform(1, 40)", "pre\nuniform(1, 40)"), ("λ=0.1 once solved", "λ=0.1\nonce solved"), ("no part, penalty",) * 2],
+)
+def test_a_placement_or_a_weight_has_a_line_of_its_own(label: str, written: str) -> None:
+    assert title(label) == written
