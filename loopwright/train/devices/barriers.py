@@ -10,7 +10,7 @@ barrier between the loops (mended since: github.com/pytorch/pytorch/pull/190519)
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -19,15 +19,13 @@ BARRIER = "tl.debug_barrier()"
 TAG = "loopwright-barriers"  # kernels without barriers may lie in the compiler's cache on disk: those with them have other keys
 
 
+@cache
 def put_barriers() -> None:
     """Makes torch's compiler end each loop that stores with a barrier, in this process and from now on."""
     from torch._inductor.codegen.triton import TritonKernel  # seconds of imports, which compiling needs anyway
 
-    if not hasattr(TritonKernel.codegen_body, "__wrapped__"):
-        TritonKernel.codegen_body = with_barriers(TritonKernel.codegen_body)  # type: ignore[method-assign]
-    tags = torch.compiler.config.cache_key_tag.split()
-    if TAG not in tags:
-        torch.compiler.config.cache_key_tag = " ".join([*tags, TAG])
+    TritonKernel.codegen_body = with_barriers(TritonKernel.codegen_body)  # type: ignore[method-assign]
+    torch.compiler.config.cache_key_tag = f"{torch.compiler.config.cache_key_tag} {TAG}".strip()
 
 
 def with_barriers(codegen_body: Callable[[Any], None]) -> Callable[[Any], None]:

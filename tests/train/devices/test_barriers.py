@@ -48,8 +48,10 @@ class Kernel(TritonKernel):
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(TritonKernel, "codegen_body", TritonKernel.codegen_body)
     tag = torch.compiler.config.cache_key_tag
+    put_barriers.cache_clear()
     yield
     torch.compiler.config.cache_key_tag = tag
+    put_barriers.cache_clear()
 
 
 def written(*, looped: bool) -> list[str]:
