@@ -178,7 +178,8 @@ def all_text_sentence(labels: Labels) -> str:
     for rate in ALL_RATES:
         whole, plain = (labels[f"{arm}, rate {rate:g}"] for arm in ALL_COMPARED)
         told.append(f"At {rate:g} both: {on_texts(plain, whole)}.")
-    return f"{' '.join(told)} Of {len(plain)} seed: the intervals are over documents alone."
+    told.append("Of 1 seed: the intervals are over documents alone." if len(plain) == 1 else f"Of {len(plain)} seeds.")
+    return " ".join(told)
 
 
 def on_texts(first: Sequence[Result], second: Sequence[Result]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from statistics import mean
 
 from experiments.asura.plan import SIZES, rows
 from experiments.asura.tables import WHOLE
@@ -33,11 +34,6 @@ def losses(labels: Labels, label: str) -> list[float]:
 def apart(labels: Labels, label: str) -> list[float]:
     """Returns how far a row's loss lies above ASURA's, seed by seed."""
     return [a - b for a, b in zip(losses(labels, label), losses(labels, WHOLE), strict=True)]
-
-
-def mean(values: list[float]) -> float:
-    """Returns their mean."""
-    return sum(values) / len(values)
 
 
 def against(label: str, rival: str) -> tuple[Pooled, Pooled]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator
+from statistics import mean, median
 
 from experiments.asura.plan import CALMER, SIZES, WITHOUT_SKIP
 from experiments.asura.run import TEXTS
 from experiments.asura.tables import WHOLE, files_of
 from experiments.pages import Result
-from experiments.readme.asura import FLOPS, NAIVE, PARAMETERS, mean, sizes
+from experiments.readme.asura import FLOPS, NAIVE, PARAMETERS, sizes, times
 from experiments.readme.asura import losses as losses_of
 from experiments.readme.depths import signs
-from experiments.readme.repeats import DECIDED
-from experiments.readme.rows import of, rows_of, when
+from experiments.readme.repeats import DECIDED, agree
+from experiments.readme.rows import line, rows_of, when
 from experiments.seeds import Pooled, paired_p, pooled
 from loopwright import preset
 
@@ -44,12 +44,6 @@ def word(found: Pooled) -> str:
     return DECIDED[found.verdict]
 
 
-def agree(*found: Pooled) -> str:
-    """Returns on how many seeds of each, at the least, a difference has the sign of the mean: "three of three"."""
-    counts = [sum(math.copysign(1, seed) == math.copysign(1, each.difference) for seed in each.of_seeds) for each in found]
-    return of(min(counts), len(found[0].seeds))
-
-
 def survives(size: str, label: str) -> bool:
     """Whether a difference is decided on both texts after a Bonferroni correction for all parts at both sizes."""
     tests = [less(size, label, text=text) for text in TEXTS]
@@ -70,15 +64,28 @@ def cell(size: str, label: str) -> str:
     return f"{mean(losses_of(sizes()[size], label)):.3f}{OTHER[other]} | {shown}".replace("-", "−")
 
 
+def share(label: str, what: str, digits: int = 2) -> str:
+    """Returns which part of ASURA's parameters or FLOPs a row has, at both sizes."""
+    return " and ".join(f"{each:.{digits}f}" for each in times(label, WHOLE, what))
+
+
 def lines() -> Iterator[str]:
-    """Yields the rows of the table without their names, with their bold marks."""
+    """Yields the rows of the table, with their bold marks."""
+    yield line(WHOLE, *(f"{mean(losses_of(labels, WHOLE)):.3f} | –" for labels in sizes().values()))
+    names = {
+        FLOPS: f"plain, nearly equal FLOPs ({share(FLOPS, 'flops')} of them; {share(FLOPS, 'parameters', 1)} times the parameters)",
+        PARAMETERS: f"plain, nearly equal parameters ({share(PARAMETERS, 'parameters')} of them; {share(PARAMETERS, 'flops')} of "
+        "the FLOPs)",
+        NAIVE: f"naive universal ({share(NAIVE, 'parameters')} of the parameters)",
+        LORA: "with LoRA instead of ABBA",
+    }
     for label in (FLOPS, PARAMETERS, NAIVE, *PARTS):
-        yield f"| {' | '.join(cell(size, label) for size in SIZES)} |"
+        yield line(names.get(label, label), *(cell(size, label) for size in SIZES))
 
 
 def medians(label: str) -> list[float]:
     """Returns the median gradient norm, the mean over seeds, at both sizes."""
-    return [mean([statistics.median(run["gradient_norms"]) for run in labels[label]]) for labels in sizes().values()]
+    return [mean([median(run["gradient_norms"]) for run in labels[label]]) for labels in sizes().values()]
 
 
 def claims() -> Iterator[str]:

@@ -60,10 +60,10 @@ def test_one_seed_resolves_nothing_where_no_row_has_several() -> None:
 
 
 def test_all_of_the_text_is_told_at_the_better_rate_of_each() -> None:
-    def run(arm: str, rate: float, valid: float, more: float) -> dict:
+    def run(arm: str, rate: float, valid: float, more: float, seed: int = 0) -> dict:
         label = f"{arm}, rate {rate:g}"
         costs = {"parameters": 5, "flops": 1e6, "tokens": 9, "losses": [4.0], "valid": valid}
-        return result(label, {1: more}) | {"label": label} | costs
+        return result(label, {1: more}, seed) | {"label": label} | costs
 
     asura, plain = ALL_COMPARED
     low, high = ALL_RATES
@@ -72,7 +72,11 @@ def test_all_of_the_text_is_told_at_the_better_rate_of_each() -> None:
     assert [runs[0]["label"] for runs in best_of_rates(found).values()] == [f"{asura}, rate {high:g}", f"{plain}, rate {low:g}"]
     told = all_text_sentence(found)
     assert "test +0.3000" in told and f"{plain}, rate {low:g} less {asura}, rate {high:g}" in told
-    assert f"At {low:g} both: test +0.4000" in told and f"At {high:g} both: test −0.1000" in told and "Of 1 seed" in told
+    assert f"At {low:g} both: test +0.4000" in told and f"At {high:g} both: test −0.1000" in told
+    assert told.endswith("Of 1 seed: the intervals are over documents alone.")
+    arms = [(arm, rate) for arm in ALL_COMPARED for rate in ALL_RATES]
+    two = {f"{arm}, rate {rate:g}": [run(arm, rate, 4.0, 0.0, seed) for seed in range(2)] for arm, rate in arms}
+    assert all_text_sentence(two).endswith("Of 2 seeds.")
     assert all_text_table(found).count("\n") == 1 + len(rows)
     del found[f"{plain}, rate {high:g}"]
     assert list(best_of_rates(found)) == [asura], "of two rates one was run: neither is the better one"
