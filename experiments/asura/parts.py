@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
 
 
-@lw.register("injection", "concat-larger-start")
+def register_parts() -> None:
+    """Puts the part behind its name; not on import, so that a test of the package's own kinds does not meet it."""
+    lw.register("injection", "concat-larger-start")(LargerStart)
+
+
 class LargerStart(Injection):
     """x = W [s; e] + b, one projection for all steps as kind `concat` has it, started as kind `concat-per-step`: with a standard
     deviation of 1/√(2 width), where the model starts an nn.Linear with 0.02. Weight decay reaches W and not b in both."""

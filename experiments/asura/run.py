@@ -44,11 +44,12 @@ def carry_out(
     """Trains one row, measures it on both texts, and returns all numbers."""
     import torch
 
-    import experiments.asura.parts  # noqa: F401  (a row names the kind that it registers)
+    from experiments.asura.parts import register_parts
     from loopwright.evaluate.heldout import held_out
     from loopwright.model.cost.cost import pass_flops
     from loopwright.recipes import recipe
 
+    register_parts()
     chosen = recipe("asura-text", [*SETTINGS, *texts(corpus, tokenizer), *laid_over(row, extra)])
     trained = train_once(chosen, shards)
     model = trained.outcome.model
