@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from statistics import mean
 
-from experiments.asura.plan import SIZES, rows
-from experiments.asura.tables import WHOLE
+from experiments.asura.pairing import arranged
+from experiments.asura.plan import SIZES, WHOLE, rows
 from experiments.pages import Result, by_label, results
 from experiments.readme import repeats
 from experiments.readme.rows import RESULTS, WORDS, of, when
@@ -21,9 +21,9 @@ Labels = Mapping[str, list[Result]]
 
 @cache
 def sizes() -> dict[str, Labels]:
-    """Returns the runs by size and label."""
+    """Returns the runs by size and label, a part with the rows that stand for it."""
     found = results([str(RESULTS / "asura/runs.jsonl")], rows())
-    return {size: by_label(run for run in found if run["size"] == size) for size in SIZES}
+    return {size: arranged(by_label(run for run in found if run["size"] == size)) for size in SIZES}
 
 
 def losses(labels: Labels, label: str) -> list[float]:

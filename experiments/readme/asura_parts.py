@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from statistics import mean, median
 
-from experiments.asura.plan import CALMER, SIZES, WITHOUT_SKIP
+from experiments.asura.pairing import alike, wholes
+from experiments.asura.plan import CALMER, LARGER_START, ONE_PROJECTION, SIZES, TWELVE, WHOLE, WITHOUT_SKIP, at_schedule
 from experiments.asura.run import TEXTS
-from experiments.asura.tables import WHOLE, files_of
 from experiments.pages import Result
 from experiments.readme.asura import FLOPS, NAIVE, PARAMETERS, sizes, times
 from experiments.readme.asura import losses as losses_of
@@ -19,16 +19,17 @@ from experiments.seeds import Pooled, paired_p, pooled
 from loopwright import preset
 
 LORA, ONE_NORM, NO_NORMS = "ASURA with LoRA", "one norm for all steps", "without norms after layers"
-NO_ADAPTERS, ONE_PROJECTION = "without adapters", "one projection for all steps"
+NO_ADAPTERS = "without adapters"
 PARTS = (WITHOUT_SKIP, NO_NORMS, NO_ADAPTERS, LORA, ONE_NORM, ONE_PROJECTION)
 OTHER: dict[tuple[int, ...], str] = {(0, 0, 0): "", (0, 1, 1): " ¹", (1, 1, 1): " ²"}  # which seeds read other batches than ASURA's
 STILL = 6.0  # nats: a model that does not train stays above
 
 
 def less(size: str, label: str, other: str = WHOLE, text: str = "test", seeds: tuple[int, ...] = (0, 1, 2)) -> Pooled:
-    """Returns one row of a size less another."""
-    first, second = ([run for run in sizes()[size][name] if run["seed"] in seeds] for name in (label, other))
-    found = pooled(first, second, text)
+    """Returns one row of a size less another; less ASURA: less the rows of ASURA that it is compared with."""
+    labels = sizes()[size]
+    first = [run for run in labels[label] if run["seed"] in seeds]
+    found = pooled(first, wholes(first, labels) if other == WHOLE else labels[other], text)
     assert found is not None and found.seeds == tuple(run["seed"] for run in first)
     return found
 
@@ -54,7 +55,7 @@ def survives(size: str, label: str) -> bool:
 def cell(size: str, label: str) -> str:
     """Returns a row's loss and what it has above ASURA's, bold where that is decided on both texts; `ood` where it alone is."""
     test, ood = (less(size, label, text=text) for text in TEXTS)
-    other = tuple(int(files_of(run) != files_of(sizes()[size][WHOLE][0])) for run in sizes()[size][label])
+    other = tuple(int(not alike(run, sizes()[size])) for run in sizes()[size][label])
     digits = 2 if abs(test.difference) > 1 else 3
     shown = f"{test.difference:+.{digits}f}"
     if test.verdict == ood.verdict:
@@ -104,6 +105,7 @@ def claims() -> Iterator[str]:
     yield f"(median {without[0]:.2f} and {without[1]:.2f} without, {whole[0]:.2f} and {whole[1]:.2f} with)"
     yield from adapter_claims()
     yield from projection_claims()
+    yield from start_claims()
     yield from calm_claims()
     yield corrected()
 
@@ -125,20 +127,24 @@ def skip_claims() -> Iterator[str]:
 
 def _beside_whole(label: str) -> list[tuple[Result, Result]]:
     small = sizes()["small"]
-    return list(zip(small[label], small[WHOLE], strict=True))
+    return list(zip(small[label], wholes(small[label], small), strict=True))
 
 
 def calmer_claims() -> Iterator[str]:
     """Yields how the middle size does without its skip at calmer schedules, seed 0."""
     middle = sizes()["middle"]
-    runs = {key: middle[f"{WITHOUT_SKIP}, rate {key[0]:g}, warm-up {key[1]}"] for key in CALMER}
+    runs = {key: middle[at_schedule(WITHOUT_SKIP, *key)] for key in CALMER}
     trains = all(run["losses"][-1] < STILL for found in runs.values() for run in found)
     yield when(trains and {len(found) for found in runs.values()} == {1}, "At three calmer schedules it trains (seed 0)")
     long = (1e-3, 200)
-    found = pooled(runs[long], middle[WHOLE], "test")
-    assert found is not None
+    found = less("middle", runs[long][0]["label"])
     loss = losses_of(middle, runs[long][0]["label"])[0]
-    yield f"at 1e-3 with a warm-up of 200 to {loss:.3f}, {found.difference:.3f} behind ASURA with its warm-up of 60"
+    same = at_schedule(WHOLE, *long) in middle
+    rival = "ASURA at the same schedule" if same else "ASURA with its warm-up of 60"
+    yield when(found.difference > 0, f"at 1e-3 with a warm-up of 200 to {loss:.3f}, {found.difference:.3f} behind {rival}")
+    if all(at_schedule(WHOLE, 3e-4, warmup) in middle for warmup in (60, 200)):
+        short = [less("middle", at_schedule(WITHOUT_SKIP, 3e-4, warmup)).difference for warmup in (60, 200)]
+        yield when(min(short) > 0, f"{short[0]:.3f} and {short[1]:.3f} behind ASURA at the same schedules")
     low = [losses_of(middle, runs[3e-4, warmup][0]["label"])[0] for warmup in (60, 200)]
     yield f"at 3e-4 with 60 to {low[0]:.3f} and with 200 to {low[1]:.3f}"
     highest = max(max(run["gradient_norms"]) for found in runs.values() for run in found)
@@ -188,6 +194,19 @@ def projection_claims() -> Iterator[str]:
     norms = [run["gradient_norms"] for run in sizes()["middle"][ONE_PROJECTION]]
     largest, early = [*map(max, norms)], {each.index(max(each)) for each in norms} == {1}
     yield when(early, f"at the middle size up to {min(largest):.1f} to {max(largest):.1f} in updates 21 to 40)")
+
+
+def start_claims() -> Iterator[str]:
+    """Yields how one projection does from the start of those of each step, once all seeds on both sizes and ASURA's are there."""
+    known = [labels.get(label, []) for labels in sizes().values() for label in (LARGER_START, f"{WHOLE}{TWELVE}")]
+    if {len(runs) for runs in known} != {3}:
+        return
+    small, middle = both(LARGER_START)
+    told = [f"{signs([each.difference])} ({signs(each.of_seeds)}, {word(each)})" for each in (small, middle)]
+    yield f"From the larger start the one projection less ASURA is {told[0]} at the small size and {told[1]} at the middle one"
+    small, middle = both(LARGER_START, ONE_PROJECTION)
+    told = [f"{signs([each.difference])} ({word(each)})" for each in (small, middle)]
+    yield f"less the same from the smaller start {told[0]} and {told[1]}"
 
 
 def calm_claims() -> Iterator[str]:
