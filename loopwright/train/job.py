@@ -27,7 +27,7 @@ from loopwright.storage.files import write_json, write_whole
 from loopwright.train.checkpoint import base_references, load_weights, model_tensors
 from loopwright.train.depth import RULES, DepthRule
 from loopwright.train.devices.compared import Comparison
-from loopwright.train.devices.compiled import choose
+from loopwright.train.devices.compiled import Failed, choose
 from loopwright.train.devices.distributed import Processes
 from loopwright.train.devices.speed import Speedometer
 from loopwright.train.devices.training_module import Share, TrainingModule, Weights
@@ -218,19 +218,20 @@ class Job:
             with self.replayed.aside() if self.replayed is not None and self.replays else nullcontext():
                 return self._backward(batch, plan, share, weights, plain, precise=precise)
 
-        written = result = None
+        written, result, failed = None, None, Failed()
         with self.speed.uncounted(), suppress(torch.OutOfMemoryError):
             written = comparison.run_written(as_written)
         if written is not None:
-            with suppress(torch.OutOfMemoryError):  # the gradients that are kept beside it need memory too
+            with suppress(torch.OutOfMemoryError), failed:  # the gradients that are kept beside it need memory too
                 result = self._pass(batch, plan, share, weights)
+            result = written if failed.how else result
         if written is None or result is None:
             comparison.forget(put_back=True)
             self.comparison = None
             self.note(f"{'compile' if self.compiled else 'graph'}: no memory to compare the first pass with the pass as written")
             torch.cuda.empty_cache()
             return self._pass(batch, plan, share, weights)
-        how = comparison.difference(partial(as_written, precise=True)) if self.compiled or self.replaying else None
+        how = failed.how or (comparison.difference(partial(as_written, precise=True)) if self.compiled or self.replaying else None)
         if how is not None:
             self._leave(how)
             comparison.take_written()

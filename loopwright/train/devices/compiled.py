@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -34,6 +35,23 @@ def choose(asked: bool | str, device: torch.device, *, alike: bool) -> tuple[boo
     if (reason := why_not()) is not None:
         return False, f"compile: auto leaves the model as it is written: {reason}"
     return True, "compile: auto compiles the model on cuda, so the first update takes a minute (compile: false: as it is written)"
+
+
+class Failed:
+    """What runs inside may fail to compile: `how` then says so, and nothing is raised."""
+
+    how: str | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        if error is None:
+            return False
+        from torch._dynamo.exc import TorchDynamoException  # seconds of imports, which what is not compiled need not wait for
+
+        self.how = f"the compiler failed: {first_line(error)}" if isinstance(error, TorchDynamoException) else None
+        return self.how is not None
 
 
 class CompiledStacks:
