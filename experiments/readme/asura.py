@@ -149,7 +149,6 @@ def claims() -> Iterator[str]:
     cost = repeats.spent().replace(" on ", ", spent on ")
     seeds = f"{WORDS[len(same.seeds)]} seeds, {'decided' if same.verdict == 'higher' else 'undecided'}"
     yield f"behind four plain layers with {cost} ({same.difference:.2f} nats on the same text, {seeds}"
-    yield repeats.spent()
     without = list(sizes().values())[1]["without the projected skip"]
     stuck = sum(min(run["losses"]) > STUCK for run in without)
     yield f"does not train at this rate and warm-up (1e-3, 60 updates), on {of(stuck, len(without))} seeds"
