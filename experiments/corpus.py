@@ -21,6 +21,11 @@ def texts(corpus: str, tokenizer: str, text: str = "train") -> tuple[str, ...]:
     return (f"data.files={corpus}/{text}-*.jsonl.gz", f"data.valid_files={corpus}/valid.jsonl.gz", f"data.tokenizer={tokenizer}")
 
 
+def training_files(corpus: str, text: str = "train") -> list[Path]:
+    """Returns the files that `texts` names."""
+    return sorted(Path(corpus).glob(f"{text}-*.jsonl.gz"))
+
+
 def make_tokenizer(corpus: str, folder: Path) -> None:
     """Trains a byte-pair tokenizer on the first training file, where there is none yet."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -30,7 +35,7 @@ def make_tokenizer(corpus: str, folder: Path) -> None:
 
     if folder.is_dir():
         return
-    first = sorted(Path(corpus).glob("train-*.jsonl.gz"))[0]
+    first = training_files(corpus)[0]
     own = Tokenizer(models.BPE())
     own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     own.decoder = decoders.ByteLevel()

@@ -22,11 +22,11 @@ def study_figures(study: str) -> Drawings:
 
 
 def _asura() -> Drawings:
-    from experiments.asura import figures, plan, tables
+    from experiments.asura import figures, pairing, plan, tables
 
     found = pages.results([str(RESULTS / "asura/runs.jsonl")], tables.rows())
     sizes = {size: pages.by_label(run for run in found if run["size"] == size) for size in plan.SIZES}
-    return figures.draw_all({size: labels for size, labels in sizes.items() if labels})
+    return figures.draw_all({size: pairing.arranged(labels) for size, labels in sizes.items() if labels})
 
 
 def _exits() -> Drawings:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from experiments.asura.plan import COMPARED, LOOPED
-from experiments.pages import Result
+from experiments.asura.pairing import Labels, wholes
+from experiments.asura.plan import COMPARED, LOOPED, WHOLE
 from experiments.seeds import shared
 from loopwright.plot.drawing import Axes, Curve, Drawing, finite, line_style, log_axis, panels
 from loopwright.plot.style import COLOURS, INK
 
 WINDOW = 20  # updates that one number of a run's log stands for
 FIRST = 100  # warm-up: below it all curves fall alike, and would take the axis for themselves
-WHOLE = "ASURA"
 FAR = 0.5  # nats above ASURA; a row that stays beyond would take the axis for itself, and is named instead
-Labels = Mapping[str, Sequence[Result]]
 
 
 def draw_all(sizes: Mapping[str, Labels]) -> dict[str, Drawing]:
@@ -79,8 +77,10 @@ def norms(labels: Labels, label: str, key: str) -> Curve | None:
 
 
 def above_whole(labels: Labels, label: str, key: str) -> Curve | None:
-    """Returns a row's training loss less ASURA's of the same seed, which saw the same batches where both read as many files."""
-    both = shared(labels.get(label, []), labels.get(WHOLE, []))
+    """Returns a row's training loss less that of the ASURA row it is compared with, which saw the same batches where both read as
+    many files."""
+    runs = labels.get(label, [])
+    both = shared(runs, wholes(runs, labels))
     return _over_seeds([[a - b for a, b in zip(one[key], two[key], strict=False)] for one, two in both], FIRST)
 
 

@@ -15,24 +15,33 @@ NAIVE = {
     "injection": "{kind: none}", "end_norm": "never", "layer_post_norm": "none", "adapters": "[]",
     "max_steps": "null",
 }  # fmt: skip
-WITHOUT_SKIP = "without the projected skip"
+WHOLE, WITHOUT_SKIP, ONE_PROJECTION = "ASURA", "without the projected skip", "one projection for all steps"
 # what each row takes from ASURA, or gives it instead
 LOOPED: dict[str, dict[str, str]] = {
-    "ASURA": {},
+    WHOLE: {},
     "ASURA with LoRA": {"adapters": "[{kind: low-rank, rank: 16, targets: branches}]"},
     "naive universal": NAIVE,
     WITHOUT_SKIP: {"injection": "{kind: none}"},
     "one norm for all steps": {"end_norm": "every"},
     "without norms after layers": {"layer_post_norm": "none"},
     "without adapters": {"adapters": "[]"},
-    "one projection for all steps": {"injection": "{kind: concat, bias: true}"},
+    ONE_PROJECTION: {"injection": "{kind: concat, bias: true}"},
 }
-COMPARED = ("ASURA", "naive universal", "plain, equal FLOPs", "plain, equal parameters")
+COMPARED = (WHOLE, "naive universal", "plain, equal FLOPs", "plain, equal parameters")
 # rate and warm-up at which the middle size is tried once more without its skip: at 1e-3 and 60 updates it does not train
 CALMER = ((3e-4, 60), (1e-3, 200), (3e-4, 200))
 # the middle size on all of the text, 39.8 million tokens, each read once: what is compared there, and at which rates
 ALL_TEXT, ALL_UPDATES = "middle, all of the text", 2428
-ALL_COMPARED, ALL_RATES = ("ASURA", "plain, equal FLOPs"), (1e-3, 2e-3)
+ALL_COMPARED, ALL_RATES = (WHOLE, "plain, equal FLOPs"), (1e-3, 2e-3)
+
+# rows once more on all twelve training files: others of the same label drew their batches from the first five
+TWELVE = ", twelve files"
+AGAIN = {
+    "middle": ("ASURA with LoRA", "one norm for all steps", "without adapters"),
+    "small": ("ASURA with LoRA", WITHOUT_SKIP, "one norm for all steps", "without norms after layers", "without adapters"),
+}
+# one projection for all steps, started as those of each step (experiments.asura.parts)
+LARGER_START = f"{ONE_PROJECTION}, larger start"
 
 
 @dataclass(frozen=True)
@@ -68,11 +77,36 @@ def rows() -> Iterator[Row]:
             for label, changes in all_of(size).items():
                 yield Row(size, label, _laid(changes), seed)
         if seed == 0:
-            changes = _laid(all_of("middle")[WITHOUT_SKIP])
-            for rate, warmup in CALMER:
-                own = (f"optim.lr={rate:g}", f"schedule.warmup={warmup}")
-                yield Row("middle", f"{WITHOUT_SKIP}, rate {rate:g}, warm-up {warmup}", changes, schedule=own)
+            yield from _calmer(WITHOUT_SKIP)
             yield from _all_text()
+    yield from pairs()
+
+
+def pairs() -> Iterator[Row]:
+    """The rows that give every part an ASURA that read the same batches, those that take longest first: ASURA on all twelve files,
+    one projection from the larger start, ASURA at the calmer schedules, and seed 0 of the parts whose other seeds read twelve."""
+    for size in ("middle", "small"):
+        known = all_of(size)
+        for seed in range(3):
+            yield Row(size, f"{WHOLE}{TWELVE}", _laid(known[WHOLE]), seed)
+        for seed in range(3):
+            yield Row(size, LARGER_START, _laid({**known[ONE_PROJECTION], "injection": "{kind: concat-larger-start}"}), seed)
+        if size == "middle":
+            yield from _calmer(WHOLE)
+        for label in AGAIN[size]:
+            yield Row(size, f"{label}{TWELVE}", _laid(known[label]))
+
+
+def at_schedule(label: str, rate: float, warmup: int) -> str:
+    """Returns what a row with a rate and a warm-up of its own is called."""
+    return f"{label}, rate {rate:g}, warm-up {warmup}"
+
+
+def _calmer(label: str) -> Iterator[Row]:
+    changes = _laid(all_of("middle")[label])
+    for rate, warmup in CALMER:
+        own = (f"optim.lr={rate:g}", f"schedule.warmup={warmup}")
+        yield Row("middle", at_schedule(label, rate, warmup), changes, schedule=own)
 
 
 def _all_text() -> Iterator[Row]:

@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from experiments.asura.plan import STEPS, Row, rows
-from experiments.corpus import PASSAGES, VOCABULARY, held_out_files, make_tokenizer, prepare, prepare_passages, texts
+from experiments.corpus import (
+    PASSAGES,
+    VOCABULARY,
+    held_out_files,
+    make_tokenizer,
+    prepare,
+    prepare_passages,
+    texts,
+    training_files,
+)
 from experiments.corpus import passages as corpus_passages
 from experiments.side_by_side import arguments, asked_for, folded, made_by, run_all
 from experiments.trained import train_once
@@ -35,10 +44,12 @@ def carry_out(
     """Trains one row, measures it on both texts, and returns all numbers."""
     import torch
 
+    from experiments.asura.parts import register_parts
     from loopwright.evaluate.heldout import held_out
     from loopwright.model.cost.cost import pass_flops
     from loopwright.recipes import recipe
 
+    register_parts()
     chosen = recipe("asura-text", [*SETTINGS, *texts(corpus, tokenizer), *laid_over(row, extra)])
     trained = train_once(chosen, shards)
     model = trained.outcome.model
@@ -47,7 +58,7 @@ def carry_out(
     norms = trained.taken("grad_norm")
     return {
         "name": row.name, "size": row.size, "label": row.label, "seed": row.seed, "changes": list(row.changes),
-        "laid_over": [*extra, *row.schedule],
+        "laid_over": [*extra, *row.schedule], "files": len(training_files(corpus)),
         "parameters": sum(p.numel() for p in model.parameters()),
         "flops": pass_flops(model.config, batch=1, length=context)["total"] / context,
         "tokens": sum(entry["tokens"] for entry in trained.log), "train_seconds": trained.seconds,

@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from experiments.asura.figures import draw_all
-from experiments.asura.plan import ALL_COMPARED, ALL_RATES, ALL_TEXT, SIZES, rows
+from experiments.asura.pairing import arranged, files_of, less_whole, wholes
+from experiments.asura.plan import ALL_COMPARED, ALL_RATES, ALL_TEXT, LARGER_START, SIZES, TWELVE, WHOLE, rows
 from experiments.asura.run import BEFORE, SPIKE, TEXTS
 from experiments.pages import (
     Result,
@@ -28,8 +29,6 @@ from experiments.pages import (
 )
 from experiments.seeds import RULE, SAME_BATCHES, Pooled, best_depth, held, loss_interval, mean_loss, pooled, reports
 
-WHOLE = "ASURA"
-FIVE = ("e0855cb", "19df31b")  # commits whose rows read the first five training files; later ones all twelve: other batches
 Labels = Mapping[str, Sequence[Result]]
 # what the description of ASURA says about each row's difference from it
 CLAIMS = {
@@ -38,6 +37,7 @@ CLAIMS = {
     "naive universal": "a naive universal transformer is unstable and makes little of its steps",
     "without the projected skip": "the projected skip stabilises and helps the gradient",
     "one projection for all steps": "the projection is one of each step",
+    LARGER_START: "the same, started alike",
     "one norm for all steps": "norms of their own for each step cost little and stabilise",
     "without norms after layers": "norms after layers: little change of loss at a small size, fewer spikes and calmer gradients",
     "without adapters": "adapters per step give each step work of its own",
@@ -62,11 +62,6 @@ def cost_table(labels: Labels) -> str:
     ))  # fmt: skip
 
 
-def files_of(run: Result) -> str:
-    """Returns how many training files a row drew its batches from."""
-    return "five" if run["origin"]["commit"].startswith(FIVE) else "twelve"
-
-
 def seeds_by_files(runs: Sequence[Result]) -> str:
     """Returns the seeds of a row with the number of files that they read: "five: 0; twelve: 1, 2"."""
     by_files: dict[str, list[str]] = {}
@@ -86,7 +81,7 @@ def loss_table(labels: Labels) -> str:
             low, high = loss_interval(found)
             cells += [
                 f"{number(mean_loss(found, best_depth(found)))} ({number(low)} to {number(high)})",
-                " / ".join(number(each.loss[-1]) for each in found), beside(pooled(runs, labels.get(WHOLE, []), text)),
+                " / ".join(number(each.loss[-1]) for each in found), beside(less_whole(runs, labels, text)),
             ]  # fmt: skip
         lines.append(cells)
     return table(head, lines)
@@ -138,9 +133,9 @@ def claim_table(sizes: Mapping[str, Labels]) -> str:
     for label, claim in CLAIMS.items():
         losses, spikes = [], []
         for labels in sizes.values():
-            runs, whole = labels.get(label, []), labels.get(WHOLE, [])
-            losses.append(judged({text: pooled(runs, whole, text) for text in TEXTS}, seeds_apart(labels)))
-            spikes.append(f"{rate(whole)} / {rate(runs)}")
+            runs = labels.get(label, [])
+            losses.append(judged({text: less_whole(runs, labels, text) for text in TEXTS}, seeds_apart(labels)))
+            spikes.append(f"{rate(wholes(runs, labels) or labels.get(WHOLE, []))} / {rate(runs)}")
         lines.append([claim, label, *losses, *spikes])
     return table(head, lines)
 
@@ -178,7 +173,8 @@ def all_text_sentence(labels: Labels) -> str:
     for rate in ALL_RATES:
         whole, plain = (labels[f"{arm}, rate {rate:g}"] for arm in ALL_COMPARED)
         told.append(f"At {rate:g} both: {on_texts(plain, whole)}.")
-    return f"{' '.join(told)} Of {len(plain)} seed: the intervals are over documents alone."
+    told.append("Of 1 seed: the intervals are over documents alone." if len(plain) == 1 else f"Of {len(plain)} seeds.")
+    return " ".join(told)
 
 
 def on_texts(first: Sequence[Result], second: Sequence[Result]) -> str:
@@ -212,7 +208,7 @@ def main() -> None:
     sources, folder = asked_tables(__doc__)
     found = results(sources, rows())
     sizes = {size: by_label(run for run in found if run["size"] == size) for size in SIZES}
-    sizes = {size: labels for size, labels in sizes.items() if labels}
+    sizes = {size: arranged(labels) for size, labels in sizes.items() if labels}
     page = ["# The ASURA study", "`python -m experiments.asura.tables` made this page.", "## How to read it", rules(found)]
     page += ["## What each row speaks to", claim_table(sizes)]
     for size, labels in sizes.items():
@@ -242,9 +238,19 @@ def rules(found: Sequence[Result]) -> str:
         "ASURA's loss is lower or higher than a row's where the difference is decided on both texts; the texts are named "
         "where they part.",
         "Rows drew their batches from the first five training files or from all twelve, which are one mixture. Two rows of one "
-        "seed saw the same batches only where both drew from as many files. ASURA drew from five (on all of the text from twelve).",
+        "seed saw the same batches only where both drew from as many files. " + compared_with(found),
     ]
     return "\n".join(f"- {line}" for line in lines)
+
+
+def compared_with(found: Sequence[Result]) -> str:
+    """Returns the sentence that says which ASURA rows there are, and which of them a row is compared with."""
+    if not any(run["label"] == f"{WHOLE}{TWELVE}" for run in found):
+        return "ASURA drew from five (on all of the text from twelve)."
+    return (
+        "ASURA was run on both: each row is compared, seed by seed, with the ASURA row that drew from as many files, or with that "
+        "of its own schedule."
+    )
 
 
 if __name__ == "__main__":

@@ -38,6 +38,15 @@ def repeats(workers: int, only: str, seeds: str) -> Command:
     return Command(f"{words} --only '{only}' --seeds {seeds}", "repeats", "repeats/runs.jsonl")
 
 
+def asura(workers: int, only: str, seeds: str) -> Command:
+    """Returns runs of experiments.asura with the settings of docs/asura.md, on all training files."""
+    # as written, as the rows that these are compared with
+    laid = ("updates=600", "schedule.warmup=60", "graph=true", "data.apart=false", "compile=false")
+    changes = " ".join(f"--change {each}" for each in laid)
+    words = f"-m experiments.asura.run {RUN} {CORPUS} --shards {{place}}/shards {changes} --workers {workers}"
+    return Command(f"{words} --only '{only}' --seeds {seeds}", "asura", "asura/runs.jsonl")
+
+
 def wide(workers: int, seeds: str) -> Command:
     """Returns the runs of experiments.sft.wide with these seeds that are missing."""
     words = f"-m experiments.sft.wide {RUN} --packed {{place}}/packed --data {{place}}/corpus --runs {{place}}/runs"
@@ -78,6 +87,8 @@ def looks() -> tuple[Command, ...]:
     return tuple(made)
 
 
+PAIRS = (", twelve files/", "middle/ASURA, rate ", ", larger start/")  # in the names of what experiments.asura.plan calls pairs
+
 ITEMS: dict[str, Item] = {
     "hops": Item(
         "swaps with three seeds and at other rates, fewer layers with more updates (28 runs)", 470,
@@ -91,6 +102,10 @@ ITEMS: dict[str, Item] = {
     "wide": Item(
         "the same with three seeds, each arm at its best rate, and exit rules (9 runs)", 620,
         ((wide(4, "0,1,2,3"),),), WIDE,
+    ),
+    "asura-pairs": Item(
+        "ASURA on the batches of its parts, at calmer schedules, one projection from the larger start (23 runs)", 420,
+        ((asura(12, "|".join(PAIRS), "0,1,2"),),), TEXT,
     ),
     "whole-text": Item(
         "four arms of width 256 on all of the text, read four times (4 runs)", 330,

@@ -103,7 +103,7 @@ def learning(arms: Arms) -> Drawing:
             axes.plot(updates, mean, label=arm, linewidth=2, **line_style(place))
         log_axis(axes, curves)
         axes.set_xlabel("update")
-        axes.set_ylabel("loss on the validation rows")
+        axes.set_ylabel("validation loss (nats)")
         legend(axes)
 
     return figure(draw)

@@ -81,7 +81,7 @@ def _against(title: str, found: Mapping[str, Mapping[str, Pooled]], ends: Sequen
     axes.set_ylim(len(found) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
     axes.set_title(title)
-    axes.set_xlabel("loss less that of the layers run once")
+    axes.set_xlabel("loss less that of the layers run once (nats)")
 
 
 def main() -> None:

@@ -154,7 +154,7 @@ def loss_by_depth(runs: Runs, looped: Runs) -> Drawing:
                 )  # fmt: skip
         depth_axis(axes, curves)
         axes.set_title(text)
-        axes.set_ylabel("loss per token")
+        axes.set_ylabel("loss (nats per token)")
 
     return panels([partial(draw, text) for text in TEXTS], columns=1, height=3.7)
 
@@ -188,7 +188,7 @@ def difference_by_depth(against: Mapping[str, ByDepth], than: str = "static's", 
         depth_axis(axes, curves)
         axes.set_xlim(depths[0] / 1.3, depths[-1] * 1.3)
         axes.set_title(text)
-        axes.set_ylabel(f"loss less {than}")
+        axes.set_ylabel(f"loss (nats) less\n{than}")
 
     return panels([partial(draw, text) for text in TEXTS], columns=1, height=2.9)
 

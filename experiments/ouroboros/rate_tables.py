@@ -188,7 +188,7 @@ def rate_curves(found: Sequence[Result]) -> Drawing:
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axes.minorticks_off()
         axes.set_xlabel("learning rate")
-        axes.set_ylabel("loss on valid, best depth")
+        axes.set_ylabel("loss on valid, best depth (nats)")
         axes.figure.legend(loc="outside lower center", frameon=False, ncols=2)
 
     return figure(draw, height=4.2)

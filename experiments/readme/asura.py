@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from statistics import mean
 
-from experiments.asura.plan import SIZES, rows
-from experiments.asura.tables import WHOLE
+from experiments.asura.pairing import arranged
+from experiments.asura.plan import SIZES, WHOLE, rows
 from experiments.pages import Result, by_label, results
 from experiments.readme import repeats
 from experiments.readme.rows import RESULTS, WORDS, of, when
@@ -20,9 +21,9 @@ Labels = Mapping[str, list[Result]]
 
 @cache
 def sizes() -> dict[str, Labels]:
-    """Returns the runs by size and label."""
+    """Returns the runs by size and label, a part with the rows that stand for it."""
     found = results([str(RESULTS / "asura/runs.jsonl")], rows())
-    return {size: by_label(run for run in found if run["size"] == size) for size in SIZES}
+    return {size: arranged(by_label(run for run in found if run["size"] == size)) for size in SIZES}
 
 
 def losses(labels: Labels, label: str) -> list[float]:
@@ -33,11 +34,6 @@ def losses(labels: Labels, label: str) -> list[float]:
 def apart(labels: Labels, label: str) -> list[float]:
     """Returns how far a row's loss lies above ASURA's, seed by seed."""
     return [a - b for a, b in zip(losses(labels, label), losses(labels, WHOLE), strict=True)]
-
-
-def mean(values: list[float]) -> float:
-    """Returns their mean."""
-    return sum(values) / len(values)
 
 
 def against(label: str, rival: str) -> tuple[Pooled, Pooled]:

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator
+from statistics import mean, median, variance
 
-from experiments.asura.plan import CALMER, SIZES, WITHOUT_SKIP
+from experiments.asura.pairing import alike, wholes
+from experiments.asura.plan import CALMER, LARGER_START, ONE_PROJECTION, SIZES, TWELVE, WHOLE, WITHOUT_SKIP, at_schedule
 from experiments.asura.run import TEXTS
-from experiments.asura.tables import WHOLE, files_of
 from experiments.pages import Result
-from experiments.readme.asura import FLOPS, NAIVE, PARAMETERS, mean, sizes
+from experiments.readme.asura import FLOPS, NAIVE, PARAMETERS, sizes, times
 from experiments.readme.asura import losses as losses_of
 from experiments.readme.depths import signs
-from experiments.readme.repeats import DECIDED
-from experiments.readme.rows import of, rows_of, when
+from experiments.readme.repeats import DECIDED, agree
+from experiments.readme.rows import line, rows_of, when
 from experiments.seeds import STUDENT, Pooled, paired_p, pooled
 from loopwright import preset
 
 LORA, ONE_NORM, NO_NORMS = "ASURA with LoRA", "one norm for all steps", "without norms after layers"
-NO_ADAPTERS, ONE_PROJECTION = "without adapters", "one projection for all steps"
+NO_ADAPTERS = "without adapters"
 PARTS = (WITHOUT_SKIP, NO_NORMS, NO_ADAPTERS, LORA, ONE_NORM, ONE_PROJECTION)
 OTHER: dict[tuple[int, ...], str] = {(0, 0, 0): "", (0, 1, 1): " ¹", (1, 1, 1): " ²"}  # which seeds read other batches than ASURA's
 STILL = 6.0  # nats: a model that does not train stays above
 
 
 def less(size: str, label: str, other: str = WHOLE, text: str = "test", seeds: tuple[int, ...] = (0, 1, 2)) -> Pooled:
-    """Returns one row of a size less another."""
-    first, second = ([run for run in sizes()[size][name] if run["seed"] in seeds] for name in (label, other))
-    found = pooled(first, second, text)
+    """Returns one row of a size less another; less ASURA: less the rows of ASURA that it is compared with."""
+    labels = sizes()[size]
+    first = [run for run in labels[label] if run["seed"] in seeds]
+    found = pooled(first, wholes(first, labels) if other == WHOLE else labels[other], text)
     assert found is not None and found.seeds == tuple(run["seed"] for run in first)
     return found
 
@@ -44,12 +45,6 @@ def word(found: Pooled) -> str:
     return DECIDED[found.verdict]
 
 
-def agree(*found: Pooled) -> str:
-    """Returns on how many seeds of each, at the least, a difference has the sign of the mean: "three of three"."""
-    counts = [sum(math.copysign(1, seed) == math.copysign(1, each.difference) for seed in each.of_seeds) for each in found]
-    return of(min(counts), len(found[0].seeds))
-
-
 def survives(size: str, label: str) -> bool:
     """Whether a difference is decided on both texts after a Bonferroni correction for all parts at both sizes."""
     tests = [less(size, label, text=text) for text in TEXTS]
@@ -60,7 +55,7 @@ def survives(size: str, label: str) -> bool:
 def cell(size: str, label: str) -> str:
     """Returns a row's loss and what it has above ASURA's, bold where that is decided on both texts; `ood` where it alone is."""
     test, ood = (less(size, label, text=text) for text in TEXTS)
-    other = tuple(int(files_of(run) != files_of(sizes()[size][WHOLE][0])) for run in sizes()[size][label])
+    other = tuple(int(not alike(run, sizes()[size])) for run in sizes()[size][label])
     digits = 2 if abs(test.difference) > 1 else 3
     shown = f"{test.difference:+.{digits}f}"
     if test.verdict == ood.verdict:
@@ -70,15 +65,28 @@ def cell(size: str, label: str) -> str:
     return f"{mean(losses_of(sizes()[size], label)):.3f}{OTHER[other]} | {shown}".replace("-", "−")
 
 
+def share(label: str, what: str, digits: int = 2) -> str:
+    """Returns which part of ASURA's parameters or FLOPs a row has, at both sizes."""
+    return " and ".join(f"{each:.{digits}f}" for each in times(label, WHOLE, what))
+
+
 def lines() -> Iterator[str]:
-    """Yields the rows of the table without their names, with their bold marks."""
+    """Yields the rows of the table, with their bold marks."""
+    yield line(WHOLE, *(f"{mean(losses_of(labels, WHOLE)):.3f} | –" for labels in sizes().values()))
+    names = {
+        FLOPS: f"plain, nearly equal FLOPs ({share(FLOPS, 'flops')} of them; {share(FLOPS, 'parameters', 1)} times the parameters)",
+        PARAMETERS: f"plain, nearly equal parameters ({share(PARAMETERS, 'parameters')} of them; {share(PARAMETERS, 'flops')} of "
+        "the FLOPs)",
+        NAIVE: f"naive universal ({share(NAIVE, 'parameters')} of the parameters)",
+        LORA: "with LoRA instead of ABBA",
+    }
     for label in (FLOPS, PARAMETERS, NAIVE, *PARTS):
-        yield f"| {' | '.join(cell(size, label) for size in SIZES)} |"
+        yield line(names.get(label, label), *(cell(size, label) for size in SIZES))
 
 
 def medians(label: str) -> list[float]:
     """Returns the median gradient norm, the mean over seeds, at both sizes."""
-    return [mean([statistics.median(run["gradient_norms"]) for run in labels[label]]) for labels in sizes().values()]
+    return [mean([median(run["gradient_norms"]) for run in labels[label]]) for labels in sizes().values()]
 
 
 def claims() -> Iterator[str]:
@@ -97,9 +105,10 @@ def claims() -> Iterator[str]:
     yield f"(median {without[0]:.2f} and {without[1]:.2f} without, {whole[0]:.2f} and {whole[1]:.2f} with)"
     yield from adapter_claims()
     yield from projection_claims()
+    yield from start_claims()
     yield from calm_claims()
     yield corrected()
-    yield unpaired()
+    yield from unpaired()
     yield naive_longer()
     yield again()
 
@@ -121,25 +130,29 @@ def skip_claims() -> Iterator[str]:
 
 def _beside_whole(label: str) -> list[tuple[Result, Result]]:
     small = sizes()["small"]
-    return list(zip(small[label], small[WHOLE], strict=True))
+    return list(zip(small[label], wholes(small[label], small), strict=True))
 
 
 def calmer_claims() -> Iterator[str]:
     """Yields how the middle size does without its skip at calmer schedules, seed 0."""
     middle = sizes()["middle"]
-    runs = {key: middle[f"{WITHOUT_SKIP}, rate {key[0]:g}, warm-up {key[1]}"] for key in CALMER}
+    runs = {key: middle[at_schedule(WITHOUT_SKIP, *key)] for key in CALMER}
     trains = all(run["losses"][-1] < STILL for found in runs.values() for run in found)
     yield when(trains and {len(found) for found in runs.values()} == {1}, "At three calmer schedules it trains (seed 0)")
     long = (1e-3, 200)
-    found = pooled(runs[long], middle[WHOLE], "test")
-    assert found is not None
+    found = less("middle", runs[long][0]["label"])
     loss = losses_of(middle, runs[long][0]["label"])[0]
-    yield f"at 1e-3 with a warm-up of 200 to {loss:.3f}, {found.difference:.3f} behind ASURA with its warm-up of 60"
     spread = max(
         max(found) - min(found) for found in (losses_of(middle, label) for label in (WHOLE, FLOPS, PARAMETERS, NAIVE, *PARTS))
     )
     within = found.difference < spread
     yield when(within, f"(not resolved: two seeds of one row lie up to {spread:.3f} apart at this size)")
+    same = at_schedule(WHOLE, *long) in middle
+    rival = "ASURA at the same schedule" if same else "ASURA with its warm-up of 60"
+    yield when(found.difference > 0, f"at 1e-3 with a warm-up of 200 to {loss:.3f}, {found.difference:.3f} behind {rival}")
+    if all(at_schedule(WHOLE, 3e-4, warmup) in middle for warmup in (60, 200)):
+        short = [less("middle", at_schedule(WITHOUT_SKIP, 3e-4, warmup)).difference for warmup in (60, 200)]
+        yield when(min(short) > 0, f"{short[0]:.3f} and {short[1]:.3f} behind ASURA at the same schedules")
     low = [losses_of(middle, runs[3e-4, warmup][0]["label"])[0] for warmup in (60, 200)]
     yield f"at 3e-4 with 60 to {low[0]:.3f} and with 200 to {low[1]:.3f}"
     highest = max(max(run["gradient_norms"]) for found in runs.values() for run in found)
@@ -191,6 +204,19 @@ def projection_claims() -> Iterator[str]:
     yield when(early, f"at the middle size up to {min(largest):.1f} to {max(largest):.1f} in updates 21 to 40)")
 
 
+def start_claims() -> Iterator[str]:
+    """Yields how one projection does from the start of those of each step, once all seeds on both sizes and ASURA's are there."""
+    known = [labels.get(label, []) for labels in sizes().values() for label in (LARGER_START, f"{WHOLE}{TWELVE}")]
+    if {len(runs) for runs in known} != {3}:
+        return
+    small, middle = both(LARGER_START)
+    told = [f"{signs([each.difference])} ({signs(each.of_seeds)}, {word(each)})" for each in (small, middle)]
+    yield f"From the larger start the one projection less ASURA is {told[0]} at the small size and {told[1]} at the middle one"
+    small, middle = both(LARGER_START, ONE_PROJECTION)
+    told = [f"{signs([each.difference])} ({word(each)})" for each in (small, middle)]
+    yield f"less the same from the smaller start {told[0]} and {told[1]}"
+
+
 def calm_claims() -> Iterator[str]:
     """Yields that no other row has a spike."""
     rough = {(run["size"], run["label"]) for run in rows_of("asura/runs.jsonl") if run["spikes"] or run["skipped"]}
@@ -207,24 +233,21 @@ def corrected() -> str:
 
 def stays(size: str, label: str, text: str) -> bool:
     """Whether a difference from ASURA has |t| above the 95 % limit in the t-test of two samples: seeds are not paired."""
-    first, second = ([run["texts"][text]["loss"][-1] for run in sizes()[size][name]] for name in (label, WHOLE))
-    error = math.sqrt((statistics.variance(first) + statistics.variance(second)) / len(first))
+    runs = sizes()[size][label]
+    first, second = ([run["texts"][text]["loss"][-1] for run in each] for each in (runs, wholes(runs, sizes()[size])))
+    error = math.sqrt((variance(first) + variance(second)) / len(first))
     assert len(first) == len(second)
     return abs(mean(first) - mean(second)) / error > STUDENT[2 * len(first) - 3]
 
 
-def unpaired() -> str:
-    """Returns that what is decided of rows with other batches than ASURA's does not hang on the pairing of seeds."""
-    tests = [
-        (size, label, text)
-        for size in SIZES
-        for label in PARTS
-        for text in TEXTS
-        if "¹" in cell(size, label) or "²" in cell(size, label)
-    ]
-    decided = [each for each in tests if word(less(each[0], each[1], text=each[2])) == "decided"]
-    told = "Each cell of a marked row that is decided stays decided when the seeds are not paired (t-test of two samples)"
-    return when(bool(decided) and all(stays(*each) for each in decided), told)
+def unpaired() -> Iterator[str]:
+    """Yields that what is decided of rows with other batches than ASURA's does not hang on the pairing of seeds."""
+    rows = [(size, label) for size in SIZES for label in PARTS]
+    marked = [row for row in rows if not all(alike(run, sizes()[row[0]]) for run in sizes()[row[0]][row[1]])]
+    decided = [(*row, text) for row in marked for text in TEXTS if word(less(*row, text=text)) == "decided"]
+    if decided:
+        told = "Each cell of a marked row that is decided stays decided when the seeds are not paired (t-test of two samples)"
+        yield when(all(stays(*each) for each in decided), told)
 
 
 def naive_longer() -> str:

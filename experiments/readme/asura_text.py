@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from experiments.asura.plan import ALL_COMPARED, ALL_RATES, ALL_TEXT, rows
 from experiments.asura.tables import best_of_rates
@@ -12,6 +13,7 @@ from experiments.readme.rows import RESULTS, WORDS, when
 from experiments.seeds import Pooled, held, pooled
 
 
+@cache
 def arms() -> dict[str, list[Result]]:
     """Returns the runs by label."""
     return by_label(run for run in results([str(RESULTS / "asura/runs.jsonl")], rows()) if run["size"] == ALL_TEXT)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from statistics import mean
 
-from experiments.pages import Result
-from experiments.readme.repeats import DECIDED, PARAMETERS, all_runs, kept, losses, mean, spent, told
+from experiments.pages import Result, words
+from experiments.readme.repeats import DECIDED, PARAMETERS, agree, all_runs, kept, losses, spent, told
 from experiments.readme.rows import WORDS, from_to, line, of, when
 from experiments.repeats.plan import DEPTH_RATES
 from experiments.repeats.tables import BY_DEPTH, HALVES, Chosen, at_rate, slopes
@@ -76,11 +77,6 @@ def none_decided(runs: Chosen | None = None) -> bool:
     return {less(*pair, runs).verdict for pair in pairs} == {"not resolved"}
 
 
-def on_seeds(found: Pooled) -> str:
-    """Returns on how many seeds the first one is ahead: "three of three"."""
-    return of(sum(each < 0 for each in found.of_seeds), len(found.seeds))
-
-
 def claims() -> Iterator[str]:
     """Yields the table of depths and what docs/when-to-loop.md says under it."""
     for depth in BY_DEPTH:
@@ -110,7 +106,7 @@ def without_loop() -> str:
     """Returns how ASURA at depth 1 stands to four plain layers."""
     found = less_plain(1)
     return (
-        f"it is {-found.difference:.3f} ahead of four plain layers on {on_seeds(found)} seeds ({signs(found.of_seeds)}; "
+        f"it is {-found.difference:.3f} ahead of four plain layers on {agree(found)} seeds ({signs(found.of_seeds)}; "
         f"{span(*found.over_seeds)}, {DECIDED[found.verdict]})"
     )
 
@@ -132,9 +128,8 @@ def uneven_claims() -> Iterator[str]:
     far = " and ".join(f"{apart[depth]:.2f}" for depth in shallow)
     near = max(apart[depth] for depth in BY_DEPTH if depth not in shallow)
     yield f"the seeds lie {far} apart there, and at most {near:.2f} from depth {STEADY} on"
-    decided = [str(depth) for depth in BY_DEPTH if less_plain(depth).verdict == "lower"]
-    where = f"{', '.join(decided[:-1])} and {decided[-1]}"
-    yield f"At 4e-3 the lead over four plain layers is decided at depths {where}, and not at the others"
+    decided = words([depth for depth in BY_DEPTH if less_plain(depth).verdict == "lower"])
+    yield f"At 4e-3 the lead over four plain layers is decided at depths {decided}, and not at the others"
     one, three = (less_plain(depth).of_seeds[:2] for depth in (1, STEADY))
     larger = all(ours < theirs for ours, theirs in zip(one, three, strict=True))
     told_one, told_three = (" and ".join(f"{-each:.3f}" for each in leads) for leads in (one, three))
@@ -148,7 +143,7 @@ def small_claims() -> Iterator[str]:
         yield line(str(depth), losses(runs_of(depth, calm())), *cells)
     plain = less_plain(1, calm())
     yield (
-        f"Depth 1 is {-plain.difference:.3f} ahead of them on {on_seeds(plain)} seeds ({signs(plain.of_seeds)}; "
+        f"Depth 1 is {-plain.difference:.3f} ahead of them on {agree(plain)} seeds ({signs(plain.of_seeds)}; "
         f"{span(*plain.over_seeds)}, {DECIDED[plain.verdict]})"
     )
     others = [less_plain(depth, calm()) for depth in BY_DEPTH if depth > 1]
@@ -198,8 +193,8 @@ def rate_claims() -> Iterator[str]:
         max(better) < 0 < worse,
         f"In the mean 4e-3 is better than 2e-3 by {from_to(better, 2)} at every depth but 2, where it is {worse:.2f} worse",
     )
-    decided = [str(depth) for depth, each in by_rate.items() if each.verdict == "lower"]
-    yield f"decided at depths {', '.join(decided[:-1])} and {decided[-1]}"
+    decided = words([depth for depth, each in by_rate.items() if each.verdict == "lower"])
+    yield f"decided at depths {decided}"
     own, same, rate = less_plain(3), less_plain(3, calm()), by_rate[3]
     all_of = {own.verdict, same.verdict, rate.verdict, less_plain(1, calm()).verdict} == {"lower"}
     yield when(
@@ -222,7 +217,7 @@ def brief_claims() -> Iterator[str]:
     plain = less_plain(1)
     ahead = f"depth 3 is {-found.difference:.3f} ahead of depth 1 ({DECIDED[found.verdict]}"
     yield when(none_decided() and found.difference < 0, f"{ahead}, as at every depth)")
-    yield f"depth 1 is {-plain.difference:.3f} ahead of four plain layers on {on_seeds(plain)} seeds ({DECIDED[plain.verdict]})"
+    yield f"depth 1 is {-plain.difference:.3f} ahead of four plain layers on {agree(plain)} seeds ({DECIDED[plain.verdict]})"
     yield shares()
     yield when(less_plain(1, calm()).verdict == "lower", f"is {without(3)} ahead of four plain layers (decided)")
     yield when(less_plain(1, calm()).verdict == "lower", f"depth 1 is ahead of four plain layers by {without(3)} (decided)")
@@ -253,7 +248,7 @@ def asura_claims() -> Iterator[str]:
     yield f"{best_at(1)} seeds are best at depth 1"
     small = less_plain(1, calm())
     yield when(small.verdict == "lower", f"{without(3)} ahead of four plain layers at 2e-3, their rate (decided)")
-    yield f"{-plain.difference:.3f} ahead on {on_seeds(plain)} seeds at 4e-3 ({DECIDED[plain.verdict]})"
+    yield f"{-plain.difference:.3f} ahead on {agree(plain)} seeds at 4e-3 ({DECIDED[plain.verdict]})"
 
 
 def coverage_claims() -> Iterator[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cache
+from statistics import mean
 
 from experiments.pages import Result, results
 from experiments.readme.rows import RESULTS, WORDS, line, of, when
@@ -237,11 +239,6 @@ def ood_claims() -> Iterator[str]:
     yield when(open_ and alone, f"{told}, where the intervals over seeds hold 0 too: that it is behind is decided on `test` alone")
 
 
-def mean(values: list[float]) -> float:
-    """Returns their mean."""
-    return sum(values) / len(values)
-
-
 def on_ood(label: str, rival: str, times: int, *, early: bool = False) -> list[float]:
     """Returns one arm less another on `ood`, seed by seed, each at its end or at its best validation."""
     runs = stopped(kept()) if early else kept()
@@ -263,6 +260,12 @@ def agreeing(*differences: Pooled) -> tuple[int, int]:
     """Returns on how many seeds the first arm is ahead in every one of some differences, and how many there are."""
     ahead = [all(each < 0 for each in of_seed) for of_seed in zip(*(each.of_seeds for each in differences), strict=True)]
     return sum(ahead), len(ahead)
+
+
+def agree(*differences: Pooled) -> str:
+    """Returns on how many seeds of each, at the least, a difference has the sign of its mean: "three of three"."""
+    counts = [sum(math.copysign(1, seed) == math.copysign(1, each.difference) for seed in each.of_seeds) for each in differences]
+    return of(min(counts), len(differences[0].seeds))
 
 
 def _seed(run: Result) -> int:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
-from experiments.pages import Result
-from experiments.readme.rows import RESULTS, line, of, only, rows_of, when
+from experiments.pages import Result, words
+from experiments.readme.rows import RESULTS, WORDS, line, of, only, rows_of, when
 from experiments.seeds import over_seeds, paired_p
 from experiments.stars.plan import AGAIN
 from experiments.stars.tables import SOLVED, Runs, accuracy, change_at_100, radius_at_100, read, side_by_side
@@ -167,7 +167,7 @@ def norm_claims(norms: Mapping[str, Result]) -> Iterator[str]:
     )
     yield when(
         all(accuracy(run)[4] == 1 and accuracy(run)[32] == 0 for run in norms.values()),
-        "All twelve are 100 % right at depth 4 and 0 % right at 32",
+        f"All {WORDS[len(norms)]} are 100 % right at depth 4 and 0 % right at 32",
     )
 
 
@@ -192,7 +192,7 @@ def around_claims(norms: Mapping[str, Result], static: Mapping[str, Result]) -> 
         f"{100 * late[2]:.1f} %; with a prelude and with neither all are at rest",
     )
     deeper = [f"{100 * accuracy(run)[16]:.4g}" for run in (*pre, norms["pre-sandwich"])]
-    yield f"On pre-sandwich at depth 16 it is {listed(deeper)} % in this order"
+    yield f"On pre-sandwich at depth 16 it is {words(deeper)} % in this order"
     before = [
         [accuracy(runs_of()["stacks"][f"{place} {each}"][0])[depth] for each in STACKS]
         + [accuracy(runs_of()["norms"][f"{place} layer"][0])[depth]]
@@ -253,12 +253,7 @@ def path_claims() -> Iterator[str]:
     yield f"With the penalty ρ goes from {radii[0]} with no part and from {radii[1]} with all parts"
     before = [runs_of()[group][name][0] for group, name in map(AGAIN.__getitem__, runs)]
     once, now = ([small(change_at_100(run)) for run in each] for each in (before, runs.values()))
-    yield f"the largest change at depth 100 was {listed(once)} there and is {listed(now)} here"
-
-
-def listed(words: Sequence[str]) -> str:
-    """Returns "1, 2 and 3"."""
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+    yield f"the largest change at depth 100 was {words(once)} there and is {words(now)} here"
 
 
 def stands_from(run: Result) -> int:
@@ -307,7 +302,7 @@ def longer() -> tuple[float, list[float], str, str]:
 def longer_claims() -> Iterator[str]:
     """Yields what docs/longer.md says of them."""
     least, random, rows, seeds = longer()
-    depths = f"{', '.join(map(str, BEYOND[:-1]))} and {BEYOND[-1]}"
+    depths = words(BEYOND)
     yield f"at depths {depths} at least {100 * least:.1f} % of {rows} rows at every length from 4 to 64 digits, on {seeds} seeds"
     first, second, third = (f"{100 * each:.4g}" for each in random)
     yield f"Random digits at 64: {first}, {second} and {third} % with it"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import mean
 
-from experiments.readme.repeats import DECIDED, PARAMETERS, beside, kept, mean, on_ood
-from experiments.readme.rows import WORDS, of, when
+from experiments.readme.repeats import DECIDED, PARAMETERS, agree, beside, kept, on_ood
+from experiments.readme.rows import WORDS, when
 from experiments.repeats.plan import LONGER
 from experiments.seeds import Pooled, over_seeds
 
@@ -22,11 +23,6 @@ def often() -> str:
     return WORDS[round(kept()[LONGER, 4][0]["epochs"])]
 
 
-def on_seeds(found: Pooled) -> str:
-    """Returns on how many seeds they are behind: "three of three"."""
-    return of(sum(each > 0 for each in found.of_seeds), len(found.seeds))
-
-
 def claims() -> Iterator[str]:
     """Yields what docs/when-to-loop.md says under its table."""
     few, ours, runs = behind(PARAMETERS), behind("ASURA"), kept()[LONGER, 4]
@@ -36,8 +32,8 @@ def claims() -> Iterator[str]:
         f"the held-out loss {min(held):.3f} to {max(held):.3f}"
     )
     yield (
-        f"They are {few.difference:.3f} behind the same layers with a third of the updates ({on_seeds(few)} seeds, "
-        f"{DECIDED[few.verdict]}) and {ours.difference:.3f} behind ASURA ({on_seeds(ours)}, {DECIDED[ours.verdict]})"
+        f"They are {few.difference:.3f} behind the same layers with a third of the updates ({agree(few)} seeds, "
+        f"{DECIDED[few.verdict]}) and {ours.difference:.3f} behind ASURA ({agree(ours)}, {DECIDED[ours.verdict]})"
     )
     other = on_ood(LONGER, "ASURA", 4)
     yield when(

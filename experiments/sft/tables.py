@@ -163,7 +163,7 @@ def draw(groups: Groups) -> dict[str, Drawing]:
         mark_trained(axes, (TRAINED, TRAINED, TRAINED))
         lines(axes, curves)
         depth_axis(axes, curves)
-        axes.set_ylabel(f"loss of {NAMES[text]}")
+        axes.set_ylabel(f"loss (nats) of\n{NAMES[text]}")
 
     both = [partial(panel, "chats", ARMS), partial(panel, "text", (*ARMS, "heal"))]
     return {"by-depth": panels(both, legend_columns=2)}

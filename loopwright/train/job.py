@@ -227,7 +227,7 @@ class Job:
         if written is None or result is None:
             comparison.forget(put_back=True)
             self.comparison = None
-            self.note("compile: there is no memory to compare the first pass with the pass as written, so it is not")
+            self.note(f"{'compile' if self.compiled else 'graph'}: no memory to compare the first pass with the pass as written")
             torch.cuda.empty_cache()
             return self._pass(batch, plan, share, weights)
         how = comparison.difference(partial(as_written, precise=True)) if self.compiled or self.replaying else None

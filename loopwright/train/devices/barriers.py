@@ -2,30 +2,56 @@
 
 A kernel that sums over rows in loops may store numbers in one loop and load them in the next. Triton may give the two loops
 different threads (github.com/triton-lang/triton/issues/10924), so a thread can load what another has not stored yet: whatever
-the memory held before. Norms of ASURA with a row of weights per step did (experiments/LOG.md), from the second step on: rows that
-do not begin where their table begins are summed in loops at every width, others from 1,024 numbers on. Torch up to 2.13 puts no
-barrier between the loops (mended since: github.com/pytorch/pytorch/pull/190519).
+the memory held before. Norms of ASURA with a row of weights per step did (experiments/LOG.md), from the second step on: with 64
+tokens or more per multiprocessor, rows wider than 64 whose weights do not begin where their table begins are summed in loops,
+others when they are wider than 1,024. Torch up to 2.13 puts no barrier between the loops (mended since:
+github.com/pytorch/pytorch/pull/190519).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, wraps
+from inspect import getsource, unwrap
 from typing import Any
 
 import torch
 
 BARRIER = "tl.debug_barrier()"
 TAG = "loopwright-barriers"  # kernels without barriers may lie in the compiler's cache on disk: those with them have other keys
+READ = ("stores", "inside_reduction", "range_trees", "is_loop", "body")  # of a kernel: private to torch, as codegen_body is
+
+
+def put_barriers() -> None:
+    """Makes torch's compiler end each loop that stores with a barrier, in this process and from now on."""
+    if (reason := why_not()) is not None:
+        raise ValueError(f"compile: {reason}; compile: false trains without it")
+    _put_once()
+    tag = torch.compiler.config.cache_key_tag  # from torch 2.13 on each thread has its own
+    if TAG not in tag.split():
+        torch.compiler.config.cache_key_tag = f"{tag} {TAG}".strip()
 
 
 @cache
-def put_barriers() -> None:
-    """Makes torch's compiler end each loop that stores with a barrier, in this process and from now on."""
-    from torch._inductor.codegen.triton import TritonKernel  # seconds of imports, which compiling needs anyway
+def why_not() -> str | None:
+    """Returns why no barriers can be put into what this torch compiles, or None."""
+    try:
+        from torch._inductor.codegen.triton import TritonKernel  # seconds of imports, which compiling needs anyway
+
+        source = getsource(unwrap(TritonKernel.codegen_body))
+        missing = [name for name in READ if f".{name}" not in source]
+    except (ImportError, AttributeError, OSError):
+        missing = ["TritonKernel.codegen_body"]
+    if not missing:
+        return None
+    return f"its kernels may lack barriers, which cannot be put into those of torch {torch.__version__} (no {', '.join(missing)})"
+
+
+@cache
+def _put_once() -> None:
+    from torch._inductor.codegen.triton import TritonKernel
 
     TritonKernel.codegen_body = with_barriers(TritonKernel.codegen_body)  # type: ignore[method-assign]
-    torch.compiler.config.cache_key_tag = f"{torch.compiler.config.cache_key_tag} {TAG}".strip()
 
 
 def with_barriers(codegen_body: Callable[[Any], None]) -> Callable[[Any], None]:

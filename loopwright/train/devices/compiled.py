@@ -14,7 +14,7 @@ from loopwright.model.fused.offer import can_compile
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.adapter.effects import Adaptation
 from loopwright.model.parts.part import FIRST
-from loopwright.train.devices.barriers import put_barriers
+from loopwright.train.devices.barriers import put_barriers, why_not
 from loopwright.untrusted import first_line
 
 # one shape of batch each: with a hook, without, without a gradient; per-step tables multiply that by their steps
@@ -31,6 +31,8 @@ def choose(asked: bool | str, device: torch.device, *, alike: bool) -> tuple[boo
         return False, None
     if not can_compile():
         return False, "compile: auto leaves the model as it is written: Triton and a C compiler (gcc, clang) must be installed"
+    if (reason := why_not()) is not None:
+        return False, f"compile: auto leaves the model as it is written: {reason}"
     return True, "compile: auto compiles the model on cuda, so the first update takes a minute (compile: false: as it is written)"
 
 

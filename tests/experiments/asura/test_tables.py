@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 
-from experiments.asura.plan import ALL_COMPARED, ALL_RATES
+from experiments.asura.pairing import FIVE
+from experiments.asura.plan import ALL_COMPARED, ALL_RATES, WHOLE
 from experiments.asura.run import BEFORE, SPIKE, spikes
 from experiments.asura.tables import (
-    FIVE,
-    WHOLE,
     all_text_sentence,
     all_text_table,
     best_of_rates,
+    claim_table,
+    compared_with,
     judged,
+    loss_table,
     seeds_apart,
     seeds_by_files,
 )
@@ -60,10 +62,10 @@ def test_one_seed_resolves_nothing_where_no_row_has_several() -> None:
 
 
 def test_all_of_the_text_is_told_at_the_better_rate_of_each() -> None:
-    def run(arm: str, rate: float, valid: float, more: float) -> dict:
+    def run(arm: str, rate: float, valid: float, more: float, seed: int = 0) -> dict:
         label = f"{arm}, rate {rate:g}"
         costs = {"parameters": 5, "flops": 1e6, "tokens": 9, "losses": [4.0], "valid": valid}
-        return result(label, {1: more}) | {"label": label} | costs
+        return result(label, {1: more}, seed) | {"label": label} | costs
 
     asura, plain = ALL_COMPARED
     low, high = ALL_RATES
@@ -72,7 +74,11 @@ def test_all_of_the_text_is_told_at_the_better_rate_of_each() -> None:
     assert [runs[0]["label"] for runs in best_of_rates(found).values()] == [f"{asura}, rate {high:g}", f"{plain}, rate {low:g}"]
     told = all_text_sentence(found)
     assert "test +0.3000" in told and f"{plain}, rate {low:g} less {asura}, rate {high:g}" in told
-    assert f"At {low:g} both: test +0.4000" in told and f"At {high:g} both: test −0.1000" in told and "Of 1 seed" in told
+    assert f"At {low:g} both: test +0.4000" in told and f"At {high:g} both: test −0.1000" in told
+    assert told.endswith("Of 1 seed: the intervals are over documents alone.")
+    arms = [(arm, rate) for arm in ALL_COMPARED for rate in ALL_RATES]
+    two = {f"{arm}, rate {rate:g}": [run(arm, rate, 4.0, 0.0, seed) for seed in range(2)] for arm, rate in arms}
+    assert all_text_sentence(two).endswith("Of 2 seeds.")
     assert all_text_table(found).count("\n") == 1 + len(rows)
     del found[f"{plain}, rate {high:g}"]
     assert list(best_of_rates(found)) == [asura], "of two rates one was run: neither is the better one"
@@ -82,3 +88,17 @@ def test_all_of_the_text_is_told_at_the_better_rate_of_each() -> None:
 def test_seeds_that_read_other_files_are_told_apart() -> None:
     runs = [{"seed": seed, "origin": {"commit": f"{commit}0"}} for seed, commit in enumerate((FIVE[0], "new", FIVE[1], "new"))]
     assert seeds_by_files(runs) == "five: 0, 2; twelve: 1, 3"
+
+
+def test_a_page_compares_each_row_with_the_asura_row_that_read_as_many_files() -> None:
+    def run(label: str, more: float, files: int) -> dict:
+        return result(label, {1: more}) | {"files": files, "spikes": 0, "label": label}
+
+    found = {WHOLE: [run(WHOLE, 0.0, 5)], "plain, equal FLOPs": [run("plain, equal FLOPs", 0.1, 5)]}
+    found["without adapters"] = [run("without adapters", 0.25, 12)]
+    assert "+0.2500" in loss_table(found) and compared_with([*found[WHOLE]]).startswith("ASURA drew from five")
+    found["ASURA, twelve files"] = [run("ASURA, twelve files", 0.2, 12)]
+    told = loss_table(found)
+    assert "+0.0500" in told and "+0.1000" in told and "+0.2500" not in told
+    assert "as many files" in compared_with([*found["ASURA, twelve files"]])
+    assert "| without adapters | not resolved, one seed | 0.0 / 0.0 |" in claim_table({"small": found})

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from inspect import unwrap
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._inductor.codegen.common import CSE
+from torch._inductor.codegen.simd import SIMDKernel
 from torch._inductor.codegen.triton import TritonKernel
 from torch._inductor.utils import IndentedBuffer
 
 import loopwright as lw
 from loopwright.train.devices import compiled
-from loopwright.train.devices.barriers import BARRIER, TAG, put_barriers
+from loopwright.train.devices.barriers import BARRIER, TAG, _put_once, put_barriers, why_not
 
 SECTIONS = ("indexing_code", "loads", "compute", "stores", "post_loop_combine", "post_loop_store")
 
@@ -46,12 +49,14 @@ class Kernel(TritonKernel):
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(TritonKernel, "codegen_body", TritonKernel.codegen_body)
+    monkeypatch.setattr(TritonKernel, "codegen_body", unwrap(TritonKernel.codegen_body))  # another test may have put them
     tag = torch.compiler.config.cache_key_tag
-    put_barriers.cache_clear()
+    for once in (_put_once, why_not):
+        once.cache_clear()
     yield
     torch.compiler.config.cache_key_tag = tag
-    put_barriers.cache_clear()
+    for once in (_put_once, why_not):
+        once.cache_clear()
 
 
 def written(*, looped: bool) -> list[str]:
@@ -89,6 +94,40 @@ def test_kernels_of_before_are_not_taken_from_the_cache() -> None:
     put_barriers()
     put_barriers()
     assert torch.compiler.config.cache_key_tag == f"mine {TAG}"
+
+
+def test_another_thread_takes_none_of_them_either() -> None:
+    tags: list[str] = []
+
+    def put() -> None:
+        put_barriers()
+        tags.append(torch.compiler.config.cache_key_tag)
+
+    put_barriers()
+    thread = Thread(target=put)
+    thread.start()
+    thread.join()
+    assert [tag.split().count(TAG) for tag in tags] == [1]
+    assert written(looped=True).count(BARRIER) == 2
+
+
+def other_torch(kernel: object) -> None:
+    """A method of another torch, which keeps what it writes elsewhere."""
+
+
+@pytest.mark.parametrize("absent", [True, False])
+def test_a_torch_of_other_names_leaves_the_model_as_written(monkeypatch: pytest.MonkeyPatch, *, absent: bool) -> None:
+    """auto says so in a line, and true is an error of one line."""
+    if absent:
+        monkeypatch.delattr(TritonKernel, "codegen_body")
+        monkeypatch.delattr(SIMDKernel, "codegen_body")  # the base has one that raises
+    else:
+        monkeypatch.setattr(TritonKernel, "codegen_body", other_torch)
+    monkeypatch.setattr(compiled, "can_compile", lambda: True)
+    wanted, said = compiled.choose("auto", torch.device("cuda"), alike=True)
+    assert not wanted and said is not None and "as it is written" in said and torch.__version__ in said
+    with pytest.raises(ValueError, match="compile: false"):
+        put_barriers()
 
 
 @pytest.mark.parametrize(("device", "asked"), [("cuda", 1), ("cpu", 0)])

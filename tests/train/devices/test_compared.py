@@ -276,7 +276,7 @@ def test_without_memory_for_it_nothing_is_compared(where: str, auto: None, tmp_p
         monkeypatch.setattr(job.Job, "_backward", full)
     found, told = trained(tmp_path / "found")
     assert same(found, right)
-    assert told == ["compile: there is no memory to compare the first pass with the pass as written, so it is not"]
+    assert told == ["compile: no memory to compare the first pass with the pass as written"]
 
 
 def compared(written: list[Tensor], found: list[Tensor], before: list[Tensor] | None = None) -> str | None:
