@@ -19,8 +19,8 @@ def draw_all(sizes: Mapping[str, Labels]) -> dict[str, Drawing]:
     """Returns every figure by its name."""
     parts = [label for label in LOOPED if label not in ("naive universal", WHOLE)]
     made = {
-        "losses": (COMPARED, "losses", losses, "training loss", False),
-        "losses-parts": (parts, "losses", above_whole, "loss less ASURA's", False),
+        "losses": (COMPARED, "losses", losses, "training loss (nats)", False),
+        "losses-parts": ([WHOLE, *parts], "losses", above_whole, "loss less ASURA's (nats)", False),
         "gradients": (COMPARED, "gradient_norms", norms, "gradient norm", True),
         "gradients-parts": ([WHOLE, *parts], "gradient_norms", norms, "gradient norm", True),
     }
@@ -42,8 +42,8 @@ def panel(
         shown: dict[str, Curve] = {}
         far: list[str] = []
         for place, label in enumerate(rows):
-            found = curve(labels, label, key)
-            if found is None:
+            found = None if curve is above_whole and label == WHOLE else curve(labels, label, key)
+            if found is None:  # its place in the order of colours stays its own: a row looks the same in every figure of parts
                 continue
             if curve is above_whole and min(found.y) > FAR:
                 far.append(f"{label}: above the axis, {found.y[-1]:.2f} at the end")

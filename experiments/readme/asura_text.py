@@ -98,6 +98,6 @@ def short() -> str:
     """Returns what the README says."""
     return when(
         higher(),
-        f"with four times the text and the better of two rates each the middle one is behind by "
+        f"With four times the text and the better of two rates each the middle one is behind by "
         f"{at_better_rates().difference:.3f} ({seeds()})",
     )

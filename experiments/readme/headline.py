@@ -70,6 +70,7 @@ def claims() -> Iterator[str]:
     yield f"{size} and ahead by {middle:.3f} at the middle one ({chance}, {decided})"
     yield asura_text.short()
     yield asura_parts.short()
+    yield asura.no_skip()
     yield f"one layer run eight times {hops.same_task()}"
     yield when(hops.none_far(), "none answers 24 hops")
     yield from repeats.short()

@@ -324,7 +324,7 @@ def short() -> Iterator[str]:
     )
     flops, parameters = (_beside("ASURA", rival, STOPPED, early=True) for rival in (FLOPS, PARAMETERS))
     yield (
-        f"Of text read sixteen times, stopped early, it is {flops.difference:.3f} behind those of nearly equal FLOPs "
+        f"Of text read sixteen times, stopped early, ASURA is {flops.difference:.3f} behind plain layers of nearly equal FLOPs "
         f"({DECIDED[flops.verdict]}) and {-parameters.difference:.3f} ahead of those of nearly equal parameters "
         f"({DECIDED[parameters.verdict]})"
     )

@@ -238,7 +238,7 @@ def path_claims() -> Iterator[str]:
     moved, still = ([change_at_100(run) for run in each] for each in (off, on))
     yield when(
         min(moved) > max(still),
-        f"at depth 100 some of the {near} states still moves by {100 * moved[0]:.0f} % a step with no part and by "
+        f"at depth 100 the fastest of the {near} states still moves by {100 * moved[0]:.0f} % a step with no part and by "
         f"{100 * moved[1]:.1f} % with all parts, with the penalty by at most {small(max(still))} of its size",
     )
     late = [run["far"]["change_largest"][-1] for run in off]

@@ -46,7 +46,9 @@ def brief_claims() -> Iterator[str]:
     ours = behind("ASURA")
     so = ours.verdict == "higher"
     yield when(
-        so, f"which they read {often()} times, they overfit and are {ours.difference:.2f} behind it (decided; not stopped early)"
+        so,
+        f"which they read {often()} times (ASURA four), they overfit and are "
+        f"{ours.difference:.2f} behind it (decided; not stopped early)",
     )
     yield when(so, f"**ahead** by {ours.difference:.2f} (decided): the layers read it {often()} times and overfit")
 
@@ -56,5 +58,7 @@ def short() -> str:
     ours = behind("ASURA")
     so = ours.verdict == "higher"
     return when(
-        so, f"which they read {often()} times, they overfit and are {ours.difference:.2f} behind (decided; not stopped early)"
+        so,
+        f"which they read {often()} times (ASURA four), they overfit and are "
+        f"{ours.difference:.2f} behind (decided; not stopped early)",
     )
