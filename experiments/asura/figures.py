@@ -42,7 +42,7 @@ def panel(
         shown: dict[str, Curve] = {}
         far: list[str] = []
         for place, label in enumerate(rows):
-            found = None if curve is above_whole and label == WHOLE else curve(labels, label, key)
+            found = curve(labels, label, key)
             if found is None:  # its place in the order of colours stays its own: a row looks the same in every figure of parts
                 continue
             if curve is above_whole and min(found.y) > FAR:
@@ -78,8 +78,8 @@ def norms(labels: Labels, label: str, key: str) -> Curve | None:
 
 def above_whole(labels: Labels, label: str, key: str) -> Curve | None:
     """Returns a row's training loss less that of the ASURA row it is compared with, which saw the same batches where both read as
-    many files."""
-    runs = labels.get(label, [])
+    many files; None of ASURA itself."""
+    runs = labels.get(label, []) if label != WHOLE else []
     both = shared(runs, wholes(runs, labels))
     return _over_seeds([[a - b for a, b in zip(one[key], two[key], strict=False)] for one, two in both], FIRST)
 
