@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LOOPED, EQUAL, LONGER = "looped, trained at depth 4", "run once, equal tokens", "run once, equal FLOPs"
 ARMS = {LONGER: "unlooped-flops", LOOPED: "heal", EQUAL: "unlooped"}  # what takes longest begins first
-RATES = (2.5e-4, 5e-4, 1e-3)  # that of heal.yaml, half and twice of it
+RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)  # that of heal.yaml, half, twice and four times of it
 UPDATES = {GRID: 720, TUNED: 1220}
 TEXTS = ("test", "ood")
 DEPTHS = (1, 2, 4, 8, 16)
