@@ -104,7 +104,7 @@ ITEMS: dict[str, Item] = {
     ),
     "wide": Item(
         "the same with three seeds, each arm at its best rate, and exit rules (9 runs)", 620,
-        ((wide(4, "0,1,2,3"),),), WIDE,
+        ((wide(6, "0,1,2,3"),),), WIDE,
     ),
     "asura-pairs": Item(
         "ASURA on the batches of its parts, at calmer schedules, one projection from the larger start (23 runs)", 420,
