@@ -31,6 +31,7 @@ from experiments.readme import (
     stars,
     trained,
     updates,
+    wide,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +65,7 @@ PLACES = (
     Place("docs/stars.md", "Depth distributions and norms", stars.brief_claims),
     Place("docs/stars.md", "On language", language.chat_claims),
     Place("docs/when-to-loop.md", "A wide-core retrofit", language.text_claims),
+    Place("docs/when-to-loop.md", "A wide-core retrofit", wide.claims),
     Place("docs/when-to-loop.md", "In short", repeats.brief_claims),
     Place("docs/when-to-loop.md", "In short", updates.brief_claims),
     Place("docs/when-to-loop.md", "In short", depths.brief_claims),

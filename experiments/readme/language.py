@@ -8,7 +8,7 @@ from statistics import mean
 
 from experiments.ouroboros.plan import BEST, BEST_STATIC
 from experiments.pages import Result, words
-from experiments.readme import ouroboros
+from experiments.readme import ouroboros, wide
 from experiments.readme.rows import RESULTS, line, when
 from experiments.seeds import Pooled, averaged, mean_loss, over_seeds, pooled, reports
 from experiments.sft.plan import TRAINED
@@ -94,7 +94,8 @@ def headline_claims() -> Iterator[str]:
     yield f"and {random[0]} and {random[1]} with random depth ({drawn})"
     tokens, flops = (gap(("heal", label), "text") for label in ("unlooped", "unlooped-flops"))
     near = f"{abs(tokens.difference):.3f} nats {side_of(tokens)} at equal tokens"
-    yield f"{near} and {abs(flops.difference):.3f} {side_of(flops)} at equal FLOPs (one seed)"
+    yield f"{near} and {abs(flops.difference):.3f} {side_of(flops)} at equal FLOPs (one seed, one rate for all)"
+    yield f"{wide.RATED}, on the text that chose them, {wide.beside_once()} (one seed)"
     pairs = ("fixed-penalty", "fixed"), ("stars", "random")
     alone, further = ([beside(*pair, text, FARTHEST) for text in READ] for pair in pairs)
     less = f"{-alone[0].difference:.3f} nats on answers and {-alone[1].difference:.3f} on text"
@@ -137,10 +138,11 @@ def brief_claims() -> Iterator[str]:
     cost = runs_of()["heal"][0]["flops"] / runs_of()["unlooped"][0]["flops"]
     first = f"**{side_of(tokens)}** by {abs(tokens.difference):.3f} nats at equal tokens, for {cost:.1f} times the FLOPs"
     answers = {side_of(gap(("heal", label), "chats")) for label in ("unlooped", "unlooped-flops")}
-    on_answers = f"on answers of GSM8K {' and '.join(sorted(answers))} of both (one seed)"
-    yield f"{first}; **{side_of(flops)}** by {abs(flops.difference):.3f} at equal FLOPs; {on_answers}"
+    on_answers = f"on answers of GSM8K {' and '.join(sorted(answers))} of both (one seed, one rate for all)"
+    own = f"{wide.RATED.capitalize()} {wide.beside_once(bold=True)} {wide.CHOSEN}"
+    yield f"{first}; **{side_of(flops)}** by {abs(flops.difference):.3f} at equal FLOPs; {on_answers}. {own}"
     short = f"{abs(tokens.difference):.3f} {side_of(tokens)} at equal tokens and {abs(flops.difference):.3f} {side_of(flops)}"
-    yield f"{short} at equal FLOPs (one seed)"
+    yield f"{short} at equal FLOPs (one seed, one rate for all); {wide.RATED} it is {wide.beside_once()} {wide.CHOSEN}"
     (tables, first), (controller, second) = (ouroboros.behind_once(name) for name in (BEST_STATIC, BEST))
     yield f"{tables:.3f} nats behind with low-rank tables per step ({first}), {controller:.3f} behind with a controller ({second})"
 
