@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cache
 from statistics import mean, median, variance
 
 from experiments.asura.pairing import alike, wholes
@@ -25,6 +26,7 @@ OTHER: dict[tuple[int, ...], str] = {(0, 0, 0): "", (0, 1, 1): " ¹", (1, 1, 1):
 STILL = 6.0  # nats: a model that does not train stays above
 
 
+@cache
 def less(size: str, label: str, other: str = WHOLE, text: str = "test", seeds: tuple[int, ...] = (0, 1, 2)) -> Pooled:
     """Returns one row of a size less another; less ASURA: less the rows of ASURA that it is compared with."""
     labels = sizes()[size]

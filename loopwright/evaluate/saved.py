@@ -74,7 +74,9 @@ def columns_of(report: type, data: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a report in plain data, lists as tuples, and those of lists too."""
 
     def tuples(value: Any) -> Any:
-        return tuple(map(tuples, value)) if isinstance(value, list | tuple) else value
+        if not isinstance(value, list | tuple):
+            return value
+        return tuple(map(tuples, value)) if {list, tuple} & set(map(type, value)) else tuple(value)  # numbers: a thousand at once
 
     known = {field.name for field in fields(report)}
     return {name: tuples(value) for name, value in data.items() if name in known}

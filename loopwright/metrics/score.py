@@ -6,8 +6,9 @@ Tables over depths are [depths, rows] booleans, true where a row is right, with 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy
@@ -20,6 +21,7 @@ IGNORED = -100
 CONFIDENCE = 0.95
 RESAMPLES = 1000
 _NUMBERS_AT_ONCE = 2**24  # of a block of bootstrap weights: 128 MiB
+_NUMBERS_KEPT = 2**20  # of bootstrap weights that are kept for the next models: 8 MiB, eight times at most
 
 
 # rows
@@ -118,16 +120,26 @@ def resampled_means(losses: Tensor, targets: Tensor, *, resamples: int = RESAMPL
     flat, weights = losses.double().cpu().reshape(-1, rows), targets.double().cpu()
     broken = ~flat.isfinite().all(1)
     flat = flat.where(~broken[:, None], 0)
-    generator = torch.Generator().manual_seed(seed)
-    means, size = [], max(1, _NUMBERS_AT_ONCE // rows)
-    for first in range(0, resamples, size):
-        draws = torch.randint(rows, (min(size, resamples - first), rows), generator=generator)
-        places = draws + rows * torch.arange(len(draws))[:, None]  # each draw counts in a stretch of its own
-        counts = places.flatten().bincount(minlength=draws.numel()).view_as(draws).double()
-        means.append((flat @ counts.T) / (counts @ weights))
+    drawn = _kept_counts if rows * resamples <= _NUMBERS_KEPT else _draw_counts
+    means = [(flat @ counts.T) / (counts @ weights) for counts in drawn(rows, resamples, seed)]
     resampled = torch.cat(means, dim=1)
     resampled[broken] = math.nan
     return resampled.view(*losses.shape[:-1], resamples)
+
+
+def _draw_counts(rows: int, resamples: int, seed: int) -> Iterator[Tensor]:
+    """Yields how often each draw takes each row [draws, rows], a part of the draws at a time."""
+    generator, size = torch.Generator().manual_seed(seed), max(1, _NUMBERS_AT_ONCE // rows)
+    for first in range(0, resamples, size):
+        draws = torch.randint(rows, (min(size, resamples - first), rows), generator=generator)
+        places = draws + rows * torch.arange(len(draws))[:, None]  # each draw counts in a stretch of its own
+        yield places.flatten().bincount(minlength=draws.numel()).view_as(draws).double()
+
+
+@lru_cache(maxsize=8)
+def _kept_counts(rows: int, resamples: int, seed: int) -> tuple[Tensor, ...]:
+    """The same for few rows: many models are compared on them, and drawing takes longer than their means."""
+    return tuple(_draw_counts(rows, resamples, seed))
 
 
 def percentile_interval(draws: Tensor, *, confidence: float = CONFIDENCE) -> tuple[Tensor, Tensor]:

@@ -135,6 +135,8 @@ def test_rows_of_a_unit_are_summed() -> None:
 def test_bootstrap_is_reproducible_in_blocks_and_marks_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     losses, targets = torch.rand(3, 40), torch.randint(1, 5, (40,))
     whole = torch.stack(bootstrap_interval(losses, targets, resamples=50))
+    monkeypatch.setattr("loopwright.metrics.score._NUMBERS_KEPT", 0)  # the same draws made again, and in parts
+    assert torch.equal(whole, torch.stack(bootstrap_interval(losses, targets, resamples=50)))
     monkeypatch.setattr("loopwright.metrics.score._NUMBERS_AT_ONCE", 40 * 7)
     assert torch.equal(whole, torch.stack(bootstrap_interval(losses, targets, resamples=50)))
     losses[1, 3] = math.inf
