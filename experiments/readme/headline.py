@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.ouroboros.plan import BEST, BEST_ONCE, BEST_STATIC
+from experiments.ouroboros.plan import BEST_ONCE, BEST_STATIC
 from experiments.pages import percent
 from experiments.readme import (
     asura,
@@ -20,7 +20,6 @@ from experiments.readme import (
     repeats,
     speed,
     stars,
-    updates,
 )
 from experiments.readme.rows import when
 
@@ -55,14 +54,10 @@ def claims() -> Iterator[str]:
     yield f"(at least {100 * least:.1f} % of {rows} rows with long carries, {seeds} seeds; random digits: {100 * min(random):.1f} %"
     yield from own_rates.headline_claims()
     yield from rates_again.headline_claims()
-    looped, once, controller = (percent(ouroboros.share(name, "test")) for name in (BEST_STATIC, BEST_ONCE, BEST))
+    looped, once = (percent(ouroboros.share(name, "test")) for name in (BEST_STATIC, BEST_ONCE))
     apart, first = ouroboros.behind_once(BEST_STATIC)
-    behind, second = ouroboros.behind_once(BEST)
     yield f"recovers {looped} of the gap to the intact model"
-    tables, unlooped = (ouroboros.all_runs()[name][0]["trainable"] for name in (BEST_STATIC, BEST_ONCE))
-    fewer = "fewer" if unlooped < tables else "no fewer"
-    yield f"the same layers run once {once} ({apart:.3f} nats apart, {first}), with {fewer} trained parameters"
-    yield f"With a controller it is {controller} ({behind:.3f} nats behind, {second})"
+    yield f"the same layers run once {once} ({apart:.3f} nats apart, {first})"
     yield cores.headline()
     yield f"At nearly equal parameters and equal updates yes ({asura.at_equal_parameters()})"
     small, middle, chance, decided = asura.equal_flops()
@@ -74,8 +69,7 @@ def claims() -> Iterator[str]:
     yield f"one layer run eight times {hops.same_task()}"
     yield when(hops.none_far(), "none answers 24 hops")
     yield from repeats.short()
-    yield updates.short()
-    yield from depths.short()
+    yield depths.short()
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"
     yield f"and {speed.share_of_bound(32):.2f} at batch 32"
     yield f"requests at depths 1 to 8 with {speed.mixed_depths(128):.2f} times the tokens/s of lockstep batches at depth 8"

@@ -92,10 +92,8 @@ def headline_claims() -> Iterator[str]:
     price = " and ".join(f"{beside('random', 'fixed', text, TRAINED).difference:.3f}" for text in READ)
     drawn = f"drawn from 1 to 16, at a price of {price} at depth 4; three seeds of one base"
     yield f"and {random[0]} and {random[1]} with random depth ({drawn})"
-    tokens, flops = (gap(("heal", label), "text") for label in ("unlooped", "unlooped-flops"))
-    near = f"{abs(tokens.difference):.3f} nats {side_of(tokens)} at equal tokens"
-    yield f"{near} and {abs(flops.difference):.3f} {side_of(flops)} at equal FLOPs (one seed, one rate for all)"
-    yield f"{wide.RATED}, on the text that chose them, {wide.beside_once()} (one seed)"
+    tokens, flops = wide.beside_once().split(" and ")
+    yield f"{wide.RATED}, a loop is {tokens} at equal tokens and {flops} at equal FLOPs {wide.CHOSEN}"
     pairs = ("fixed-penalty", "fixed"), ("stars", "random")
     alone, further = ([beside(*pair, text, FARTHEST) for text in READ] for pair in pairs)
     less = f"{-alone[0].difference:.3f} nats on answers and {-alone[1].difference:.3f} on text"

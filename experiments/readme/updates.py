@@ -43,19 +43,8 @@ def claims() -> Iterator[str]:
 
 def brief_claims() -> Iterator[str]:
     """Yields the same in short: the first part of the page."""
-    yield overfit("behind it")
     ours = behind("ASURA")
     so = ours.verdict == "higher"
+    told = f"they overfit and are {ours.difference:.2f} behind it (decided; not stopped early)"
+    yield when(so, f"which they read {often()} times (ASURA four), {told}")
     yield when(so, f"**ahead** by {ours.difference:.2f} (decided): the layers read it {often()} times and overfit")
-
-
-def short() -> str:
-    """Returns what the README says."""
-    return overfit("behind")
-
-
-def overfit(stand: str) -> str:
-    """Returns that the layers overfit and are behind ASURA, in the words of a place."""
-    ours = behind("ASURA")
-    told = f"they overfit and are {ours.difference:.2f} {stand} (decided; not stopped early)"
-    return when(ours.verdict == "higher", f"which they read {often()} times (ASURA four), {told}")
