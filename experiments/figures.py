@@ -72,6 +72,12 @@ def _longer() -> Drawings:
     return run.draw([json.loads(line) for line in (RESULTS / "longer/runs.jsonl").read_text().splitlines()])
 
 
+def _overview() -> Drawings:
+    from experiments import overview
+
+    return overview.draw_all()
+
+
 def _ouroboros() -> Drawings:
     from experiments.ouroboros import figures, tables
 
@@ -114,6 +120,7 @@ STUDIES: dict[str, Callable[[], Drawings]] = {
     "inside-training": _inside_training,
     "longer": _longer,
     "ouroboros": _ouroboros,
+    "overview": _overview,
     "repeats": _repeats,
     "rl": _rl,
     "sft": _sft,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from experiments import overview
 from experiments.readme import (
     asura,
     asura_parts,
@@ -66,6 +67,7 @@ PLACES = (
     Place("docs/stars.md", "On language", language.chat_claims),
     Place("docs/when-to-loop.md", "A wide-core retrofit", language.text_claims),
     Place("docs/when-to-loop.md", "A wide-core retrofit", wide.claims),
+    Place("docs/when-to-loop.md", "In short", overview.claims),
     Place("docs/when-to-loop.md", "In short", repeats.brief_claims),
     Place("docs/when-to-loop.md", "In short", updates.brief_claims),
     Place("docs/when-to-loop.md", "In short", depths.brief_claims),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from experiments.ouroboros.rates import TUNED, arm_of, best_rates, rates_of
+from experiments.ouroboros.rates import GRID, TUNED, arm_of, best_rates, rates_of
 from experiments.pages import Result, results
 from experiments.readme.rows import RESULTS, WORDS, when
 from experiments.seeds import mean_loss, reports
@@ -41,16 +41,25 @@ def own_rate() -> float:
     return best
 
 
-def beside_once(rate: float | None = None, *, bold: bool = False, by: bool = False) -> str:
-    """Returns where the looped arm stands at a rate, its best unless told, at equal tokens and at equal FLOPs."""
+def apart(rate: float | None = None) -> list[float]:
+    """Returns the looped arm's loss less that of the layers run once at a rate, its best unless told: equal tokens, equal FLOPs."""
     losses, found = rates_of(wide_rows()), own_rate() if rate is None else rate
+    return [losses[LOOPED][found] - losses[arm][found] for arm in (EQUAL, LONGER)]
+
+
+def beside_once(rate: float | None = None, *, bold: bool = False, by: bool = False) -> str:
+    """Returns the same in words."""
     told = []
-    for arm in (EQUAL, LONGER):
-        far = losses[LOOPED][found] - losses[arm][found]
-        side = "ahead" if far < 0 else "behind"
-        size = f"{abs(far):.3f}"
+    for far in apart(rate):
+        side, size = "ahead" if far < 0 else "behind", f"{abs(far):.3f}"
         told.append(f"**{side}** by {size}" if bold else f"{side} by {size}" if by else f"{size} {side}")
     return " and ".join(told)
+
+
+def cost() -> float:
+    """Returns the training FLOPs of the looped arm by those of the layers run once on as many tokens."""
+    spent = {arm_of(run): run["flops"] for run in wide_rows() if run["group"] == GRID}
+    return spent[LOOPED] / spent[EQUAL]
 
 
 def told_loss(runs: Sequence[Result]) -> str:
