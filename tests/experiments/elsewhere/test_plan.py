@@ -71,7 +71,7 @@ def test_words_name_the_runs_that_are_meant(monkeypatch: pytest.MonkeyPatch) -> 
     assert sorted(trained) == sorted(["control/2", *LIKE, *AGAIN])
     folders = {row.folder for row in (*inside_rows(), *likenesses())}
     assert {CONTROL, *map(folder_of, trained)} <= folders
-    assert len(names_of("wide-rates", monkeypatch)) == 9 and names_of("wide", monkeypatch) == names_of("wide-rates", monkeypatch)
+    assert len(names_of("wide-rates", monkeypatch)) == 12 and names_of("wide", monkeypatch) == names_of("wide-rates", monkeypatch)
     assert names_of("stars-paper", monkeypatch) == ["paths/paper, penalty/0"]
 
 
