@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from loopwright.evaluate.heldout import HeldOut
 
 
-GRACE = 20.0  # seconds before the time is up when trainings that can go on are asked to stop: they end an update, then save
+# seconds before the time is up when trainings that can go on are asked to stop. They end an update and save: 0.9 GB took 6 s on two
+# busy cores, and several save at once; those that do not get ready are lost
+GRACE = 30.0
 
 
 class Run(Protocol):

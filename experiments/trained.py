@@ -75,8 +75,8 @@ def train_once(
         seconds = time.perf_counter() - began
         log = read_log(outcome.folder.log)
         early = Source(place, checkpoint="best").model(device=outcome.model.device) if best and outcome.finished else None
-    for note in reporter.notes if resume else ():  # where it goes on, and what is not as before
-        print(note, flush=True)
+    for note in reporter.notes if kept and resume else ():  # where it goes on, and what is not as before
+        print(f"{place.parent.name}: {note}", flush=True)
     if not outcome.finished:
         then = "nothing is measured" if kept is None else "the next call goes on from there"
         raise Stopped(f"stopped after {outcome.progress.update} of {chosen.updates} updates; {then}")
