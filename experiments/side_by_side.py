@@ -1,14 +1,20 @@
 """Many runs side by side on one device, each result one line of a JSON-lines file.
 
 Runs that are in the file already are left out; no run begins that would, by the longest of its kind so far, not end in time.
+Where a study takes --unfinished FOLDER, a training that has not ended by then is saved there and the next call goes on with it; so
+is one that has ended and was not measured in time. Without the folder it is lost.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import os
+import re
+import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,9 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from experiments.thin import rounded, thin
+from experiments.trained import Stopped
 
 if TYPE_CHECKING:
     from loopwright.evaluate.heldout import HeldOut
+
+
+# seconds before the time is up when trainings that can go on are asked to stop. They end an update and save: 0.9 GB took 6 s on two
+# busy cores, and several save at once; those that do not get ready are lost
+GRACE = 30.0
 
 
 class Run(Protocol):
@@ -39,8 +51,8 @@ def made_by() -> dict[str, Any]:
     return {key: value for key, value in origin().items() if key != "command"}
 
 
-def arguments(about: str) -> argparse.ArgumentParser:
-    """Returns a parser with what every study asks for."""
+def arguments(about: str, *, goes_on: bool = False) -> argparse.ArgumentParser:
+    """Returns a parser with what every study asks for; `goes_on`: also where trainings are kept that the next call goes on with."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", help="JSON lines; results are added")
     parser.add_argument("--groups", help="which, parted by commas; left out: all")
@@ -49,6 +61,8 @@ def arguments(about: str) -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=540)
     parser.add_argument("--change", action="append", default=[], help="a.b=c, laid over every recipe")
+    if goes_on:
+        parser.add_argument("--unfinished", type=Path, help="a folder for trainings that the time ends; the next call goes on")
     return parser
 
 
@@ -96,24 +110,32 @@ def folded(report: HeldOut, digits: int = 5) -> dict[str, Any]:
 
 
 def run_all(
-    runs: Sequence[Run], work: Callable[[Any], dict[str, Any]], out: str, *, workers: int, seconds: float,
-    begin: Callable[[], None] | None = None, counts: Callable[[dict[str, Any]], bool] = bool,
+    runs: Sequence[Run], work: Callable[..., dict[str, Any]], out: str, *, workers: int, seconds: float,
+    begin: Callable[[], None] | None = None, counts: Callable[[dict[str, Any]], bool] = bool, unfinished: Path | None = None,
 ) -> None:  # fmt: skip
     """Does the work of every run that is not in `out` yet, `workers` at a time, for at most `seconds`, and names those not made.
 
     `begin` is called once in each process. `work` and `begin` must be importable by name. A row of `out` that does not count is
-    made again.
+    made again. Where there is a folder of `unfinished` runs, `work` is given one of its own in it as `kept`; it is removed once the
+    row is written.
     """
     path = Path(out)
     left = missing(runs, path, counts)
-    if left and seconds > 0:
-        _share_out(left, work, out, workers=workers, seconds=seconds, begin=begin)
+    if left and seconds > (GRACE if unfinished else 0):
+        _share_out(left, work, out, workers=workers, seconds=seconds, begin=begin, unfinished=unfinished)
     for run in missing(left, path, counts):  # failed, not begun, or stopped here because the time was up
         print(f"not made: {run.name}", flush=True)
     print(f"{len(path.read_text().splitlines()) if path.is_file() else 0} results in {path}", flush=True)
 
 
-def _share_out(left: Sequence[Run], work: Any, out: str, *, workers: int, seconds: float, begin: Any) -> None:
+def folder_of(name: str) -> str:
+    """Returns the name of a folder for a run of any name: its letters and digits, and a digest that tells it from all others."""
+    return f"{re.sub('[^A-Za-z0-9]+', '-', name)[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _share_out(
+    left: Sequence[Run], work: Any, out: str, *, workers: int, seconds: float, begin: Any, unfinished: Path | None
+) -> None:
     """Does the work of these runs in processes of their own, which end when the time is up."""
     context = multiprocessing.get_context("spawn")
     manager = context.Manager()
@@ -121,10 +143,15 @@ def _share_out(left: Sequence[Run], work: Any, out: str, *, workers: int, second
     for item in [*left, *[None] * workers]:
         queue.put(item)
     deadline = time.time() + seconds
-    given = (queue, out, lock, deadline, longest, work, begin)
+    asked = deadline - (GRACE if unfinished else 0)
+    given = (queue, out, lock, asked, longest, work, begin, unfinished)
     processes = [context.Process(target=_serve, args=given) for _ in range(min(workers, len(left)))]
     for process in processes:
         process.start()
+    for process in processes:
+        process.join(max(asked - time.time(), 0.1))
+    for process in processes if unfinished else ():
+        process.terminate()  # once: a second one would end it at once
     for process in processes:
         process.join(max(deadline - time.time(), 0.1))
     for process in processes:
@@ -153,8 +180,12 @@ def _device_answers(tries: int = 3, wait: float = 2.0) -> bool:
     return not torch.cuda.is_available()
 
 
-def _serve(queue: Any, out: str, lock: Any, deadline: float, longest: Any, work: Any, begin: Any) -> None:
+def _serve(
+    queue: Any, out: str, lock: Any, deadline: float, longest: Any, work: Any, begin: Any, unfinished: Path | None = None
+) -> None:
     """Takes runs from the queue until it is empty or the time is up."""
+    if unfinished:
+        signal.signal(signal.SIGTERM, lambda *_: None)  # trainings answer it by a save; what is measured then may still end in time
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     import torch
 
@@ -165,12 +196,16 @@ def _serve(queue: Any, out: str, lock: Any, deadline: float, longest: Any, work:
     if begin is not None:
         begin()
     while (run := queue.get()) is not None:
-        if time.time() + longest.get(run.kind, 0.0) > deadline:
+        kept = {"kept": unfinished / folder_of(run.name)} if unfinished else {}
+        if time.time() + (0.0 if kept else longest.get(run.kind, 0.0)) > deadline:
             print(f"not begun, no time: {run.name}", flush=True)
             continue
         began = time.time()
         try:
-            line = as_line(work(run))
+            line = as_line(work(run, **kept))
+        except Stopped as stopped:
+            print(f"{run.name}: {stopped}", flush=True)
+            continue
         except Exception as error:  # one bad run must not take the others with it
             print(f"FAILED {run.name}: {type(error).__name__}: {error}", flush=True)
             continue
@@ -182,4 +217,6 @@ def _serve(queue: Any, out: str, lock: Any, deadline: float, longest: Any, work:
         longest[run.kind] = max(longest.get(run.kind, 0.0), taken)
         with lock, open(out, "a") as file:
             file.write(line + "\n")
+        for folder in kept.values():  # no earlier: what is trained and not in a row yet is measured by the next call
+            shutil.rmtree(folder, ignore_errors=True)
         print(f"{taken:6.1f} s  {run.name}", flush=True)

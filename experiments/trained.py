@@ -1,9 +1,10 @@
-"""A training of which only numbers stay: its folder is gone afterwards."""
+"""A training of which only numbers stay: its folder is gone afterwards, unless a place is given in which a later call goes on."""
 
 from __future__ import annotations
 
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,23 +44,44 @@ class Trained:
         return [[entry["update"], {depth: found["exact"] for depth, found in entry["valid"].items()}] for entry in self.looks]
 
 
-def train_once(chosen: Recipe, shards: str | None = None, *, given: Objects | None = None, best: bool = False) -> Trained:
+class Stopped(RuntimeError):  # noqa: N818  (not a failure)
+    """A training that was asked to end before its last update."""
+
+
+def train_once(
+    chosen: Recipe, shards: str | None = None, *, given: Objects | None = None, best: bool = False, kept: Path | None = None
+) -> Trained:
     """Trains a recipe to its end, on token shards that runs share if there are any, with objects in the place of its kinds.
-    `best`: the model of the best validation is kept too."""
+    `best`: the model of the best validation is kept too.
+
+    `kept` is a folder that the run stays in, also once it has ended: who measures it removes the folder. A run that is found there
+    goes on bit for bit as `loopwright train --resume` does, or is only opened where it has ended; one of another recipe is refused.
+    """
     from loopwright.source import Source
     from loopwright.train.loop import train
     from loopwright.train.reporting.log import read_log
+    from loopwright.train.reporting.progress import Silent
 
-    with tempfile.TemporaryDirectory() as folder:
+    reporter, here = Silent(), list[dict[str, Any]]()  # the updates that this call makes
+    with tempfile.TemporaryDirectory() if kept is None else nullcontext(kept) as folder:
         place = Path(folder) / "run"
+        resume = (place / "recipe.yaml").is_file()
         if shards is not None:
-            place.mkdir()
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "data").unlink(missing_ok=True)  # of a run that goes on
             (place / "data").symlink_to(Path(shards).absolute())  # tokenised once for all rows
         began = time.perf_counter()
-        outcome = train(chosen, place, given=given)
+        outcome = train(chosen, place, given=given, resume=resume, reporter=reporter, on_update=here.append)
         seconds = time.perf_counter() - began
         log = read_log(outcome.folder.log)
         early = Source(place, checkpoint="best").model(device=outcome.model.device) if best and outcome.finished else None
+    for note in reporter.notes if kept and resume else ():  # where it goes on, and what is not as before
+        print(f"{place.parent.name}: {note}", flush=True)
     if not outcome.finished:
-        raise RuntimeError(f"stopped after {outcome.progress.update} of {chosen.updates} updates; nothing is measured")
-    return Trained(outcome, *([entry for entry in log if key in entry] for key in ("loss", "valid")), seconds, early)
+        then = "nothing is measured" if kept is None else "the next call goes on from there"
+        raise Stopped(f"stopped after {outcome.progress.update} of {chosen.updates} updates; {then}")
+    updates, validations = ([entry for entry in log if key in entry] for key in ("loss", "valid"))
+    # A run that went on took the time of this call and, by its log, that of the updates before. So each update counts once, as does
+    # the start; validations before this call do not count, nor does what a killed call lost.
+    seconds += sum(entry["seconds"] for entry in updates[: len(updates) - len(here)])
+    return Trained(outcome, updates, validations, seconds, early)

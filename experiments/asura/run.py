@@ -39,8 +39,9 @@ SPIKE, BEFORE = 4.0, 50  # a loss so many deviations above the mean of so many u
 
 
 def carry_out(
-    row: Row, *, corpus: str, tokenizer: str, shards: str, context: int, passages: int, extra: tuple[str, ...]
-) -> dict[str, Any]:
+    row: Row, *, corpus: str, tokenizer: str, shards: str, context: int, passages: int, extra: tuple[str, ...],
+    kept: Path | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Trains one row, measures it on both texts, and returns all numbers."""
     import torch
 
@@ -51,7 +52,7 @@ def carry_out(
 
     register_parts()
     chosen = recipe("asura-text", [*SETTINGS, *texts(corpus, tokenizer), *laid_over(row, extra)])
-    trained = train_once(chosen, shards)
+    trained = train_once(chosen, shards, kept=kept)
     model = trained.outcome.model
     torch.set_float32_matmul_precision("highest")
     found = {name: held_out(model, each) for name, each in corpus_passages(shards, passages).items()}
@@ -91,7 +92,7 @@ def main() -> None:
     from loopwright.recipes import recipe
 
     ends = time.time()
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, goes_on=True)
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--tokenizer", default="runs/bpe")
     parser.add_argument("--shards", default="runs/asura-shards", help="where token shards are kept")
@@ -106,7 +107,7 @@ def main() -> None:
     given = {name: getattr(options, name) for name in ("corpus", "tokenizer", "shards", "context", "passages")}
     run_all(
         asked_for(options, rows()), partial(carry_out, **given, extra=tuple(options.change)), options.out,
-        workers=options.workers, seconds=ends - time.time(),
+        workers=options.workers, seconds=ends - time.time(), unfinished=options.unfinished,
     )  # fmt: skip
 
 

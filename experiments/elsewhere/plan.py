@@ -29,12 +29,13 @@ class Item:
 
 CORPUS = "--corpus {place}/corpus --tokenizer {place}/bpe"
 RUN = "{rows} --seconds {seconds}"
+LONG = f"{RUN} --unfinished {{place}}/unfinished"  # a training takes minutes: the next call on the same {place} goes on with it
 FIRST = 5  # training files that the models of experiments.inside were trained on
 
 
 def repeats(workers: int, only: str, seeds: str) -> Command:
     """Returns runs of experiments.repeats whose names hold one of these words."""
-    words = f"-m experiments.repeats.run {RUN} {CORPUS} --shards {{place}}/shards --workers {workers}"
+    words = f"-m experiments.repeats.run {LONG} {CORPUS} --shards {{place}}/shards --workers {workers}"
     return Command(f"{words} --only '{only}' --seeds {seeds}", "repeats", "repeats/runs.jsonl")
 
 
@@ -43,13 +44,13 @@ def asura(workers: int, only: str, seeds: str) -> Command:
     # as written, as the rows that these are compared with
     laid = ("updates=600", "schedule.warmup=60", "graph=true", "data.apart=false", "compile=false")
     changes = " ".join(f"--change {each}" for each in laid)
-    words = f"-m experiments.asura.run {RUN} {CORPUS} --shards {{place}}/shards {changes} --workers {workers}"
+    words = f"-m experiments.asura.run {LONG} {CORPUS} --shards {{place}}/shards {changes} --workers {workers}"
     return Command(f"{words} --only '{only}' --seeds {seeds}", "asura", "asura/runs.jsonl")
 
 
 def wide(workers: int, seeds: str) -> Command:
     """Returns the runs of experiments.sft.wide with these seeds that are missing."""
-    words = f"-m experiments.sft.wide {RUN} --packed {{place}}/packed --data {{place}}/corpus --runs {{place}}/runs"
+    words = f"-m experiments.sft.wide {LONG} --packed {{place}}/packed --data {{place}}/corpus --runs {{place}}/runs"
     return Command(f"{words} --workers {workers} --seeds {seeds}", "wide", "sft/wide.jsonl")
 
 
@@ -131,6 +132,7 @@ ITEMS: dict[str, Item] = {
     ),
     "stars-paper": Item(
         "the path of states at the paper's own settings, 10,000 updates (1 run)", 450,
-        ((Command(f"-m experiments.stars.run {RUN} --groups paths --only paths/paper --workers 1", "stars", "stars/runs.jsonl"),),),
+        ((Command(f"-m experiments.stars.run {LONG} --groups paths --only paths/paper --workers 1",
+                  "stars", "stars/runs.jsonl"),),),
     ),
 }  # fmt: skip

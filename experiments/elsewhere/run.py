@@ -24,7 +24,9 @@ from loopwright.storage.files import write_whole
 
 RESULTS = Path(__file__).parents[1] / "results"
 OPENED = "opened"  # a file that says what was
-SPARE, LOOK = 10.0, 5.0  # seconds between the end of the runs and that of their programs; between two looks at new rows
+# seconds between the end of the runs, by when trainings have saved themselves, and that of their programs; between two looks at new
+# rows
+SPARE, LOOK = 10.0, 5.0
 
 
 def prepare(needs: str, parts: Sequence[Path], place: Path) -> None:

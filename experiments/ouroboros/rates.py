@@ -155,11 +155,15 @@ class Study:
     work: Callable[[Row], Result]
     ends: float
     rates: Sequence[float]
+    unfinished: Path | None = None  # where trainings are kept that the time ends
 
     def run(self, rows: Iterable[Row]) -> None:
         """Runs those that are missing."""
         options = self.options
-        run_all(asked_for(options, rows), self.work, options.out, workers=options.workers, seconds=self.ends - time.time())
+        run_all(
+            asked_for(options, rows), self.work, options.out,
+            workers=options.workers, seconds=self.ends - time.time(), unfinished=self.unfinished,
+        )  # fmt: skip
 
     def best(self) -> dict[str, float]:
         """Returns the rates by the rows there are."""

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 LAID = (f"data.length={LENGTH}", f"batch={BATCH}", "data.apart=false", "compile=false")  # compiling takes longer than a run
 
 
-def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: int, extra: tuple[str, ...]) -> dict[str, Any]:
+def carry_out(
+    row: Row, *, corpus: str, tokenizer: str, shards: str, passages: int, extra: tuple[str, ...], kept: Path | None = None
+) -> dict[str, Any]:
     """Trains one row, measures it on the held-out texts, and returns all numbers."""
     import torch
 
@@ -52,7 +54,7 @@ def carry_out(row: Row, *, corpus: str, tokenizer: str, shards: str, passages: i
     from loopwright.recipes import recipe
 
     chosen = recipe("asura-text", [*SETTINGS, *texts(corpus, tokenizer), *LAID, *row.changes, *extra])
-    trained = train_once(chosen, shards, best=row.times == STOPPED)
+    trained = train_once(chosen, shards, best=row.times == STOPPED, kept=kept)
     model = trained.outcome.model
     torch.set_float32_matmul_precision("highest")
     held = corpus_passages(shards, passages)
@@ -104,7 +106,7 @@ def main() -> None:
     from loopwright.recipes import recipe
 
     ends = time.time()
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, goes_on=True)
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--tokenizer", default="runs/bpe")
     parser.add_argument("--shards", default="runs/repeats-shards", help="where token shards are kept")
@@ -128,7 +130,10 @@ def main() -> None:
                 *options.change,
             ]
             prepare(recipe("asura-text", given).data, options.shards)
-        run_all(asked, work, options.out, workers=options.workers, seconds=ends - time.time(), counts=counts)
+        run_all(
+            asked, work, options.out,
+            workers=options.workers, seconds=ends - time.time(), counts=counts, unfinished=options.unfinished,
+        )  # fmt: skip
 
     run_asked(rates())
     best = best_rates(json.loads(line) for line in (out.read_text().splitlines() if out.is_file() else []))

@@ -49,10 +49,11 @@ def exits(model: LoopedForCausalLM, passages: Passages, *, batch: int, most: int
 
 def depths_of(model: LoopedForCausalLM, table: StepTable, family: str) -> Callable[[float | None], Tensor]:
     """Returns what tells the steps of each token [N] by a rule with a limit, or with the one that it has unasked."""
+    measured = table.measured[family].to(model.device)  # hundreds of limits are tried on it
 
     def taken(limit: float | None) -> Tensor:
         rule = build_exit(family if limit is None else {"kind": family, LIMITS[family]: limit}, model)
-        return exit_depths(model, rule, table.measured[family])
+        return exit_depths(model, rule, measured).cpu()
 
     return taken
 

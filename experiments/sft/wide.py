@@ -6,7 +6,7 @@ PACKED is what `python -m experiments.sft pack` writes, DATA holds train-*.jsonl
 twice), valid, test and heldout_ood.jsonl.gz. Seed 0 chooses: an arm's rate is the one with the least loss on `valid` at the best of
 its depths up to the trained one. Only the seeds behind it are measured on `test` and `ood`; of the looped ones also what exit rules
 give. The grid runs as long as heal.yaml says (11.8 million tokens), the seeds on 20 million; the layers of equal FLOPs on 1.7 times
-as many. A call goes on where the last one was stopped.
+as many. A call goes on where the last one was stopped; --unfinished FOLDER: also in the middle of a training.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def tuned(best: Mapping[str, float]) -> Iterator[Row]:
     return (Row(TUNED, arm, best[arm], seed) for seed in SEEDS for arm in ARMS if arm in best)
 
 
-def carry_out(row: Row, *, places: Places, count: int, choosing: int, changes: tuple[str, ...]) -> Result:
+def carry_out(row: Row, *, places: Places, count: int, choosing: int, changes: tuple[str, ...], kept: Path | None = None) -> Result:
     """Trains one row and measures it: the grid on `valid` alone; of a run that diverged it says why."""
     import torch
 
@@ -92,7 +92,7 @@ def carry_out(row: Row, *, places: Places, count: int, choosing: int, changes: t
     chosen = row.recipe(places, changes)
     about = {"name": row.name, "group": row.group, "label": row.label, "seed": row.seed, "rate": row.rate}
     try:
-        trained = train_once(chosen, places.shards)
+        trained = train_once(chosen, places.shards, kept=kept)
         model = trained.outcome.model.float().eval()
         torch.set_float32_matmul_precision("highest")
         causal = need_likelihood(model)
@@ -130,7 +130,7 @@ def open_base(packed: Path, places: Places) -> None:
 def main() -> None:
     """Opens the base, tokenises once, then runs the grid and the seeds."""
     ends = time.time()
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, goes_on=True)
     parser.set_defaults(seeds=",".join(map(str, (0, *SEEDS))))
     parser.add_argument("--packed", type=Path, required=True, help="the 14 layers, as `python -m experiments.sft pack` writes them")
     parser.add_argument("--data", required=True, help="the folder of the texts")
@@ -144,7 +144,7 @@ def main() -> None:
     prepare(Row(GRID, LOOPED, RATES[0], 0).recipe(places, changes).data, places.shards)
     prepare_passages(held_out_files(options.data), str(places.base), CONTEXT, Path(places.shards) / PASSAGES)
     given = {"places": places, "count": options.passages, "choosing": options.choosing, "changes": changes}
-    study = Study(options, partial(carry_out, **given), ends, RATES)
+    study = Study(options, partial(carry_out, **given), ends, RATES, options.unfinished)
     study.run(grid())
     study.run(tuned(study.best()))
 

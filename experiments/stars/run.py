@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.side_by_side import arguments, asked_for, grouped, made_by, run_all
@@ -30,7 +31,7 @@ DIGITS = 4  # of curves: the pages show fewer, and a share of 5,000 sums has no 
 ATTENTION = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
 
 
-def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
+def carry_out(run: Run, *, extra: tuple[str, ...] = (), kept: Path | None = None) -> dict[str, Any]:
     """Trains one run, measures it on its test split, and returns all numbers."""
     import torch
 
@@ -40,7 +41,7 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     from loopwright.train.monitor import measure
 
     chosen = recipe(run.recipe, [*run.changes, f"seed={run.seed}", *extra])
-    trained = train_once(chosen)
+    trained = train_once(chosen, kept=kept)
     torch.set_float32_matmul_precision("highest")
     outcome, rows = trained.outcome, trained.log
     model, source = outcome.model, outcome.splits.tests["test"]
@@ -131,10 +132,11 @@ def _thinned(rows: list[dict[str, Any]], key: str) -> list[list[float]]:
 
 def main() -> None:
     """Reads the command line and runs what it asks for."""
-    options = arguments(__doc__).parse_args()
+    options = arguments(__doc__, goes_on=True).parse_args()
     run_all(
         asked_for(options, grouped(options, GROUPS)), partial(carry_out, extra=tuple(options.change)), options.out,
         workers=options.workers, seconds=options.seconds, begin=partial(use_attention, fastest_attention()),
+        unfinished=options.unfinished,
     )  # fmt: skip
 
 

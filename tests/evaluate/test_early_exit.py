@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import loopwright as lw
 from loopwright.data.batch import Batch
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 from loopwright.evaluate.early_exit import ExitReport, early_exits, exit_depths, read_steps
-from loopwright.generate.exit_rules import build_exit, exit_family, write_exit
+from loopwright.generate.exit_rules import Entropy, Never, Stable, build_exit, exit_family, write_exit
 from tests.engine.mix import RULES, make
 
 LEARNED = [{"kind": "gate"}, {"kind": "lookahead", "rule": "gate"}]
@@ -45,6 +48,22 @@ def test_depths_of_one_pass_are_those_of_the_engine() -> None:
         assert bool(table.right[depths - 1, torch.arange(5)].all())  # greedy: what was drawn is the likeliest token there
         found |= set(request.depths)
     assert len(found) > 2  # tokens did leave at different depths
+
+
+any_model = cache(partial(make, "ouro-1.4b-tiny"))
+NUMBERS = st.sampled_from([0.0, 0.5, 1.0, 2.0, math.nan, math.inf])
+
+
+@given(st.integers(1, 9).flatmap(lambda steps: st.lists(st.lists(NUMBERS, min_size=steps, max_size=steps), min_size=1, max_size=9)))
+def test_a_token_leaves_at_the_first_step_that_reaches_the_limit(tokens: list[list[float]]) -> None:
+    """Also after the last one, where it reached none: NaN never does."""
+    model, measured = any_model(), torch.tensor(tokens).T
+    for rule in (Entropy(1.0), Stable(2), Never()):
+        before = measured.clone()
+        left = rule.reached(model, measured)
+        left[-1] = True
+        assert exit_depths(model, rule, measured).tolist() == (left.int().argmax(0) + 1).tolist()
+        assert torch.equal(measured.nan_to_num(-1), before.nan_to_num(-1)), "what was measured stays"
 
 
 @pytest.mark.parametrize(

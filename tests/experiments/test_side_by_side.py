@@ -6,8 +6,14 @@ import json
 import math
 import multiprocessing
 import os
+import re
+import signal
+import time
+from contextlib import nullcontext
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -16,9 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments import side_by_side
-from experiments.side_by_side import as_line, compared, folded, run_all
+from experiments.side_by_side import as_line, compared, folded, folder_of, run_all
+from experiments.trained import Stopped
 from loopwright.evaluate.heldout import HeldOut
 from loopwright.metrics.score import by_unit
+from loopwright.train.reporting.progress import StopRequest
 from tests.experiments.results import hard, held_out
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text() | st.floats(-1e300, 1e300)
@@ -100,6 +108,86 @@ def test_no_process_begins_once_the_time_is_up(
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: pytest.fail("a process was begun"))
     run_all([Named("made")], work, str(tmp_path / "rows.jsonl"), workers=2, seconds=0)
     assert "not made: made" in capsys.readouterr().out
+    run_all([Named("made")], work, str(tmp_path / "rows.jsonl"), workers=2, seconds=side_by_side.GRACE, unfinished=tmp_path)
+
+
+def goes_on(run: Named, *, kept: Path) -> dict[str, Any]:
+    """Trains until it is asked to stop, and has ended where it is found again; or measures until after that."""
+    kept.mkdir(parents=True, exist_ok=True)
+    if run.name == "measured":
+        (kept / "begun").touch()
+        while not [*kept.parent.glob("*/saved")]:
+            time.sleep(0.05)
+    elif not (kept / "saved").is_file():
+        with StopRequest(told=False) as stop:
+            (kept / "begun").touch()
+            while not stop:
+                time.sleep(0.05)
+        (kept / "saved").touch()
+        raise Stopped("the next call goes on")
+    return {"name": run.name}
+
+
+def test_what_can_go_on_is_asked_to_stop_before_the_time_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out, unfinished, runs = tmp_path / "rows.jsonl", tmp_path / "unfinished", [Named("one, two/0"), Named("measured")]
+    join, asked = BaseProcess.join, []
+
+    def join_begun(process: BaseProcess, timeout: float | None = None) -> None:
+        """Returns once both have begun, not when it is time to ask: a busy machine may take long to start them."""
+        while not asked and process.is_alive() and len([*unfinished.glob("*/begun")]) < 2:
+            time.sleep(0.05)
+        if asked:
+            join(process, timeout)
+
+    def terminate(process: BaseProcess) -> None:
+        asked.append(process.pid)
+        os.kill(process.pid or 0, signal.SIGTERM)
+
+    monkeypatch.setattr(side_by_side, "GRACE", 300.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(BaseProcess, "join", join_begun)
+        patched.setattr(BaseProcess, "terminate", terminate)
+        run_all(runs, goes_on, str(out), workers=2, seconds=600, unfinished=unfinished)
+    said = capfd.readouterr().out
+    assert "one, two/0: the next call goes on\n" in said and "not made: one, two/0\n" in said and "FAILED" not in said
+    assert [json.loads(line)["name"] for line in out.read_text().splitlines()] == ["measured"], "the request did not end it"
+    assert [path.name for path in unfinished.iterdir()] == [folder_of("one, two/0")]
+    run_all(runs, goes_on, str(out), workers=2, seconds=600, unfinished=unfinished)
+    assert [json.loads(line)["name"] for line in out.read_text().splitlines()] == ["measured", "one, two/0"]
+    assert not [*unfinished.iterdir()], "the row is written"
+
+
+def serve(out: Path, deadline: float, unfinished: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serves two runs of a kind that took an hour so far in this process."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    queue: SimpleQueue[Named | None] = SimpleQueue()
+    for run in (Named("one", "long"), Named("two", "long"), None):
+        queue.put(run)
+    side_by_side._serve(queue, str(out), nullcontext(), deadline, {"long": 3600.0}, some, None, unfinished)
+
+
+def some(run: Named, *, kept: Path | None = None) -> dict[str, Any]:
+    return {"name": run.name, "kept": kept is not None}
+
+
+def test_what_can_go_on_begins_as_long_as_there_is_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot begins only where a run of its kind would end in time."""
+    out = tmp_path / "rows.jsonl"
+    for deadline, unfinished in ((time.time() + 600, None), (time.time(), tmp_path)):
+        serve(out, deadline, unfinished, monkeypatch)
+        assert capsys.readouterr().out == "not begun, no time: one\nnot begun, no time: two\n" and not out.exists()
+    serve(out, time.time() + 600, tmp_path, monkeypatch)
+    assert out.read_text() == '{"name":"one","kept":true}\n{"name":"two","kept":true}\n'
+
+
+@given(st.text(), st.text())
+def test_any_name_has_a_folder_of_its_own(one: str, other: str) -> None:
+    assert re.fullmatch("[A-Za-z0-9-]{9,69}", folder_of(one)) and (folder_of(one) == folder_of(other)) == (one == other)
 
 
 def test_a_process_whose_device_does_not_answer_takes_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

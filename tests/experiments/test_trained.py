@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -9,11 +12,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from experiments.asura.run import BEFORE, spikes
 from experiments.ouroboros.run import main
-from experiments.trained import Trained, train_once
+from experiments.trained import Stopped, Trained, train_once
 from loopwright.recipes import recipe
+from loopwright.train.job import Job
+from loopwright.train.objectives.losses import OBJECTIVES
+from loopwright.train.reporting.log import untimed
+from loopwright.train.reporting.progress import Silent
+from loopwright.train.state import Progress
+from tests.train.runs import RICH, Poisoned, small
 
 
 def trained(log: list[dict[str, Any]]) -> Trained:
@@ -52,6 +62,60 @@ def test_a_run_that_was_stopped_is_not_measured(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(import_module("loopwright.train.loop"), "train", lambda *_, **__: stopped)
     with pytest.raises(RuntimeError, match="stopped after 3 of 7 updates; nothing is measured"):
         train_once(SimpleNamespace(updates=7))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def stop_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of updates after which a polite kill comes, each once."""
+    numbers: list[int] = []
+
+    def update(_: Silent, row: dict[str, Any], progress: Progress, seconds: float) -> None:
+        if progress.update in numbers:
+            numbers.remove(progress.update)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Silent, "update", update)
+    return numbers
+
+
+def test_a_training_that_goes_on_is_the_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bit for bit, with the numbers that rows take of it, also where updates were skipped; one that has ended is only opened."""
+    monkeypatch.setitem(OBJECTIVES, "poisoned", Poisoned)
+    chosen, shards = small(RICH, {"objective": {"kind": "poisoned", "at": [2, 12]}}), tmp_path / "shards"
+    shards.mkdir()
+    whole = train_once(chosen, str(shards), best=True)
+    kept = tmp_path / "unfinished/a run"
+    stop_at += [4, 11]
+    for update in (4, 11):
+        with pytest.raises(Stopped, match=f"stopped after {update} of 18 updates; the next call goes on from there"):
+            train_once(chosen, str(shards), best=True, kept=kept)
+    parts = train_once(chosen, str(shards), best=True, kept=kept)
+    assert "(4 updates done)" in (told := capsys.readouterr().out) and "(11 updates done)" in told and "not made as" not in told
+    monkeypatch.setattr(Job, "backward", lambda *_: pytest.fail("an update is made again"))
+    again = train_once(chosen, str(shards), best=True, kept=kept)
+    assert whole.skipped() == [[2, whole.log[2]["depth"]], [12, whole.log[12]["depth"]]] and len(whole.log) == 18
+    for run in (parts, again):
+        for one, other in ((run.outcome.model, whole.outcome.model), (run.best, whole.best)):
+            assert one is not None and other is not None
+            own = other.state_dict()
+            assert all(torch.equal(tensor, own[name]) for name, tensor in one.state_dict().items())
+        assert [*map(untimed, run.log)] == [*map(untimed, whole.log)] and [*map(untimed, run.looks)] == [*map(untimed, whole.looks)]
+        assert run.losses(5) == whole.losses(5) and run.skipped() == whole.skipped() and run.exact() == whole.exact()
+        assert run.outcome.progress == whole.outcome.progress
+        assert run.seconds > sum(entry["seconds"] for entry in run.log), "the updates of earlier calls, and the time of this one"
+
+
+def test_what_was_killed_before_it_saved_begins_again_and_another_recipe_is_refused(tmp_path: Path, stop_at: list[int]) -> None:
+    killed = tmp_path / "killed"
+    stop_at.append(2)
+    with pytest.raises(Stopped):
+        train_once(small(), str(tmp_path), kept=killed)
+    shutil.rmtree(killed / "run/checkpoints")
+    assert [entry["update"] for entry in train_once(small(), str(tmp_path), kept=killed).log] == [*range(8)]
+    with pytest.raises(ValueError, match=r"was trained with another recipe; it differs in optim\.lr"):
+        train_once(small({"optim": {"lr": 1e-3}}), str(tmp_path), kept=killed)
 
 
 def test_a_retrofit_without_a_model_begins_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +18,7 @@ from experiments.asura.plan import pairs
 from experiments.asura.plan import rows as asura_rows
 from experiments.asura.run import laid_over
 from experiments.elsewhere.__main__ import listed
-from experiments.elsewhere.plan import AGAIN, CASES, CONTROL, ITEMS, LIKE, RUN, Command, folder_of
+from experiments.elsewhere.plan import AGAIN, CASES, CONTROL, ITEMS, LIKE, LONG, RUN, Command, folder_of
 from experiments.inside.train_plan import likenesses
 from experiments.inside.train_plan import rows as inside_rows
 from tests.train.devices.test_compiled_gradients import CASES as GRADIENT_CASES
@@ -38,7 +40,9 @@ def asked(command: Command, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     module: ModuleType = importlib.import_module(name)
     monkeypatch.setattr(sys, "argv", [name, *words])
 
-    def stop(runs: Iterable[Any], *_: object, **__: object) -> None:
+    def stop(runs: Iterable[Any], work: Callable[..., Any], *_: object, unfinished: Path | None = None, **__: object) -> None:
+        assert unfinished == (Path("/nowhere/unfinished") if LONG in command.words else None)
+        assert unfinished is None or "kept" in inspect.signature(work).parameters
         raise Asked(run.name for run in runs)
 
     for skipped in ("make_tokenizer", "prepare", "prepare_passages", "open_base"):
@@ -71,7 +75,7 @@ def test_words_name_the_runs_that_are_meant(monkeypatch: pytest.MonkeyPatch) -> 
     assert sorted(trained) == sorted(["control/2", *LIKE, *AGAIN])
     folders = {row.folder for row in (*inside_rows(), *likenesses())}
     assert {CONTROL, *map(folder_of, trained)} <= folders
-    assert len(names_of("wide-rates", monkeypatch)) == 9 and names_of("wide", monkeypatch) == names_of("wide-rates", monkeypatch)
+    assert len(names_of("wide-rates", monkeypatch)) == 12 and names_of("wide", monkeypatch) == names_of("wide-rates", monkeypatch)
     assert names_of("stars-paper", monkeypatch) == ["paths/paper, penalty/0"]
 
 

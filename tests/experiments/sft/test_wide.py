@@ -26,11 +26,11 @@ from tests.experiments.results import hard, result
 PLACES = Places("data", "runs")
 
 
-def test_every_arm_is_tried_at_three_rates_and_then_has_three_seeds() -> None:
-    assert len({row.name for row in grid()}) == 9
+def test_every_arm_is_tried_at_four_rates_and_then_has_three_seeds() -> None:
+    assert len({row.name for row in grid()}) == 12
     rows = list(tuned({LOOPED: 5e-4, EQUAL: 1e-3}))
     assert len(rows) == 6 and {row.seed for row in rows} == {1, 2, 3} and all(row.group == TUNED for row in rows)
-    assert best_rates(tried(LOOPED, dict(zip(RATES, (3.0, 2.0, None), strict=True))), RATES) == {LOOPED: 5e-4}
+    assert best_rates(tried(LOOPED, dict(zip(RATES, (3.0, 2.0, None, 2.5), strict=True))), RATES) == {LOOPED: 5e-4}
 
 
 def test_a_row_is_the_arm_of_the_study_at_its_length_and_rate() -> None:
@@ -86,7 +86,7 @@ def test_exits_at_a_mean_depth_are_losses_of_the_same_documents(text: Passages) 
 
 def rows_of(label: str, above: dict[int, float], *, rule: float = 0.0) -> list[dict[str, Any]]:
     """The grid of an arm and three seeds of it; rules of a looped one lie `rule` nats a token above the fixed depth."""
-    arm, found = ARMS[label], tried(label, {2.5e-4: 3.0, 5e-4: 2.0, 1e-3: None})
+    arm, found = ARMS[label], tried(label, dict(zip(RATES, (3.0, 2.0, None, 2.5), strict=True)))
     for row in tuned({label: 5e-4}):
         own = {depth: value + 0.001 * row.seed * (arm == "heal") for depth, value in above.items()}
         told = {"name": row.name, "group": TUNED, "rate": row.rate, "tokens": 20_000_000, "flops": 17 * 10**15, "exits": {}}
@@ -118,7 +118,7 @@ def test_the_page_puts_the_loop_beside_the_layers_run_once(tmp_path: Path, monke
 
 
 def test_a_run_that_diverged_is_told_in_the_grid_and_fails_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def diverges(*_: object) -> None:
+    def diverges(*_: object, **__: object) -> None:
         raise ValueError("update 9: loss nan: not finite 11 times in a row")
 
     monkeypatch.setattr("experiments.trained.train_once", diverges)
