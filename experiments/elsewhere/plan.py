@@ -48,10 +48,10 @@ def asura(workers: int, only: str, seeds: str) -> Command:
     return Command(f"{words} --only '{only}' --seeds {seeds}", "asura", "asura/runs.jsonl")
 
 
-def wide(workers: int, seeds: str) -> Command:
-    """Returns the runs of experiments.sft.wide with these seeds that are missing."""
+def wide(workers: int) -> Command:
+    """Returns the runs of experiments.sft.wide that are missing."""
     words = f"-m experiments.sft.wide {LONG} --packed {{place}}/packed --data {{place}}/corpus --runs {{place}}/runs"
-    return Command(f"{words} --workers {workers} --seeds {seeds}", "wide", "sft/wide.jsonl")
+    return Command(f"{words} --workers {workers}", "wide", "sft/wide.jsonl")
 
 
 AGAIN = ("sandwich-4-injected/2", "sandwich-12-injected/2", "sandwich-8-injected/1", "sandwich-8-injected/2")
@@ -99,13 +99,9 @@ ITEMS: dict[str, Item] = {
         ((Command(f"-m experiments.hops.run {RUN} --groups longer,chain,chain_rates --tables {{place}}/tables --workers 12",
                   "hops", "hops/runs.jsonl"),),),
     ),
-    "wide-rates": Item(
-        "the wide-core retrofit and the same layers run once, each at three rates; before wide (9 runs)", 450,
-        ((wide(4, "0"),),), WIDE,
-    ),
     "wide": Item(
-        "the same with three seeds, each arm at its best rate, and exit rules (9 runs)", 620,
-        ((wide(6, "0,1,2,3"),),), WIDE,
+        "the wide-core retrofit at its best rate with three seeds, and exit rules (3 runs)", 330,
+        ((wide(3),),), WIDE,
     ),
     "asura-pairs": Item(
         "ASURA on the batches of its parts, at calmer schedules, one projection from the larger start (23 runs)", 420,
