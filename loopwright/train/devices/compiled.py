@@ -124,7 +124,7 @@ class CompiledStep:
         return self.dual(s, v, e, index, p)
 
 
-def _step_tables(model: nn.Module) -> list[tuple[nn.Module, str]]:
+def _step_tables(model: LoopedForCausalLM) -> list[tuple[nn.Module, str]]:
     """Returns where the parameters lie that have as many rows as there are steps: every per-step table is among them, and a row of
     another that is handed over is read by nobody. They are looked up anew at each step, since sharding exchanges them."""
     steps = model.config.max_steps

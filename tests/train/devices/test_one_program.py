@@ -172,7 +172,7 @@ def test_steps_beyond_the_tables_share_it_too(monkeypatch: pytest.MonkeyPatch) -
 def test_the_product_with_the_jacobian_is_one_program_for_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     from loopwright.metrics.dual import product
 
-    model = built(TABLES["rms"] | TABLES["injection"], 3)
+    model = built(TABLES["norms"] | TABLES["injection"], 3)  # torch 2.11 cannot follow RMS norms here
     step, programs = compiled(monkeypatch, model)
     e, p = model.embed(torch.arange(10).view(2, 5))
     e, v = e.detach(), torch.randn_like(e)
@@ -180,6 +180,26 @@ def test_the_product_with_the_jacobian_is_one_program_for_all_steps(monkeypatch:
         for a, b in zip(step.product(e, v, e, t, p), product(lambda x, t=t: model.step(x, e, t, p), e, v), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     assert len(programs) == 1
+
+
+@pytest.mark.parametrize(("name", "tables"), [("asura-tiny", True), ("ouro-1.4b-tiny", False)])
+def test_it_is_handed_the_rows_of_every_table(name: str, tables: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    model, seen = noisy(name), list[StepIndex]()
+
+    def step_at(s: Tensor, e: Tensor, index: StepIndex, p: Any) -> Tensor:
+        seen.append(index)
+        return s
+
+    monkeypatch.setattr(model, "step_at", step_at)
+    e, p = model.embed(torch.arange(4)[None])
+    list(model.unroll(e, 3, p, step=CompiledStep(model)))
+    assert [index.t for index in seen] == [index.row for index in seen] == [0, 1, 2]
+    parts = [getattr(model, name) for name in ("layer_post_norm", "end_norm", "injection", "adapters") if tables]
+    per_step = {x for part in parts for x in part.parameters()}
+    for index in seen:
+        assert index.taken is not None and index.taken.keys() == per_step
+        assert all(torch.equal(row, table[index.t]) for table, row in index.taken.items())
 
 
 def test_a_step_beyond_the_tables_is_refused() -> None:
