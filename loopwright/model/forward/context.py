@@ -31,7 +31,7 @@ class Place:
     """Where in the network: one of the stacks, the step and the layer."""
 
     stack: str
-    step: StepIndex  # as it came: who asks for its number makes a compiled step another program than that of other steps
+    step: StepIndex  # not its number: a compiled step that reads the number is compiled anew for each
     layer: int
 
 

@@ -48,8 +48,8 @@ class Part(nn.Module):
 class StepIndex:
     """The step a pass is at: `t` as it is counted, `row` as per-step tables are read (an int, or one per batch row).
 
-    `taken` holds the step's rows of tables from which they were taken beforehand. A step that finds all of its rows there and
-    asks for neither number is the same work as any other step.
+    `taken` maps tables to their rows at the step, where they were taken beforehand. A step that finds its rows there and reads
+    neither number does the same work as every other step.
     """
 
     __slots__ = ("row", "t", "taken")

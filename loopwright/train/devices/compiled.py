@@ -82,9 +82,9 @@ def has_block_attention(model: LoopedForCausalLM) -> bool:
 class CompiledStep:
     """The model's step, compiled, and its product with the Jacobian by dual numbers, compiled too where the compiler can follow.
 
-    The rows of per-step tables are taken here and handed over, so that one program serves all steps: the compiler makes another
-    for another step only where a part reads the step's number. It also takes them for tensors that begin where they begin; of rows
-    that it takes itself it sums norms in loops, from the second step on.
+    The rows of per-step tables are taken here and handed over as tensors of their own, so that one program serves all steps. The
+    compiler makes one per step only where a part reads the step's number. With rows that it takes out of a table itself, from the
+    second on, it sums norms in loops on a GPU, which is slower.
     """
 
     def __init__(self, model: LoopedForCausalLM) -> None:
@@ -125,8 +125,8 @@ class CompiledStep:
 
 
 def _step_tables(model: LoopedForCausalLM) -> list[tuple[nn.Module, str]]:
-    """Returns where the parameters lie that have as many rows as there are steps: every per-step table is among them, and a row of
-    another that is handed over is read by nobody. They are looked up anew at each step, since sharding exchanges them."""
+    """Returns where the parameters lie that have as many rows as there are steps. Every per-step table is among them; nobody reads
+    the rows of the others. They are looked up at each step, since sharding exchanges them."""
     steps = model.config.max_steps
     if steps is None:
         return []
