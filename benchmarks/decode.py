@@ -69,7 +69,7 @@ def without_bookkeeping(step: Callable[[], None], cache: lw.LoopCache) -> Callab
     kept = {name: getattr(lw.LoopCache, name) for name in ("write", "check", "reserve", "begin_step")}
     first, per_step = cache.config.prelude_layers, cache.config.core_layers
     lean_calls = {
-        "write": lambda self, place, key, value, p: views[first + place.step * per_step + place.layer],
+        "write": lambda self, place, key, value, p: views[first + place.step.t * per_step + place.layer],
         "check": lambda self, depth, readings: None,
         "reserve": lambda self, span, depth, like: None,
         "begin_step": lambda self, t: None,

@@ -181,7 +181,7 @@ def test_a_per_step_injection_is_asked_for_its_rows_checked_and_loaded_again(tmp
     with pytest.raises(ValueError, match=r"injection \(mine\): unknown 'gian'; did you mean 'gain'\? allowed: gain"):
         lw.LoopedConfig(**SMALL, max_steps=3, injection={"kind": "mine", "gian": 2.0})
     config = lw.LoopedConfig(**SMALL, max_steps=3, injection={"kind": "mine", "gain": 0.5})
-    assert config.step_tables == ["injection"] and config.counts_steps
+    assert config.step_tables == ["injection"]
     model = lw.LoopedForCausalLM(config).eval()
     assert bool((model.injection.gains == 0.5).all())
     with pytest.raises(ValueError, match="depth: 4 is beyond max_steps=3; injection have no parameters for later steps"):

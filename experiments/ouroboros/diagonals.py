@@ -27,7 +27,7 @@ def spoken(model: LoopedForCausalLM, passages: Passages, depth: int, rows: int =
         e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask)
         s, said = model.start_state(e, p), []
         for t, after in enumerate(model.unroll(e, depth, p, state=s)):
-            d = controller.diagonals(model._step_index(t), s, p)[:, :, 0]  # the core is one layer here
+            d = controller.diagonals(model.step_index(t), s, p)[:, :, 0]  # the core is one layer here
             real = batch.valid[:, -d.shape[1] :, None, None] if d.shape[1] > 1 else torch.ones_like(d[..., :1, :1])
             said.append((d * real).sum(1) / real.sum(1))
             s = after

@@ -142,8 +142,8 @@ class Backbone(PreTrainedModel):
         if self.config.positions == "learned":
             x = x + self.embed_positions(p.span.positions)
         x = F.dropout(self.embed_norm(x), self.config.dropout, self.training)
-        x = p.see("embed", x, Place("prelude", 0, 0))
-        p.keep_state(x, Place("prelude", 0, -1))
+        x = p.see("embed", x, Place("prelude", FIRST, 0))
+        p.keep_state(x, Place("prelude", FIRST, -1))
         return self.run_layers("prelude", x, p, FIRST)
 
     def token_vectors(self, input_ids: Tensor) -> Tensor:
@@ -165,17 +165,20 @@ class Backbone(PreTrainedModel):
 
         A cache keeps what a row's step wrote last: a row that waits for others repeats its step from the same state.
         """
-        index = self._step_index(t)
+        index = self.step_index(t)
         if p.cache is not None:
             p.cache.begin_step(t)
-        t = index.t
+        return self.step_at(s, e, index, p)
+
+    def step_at(self, s: Tensor, e: Tensor, index: StepIndex, p: Pass) -> Tensor:
+        """Returns the state after the step at `index`; a cache, if any, has been told of it."""
         x = self.run_layers("core", self.injection(s, e, index), p, index, read=s)  # unnamed here, what enters is freed there
         if self.config.end_norm == "every":
             x = self.end_norm(x)
         elif self.config.end_norm == "per-step":
             x = self.end_norm(x, index)
-        s = p.see("state", self.gate(s, x, index), Place("core", t, len(self.core)))
-        p.keep_state(s, Place("core", t, len(self.core) - 1))  # what the last layer leaves is what the step leaves
+        s = p.see("state", self.gate(s, x, index), Place("core", index, len(self.core)))
+        p.keep_state(s, Place("core", index, len(self.core) - 1))  # what the last layer leaves is what the step leaves
         return s
 
     def unroll(
@@ -220,10 +223,10 @@ class Backbone(PreTrainedModel):
         if adapt is not None:
             x = adapt.shift(x)
         if p.fused is not None and p.fused.takes(stack, adapt):
-            return p.fused.run(stack, x, p, step.t)
+            return p.fused.run(stack, x, p, step)
         normed = stack == "core" and self.config.layer_post_norm == "per-step"
         for layer, block in enumerate(getattr(self, stack)):
-            place = Place(stack, step.t, layer)
+            place = Place(stack, step, layer)
             x = self._recomputable(block, x, p, place, adapt)
             if normed:
                 x = self.layer_post_norm(x, step)
@@ -309,7 +312,8 @@ class Backbone(PreTrainedModel):
         if last >= limit:
             raise ValueError(f"input: position {last}; learned positions end at max_position_embeddings={limit}")
 
-    def _step_index(self, t: int | Tensor | RowSteps) -> StepIndex:
+    def step_index(self, t: int | Tensor | RowSteps) -> StepIndex:
+        """Returns step `t` with the row of the per-step tables that it reads; one that has none is refused."""
         limit = self.config.max_steps
         known, t = (max(t.values), t.tensor) if isinstance(t, RowSteps) else (t, t)
         if limit is None:

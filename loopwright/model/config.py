@@ -191,11 +191,6 @@ class LoopedConfig(PreTrainedConfig):
         return parts + [(ADAPTERS[spec["kind"]], spec) for spec in self.adapters]
 
     @property
-    def counts_steps(self) -> bool:
-        """Whether a part does something else at one step than at another."""
-        return bool(self.step_tables) or any(kind.counts_steps for kind, spec in self._parts if stack_of(spec) == "core")
-
-    @property
     def draws(self) -> bool:
         """Whether a pass draws random numbers while it trains: dropout of the blocks, or a part that says so."""
         return self.dropout > 0 or any(kind.draws or spec.get("dropout", 0) > 0 for kind, spec in self._parts)

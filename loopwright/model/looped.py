@@ -15,6 +15,7 @@ from loopwright.model.forward.context import Pass, Place, Reading
 from loopwright.model.forward.output import LoopedModelOutput, LoopedOutput, layer_outputs, shifted_loss
 from loopwright.model.forward.selection import check_select, readings_of
 from loopwright.model.generation import LoopGenerationMixin
+from loopwright.model.parts.part import FIRST
 from loopwright.model.tap import Tap
 
 
@@ -80,7 +81,7 @@ class LoopedForCausalLM(Backbone, LoopGenerationMixin):
 
     def head(self, features: Tensor, p: Pass) -> Tensor:
         """Returns the logits of features."""
-        return p.see("logits", self.lm_head(features), Place("coda", 0, len(self.coda)))
+        return p.see("logits", self.lm_head(features), Place("coda", FIRST, len(self.coda)))
 
     def read_out(self, s: Tensor, p: Pass, *, reading: Reading | None = None, keep: int = 0) -> Tensor:
         """Returns the logits of a state; of the last `keep` positions only, where that is above zero. `reading`: see `features`."""

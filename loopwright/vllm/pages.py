@@ -94,8 +94,8 @@ class FlatPass:
 
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor, p: Pass, dropout: float = 0.0) -> Tensor:
         """Returns what queries q [1, T, H, K] find; their keys and values are kept for later tokens."""
-        assert isinstance(place.step, int)
-        slot = self.slots[slot_name(place.stack, place.step, place.layer)]
+        assert isinstance(place.step.t, int)
+        slot = self.slots[slot_name(place.stack, place.step.t, place.layer)]
         return slot(*(x[0].flatten(1) for x in (q, k, v))).view(q.shape)
 
     def carried_sum(self, name: str, place: Place, p: Pass, like: Tensor) -> Tensor:
@@ -104,14 +104,14 @@ class FlatPass:
         A query of zeros finds every key equally near, so that attention returns the mean of the values so far. The values lie in
         slots of the same shape as keys, several where one is too narrow, so that the engine has one kind of page.
         """
-        assert isinstance(place.step, int)
+        assert isinstance(place.step.t, int)
         heads, groups, size = self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim
         parts = like[0].split(groups * size, dim=-1)
         means = []
         for part, values in enumerate(parts):
             wide = F.pad(values, (0, groups * size - values.shape[1]))
             nothing = wide.new_zeros(wide.shape[0], heads * size)
-            carried = self.slots[sum_name(name, place.stack, place.step, part)](nothing, torch.zeros_like(wide), wide)
+            carried = self.slots[sum_name(name, place.stack, place.step.t, part)](nothing, torch.zeros_like(wide), wide)
             first = carried.view(-1, groups, heads // groups, size)[:, :, 0]  # the heads of a group find the same
             means.append(first.flatten(1)[:, : values.shape[1]])
         return torch.cat(means, dim=-1)[None] * self.span.ordinal()[..., None]

@@ -143,7 +143,7 @@ def test_a_step_table_row_that_is_never_read_fails(monkeypatch: pytest.MonkeyPat
     from loopwright.model.parts.part import StepIndex
 
     monkeypatch.setattr(
-        lw.LoopedForCausalLM, "_step_index", lambda self, t: StepIndex(t, t.clamp(max=1) if isinstance(t, Tensor) else min(t, 1))
+        lw.LoopedForCausalLM, "step_index", lambda self, t: StepIndex(t, t.clamp(max=1) if isinstance(t, Tensor) else min(t, 1))
     )
     torch.manual_seed(0)
     report = lw.check(lw.build("asura-tiny"), names=FILE_ROWS)

@@ -5,6 +5,7 @@ import torch
 
 import loopwright as lw
 from loopwright.model.forward.context import Pass, Place
+from loopwright.model.parts.part import FIRST
 from loopwright.model.tap import POINTS, Recorder
 from tests.cases import gap, noisy
 
@@ -94,4 +95,4 @@ def test_recorder_refusals():
 
 def test_a_pass_without_a_tap_returns_the_tensor_itself():
     value = torch.zeros(1)
-    assert Pass(None, None, None, True).see("state", value, Place("core", 0, 0)) is value
+    assert Pass(None, None, None, True).see("state", value, Place("core", FIRST, 0)) is value

@@ -108,7 +108,7 @@ def test_a_pass_without_a_cache_is_one_graph(name):
     model = noisy(name, depth=2)
     ids, mask = ids_of(model, 2, 6), torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
     torch.compiler.reset()
-    options = {"attention_mask": mask, "output_hidden_states": True, "output_attentions": True}
+    options = {"attention_mask": mask, "output_hidden_states": True, "output_attentions": True, "use_cache": False}
     found, expected = torch.compile(model, fullgraph=True, backend="eager")(ids, **options), model(ids, **options)
     assert found.keys() == expected.keys()
     assert gap(found.logits, expected.logits) < 1e-5

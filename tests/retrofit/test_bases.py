@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import loopwright as lw
 from loopwright.model.forward.context import Place
+from loopwright.model.parts.part import FIRST
 from loopwright.retrofit.bases import exact, input_scales, randomised, stands_for, start_bases
 from tests.cases import gap
 from tests.convert.layouts import Layout, cut
@@ -184,7 +185,7 @@ def test_scales_are_those_of_the_inputs():
     for i, block in enumerate(source.prelude):
         expected = block.attention_norms.input(x).square().flatten(0, 1).mean(0).sqrt() * (1 <= i <= 6)
         assert gap(scales["q_proj"][i], expected) < 1e-6
-        x = block(x, p, Place("prelude", 0, i))
+        x = block(x, p, Place("prelude", FIRST, i))
     assert not any(module._forward_pre_hooks for module in source.modules())
 
 

@@ -326,7 +326,7 @@ class LoopCache(Cache):
         """Returns the place of a step among the core's, or of a reading among the coda's; one per row, or an int."""
         if place.stack == "prelude":
             return 0
-        return p.coda_group if place.stack == "coda" else self._shared(place.step)
+        return p.coda_group if place.stack == "coda" else self._shared(place.step.t)
 
     def slot_of(self, place: Place, p: Pass) -> tuple[str, int | Tensor]:
         """Returns the stack whose tables hold the keys of a place, and the slot there (one per row, or an int)."""

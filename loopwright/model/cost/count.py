@@ -85,7 +85,7 @@ class Bench:
         return self._counted(f"norm ({type(norm).__name__})", lambda: norm(x) if step is None else norm(x, StepIndex(step, step)))
 
     def _step(self, t: int) -> dict[str, Cost]:
-        model, index, s, new = self.model, self.model._step_index(t), self.fresh() + 0, self.fresh() + 0
+        model, index, s, new = self.model, self.model.step_index(t), self.fresh() + 0, self.fresh() + 0
         kinds = {name: f"{name} ({getattr(model.config, name)['kind']})" for name in ("injection", "gate", "halting")}
         made: dict[str, Tensor] = {}
 
@@ -114,14 +114,14 @@ class Bench:
     def _adapted(self, adapter: Adapter, t: int) -> Cost:
         """What a stack costs with an adapter at a step, less what it costs without."""
         blocks = getattr(self.model, adapter.stack)
-        index = self.model._step_index(t) if adapter.stack == "core" else StepIndex(0, 0)
+        index = self.model.step_index(t) if adapter.stack == "core" else StepIndex(0, 0)
 
         def run(adapt: Callable[[Tensor], Adaptation | None]) -> None:
             s = self.fresh() + 0
             effects = adapt(s)
             x = s if effects is None else effects.shift(s)
             for layer, block in enumerate(blocks):
-                x = block(x, self.p, Place(adapter.stack, t, layer), effects)
+                x = block(x, self.p, Place(adapter.stack, index, layer), effects)
 
         where = f"adapter ({type(adapter).__name__})"
         adapted = self._counted(where, lambda: run(lambda s: Adaptation([adapter.begin(index, s, self.p)])))

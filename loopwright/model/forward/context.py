@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from loopwright.model.forward.span import Span
-from loopwright.model.parts.part import RowSteps
+from loopwright.model.parts.part import RowSteps, StepIndex
 from loopwright.model.tap import Tap
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ STACKS = ("prelude", "core", "coda")
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the network: one of the stacks, the step (an int or one per row) and the layer."""
+    """Where in the network: one of the stacks, the step and the layer."""
 
     stack: str
-    step: int | Tensor
+    step: StepIndex  # not its number: a compiled step that reads the number is compiled anew for each
     layer: int
 
 
@@ -54,7 +54,7 @@ class StackRunner(Protocol):
     def takes(self, stack: str, adapt: Adaptation | None) -> bool:
         """Says whether a stack runs here, with what its adapters do at the step."""
 
-    def run(self, stack: str, x: Tensor, p: Pass, step: int | Tensor) -> Tensor:
+    def run(self, stack: str, x: Tensor, p: Pass, step: StepIndex) -> Tensor:
         """Returns what the layers of a stack make of x."""
 
 
@@ -86,7 +86,7 @@ class Pass:
         """Shows a tensor to the tap, and returns what the tap makes of it."""
         if self.tap is None:
             return value
-        return self.tap(name, value, stack=place.stack, step=place.step, layer=place.layer)
+        return self.tap(name, value, stack=place.stack, step=place.step.t, layer=place.layer)
 
     def keep_state(self, x: Tensor, place: Place) -> None:
         """Keeps what a layer leaves, where the caller asks for `hidden_states`."""

@@ -92,7 +92,7 @@ def layer_outputs(config: LoopedConfig, hidden_states: bool | None, attentions: 
 
 
 def _in_order(entries: dict[Place, Tensor]) -> list[Tensor]:
-    return [entries[place] for place in sorted(entries, key=lambda place: (STACKS.index(place.stack), place.step, place.layer))]
+    return [entries[place] for place in sorted(entries, key=lambda place: (STACKS.index(place.stack), place.step.t, place.layer))]
 
 
 def shifted_loss(logits: Tensor, labels: Tensor) -> Tensor:

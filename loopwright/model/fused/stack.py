@@ -22,6 +22,7 @@ from loopwright.model.fused.offer import adapted
 from loopwright.model.fused.products import gemm_rows, gemv, launch_options, norm_gemv, norm_rows
 from loopwright.model.layers.block import Block
 from loopwright.model.parts.adapter.effects import Adaptation
+from loopwright.model.parts.part import StepIndex
 
 if TYPE_CHECKING:
     from loopwright.model.backbone import Backbone
@@ -78,7 +79,7 @@ class FusedStacks:
         """Says whether a stack runs here, with what its adapters do at the step."""
         return stack in self.blocks and not adapted(stack, adapt)
 
-    def run(self, stack: str, x: Tensor, p: Pass, step: int | Tensor) -> Tensor:
+    def run(self, stack: str, x: Tensor, p: Pass, step: StepIndex) -> Tensor:
         """Returns what the blocks of a stack make of x [B, T, D]; their keys and values go to the cache of the pass."""
         self.x, self.pending = x.reshape(self.tokens, self.width).contiguous(), None
         for layer, block in enumerate(self.blocks[stack]):

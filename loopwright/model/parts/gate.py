@@ -81,8 +81,6 @@ class GrownGate(LinearGate):
     it is at depth 1; unlike a gate that is shut by a saturated σ, it has its whole gradient there.
     """
 
-    counts_steps = True
-
     def __init__(self, config: LoopedConfig, bias: float = 0.0) -> None:
         super().__init__(config, bias)
 

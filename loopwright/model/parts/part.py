@@ -25,7 +25,6 @@ class Part(nn.Module):
     """
 
     per_step: ClassVar[bool] = False  # whether it holds one row of parameters per step: the config then needs max_steps
-    counts_steps: ClassVar[bool] = False  # whether it does something else at one step than at another (per_step implies it)
     draws: ClassVar[bool] = False  # whether it draws random numbers while it trains, beside what an option `dropout` says
     frozen: ClassVar[bool] = False  # whether its parameters are never trained
     leaks_future: bool = False  # whether a token's output depends on later tokens: generation is then refused
@@ -47,13 +46,18 @@ class Part(nn.Module):
 
 
 class StepIndex:
-    """The step a pass is at: `t` as it is counted, `row` as per-step tables are read (an int, or one per batch row)."""
+    """The step a pass is at: `t` as it is counted, `row` as per-step tables are read (an int, or one per batch row).
 
-    __slots__ = ("row", "t")
+    `taken` maps tables to their rows at the step, where they were taken beforehand. A step that finds its rows there and reads
+    neither number does the same work as every other step.
+    """
 
-    def __init__(self, t: int | Tensor, row: int | Tensor) -> None:
+    __slots__ = ("row", "t", "taken")
+
+    def __init__(self, t: int | Tensor, row: int | Tensor, taken: Mapping[Tensor, Tensor] | None = None) -> None:
         self.t = t
         self.row = row
+        self.taken = taken
 
 
 FIRST = StepIndex(0, 0)
@@ -76,10 +80,10 @@ def row_steps(values: Sequence[int], device: torch.device) -> int | RowSteps:
 
 def take(table: Tensor, step: StepIndex) -> Tensor:
     """Returns the rows of a per-step table [S, …]: […] for one step, [B, …] for one step per batch row."""
-    return table[step.row]
+    return table[step.row] if step.taken is None or table not in step.taken else step.taken[table]
 
 
 def take_width(table: Tensor, step: StepIndex) -> Tensor:
     """Returns rows of a [S, D] table so that they multiply [B, T, D]: [D] for one step, [B, 1, D] for one per row."""
-    rows = table[step.row]
+    rows = take(table, step)
     return rows if rows.dim() == 1 else rows.unsqueeze(1)

@@ -2,10 +2,10 @@
 
 A kernel that sums over rows in loops may store numbers in one loop and load them in the next. Triton may give the two loops
 different threads (github.com/triton-lang/triton/issues/10924), so a thread can load what another has not stored yet: whatever
-the memory held before. Kernels of ASURA's norms with a row of weights per step are of this kind from the second step on: on an
-H200 the gradients of the small ASURA were wrong in every test without the barrier, and are right with it (experiments/LOG.md).
-With 64 tokens or more per multiprocessor, rows wider than 64 whose weights do not begin where their table begins are summed in
-loops, others when they are wider than 1,024. Torch up to 2.13 puts no barrier between the loops
+the memory held before. Kernels of ASURA's norms with a row of weights per step were of this kind from the second step on, before
+compiled steps were handed their rows: on an H200 the gradients of the small ASURA were wrong in every test without the barrier, and
+right with it (experiments/LOG.md). With 64 tokens or more per multiprocessor, rows wider than 64 whose weights do not begin where
+their table begins are summed in loops, others when they are wider than 1,024. Torch up to 2.13 puts no barrier between the loops
 (github.com/pytorch/pytorch/pull/190519 does).
 """
 

@@ -7,18 +7,18 @@ from dataclasses import replace
 from types import TracebackType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from loopwright.metrics.dual import product
 from loopwright.model.forward.context import Pass
 from loopwright.model.fused.offer import can_compile
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.adapter.effects import Adaptation
-from loopwright.model.parts.part import FIRST
+from loopwright.model.parts.part import FIRST, StepIndex
 from loopwright.train.devices.barriers import put_barriers, why_not
 from loopwright.untrusted import first_line
 
-# one shape of batch each: with a hook, without, without a gradient; per-step tables multiply that by their steps
+# one shape of batch each: with a hook, without, without a gradient; parts that read their step's number multiply that by the steps
 GRAPHS = 256
 NARROWEST_HEAD = 16
 
@@ -69,7 +69,7 @@ class CompiledStacks:
         """Says whether a stack runs here, with what its adapters do at the step."""
         return stack in self.stacks and adapt is None
 
-    def run(self, stack: str, x: Tensor, p: Pass, step: int | Tensor) -> Tensor:
+    def run(self, stack: str, x: Tensor, p: Pass, step: StepIndex) -> Tensor:
         """Returns what the layers of a stack make of x."""
         return self.layers(stack, x, replace(p, fused=None), FIRST)
 
@@ -81,36 +81,61 @@ def has_block_attention(model: LoopedForCausalLM) -> bool:
 
 class CompiledStep:
     """The model's step, compiled, and its product with the Jacobian by dual numbers, compiled too where the compiler can follow.
-    Where no part counts steps all of them share one graph, else each has its own."""
+
+    The rows of per-step tables are taken here and handed over as tensors of their own, so that one program serves all steps. The
+    compiler makes one per step only where a part reads the step's number. With rows that it takes out of a table itself, from the
+    second on, it sums norms in loops on a GPU, which is slower.
+    """
 
     def __init__(self, model: LoopedForCausalLM) -> None:
         _prepare(model.device)
-        self.counts_steps = model.config.counts_steps
-        self.step = torch.compile(model.step, dynamic=False)
+        self.model = model
+        self.tables = _step_tables(model)
+        self.step = torch.compile(model.step_at, dynamic=False)
 
-        def dual(s: Tensor, v: Tensor, e: Tensor, t: int, p: Pass) -> tuple[Tensor, Tensor]:
-            return product(lambda x: model.step(x, e, t, p), s, v)
+        def dual(s: Tensor, v: Tensor, e: Tensor, index: StepIndex, p: Pass) -> tuple[Tensor, Tensor]:
+            return product(lambda x: model.step_at(x, e, index, p), s, v)
 
         self.plain_dual, self.dual = dual, torch.compile(dual, dynamic=False, fullgraph=True)
 
     def __call__(self, s: Tensor, e: Tensor, t: int, p: Pass) -> Tensor:
         """Returns the state after step t."""
-        return self.step(s, e, t if self.counts_steps else 0, p)
+        return self.step(s, e, self.index(t), p)
+
+    def index(self, t: int) -> StepIndex:
+        """Returns step t with its rows of the tables."""
+        step = self.model.step_index(t)
+        tables = [getattr(module, name) for module, name in self.tables]
+        return StepIndex(step.t, step.row, {table: table[step.row] for table in tables})
 
     def product(self, s: Tensor, v: Tensor, e: Tensor, t: int, p: Pass) -> tuple[Tensor, Tensor]:
         """Returns the state after step t and J v, the derivative of the step along v."""
         # seconds of imports, which what is not compiled need not wait for
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
-        t = t if self.counts_steps else 0
+        index = self.index(t)
         try:
-            return self.dual(s, v, e, t, p)
+            return self.dual(s, v, e, index, p)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             if self.dual is self.plain_dual:
                 raise
             warnings.warn(f"the Jacobian's product is not compiled: {first_line(error)}", stacklevel=2)
             self.dual = self.plain_dual
-        return self.dual(s, v, e, t, p)
+        return self.dual(s, v, e, index, p)
+
+
+def _step_tables(model: LoopedForCausalLM) -> list[tuple[nn.Module, str]]:
+    """Returns where the parameters lie that have as many rows as there are steps. Every per-step table is among them; nobody reads
+    the rows of the others. They are looked up at each step, since sharding exchanges them."""
+    steps = model.config.max_steps
+    if steps is None:
+        return []
+    return [
+        (module, name)
+        for module in model.modules()
+        for name, x in module.named_parameters(recurse=False)
+        if x.dim() and x.shape[0] == steps
+    ]
 
 
 def _prepare(device: torch.device) -> None:

@@ -48,5 +48,5 @@ def test_what_a_controller_says_is_the_mean_over_tokens(pooling: str) -> None:
     assert torch.allclose(found[0], found[1]) == (pooling == "none"), "one that reads nothing says the same of every passage"
     with torch.no_grad():
         e, p = model.embed(torch.tensor([rows[0].ids]))
-        first = model.adapters[0].diagonals(model._step_index(0), model.start_state(e, p), p)[0, :, 0]
+        first = model.adapters[0].diagonals(model.step_index(0), model.start_state(e, p), p)[0, :, 0]
     assert torch.allclose(found[0, 0], first.mean(0), atol=1e-6), "padding counts for nothing"

@@ -6,6 +6,7 @@ import torch
 import loopwright as lw
 from loopwright.model.cache.cache import LoopCache
 from loopwright.model.forward.context import Expected, Place
+from loopwright.model.parts.part import FIRST, StepIndex
 from tests.cases import gap, noisy
 
 PRESETS = ["ouro-1.4b-tiny", "huginn-tiny", "asura-tiny", "ouroboros-qwen2.5-3b-tiny"]
@@ -110,9 +111,13 @@ def test_slots_are_prelude_then_core_step_major_and_the_coda_by_reading():
     model = noisy("huginn-tiny")
     cache = LoopCache(model.config)
     p = model.embed(ids_of(model, 1, 3), cache=cache)[1]
-    order = [Place("prelude", 0, 0), Place("prelude", 0, 1)] + [Place("core", t, layer) for t in range(3) for layer in range(2)]
+    order = [Place("prelude", FIRST, 0), Place("prelude", FIRST, 1)] + [
+        Place("core", StepIndex(t, t), layer) for t in range(3) for layer in range(2)
+    ]
     assert [cache.slot_of(place, p) for place in order] == [("core", slot) for slot in range(8)]
-    coda = [cache.slot_of(Place("coda", 0, layer), p.at_reading(reading)) for reading in (4, 2, Expected(4)) for layer in range(2)]
+    coda = [
+        cache.slot_of(Place("coda", FIRST, layer), p.at_reading(reading)) for reading in (4, 2, Expected(4)) for layer in range(2)
+    ]
     assert coda == [("coda", slot) for slot in range(6)]
 
 

@@ -4,6 +4,7 @@ import torch
 
 from loopwright.model.forward.context import Pass, Place
 from loopwright.model.forward.span import place_tokens
+from loopwright.model.parts.part import StepIndex
 
 
 def test_see_hands_over_name_and_place():
@@ -15,6 +16,6 @@ def test_see_hands_over_name_and_place():
 
     span = place_tokens(1, 2, torch.device("cpu"))
     value = torch.zeros(1, 2, 3)
-    assert torch.equal(Pass(span, None, None, True, tap=tap).see("mlp", value, Place("coda", 3, 1)), value + 1)
+    assert torch.equal(Pass(span, None, None, True, tap=tap).see("mlp", value, Place("coda", StepIndex(3, 3), 1)), value + 1)
     assert calls == [("mlp", "coda", 3, 1)]
-    assert Pass(span, None, None, True).see("mlp", value, Place("coda", 3, 1)) is value
+    assert Pass(span, None, None, True).see("mlp", value, Place("coda", StepIndex(3, 3), 1)) is value

@@ -9,6 +9,7 @@ import loopwright as lw
 from loopwright.model.cache.cache import LoopCache
 from loopwright.model.forward.context import Pass, Place
 from loopwright.model.forward.span import place_tokens, running_sum
+from loopwright.model.parts.part import FIRST
 
 CONFIG = lw.preset("ouro-1.4b-tiny")
 
@@ -57,9 +58,9 @@ def test_chunked_spans_equal_the_definition(case):
         )  # fmt: skip
         cache.reserve(span, 1, values)
         p = Pass(span, None, None, True, cache)
-        carried = cache.carried_sum("x", Place("core", 0, 0), p, values)
+        carried = cache.carried_sum("x", Place("core", FIRST, 0), p, values)
         sums = span.document_sum(values[:, start:end], carried)
-        cache.write_sum("x", Place("core", 0, 0), sums, p)
+        cache.write_sum("x", Place("core", FIRST, 0), sums, p)
         visible, causal = span.mask(None)
         ordinal = span.ordinal().expand(rows, -1)
         for b in range(rows):

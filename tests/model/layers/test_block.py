@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 import loopwright as lw
 from loopwright.model.forward.context import Place
 from loopwright.model.layers.block import ACTIVATIONS, Block
+from loopwright.model.parts.part import FIRST
 from tests.cases import gap, golden_folders
 
 PLACEMENTS = {
@@ -73,7 +74,7 @@ def test_golden_stars(folder, structure, operator):
             assert gap(out.loss[None], golden[f"{name}.loss_loops_{depth}"]) < 1e-5
         state = golden["input_state"]
         _, p = model.embed(inputs_embeds=state)
-        assert gap(model.core[0](state, p, Place("core", 0, 0)), golden[f"{name}.block_output"]) < 1e-5
+        assert gap(model.core[0](state, p, Place("core", FIRST, 0)), golden[f"{name}.block_output"]) < 1e-5
 
 
 def test_stars_has_the_published_size():
@@ -92,7 +93,7 @@ def test_block_is_its_equation(mlp, placement):
             torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
     x = torch.randn(2, 5, 16)
     _, p = model.embed(inputs_embeds=x)
-    place = Place("core", 0, 0)
+    place = Place("core", FIRST, 0)
 
     def wrapped(norms, x, f):
         return norms.residual(x + norms.output(f(norms.input(x))))

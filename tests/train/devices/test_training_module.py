@@ -10,7 +10,6 @@ import torch
 
 import loopwright as lw
 from loopwright.data.batch import IGNORED, Batch
-from loopwright.train.devices.compiled import CompiledStep
 from loopwright.train.devices.training_module import Share, TrainingModule
 from loopwright.train.objectives.losses import EveryStep, Final
 from loopwright.train.objectives.penalties import PENALTIES, Weighted
@@ -98,22 +97,3 @@ def test_two_penalties_of_one_kind_are_refused() -> None:
     twice = [Weighted.build({"kind": "jacobian", "mode": mode}, PENALTIES) for mode in ("fd", "exact")]
     with pytest.raises(ValueError, match="jacobian stands there twice; allowed: each kind once"):
         TrainingModule(noisy("stars-addition-tiny"), Final(), twice)
-
-
-def test_a_compiled_step_is_asked_for_one_index_where_no_part_counts_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda step, **options: step)  # compiling is tried on a GPU
-    grown = {"gate": {"kind": "grown"}}
-    for name, changes, expected in (
-        ("stars-addition-tiny", {}, [0, 0, 0]), ("asura-tiny", {}, [0, 1, 2]), ("stars-addition-tiny", grown, [0, 1, 2]),
-    ):  # fmt: skip
-        model, seen = noisy(name, **changes), []
-
-        def step(s: Any, e: Any, t: int, p: Any, seen: list[int] = seen) -> torch.Tensor:
-            seen.append(t)
-            return s
-
-        monkeypatch.setattr(model, "step", step)
-        batch = make_batch()
-        e, p = model.embed(batch.input_ids)
-        list(model.unroll(e, 3, p, step=CompiledStep(model)))
-        assert seen == expected

@@ -69,7 +69,7 @@ class Conditioned(Adapter):
             s = F.rms_norm(s, (s.shape[-1],), eps=1e-6)
         # the projection is linear, so pooling may come after it, at its fewer channels
         x = s[..., :0] if proj is None else proj(s)
-        return POOLINGS[self.pooling](x, self.key, Place(self.stack, step.t, 0), p, self.chunk)
+        return POOLINGS[self.pooling](x, self.key, Place(self.stack, step, 0), p, self.chunk)
 
     def place(self, table: Tensor, step: StepIndex, like: Tensor) -> Tensor:
         """Returns the row of a step's table [S, W] for every token of `like` [B, T, …]."""

@@ -36,7 +36,6 @@ class Effects:
 class Adapter(Part):
     """What differs per step. Abstract: a kind is built from the site that it stands on."""
 
-    counts_steps = True
     ranges: ClassVar = {"alpha": ABOVE_ZERO, "gamma": ANY_NUMBER, "dropout": (0, 1, True)}
     unfoldable: ClassVar[str | None] = (
         "it does not say what it adds to a weight"  # why no weight can hold it; None: `fold` says what

@@ -10,7 +10,7 @@ import loopwright as lw
 from loopwright.model.forward.context import Place
 from loopwright.model.looped import plain_config
 from loopwright.model.parts.adapter.effects import Adaptation, Effects
-from loopwright.model.parts.part import StepIndex
+from loopwright.model.parts.part import FIRST, StepIndex
 from loopwright.retrofit.bases import start_bases
 from tests.cases import gap, golden_folders, noisy
 from tests.convert.layouts import Layout
@@ -116,7 +116,7 @@ def test_golden_parts_of_a_step(folder):
     with torch.no_grad():
         _, p = model.embed(inputs_embeds=golden["state"])
         index = StepIndex(0, 0)
-        place = Place("core", 0, 0)
+        place = Place("core", FIRST, 0)
         adapt = Adaptation([model.adapters[0].begin(index, golden["state"], p)])
         assert gap(model.core[0](golden["state"], p, place), golden["step0.layer_output_without_delta"]) < 1e-5
         assert gap(model.core[0](golden["state"], p, place, adapt), golden["step0.layer_output"]) < 1e-5
@@ -190,7 +190,7 @@ def test_stacked_products_are_the_plain_equation(targets, leading, mlp):
     """Outputs and gradients: of the weights, trainable here, of the input and of the diagonals."""
     adapter = {"kind": "diagonal", "rank": 3, "alpha": 6.0, "targets": targets}
     model = noisy("ouroboros-qwen2.5-3b-tiny", std=0.3, mlp=mlp, adapters=[adapter]).double()
-    bases, block, place = model.adapters[0].bases, model.core[0], Place("core", 0, 0)
+    bases, block, place = model.adapters[0].bases, model.core[0], Place("core", FIRST, 0)
     generator = torch.Generator().manual_seed(0)
     diagonals = torch.randn(*leading, 1, len(bases.names), 3, generator=generator, dtype=torch.float64, requires_grad=True)
     x = torch.randn(2, 5, model.config.hidden_size, generator=generator, dtype=torch.float64, requires_grad=True)

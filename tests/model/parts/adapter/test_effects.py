@@ -255,7 +255,6 @@ def test_an_adapter_on_a_stack_that_runs_once(kind, stack, changes):
     plain.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("adapters.")})
     assert gap(out.logits, plain(IDS).logits) > 1e-3
     assert model.config.step_tables == [] and model.config.max_steps is None
-    assert model.config.counts_steps is False
 
 
 @torch.no_grad()

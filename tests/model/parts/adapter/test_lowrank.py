@@ -78,7 +78,7 @@ def test_branch_targets_run_beside_the_branch(kind):
     from loopwright.model.forward.context import Place
 
     a = block.attention_norms.input(e)
-    x = e + block.self_attn(a, p, Place("core", 1, 0), None) + a @ update["attention"].T
+    x = e + block.self_attn(a, p, Place("core", StepIndex(1, 1), 0), None) + a @ update["attention"].T
     a = block.mlp_norms.input(x)
     expected = x + block.mlp(a, 0, None) + a @ update["mlp"].T
     assert gap(model.step(e, e, 1, p), expected) < 1e-5

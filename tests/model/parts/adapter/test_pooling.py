@@ -6,6 +6,7 @@ import torch
 from loopwright.model.cache.cache import LoopCache
 from loopwright.model.forward.context import Place
 from loopwright.model.parts.adapter.pooling import POOLINGS
+from loopwright.model.parts.part import FIRST
 from tests.cases import gap, noisy
 
 CAUSAL = ["prefix", "chunk", "token", "none"]
@@ -41,7 +42,7 @@ def test_pooling_is_its_definition(pooling):
     mask[0, 10] = 0
     _, p = model.embed(ids, attention_mask=mask, segment_ids=segments)
     x = torch.randn(2, 11, 8)
-    got = POOLINGS[pooling](x, "k", Place("core", 0, 0), p, 4)
+    got = POOLINGS[pooling](x, "k", Place("core", FIRST, 0), p, 4)
     documents = [[list(range(6)), list(range(6, 10))], [list(range(2, 11))]]
     for row in range(2):
         expected = slow_pool(x[row], documents[row], pooling)
@@ -93,7 +94,7 @@ def test_only_a_blind_controller_says_the_same_on_every_input(pooling):
     for seed in range(2):
         ids = torch.randint(0, 96, (1, 6), generator=torch.Generator().manual_seed(seed))
         e, p = model.embed(ids)
-        said.append(model.adapters[0].diagonals(model._step_index(0), model.start_state(e, p), p))
+        said.append(model.adapters[0].diagonals(model.step_index(0), model.start_state(e, p), p))
     assert torch.equal(*said) == (pooling == "none")
     assert gap(said[0], torch.zeros_like(said[0])) > 1e-3
 
