@@ -1,6 +1,7 @@
 """Compiled passes beside passes as written: a compiler can get gradients wrong and raise nothing, so its first passes are compared.
 
-Torch's did: small ASURA models were trained on wrong gradients here for want of barriers (barriers.py puts them in), and from 2.10 to 2.13 gradients of norms whose weights are rows of one table may hold whatever the memory held before
+Torch's did: small ASURA models were trained on wrong gradients here for want of barriers (barriers.py puts them in), and from 2.10
+to 2.13 gradients of norms whose weights are rows of one table may hold whatever the memory held before
 (github.com/pytorch/pytorch/issues/193061).
 """
 
