@@ -143,7 +143,8 @@ def _read(path: Path, take: Callable[[IO[str]], str]) -> Iterator[str]:
                 yield part
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ValueError(f"{path}: cannot be read after line {lines} ({reason})") from None
+        remedy = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+        raise ValueError(f"{path}: cannot be read after line {lines} ({reason}){remedy}") from None
 
 
 def _open(path: Path) -> IO[str]:

@@ -15,6 +15,10 @@ BYTES, SUFFIXES = 256 * 2**20, {".json", ".model", ".txt", ".jinja"}  # of one f
 HUB_SECONDS = 10  # how long the hub may take to say whether it has a tokenizer
 
 
+class NoTokenizer(ValueError):  # noqa: N818  (it is what is wrong)
+    """A model that was given as an object, without a folder, has no tokenizer."""
+
+
 class Tokenizer:
     """transformers' tokenizer of a folder or hub id. `opening` are the ids that it puts before any text (a BOS, or nothing)."""
 

@@ -255,7 +255,8 @@ class LoopedConfig(PreTrainedConfig):
         if not self.prelude_layers + self.core_layers + self.coda_layers:
             yield "prelude_layers, core_layers and coda_layers are 0; allowed: at least one layer in all"
         if self.head_dim < 1:
-            yield f"head_dim is {self.head_dim}; allowed: a whole number of at least 1"
+            sizes = f"{self.hidden_size} / {self.num_attention_heads}"
+            yield f"head_dim is {self.head_dim} (by default hidden_size / num_attention_heads, {sizes}); allowed: at least 1"
         if self.num_attention_heads % self.num_key_value_heads:
             heads = (self.num_attention_heads, self.num_key_value_heads)
             yield f"heads and key/value heads are {heads}; the first must be a multiple of the second"
