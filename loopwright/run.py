@@ -72,8 +72,8 @@ class RunFolder:
         return next((path for path in names if os.path.lexists(path)), None)
 
     def check_free(self) -> None:
-        """Refuses a folder that holds a run, files that no run wrote under a run's names, or a model: where a folder holds both, its
-        name stands for the run, and nobody would find the model again."""
+        """Refuses a folder that holds a run, files that no run wrote under a run's names, or a model: where a folder holds both,
+        its name stands for the run, and nobody would find the model again."""
         if self.recipe.is_file() and self.holds_updates:
             raise ValueError(f"train: {self.path} already holds a run; --resume continues it, --out names another folder")
         if self.holds_updates or self.not_ours is not None:

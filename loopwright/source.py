@@ -88,7 +88,7 @@ def check_fit(splits: Splits, model: LoopedForCausalLM, name: str, words: Callab
     for token, index in splits.tokenizer.get_vocab().items():
         if index not in added and named.get(index, token) != token:
             raise ValueError(
-                f"data: its tokenizer is not that of {name} (token {index} is {token!r} in the data, {named[index]!r} in the model), "
+                f"data: its tokenizer is not that of {name} (token {index} is {token!r} in the data, {named[index]!r} there), "
                 "so a loss would say nothing; give data with the model's own tokenizer, or a text (--text, text=)"
             )
 

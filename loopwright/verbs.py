@@ -20,7 +20,7 @@ from loopwright.evaluate.heldout import HeldOut, held_out, need_likelihood
 from loopwright.evaluate.paired import Paired, compare_rows, paired_table
 from loopwright.evaluate.paired import compare as compare_texts
 from loopwright.evaluate.passages import passage_length, read_passages
-from loopwright.evaluate.sweep import SweepReport, grid, sweep
+from loopwright.evaluate.sweep import SweepReport, grid, parse_depths, sweep
 from loopwright.evaluate.tasks import TaskEvaluation, task_names
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.notebook import html_of
@@ -136,7 +136,7 @@ class Evaluation(Plotted):
 def evaluate(
     model: Model,
     *,
-    depths: int | Iterable[int] | None = None,
+    depths: int | str | Iterable[int] | None = None,
     data: Data | None = None,
     text: Texts | None = None,
     tokenizer: str | Path | None = None,
@@ -153,7 +153,7 @@ def evaluate(
 
     Args:
         model: a model, a run of `lw.train`, or anything that `lw.load` opens.
-        depths: default: the model's own depth.
+        depths: numbers, or words such as "1:8" and "1:64:log"; default: the model's own depth.
         data: `lw.splits`, rows of one, `{"kind": …}` or a recipe's name; default: the data that a run was trained on.
         text: a file of running text or JSON lines (patterns allowed), or several by name; gives the held-out loss.
         tokenizer: a folder or hub id; default: that of the model's folder or run.
@@ -167,7 +167,7 @@ def evaluate(
             hub), `shots` the examples before each (default: the task's own number), `rows` the first questions of each.
     """
     rules = exit_words([exit] if isinstance(exit, str) else exit)
-    depths = [depths] if isinstance(depths, int) else depths
+    depths = [depths] if isinstance(depths, int) else parse_depths(depths) if isinstance(depths, str) else depths
     splits = [splits] if isinstance(splits, str) else splits
     _check_numbers(rows=rows, batch=batch)
     if context is not None and text is None:
@@ -251,7 +251,7 @@ def compare(
     first: Model,
     second: Model,
     *,
-    depths: int | tuple[int | None, int | None] | None = None,
+    depths: int | Sequence[int | None] | None = None,
     data: Data | None = None,
     text: Texts | None = None,
     tokenizer: str | Path | None = None,
@@ -269,7 +269,7 @@ def compare(
     if data is not None and text is not None:
         raise ValueError("compare: give data= or text=, one of them")
     one, two = _open(first, "compare"), _open(second, "compare")
-    pair = depths if isinstance(depths, tuple) else (depths, depths)
+    pair = tuple(depths) if isinstance(depths, Sequence) else (depths, depths)
     if len(pair) != 2:
         raise ValueError(f"depths: {pair}; give one depth for both, or a pair")
     at = [opened.model.config.check_depth(depth) for opened, depth in zip((one, two), pair, strict=True)]

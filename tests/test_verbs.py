@@ -257,3 +257,10 @@ def test_mistakes_are_one_line(call: Any, words: str) -> None:
     with pytest.raises((ValueError, TypeError, FileNotFoundError), match=words) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_depths_as_the_command_line_writes_them() -> None:
+    rows, trained = lw.TokenRows(counting(8)), model()
+    words, numbers = (lw.evaluate(trained, data=rows, depths=depths)["test"] for depths in ("1:3", [1, 2, 3]))
+    assert words.depth == (1, 2, 3) and words.loss == numbers.loss
+    assert lw.compare(trained, trained, data=rows, depths=[1, 3]).results[0].depths == (1, 3)

@@ -117,7 +117,7 @@ def test_stages_are_those_of_a_model_of_the_same_shape():
     for i in range(5, 45):
         metrics["by_place"]["colsum"]["mean"][i] *= -1
     few = stages(metrics, other)
-    assert few.good is None and few.sentence.startswith("Only in 16.6 % of steps: the curve over one block has the shape of the dense")
+    assert few.good is None and few.sentence.startswith("Only in 16.6 % of steps: the curve over one block has")
     metrics = made()
     other["by_place"]["colsum"]["mean"] = [-v for v in other["by_place"]["colsum"]["mean"]]
     assert stages(metrics, other).good is False
