@@ -272,7 +272,9 @@ def compare(
     pair = tuple(depths) if isinstance(depths, Sequence) else (depths, depths)
     if len(pair) != 2:
         raise ValueError(f"depths: {pair}; give one depth for both, or a pair")
-    at = [opened.model.config.check_depth(depth) for opened, depth in zip((one, two), pair, strict=True)]
+    configs = [opened.model.config for opened in (one, two)]
+    # a dense model has one depth, which is shown as 1
+    at = [c.check_depth(depth if c.is_looped or depth != 1 else None) for c, depth in zip(configs, pair, strict=True)]
     if text is not None:
         options: dict[str, Any] = {"text": text, "rows": rows, "batch": batch, "context": context}
         words = tokenizer if tokenizer is not None else _shared_words(one, two)

@@ -155,8 +155,7 @@ def test_choices(name):
         ({"end_norm": "per-step", "max_steps": 2}, "depth (4) is beyond max_steps (2)"),
         (
             {"core_layers": 0, "prelude_layers": 1, "gate": {"kind": "mix"}},
-            "a model without a core has no steps: it takes no adapters there, injection or gate, state 'input', end_norm "
-            "'never' and layer_post_norm 'none', not 'input', 'none', 'mix', 'never', 'none'",
+            "a model without a core (core_layers 0) has no steps, and gate is 'mix', not 'none'",
         ),
     ],
 )

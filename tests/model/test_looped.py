@@ -317,7 +317,7 @@ def test_wrong_tokens_and_seeds_get_one_line(inputs, words):
 
 def test_a_dense_model_takes_no_parts_of_a_step():
     for fields in ({"state": {"kind": "noise"}}, {"injection": {"kind": "concat"}}, {"end_norm": "every"}):
-        with pytest.raises(ValueError, match="a model without a core has no steps"):
+        with pytest.raises(ValueError, match=r"a model without a core \(core_layers 0\) has no steps"):
             lw.LoopedConfig(prelude_layers=2, core_layers=0, **fields)
 
 

@@ -28,10 +28,10 @@ def test_one_run_at_two_depths(run: str, capsys: pytest.CaptureFixture[str]) -> 
     assert "paired over 8 rows" in printed and "3 / 1" in printed and "exact match" in printed
 
 
-def test_a_text(run: str, tmp_path: Path) -> None:
+def test_a_text(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sums.txt").write_text("12+34=64§" * 4)
     found = compare(run, run, depths="1,2", texts=[f"mine={tmp_path / 'sums.txt'}"], context=8)
-    assert [result.text for result in found.results] == ["mine"]
+    assert [result.text for result in found.results] == ["mine"] and "paired over 5 passages" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
