@@ -178,7 +178,8 @@ def text_field(record: Record, field: str) -> str | None:
     """Returns the text of a field; None where it is empty. A field that is missing or no text is an error."""
     where, fields = record
     if field not in fields:
-        raise ValueError(f"{where}: no field {field!r}; it has: {shown(', '.join(map(str, fields)) or 'none')[1:-1]}")
+        names = shown(", ".join(map(str, fields)) or "none")[1:-1]
+        raise ValueError(f"{where}: no field {field!r}; it has: {names}; name the one with the text (field)")
     value = fields[field]
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{where}: field {field!r} holds {type(value).__name__}; allowed: text")

@@ -57,7 +57,9 @@ class Tokenizer:
             return self.own(list(texts), add_special_tokens=False, verbose=False, **options)
         except Exception as error:  # a small vocabulary, such as a task's symbols, has no word for everything
             reason = first_line(error)
-            raise ValueError(f"{self.source}: a text has no tokens in this tokenizer ({reason}); give another one") from None
+            raise ValueError(
+                f"{self.source}: a text has no tokens in this tokenizer ({reason}); give another text or tokenizer"
+            ) from None
 
     def decode(self, ids: Any) -> str:
         """Returns the text of ids, control words included."""
