@@ -34,7 +34,7 @@ def ending(work: Callable[[], Any], usage_error: type[BaseException], own_files:
         _silence()
         sys.exit(CLOSED)
     except (ValueError, TypeError, OSError) as error:
-        told = str(error) or type(error).__name__
+        told = _told(error)
         place = _place_in(own_files(), error)
         fail(f"{place}: {type(error).__name__}: {told}" if place else told)
     except KeyboardInterrupt:
@@ -61,6 +61,13 @@ def one_line(message: str) -> str:
     """Returns a message without line ends and without letters that would steer a terminal."""
     line = " ".join(message.split())
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
+
+
+def _told(error: Exception) -> str:
+    """Returns what an error says; the operating system's own begin with a number that says nothing to most readers."""
+    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
+        return f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}"
+    return str(error) or type(error).__name__
 
 
 def _usage(error: Any) -> str:

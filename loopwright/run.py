@@ -71,6 +71,17 @@ class RunFolder:
             names.append(self.checkpoints)
         return next((path for path in names if os.path.lexists(path)), None)
 
+    def check_free(self) -> None:
+        """Refuses a folder that holds a run, files that no run wrote under a run's names, or a model: where a folder holds both,
+        its name stands for the run, and nobody would find the model again."""
+        if self.recipe.is_file() and self.holds_updates:
+            raise ValueError(f"train: {self.path} already holds a run; --resume continues it, --out names another folder")
+        if self.holds_updates or self.not_ours is not None:
+            path = self.not_ours or (self.checkpoints if self.holds_checkpoints else self.log)
+            raise ValueError(f"train: {path} is there, and a run would write over it; move it away, or --out names another folder")
+        if (self.path / "config.json").exists():
+            raise ValueError(f"train: {self.path} holds a model (config.json), which a run would hide; --out names another folder")
+
     @contextmanager
     def locked(self) -> Iterator[RunFolder]:
         """Makes the folder, holds it for this process alone, clears what killed writes left, and gives it back. Where no update

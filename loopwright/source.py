@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,9 @@ from loopwright.convert.checked import (
 )
 from loopwright.convert.load import named_dtype, usable_device
 from loopwright.convert.parts import RECORD
-from loopwright.data.tokenizer import load_tokenizer
+from loopwright.data.batch import Splits
+from loopwright.data.build import check_vocab
+from loopwright.data.tokenizer import NoTokenizer, load_tokenizer
 from loopwright.imports import missing_files
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
@@ -66,6 +68,29 @@ def load(
 def tokenizer(source: str | Path) -> Any:
     """Returns the tokenizer of anything that `load` opens, as transformers' own class; for a run, the one it was trained with."""
     return Source(source).tokenizer()
+
+
+def check_fit(splits: Splits, model: LoopedForCausalLM, name: str, words: Callable[[], str | Path]) -> None:
+    """Raises a ValueError where ids of the data are beyond a model's vocabulary, or other words in its tokenizer.
+
+    `words` returns where the tokenizer stands. Where the model or the data has none, the vocabulary's size alone is compared. Added
+    tokens (EOS, the roles of a chat) may have other names: models that share a vocabulary rename them.
+    """
+    check_vocab(splits, model.config.vocab_size)
+    if splits.tokenizer is None:
+        return
+    try:
+        tokenizer = load_tokenizer(words(), name)
+    except (FileNotFoundError, NoTokenizer):
+        return
+    named = {index: token for token, index in tokenizer.get_vocab().items()}
+    added = set(tokenizer.added_tokens_decoder) & set(splits.tokenizer.added_tokens_decoder)
+    for token, index in splits.tokenizer.get_vocab().items():
+        if index not in added and named.get(index, token) != token:
+            raise ValueError(
+                f"data: its tokenizer is not that of {name} (token {index} is {token!r} in the data, {named[index]!r} there), "
+                "so a loss would say nothing; give data with the model's own tokenizer, or a text (--text, text=)"
+            )
 
 
 class Source:

@@ -12,15 +12,15 @@ from rich.console import Group
 
 from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.batch import Source as Rows
-from loopwright.data.build import build_data, check_vocab
-from loopwright.data.tokenizer import Tokenizer
+from loopwright.data.build import build_data
+from loopwright.data.tokenizer import NoTokenizer, Tokenizer
 from loopwright.evaluate.exit_rows import ExitEvaluation, exit_words, exits_of, of_rows, of_text
 from loopwright.evaluate.harness import evaluate_tasks
 from loopwright.evaluate.heldout import HeldOut, held_out, need_likelihood
 from loopwright.evaluate.paired import Paired, compare_rows, paired_table
 from loopwright.evaluate.paired import compare as compare_texts
 from loopwright.evaluate.passages import passage_length, read_passages
-from loopwright.evaluate.sweep import SweepReport, grid, sweep
+from loopwright.evaluate.sweep import SweepReport, grid, parse_depths, sweep
 from loopwright.evaluate.tasks import TaskEvaluation, task_names
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.notebook import html_of
@@ -29,7 +29,7 @@ from loopwright.plot.training import BY_DEPTH, length_by_depth_heatmap
 from loopwright.recipes import find
 from loopwright.recipes import recipe as find_recipe
 from loopwright.settings import merge
-from loopwright.source import Source
+from loopwright.source import Source, check_fit
 from loopwright.source import tokenizer as load_words
 from loopwright.threads import fitting_threads
 from loopwright.train.loop import train as run_training
@@ -136,7 +136,7 @@ class Evaluation(Plotted):
 def evaluate(
     model: Model,
     *,
-    depths: int | Iterable[int] | None = None,
+    depths: int | str | Iterable[int] | None = None,
     data: Data | None = None,
     text: Texts | None = None,
     tokenizer: str | Path | None = None,
@@ -153,7 +153,7 @@ def evaluate(
 
     Args:
         model: a model, a run of `lw.train`, or anything that `lw.load` opens.
-        depths: default: the model's own depth.
+        depths: numbers, or words such as "1:8" and "1:64:log"; default: the model's own depth.
         data: `lw.splits`, rows of one, `{"kind": …}` or a recipe's name; default: the data that a run was trained on.
         text: a file of running text or JSON lines (patterns allowed), or several by name; gives the held-out loss.
         tokenizer: a folder or hub id; default: that of the model's folder or run.
@@ -167,7 +167,7 @@ def evaluate(
             hub), `shots` the examples before each (default: the task's own number), `rows` the first questions of each.
     """
     rules = exit_words([exit] if isinstance(exit, str) else exit)
-    depths = [depths] if isinstance(depths, int) else depths
+    depths = [depths] if isinstance(depths, int) else parse_depths(depths) if isinstance(depths, str) else depths
     splits = [splits] if isinstance(splits, str) else splits
     _check_numbers(rows=rows, batch=batch)
     if context is not None and text is None:
@@ -197,7 +197,7 @@ def evaluate(
                 reports[name] = held_out(opened.model, passages, depths=depths, batch_size=batch, source=opened.name)
             return Evaluation(reports)
         dataset = opened.data() if data is None and opened.data is not None else _splits(data)
-        check_vocab(dataset, opened.model.config.vocab_size)
+        check_fit(dataset, opened.model, opened.name, opened.words)
         if rules:
             each = _parts(dataset, splits, rows).items()
             measured = {n: of_rows(part, batch or BATCH, exact=dataset.exact) for n, part in each}
@@ -251,7 +251,7 @@ def compare(
     first: Model,
     second: Model,
     *,
-    depths: int | tuple[int | None, int | None] | None = None,
+    depths: int | Sequence[int | None] | None = None,
     data: Data | None = None,
     text: Texts | None = None,
     tokenizer: str | Path | None = None,
@@ -268,11 +268,13 @@ def compare(
     _check_numbers(rows=rows, batch=batch)
     if data is not None and text is not None:
         raise ValueError("compare: give data= or text=, one of them")
-    one, two = _open(first), _open(second)
-    pair = depths if isinstance(depths, tuple) else (depths, depths)
+    one, two = _open(first, "compare"), _open(second, "compare")
+    pair = tuple(depths) if isinstance(depths, Sequence) else (depths, depths)
     if len(pair) != 2:
         raise ValueError(f"depths: {pair}; give one depth for both, or a pair")
-    at = [opened.model.config.check_depth(depth) for opened, depth in zip((one, two), pair, strict=True)]
+    configs = [opened.model.config for opened in (one, two)]
+    # a dense model has one depth, which is shown as 1
+    at = [c.check_depth(depth if c.is_looped or depth != 1 else None) for c, depth in zip(configs, pair, strict=True)]
     if text is not None:
         options: dict[str, Any] = {"text": text, "rows": rows, "batch": batch, "context": context}
         words = tokenizer if tokenizer is not None else _shared_words(one, two)
@@ -283,7 +285,7 @@ def compare(
     if chosen is None:
         raise ValueError("compare: give data= (rows with answers) or text= (files of running text)")
     for opened in (one, two):
-        check_vocab(chosen, opened.model.config.vocab_size)
+        check_fit(chosen, opened.model, opened.name, opened.words)
     results = []
     for name, part in _parts(chosen, splits, rows).items():
         with fitting_threads(one.model):
@@ -304,15 +306,15 @@ class _Opened:
     words: Callable[[], str | Path]
 
 
-def _open(model: Model) -> _Opened:
+def _open(model: Model, verb: str = "evaluate") -> _Opened:
     if isinstance(model, LoopedForCausalLM):
         return _Opened(model, type(model).__name__, None, _no_words)
     if not isinstance(model, Run | str | Path):
         raise TypeError(f"model: must be a model, a run or what lw.load takes (got {type(model).__name__})")
     if isinstance(model, Run):
-        return _Opened(model.model, str(model.folder.path), lambda: model.splits, lambda: model.checkpoint)
+        return _Opened(model.model, str(model.folder.path), lambda: model.splits, Source(model.checkpoint).tokenizer_folder)
     source = Source(model)
-    source.need_weights("evaluate")
+    source.need_weights(verb)
     recipe, run = source.recipe, source.run
     data = None
     if recipe is not None and run is not None:
@@ -359,7 +361,7 @@ def _shared_words(one: _Opened, two: _Opened) -> str | Path:
 
 
 def _no_words() -> str:
-    raise ValueError("tokenizer: a model alone has none; give tokenizer= (a folder or hub id)")
+    raise NoTokenizer("tokenizer: a model alone has none; give tokenizer= (a folder or hub id)")
 
 
 def _plain(recipe: Recipe | Mapping[str, Any] | str | Path) -> tuple[dict[str, Any], str]:

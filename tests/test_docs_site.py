@@ -17,7 +17,7 @@ def test_the_api_page_has_every_public_name() -> None:
     page = API["page"]()
     assert set(re.findall(r"^### lw\.(\w+)$", page, re.MULTILINE)) == set(lw.__all__) - modules()
     assert "lw.build(name: str, **changes: Any) -> LoopedForCausalLM" in page
-    assert "    depths: int | Iterable[int] | None = None," in page  # a long signature, one argument a line
+    assert "    depths: int | str | Iterable[int] | None = None," in page  # a long signature, one argument a line
     assert "- `vocab_size`: the number of ids" in page and "Args:" not in page
     assert "- `.ok`: Whether no check failed." in page
 

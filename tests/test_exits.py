@@ -104,3 +104,8 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         ["bash", "-c", 'set -o pipefail; "$0" -c "$1" | true', sys.executable, code], capture_output=True, text=True, check=False
     )
     assert done.returncode == 141 and done.stderr == ""
+
+
+def test_what_the_operating_system_says_is_told_without_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ends(lambda: (tmp_path / "nothing").read_text()) == 2
+    assert capsys.readouterr().err == f"loopwright: {tmp_path / 'nothing'}: no such file or directory\n"

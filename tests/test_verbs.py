@@ -257,3 +257,18 @@ def test_mistakes_are_one_line(call: Any, words: str) -> None:
     with pytest.raises((ValueError, TypeError, FileNotFoundError), match=words) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_depths_as_the_command_line_writes_them() -> None:
+    rows, trained = lw.TokenRows(counting(8)), model()
+    words, numbers = (lw.evaluate(trained, data=rows, depths=depths)["test"] for depths in ("1:3", [1, 2, 3]))
+    assert words.depth == (1, 2, 3) and words.loss == numbers.loss
+    assert lw.compare(trained, trained, data=rows, depths=[1, 3]).results[0].depths == (1, 3)
+
+
+def test_a_looped_model_at_some_depth_against_a_dense_one() -> None:
+    changes = {"prelude_layers": 1, "core_layers": 0, "injection": {"kind": "none"}, "state": {"kind": "input"}}
+    rows, dense = lw.TokenRows(counting(8)), lw.build("stars-addition-tiny", vocab_size=VOCAB, **changes)
+    assert lw.compare(model(), dense, data=rows, depths=(3, 1)).results[0].depths == (3, 1)
+    with pytest.raises(ValueError, match="depth: 3 was asked of a dense model"):
+        lw.compare(model(), dense, data=rows, depths=3)

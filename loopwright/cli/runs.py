@@ -56,6 +56,8 @@ def train(
 ) -> None:
     """Train a run from a recipe: train, validate at several depths, save. Ctrl-C saves first; --resume continues exactly there.
 
+    It runs on the GPU where there is one (CUDA_VISIBLE_DEVICES chooses), else on the CPU.
+
     Examples:
 
     loopwright train demo-stable updates=300 optim.lr=1e-3 --out runs/mine
@@ -155,7 +157,8 @@ def compare(
     first: Annotated[str, typer.Argument(metavar="FIRST", help="A run, a model's folder or a hub id.")],
     second: Annotated[str, typer.Argument(metavar="SECOND", help="The other; the same again compares two depths.")],
     depths: Annotated[
-        str | None, typer.Option(metavar="D[,D]", help="One depth for both (4), or one for each (8,1). Default: their own.")
+        str | None,
+        typer.Option(metavar="D[,D]", help="One depth for both (4), or one each (8,1; dense: 1). Default: their own."),
     ] = None,
     data: Annotated[
         str | None,

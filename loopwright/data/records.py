@@ -143,7 +143,8 @@ def _read(path: Path, take: Callable[[IO[str]], str]) -> Iterator[str]:
                 yield part
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ValueError(f"{path}: cannot be read after line {lines} ({reason})") from None
+        remedy = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+        raise ValueError(f"{path}: cannot be read after line {lines} ({reason}){remedy}") from None
 
 
 def _open(path: Path) -> IO[str]:
@@ -177,7 +178,8 @@ def text_field(record: Record, field: str) -> str | None:
     """Returns the text of a field; None where it is empty. A field that is missing or no text is an error."""
     where, fields = record
     if field not in fields:
-        raise ValueError(f"{where}: no field {field!r}; it has: {shown(', '.join(map(str, fields)) or 'none')[1:-1]}")
+        names = shown(", ".join(map(str, fields)) or "none")[1:-1]
+        raise ValueError(f"{where}: no field {field!r}; it has: {names}; name the one with the text (field)")
     value = fields[field]
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{where}: field {field!r} holds {type(value).__name__}; allowed: text")

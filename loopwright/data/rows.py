@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,9 @@ class TokenRows:
         odd = next((int(row[(row < 0) & (row != IGNORED)][0]) for row in answers if ((row < 0) & (row != IGNORED)).any()), None)
         if odd is not None:
             raise ValueError(f"labels: must be ids >= 0, or {IGNORED} where nothing is predicted (got {odd})")
+        if labels is not None and all(_shifted(row, answer) for row, answer in zip(self.rows, answers, strict=True)):
+            told = "labels: each is the token after its place, and the model shifts labels once more"
+            warnings.warn(f"{told}; give the ids themselves", stacklevel=2)
 
     @property
     def vocab_size(self) -> int:
@@ -98,11 +102,20 @@ def _source(rows: Any) -> Source:
     return rows if callable(getattr(rows, "batch", None)) else TokenRows(rows)
 
 
+def _shifted(row: Tensor, labels: Tensor) -> bool:
+    """Whether labels are a row's ids, moved by one place to the left, as other code wants them."""
+    known = labels[:-1] != IGNORED
+    labels, after, here = labels[:-1][known], row[1:][known], row[:-1][known]
+    return len(labels) > 0 and torch.equal(labels, after) and not torch.equal(labels, here)
+
+
 def _ids(what: str, place: int, row: Ids) -> Tensor:
     try:
         ids = torch.as_tensor(row)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{what}: row {place} holds no token ids ({str(error).splitlines()[0]})") from None
+    if ids.shape == (0,):
+        raise ValueError(f"{what}: row {place} is empty; give at least two token ids")
     if ids.ndim != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
         raise TypeError(f"{what}: row {place} must be one list of whole numbers (got {ids.dtype} of shape {tuple(ids.shape)})")
     return ids.long()

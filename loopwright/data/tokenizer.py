@@ -15,6 +15,10 @@ BYTES, SUFFIXES = 256 * 2**20, {".json", ".model", ".txt", ".jinja"}  # of one f
 HUB_SECONDS = 10  # how long the hub may take to say whether it has a tokenizer
 
 
+class NoTokenizer(ValueError):  # noqa: N818  (it is what is wrong)
+    """A model that was given as an object, without a folder, has no tokenizer."""
+
+
 class Tokenizer:
     """transformers' tokenizer of a folder or hub id. `opening` are the ids that it puts before any text (a BOS, or nothing)."""
 
@@ -53,7 +57,9 @@ class Tokenizer:
             return self.own(list(texts), add_special_tokens=False, verbose=False, **options)
         except Exception as error:  # a small vocabulary, such as a task's symbols, has no word for everything
             reason = first_line(error)
-            raise ValueError(f"{self.source}: a text has no tokens in this tokenizer ({reason}); give another one") from None
+            raise ValueError(
+                f"{self.source}: a text has no tokens in this tokenizer ({reason}); give another text or tokenizer"
+            ) from None
 
     def decode(self, ids: Any) -> str:
         """Returns the text of ids, control words included."""

@@ -141,7 +141,8 @@ def paired_table(results: Sequence[Paired], first: str, second: str, width: int 
     table.title = f"first: {first}\nsecond: {second}"
     units = sorted({r.unit for r in results})
     count = sum({r.text: r.passages for r in results}.values())  # a split stands there once per measure
-    table.caption = f"paired over {count:,} rows; 95 % intervals by drawing {' and '.join(units)}s"
+    what = "passages" if any(r.unit != "row" for r in results) else "rows"
+    table.caption = f"paired over {count:,} {what}; 95 % intervals by drawing {' and '.join(units)}s"
     return table
 
 

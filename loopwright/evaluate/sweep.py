@@ -312,7 +312,7 @@ _CELLS: dict[str, Callable[[SweepReport, int], str]] = {
 # depths in words
 
 
-def parse_depths(text: str) -> list[int]:
+def parse_depths(text: str, name: str = "depths") -> list[int]:
     """Returns the depths that words such as "1:64", "1,2,4", "1:64:4" or "1:1000:log" name, ascending, each once.
 
     Both ends belong to a range; ":4" takes every fourth from the start, ":log" few per doubling, the end included.
@@ -324,10 +324,10 @@ def parse_depths(text: str) -> list[int]:
             (match.group(1), match.group(2) or match.group(1), match.group(3) or "1") if match else ("0", "0", "1")
         )
         if len(first) > 9 or len(last) > 9 or len(stride) > 9 or int(last) > MOST_DEPTH:
-            raise ValueError(f"depths: {shown(word)} in {shown(text)}; allowed: depths of at most {MOST_DEPTH:,}")
+            raise ValueError(f"{name}: {shown(word)} in {shown(text)}; allowed: {name} of at most {MOST_DEPTH:,}")
         if int(first) < 1 or int(last) < int(first) or stride == "0":
             raise ValueError(
-                "depths must be numbers >= 1 or ranges first:last, first:last:stride or first:last:log, with first <= last, "
+                f"{name} must be numbers >= 1 or ranges first:last, first:last:stride or first:last:log, with first <= last, "
                 f"joined by commas (got {shown(text)})"
             )
         depths.update(log_range(int(first), int(last)) if stride == "log" else range(int(first), int(last) + 1, int(stride)))

@@ -190,6 +190,8 @@ def parse_constraint(word: str) -> dict[str, Any]:
         return {kind: value.split(",")}
     if kind == "json":
         path: Path = user_path(value)
+        if not path.is_file():
+            raise FileNotFoundError(f"constrain: {path}: there is no such file; give a file with a JSON schema")
         return {kind: parse_json(read_text(path, LONGEST), str(path), "give a file with a JSON schema")}
     return {kind: value}
 

@@ -102,7 +102,10 @@ class Backbone(PreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input: give either input_ids or inputs_embeds, not both and not neither")
         if input_ids is not None and (not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point()):
-            raise ValueError("input_ids: allowed: a tensor of whole numbers, one row per sequence [B, T]")
+            given = type(input_ids).__name__
+            if isinstance(input_ids, Tensor):
+                given = f"{input_ids.dtype} of shape {tuple(input_ids.shape)}"
+            raise ValueError(f"input_ids: must be a tensor of whole numbers, one row per sequence [B, T] (got {given})")
         if inputs_embeds is not None:
             x = inputs_embeds * self.config.embedding_scale
         else:

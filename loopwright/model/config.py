@@ -250,7 +250,8 @@ class LoopedConfig(PreTrainedConfig):
         if not self.prelude_layers + self.core_layers + self.coda_layers:
             yield "prelude_layers, core_layers and coda_layers are 0; allowed: at least one layer in all"
         if self.head_dim < 1:
-            yield f"head_dim is {self.head_dim}; allowed: a whole number of at least 1"
+            sizes = f"{self.hidden_size} / {self.num_attention_heads}"
+            yield f"head_dim is {self.head_dim} (by default hidden_size / num_attention_heads, {sizes}); allowed: at least 1"
         if self.num_attention_heads % self.num_key_value_heads:
             heads = (self.num_attention_heads, self.num_key_value_heads)
             yield f"heads and key/value heads are {heads}; the first must be a multiple of the second"
@@ -286,12 +287,13 @@ class LoopedConfig(PreTrainedConfig):
         for place, spec in enumerate(self.adapters):
             yield from wrong_options(f"adapters[{place}]", spec, ADAPTERS[spec["kind"]].ranges, sizes=True)
         yield from too_large(self)
-        kinds = [getattr(self, name)["kind"] for name in _OF_STEPS] + [self.end_norm, self.layer_post_norm]
-        if not self.is_looped and (self._core_adapters or kinds != [*(PLAIN[name] for name in _OF_STEPS), "never", "none"]):
-            yield (
-                "a model without a core has no steps: it takes no adapters there, injection or gate, state 'input', end_norm "
-                f"'never' and layer_post_norm 'none', not {', '.join(map(repr, kinds))}"
-            )
+        if not self.is_looped:
+            kinds = {name: (getattr(self, name)["kind"], PLAIN[name]) for name in _OF_STEPS}
+            kinds |= {"end_norm": (self.end_norm, "never"), "layer_post_norm": (self.layer_post_norm, "none")}
+            wrong = [f"{name} is {got!r}, not {wanted!r}" for name, (got, wanted) in kinds.items() if got != wanted]
+            wrong += ["the core has adapters"] * bool(self._core_adapters)
+            if wrong:
+                yield f"a model without a core (core_layers 0) has no steps, and {', '.join(wrong)}"
         for i, spec in enumerate(self.adapters):
             if stack_of(spec) != "core" and not getattr(self, f"{stack_of(spec)}_layers"):
                 yield f"adapters[{i}] ({spec['kind']}): the {stack_of(spec)} has no layers; allowed: a stack that has some"

@@ -379,19 +379,15 @@ def validation_depths(config: LoopedConfig, rule: DepthRule, recipe: Recipe) -> 
 def start_job(
     recipe: Recipe, run: RunFolder, processes: Processes, *, resume: bool, reporter: ProgressReporter, given: Objects | None = None
 ) -> Job:
-    """Builds a run's objects; refuses a folder that holds another run, or files that no run wrote under a run's names, or no run
-    where one is to be resumed."""
+    """Builds a run's objects; refuses a folder that is not free for a run, or no run where one is to be resumed."""
     if resume:
         if not run.recipe.is_file():
             raise ValueError(f"resume: {run.path} holds no run (no recipe.yaml); leave --resume out to start one")
         difference = first_difference(read_recipe(run.recipe), recipe)
         if difference:
             raise ValueError(f"resume: {run.path} was trained with another recipe; it differs in {difference}")
-    elif run.recipe.is_file() and run.holds_updates:
-        raise ValueError(f"train: {run.path} already holds a run; --resume continues it, --out names another folder")
-    elif run.holds_updates or run.not_ours is not None:
-        path = run.not_ours or (run.checkpoints if run.holds_checkpoints else run.log)
-        raise ValueError(f"train: {path} is there, and a run would write over it; move it away, or --out names another folder")
+    else:
+        run.check_free()
     job = Job(recipe, run, processes, reporter, given)
     if processes.main and not resume:
         write_json(run.origin, origin())

@@ -49,7 +49,7 @@ class FromWeights:
 
     def build(self, seed: int) -> LoopedForCausalLM:
         """Returns the model with its weights; the seed is not used."""
-        model = load(self.source, dtype=self.dtype)
+        model = _loaded(self.source, self.dtype)
         if not self.changes:
             return model
         changed = LoopedForCausalLM(LoopedConfig(**merge(model.config.to_dict(), self.changes)))
@@ -80,7 +80,7 @@ class FromRetrofit:
 
     def build(self, seed: int) -> LoopedForCausalLM:
         """Returns the model; the seed decides what its parts start from."""
-        model = convert(load(self.source, dtype=self.dtype), self.plan, seed=seed).model
+        model = convert(_loaded(self.source, self.dtype), self.plan, seed=seed).model
         if self.system.trains == "parts":
             freeze_base(model)
         return model
@@ -91,6 +91,15 @@ class FromRetrofit:
         if self.system.trains == "parts":
             freeze_base(model)
         return model
+
+
+def _loaded(source: str, dtype: str) -> LoopedForCausalLM:
+    """The model of a source; weights that are not finite cannot be trained, and no learning rate helps."""
+    model = load(source, dtype=dtype)
+    odd = next((name for name, x in model.named_parameters() if not bool(x.isfinite().all())), None)
+    if odd is not None:
+        raise ValueError(f"model: {odd} of {source} is not finite, so it cannot be trained; give a checkpoint that is whole")
+    return model
 
 
 def _typed(model: LoopedForCausalLM, dtype: str) -> LoopedForCausalLM:

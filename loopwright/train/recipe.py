@@ -192,7 +192,8 @@ def make_recipe(data: Any, where: str = "recipe", *, changes: Mapping[str, Any] 
     try:
         return _filled(merge(data, changes or {}))
     except ValueError as error:
-        raise ValueError(f"{'override' if changes and _makes_one(data) else where}: {error}") from None
+        place = "override" if changes and _makes_one(data) else where
+        raise ValueError(f"{place}: {str(error).removeprefix(f'{place}: ')}") from None
 
 
 def _makes_one(data: Mapping[str, Any]) -> bool:

@@ -61,10 +61,14 @@ def test_a_fingerprint_is_of_contents_in_their_order(tmp_path: Path) -> None:
 BAD: list[tuple[str, bytes, str]] = [
     ("x.jsonl", b'{"text": "a"}\n{"text": \n', r"x.jsonl:2: not valid JSON \(Expecting value at column"),
     ("x.jsonl", b'{"text": "a"}\n["b"]\n', "x.jsonl:2: a list; allowed: an object with fields on each line"),
-    ("x.jsonl", b'{"text": "a"}\n{"body": "b", "id": 1}\n', "x.jsonl:2: no field 'text'; it has: body, id"),
+    ("x.jsonl", b'{"text": "a"}\n{"body": "b", "id": 1}\n', "x.jsonl:2: no field 'text'; it has: body, id; name the one"),
     ("x.jsonl", b'{"text": "a"}\n{"text": 7}\n', "x.jsonl:2: field 'text' holds int; allowed: text"),
-    ("x.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', r"x.jsonl: cannot be read after line 0 \(.*invalid start byte"),
-    ("x.txt", b"\xff\xfe", r"x.txt: cannot be read after line 0 \(.*invalid start byte"),
+    (
+        "x.jsonl",
+        b'{"text": "a"}\n{"text": "\xff"}\n',
+        r"x.jsonl: cannot be read after line 0 \(.*invalid start byte\); save it",
+    ),
+    ("x.txt", b"\xff\xfe", r"x.txt: cannot be read after line 0 \(.*invalid start byte\); save it"),
     ("x.txt.gz", b"no gzip", r"x.txt.gz: cannot be read after line 0 \(Not a gzipped file"),
     (
         "x.jsonl.gz",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given
@@ -38,6 +40,7 @@ def test_labels_say_what_is_predicted() -> None:
     [
         ([], None, "rows: there are none"),
         ([[1]], None, "row 0 has 1 tokens"),
+        ([[1, 2], []], None, "row 1 is empty; give at least two token ids"),
         ([[1, 2], [0.5, 1]], None, "row 1 must be one list of whole numbers"),
         ([[1, "a"]], None, "row 0 holds no token ids"),
         ([[1, -2]], None, r"ids must be >= 0 \(got -2\)"),
@@ -50,6 +53,15 @@ def test_mistakes_are_one_line(rows: list, labels: list | None, words: str) -> N
     with pytest.raises((ValueError, TypeError), match=words) as error:
         TokenRows(rows, labels)
     assert "\n" not in str(error.value)
+
+
+def test_labels_that_were_shifted_already_are_noticed() -> None:
+    with pytest.warns(UserWarning, match="labels: each is the token after its place.*; give the ids themselves"):
+        TokenRows([[1, 2, 3], [4, 5]], [[2, 3, IGNORED], [5, IGNORED]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for labels in ([[7, 7, 7], [5, 5]], [[IGNORED, 2, 3], [IGNORED, 5]], [[2, 3, IGNORED], [IGNORED, 5]]):
+            TokenRows([[1, 2, 3], [4, 5]], labels)
 
 
 def test_splits_take_rows_tensors_and_sources() -> None:

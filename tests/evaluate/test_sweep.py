@@ -245,6 +245,8 @@ def test_depths_in_words() -> None:
 def test_malformed_depths_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^depths must be numbers >= 1 or ranges .*, joined by commas \(got '.*'\)$"):
         parse_depths(text)
+    with pytest.raises(ValueError, match=r"^batches must be numbers >= 1"):
+        parse_depths(text, "batches")
 
 
 @pytest.mark.parametrize("text", ["1:99999999", "1000001", "1:1000001:log", "9" * 5000, "1:2:" + "9" * 5000])

@@ -194,6 +194,8 @@ def test_the_words_of_the_command_line(tmp_path: Path) -> None:
     schema.write_text('{"type": "integer"}')
     assert parse_constraint("regex:a:b") == {"regex": "a:b"} and parse_constraint("choice:a,b c") == {"choice": ["a", "b c"]}
     assert parse_constraint(f"json:{schema}") == {"json": {"type": "integer"}}
+    with pytest.raises(FileNotFoundError, match=r"constrain: nosuch.json: there is no such file; give a file with a JSON schema"):
+        parse_constraint("json:nosuch.json")
     for word in ("regex", "rexeg:a", ""):
         with pytest.raises(ValueError, match=r"^constrain: .*; write regex:PATTERN, choice:A,B or json:FILE"):
             parse_constraint(word)

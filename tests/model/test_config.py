@@ -96,7 +96,7 @@ def test_choices(name):
     [
         ({"core_layers": 0}, "prelude_layers, core_layers and coda_layers are 0; allowed: at least one layer in all"),
         ({"num_key_value_heads": 3}, "heads and key/value heads are (4, 3); the first must be a multiple of the second"),
-        ({"hidden_size": 2}, "head_dim is 0; allowed: a whole number of at least 1"),
+        ({"hidden_size": 2}, r"head_dim is 0 (by default hidden_size / num_attention_heads, 2 / 4); allowed: at least 1"),
         ({"head_dim": 7}, "head_dim (7) must be even for rotary positions"),
         ({"dropout": 1.0}, "dropout is 1.0; allowed: at least 0, below 1"),
         ({"dropout": "no"}, "dropout is 'no'; allowed: a number from 0 that float32 can hold"),
@@ -155,8 +155,7 @@ def test_choices(name):
         ({"end_norm": "per-step", "max_steps": 2}, "depth (4) is beyond max_steps (2)"),
         (
             {"core_layers": 0, "prelude_layers": 1, "gate": {"kind": "mix"}},
-            "a model without a core has no steps: it takes no adapters there, injection or gate, state 'input', end_norm "
-            "'never' and layer_post_norm 'none', not 'input', 'none', 'mix', 'never', 'none'",
+            "a model without a core (core_layers 0) has no steps, and gate is 'mix', not 'none'",
         ),
     ],
 )

@@ -300,9 +300,9 @@ def test_loss_is_as_precise_as_the_model():
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ({"input_ids": torch.zeros(3, dtype=torch.long)}, r"one row per sequence \[B, T\]"),
+        ({"input_ids": torch.zeros(3, dtype=torch.long)}, r"one row per sequence \[B, T\] \(got torch.int64 of shape \(3,\)\)"),
+        ({"input_ids": [[1, 2]]}, r"one row per sequence \[B, T\] \(got list\)"),
         ({"input_ids": torch.zeros(1, 3)}, "a tensor of whole numbers"),
-        ({"input_ids": [[1, 2]]}, "a tensor of whole numbers"),
         ({"input_ids": torch.tensor([[1, 96]])}, "input_ids: from 1 to 96; allowed: 0 to 95"),
         ({"state_seed": torch.tensor([1, 2, 3])}, "state_seed: .*; allowed: a whole number, or a tensor of one per row"),
         ({"state_seed": [1]}, "state_seed"),
@@ -317,7 +317,7 @@ def test_wrong_tokens_and_seeds_get_one_line(inputs, words):
 
 def test_a_dense_model_takes_no_parts_of_a_step():
     for fields in ({"state": {"kind": "noise"}}, {"injection": {"kind": "concat"}}, {"end_norm": "every"}):
-        with pytest.raises(ValueError, match="a model without a core has no steps"):
+        with pytest.raises(ValueError, match=r"a model without a core \(core_layers 0\) has no steps"):
             lw.LoopedConfig(prelude_layers=2, core_layers=0, **fields)
 
 

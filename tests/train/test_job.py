@@ -158,3 +158,11 @@ def test_a_folder_for_checkpoints_that_is_empty_is_used(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "large")
     assert train(small({"updates": 1}), tmp_path / "run").finished
     assert [path.name for path in (tmp_path / "large").iterdir()] == ["00000001"]
+
+
+def test_a_run_does_not_hide_a_model(tmp_path: Path) -> None:
+    """`loopwright generate FOLDER` would open the run from then on."""
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"train: .* holds a model \(config.json\), which a run would hide; --out names another"):
+        train(small({"updates": 1}), tmp_path)
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["config.json"]

@@ -56,6 +56,17 @@ def test_changes_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, changes
     assert "\n" not in str(caught.value)
 
 
+def test_weights_that_are_not_finite_are_not_trained(tmp_path: Path) -> None:
+    model = noisy("stars-addition-tiny")
+    with torch.no_grad():
+        model.norm.weight[0] = float("nan")
+    lw.save(model, tmp_path / "nan")
+    wrong = make_recipe({**PLAIN, "model": {"kind": "load", "source": str(tmp_path / "nan")}})
+    with pytest.raises(ValueError, match=r"model: norm.weight of .*nan is not finite, so it cannot be trained; give a checkpoint"):
+        train(wrong, tmp_path / "run", reporter=Silent())
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_retrofit_is_built_with_its_parts_alone_trainable(tmp_path: Path) -> None:
     lw.save(source("llama"), tmp_path)
     changes = {"adapters": {"rank": 4, "style": 8}, "depth": 2}

@@ -86,7 +86,7 @@ def test_a_number_of_an_override_that_no_machine_word_holds() -> None:
 def test_a_missing_setting_and_a_broken_file_are_named(tmp_path: Path) -> None:
     data = plain()
     del data["updates"]
-    with pytest.raises(ValueError, match="missing updates"):
+    with pytest.raises(ValueError, match=r"^recipe: missing updates"):
         make_recipe(data)
     with pytest.raises(ValueError, match="not a mapping"):
         make_recipe([1])

@@ -201,7 +201,8 @@ def _numbers(source: Metrics | str | Path) -> Metrics:
     path = Path(source)
     path = RunFolder(path).metrics / "analysis.json" if path.is_dir() else path
     if not path.is_file():
-        raise ValueError(f"figures: {source} holds no {path.name}; give a folder that `loopwright analyze` wrote")
+        wrong = f"holds no {path.name}" if Path(source).is_dir() else "is no folder"
+        raise ValueError(f"figures: {source} {wrong}; give a folder that `loopwright analyze` wrote")
     return json.loads(path.read_text())
 
 

@@ -43,6 +43,6 @@ def parse_pair(words: str | None) -> int | tuple[int | None, int | None] | None:
         return None
     parts = words.split(",")
     if len(parts) > 2 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ValueError(f"depths: {words!r}; give one depth for both (4), or one for each (8,1)")
+        raise ValueError(f"depths: {words!r}; give one depth for both (4), or one for each (8,1), each at least 1")
     numbers = [int(part) for part in parts]
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])

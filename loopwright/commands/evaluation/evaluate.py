@@ -15,7 +15,7 @@ from loopwright.commands.results import file_stem, keep_more, need_writable
 from loopwright.commands.wait import tell_wait
 from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.batch import Source as Rows
-from loopwright.data.build import build_data, check_vocab
+from loopwright.data.build import build_data
 from loopwright.data.records import Files
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.evaluate.heldout import HeldOut, held_out, need_likelihood
@@ -27,7 +27,7 @@ from loopwright.plot.training import BY_DEPTH, length_by_depth_heatmap
 from loopwright.recipes import recipe
 from loopwright.run import RunFolder
 from loopwright.settings import build_kind, suggest
-from loopwright.source import Source
+from loopwright.source import Source, check_fit
 from loopwright.threads import fitting_threads
 from loopwright.train.depth import RULES
 from loopwright.train.recipe import Recipe, make_recipe
@@ -67,7 +67,7 @@ def evaluate(
     chosen = recipe(data) if trained_with is None and data is not None else trained_with
     assert chosen is not None
     dataset = build_data(chosen.data if data is None else recipe(data).data, run.data)
-    check_vocab(dataset, model.config.vocab_size)
+    check_fit(dataset, model, opened.name, opened.tokenizer_folder)
     wanted, size = asked or usual_depths(chosen, model), ROWS if batch is None else batch
     measured, update = opened.name if opened.run is None else str(opened.folder), chosen_update(source, checkpoint)
     parts = {name: rows_of(dataset, name, rows) for name in split_names(dataset, splits)}

@@ -25,7 +25,7 @@ from loopwright.commands.evaluation.evaluate import (
 )
 from loopwright.commands.results import file_stem, keep_more
 from loopwright.commands.wait import tell_wait
-from loopwright.data.build import build_data, check_vocab
+from loopwright.data.build import build_data
 from loopwright.data.records import Files
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.evaluate.early_exit import ExitReport, early_exits
@@ -37,6 +37,7 @@ from loopwright.evaluate.sweep import parse_depths
 from loopwright.generate.exit_rules import write_exit
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.recipes import recipe
+from loopwright.source import Source, check_fit
 from loopwright.threads import fitting_threads
 from loopwright.train.recipe import Recipe
 
@@ -81,7 +82,7 @@ def evaluate_exits(
         passages = {name: read_passages(name, files, encoder, length, field=field) for name, files in named.items()}
         parts = {f"text-{name}": of_text(model, found, rows, batch) for name, found in passages.items()}
     else:
-        parts = _of_splits(model, trained_with, run.data, source, data, splits, rows, batch)
+        parts = _of_splits(model, trained_with, run.data, opened, data, splits, rows, batch)
     measured, update = opened.name if opened.run is None else str(opened.folder), chosen_update(source, checkpoint)
     stems = {n: file_stem(f"exits-{n}", rows=part.few, checkpoint=update, data=data) for n, part in parts.items()}
     for name, part in parts.items():
@@ -129,14 +130,14 @@ def with_times(
 
 
 def _of_splits(
-    model: LoopedForCausalLM, own: Recipe | None, folder: Path, source: str, data: str | None, splits: Sequence[str],
+    model: LoopedForCausalLM, own: Recipe | None, folder: Path, opened: Source, data: str | None, splits: Sequence[str],
     rows: int | None, batch: int | None,
 ) -> dict[str, Measured]:  # fmt: skip
     if own is None and data is None:
-        raise ValueError(f"evaluate: {source} holds no run (no recipe.yaml); a model needs --data RECIPE or --text")
+        raise ValueError(f"evaluate: {opened.name} holds no run (no recipe.yaml); a model needs --data RECIPE or --text")
     spec = recipe(data).data if data is not None else own.data if own is not None else {}
     dataset = build_data(spec, folder)
-    check_vocab(dataset, model.config.vocab_size)
+    check_fit(dataset, model, opened.name, opened.tokenizer_folder)
     parts = {}
     for name in split_names(dataset, splits):
         there, few = rows_of(dataset, name, rows)

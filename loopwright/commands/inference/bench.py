@@ -31,7 +31,7 @@ def bench(
 ) -> BenchReport:
     """Prints how fast a model decodes at depths and batch sizes, and with `out` writes numbers and figure; returns the report."""
     where, kind = find_device(device), find_dtype(dtype)
-    opened, sizes = Source(source), parse_depths(batches)
+    opened, sizes = Source(source), parse_depths(batches, "batches")
     asked = parse_depths(depths) if depths else None
     if out is not None:
         need_writable("bench", Path(out))

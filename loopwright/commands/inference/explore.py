@@ -7,7 +7,8 @@ import threading
 import webbrowser
 from collections.abc import Sequence
 
-from loopwright.commands.inference.serve import serve
+from loopwright.commands.inference.serve import name_sources, serve
+from loopwright.source import Source
 
 ROWS = 4  # sequences at a time: one person asks for two answers at once
 
@@ -24,6 +25,8 @@ def explore(
     tokenizer: str | None = None,
 ) -> None:
     """Serves models on loopback and opens the explorer, until Ctrl-C."""
+    for source in name_sources(sources).values():
+        Source(source).need_weights("explore")
     serve(
         sources,
         port=port, depth=depth, max_depth=max_depth, max_rows=ROWS, device=device, dtype=dtype, tokenizer=tokenizer,

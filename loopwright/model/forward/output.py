@@ -100,7 +100,11 @@ def shifted_loss(logits: Tensor, labels: Tensor) -> Tensor:
     if labels.shape != logits.shape[:2]:
         raise ValueError(f"labels: shape {tuple(labels.shape)}; allowed: {tuple(logits.shape[:2])}, the shape of the input ids")
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(wide[:, :-1].flatten(0, 1), labels[:, 1:].flatten().to(logits.device), ignore_index=-100)
+    try:
+        return F.cross_entropy(wide[:, :-1].flatten(0, 1), labels[:, 1:].flatten().to(logits.device), ignore_index=-100)
+    except IndexError as error:  # on a CPU; a GPU checks in its kernel
+        most = logits.shape[-1] - 1
+        raise ValueError(f"labels: must be token ids from 0 to {most}, or -100 where nothing is predicted ({error})") from None
 
 
 def weighted_sum(weights: Tensor, steps: Sequence[Tensor]) -> Tensor:

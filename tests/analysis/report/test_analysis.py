@@ -131,3 +131,9 @@ def test_a_model_that_overflows_has_a_page_that_says_so(tmp_path, beside):
     assert "No: 100 % of layers do not stay" in text and "✗ Does not hold." in text
     assert "“More depth is safe”: by step 12 layers have lost their numbers" in text
     assert not re.search(r"\bnan\b", text)
+
+
+def test_a_folder_that_is_not_there_and_one_without_an_analysis(tmp_path: Path) -> None:
+    for folder, wrong in ((tmp_path, "holds no analysis.json"), (tmp_path / "nosuch", "is no folder")):
+        with pytest.raises(ValueError, match=rf"figures: {folder} {wrong}; give a folder that `loopwright analyze` wrote"):
+            analysis.figures(folder)

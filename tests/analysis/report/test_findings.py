@@ -114,6 +114,11 @@ def test_stages_are_those_of_a_model_of_the_same_shape():
     first = metrics["by_place"]["colsum"]["mean"]
     other["by_place"]["colsum"]["mean"] = [first[0], *first[1:5], first[-1]]
     assert stages(metrics, other).good and stages(metrics, other).numbers[1][0] == "1.00"
+    for i in range(5, 45):
+        metrics["by_place"]["colsum"]["mean"][i] *= -1
+    few = stages(metrics, other)
+    assert few.good is None and few.sentence.startswith("Only in 16.6 % of steps: the curve over one block has")
+    metrics = made()
     other["by_place"]["colsum"]["mean"] = [-v for v in other["by_place"]["colsum"]["mean"]]
     assert stages(metrics, other).good is False
     assert stages(metrics, None).good is None and stages(dense(), None).good is None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import loopwright as lw
 from loopwright.commands.evaluation.compare import compare, parse_pair
+from loopwright.commands.evaluation.evaluate import evaluate
+from loopwright.commands.evaluation.exits import evaluate_exits
+from loopwright.data.tasks.table import Alphabet
 from tests.train.runs import PLAIN
 
 
@@ -24,10 +28,10 @@ def test_one_run_at_two_depths(run: str, capsys: pytest.CaptureFixture[str]) -> 
     assert "paired over 8 rows" in printed and "3 / 1" in printed and "exact match" in printed
 
 
-def test_a_text(run: str, tmp_path: Path) -> None:
+def test_a_text(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sums.txt").write_text("12+34=64§" * 4)
     found = compare(run, run, depths="1,2", texts=[f"mine={tmp_path / 'sums.txt'}"], context=8)
-    assert [result.text for result in found.results] == ["mine"]
+    assert [result.text for result in found.results] == ["mine"] and "paired over 5 passages" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -46,3 +50,31 @@ def test_depths_that_are_none(words: str) -> None:
 def test_data_and_text_are_one_too_many(run: str) -> None:
     with pytest.raises(ValueError, match="--data or --text, one of them"):
         compare(run, run, data="demo-plain", texts=["x.txt"])
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory, run: str) -> str:
+    """The model of the run, with a tokenizer whose ids are other symbols."""
+    folder = tmp_path_factory.mktemp("models") / "other"
+    lw.save(lw.load(run), folder)
+    symbols = lw.tokenizer(run).get_vocab()
+    Alphabet(sorted(symbols, key=lambda word: -symbols[word])).tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def test_ids_that_are_other_words_to_a_model_are_not_measured(run: str, other: str, tmp_path: Path) -> None:
+    wanted = r"data: its tokenizer is not that of .*other \(token \d+ is '.+' in the data, '.+' there\), so a loss would say"
+    with pytest.raises(ValueError, match=wanted):
+        compare(run, other)
+    with pytest.raises(ValueError, match=wanted):
+        lw.evaluate(other, data="demo-plain")
+    for verb in (evaluate, partial(evaluate_exits, exits=["entropy:0.1"])):
+        with pytest.raises(ValueError, match=wanted):
+            verb(other, data="demo-plain", depths="1", rows=2, out=str(tmp_path))
+    with pytest.raises(ValueError, match=r"compare: 'nosuch' is no folder; allowed"):
+        compare(run, "nosuch")
+
+
+def test_a_model_without_a_tokenizer_is_measured(run: str, other: str, tmp_path: Path) -> None:
+    lw.save(lw.load(run), tmp_path / "bare")
+    assert compare(run, str(tmp_path / "bare")).results[0].difference == 0

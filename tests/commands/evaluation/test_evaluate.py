@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import yaml
 
 import loopwright as lw
 from loopwright import cli
@@ -121,15 +122,20 @@ def test_answers_in_place_are_not_decoded(tmp_path: Path) -> None:
     assert "length-12" in reports and all(report.decoded == () and report.exact[0] is not None for report in reports.values())
 
 
-def test_what_is_asked_wrongly_is_said(run: Path) -> None:
+def test_what_is_asked_wrongly_is_said(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="split: unknown 'tset'; did you mean 'test'"):
         evaluate(str(run), splits=["tset"])
     with pytest.raises(ValueError, match="depths"):
         evaluate(str(run), depths="one")
     with pytest.raises(ValueError, match="checkpoint: 'first'"):
         evaluate(str(run), checkpoint="first")
-    with pytest.raises(ValueError, match="learned positions end at"):
+    with pytest.raises(ValueError, match="data: its tokenizer is not that of"):
         evaluate(str(run), data="universal-act", depths="1")
+    longer = yaml.safe_load((run / "recipe.yaml").read_text())
+    longer["data"]["digits"] = 100
+    (tmp_path / "longer.yaml").write_text(yaml.safe_dump(longer))
+    with pytest.raises(ValueError, match="learned positions end at"):
+        evaluate(str(run), data=str(tmp_path / "longer.yaml"), depths="1")
 
 
 def test_the_usual_depths_go_well_beyond_training(run: Path) -> None:

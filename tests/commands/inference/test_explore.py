@@ -44,3 +44,9 @@ def test_no_browser(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module.webbrowser, "open", lambda url: pytest.fail("opened"))
     explore(["./a"], browser=False)
     assert asked["on_listening"] is None
+
+
+def test_what_is_no_model_is_told_under_its_own_name(asked: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"explore: 'nosuch' is no folder; allowed"):
+        explore(["one=nosuch"])
+    assert not asked

@@ -232,3 +232,10 @@ def test_the_config_decides_what_the_call_leaves_open():
     assert model(ids).hidden_states is not None and model(ids).attentions is None
     assert model(ids, output_hidden_states=False).hidden_states is None
     assert layer_outputs(lw.preset("ouro-1.4b-tiny"), None, None) is None
+
+
+@pytest.mark.parametrize("wrong", [96, -5])
+def test_labels_that_are_no_tokens_are_named(wrong):
+    logits = torch.randn(1, 3, 96)
+    with pytest.raises(ValueError, match=rf"labels: must be token ids from 0 to 95, or -100 .*{wrong}"):
+        shifted_loss(logits, torch.tensor([[1, 2, wrong]]))
