@@ -13,8 +13,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -26,6 +28,7 @@ from loopwright.model.config import LoopedConfig
 from loopwright.model.cost.cost import TRAINING_FACTOR, pass_flops
 from loopwright.model.presets import preset
 from loopwright.settings import build_kind
+from loopwright.train.devices import compiled
 from loopwright.train.devices.speed import Speedometer
 from loopwright.train.loop import train
 from loopwright.train.objectives.losses import OBJECTIVES, Final
@@ -49,6 +52,9 @@ SMALL = {
     },
 }  # fmt: skip
 HUGINN = {"name": "huginn", "changes": {**SHAPE, "prelude_layers": 2, "core_layers": 4, "coda_layers": 2}}
+# a norm, a projection and adapters for each step: what a compiled step is handed the rows of
+ASURA = {"name": "asura", "changes": {key: SMALL["changes"][key] for key in SMALL["changes"] if key != "num_key_value_heads"}}
+ASURA["changes"] |= {"depth": DEPTH, "max_steps": DEPTH}
 PEER = "transformers' Llama, 12 layers, compiled"
 # what the target is about comes first; a case that shares its compiled step with one before it costs few seconds
 CASES: dict[str, dict] = {
@@ -61,6 +67,8 @@ CASES: dict[str, dict] = {
     "compile: false": {"compile": False},
     "small model": {"apart": True, "model": SMALL, "rows": 16, "length": 256},
     "small model, graph: false": {"apart": True, "model": SMALL, "rows": 16, "length": 256, "graph": False},
+    "ASURA": {"model": ASURA, "rows": 64, "length": 256},
+    "ASURA, rows taken in the compiled step": {"model": ASURA, "rows": 64, "length": 256, "inside": True},
 }
 TARGETS = {"as recipes ship it": ">= 0.50", "documents apart": ">= 0.95 of not apart", "every step's loss": ">= 0.45"}
 
@@ -90,9 +98,9 @@ class EnoughError(Exception):
 
 def measure(
     name: str, updates: int, rows: int = ROWS, length: int = LENGTH, apart: bool = False, model: dict | None = None,
-    **changes: object,
+    inside: bool = False, **changes: object,
 ) -> None:  # fmt: skip
-    """Prints the row of one case."""
+    """Prints the row of one case; `inside`: the compiled step is handed no rows and has a program for each step, as before."""
     spec = {"kind": "preset", **(model or OURO)}
     config = preset(spec["name"], **spec["changes"])
     source = RandomText(config.vocab_size, length, apart=apart)
@@ -109,7 +117,8 @@ def measure(
 
     _fresh()
     began, reporter = time.perf_counter(), Silent()
-    with tempfile.TemporaryDirectory() as folder:
+    tables = patch.object(compiled, "_step_tables", lambda model: []) if inside else nullcontext()
+    with tables, tempfile.TemporaryDirectory() as folder:
         try:
             train(recipe, Path(folder) / "run", given=Objects(data=splits), reporter=reporter, on_update=last)
         except EnoughError:
@@ -153,14 +162,14 @@ def peer(updates: int) -> None:
     config = LlamaConfig(**SHAPE, num_hidden_layers=12, max_position_embeddings=LENGTH, tie_word_embeddings=True)
     with torch.device("cuda"):
         model = LlamaForCausalLM(config)
-    compiled = torch.compile(model)
+    step = torch.compile(model)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     ids, seconds = torch.randint(0, config.vocab_size, (ROWS, LENGTH), device="cuda"), []
     for _ in range(FIRST + updates):
         torch.cuda.synchronize()
         began = time.perf_counter()
         with torch.autocast("cuda", torch.bfloat16):
-            loss = compiled(input_ids=ids, labels=ids, use_cache=False).loss
+            loss = step(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
