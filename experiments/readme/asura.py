@@ -158,5 +158,6 @@ def stuck() -> str:
 def no_skip() -> str:
     """Returns the same as the README says it."""
     return (
-        f"Without its projected skip the middle size does not train at the rate and warm-up that all rows share ({stuck()} seeds)"
+        "Without its projected skip (from the input into every step) the middle size does not train "
+        f"at the rate and warm-up that all rows share ({stuck()} seeds)"
     )

@@ -35,7 +35,7 @@ SETTINGS = (
     "A looped SmolLM2, fine-tuned",
     "On chats at a fixed depth of 4",
     "In SmolLM2-135M the later stages vanish",
-    "Ouro-1.4B's shape at depth 4 and batch 1",
+    "Ouro-1.4B's shape at depth 4 and batch 1 (random weights)",
     "of an H200",
 )
 
@@ -59,7 +59,7 @@ def claims() -> Iterator[str]:
     yield f"recovers {looped} of the gap to the intact model"
     yield f"the same layers run once {once} ({apart:.3f} nats apart, {first})"
     yield cores.headline()
-    yield f"At nearly equal parameters and equal updates yes ({asura.at_equal_parameters()})"
+    yield f"At one rate for all, yes at nearly equal parameters and equal updates ({asura.at_equal_parameters()})"
     small, middle, chance, decided = asura.equal_flops()
     size = f"behind by {small:.3f} at the small size ({asura.small_flops()})"
     yield f"{size} and ahead by {middle:.3f} at the middle one ({chance}, {decided})"
@@ -67,7 +67,7 @@ def claims() -> Iterator[str]:
     yield asura_parts.short()
     yield asura.no_skip()
     yield f"one layer run eight times {hops.same_task()}"
-    yield when(hops.none_far(), "none answers 24 hops")
+    yield when(hops.none_far(), "no model answers 24 hops")
     yield from repeats.short()
     yield depths.short()
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"

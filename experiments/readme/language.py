@@ -89,16 +89,20 @@ def headline_claims() -> Iterator[str]:
     """Yields what the rows say in short."""
     fixed, random = ([f"{risen(label, text)[0]:.3f}" for text in READ] for label in ("fixed", "random"))
     yield f"loses {fixed[0]} nats on answers and {fixed[1]} on text"
+    helped = all(beside("random", "fixed", text, FARTHEST).verdict == "lower" for text in READ)
+    hurt = all(risen("random", text)[1] > 0 for text in READ)
+    yield when(helped and hurt, "On a looped SmolLM2 it does, and less with random depth")
     price = " and ".join(f"{beside('random', 'fixed', text, TRAINED).difference:.3f}" for text in READ)
     drawn = f"drawn from 1 to 16, at a price of {price} at depth 4; three seeds of one base"
     yield f"and {random[0]} and {random[1]} with random depth ({drawn})"
     tokens, flops = wide.beside_once().split(" and ")
     yield f"{wide.RATED}, a loop is {tokens} at equal tokens and {flops} at equal FLOPs {wide.CHOSEN}"
+    yield f"on {ahead_on_answers()}"
     pairs = ("fixed-penalty", "fixed"), ("stars", "random")
     alone, further = ([beside(*pair, text, FARTHEST) for text in READ] for pair in pairs)
     less = f"{-alone[0].difference:.3f} nats on answers and {-alone[1].difference:.3f} on text"
     yield when(all(each.verdict == "lower" for each in alone), f"lowers the loss at depth 16 by {less} (decided)")
-    yield when(all(each.verdict == "not resolved" for each in further), "beside random depth by nothing that is decided")
+    yield when(all(each.verdict == "not resolved" for each in further), "and beside random depth no difference is decided")
 
 
 def right_at(depth: int) -> str:
@@ -141,8 +145,15 @@ def brief_claims() -> Iterator[str]:
     yield f"{first}; **{side_of(flops)}** by {abs(flops.difference):.3f} at equal FLOPs; {on_answers}. {own}"
     short = f"{abs(tokens.difference):.3f} {side_of(tokens)} at equal tokens and {abs(flops.difference):.3f} {side_of(flops)}"
     yield f"{short} at equal FLOPs (one seed, one rate for all); {wide.RATED} it is {wide.beside_once()} {wide.CHOSEN}"
+    yield f"On {ahead_on_answers()}"
     (tables, first), (controller, second) = (ouroboros.behind_once(name) for name in (BEST_STATIC, BEST))
     yield f"{tables:.3f} nats behind with low-rank tables per step ({first}), {controller:.3f} behind with a controller ({second})"
+
+
+def ahead_on_answers() -> str:
+    """Returns that the wide-core retrofit is ahead on answers, of layers run once on equal tokens and at equal FLOPs."""
+    sides = {side_of(gap(("heal", label), "chats")) for label in ("unlooped", "unlooped-flops")}
+    return when(sides == {"ahead"}, "answers of GSM8K, at one rate for all, it is ahead at both (one seed)")
 
 
 def apart(labels: Sequence[str], text: str) -> tuple[str, str]:
