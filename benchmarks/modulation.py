@@ -28,6 +28,7 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.adapter import diagonal
 from loopwright.model.parts.adapter.diagonal import Bases
 from loopwright.model.parts.adapter.effects import Adaptation, Effects
+from loopwright.model.parts.part import FIRST
 
 Run = Callable[[Tensor], Tensor]
 RANK, ALLOWED = 32, 1.6
@@ -35,7 +36,7 @@ SHAPES = {
     768: {"intermediate_size": 2048, "num_attention_heads": 12},
     2048: {"intermediate_size": 5632, "num_attention_heads": 32},
 }
-PLACE = Place("core", 0, 0)
+PLACE = Place("core", FIRST, 0)
 
 
 def looped(width: int, kind: str | None, device: str, dtype: torch.dtype) -> LoopedForCausalLM:

@@ -47,4 +47,9 @@ def brief_claims() -> Iterator[str]:
     so = ours.verdict == "higher"
     told = f"they overfit and are {ours.difference:.2f} behind it (decided; not stopped early)"
     yield when(so, f"which they read {often()} times (ASURA four), {told}")
+    other = behind("Huginn-like")
+    told = f"where these read the text {often()} times and overfit (decided; not stopped early)"
+    yield when(
+        other.verdict == "higher", f"It is {other.difference:.2f} ahead of four plain layers with three times the updates {told}"
+    )
     yield when(so, f"**ahead** by {ours.difference:.2f} (decided): the layers read it {often()} times and overfit")

@@ -108,8 +108,9 @@ def test_a_pass_without_a_cache_is_one_graph(name):
     model = noisy(name, depth=2)
     ids, mask = ids_of(model, 2, 6), torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
     torch.compiler.reset()
-    options = {"attention_mask": mask, "output_hidden_states": True, "output_attentions": True, "use_cache": False}
-    found, expected = torch.compile(model, fullgraph=True, backend="eager")(ids, **options), model(ids, **options)
+    options = {"attention_mask": mask, "output_hidden_states": True, "output_attentions": True}
+    found = torch.compile(model, fullgraph=True, backend="eager")(ids, **options)  # makes no cache; as written it would
+    expected = model(ids, use_cache=False, **options)
     assert found.keys() == expected.keys()
     assert gap(found.logits, expected.logits) < 1e-5
     for a, b in zip((*found.hidden_states, *found.attentions), (*expected.hidden_states, *expected.attentions), strict=True):

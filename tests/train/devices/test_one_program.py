@@ -202,6 +202,16 @@ def test_it_is_handed_the_rows_of_every_table(name: str, tables: bool, monkeypat
         assert all(torch.equal(row, table[index.t]) for table, row in index.taken.items())
 
 
+def test_a_table_that_two_parts_share_or_that_was_exchanged_is_found() -> None:
+    """By what the parts hold at the step, as after sharding, not by what they held when the step was compiled."""
+    model = built(TABLES["norms"], 3)
+    step = CompiledStep(model)
+    model.layer_post_norm.weight = model.end_norm.weight = nn.Parameter(torch.randn_like(model.end_norm.weight))
+    assert model.end_norm.weight in (taken := step.index(1).taken or {}) and len(taken) == 3
+    found = unrolled(model, 3, lambda s, e, t, p: model.step_at(s, e, step.index(t), p))
+    assert same(found, unrolled(model, 3), 1e-12)
+
+
 def test_a_step_beyond_the_tables_is_refused() -> None:
     model = built(TABLES["rms"], 2)
     e, p = model.embed(torch.arange(4)[None])
