@@ -302,7 +302,7 @@ def test_a_stack_is_checked():
         stacked("low-rank", stack="tail")
     with pytest.raises(ValueError, match=r"adapters\[0\] \(low-rank\): the coda has no layers; allowed: a stack that has some"):
         stacked("low-rank", stack="coda", coda_layers=0)
-    with pytest.raises(ValueError, match="takes no adapters there"):
+    with pytest.raises(ValueError, match=r"a model without a core \(core_layers 0\) has no steps, and the core has adapters"):
         stacked("low-rank", stack="core", **DENSE, max_steps=2)
     with pytest.raises(ValueError, match="max_steps is 3, but nothing here holds one row per step"):
         stacked("low-rank", stack="coda", max_steps=3)
