@@ -95,7 +95,7 @@ def headline_claims() -> Iterator[str]:
     price = " and ".join(f"{beside('random', 'fixed', text, TRAINED).difference:.3f}" for text in READ)
     drawn = f"drawn from 1 to 16, at a price of {price} at depth 4; three seeds of one base"
     yield f"and {random[0]} and {random[1]} with random depth ({drawn})"
-    tokens, flops = wide.beside_once().split(" and ")
+    tokens, flops = wide.each_beside()
     yield f"{wide.RATED}, a loop is {tokens} at equal tokens and {flops} at equal FLOPs {wide.CHOSEN}"
     yield f"on {ahead_on_answers()}"
     pairs = ("fixed-penalty", "fixed"), ("stars", "random")
@@ -139,8 +139,7 @@ def brief_claims() -> Iterator[str]:
     tokens, flops = (gap(("heal", label), "text") for label in ("unlooped", "unlooped-flops"))
     cost = runs_of()["heal"][0]["flops"] / runs_of()["unlooped"][0]["flops"]
     first = f"**{side_of(tokens)}** by {abs(tokens.difference):.3f} nats at equal tokens, for {cost:.1f} times the FLOPs"
-    answers = {side_of(gap(("heal", label), "chats")) for label in ("unlooped", "unlooped-flops")}
-    on_answers = f"on answers of GSM8K {' and '.join(sorted(answers))} of both (one seed, one rate for all)"
+    on_answers = f"on answers of GSM8K {' and '.join(sorted(answer_sides()))} of both (one seed, one rate for all)"
     own = f"{wide.RATED.capitalize()} {wide.beside_once(bold=True)} {wide.CHOSEN}"
     yield f"{first}; **{side_of(flops)}** by {abs(flops.difference):.3f} at equal FLOPs; {on_answers}. {own}"
     short = f"{abs(tokens.difference):.3f} {side_of(tokens)} at equal tokens and {abs(flops.difference):.3f} {side_of(flops)}"
@@ -150,10 +149,14 @@ def brief_claims() -> Iterator[str]:
     yield f"{tables:.3f} nats behind with low-rank tables per step ({first}), {controller:.3f} behind with a controller ({second})"
 
 
+def answer_sides() -> set[str]:
+    """Returns where the wide-core retrofit stands on answers to layers run once, on equal tokens and at equal FLOPs."""
+    return {side_of(gap(("heal", label), "chats")) for label in ("unlooped", "unlooped-flops")}
+
+
 def ahead_on_answers() -> str:
     """Returns that the wide-core retrofit is ahead on answers, of layers run once on equal tokens and at equal FLOPs."""
-    sides = {side_of(gap(("heal", label), "chats")) for label in ("unlooped", "unlooped-flops")}
-    return when(sides == {"ahead"}, "answers of GSM8K, at one rate for all, it is ahead at both (one seed)")
+    return when(answer_sides() == {"ahead"}, "answers of GSM8K, at one rate for all, it is ahead at both (one seed)")
 
 
 def apart(labels: Sequence[str], text: str) -> tuple[str, str]:

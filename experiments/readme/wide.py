@@ -49,11 +49,16 @@ def apart(rate: float | None = None) -> list[float]:
 
 def beside_once(rate: float | None = None, *, bold: bool = False, by: bool = False) -> str:
     """Returns the same in words."""
+    return " and ".join(each_beside(rate, bold=bold, by=by))
+
+
+def each_beside(rate: float | None = None, *, bold: bool = False, by: bool = False) -> list[str]:
+    """Returns the same in words, one after the other."""
     told = []
     for far in apart(rate):
         side, size = "ahead" if far < 0 else "behind", f"{abs(far):.3f}"
         told.append(f"**{side}** by {size}" if bold else f"{side} by {size}" if by else f"{size} {side}")
-    return " and ".join(told)
+    return told
 
 
 def cost() -> float:
