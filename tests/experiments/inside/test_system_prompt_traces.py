@@ -1,13 +1,15 @@
 """Openings: the question's tokens alone are counted, padding and batches change nothing, and an opening is attended to."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.inside.system_prompt_traces import limits_behind, plain_counts, settled
+from experiments.inside.system_prompt_traces import cosines_to_the_end, limits_behind, plain_counts, settled
 from loopwright.analysis.summary import as_list, summarise
-from loopwright.analysis.trace.record import trace_prompts
+from loopwright.analysis.trace.record import pad, trace_prompts
 from loopwright.analysis.trace.trace import trace
 from loopwright.metrics.limits import FIXED_POINT, LimitCounts, classify_limit, limit_counts
 from tests.cases import noisy
@@ -47,6 +49,20 @@ def test_counts_are_those_of_the_questions_tokens_one_by_one(opening, questions,
     found = limits_behind(model, opening, questions, depth=DEPTH, batch=batch)
     assert found.all_tokens == sum(map(len, questions)) and found.all_examples == len(questions)
     assert same(found, alone(model, opening, questions))
+
+
+@pytest.mark.parametrize("name", ["huginn-tiny", "ouro-1.4b-tiny", "retrofit-tinyllama-tiny"])
+def test_the_series_are_those_of_a_trace_bit_for_bit(name):
+    """`lw.trace` gathers much more on its way; what is taken of it here is the same, padding and all."""
+    model = noisy(name, std=1.0)
+    ids, mask = pad(QUESTIONS)
+    whole = trace(model, ids, DEPTH, attention_mask=mask, collect=("residual", "fixed"))
+    series = whole.core("token_cosine").double()[:, :-1].permute(2, 0, 3, 1)
+    assert torch.equal(cosines_to_the_end(model.train(), ids, mask, DEPTH), series) and model.training
+    ((limits, valid),) = settled(model, QUESTIONS, depth=DEPTH, batch=len(QUESTIONS))
+    wanted = classify_limit(series)
+    assert torch.equal(valid, whole.valid) and (limits.label != FIXED_POINT).any()
+    assert all(torch.equal(getattr(limits, field.name), getattr(wanted, field.name)) for field in fields(wanted))
 
 
 def test_without_an_opening_they_are_those_of_a_summary(tmp_path):
