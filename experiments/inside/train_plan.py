@@ -91,12 +91,13 @@ class Row:
 
 
 def written(label: str) -> str:
-    """Returns a label as the paper writes it: (2, 8⊗4, 2), with an I where the input is injected."""
+    """Returns a label as the paper writes it: (2, 8⊗4, 2), with an I where the input is injected, and with whose norms it has."""
     if label == CONTROL:
         return f"control, {CONTROL_LAYERS} layers"
     family, core, *rest = label.split("-")
-    around = AROUND[family]
-    return f"({around}, {core}⊗{STEPS}, {around}){' I' if rest else ''}"
+    around = LIKE[family][0] if family in LIKE else AROUND[family]
+    norms = f", {family.capitalize()}'s norms" if family in LIKE else ""
+    return f"({around}, {core}⊗{STEPS}, {around}){' I' if rest else ''}{norms}"
 
 
 def rows() -> Iterator[Row]:

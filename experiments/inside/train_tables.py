@@ -1,8 +1,8 @@
 """The training study's page and figures, from its results alone.
 
     IN=experiments/results/inside
-    python -m experiments.inside.train_tables $IN/training.jsonl --out $IN/training --system $IN/system.jsonl \\
-        --first $IN/first-token.jsonl --draw=-4
+    python -m experiments.inside.train_tables $IN/training.jsonl --out $IN/training --again $IN/again.jsonl \\
+        --like $IN/like.jsonl --orbits $IN/orbits.jsonl --system $IN/system.jsonl --first $IN/first-token.jsonl --draw=-4
 
 Writes claims.md and figures/*.svg: colsum-*.svg and loss-*.svg of all models side by side, stages-*.svg of each model, and what
 happens beyond the trained depth of the models whose label holds a word of --draw. It takes whatever runs there are: what a claim or
@@ -18,10 +18,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments.inside import first_token, system_prompts
+from experiments.inside import first_token, orbits, system_prompts
 from experiments.inside.figures_models import stages_of_models
 from experiments.inside.train_claims import CLAIMS, Case, Claim, Reading, readings
-from experiments.inside.train_plan import AROUND, CONTROL, STEPS, rows, written
+from experiments.inside.train_plan import AROUND, CONTROL, LIKE, STEPS, rows, written
 from experiments.inside.train_run import BEYOND, RESTS
 from experiments.pages import last_of_each, missing_part, save_all, signed, table
 from experiments.pages import percent as share
@@ -39,7 +39,7 @@ def read(paths: Iterable[str]) -> list[Run]:
     """Returns the runs of files, a later one of a name in the place of an earlier one: by seed, the control first, models of one
     kind together, small cores first."""
     found = last_of_each(*paths)
-    kinds = [CONTROL, *AROUND]
+    kinds = [CONTROL, *AROUND, *LIKE]
     return sorted(
         found.values(),
         key=lambda run: (run["seed"], kinds.index(run["label"].split("-")[0]), run["injected"], run["layers"]["core_layers"]),
@@ -172,10 +172,48 @@ def page(runs: Sequence[Run], more: Sequence[str] = ()) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def again_part(runs: Sequence[Run], again: Sequence[Run]) -> str:
+    """Returns what models that were trained twice with one seed came to, the first time and the second."""
+    first = {run["name"]: run for run in runs}
+    lines = []
+    for run in again:
+        pair = (first[run["name"]], run)
+        losses = (" / ".join(f"{one['held_out']['loss'][one['held_out']['depth'].index(depth)]:.3f}" for one in pair)
+                  for depth in (STEPS, max(run["held_out"]["depth"])))  # fmt: skip
+        limits = (" / ".join(percent(one["deep"]["limits"]["tokens"][place]) for one in pair) for place in range(3))
+        lines.append([written(run["label"]), str(run["seed"]), *losses, *limits, "yes" if alike(*pair) else "no"])
+    head = ["model", "seed", f"loss at depth {STEPS}", "at the largest", "tokens at a fixed point", "orbit", "slider", "the same"]
+    about = "First training / second, by one recipe and seed. The same: training loss and held-out loss of every passage agree in all digits kept."
+    return "\n\n".join(["## Trained again", about, table(head, lines)])
+
+
+def alike(first: Run, second: Run) -> bool:
+    """Returns whether two trainings cannot be told apart: by their training losses, those of passages, and what tokens settle into."""
+    held = [one["held_out"] for one in (first, second)]
+    same = held[0]["losses"] == held[1]["losses"] and first["losses"] == second["losses"]
+    return same and first["deep"]["limits"] == second["deep"]["limits"]
+
+
+def like_part(runs: Sequence[Run]) -> str:
+    """Returns the models with the norms of Ouro and of Huginn: they take part in no claim."""
+    about = "One seed each; no claim above is about them."
+    return "\n\n".join(["## The norms of Ouro and of Huginn", about, loss_table(runs), beyond_table([Reading(run, {}) for run in runs])])
+
+
 def prompt_parts(system: str | None, first: str | None) -> list[str]:
     """Returns the parts of the page on what stands before a question, of the files there are."""
     parts = [] if system is None else [system_prompts.tables(list(last_of_each(system).values()))]
     return parts if first is None else [*parts, first_token.tables(list(last_of_each(first).values()))]
+
+
+def more_parts(
+    runs: Sequence[Run], *, again: str | None, like: str | None, pages: str | None, system: str | None, first: str | None
+) -> list[str]:
+    """Returns the parts of the page that are no claims, of the files there are."""
+    parts = [] if again is None else [again_part(runs, read([again]))]
+    parts += [] if like is None else [like_part(read([like]))]
+    parts += [] if pages is None else [orbits.tables(list(last_of_each(pages).values()))]
+    return [*parts, *prompt_parts(system, first)]
 
 
 def main() -> None:
@@ -183,6 +221,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", help="JSON lines of train_run")
     parser.add_argument("--out", required=True, help="a folder")
+    parser.add_argument("--again", help="JSON lines of train_run, of models trained a second time; left out: no part on them")
+    parser.add_argument("--like", help="JSON lines of train_run, of models with other norms; left out: no part on them")
+    parser.add_argument("--orbits", help="JSON lines of orbits; left out: no part on them")
     parser.add_argument("--system", help="JSON lines of system_prompts; left out: no part on them")
     parser.add_argument("--first", help="JSON lines of first_token; left out: no part on them")
     parser.add_argument("--draw", default="", help="words, parted by |: left out, depths beyond the trained one of all models")
@@ -192,7 +233,10 @@ def main() -> None:
         sys.exit("train_tables: no run in these files; allowed: at least one line")
     made = save_all(draw(runs, options.draw.split("|")), folder / "figures")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "claims.md").write_text(page(runs, prompt_parts(options.system, options.first)))
+    more = more_parts(
+        runs, again=options.again, like=options.like, pages=options.orbits, system=options.system, first=options.first
+    )
+    (folder / "claims.md").write_text(page(runs, more))
     print(f"{folder / 'claims.md'} and {len(made)} figures, {sum(path.stat().st_size for path in made):,} bytes")
 
 

@@ -14,6 +14,7 @@ from experiments.readme import (
     depths,
     hops,
     language,
+    orbits,
     ouroboros,
     own_rates,
     rates_again,
@@ -70,6 +71,7 @@ def claims() -> Iterator[str]:
     yield when(hops.none_far(), "no model answers 24 hops")
     yield from repeats.short()
     yield depths.short()
+    yield from orbits.headline()
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"
     yield f"and {speed.share_of_bound(32):.2f} at batch 32"
     yield f"requests at depths 1 to 8 with {speed.mixed_depths(128):.2f} times the tokens/s of lockstep batches at depth 8"

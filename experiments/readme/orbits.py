@@ -1,0 +1,253 @@
+"""What docs/inside-training.md says of orbits: trained again, other norms, system prompts, first tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from experiments.inside import orbits
+from experiments.inside.train_claims import CLAIMS, readings
+from experiments.inside.train_plan import CONTROL, STEPS
+from experiments.inside.train_tables import alike, in_words, read
+from experiments.pages import percent
+from experiments.readme.rows import RESULTS, WORDS, line, only, rows_of, when
+from experiments.readme.trained import found, loss, seeds_of
+from loopwright.analysis.report.findings import DRIFT
+from loopwright.analysis.report.findings import percent as cut
+from loopwright.metrics.limits import FIXED_POINT, ORBIT
+
+Row = Mapping[str, Any]
+DEEPEST = 32
+HUGINN, OURO, FIRST = "huginn-4-injected", "ouro-8", "sandwich-4-injected"
+SMALL = ("sandwich-4-injected-2", "sandwich-8-injected-1", "sandwich-8-injected-2")  # pre-norm, trained again, cores of 4 and 8
+LARGE = "sandwich-12-injected-2"
+PROMPTS = {
+    "long persona": "long persona", "long persona, padded": "as many pad tokens", "short maths": "short maths", "none": "nothing",
+}  # fmt: skip
+LETTER, WORD, NEWLINE = "“E” for the first token", "“The” for the first token", "behind a newline"
+WAYS = {
+    LETTER: "all with “E” in the place of their first token", WORD: "all with “The” in the place of their first token",
+    NEWLINE: "all behind a newline",
+}  # fmt: skip
+
+
+@cache
+def like(label: str) -> Row:
+    """Returns the model with the norms of Ouro or of Huginn."""
+    return only("inside/like.jsonl", label=label)
+
+
+@cache
+def page_of(name: str) -> Row:
+    """Returns what is kept of a model's page."""
+    return only("inside/orbits.jsonl", name=name)
+
+
+@cache
+def prompts(model: str) -> dict[str, Row]:
+    """Returns a model's rows of system prompts, by prompt."""
+    return {row["system_prompt"]: row for row in rows_of("inside/system.jsonl") if row["model"] == model}
+
+
+@cache
+def first_token(model: str, way: str = "as they are") -> Row:
+    """Returns a model's row of one way to begin a question."""
+    return only("inside/first-token.jsonl", model=model, way=way)
+
+
+def shares(values: Sequence[float], digits: int = 1) -> list[str]:
+    """Returns shares in percent."""
+    return [percent(value, digits) for value in values]
+
+
+def with_orbits() -> tuple[int, int]:
+    """Returns how many models with injection between prelude and coda have orbits on held-out text, and of how many."""
+    runs = [run for run in found() if run["label"].startswith("sandwich") and run["injected"]]
+    return sum(run["deep"]["limits"]["tokens"][ORBIT] > 0 for run in runs), len(runs)
+
+
+def verdicts() -> tuple[int, int, int]:
+    """Returns how many claims hold in no model, in some and in all."""
+    said = [in_words(list(claim.cases(readings(found())))).split(":")[0] for claim in CLAIMS]
+    return said.count("no"), said.count("in part"), said.count("yes")
+
+
+def headline() -> Iterator[str]:
+    """Yields what the README says of trained models."""
+    none, some, every = verdicts()
+    words = f"Of eight claims about small trained models {WORDS[none]} fails, against a control that has hardly any stages, and"
+    yield when(len(CLAIMS) == none + some and not every, f"{words} {WORDS[some]} hold for some models")
+    count, models = with_orbits()
+    orbit = like(HUGINN)["deep"]["limits"]["tokens"][ORBIT] > 0
+    yield when(orbit, f"never rest but orbit in {WORDS[count]} of {WORDS[models]} models, and in one with Huginn's norms")
+    yield when(not learned(like(OURO)), "one with Ouro's norms did not learn (one seed each)")
+
+
+def learned(run: Row) -> bool:
+    """Returns whether a model's loss at the trained depth is nearer to that of the worst looped model than to what it began with."""
+    worst = max(loss(each, STEPS) for each in found() if each["label"] != CONTROL)
+    return bool(loss(run, STEPS) - worst < 0.1 * (run["losses"][0] - worst))
+
+
+def again_claims() -> Iterator[str]:
+    """Yields the table of models that were trained twice, and how many came out the same."""
+    same = []
+    first = {run["name"]: run for run in found()}
+    again = read([str(RESULTS / "inside/again.jsonl")])
+    for run in again:
+        pair = (first[run["name"]], run)
+        same.append(alike(*pair))
+        losses = (" / ".join(f"{loss(one, depth):.3f}" for one in pair) for depth in (STEPS, DEEPEST))
+        limits = (" / ".join(cut(one["deep"]["limits"]["tokens"][what]) for one in pair) for what in (FIXED_POINT, ORBIT))
+        name = orbits.written(run["label"])
+        yield line(f"{name}, seed {run['seed']}", *losses, *limits, "yes" if same[-1] else "no")
+    yield f"{WORDS[sum(same)]} of {WORDS[len(same)]} models that were trained twice agree in every digit"
+    later = {run["seed"] for run, agree in zip(again, same, strict=True) if agree}
+    yield when(later == {2}, f"The {WORDS[sum(same)]} of seed 2 ran twice as a CUDA graph")
+    start = [run["losses"][0] for run in (first["sandwich-4-injected/0"], only("inside/again.jsonl", name="sandwich-4-injected/0"))]
+    yield f"the mean loss of the first 20 updates of (2, 4⊗4, 2) I is {start[0]:.4f} and {start[1]:.4f}"
+    count, models = with_orbits()
+    yield f"{WORDS[count].capitalize()} of {WORDS[models]} models with injection between prelude and coda have some on held-out text"
+    pages = all(page_of(name)["tokens"][ORBIT] > 0 for name in (*SMALL, LARGE))
+    yield when(pages, f"Four of the {WORDS[count]} models with orbits on held-out text were trained again")
+    none, some, _ = verdicts()
+    yield f"Of eight claims {WORDS[none]} fails and {WORDS[some]} hold for some models"
+
+
+def norm_claims() -> Iterator[str]:
+    """Yields what the models with the norms of Huginn and of Ouro came to."""
+    huginn, ouro = like(HUGINN), like(OURO)
+    own = loss(huginn, STEPS)
+    behind = [loss(run, STEPS) - own for run in seeds_of(FIRST)]
+    control = [loss(run, 1) - own for run in seeds_of(CONTROL)]
+    lowest = min(loss(run, STEPS if run["label"] != CONTROL else 1) for run in found())
+    yield when(own < lowest, "Huginn's norms: orbits too, and the lowest loss of all.")
+    yield (
+        f"The loss is {own:.3f} at depth 4: {min(behind):.2f} to {max(behind):.2f} less than that of (2, 4⊗4, 2) I, and "
+        f"{min(control):.2f} to {max(control):.2f} less than the control's (one seed against three"
+    )
+    yield f"Depth 32 costs {loss(huginn, DEEPEST) - own:.3f}."
+    bare, held = prompts(HUGINN)["none"], huginn["deep"]["limits"]["tokens"]
+    yield (
+        f"Of held-out tokens {percent(held[FIXED_POINT])} rest, of bare questions' {percent(1 - bare['moving_tokens'])}; "
+        f"{percent(bare['moving_examples'])} of the bare questions have a token that does not"
+    )
+    levels = {f"{loss(ouro, depth):.2f}" for depth in (2, 4, 8, 16, DEEPEST)}
+    yield when(not learned(ouro) and len(levels) == 1, f"Its loss is {min(levels)} at every depth from 2 on")
+    losses = ouro["losses"]
+    yield f"the mean training loss is {losses[2]:.2f} over updates 41 to 60 and {losses[-1]:.2f} over the last 20 of {ouro['updates']}"
+    degenerate = all(layer[2] == 1 for layer in ouro["deep"]["convergence"]["layers"])
+    radius = {f"{each:.2f}" for each in page_of(OURO)["spectrum"]["radius"]}
+    yield when(degenerate and len(radius) == 1, f"All layers rest at one point, and the largest eigenvalue of a step is {min(radius)}")
+
+
+def page_claims() -> Iterator[str]:
+    """Yields the table of pages, and how far stages swing."""
+    names = (*SMALL, LARGE, HUGINN)
+    for name in names:
+        row, (model, seed) = page_of(name), orbits.named(name)
+        cells = [percent(row["in_examples"][ORBIT]), percent(row["tokens"][ORBIT]), f"{row['orbits']['median_frequency']:.3f}"]
+        cells += [" / ".join(f"{radius:.2f}" for radius in row["spectrum"]["radius"])]
+        said = model if name == HUGINN else f"{model}, seed {seed}"
+        yield line(said, *cells, *(percent(orbits.share(row, stage)) for stage in orbits.STAGES))
+    row = page_of(HUGINN)
+    yield f"{row['examples']} GSM8K questions, {row['all_tokens']:,} tokens"
+    swings = sum(orbits.share(page_of(name), "colsum") > DRIFT for name in names)
+    yield f"It swings by more than {100 * DRIFT:.0f} % of its range in {WORDS[swings]} of {WORDS[len(names)]} models"
+    yield f"Entropy swings by {percent(max(orbits.share(page_of(name), 'entropy') for name in names))} or less"
+    radius, turns = (row["spectrum"][key][-1] for key in ("radius", "frequency"))
+    just = when(1 < radius < 1.05, "the eigenvalue after 128 steps is just above 1")
+    yield f"{just}, and it turns by {turns:.3f} a step, near the {row['orbits']['median_frequency']:.3f} of the orbits"
+
+
+def prompt_claims() -> Iterator[str]:
+    """Yields the table of system prompts of six models, and what a persona does beside padding."""
+    models = (*SMALL, LARGE, HUGINN, OURO)
+    missing = 0
+    for prompt, said in PROMPTS.items():
+        there = [prompts(model).get(prompt) for model in models]
+        missing += there.count(None)
+        yield line(said, *("–" if row is None else percent(row["moving_tokens"], 2).replace("0.00 %", "0") for row in there))
+    yield f"not measured, {WORDS[missing]} cells; the run's time ended"
+    yield f"{WORDS[missing].capitalize()} cells of the system prompts of six models"
+    pairs = [[moving(prompts(model)[prompt]) for prompt in ("long persona", "long persona, padded")] for model in SMALL]
+    said = [f"{a} tokens against {b}" if place == 0 else f"{a} against {b}" for place, (a, b) in enumerate(pairs)]
+    more = all(a > b for a, b in pairs)
+    yield when(more, f"So it does in all three models with pre-norm here that have both rows: {said[0]}, {said[1]} and {said[2]}.")
+    older = [moving(prompts(FIRST)[f"{prompt}, our own"]) for prompt in ("long persona", "long persona, padded")]
+    yield f"In the first training, with prompts of our own, it was {older[0]} against {older[1]}."
+    rests, pads = prompts(HUGINN)["long persona"], prompts(HUGINN)["long persona, padded"]
+    yield when(
+        rests["moving_tokens"] == 0,
+        f"Behind the persona every token rests; behind as many pad tokens {percent(pads['moving_tokens'], 2)} do not, in "
+        f"{100 * pads['moving_examples']:.0f} % of the questions.",
+    )
+    yield f"{percent(prompts(LARGE)['long persona']['moving_tokens'], 2)} of tokens do not rest behind the persona"
+
+
+def moving(row: Row) -> int:
+    """Returns how many tokens are at no fixed point."""
+    return round(row["moving_tokens"] * row["all_tokens"])
+
+
+def first_claims() -> Iterator[str]:
+    """Yields the two tables of first tokens, and what is said of them."""
+    models = (FIRST, *SMALL, LARGE, HUGINN)
+    plain = [first_token(model) for model in models]
+    yield line("as they are", *shares([row["moving"] for row in plain]))
+    letters, others = plain[0]["letter_first"][0], plain[0]["other_first"][0]
+    yield line(f"of these, {letters} that begin with a single capital letter", *shares([row["letter_first"][1] for row in plain]))
+    yield line(
+        f"of these, {others} that begin with a longer token (“The”, “In”, “If” …)", *shares([row["other_first"][1] for row in plain])
+    )
+    yield line("as they are", *shares([row["first"] for row in plain]))
+    for way, said in WAYS.items():
+        for number in ("moving", "first"):
+            yield line(said, *shares([first_token(model, way)[number] for model in models]))
+    small = (FIRST, *SMALL)
+    letter = all(row["letter_first"][1] > row["other_first"][1] for row in map(first_token, small))
+    more = all(first_token(model, LETTER)["moving"] > first_token(model, WORD)["moving"] for model in small)
+    never = all([first_token(model, way)["first"] for way in WAYS] == [1, 0, 0] for model in small)
+    yield when(
+        letter and more,
+        "A lone capital letter (this tokenizer splits most names so) leaves more tokens in motion than a longer token, “E” more "
+        "than “The”.",
+    )
+    yield when(never, "In all four “E” itself never rests (100 %), “The” always does, and behind a newline no first token")
+    left = first_token(SMALL[1], NEWLINE)
+    far = left["by_position"][-1]
+    yield f"{percent(left['moving'])} of tokens move behind a newline, and {percent(far[2])} of those from the {far[0] + 1}th on"
+    large = [first_token(LARGE, way) for way in ("as they are", *WAYS)]
+    least, most = (percent(pick(row["moving"] for row in large)) for pick in (min, max))
+    still = all(row["first"] == 0 for row in large)
+    yield when(still, f"No first token moves in any way of beginning, and {least.removesuffix(' %')} to {most} of the others do.")
+    own, newline, one = (first_token(HUGINN, way)["first"] for way in ("as they are", NEWLINE, LETTER))
+    yield when(
+        one == 0, f"{percent(own)} of first tokens move as the questions are, {percent(newline)} behind a newline, and none with “E”"
+    )
+    near = [each[2] for each in plain[0]["by_position"]]
+    yield (
+        f"In the first training {100 * near[0]:.0f} % of the second to fourth tokens swing, {100 * near[1]:.0f} % up to the sixteenth, "
+        f"{100 * near[2]:.0f} % up to the sixty-fourth and {100 * near[3]:.1f} % of the rest"
+    )
+    near = [100 * each[2] for each in first_token(SMALL[2])["by_position"]]
+    yield f"in (2, 8⊗4, 2) I, seed 2, it is {near[0]:.0f}, {near[1]:.0f}, {near[2]:.1f} and {near[3]:.1f} %"
+    yield f"In {100 * plain[0]['first']:.0f} % of the questions it does."
+    yield f"({plain[0]['turns']:.3f} turns a step, the highest frequency that 127 steps show)"
+
+
+def coverage_claims() -> Iterator[str]:
+    """Yields what the page of all tables and figures says of this study's models."""
+    lacking = sum(prompt not in prompts(model) for model in (*SMALL, LARGE, HUGINN, OURO) for prompt in PROMPTS)
+    yield f"Six more models, one of them with Huginn's norms, with {WORDS[lacking]} cells missing."
+    yield when(not learned(like(OURO)), "The one with Ouro's norms did not learn.")
+    pages = [row for row in rows_of("inside/orbits.jsonl") if "orbits" in row]
+    yield f"{WORDS[len(pages)]} more models, {pages[0]['examples']} questions each"
+    yield when(len(seeds_of(CONTROL)) == 3, "three seeds, as their control, figures of seed 0")
+
+
+def claims() -> Iterator[str]:
+    """Yields what the rows say on the page."""
+    for part in (again_claims, norm_claims, page_claims, prompt_claims, first_claims):
+        yield from part()
