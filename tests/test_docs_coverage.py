@@ -20,7 +20,7 @@ LAST = {
     ("A mechanistic analysis", "Table"): 4,
     ("A mechanistic analysis", "Figure"): 63,
 }
-STATUSES = {"reproduced", "in part", "not done", "not possible here", "nothing to measure"}
+STATUSES = {"reproduced", "in part", "not possible here", "nothing to measure"}
 Row = tuple[str, str, list[int], str, str]  # paper, kind, numbers, status, what there is
 
 

@@ -54,16 +54,15 @@ def wide(workers: int) -> Command:
     return Command(f"{words} --workers {workers}", "wide", "sft/wide.jsonl")
 
 
-AGAIN = ("sandwich-4-injected/2", "sandwich-12-injected/2", "sandwich-8-injected/1", "sandwich-8-injected/2")
-LIKE = ("ouro-8/0", "huginn-4-injected/0")
-CONTROL = "control-2"
+AGAIN = ("sandwich-12-injected/2", "sandwich-8-injected/1", "sandwich-8-injected/2")
+SLOW = "ouro-8-slow/0"
 
 
-def inside(workers: int, only: str, graph: str, rows: str, start: str = "") -> Command:
+def inside(workers: int, only: str, rows: str, start: str = "") -> Command:
     """Returns trainings of experiments.inside, whose models are kept."""
-    kept = ",".join([CONTROL, *map(folder_of, (*AGAIN, *LIKE))])
+    kept = ",".join(map(folder_of, (*AGAIN, SLOW)))
     text = "--corpus {place}/first --tokenizer {place}/bpe --shards {place}/first-shards"
-    given = f"--keep {{place}}/models --kept {kept} --change graph={graph} --change data.apart=false --workers {workers}"
+    given = f"--keep {{place}}/models --kept {kept} --change graph=true --change data.apart=false --workers {workers}"
     return Command(f"-m experiments.inside.train_run {RUN} {text} {given} --only '{only}'", rows, start)
 
 
@@ -74,18 +73,11 @@ def folder_of(name: str) -> str:
 
 
 def looks() -> tuple[Command, ...]:
-    """Returns what is measured of each model with a loop: a page, system prompts, first tokens."""
-    made = []
-    for name in map(folder_of, (*AGAIN, *LIKE)):
-        # what `loopwright analyze` calls: its command line may need pydantic, which need not be there
-        asked = "Asked('gsm8k', '{place}/eval', 16, 0, None), depth=128, batch=8, pairs=8, ablate=False"
-        given = f"compare='{{place}}/models/{CONTROL}', device='cuda', dtype='float32', out='{{place}}/pages/{name}'"
-        page = f"analyze('{{place}}/models/{name}', {asked}, {given})"
-        made.append(Command(f'-c "from loopwright.commands.evaluation.analyze import Asked, analyze; {page}"'))
-        model = f"{{place}}/models/{name} --data {{place}}/eval --device cuda"
-        for module, rows in (("system_prompts", "system"), ("first_token", "first-token")):
-            made.append(Command(f"-m experiments.inside.{module} {model} --out {{rows}}", rows))
-    return tuple(made)
+    """Returns what is measured of these models: system prompts, and of the one that has none yet first tokens."""
+    given = "--data {place}/eval --device cuda --batch 64 --out {rows}"
+    made = [(folder_of(name), "system_prompts", "system") for name in (*AGAIN, SLOW)]
+    made.append((folder_of(SLOW), "first_token", "first-token"))
+    return tuple(Command(f"-m experiments.inside.{module} {{place}}/models/{name} {given}", rows) for name, module, rows in made)
 
 
 PAIRS = (", twelve files/", "middle/ASURA, rate ", ", larger start/")  # in the names of what experiments.asura.plan calls pairs
@@ -112,15 +104,11 @@ ITEMS: dict[str, Item] = {
         ((repeats(4, "all of the text", "0"),),), TEXT,
     ),
     "inside": Item(
-        "the third control, four models trained again, norms of Ouro and Huginn; a page and prompts of each (7 runs)", 330,
+        "Ouro's norms at a lower rate, and the system prompts that are missing of three models trained again (4 runs)", 240,
         (
-            (
-                inside(1, "control/2", "false", "training", "inside/training.jsonl"),
-                inside(2, "|".join(LIKE), "true", "training", "inside/training.jsonl"),
-                inside(4, "|".join(AGAIN), "true", "again"),
-            ),
+            (inside(3, "|".join(AGAIN), "again"), inside(1, SLOW, "like", "inside/like.jsonl")),
             looks(),
-        ), TEXT, "pages",
+        ), TEXT,
     ),
     "gradients": Item(
         "gradients of compiled and replayed passes against those as written, at the size of a real batch (12 tests)", 120,

@@ -84,10 +84,10 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append(cells)
     first = rows[0]
     about = (
-        f"Of the pages of `loopwright analyze`: {first['examples']} GSM8K questions, {first['all_tokens']:,} tokens, {first['steps']} "
-        "steps. The eigenvalue is the largest, by size, of the derivative of one step at the state reached, first question. The "
-        "last columns are of the question with the largest orbit: how far the curve of a layer swings over the later half of the "
-        "steps, at the layer where it swings most, as a share of the curve's range over the block."
+        f"Of the pages of `loopwright analyze`: {first['examples']} GSM8K questions, {first['all_tokens']:,} tokens, "
+        f"{first['steps']} steps. The eigenvalue is the largest, by size, of the derivative of one step at the state reached, "
+        "first question. The last columns are of the question with the largest orbit: how far the curve of a layer swings over "
+        "the later half of the steps, at the layer where it swings most, as a share of the curve's range over the block."
     )
     return "\n\n".join(["## The largest orbits", about, table(HEAD, lines)])
 

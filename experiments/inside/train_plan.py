@@ -37,6 +37,7 @@ TRAINING: dict[str, Any] = {
     "schedule": {"kind": "cosine", "warmup": 80, "floor": 0.1}, "precision": "bf16",
     "save": {"every": 0, "best": False}, "validate": {"every": 0},
 }  # fmt: skip
+SLOW = 3e-4
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,13 @@ class Row:
     core: int = 0
     injected: bool = False
     seed: int = 0
+    slow: bool = False  # at SLOW in the place of the rate of all others
 
     @property
     def label(self) -> str:
         """Which model it is, in letters that a file's name may have."""
-        return CONTROL if self.family == CONTROL else f"{self.family}-{self.core}{'-injected' if self.injected else ''}"
+        words = (str(self.core), *(["injected"] if self.injected else []), *(["slow"] if self.slow else []))
+        return CONTROL if self.family == CONTROL else "-".join((self.family, *words))
 
     @property
     def name(self) -> str:
@@ -80,8 +83,9 @@ class Row:
         """Returns how it is trained, as plain data."""
         layers = self.layers
         parts = {**(INJECTED if self.injected else {}), **(LIKE[self.family][1] if self.family in LIKE else {})}
+        rate = {"optim": {**TRAINING["optim"], "lr": SLOW}} if self.slow else {}
         return {
-            **TRAINING, "seed": self.seed, "depth": {"kind": "fixed", "depth": layers["depth"]},
+            **TRAINING, **rate, "seed": self.seed, "depth": {"kind": "fixed", "depth": layers["depth"]},
             "model": {"kind": "preset", "changes": {**SHAPE, **layers, **parts}},
             "data": {
                 "kind": "text", "files": f"{corpus}/train-*.jsonl.gz", "valid_files": f"{corpus}/valid.jsonl.gz",
@@ -97,7 +101,8 @@ def written(label: str) -> str:
     family, core, *rest = label.split("-")
     around = LIKE[family][0] if family in LIKE else AROUND[family]
     norms = f", {family.capitalize()}'s norms" if family in LIKE else ""
-    return f"({around}, {core}⊗{STEPS}, {around}){' I' if rest else ''}{norms}"
+    rate = f", rate {SLOW:g}" if "slow" in rest else ""
+    return f"({around}, {core}⊗{STEPS}, {around}){' I' if 'injected' in rest else ''}{norms}{rate}"
 
 
 def rows() -> Iterator[Row]:
@@ -110,6 +115,8 @@ def rows() -> Iterator[Row]:
 
 
 def likenesses() -> Iterator[Row]:
-    """One model each with the norms of Ouro and of Huginn: no injection and nothing around eight layers, and both around four."""
+    """Models with the norms of Ouro and of Huginn: no injection and nothing around eight layers, and both around four. At the rate
+    of the others that with Ouro's does not learn."""
     yield Row("ouro", 8)
     yield Row("huginn", 4, injected=True)
+    yield Row("ouro", 8, slow=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.corpus import make_tokenizer, prepare
-from experiments.inside.train_plan import STEPS, Row, likenesses, rows
+from experiments.inside.train_plan import AROUND, STEPS, Row, likenesses, rows
 from experiments.side_by_side import arguments, asked_for, compared, made_by, run_all
 from experiments.thin import rounded
 from experiments.trained import train_once
@@ -68,7 +68,7 @@ def carry_out(
     }  # fmt: skip
     if looped:
         traced = look_inside(model, ids, deep, stages=("attention", "residual", "lens", "fixed"))
-        found["deep"] = thinned(traced, drawn=row.seed == 0 and DRAWN in row.label)
+        found["deep"] = thinned(traced, drawn=row.seed == 0 and row.family in AROUND and DRAWN in row.label)
     if keep is not None and row.folder in kept.split(","):
         import loopwright as lw
 

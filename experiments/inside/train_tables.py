@@ -183,12 +183,15 @@ def again_part(runs: Sequence[Run], again: Sequence[Run]) -> str:
         limits = (" / ".join(percent(one["deep"]["limits"]["tokens"][place]) for one in pair) for place in range(3))
         lines.append([written(run["label"]), str(run["seed"]), *losses, *limits, "yes" if alike(*pair) else "no"])
     head = ["model", "seed", f"loss at depth {STEPS}", "at the largest", "tokens at a fixed point", "orbit", "slider", "the same"]
-    about = "First training / second, by one recipe and seed. The same: training loss and held-out loss of every passage agree in all digits kept."
+    about = (
+        "First training / second, by one recipe and seed. The same: training losses, held-out losses of all passages and what "
+        "tokens settle into agree in all digits kept."
+    )
     return "\n\n".join(["## Trained again", about, table(head, lines)])
 
 
 def alike(first: Run, second: Run) -> bool:
-    """Returns whether two trainings cannot be told apart: by their training losses, those of passages, and what tokens settle into."""
+    """Returns whether two trainings cannot be told apart by training losses, losses of passages and what tokens settle into."""
     held = [one["held_out"] for one in (first, second)]
     same = held[0]["losses"] == held[1]["losses"] and first["losses"] == second["losses"]
     return same and first["deep"]["limits"] == second["deep"]["limits"]
@@ -197,7 +200,9 @@ def alike(first: Run, second: Run) -> bool:
 def like_part(runs: Sequence[Run]) -> str:
     """Returns the models with the norms of Ouro and of Huginn: they take part in no claim."""
     about = "One seed each; no claim above is about them."
-    return "\n\n".join(["## The norms of Ouro and of Huginn", about, loss_table(runs), beyond_table([Reading(run, {}) for run in runs])])
+    return "\n\n".join(
+        ["## The norms of Ouro and of Huginn", about, loss_table(runs), beyond_table([Reading(run, {}) for run in runs])]
+    )
 
 
 def prompt_parts(system: str | None, first: str | None) -> list[str]:

@@ -85,7 +85,7 @@ def headline() -> Iterator[str]:
 
 
 def learned(run: Row) -> bool:
-    """Returns whether a model's loss at the trained depth is nearer to that of the worst looped model than to what it began with."""
+    """Returns whether a model came nine tenths of the way from its first loss to that of the worst of the looped models."""
     worst = max(loss(each, STEPS) for each in found() if each["label"] != CONTROL)
     return bool(loss(run, STEPS) - worst < 0.1 * (run["losses"][0] - worst))
 
@@ -108,7 +108,8 @@ def again_claims() -> Iterator[str]:
     start = [run["losses"][0] for run in (first["sandwich-4-injected/0"], only("inside/again.jsonl", name="sandwich-4-injected/0"))]
     yield f"the mean loss of the first 20 updates of (2, 4⊗4, 2) I is {start[0]:.4f} and {start[1]:.4f}"
     count, models = with_orbits()
-    yield f"{WORDS[count].capitalize()} of {WORDS[models]} models with injection between prelude and coda have some on held-out text"
+    many = f"{WORDS[count].capitalize()} of {WORDS[models]}"
+    yield f"{many} models with injection between prelude and coda have some on held-out text"
     pages = all(page_of(name)["tokens"][ORBIT] > 0 for name in (*SMALL, LARGE))
     yield when(pages, f"Four of the {WORDS[count]} models with orbits on held-out text were trained again")
     none, some, _ = verdicts()
@@ -135,11 +136,13 @@ def norm_claims() -> Iterator[str]:
     )
     levels = {f"{loss(ouro, depth):.2f}" for depth in (2, 4, 8, 16, DEEPEST)}
     yield when(not learned(ouro) and len(levels) == 1, f"Its loss is {min(levels)} at every depth from 2 on")
-    losses = ouro["losses"]
-    yield f"the mean training loss is {losses[2]:.2f} over updates 41 to 60 and {losses[-1]:.2f} over the last 20 of {ouro['updates']}"
+    early, late = ouro["losses"][2], ouro["losses"][-1]
+    yield f"the mean training loss is {early:.2f} over updates 41 to 60 and {late:.2f} over the last 20 of {ouro['updates']}"
     degenerate = all(layer[2] == 1 for layer in ouro["deep"]["convergence"]["layers"])
     radius = {f"{each:.2f}" for each in page_of(OURO)["spectrum"]["radius"]}
-    yield when(degenerate and len(radius) == 1, f"All layers rest at one point, and the largest eigenvalue of a step is {min(radius)}")
+    yield when(
+        degenerate and len(radius) == 1, f"All layers rest at one point, and the largest eigenvalue of a step is {min(radius)}"
+    )
 
 
 def page_claims() -> Iterator[str]:
@@ -172,9 +175,9 @@ def prompt_claims() -> Iterator[str]:
     yield f"not measured, {WORDS[missing]} cells; the run's time ended"
     yield f"{WORDS[missing].capitalize()} cells of the system prompts of six models"
     pairs = [[moving(prompts(model)[prompt]) for prompt in ("long persona", "long persona, padded")] for model in SMALL]
-    said = [f"{a} tokens against {b}" if place == 0 else f"{a} against {b}" for place, (a, b) in enumerate(pairs)]
+    told = [f"{a} tokens against {b}" if place == 0 else f"{a} against {b}" for place, (a, b) in enumerate(pairs)]
     more = all(a > b for a, b in pairs)
-    yield when(more, f"So it does in all three models with pre-norm here that have both rows: {said[0]}, {said[1]} and {said[2]}.")
+    yield when(more, f"So it does in all three models with pre-norm here that have both rows: {told[0]}, {told[1]} and {told[2]}.")
     older = [moving(prompts(FIRST)[f"{prompt}, our own"]) for prompt in ("long persona", "long persona, padded")]
     yield f"In the first training, with prompts of our own, it was {older[0]} against {older[1]}."
     rests, pads = prompts(HUGINN)["long persona"], prompts(HUGINN)["long persona, padded"]
@@ -199,7 +202,8 @@ def first_claims() -> Iterator[str]:
     letters, others = plain[0]["letter_first"][0], plain[0]["other_first"][0]
     yield line(f"of these, {letters} that begin with a single capital letter", *shares([row["letter_first"][1] for row in plain]))
     yield line(
-        f"of these, {others} that begin with a longer token (“The”, “In”, “If” …)", *shares([row["other_first"][1] for row in plain])
+        f"of these, {others} that begin with a longer token (“The”, “In”, “If” …)",
+        *shares([row["other_first"][1] for row in plain]),
     )
     yield line("as they are", *shares([row["first"] for row in plain]))
     for way, said in WAYS.items():
@@ -224,12 +228,13 @@ def first_claims() -> Iterator[str]:
     yield when(still, f"No first token moves in any way of beginning, and {least.removesuffix(' %')} to {most} of the others do.")
     own, newline, one = (first_token(HUGINN, way)["first"] for way in ("as they are", NEWLINE, LETTER))
     yield when(
-        one == 0, f"{percent(own)} of first tokens move as the questions are, {percent(newline)} behind a newline, and none with “E”"
+        one == 0,
+        f"{percent(own)} of first tokens move as the questions are, {percent(newline)} behind a newline, and none with “E”",
     )
     near = [each[2] for each in plain[0]["by_position"]]
     yield (
-        f"In the first training {100 * near[0]:.0f} % of the second to fourth tokens swing, {100 * near[1]:.0f} % up to the sixteenth, "
-        f"{100 * near[2]:.0f} % up to the sixty-fourth and {100 * near[3]:.1f} % of the rest"
+        f"In the first training {100 * near[0]:.0f} % of the second to fourth tokens swing, {100 * near[1]:.0f} % up to the "
+        f"sixteenth, {100 * near[2]:.0f} % up to the sixty-fourth and {100 * near[3]:.1f} % of the rest"
     )
     near = [100 * each[2] for each in first_token(SMALL[2])["by_position"]]
     yield f"in (2, 8⊗4, 2) I, seed 2, it is {near[0]:.0f}, {near[1]:.0f}, {near[2]:.1f} and {near[3]:.1f} %"

@@ -18,7 +18,7 @@ from experiments.asura.plan import pairs
 from experiments.asura.plan import rows as asura_rows
 from experiments.asura.run import laid_over
 from experiments.elsewhere.__main__ import listed
-from experiments.elsewhere.plan import AGAIN, CASES, CONTROL, ITEMS, LIKE, LONG, RUN, Command, folder_of
+from experiments.elsewhere.plan import AGAIN, CASES, ITEMS, LONG, RUN, SLOW, Command, folder_of
 from experiments.figures import RESULTS
 from experiments.inside.train_plan import likenesses
 from experiments.inside.train_plan import rows as inside_rows
@@ -75,9 +75,9 @@ def names_of(item: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_words_name_the_runs_that_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(names_of("asura-pairs", monkeypatch)) == sorted(row.name for row in pairs())
     trained = names_of("inside", monkeypatch)
-    assert sorted(trained) == sorted(["control/2", *LIKE, *AGAIN])
+    assert sorted(trained) == sorted([SLOW, *AGAIN])
     folders = {row.folder for row in (*inside_rows(), *likenesses())}
-    assert {CONTROL, *map(folder_of, trained)} <= folders
+    assert {*map(folder_of, trained)} <= folders
     rates = names_of("wide", monkeypatch)  # those come first, and are made
     made = results([str(RESULTS / "sft/wide.jsonl")], ())
     assert len(rates) == 12 and set(rates) <= {run["name"] for run in made}

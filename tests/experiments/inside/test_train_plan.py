@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.inside.train_plan import INJECTED, Row, likenesses
+from experiments.inside.train_plan import INJECTED, SLOW, Row, likenesses, written
 from loopwright.model.config import LoopedConfig
 from loopwright.model.presets import preset
 
 
-@pytest.mark.parametrize(("row", "released"), zip(likenesses(), ("ouro-1.4b", "huginn"), strict=True), ids=lambda each: str(each))
+@pytest.mark.parametrize(
+    ("row", "released"), zip(likenesses(), ("ouro-1.4b", "huginn", "ouro-1.4b"), strict=True), ids=lambda each: str(each)
+)
 def test_a_likeness_has_the_parts_of_the_released_model(row: Row, released: str) -> None:
     own, theirs = LoopedConfig(**row.recipe("corpus", "bpe", 256)["model"]["changes"]), preset(released)
     for part in ("norm_placement", "end_norm", "injection", "prelude_layers", "coda_layers"):
@@ -17,6 +19,14 @@ def test_a_likeness_has_the_parts_of_the_released_model(row: Row, released: str)
     for part in ("final_norm", "state"):
         assert getattr(own, part)["kind"] == getattr(theirs, part)["kind"], part
     assert own.injection == (INJECTED["injection"] if row.injected else {"kind": "none"})
+
+
+def test_a_slow_model_has_another_rate_and_a_name_of_its_own() -> None:
+    as_others, _, slow = likenesses()
+    recipes = [row.recipe("corpus", "bpe", 256) for row in (as_others, slow)]
+    assert recipes[0]["optim"]["lr"] == 1e-3 and recipes[1] == {**recipes[0], "optim": {**recipes[0]["optim"], "lr": SLOW}}
+    assert (slow.name, written(slow.label)) == ("ouro-8-slow/0", "(0, 8⊗4, 0), Ouro's norms, rate 0.0003")
+    assert written("huginn-4-injected") == "(2, 4⊗4, 2) I, Huginn's norms" and written("bare-8") == "(0, 8⊗4, 0)"
 
 
 def test_seeds_have_folders_of_their_own() -> None:

@@ -13,7 +13,7 @@ import pytest
 from experiments.inside.train_claims import CLAIMS, readings
 from experiments.inside.train_plan import CONTROL, Row
 from experiments.inside.train_run import BEYOND, RESTS, thinned
-from experiments.inside.train_tables import draw, in_words, page, paired_table, prompt_parts, read
+from experiments.inside.train_tables import again_part, draw, in_words, like_part, more_parts, page, paired_table, read
 from tests.analysis.summaries import dense, looped, overflowing
 from tests.experiments.results import hard, held_out
 
@@ -94,10 +94,31 @@ def test_injection_is_held_to_the_same_passages() -> None:
     assert "| (2, 4⊗4, 2) I | 0 | −0.1000 (−0.1000 to −0.1000) | 100.0 % |" in said and "(0, 4⊗4, 0) I" not in said
 
 
+def trained(row: Row, *, orbits: float = 0.25, above: float = 0.0) -> dict[str, Any]:
+    held = held_out("test", {4: hard() + above, 32: hard() + above})
+    deep = {**looped(), "limits": {"tokens": [0.75 - orbits, orbits, 0.25, 0.0]}}
+    return run(row, looped()) | {"held_out": held, "losses": [3.0, 2.0 + above], "deep": deep}
+
+
+@pytest.mark.parametrize(("change", "word"), [({}, "yes"), ({"orbits": 0.5}, "no"), ({"above": 1e-6}, "no")])
+def test_two_trainings_of_one_seed_are_told_apart_in_every_digit(change: dict[str, float], word: str) -> None:
+    row = Row("sandwich", 4, True, 2)
+    said = again_part([trained(row), trained(Row("bare", 4))], [trained(row, **change)]).splitlines()[-1]
+    assert said.startswith("| (2, 4⊗4, 2) I | 2 | ") and said.endswith(f"| {word} |") and "| 25 % / 25 % |" in said
+
+
+def test_models_with_other_norms_have_a_part_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "like.jsonl").write_text(json.dumps(run(Row("huginn", 4, True), looped())) + "\n")
+    said = like_part(read([str(tmp_path / "like.jsonl")]))
+    assert said.count("| (2, 4⊗4, 2) I, Huginn's norms | 0 |") == 2
+    assert more_parts([], again=None, like=None, pages=None, system=None, first=None) == []
+
+
 def test_the_page_and_the_docs_say_what_the_results_say() -> None:
     kept, docs = ROOT / "experiments/results/inside", (ROOT / "docs/inside-training.md").read_text()
     found = read([str(kept / "training.jsonl")])
-    more = prompt_parts(str(kept / "system.jsonl"), str(kept / "first-token.jsonl"))
+    names = {"again": "again", "like": "like", "pages": "orbits", "system": "system", "first": "first-token"}
+    more = more_parts(found, **{key: str(kept / f"{name}.jsonl") for key, name in names.items()})
     assert (kept / "training/claims.md").read_text() == page(found, more)
     for number, claim in enumerate(CLAIMS, 1):  # the docs number the claims and give each its verdict
         line = next(line for line in docs.splitlines() if line.startswith(f"| {number} |"))
