@@ -4,8 +4,8 @@
 
 MODEL is a folder with its tokenizer, DATA holds gsm8k_test.jsonl[.gz]. Each question stands behind the paper's long persona, behind
 as many pad tokens (read and attended to like any others), behind its short line about mathematics, and alone. Only tokens of the
-question are counted. A GPU is faster with a large --batch, which changes nothing but rounding. One line of JSON per system prompt is
-added to OUT; the tables are printed, of all that OUT holds.
+question are counted. A GPU is faster with a large --batch, which changes nothing but rounding. One line of JSON per system prompt
+is added to OUT; the tables are printed, of all that OUT holds.
 """
 
 from __future__ import annotations

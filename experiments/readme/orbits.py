@@ -248,7 +248,9 @@ def coverage_claims() -> Iterator[str]:
     yield f"Six more models, one of them with Huginn's norms, with {WORDS[lacking]} cells missing."
     yield when(not learned(like(OURO)), "The one with Ouro's norms did not learn.")
     pages = [row for row in rows_of("inside/orbits.jsonl") if "orbits" in row]
-    yield f"{WORDS[len(pages)]} more models, {pages[0]['examples']} questions each"
+    swings = [100 * orbits.share(row, "colsum") for row in pages]
+    swing = f"ColSum swings by {min(swings):.1f} to {max(swings):.1f} % of its range"
+    yield f"{WORDS[len(pages)]} more models, {pages[0]['examples']} questions each; {swing}"
     yield when(len(seeds_of(CONTROL)) == 3, "three seeds, as their control, figures of seed 0")
 
 
