@@ -39,15 +39,6 @@ def repeats(workers: int, only: str, seeds: str) -> Command:
     return Command(f"{words} --only '{only}' --seeds {seeds}", "repeats", "repeats/runs.jsonl")
 
 
-def asura(workers: int, only: str, seeds: str) -> Command:
-    """Returns runs of experiments.asura with the settings of docs/asura.md, on all training files."""
-    # as written, as the rows that these are compared with
-    laid = ("updates=600", "schedule.warmup=60", "graph=true", "data.apart=false", "compile=false")
-    changes = " ".join(f"--change {each}" for each in laid)
-    words = f"-m experiments.asura.run {LONG} {CORPUS} --shards {{place}}/shards {changes} --workers {workers}"
-    return Command(f"{words} --only '{only}' --seeds {seeds}", "asura", "asura/runs.jsonl")
-
-
 def wide(workers: int) -> Command:
     """Returns the runs of experiments.sft.wide that are missing."""
     words = f"-m experiments.sft.wide {LONG} --packed {{place}}/packed --data {{place}}/corpus --runs {{place}}/runs"
@@ -88,8 +79,6 @@ def looks() -> tuple[Command, ...]:
     return tuple(made)
 
 
-PAIRS = (", twelve files/", "middle/ASURA, rate ", ", larger start/")  # in the names of what experiments.asura.plan calls pairs
-
 GRADIENTS = "-m pytest -o addopts= -q -m gpu --noconftest tests/train/devices/test_compiled_gradients.py"
 CASES = ("asura-compiled or asura-replayed", "asura-middle", "no-adapters", "no-norms", "ouro or huginn")  # side by side
 
@@ -102,10 +91,6 @@ ITEMS: dict[str, Item] = {
     "wide": Item(
         "the wide-core retrofit at its best rate with three seeds, and exit rules (3 runs)", 330,
         ((wide(3),),), WIDE,
-    ),
-    "asura-pairs": Item(
-        "ASURA on the batches of its parts, at calmer schedules, one projection from the larger start (23 runs)", 420,
-        ((asura(12, "|".join(PAIRS), "0,1,2"),),), TEXT,
     ),
     "whole-text": Item(
         "four arms of width 256 on all of the text, read four times (4 runs)", 330,

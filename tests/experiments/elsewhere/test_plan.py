@@ -14,9 +14,6 @@ from typing import Any
 
 import pytest
 
-from experiments.asura.plan import pairs
-from experiments.asura.plan import rows as asura_rows
-from experiments.asura.run import laid_over
 from experiments.elsewhere.__main__ import listed
 from experiments.elsewhere.plan import AGAIN, CASES, CONTROL, ITEMS, LIKE, LONG, RUN, Command, folder_of
 from experiments.figures import RESULTS
@@ -73,7 +70,6 @@ def names_of(item: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_words_name_the_runs_that_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sorted(names_of("asura-pairs", monkeypatch)) == sorted(row.name for row in pairs())
     trained = names_of("inside", monkeypatch)
     assert sorted(trained) == sorted(["control/2", *LIKE, *AGAIN])
     folders = {row.folder for row in (*inside_rows(), *likenesses())}
@@ -91,16 +87,6 @@ def test_the_list_has_every_item_and_what_to_type() -> None:
     assert [line.split(":")[0] for line in told.splitlines() if not line.startswith(" ")] == [*ITEMS]
     assert told.count("elsewhere pack ") == len([item for item in ITEMS.values() if item.needs])
     assert told.count("elsewhere run ") == len(ITEMS)
-
-
-def test_rows_of_asura_run_as_written_on_all_training_files() -> None:
-    (command,) = ITEMS["asura-pairs"].steps[0]
-    extra = re.findall(r"--change (\S+)", command.words)
-    for row in pairs():
-        assert [change for change in laid_over(row, extra) if change.startswith("compile=")][-1] == "compile=false"
-    assert "graph=true" in extra and "--corpus {place}/corpus " in command.words, "not the first files alone"
-    names = [row.name for row in asura_rows()]
-    assert names[-len([*pairs()]) :] == [row.name for row in pairs()], "rows so far keep their order on the page"
 
 
 @pytest.mark.parametrize("wrong", [" --worker-count 3", " --groups no"])
