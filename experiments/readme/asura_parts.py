@@ -136,11 +136,17 @@ def summary() -> Iterator[str]:
     beside = verdicts[PARAMETERS] == ("higher", "higher") and verdicts[FLOPS] == ("lower", "not resolved")
     yield when(beside, "ahead at both sizes (decided). Beside one of nearly equal FLOPs it is behind at the small size (decided)")
     gains = [label for label in PARTS if verdicts[label] == ("higher", "higher")]
-    yield when(gains == [NO_NORMS], "Only the norms after layers show a decided gain in loss at both sizes")
+    left = [size for size in SIZES if survives(size, NO_NORMS)]
+    told = (
+        "Only the norms after layers show a decided gain in loss at both sizes (after a correction for all parts at the middle one)"
+    )
+    yield when(gains == [NO_NORMS] and left == ["middle"], told)
     nothing = {verdicts[label] for label in (NO_ADAPTERS, LORA, ONE_NORM)} == {("not resolved", "not resolved")}
     yield when(nothing, "The adapters, their kind, and a norm of its own for each step show no decided gain")
-    better = verdicts[ONE_PROJECTION] == ("lower", "not resolved")
-    yield when(better, "One projection for all steps is better than one each at the small size (decided)")
+    better = verdicts[ONE_PROJECTION] == ("lower", "not resolved") and not survives("small", ONE_PROJECTION)
+    yield when(
+        better, "One projection for all steps is better than one each at the small size (decided; not after that correction)"
+    )
 
 
 def skip_claims() -> Iterator[str]:
@@ -183,7 +189,7 @@ def calmer_claims() -> Iterator[str]:
     ):
         without, whole = (losses_of(middle, at_schedule(label, *key))[0] for label in (WITHOUT_SKIP, WHOLE))
         told.append(f"{signs([found[key].difference])} at {schedule} ({without:.3f} and {whole:.3f})")
-    yield f"Without the skip less with it the loss is {told[0]}, {told[1]}, and {told[2]}"
+    yield f"The loss without the skip less that with it, on the same batches, is {told[0]}, {told[1]}, and {told[2]}"
     own = [highest([at_schedule(label, *key) for key in CALMER]) for label in (WITHOUT_SKIP, WHOLE)]
     yield f"no gradient norm is above {own[0]:.1f} ({own[1]:.1f} with the skip)"
 

@@ -68,7 +68,7 @@ def test_the_results_are_those_of_the_rows() -> None:
         ("docs/asura.md", "0.027 ahead of 18 plain layers", "0.027 behind 18 plain layers"),
         ("docs/asura.md", "small size (undecided; on `ood` +0.011", "small size (decided; on `ood` +0.011"),
         ("docs/asura.md", "a gain of more than 0.002 from either", "a gain of more than 0.001 from either"),
-        ("docs/asura.md", "better than one each at the small size (decided)", "better than one each at the middle size (decided)"),
+        ("docs/asura.md", "better than one each at the small size (decided;", "better than one each at the middle size (decided;"),
         ("docs/asura.md", "one row lie up to 0.049 apart", "one row lie up to 0.019 apart"),
         ("docs/asura.md", "the two are 0.002 apart (one seed)", "the two are 0.020 apart (one seed)"),
         ("docs/asura.md", "came out up to 0.006 nats away", "came out up to 0.001 nats away"),
