@@ -90,9 +90,6 @@ def looks() -> tuple[Command, ...]:
 
 PAIRS = (", twelve files/", "middle/ASURA, rate ", ", larger start/")  # in the names of what experiments.asura.plan calls pairs
 
-GRADIENTS = "-m pytest -o addopts= -q -m gpu --noconftest tests/train/devices/test_compiled_gradients.py"
-CASES = ("asura-compiled or asura-replayed", "asura-middle", "no-adapters", "no-norms", "ouro or huginn")  # side by side
-
 ITEMS: dict[str, Item] = {
     "hops": Item(
         "swaps with three seeds and at other rates, fewer layers with more updates (28 runs)", 470,
@@ -121,10 +118,6 @@ ITEMS: dict[str, Item] = {
             ),
             looks(),
         ), TEXT, "pages",
-    ),
-    "gradients": Item(
-        "gradients of compiled and replayed passes against those as written, at the size of a real batch (12 tests)", 120,
-        (tuple(Command(f"{GRADIENTS} -k '{cases}'") for cases in CASES),),
     ),
     "stars-paper": Item(
         "the path of states at the paper's own settings, 10,000 updates (1 run)", 450,

@@ -18,13 +18,12 @@ from experiments.asura.plan import pairs
 from experiments.asura.plan import rows as asura_rows
 from experiments.asura.run import laid_over
 from experiments.elsewhere.__main__ import listed
-from experiments.elsewhere.plan import AGAIN, CASES, CONTROL, ITEMS, LIKE, LONG, RUN, Command, folder_of
+from experiments.elsewhere.plan import AGAIN, CONTROL, ITEMS, LIKE, LONG, RUN, Command, folder_of
 from experiments.figures import RESULTS
 from experiments.inside.train_plan import likenesses
 from experiments.inside.train_plan import rows as inside_rows
 from experiments.pages import results
 from experiments.sft.wide_tables import planned
-from tests.train.devices.test_compiled_gradients import CASES as GRADIENT_CASES
 
 STUDIES = [command for item in ITEMS.values() for step in item.steps for command in step if RUN in command.words]
 
@@ -108,8 +107,3 @@ def test_a_command_that_a_study_does_not_take_is_seen(wrong: str, monkeypatch: p
     (command,) = ITEMS["hops"].steps[0]
     with pytest.raises(SystemExit):
         asked(Command(command.words + wrong, command.rows, command.start), monkeypatch)
-
-
-def test_each_case_of_the_gradients_is_run_by_one_command() -> None:
-    for name in [f"{case}-{form}" for case in GRADIENT_CASES for form in ("compiled", "replayed")]:
-        assert sum(any(word in name for word in cases.split(" or ")) for cases in CASES) == 1, name
