@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TEXT, WIDE = "text", "wide"  # what is packed: the corpus and what goes with it, or the corpus and 14 layers of SmolLM2
+TEXT = "text"  # what is packed: the corpus, its tokenizer and the questions of GSM8K
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,6 @@ def asura(workers: int, only: str, seeds: str) -> Command:
     return Command(f"{words} --only '{only}' --seeds {seeds}", "asura", "asura/runs.jsonl")
 
 
-def wide(workers: int) -> Command:
-    """Returns the runs of experiments.sft.wide that are missing."""
-    words = f"-m experiments.sft.wide {LONG} --packed {{place}}/packed --data {{place}}/corpus --runs {{place}}/runs"
-    return Command(f"{words} --workers {workers}", "wide", "sft/wide.jsonl")
-
-
 AGAIN = ("sandwich-4-injected/2", "sandwich-12-injected/2", "sandwich-8-injected/1", "sandwich-8-injected/2")
 LIKE = ("ouro-8/0", "huginn-4-injected/0")
 CONTROL = "control-2"
@@ -95,10 +89,6 @@ ITEMS: dict[str, Item] = {
         "swaps with three seeds and at other rates, fewer layers with more updates (28 runs)", 470,
         ((Command(f"-m experiments.hops.run {RUN} --groups longer,chain,chain_rates --tables {{place}}/tables --workers 12",
                   "hops", "hops/runs.jsonl"),),),
-    ),
-    "wide": Item(
-        "the wide-core retrofit at its best rate with three seeds, and exit rules (3 runs)", 330,
-        ((wide(3),),), WIDE,
     ),
     "asura-pairs": Item(
         "ASURA on the batches of its parts, at calmer schedules, one projection from the larger start (23 runs)", 420,
