@@ -126,9 +126,4 @@ ITEMS: dict[str, Item] = {
         "gradients of compiled and replayed passes against those as written, at the size of a real batch (12 tests)", 120,
         (tuple(Command(f"{GRADIENTS} -k '{cases}'") for cases in CASES),),
     ),
-    "stars-paper": Item(
-        "the path of states at the paper's own settings, 10,000 updates (1 run)", 450,
-        ((Command(f"-m experiments.stars.run {LONG} --groups paths --only paths/paper --workers 1",
-                  "stars", "stars/runs.jsonl"),),),
-    ),
 }  # fmt: skip

@@ -53,8 +53,6 @@ def asked(command: Command, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(module, "run_all", stop, raising=False)
     if name.endswith("sft.wide"):
         monkeypatch.setattr("experiments.ouroboros.rates.run_all", stop)
-    if name.endswith("stars.run"):
-        monkeypatch.setattr(module, "fastest_attention", lambda: None)
     with pytest.raises(Asked) as found:
         module.main()
     return found.value.names
@@ -83,7 +81,6 @@ def test_words_name_the_runs_that_are_meant(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(rates) == 12 and set(rates) <= {run["name"] for run in made}
     left = {row.name for row in planned(made)} - {run["name"] for run in made}
     assert left == {f"tuned/looped, trained at depth 4, rate 0.001/{seed}" for seed in (1, 2, 3)}
-    assert names_of("stars-paper", monkeypatch) == ["paths/paper, penalty/0"]
 
 
 def test_the_list_has_every_item_and_what_to_type() -> None:
