@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from experiments.thin import rounded, thin
-from experiments.trained import Stopped
+from experiments.trained import Stopped, resumptions
 
 if TYPE_CHECKING:
     from loopwright.evaluate.heldout import HeldOut
@@ -44,11 +44,12 @@ class Run(Protocol):
     def kind(self) -> str: ...
 
 
-def made_by() -> dict[str, Any]:
-    """Returns where a row was made: versions, commit, devices, time; not the command, which names the machine's folders."""
+def made_by(kept: Path | None = None) -> dict[str, Any]:
+    """Returns where a row was made: versions, commit, devices, time; not the command, which names the machine's folders. Of a
+    training that went on in its folder `kept` also where: see `resumptions`."""
     from loopwright.run import origin
 
-    return {key: value for key, value in origin().items() if key != "command"}
+    return {key: value for key, value in origin().items() if key != "command"} | resumptions(kept)
 
 
 def arguments(about: str, *, goes_on: bool = False) -> argparse.ArgumentParser:
