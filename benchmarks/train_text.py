@@ -13,10 +13,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -28,7 +26,6 @@ from loopwright.model.config import LoopedConfig
 from loopwright.model.cost.cost import TRAINING_FACTOR, pass_flops
 from loopwright.model.presets import preset
 from loopwright.settings import build_kind
-from loopwright.train.devices import compiled
 from loopwright.train.devices.speed import Speedometer
 from loopwright.train.loop import train
 from loopwright.train.objectives.losses import OBJECTIVES, Final
@@ -68,7 +65,6 @@ CASES: dict[str, dict] = {
     "small model": {"apart": True, "model": SMALL, "rows": 16, "length": 256},
     "small model, graph: false": {"apart": True, "model": SMALL, "rows": 16, "length": 256, "graph": False},
     "ASURA": {"model": ASURA, "rows": 64, "length": 256},
-    "ASURA, rows taken in the compiled step": {"model": ASURA, "rows": 64, "length": 256, "inside": True},
 }
 TARGETS = {"as recipes ship it": ">= 0.50", "documents apart": ">= 0.95 of not apart", "every step's loss": ">= 0.45"}
 
@@ -98,9 +94,9 @@ class EnoughError(Exception):
 
 def measure(
     name: str, updates: int, rows: int = ROWS, length: int = LENGTH, apart: bool = False, model: dict | None = None,
-    inside: bool = False, **changes: object,
+    **changes: object,
 ) -> None:  # fmt: skip
-    """Prints the row of one case; `inside`: the compiled step is handed no rows and has a program for each step, as before."""
+    """Prints the row of one case."""
     spec = {"kind": "preset", **(model or OURO)}
     config = preset(spec["name"], **spec["changes"])
     source = RandomText(config.vocab_size, length, apart=apart)
@@ -117,8 +113,7 @@ def measure(
 
     _fresh()
     began, reporter = time.perf_counter(), Silent()
-    tables = patch.object(compiled, "_step_tables", lambda model: []) if inside else nullcontext()
-    with tables, tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         try:
             train(recipe, Path(folder) / "run", given=Objects(data=splits), reporter=reporter, on_update=last)
         except EnoughError:

@@ -2,9 +2,9 @@
 
     python -m experiments.overview experiments/results/overview
 
-A line is the loop's loss less that of its rival on `test`, with the interval over seeds; that of the wide core is on `valid`, until
-its seeds are run. All come from rows of the studies, by the same functions that check the sentences of docs/when-to-loop.md. Left
-out are ASURA at other depths, retrofits at one rate for all, and runs on text read 16 times that were not stopped early.
+A line is the loop's loss less that of its rival on `test`, with the interval over seeds. All come from rows of the studies, by
+the same functions that check the sentences of docs/when-to-loop.md. Left out are ASURA at other depths, retrofits at one rate for
+all, and runs on text read 16 times that were not stopped early.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from experiments.readme import updates as updates_of
 from experiments.readme.rows import WORDS, when
 from experiments.repeats.plan import FRESH, LONGER, STOPPED
 from experiments.seeds import Pooled, pooled
+from experiments.sft.wide import EQUAL as WIDE_EQUAL
+from experiments.sft.wide import LONGER as WIDE_LONGER
 from loopwright.plot.drawing import Axes, Drawing, figure
 from loopwright.plot.style import COLOURS, INK
 
@@ -29,19 +31,20 @@ UNDECIDED, ALONE = ("undecided", COLOURS[2], "D"), ("one seed", INK, "o")
 LOOPS = ("ASURA", "Huginn-like")
 FOUR, SIXTEEN = "text read 4 times", "16 times, stopped early"
 PLACES = {AT_DEPTH: "placed for its depth", AT_ONE: "from layer 8"}
+WIDE = "retrofit, 6 layers looped, all weights trained"
 
 
 @dataclass(frozen=True)
 class Line:
     """One comparison: its name, the loop's loss less its rival's, and the interval over seeds. `alone`: of one seed, with the
-    interval over documents, if its row has losses of documents."""
+    interval over documents."""
 
     name: str
     difference: float
     low: float
     high: float
     verdict: str
-    alone: bool = False
+    alone: bool
 
     @classmethod
     def of(cls, name: str, found: Pooled | None) -> Line:
@@ -79,24 +82,23 @@ def updates() -> Iterator[Line]:
         yield Line.of(f"{name}, against more updates, {SIXTEEN}", repeats.beside(name, LONGER, STOPPED, early=True))
 
 
-def retrofits(once: str, place: int) -> Iterator[Line]:
-    """Yields retrofits of SmolLM2 beside the same layers run once, of which `place` says which the wide core stands beside."""
+def retrofits(once: str, wide_once: str) -> Iterator[Line]:
+    """Yields retrofits of SmolLM2 beside the same layers run once, those with adapters and that of a wide core."""
     for how, told in PLACES.items():
         for size in CORES:
             found = pooled(cores.runs()[looping(size, how)], cores.runs()[once], "test")
             yield Line.of(f"retrofit, {size} layer{'s' * (size > 1)} looped, {told}", found)
-    far = wide.apart()[place]
-    yield Line("retrofit, 6 looped, all weights trained, on valid", far, far, far, "", alone=True)
+    yield Line.of(WIDE, wide.beside(wide_once))
 
 
 def equal_flops() -> list[Line]:
     """Returns the comparisons at equal or nearly equal FLOPs, those of training where layers run once got more updates."""
-    return [*scratch(asura.FLOPS), *updates(), *retrofits(ONCE_LONGER, 1)]
+    return [*scratch(asura.FLOPS), *updates(), *retrofits(ONCE_LONGER, WIDE_LONGER)]
 
 
 def equal_parameters() -> list[Line]:
     """Returns those at equal or nearly equal parameters and equal text, where the loop has more FLOPs."""
-    return [*scratch(asura.PARAMETERS), *retrofits(ONCE_EQUAL, 0)]
+    return [*scratch(asura.PARAMETERS), *retrofits(ONCE_EQUAL, WIDE_EQUAL)]
 
 
 def draw(lines: Sequence[Line]) -> Drawing:
@@ -172,7 +174,9 @@ def claims() -> Iterator[str]:
     small, middle = (f"bare loop, {size} size, one rate for all" for size in asura.sizes())
     bare = small in ahead and middle in behind
     yield when(bare, "The bare loop is ahead at the small and behind at the middle size")
-    first, last, rest = (WORDS[sum(name.startswith("retrofit") for name in names)] for names in (ahead, behind, neither))
+    yield when(WIDE in ahead, "The retrofit with all weights trained is ahead")
+    adapters = [[name for name in names if name.startswith("retrofit") and name != WIDE] for names in (ahead, behind, neither)]
+    first, last, rest = (WORDS[len(names)] for names in adapters)
     yield f"Of six retrofits with adapters {first} is ahead, {last} are behind and {rest} is undecided"
     third = f"retrofit, 3 layers looped, {PLACES[AT_ONE]}"
     split = third in behind and looping(3, AT_ONE) in cores.standing("not decided")

@@ -20,9 +20,8 @@ from loopwright.evaluate.heldout import HeldOut
 from loopwright.evaluate.paired import compare, recovered
 from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
 
-SAME_BATCHES = " (seed by seed they saw the same batches)"
 RULE = (
-    f"Losses of a passage are averaged over the seeds two rows share{SAME_BATCHES}, and documents are "
+    "Losses of a passage are averaged over the seeds two rows share (seed by seed they saw the same batches), and documents are "
     "drawn with replacement, the same for both, 1,000 times: the interval holds the middle 95 % of the differences. It is about "
     "documents; what seeds do is told by the values of each seed beside it. A difference counts as decided where this interval "
     "and that of the mean over seeds (Student's t, 95 %) both leave 0 out; with one seed there is no second one."

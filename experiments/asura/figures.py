@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments.asura.pairing import Labels, wholes
-from experiments.asura.plan import COMPARED, LOOPED, WHOLE
+from experiments.asura.plan import COMPARED, LARGER_START, LOOPED, TWELVE, WHOLE
 from experiments.seeds import shared
 from loopwright.plot.drawing import Axes, Curve, Drawing, finite, line_style, log_axis, panels
 from loopwright.plot.style import COLOURS, INK
@@ -17,12 +17,12 @@ FAR = 0.5  # nats above ASURA; a row that stays beyond would take the axis for i
 
 def draw_all(sizes: Mapping[str, Labels]) -> dict[str, Drawing]:
     """Returns every figure by its name."""
-    parts = [label for label in LOOPED if label not in ("naive universal", WHOLE)]
+    parts = [f"{WHOLE}{TWELVE}", *(label for label in LOOPED if label not in ("naive universal", WHOLE))]
     made = {
         "losses": (COMPARED, "losses", losses, "training loss (nats)", False),
-        "losses-parts": ([WHOLE, *parts], "losses", above_whole, "loss less ASURA's (nats)", False),
+        "losses-parts": ([*parts, LARGER_START], "losses", above_whole, "loss less ASURA's (nats)", False),
         "gradients": (COMPARED, "gradient_norms", norms, "gradient norm", True),
-        "gradients-parts": ([WHOLE, *parts], "gradient_norms", norms, "gradient norm", True),
+        "gradients-parts": (parts, "gradient_norms", norms, "gradient norm", True),
     }
     drawings = {}
     for name, (rows, key, curve, title, logarithmic) in made.items():
@@ -77,9 +77,8 @@ def norms(labels: Labels, label: str, key: str) -> Curve | None:
 
 
 def above_whole(labels: Labels, label: str, key: str) -> Curve | None:
-    """Returns a row's training loss less that of the ASURA row it is compared with, which saw the same batches where both read as
-    many files; None of ASURA itself."""
-    runs = labels.get(label, []) if label != WHOLE else []
+    """Returns a row's training loss less that of the ASURA row that saw the same batches; None of ASURA itself."""
+    runs = labels.get(label, []) if label != f"{WHOLE}{TWELVE}" else []
     both = shared(runs, wholes(runs, labels))
     return _over_seeds([[a - b for a, b in zip(one[key], two[key], strict=False)] for one, two in both], FIRST)
 

@@ -1,7 +1,7 @@
-"""Which ASURA row a row is compared with: one that read the same batches, as soon as there is one.
+"""Which ASURA row a row is compared with: the one that read the same batches at the same schedule.
 
 Rows drew their batches from the first five training files or from all twelve. Two rows of one seed read the same batches only where
-both drew from as many files, and learned alike only at the same schedule.
+both drew from as many files.
 """
 
 from __future__ import annotations
@@ -14,27 +14,24 @@ from experiments.pages import Result
 from experiments.seeds import Pooled, pooled
 
 FIVE = ("e0855cb", "19df31b")  # commits whose rows read the first five training files; later ones say how many
-NUMBERS = {5: "five", 12: "twelve"}
 SCHEDULE = re.compile(r", rate \S+, warm-up \d+$")
 FIVE_FILES = ", five files"
 Labels = Mapping[str, Sequence[Result]]
 
 
-def files_of(run: Result) -> str:
+def files_of(run: Result) -> int:
     """Returns how many training files a row drew its batches from."""
     if "files" in run:
-        return NUMBERS.get(run["files"], str(run["files"]))
-    return "five" if run["origin"]["commit"].startswith(FIVE) else "twelve"
+        return int(run["files"])
+    return 5 if run["origin"]["commit"].startswith(FIVE) else 12
 
 
 def whole_of(run: Result, labels: Labels) -> Result | None:
-    """Returns the ASURA row of the same seed that a row is compared with: that of its own schedule if there is one, else that which
-    read as many files, else the one there is."""
+    """Returns the ASURA row with the seed, the training files and the schedule of a row, if there is one."""
     schedule = SCHEDULE.search(run["label"])
-    named = [f"{WHOLE}{schedule.group()}"] if schedule else []
-    order = (*named, WHOLE, f"{WHOLE}{TWELVE}")
-    rivals = [each for label in order for each in labels.get(label, []) if each["seed"] == run["seed"]]
-    return min(rivals, key=lambda each: (each["label"] not in named, files_of(each) != files_of(run)), default=None)
+    names = [f"{WHOLE}{schedule.group()}"] if schedule else [WHOLE, f"{WHOLE}{TWELVE}"]
+    rivals = (each for name in names for each in labels.get(name, []) if each["seed"] == run["seed"])
+    return next((each for each in rivals if files_of(each) == files_of(run)), None)
 
 
 def wholes(runs: Sequence[Result], labels: Labels) -> list[Result]:
@@ -47,21 +44,15 @@ def less_whole(runs: Sequence[Result], labels: Labels, text: str) -> Pooled | No
     return pooled(runs, wholes(runs, labels), text)
 
 
-def alike(run: Result, labels: Labels) -> bool:
-    """Whether a row is compared with an ASURA row that read as many files."""
-    whole = whole_of(run, labels)
-    return whole is not None and files_of(whole) == files_of(run)
-
-
 def arranged(labels: Labels) -> dict[str, list[Result]]:
     """Returns each part with the rows that stand for it, a seed once. A row made again on twelve files takes the place of the one
-    on five, which is then shown by itself; without an ASURA row on twelve files it is the new one. ASURA keeps both names."""
+    on five, which is then shown by itself. ASURA keeps both names."""
     found: dict[str, list[Result]] = {}
     for label, runs in labels.items():
-        again = {run["seed"]: run for run in labels.get(f"{label}{TWELVE}", []) if label != WHOLE and alike(run, labels)}
         base = label.removesuffix(TWELVE)
         if base not in (label, WHOLE) and base in labels:
-            runs = [run for run in runs if not alike(run, labels)]
+            continue  # its rows stand under the part's own name
+        again = {run["seed"]: run for run in labels.get(f"{label}{TWELVE}", []) if label != WHOLE}
         replaced = [run for run in runs if run["seed"] in again]
         standing = [*again.values(), *(run for run in runs if run["seed"] not in again)]
         for name, rows in ((label, standing), (f"{label}{FIVE_FILES}", replaced)):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from experiments.asura.figures import draw_all
 from experiments.asura.pairing import arranged, files_of, less_whole, wholes
-from experiments.asura.plan import ALL_COMPARED, ALL_RATES, ALL_TEXT, LARGER_START, SIZES, TWELVE, WHOLE, rows
+from experiments.asura.plan import ALL_COMPARED, ALL_RATES, ALL_TEXT, LARGER_START, SIZES, WHOLE, rows
 from experiments.asura.run import BEFORE, SPIKE, TEXTS
 from experiments.pages import (
     Result,
@@ -27,7 +27,8 @@ from experiments.pages import (
     table,
     words,
 )
-from experiments.seeds import RULE, SAME_BATCHES, Pooled, best_depth, held, loss_interval, mean_loss, pooled, reports
+from experiments.readme.rows import WORDS
+from experiments.seeds import RULE, Pooled, best_depth, held, loss_interval, mean_loss, pooled, reports
 
 Labels = Mapping[str, Sequence[Result]]
 # what the description of ASURA says about each row's difference from it
@@ -66,7 +67,7 @@ def seeds_by_files(runs: Sequence[Result]) -> str:
     """Returns the seeds of a row with the number of files that they read: "five: 0; twelve: 1, 2"."""
     by_files: dict[str, list[str]] = {}
     for run in runs:
-        by_files.setdefault(files_of(run), []).append(str(run["seed"]))
+        by_files.setdefault(WORDS[files_of(run)], []).append(str(run["seed"]))
     return "; ".join(f"{files}: {', '.join(seeds)}" for files, seeds in by_files.items())
 
 
@@ -225,7 +226,7 @@ def main() -> None:
 
 def rules(found: Sequence[Result]) -> str:
     """Returns the sentences that say what the numbers are."""
-    lines = [RULE.replace(SAME_BATCHES, "")]  # not all did: see the last line
+    lines = [RULE]
     for text in TEXTS if found else ():
         one = held(found[0], text)
         lines.append(f"`{text}`: {one.targets:,} tokens of {one.documents:,} documents, context {one.context}.")
@@ -238,19 +239,10 @@ def rules(found: Sequence[Result]) -> str:
         "ASURA's loss is lower or higher than a row's where the difference is decided on both texts; the texts are named "
         "where they part.",
         "Rows drew their batches from the first five training files or from all twelve, which are one mixture. Two rows of one "
-        "seed saw the same batches only where both drew from as many files. " + compared_with(found),
+        "seed saw the same batches only where both drew from as many files. ASURA was run on both, and at each schedule: each row "
+        "is compared, seed by seed, with the ASURA row that saw the same batches at the same schedule.",
     ]
     return "\n".join(f"- {line}" for line in lines)
-
-
-def compared_with(found: Sequence[Result]) -> str:
-    """Returns the sentence that says which ASURA rows there are, and which of them a row is compared with."""
-    if not any(run["label"] == f"{WHOLE}{TWELVE}" for run in found):
-        return "ASURA drew from five (on all of the text from twelve)."
-    return (
-        "ASURA was run on both: each row is compared, seed by seed, with the ASURA row that drew from as many files, or with that "
-        "of its own schedule."
-    )
 
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@
     python -m experiments.elsewhere pack ITEM FOLDER …         here: what the item needs, as parts FOLDER/0, FOLDER/1, …
     python -m experiments.elsewhere run ITEM OUT …             there: opens the parts, runs, leaves new rows in OUT
 
-Here a checkout, CORPUS (train-*.jsonl.gz, valid, test and heldout_ood.jsonl.gz), EVAL (gsm8k_test.jsonl.gz) and, for the wide-core
-retrofit, the package gguf, a GGUF file of SmolLM2-135M-Instruct and the folder of its config and tokenizer. There a checkout or an
-export of it, torch, transformers and PyYAML. Rows so far are part of the checkout: what they hold is not run again. New rows are
+Here a checkout, CORPUS (train-*.jsonl.gz, valid, test and heldout_ood.jsonl.gz) and EVAL (gsm8k_test.jsonl.gz). There a checkout or
+an export of it, torch, transformers and PyYAML. Rows so far are part of the checkout: what they hold is not run again. New rows are
 put by every few seconds, so that a command that is stopped loses only what had not ended. Of studies whose trainings take minutes
 it does not lose that either: they are saved in PLACE/unfinished before the time is up. The same command goes on from there with the
 same PLACE and OUT, or once the rows have been added:
@@ -24,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from experiments.elsewhere.plan import ITEMS, TEXT
+from experiments.elsewhere.plan import ITEMS
 
 MOST = 43_000_000
 
@@ -39,9 +38,7 @@ def main() -> None:
     packs.add_argument("item", choices=[name for name, item in ITEMS.items() if item.needs])
     packs.add_argument("folder", type=Path, help="made")
     packs.add_argument("--corpus", type=Path, required=True)
-    packs.add_argument("--eval", type=Path, help="the folder of gsm8k_test.jsonl.gz")
-    packs.add_argument("--gguf", help="a GGUF file, or the package that holds one")
-    packs.add_argument("--config", type=Path, help="the folder of the model's config and tokenizer")
+    packs.add_argument("--eval", type=Path, required=True, help="the folder of gsm8k_test.jsonl.gz")
     packs.add_argument("--bytes", type=int, default=MOST, help="of a part")
     runs = stages.add_parser("run", help="runs an item")
     runs.add_argument("item", choices=list(ITEMS))
@@ -56,9 +53,9 @@ def main() -> None:
     elif asked.stage == "pack":
         from experiments.elsewhere.pack import Sources, pack
 
-        sources = Sources(asked.corpus, asked.eval, asked.gguf, asked.config)
+        sources = Sources(asked.corpus, asked.eval)
         with told_in_a_line():
-            parts = pack(ITEMS[asked.item].needs, sources, asked.folder, asked.bytes)
+            parts = pack(sources, asked.folder, asked.bytes)
         for part in parts:
             print(f"{part}: {sum(path.stat().st_size for path in part.iterdir()) / 1e6:.1f} MB")
     else:
@@ -87,8 +84,7 @@ def listed() -> str:
     for name, item in ITEMS.items():
         lines.append(f"{name}: {item.about}; about {item.seconds} s of one H200")
         if item.needs:
-            given = "--eval EVAL" if item.needs == TEXT else "--gguf GGUF --config CONFIG"
-            lines.append(f"    here   python -m experiments.elsewhere pack {name} {item.needs} --corpus CORPUS {given}")
+            lines.append(f"    here   python -m experiments.elsewhere pack {name} {item.needs} --corpus CORPUS --eval EVAL")
         parts = f" --parts {item.needs}/* --place runs/{item.needs}" if item.needs else ""
         lines.append(f"    there  python -m experiments.elsewhere run {name} OUT{parts}")
         alike = [other for other, each in ITEMS.items() if item.needs and each.needs == item.needs and other != name]

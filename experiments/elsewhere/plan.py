@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TEXT, WIDE = "text", "wide"  # what is packed: the corpus and what goes with it, or the corpus and 14 layers of SmolLM2
+TEXT = "text"  # what is packed: the corpus, its tokenizer and the questions of GSM8K
 
 
 @dataclass(frozen=True)
@@ -37,21 +37,6 @@ def repeats(workers: int, only: str, seeds: str) -> Command:
     """Returns runs of experiments.repeats whose names hold one of these words."""
     words = f"-m experiments.repeats.run {LONG} {CORPUS} --shards {{place}}/shards --workers {workers}"
     return Command(f"{words} --only '{only}' --seeds {seeds}", "repeats", "repeats/runs.jsonl")
-
-
-def asura(workers: int, only: str, seeds: str) -> Command:
-    """Returns runs of experiments.asura with the settings of docs/asura.md, on all training files."""
-    # as written, as the rows that these are compared with
-    laid = ("updates=600", "schedule.warmup=60", "graph=true", "data.apart=false", "compile=false")
-    changes = " ".join(f"--change {each}" for each in laid)
-    words = f"-m experiments.asura.run {LONG} {CORPUS} --shards {{place}}/shards {changes} --workers {workers}"
-    return Command(f"{words} --only '{only}' --seeds {seeds}", "asura", "asura/runs.jsonl")
-
-
-def wide(workers: int) -> Command:
-    """Returns the runs of experiments.sft.wide that are missing."""
-    words = f"-m experiments.sft.wide {LONG} --packed {{place}}/packed --data {{place}}/corpus --runs {{place}}/runs"
-    return Command(f"{words} --workers {workers}", "wide", "sft/wide.jsonl")
 
 
 AGAIN = ("sandwich-4-injected/2", "sandwich-12-injected/2", "sandwich-8-injected/1", "sandwich-8-injected/2")
@@ -88,24 +73,11 @@ def looks() -> tuple[Command, ...]:
     return tuple(made)
 
 
-PAIRS = (", twelve files/", "middle/ASURA, rate ", ", larger start/")  # in the names of what experiments.asura.plan calls pairs
-
-GRADIENTS = "-m pytest -o addopts= -q -m gpu --noconftest tests/train/devices/test_compiled_gradients.py"
-CASES = ("asura-compiled or asura-replayed", "asura-middle", "no-adapters", "no-norms", "ouro or huginn")  # side by side
-
 ITEMS: dict[str, Item] = {
     "hops": Item(
         "swaps with three seeds and at other rates, fewer layers with more updates (28 runs)", 470,
         ((Command(f"-m experiments.hops.run {RUN} --groups longer,chain,chain_rates --tables {{place}}/tables --workers 12",
                   "hops", "hops/runs.jsonl"),),),
-    ),
-    "wide": Item(
-        "the wide-core retrofit at its best rate with three seeds, and exit rules (3 runs)", 330,
-        ((wide(3),),), WIDE,
-    ),
-    "asura-pairs": Item(
-        "ASURA on the batches of its parts, at calmer schedules, one projection from the larger start (23 runs)", 420,
-        ((asura(12, "|".join(PAIRS), "0,1,2"),),), TEXT,
     ),
     "whole-text": Item(
         "four arms of width 256 on all of the text, read four times (4 runs)", 330,
@@ -121,9 +93,5 @@ ITEMS: dict[str, Item] = {
             ),
             looks(),
         ), TEXT, "pages",
-    ),
-    "gradients": Item(
-        "gradients of compiled and replayed passes against those as written, at the size of a real batch (12 tests)", 120,
-        (tuple(Command(f"{GRADIENTS} -k '{cases}'") for cases in CASES),),
     ),
 }  # fmt: skip

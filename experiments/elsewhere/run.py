@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.elsewhere.plan import FIRST, RUN, TEXT, Command, Item
+from experiments.elsewhere.plan import FIRST, RUN, Command, Item
 from experiments.sft.parts import join
 from loopwright.storage.files import write_whole
 
@@ -46,12 +46,11 @@ def prepare(needs: str, parts: Sequence[Path], place: Path) -> None:
     texts = [*place.glob("corpus/*.jsonl"), *place.glob("eval/*.jsonl")]
     with ThreadPoolExecutor() as pool:
         list(pool.map(compress, texts))
-    if needs == TEXT:
-        first = place / "first"
-        first.mkdir()
-        train = sorted(place.glob("corpus/train-*"))
-        for path in [*train[:FIRST], *(path for path in place.glob("corpus/*") if path not in train)]:
-            (first / path.name).symlink_to(path.absolute())
+    first = place / "first"
+    first.mkdir()
+    train = sorted(place.glob("corpus/train-*"))
+    for path in [*train[:FIRST], *(path for path in place.glob("corpus/*") if path not in train)]:
+        (first / path.name).symlink_to(path.absolute())
     (place / OPENED).write_text(needs)
 
 

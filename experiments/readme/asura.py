@@ -125,23 +125,23 @@ def claims() -> Iterator[str]:
     """Yields what the rows say."""
     yield when(all(each.verdict == "lower" for each in against(WHOLE, PARAMETERS)), f"by {equal_parameters()} (decided)")
     yield f"at equal updates ahead at both sizes, by {equal_parameters()}"
-    small, middle = (apart(labels, FLOPS) for labels in sizes().values())
+    small, middle = against(FLOPS, WHOLE)
     behind, ahead, p, verdict = equal_flops()
-    told = of(sum(value < 0 for value in small), len(small))
-    yield f"behind at the small size ({behind:.3f} nats, {told} seeds, {small_flops()})"
-    seeds = ", ".join(f"{value:.3f}" for value in middle)
-    yield (
-        f"At the middle one, at 1e-3, it is ahead by {ahead:.3f}, on {of(sum(value > 0 for value in middle), len(middle))} seeds "
-        f"({seeds}; paired t-test {p}), which is {'not resolved' if verdict == 'not decided' else 'resolved'}"
+    yield when(small.difference < 0, f"behind at the small size ({behind:.3f} nats, {repeats.agree(small)} seeds, {small_flops()})")
+    seeds = ", ".join(f"{value:.3f}" for value in middle.of_seeds)
+    yield when(
+        middle.difference > 0,
+        f"At the middle one, at 1e-3, it is ahead by {ahead:.3f}, on {repeats.agree(middle)} seeds "
+        f"({seeds}; paired t-test {p}), which is {'not resolved' if verdict == 'not decided' else 'resolved'}",
     )
     tuned, same = (repeats.beside(WHOLE, rival, 1) for rival in (repeats.FLOPS, repeats.LONGER))
     assert tuned is not None and same is not None
     lead, weak = f"{-tuned.difference:.2f} nats, decided", repeats.beside(repeats.FLOPS, repeats.PARAMETERS, 1)
     assert weak is not None
-    seeds = of(sum(each > 0 for each in weak.of_seeds), len(weak.seeds))
-    told = f"on that text twelve layers are behind four on {seeds} seeds, {repeats.DECIDED[weak.verdict]})"
+    told = f"on that text twelve layers are behind four on {repeats.agree(weak)} seeds, {repeats.DECIDED[weak.verdict]})"
     yield when(
-        tuned.verdict == "lower", f"ahead there of twelve plain layers of nearly equal FLOPs ({lead}; a weak control: {told}"
+        tuned.verdict == "lower" and weak.difference > 0,
+        f"ahead there of twelve plain layers of nearly equal FLOPs ({lead}; a weak control: {told}",
     )
     cost = repeats.spent().replace(" on ", ", spent on ")
     seeds = f"{WORDS[len(same.seeds)]} seeds, {'decided' if same.verdict == 'higher' else 'undecided'}"

@@ -95,8 +95,7 @@ def headline_claims() -> Iterator[str]:
     price = " and ".join(f"{beside('random', 'fixed', text, TRAINED).difference:.3f}" for text in READ)
     drawn = f"drawn from 1 to 16, at a price of {price} at depth 4; three seeds of one base"
     yield f"and {random[0]} and {random[1]} with random depth ({drawn})"
-    tokens, flops = wide.each_beside()
-    yield f"{wide.RATED}, a loop is {tokens} at equal tokens and {flops} at equal FLOPs {wide.CHOSEN}"
+    yield f"{wide.RATED}, a loop is {wide.short()}"
     yield f"on {ahead_on_answers()}"
     pairs = ("fixed-penalty", "fixed"), ("stars", "random")
     alone, further = ([beside(*pair, text, FARTHEST) for text in READ] for pair in pairs)
@@ -120,6 +119,8 @@ def text_claims() -> Iterator[str]:
         tokens, answers = f"{run['tokens'] / 1e6:.1f}", losses(label, "chats")
         cells = [f"{run['losses'][-1]:.2f}", f"{loss.get(4, loss[1]):.3f}", f"{answers.get(4, answers[1]):.3f}"]
         yield line(name, tokens, f"{run['flops'] / 1e15:.1f}", *cells)
+    loss = losses("heal", "text")
+    yield f"{loss[8]:.3f} at depth 8, {loss[16]:.3f} at 16. Below it, it is of no use ({loss[2]:.2f} at depth 2)"
     side, far = apart(("heal", "unlooped"), "text")
     yield f"{side} by {far}"
     side, far = apart(("heal", "unlooped-flops"), "text")
@@ -136,14 +137,10 @@ def text_claims() -> Iterator[str]:
 
 def brief_claims() -> Iterator[str]:
     """Yields what the first table of docs/when-to-loop.md says about retrofits."""
-    tokens, flops = (gap(("heal", label), "text") for label in ("unlooped", "unlooped-flops"))
-    cost = runs_of()["heal"][0]["flops"] / runs_of()["unlooped"][0]["flops"]
-    first = f"**{side_of(tokens)}** by {abs(tokens.difference):.3f} nats at equal tokens, for {cost:.1f} times the FLOPs"
     on_answers = f"on answers of GSM8K {' and '.join(sorted(answer_sides()))} of both (one seed, one rate for all)"
-    own = f"{wide.RATED.capitalize()} {wide.beside_once(bold=True)} {wide.CHOSEN}"
-    yield f"{first}; **{side_of(flops)}** by {abs(flops.difference):.3f} at equal FLOPs; {on_answers}. {own}"
-    short = f"{abs(tokens.difference):.3f} {side_of(tokens)} at equal tokens and {abs(flops.difference):.3f} {side_of(flops)}"
-    yield f"{short} at equal FLOPs (one seed, one rate for all); {wide.RATED} it is {wide.beside_once()} {wide.CHOSEN}"
+    yield f"{wide.cell()}; {on_answers}"
+    yield f"{wide.RATED}, is {wide.short()}"
+    yield wide.exits_in_short()
     yield f"On {ahead_on_answers()}"
     (tables, first), (controller, second) = (ouroboros.behind_once(name) for name in (BEST_STATIC, BEST))
     yield f"{tables:.3f} nats behind with low-rank tables per step ({first}), {controller:.3f} behind with a controller ({second})"

@@ -1,38 +1,116 @@
-"""What docs/when-to-loop.md and README.md say about the wide-core retrofit at its own rates."""
+"""What docs/when-to-loop.md and README.md say about the wide-core retrofit, each arm at its own rate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from experiments.ouroboros.rates import GRID, TUNED, arm_of, best_rates, rates_of
-from experiments.pages import Result, results
-from experiments.readme.rows import RESULTS, WORDS, when
-from experiments.seeds import mean_loss, reports
-from experiments.sft.wide import EQUAL, LONGER, LOOPED, RATES
+from experiments.halting.reading import SIMPLE
+from experiments.ouroboros.rate_tables import at_own_rates
+from experiments.ouroboros.rates import GRID, SEEDS, arm_of, best_rates, rates_of
+from experiments.ouroboros.tables import Runs
+from experiments.pages import Result, difference, results, words
+from experiments.readme.rows import RESULTS, WORDS, from_to, line, of, when
+from experiments.seeds import Pooled, averaged, mean_loss, pooled, reports
+from experiments.sft.exits import FIXED, MEANS, MOST, leaving
+from experiments.sft.plan import LAYERS, TRAINED
+from experiments.sft.wide import DEPTHS, EQUAL, LONGER, LOOPED, RATES, TEXTS, UPDATES
+from experiments.sft.wide_tables import against_fixed
+from loopwright.evaluate.paired import compare
 
-RATED, CHOSEN = f"at the best of {WORDS[len(RATES)]} rates each", "(one seed, on the text that chose the rates)"
+RATED = f"at the best of {WORDS[len(RATES)]} rates each"
 EARLIER = 5e-4  # the one rate of the runs before
+CORE = 6  # layers that are looped
+ONCE = {EQUAL: "equal tokens", LONGER: "equal training FLOPs"}
 
 
 def claims() -> Iterator[str]:
-    """Yields what the rows say about the retrofit at other rates, and with seeds."""
-    losses, best = rates_of(wide_rows()), own_rate()
-    yield f"are best on `valid` at {best:.0e}".replace("e-0", "e-")
-    loop, tokens, flops = (f"{losses[arm][best]:.3f}" for arm in (LOOPED, EQUAL, LONGER))
-    there = f"the loop has {loop}, the layers run once {tokens} at equal tokens and {flops} at equal FLOPs"
-    yield f"{there}: it is {beside_once(by=True)}"
-    yield f"At 5e-4 it is {beside_once(EARLIER, by=True)} on the same passages"
-    seeds = {arm: [run for run in wide_rows() if run["group"] == TUNED and arm_of(run) == arm] for arm in losses}
-    (tokens, read), (flops, longer) = ((told_loss(seeds[arm]), f"{seeds[arm][0]['tokens'] / 1e6:.1f}") for arm in (EQUAL, LONGER))
-    alone = not seeds[LOOPED] and len(seeds[EQUAL]) == len(seeds[LONGER]) == 3
-    yield when(alone, f"three of each: {tokens} on `test` after {read} million tokens, {flops} after {longer} million")
+    """Yields what the section of docs/when-to-loop.md says of three seeds at own rates."""
+    yield from short_claims()
+    yield from table_lines()
+    yield from side_claims()
+    yield from depth_claims()
+    yield from exit_claims()
+    yield from rate_claims()
 
 
 @cache
 def wide_rows() -> list[Result]:
-    """Returns the rows of the retrofit at its own rates."""
+    """Returns all rows."""
     return list(results([str(RESULTS / "sft/wide.jsonl")], ()))
+
+
+@cache
+def runs() -> Runs:
+    """Returns the seeds of each arm at its own rate."""
+    return at_own_rates(wide_rows(), RATES)
+
+
+@cache
+def beside(arm: str, text: str = "test") -> Pooled:
+    """Returns the loop less layers run once; the loop must be best at its trained depth."""
+    found = pooled(runs()[LOOPED], runs()[arm], text)
+    if found is None or found.seeds != SEEDS or found.depths != (TRAINED, 1):
+        raise ValueError(f"{arm}, {text}: no seeds {SEEDS}, or depths other than {TRAINED} and 1")
+    return found
+
+
+def deeper(depth: int, than: int, text: str) -> Pooled:
+    """Returns the loop at one depth less itself at another."""
+    found = reports(runs()[LOOPED], text)
+    whole = compare(averaged(found, depth), averaged(found, than))
+    each = tuple(mean_loss([one], depth) - mean_loss([one], than) for one in found)
+    return Pooled(SEEDS, (depth, than), whole.difference, whole.difference_low, whole.difference_high, each, (), True)
+
+
+def side(found: Sequence[Pooled]) -> str:
+    """Returns where the first of each pair stands, if it is the same in all."""
+    sides = {"ahead" if each.difference < 0 else "behind" for each in found}
+    return sides.pop() if len(sides) == 1 else "ahead and behind"
+
+
+def decided(found: Sequence[Pooled]) -> str:
+    """Returns whether these differences are decided; words that no page holds where some are and some are not."""
+    open_ones = [each.verdict == "not resolved" for each in found]
+    return "undecided" if all(open_ones) else "decided in part" if any(open_ones) else "decided"
+
+
+def far(found: Sequence[Pooled]) -> str:
+    """Returns how large the differences are, one after the other."""
+    return " and ".join(f"{abs(each.difference):.3f}" for each in found)
+
+
+def short() -> str:
+    """Returns where the loop stands on `test`, in a few words."""
+    both = [beside(arm) for arm in ONCE]
+    tokens, flops = (f"{abs(each.difference):.3f} {side([each])}" for each in both)
+    return f"{tokens} at equal tokens and {flops} at equal training FLOPs ({decided(both)})"
+
+
+def cell() -> str:
+    """Returns the same on both texts, as the first table of docs/when-to-loop.md has it."""
+    tokens, flops = ([beside(arm, text) for text in TEXTS] for arm in ONCE)
+    told = f"**{side(tokens)}** by {far(tokens)} nats at equal tokens (two texts), for {cost():.1f} times the training FLOPs"
+    own = f"{RATED}, three seeds, all {decided([*tokens, *flops])}"
+    return f"{told}; **{side(flops)}** by {far(flops)} at equal training FLOPs ({own})"
+
+
+def cost() -> float:
+    """Returns the training FLOPs of the looped arm by those of the layers run once on as many tokens."""
+    loop, once = (runs()[arm][0]["flops"] for arm in (LOOPED, EQUAL))
+    return loop / once
+
+
+def short_claims() -> Iterator[str]:
+    """Yields the answer, and the settings that rows tell."""
+    tokens, flops = (beside(arm) for arm in ONCE)
+    first = f"the loop is {abs(tokens.difference):.3f} nats {side([tokens])} for {cost():.1f} times the FLOPs"
+    both = decided([beside(arm, text) for arm in ONCE for text in TEXTS])
+    then = f"{abs(flops.difference):.3f} {side([flops])} where the layers that run once spend these FLOPs on more text"
+    yield f"{first}, and {then} ({both} on both texts; three seeds)"
+    yield f"It is {rate(own_rate())} for all three"
+    (loop,), (longer,) = ({run["updates"] for run in runs()[arm]} for arm in (LOOPED, LONGER))
+    yield f"with {loop:,} updates ({longer:,} at equal FLOPs; the grid had {UPDATES[GRID]:,} and {grid_longer():,})"
 
 
 def own_rate() -> float:
@@ -41,32 +119,128 @@ def own_rate() -> float:
     return best
 
 
-def apart(rate: float | None = None) -> list[float]:
-    """Returns the looped arm's loss less that of the layers run once at a rate, its best unless told: equal tokens, equal FLOPs."""
-    losses, found = rates_of(wide_rows()), own_rate() if rate is None else rate
-    return [losses[LOOPED][found] - losses[arm][found] for arm in (EQUAL, LONGER)]
+def rate(value: float) -> str:
+    """Returns a rate as pages write it: 5e-4."""
+    return f"{value:.0e}".replace("e-0", "e-")
 
 
-def beside_once(rate: float | None = None, *, bold: bool = False, by: bool = False) -> str:
-    """Returns the same in words."""
-    return " and ".join(each_beside(rate, bold=bold, by=by))
+def grid_longer() -> int:
+    """Returns the updates of the layers of equal FLOPs in the grid."""
+    (found,) = {run["updates"] for run in wide_rows() if run["group"] == GRID and arm_of(run) == LONGER}
+    return int(found)
 
 
-def each_beside(rate: float | None = None, *, bold: bool = False, by: bool = False) -> list[str]:
-    """Returns the same in words, one after the other."""
-    told = []
-    for far in apart(rate):
-        side, size = "ahead" if far < 0 else "behind", f"{abs(far):.3f}"
-        told.append(f"**{side}** by {size}" if bold else f"{side} by {size}" if by else f"{size} {side}")
-    return told
+def table_lines() -> Iterator[str]:
+    """Yields the lines of the table."""
+    steps = {LOOPED: TRAINED, EQUAL: 1, LONGER: 1}
+    for name, arm in {"looped, at depth 4": LOOPED, "run once, equal tokens": EQUAL, "run once, equal FLOPs": LONGER}.items():
+        run, depth = runs()[arm][0], steps[arm]
+        layers = len(LAYERS) + CORE * (depth - 1)
+        losses = [f"{mean_loss(reports(runs()[arm], text), depth):.3f}" for text in TEXTS]
+        pairs = ["–" if arm == LOOPED else interval(beside(arm, text)) for text in TEXTS]
+        yield line(name, f"{run['tokens'] / 1e6:.1f}", f"{run['flops'] / 1e15:.1f}", str(layers), *losses, *pairs)
 
 
-def cost() -> float:
-    """Returns the training FLOPs of the looped arm by those of the layers run once on as many tokens."""
-    spent = {arm_of(run): run["flops"] for run in wide_rows() if run["group"] == GRID}
-    return spent[LOOPED] / spent[EQUAL]
+def interval(found: Pooled) -> str:
+    """Returns a difference with its interval over seeds."""
+    low, high = (difference(end, 3) for end in found.over_seeds)
+    return f"{difference(found.difference, 3)} ({low} to {high})"
 
 
-def told_loss(runs: Sequence[Result]) -> str:
-    """Returns the loss on `test` of layers that run once, the mean over seeds."""
-    return f"{mean_loss(reports(runs, 'test'), 1):.3f}"
+def side_claims() -> Iterator[str]:
+    """Yields where the loop stands, and what the rivals gain from more text."""
+    for arm, told in ONCE.items():
+        both = [beside(arm, text) for text in TEXTS]
+        seeds = [value for each in both for value in each.of_seeds]
+        same = len({value > 0 for value in seeds}) == 1
+        yield when(same, f"At {told} the loop is {side(both)}, by {far(both)} ({decided(both)}; on {of(3, 3)} seeds)")
+    more = [each for text in TEXTS if (each := pooled(runs()[LONGER], runs()[EQUAL], text)) is not None]
+    lead = [beside(EQUAL, text) for text in TEXTS]
+    larger = all(one.difference < other.difference for one, other in zip(more, lead, strict=True)) and side(more) == "ahead"
+    yield when(larger, f"these FLOPs in more text are worth {far(more)} ({decided(more)}), in the loop {far(lead)}")
+    yield f"a token passes {len(LAYERS) + CORE * (TRAINED - 1)} layers instead of {len(LAYERS)}"
+
+
+def fixed_loss(depth: int, text: str) -> float:
+    """Returns the loss of the loop at a fixed depth; those between the depths of DEPTHS were measured with the exits."""
+    if depth in DEPTHS:
+        return mean_loss(reports(runs()[LOOPED], text), depth)
+    return mean_loss(reports([leaving(run, FIXED) for run in runs()[LOOPED]], text), depth)
+
+
+def depth_claims() -> Iterator[str]:
+    """Yields what depth does to the loop."""
+    for text in TEXTS:
+        told = {depth: f"{fixed_loss(depth, text):.3f}" for depth in sorted({*DEPTHS, *MEANS})}
+        below, above = ([depth for depth in told if (depth - TRAINED) * sign > 0] for sign in (-1, 1))
+        first, last = (words([told[depth] for depth in depths]) for depths in (below, above))
+        yield f"{first} after {words(below)} steps, {told[TRAINED]} after {TRAINED}, {last} after {words(above)}"
+    risen, later = ([deeper(depth, than, text) for text in TEXTS] for depth, than in ((8, TRAINED), (16, 8)))
+    yield when(side(risen) == "behind", f"From depth 4 to 8 the loss rises by {far(risen)} ({decided(risen)})")
+    yield when(side(later) == "behind", f"from 8 to 16 by {far(later)} ({decided(later)})")
+    grid = {run["rate"]: run["texts"]["valid"] for run in wide_rows() if run["group"] == GRID and arm_of(run) == LOOPED}
+    at_two = [f"{grid[each]['loss'][grid[each]['depth'].index(2)]:.2f}" for each in sorted(grid)]
+    yield f"depth 2 has a loss of {words(at_two)} at the four rates (seed 0)"
+
+
+def exit_claims() -> Iterator[str]:
+    """Yields what exit rules give at equal mean depth."""
+    yield f"at most {MOST} steps, at means of {words(MEANS)}"
+    for mean, named in ((TRAINED, True), (3, False)):
+        told = []
+        for text in TEXTS:
+            found = {rule: at_mean(rule, text, mean) for rule in SIMPLE}
+            least, most = (end(found, key=lambda rule: found[rule].difference) for end in (min, max))
+            names = (f" ({least})", f" ({most})") if named and text == TEXTS[0] else ("", "")
+            told.append(f"{found[least].difference:.2f}{names[0]} to {found[most].difference:.2f}{names[1]}")
+        whole = [at_mean(rule, text, mean) for rule in SIMPLE for text in TEXTS]
+        yield when(side(whole) == "behind", f"At a mean of {mean} all four are behind, by {' and '.join(told)} ({decided(whole)})")
+    whole = [at_mean(rule, text, 6) for rule in SIMPLE for text in TEXTS]
+    behind = sum(each.verdict == "higher" for each in whole)
+    told = f"{WORDS[behind]} of the {WORDS[len(whole)]} differences (four rules, two texts) are decided"
+    sizes = from_to([each.difference for each in whole], 2)
+    yield when(side(whole) == "behind", f"At a mean of 6 all four are behind too, by {sizes}; {told}")
+    better = [[at_mean(rule, text, 2) for text in TEXTS] for rule in ("entropy", "stable")]
+    ahead = all(side(each) == "ahead" for each in better)
+    sizes = from_to([one.difference for each in better for one in each], 2)
+    left = from_to([fixed_loss(2, text) + at_mean(rule, text, 2).difference for rule in ("entropy", "stable") for text in TEXTS], 2)
+    told = f"entropy and stable are ahead by {sizes} ({decided([one for each in better for one in each])}), with losses of {left}"
+    yield when(ahead, f"At a mean of 2 {told}")
+    found = {(rule, mean): fixed_loss(mean, "test") + at_mean(rule, "test", mean).difference for rule in SIMPLE for mean in MEANS}
+    rule, mean = min(found, key=lambda each: found[each])
+    yield f"The least loss of any rule at these means is {found[rule, mean]:.3f} ({rule}, a mean of {mean})"
+    own = [[run["exits"]["test"][rule]["own"] for run in runs()[LOOPED]] for rule in SIMPLE]
+    losses = [sum(loss for _, loss in each) / len(each) for each in own]
+    yield f"at the rules' default limits {from_to(losses)}"
+    others = [abs(at_mean(rule, text, 2).difference) for rule in SIMPLE if rule not in ("entropy", "stable") for text in TEXTS]
+    yield f"the other two differ from the fixed depth by at most {max(others):.3f}"
+    yield f"the fixed depth of {TRAINED} has {fixed_loss(TRAINED, 'test'):.3f}"
+    others = [fixed_loss(depth, text) - fixed_loss(TRAINED, text) for depth in {*DEPTHS, *MEANS} - {TRAINED} for text in TEXTS]
+    yield f"every other depth that was measured is at least {min(others):.2f} nats worse in the mean"
+
+
+@cache
+def at_mean(rule: str, text: str, mean: int) -> Pooled:
+    """Returns an exit rule less a fixed depth of as many steps."""
+    found = against_fixed(runs()[LOOPED], rule, text, mean)
+    if found is None or found.seeds != SEEDS:
+        raise ValueError(f"{rule}, {text}, a mean of {mean}: not measured with seeds {SEEDS}")
+    return found
+
+
+def exits_in_short() -> str:
+    """Returns what exit rules give at the trained depth, in a few words."""
+    found = [at_mean(rule, text, TRAINED) for rule in SIMPLE for text in TEXTS]
+    told = f"at a mean of the {WORDS[TRAINED]} trained steps all {WORDS[len(SIMPLE)]} rules are behind the fixed depth"
+    return when(side(found) == "behind", f"{told}, by {from_to([each.difference for each in found], 2)} nats ({decided(found)})")
+
+
+def rate_claims() -> Iterator[str]:
+    """Yields what the grid says: one seed, on `valid`."""
+    losses, best = rates_of(wide_rows()), own_rate()
+    gained = [f"{losses[arm][EARLIER] - losses[arm][best]:.3f}" for arm in (LOOPED, EQUAL, LONGER)]
+    yield f"From {rate(EARLIER)} to {rate(best)} the loop gains {gained[0]}, the layers run once {gained[1]} and {gained[2]}"
+    there = [losses[LOOPED][EARLIER] - losses[arm][EARLIER] for arm in ONCE]
+    here = [losses[LOOPED][best] - losses[arm][best] for arm in ONCE]
+    told = [" and ".join(f"{'ahead' if apart < 0 else 'behind'} by {abs(apart):.3f}" for apart in each) for each in (there, here)]
+    yield f"at {rate(EARLIER)} the loop is {told[0]}, at {rate(best)} {told[1]}"

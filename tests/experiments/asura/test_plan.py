@@ -61,7 +61,7 @@ def test_parts_are_run_again_where_their_other_seeds_read_twelve_files() -> None
     kept = [json.loads(line) for line in KEPT.read_text().splitlines()]
     read = {(run["size"], run["label"], run["seed"]): files_of(run) for run in kept}
     mixed = {(size, label) for size, label, seed in read if seed == 0 and [read.get((size, label, each)) for each in range(3)]
-             == ["five", "twelve", "twelve"]}  # fmt: skip
+             == [5, 12, 12]}  # fmt: skip
     assert mixed == {(size, label) for size, labels in AGAIN.items() for label in labels}
 
 

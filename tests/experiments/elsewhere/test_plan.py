@@ -14,17 +14,10 @@ from typing import Any
 
 import pytest
 
-from experiments.asura.plan import pairs
-from experiments.asura.plan import rows as asura_rows
-from experiments.asura.run import laid_over
 from experiments.elsewhere.__main__ import listed
-from experiments.elsewhere.plan import AGAIN, CASES, CONTROL, ITEMS, LIKE, LONG, RUN, Command, folder_of
-from experiments.figures import RESULTS
+from experiments.elsewhere.plan import AGAIN, CONTROL, ITEMS, LIKE, LONG, RUN, Command, folder_of
 from experiments.inside.train_plan import likenesses
 from experiments.inside.train_plan import rows as inside_rows
-from experiments.pages import results
-from experiments.sft.wide_tables import planned
-from tests.train.devices.test_compiled_gradients import CASES as GRADIENT_CASES
 
 STUDIES = [command for item in ITEMS.values() for step in item.steps for command in step if RUN in command.words]
 
@@ -48,11 +41,9 @@ def asked(command: Command, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         assert unfinished is None or "kept" in inspect.signature(work).parameters
         raise Asked(run.name for run in runs)
 
-    for skipped in ("make_tokenizer", "prepare", "prepare_passages", "open_base"):
+    for skipped in ("make_tokenizer", "prepare", "prepare_passages"):
         monkeypatch.setattr(module, skipped, lambda *_, **__: None, raising=False)
     monkeypatch.setattr(module, "run_all", stop, raising=False)
-    if name.endswith("sft.wide"):
-        monkeypatch.setattr("experiments.ouroboros.rates.run_all", stop)
     with pytest.raises(Asked) as found:
         module.main()
     return found.value.names
@@ -71,16 +62,10 @@ def names_of(item: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_words_name_the_runs_that_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sorted(names_of("asura-pairs", monkeypatch)) == sorted(row.name for row in pairs())
     trained = names_of("inside", monkeypatch)
     assert sorted(trained) == sorted(["control/2", *LIKE, *AGAIN])
     folders = {row.folder for row in (*inside_rows(), *likenesses())}
     assert {CONTROL, *map(folder_of, trained)} <= folders
-    rates = names_of("wide", monkeypatch)  # those come first, and are made
-    made = results([str(RESULTS / "sft/wide.jsonl")], ())
-    assert len(rates) == 12 and set(rates) <= {run["name"] for run in made}
-    left = {row.name for row in planned(made)} - {run["name"] for run in made}
-    assert left == {f"tuned/looped, trained at depth 4, rate 0.001/{seed}" for seed in (1, 2, 3)}
 
 
 def test_the_list_has_every_item_and_what_to_type() -> None:
@@ -90,23 +75,8 @@ def test_the_list_has_every_item_and_what_to_type() -> None:
     assert told.count("elsewhere run ") == len(ITEMS)
 
 
-def test_rows_of_asura_run_as_written_on_all_training_files() -> None:
-    (command,) = ITEMS["asura-pairs"].steps[0]
-    extra = re.findall(r"--change (\S+)", command.words)
-    for row in pairs():
-        assert [change for change in laid_over(row, extra) if change.startswith("compile=")][-1] == "compile=false"
-    assert "graph=true" in extra and "--corpus {place}/corpus " in command.words, "not the first files alone"
-    names = [row.name for row in asura_rows()]
-    assert names[-len([*pairs()]) :] == [row.name for row in pairs()], "rows so far keep their order on the page"
-
-
 @pytest.mark.parametrize("wrong", [" --worker-count 3", " --groups no"])
 def test_a_command_that_a_study_does_not_take_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (command,) = ITEMS["hops"].steps[0]
     with pytest.raises(SystemExit):
         asked(Command(command.words + wrong, command.rows, command.start), monkeypatch)
-
-
-def test_each_case_of_the_gradients_is_run_by_one_command() -> None:
-    for name in [f"{case}-{form}" for case in GRADIENT_CASES for form in ("compiled", "replayed")]:
-        assert sum(any(word in name for word in cases.split(" or ")) for cases in CASES) == 1, name

@@ -19,8 +19,7 @@ from experiments.elsewhere import pack as packs
 from experiments.elsewhere import run as runs
 from experiments.elsewhere.__main__ import main
 from experiments.elsewhere.pack import Sources, pack
-from experiments.elsewhere.plan import FIRST, ITEMS, TEXT, WIDE, Command, Item
-from experiments.sft.plan import LAYERS
+from experiments.elsewhere.plan import FIRST, ITEMS, TEXT, Command, Item
 
 ADDS = """
 import json, sys
@@ -166,11 +165,11 @@ def sources(tmp_path: Path) -> Sources:
             file.writelines(json.dumps({"text": f"{name} {i} " + "one two three four " * 20}) + "\n" for i in range(4))
     with gzip.open(questions / packs.QUESTIONS, "wt") as file:
         file.write('{"question": "?", "answer": "!"}\n')
-    return Sources(corpus, questions, "a.gguf", tmp_path)
+    return Sources(corpus, questions)
 
 
 def test_what_is_packed_is_there_again_under_the_names_that_runs_read(sources: Sources, tmp_path: Path) -> None:
-    parts = pack(TEXT, sources, tmp_path / "parts", 500)
+    parts = pack(sources, tmp_path / "parts", 500)
     assert len(parts) > 1
     place = tmp_path / "place"
     runs.prepare(TEXT, parts[::-1], place)
@@ -181,21 +180,9 @@ def test_what_is_packed_is_there_again_under_the_names_that_runs_read(sources: S
     for path in (*(place / "corpus").iterdir(), *(place / "first").iterdir()):
         assert gzip.decompress(path.read_bytes()) == gzip.decompress((sources.corpus / path.name).read_bytes())
     runs.prepare(TEXT, [], place)  # a second item with the same parts
-    with pytest.raises(ValueError, match="holds what was packed as text, and wide is needed; give another --place"):
-        runs.prepare(WIDE, [], place)
-
-
-def test_the_wide_core_has_all_of_the_text_and_the_layers_that_are_kept(
-    sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    monkeypatch.setattr("experiments.sft.blocks.pack", lambda *given: calls.append(given[-1]))
-    place = tmp_path / "place"
-    runs.prepare(WIDE, pack(WIDE, sources, tmp_path / "parts", 100_000), place)
-    train = {f"train-{i:02}.jsonl.gz" for i in range(7)}
-    assert {path.name for path in (place / "corpus").iterdir()} == {*train, *HELD_OUT.values()} and calls == [LAYERS]
-    with pytest.raises(ValueError, match="no --gguf or no --config"):
-        pack(WIDE, Sources(sources.corpus), tmp_path / "none", 1)
+    (place / runs.OPENED).write_text("wide")  # by an older checkout
+    with pytest.raises(ValueError, match="holds what was packed as wide, and text is needed; give another --place"):
+        runs.prepare(TEXT, [], place)
 
 
 @pytest.mark.parametrize("item", [name for name, item in ITEMS.items() if item.needs])

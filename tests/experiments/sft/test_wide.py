@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import loopwright as lw
+from experiments.figures import RESULTS
 from experiments.ouroboros.rates import GRID, TUNED, best_rates
+from experiments.pages import results
 from experiments.sft import wide, wide_tables
 from experiments.sft.exits import FIXED, MEANS, MOST, SIMPLE, exits, leaving
 from experiments.sft.plan import Places, Run
@@ -58,6 +60,18 @@ def test_changes_reach_the_runs_that_they_are_for() -> None:
     changes = ("heal.a=1", "chat.b=2", "looped.c=3", "d=4")
     assert list(Run("heal").asked(changes)) == ["a=1", "c=3", "d=4"] and list(Run("unlooped").asked(changes)) == ["a=1", "d=4"]
     assert list(Run("random").asked(changes)) == ["b=2", "c=3", "d=4"]
+
+
+def test_a_call_begins_with_the_grid_and_all_rows_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(sys, "argv", ["wide", "/nowhere/rows.jsonl", "--packed", "p", "--data", "d", "--unfinished", "/nowhere/u"])
+    for skipped in ("prepare", "prepare_passages", "open_base"):
+        monkeypatch.setattr(wide, skipped, lambda *_: None)
+    monkeypatch.setattr("experiments.ouroboros.rates.run_all", lambda rows, *_, **__: asked.extend(row.name for row in rows))
+    wide.main()
+    assert asked == [row.name for row in grid()], "seeds wait for the rates"
+    made = results([str(RESULTS / "sft/wide.jsonl")], ())
+    assert {row.name for row in wide_tables.planned(made)} == {run["name"] for run in made}
 
 
 @pytest.fixture
