@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from experiments.thin import rounded, thin
-from experiments.trained import Stopped
+from experiments.trained import Stopped, resumptions
 
 if TYPE_CHECKING:
     from loopwright.evaluate.heldout import HeldOut
@@ -44,11 +44,12 @@ class Run(Protocol):
     def kind(self) -> str: ...
 
 
-def made_by() -> dict[str, Any]:
-    """Returns where a row was made: versions, commit, devices, time; not the command, which names the machine's folders."""
+def made_by(kept: Path | None = None) -> dict[str, Any]:
+    """Returns where a row was made: versions, commit, devices, time; not the command, which names the machine's folders. Of a
+    training that went on in its folder `kept` also where: see `resumptions`."""
     from loopwright.run import origin
 
-    return {key: value for key, value in origin().items() if key != "command"}
+    return {key: value for key, value in origin().items() if key != "command"} | resumptions(kept)
 
 
 def arguments(about: str, *, goes_on: bool = False) -> argparse.ArgumentParser:
@@ -160,10 +161,35 @@ def _share_out(
 
 
 def missing(runs: Sequence[Any], path: Path, counts: Callable[[dict[str, Any]], bool] = bool) -> list[Any]:
-    """Returns the runs that a file of results does not hold, or holds in rows that do not count."""
+    """Returns the runs that a file of results does not hold, or holds in rows that do not count. A broken last line is cut off."""
+    cut_broken_line(path)
     rows = map(json.loads, path.read_text().splitlines() if path.is_file() else [])
     done = {row["name"] for row in rows if counts(row)}
     return [run for run in runs if run.name not in done]
+
+
+def cut_broken_line(path: Path) -> None:
+    """Cuts off a last line that is no JSON and does not end, and says so; one that only lacks its end is given it."""
+    data = path.read_bytes() if path.is_file() else b""
+    if not data or data.endswith(b"\n"):
+        return
+    last = data[data.rfind(b"\n") + 1 :]
+    try:
+        json.loads(last)
+    except ValueError:  # a process was killed while it wrote
+        begins = last[:60].decode(errors="replace")
+        print(f"{path}: the last line is broken (its writer was killed?) and left out: {begins} …", flush=True)
+        os.truncate(path, len(data) - len(last))
+    else:
+        with open(path, "a") as file:
+            file.write("\n")
+
+
+def add_line(path: Path, line: str) -> None:
+    """Adds a row to a file on a line of its own, also where another process was killed while it wrote one."""
+    cut_broken_line(path)
+    with open(path, "a") as file:
+        file.write(line + "\n")
 
 
 def _device_answers(tries: int = 3, wait: float = 2.0) -> bool:
@@ -215,8 +241,8 @@ def _serve(
                 torch.cuda.empty_cache()
         taken = time.time() - began
         longest[run.kind] = max(longest.get(run.kind, 0.0), taken)
-        with lock, open(out, "a") as file:
-            file.write(line + "\n")
+        with lock:
+            add_line(Path(out), line)
         for folder in kept.values():  # no earlier: what is trained and not in a row yet is measured by the next call
             shutil.rmtree(folder, ignore_errors=True)
         print(f"{taken:6.1f} s  {run.name}", flush=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from loopwright.storage.files import read_json, write_json
 
 if TYPE_CHECKING:
     from loopwright.model.looped import LoopedForCausalLM
@@ -44,6 +48,9 @@ class Trained:
         return [[entry["update"], {depth: found["exact"] for depth, found in entry["valid"].items()}] for entry in self.looks]
 
 
+RESUMED = "resumed.json"  # in the folder of a run that goes on: from which updates it did, and what was not as before
+
+
 class Stopped(RuntimeError):  # noqa: N818  (not a failure)
     """A training that was asked to end before its last update."""
 
@@ -63,6 +70,12 @@ def train_once(
     from loopwright.train.reporting.progress import Silent
 
     reporter, here = Silent(), list[dict[str, Any]]()  # the updates that this call makes
+
+    def made(update: dict[str, Any]) -> None:
+        if kept and resume and not here:
+            remember(kept, update["update"], reporter.notes)
+        here.append(update)
+
     with tempfile.TemporaryDirectory() if kept is None else nullcontext(kept) as folder:
         place = Path(folder) / "run"
         resume = (place / "recipe.yaml").is_file()
@@ -71,7 +84,7 @@ def train_once(
             (place / "data").unlink(missing_ok=True)  # of a run that goes on
             (place / "data").symlink_to(Path(shards).absolute())  # tokenised once for all rows
         began = time.perf_counter()
-        outcome = train(chosen, place, given=given, resume=resume, reporter=reporter, on_update=here.append)
+        outcome = train(chosen, place, given=given, resume=resume, reporter=reporter, on_update=made)
         seconds = time.perf_counter() - began
         log = read_log(outcome.folder.log)
         early = Source(place, checkpoint="best").model(device=outcome.model.device) if best and outcome.finished else None
@@ -85,3 +98,30 @@ def train_once(
     # the start; validations before this call do not count, nor does what a killed call lost.
     seconds += sum(entry["seconds"] for entry in updates[: len(updates) - len(here)])
     return Trained(outcome, updates, validations, seconds, early)
+
+
+def remember(kept: Path, update: int, notes: Sequence[str]) -> None:
+    """Writes down that a run went on from an update (0: from its start, as there was no checkpoint), and what the notes of the call
+    say of sums that are rounded otherwise."""
+    from loopwright.train.resume import OTHERWISE
+
+    told = next((note for note in notes if note.startswith(OTHERWISE)), "")
+    differs = re.match(rf"{OTHERWISE} \((.*)\): ", told)
+    before = {at: why for at, why in resumed_at(kept).items() if int(at) < update}  # what was made from here on is lost
+    write_json(kept / RESUMED, {**before, str(update): differs[1] if differs else told})
+
+
+def resumed_at(kept: Path | None) -> dict[str, str]:
+    """Returns the updates from which a run went on, each with what was not as before."""
+    return read_json(kept / RESUMED) if kept and (kept / RESUMED).is_file() else {}
+
+
+def resumptions(kept: Path | None) -> dict[str, Any]:
+    """Returns what a row's `origin` says of a training that did not run in one piece; nothing of one that did.
+
+    `resumed` are the updates that were done where it went on; `not_bit_for_bit` are those from which on sums were rounded
+    otherwise, each with the reason.
+    """
+    places = {int(update): why for update, why in resumed_at(kept).items() if update != "0"}
+    otherwise = [[update, why] for update, why in places.items() if why]
+    return ({"resumed": [*places]} if places else {}) | ({"not_bit_for_bit": otherwise} if otherwise else {})

@@ -259,16 +259,17 @@ def compare(
     rows: int | None = None,
     batch: int | None = None,
     context: int | None = None,
+    device: str = "cpu",
 ) -> Comparison:
     """Compares two models row by row on the same data, or passage by passage on the same text; options as for `evaluate`.
 
-    `depths` is one depth for both, or a pair; default: each model's own. One model at two depths is a comparison too.
+    `depths` is one depth for both, or a pair; default: each model's own. A model that is named, not given, is opened on `device`.
     """
     splits = [splits] if isinstance(splits, str) else splits
     _check_numbers(rows=rows, batch=batch)
     if data is not None and text is not None:
         raise ValueError("compare: give data= or text=, one of them")
-    one, two = _open(first, "compare"), _open(second, "compare")
+    one, two = _open(first, "compare", device), _open(second, "compare", device)
     pair = tuple(depths) if isinstance(depths, Sequence) else (depths, depths)
     if len(pair) != 2:
         raise ValueError(f"depths: {pair}; give one depth for both, or a pair")
@@ -306,7 +307,7 @@ class _Opened:
     words: Callable[[], str | Path]
 
 
-def _open(model: Model, verb: str = "evaluate") -> _Opened:
+def _open(model: Model, verb: str = "evaluate", device: str = "cpu") -> _Opened:
     if isinstance(model, LoopedForCausalLM):
         return _Opened(model, type(model).__name__, None, _no_words)
     if not isinstance(model, Run | str | Path):
@@ -319,7 +320,7 @@ def _open(model: Model, verb: str = "evaluate") -> _Opened:
     data = None
     if recipe is not None and run is not None:
         data = lambda: build_data(recipe["data"], run.data)  # noqa: E731  (asked for only where nothing else is given)
-    return _Opened(source.model(), source.name, data, source.tokenizer_folder)
+    return _Opened(source.model(device=device), source.name, data, source.tokenizer_folder)
 
 
 def _check_objects(objects: Mapping[str, Any], on_update: object) -> None:

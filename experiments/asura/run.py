@@ -66,7 +66,7 @@ def carry_out(
         "losses": trained.losses(),
         "gradient_norms": [round(max(norms[i : i + 20]), 4) for i in range(0, len(norms), 20)],
         "spikes": spikes(trained.taken("loss")), "skipped": trained.outcome.progress.skipped,
-        "valid": found["valid"].loss[-1], "texts": {name: folded(found[name]) for name in TEXTS}, "origin": made_by(),
+        "valid": found["valid"].loss[-1], "texts": {name: folded(found[name]) for name in TEXTS}, "origin": made_by(kept),
     }  # fmt: skip
 
 

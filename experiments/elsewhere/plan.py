@@ -82,9 +82,4 @@ ITEMS: dict[str, Item] = {
             looks(),
         ), TEXT,
     ),
-    "stars-paper": Item(
-        "the path of states at the paper's own settings, 10,000 updates (1 run)", 450,
-        ((Command(f"-m experiments.stars.run {LONG} --groups paths --only paths/paper --workers 1",
-                  "stars", "stars/runs.jsonl"),),),
-    ),
 }  # fmt: skip

@@ -92,6 +92,7 @@ PLACES = (
     Place("docs/asura.md", "", depths.asura_claims),
     Place("docs/when-to-loop.md", "Limits", depths.limit_claims),
     Place("docs/coverage.md", "ASURA", depths.coverage_claims),
+    Place("docs/coverage.md", "STARS", stars.coverage_claims),
     Place("docs/ouroboros.md", "Cores of 1, 3 and 6 layers", cores.claims, cores.SETTINGS),
     Place("docs/ouroboros.md", "", cores.page_claims),
     Place("docs/when-to-loop.md", "In short", cores.loop_claims),

@@ -247,13 +247,59 @@ def path_claims() -> Iterator[str]:
     least = min(accuracy(run)[100] for run in (*off, *on))
     yield when(
         all(accuracy(run)[1000] == 1 for run in (*off, *on)),
-        f"All four are right: at least {100 * least:.1f} % of {near} sums at depth 100 and 100 % of {far} at 1,000",
+        f"All four at our settings are right: at least {100 * least:.1f} % of {near} sums at depth 100 and 100 % of {far} at 1,000",
     )
     radii = [f"{radius_at_100(a):.2f} to {radius_at_100(b):.2f}" for a, b in zip(off, on, strict=True)]
     yield f"With the penalty ρ goes from {radii[0]} with no part and from {radii[1]} with all parts"
     before = [runs_of()[group][name][0] for group, name in map(AGAIN.__getitem__, runs)]
     once, now = ([small(change_at_100(run)) for run in each] for each in (before, runs.values()))
     yield f"the largest change at depth 100 was {words(once)} there and is {words(now)} here"
+    yield from paper_path_claims(runs["paper, penalty"], before[-1])
+
+
+def paper_path_claims(run: Result, before: Result) -> Iterator[str]:
+    """Yields what is said of the path at the paper's own settings, and of the first run of its recipe and seed."""
+    points, size = run["path"]["points"], run["path"]["size"][-1]
+    last = len(points) - 1
+    (updates,) = {each["recipe"]["updates"] for each in (run, before)}
+    yield f"the paper's own settings with the penalty as released ({updates:,} updates)"
+    moved = 100 * math.dist(points[-2], points[-1]) / size
+    ((depth, still),) = [each for each in zip(run["far"]["depth"], run["far"]["change_largest"], strict=True) if each[0] == 1000]
+    yield when(
+        moved > 100 * REST and still < REST,
+        "At the paper's own settings, with the penalty as released, the path drawn has not come to its end after a hundred steps; "
+        "at depth 1,000 all states measured are at rest.",
+    )
+    apart = [f"{100 * math.dist(points[step], points[-1]) / size:.1f} %" for step in (20, 50)]
+    yield (
+        f"In the plane drawn, after 20 steps the state is {apart[0]} of its size away from where it is after {last}, after 50 "
+        f"steps {apart[1]}, and the last step is {moved:.2f} %"
+    )
+    yield f"so {stands_from(run)} in the table only says that"
+    near, far = run["near"]["rows"], run["far"]["rows"]
+    right, early = accuracy(run)[depth], accuracy(run)[100]
+    low, high = (100 * end for end in wilson_interval(round(right * far), far))
+    yield when(
+        early == 1,
+        f"At depth 100 all {near:,} sums are right and the fastest state moves by {100 * change_at_100(run):.1f} % a step; at "
+        f"1,000 {100 * right:.1f} % of {far} are right ({low:.1f} to {high:.1f}, Wilson)",
+    )
+    then = before["far"]
+    yield when(
+        then["change_largest"][-1] > REST,
+        f"The run of the main table with this recipe and seed had {100 * then['exact'][-1]:.1f} % of {then['rows']:,} sums right "
+        f"at 1,000, and some of its states still moved by {100 * then['change_largest'][-1]:.1f} % a step there",
+    )
+    radii = [radius_at_100(each) for each in (run, before)]
+    yield f"The mean ρ at depth 100 is {radii[0]:.2f}, and {radii[1]:.2f} in that run"
+
+
+def coverage_claims() -> Iterator[str]:
+    """Yields what docs/coverage.md says of the paths at the paper's settings."""
+    labels = [label for label in runs_of()["paths"] if label.startswith("paper")]
+    runs = runs_of()["paths"]["paper, penalty"]
+    seeds, steps = WORDS[len(runs)], len(runs[0]["path"]["points"]) - 1
+    yield when(labels == ["paper, penalty"], f"at the paper's settings with the penalty alone, {seeds} seed, {steps} steps")
 
 
 def stands_from(run: Result) -> int:

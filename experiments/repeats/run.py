@@ -73,7 +73,7 @@ def carry_out(
         "flops": pass_flops(model.config, batch=1, length=LENGTH)["total"] / LENGTH,
         "tokens": tokens, "epochs": tokens / trained.outcome.splits.notes["train"]["tokens"],
         "train_seconds": trained.seconds, "losses": trained.losses(40), "skipped": trained.outcome.progress.skipped,
-        **measured(model), **early, "origin": made_by(),
+        **measured(model), **early, "origin": made_by(kept),
     }  # fmt: skip
 
 

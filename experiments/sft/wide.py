@@ -99,7 +99,7 @@ def carry_out(row: Row, *, places: Places, count: int, choosing: int, changes: t
     except ValueError as error:
         if row.group != GRID or "not finite" not in str(error):
             raise
-        return {**about, "diverged": str(error), "texts": {}, "origin": made_by()}
+        return {**about, "diverged": str(error), "texts": {}, "origin": made_by(kept)}
     numbers, looped = numbers_of(trained, chosen, text_flops(chosen)), model.config.is_looped
     del trained
     gc.collect()  # what training captured goes before its memory is asked for again
@@ -117,7 +117,7 @@ def carry_out(row: Row, *, places: Places, count: int, choosing: int, changes: t
                 texts[name] = folded(held_out(model, text, depths=DEPTHS if looped else None, **given))
                 left |= {name: exits(model, text, batch=AT_ONCE)} if looped else {}
     measured = {"texts": texts, "exits": left, "measure_seconds": time.perf_counter() - began}
-    return {**about, **numbers, "laid_over": list(changes), **measured, "origin": made_by()}
+    return {**about, **numbers, "laid_over": list(changes), **measured, "origin": made_by(kept)}
 
 
 def open_base(packed: Path, places: Places) -> None:

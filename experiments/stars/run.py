@@ -62,7 +62,7 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = (), kept: Path | None = None
         "solved_at": outcome.progress.solved_at, "skipped": outcome.progress.skipped, "looks": trained.exact(),
         **rounded({"loss": _thinned(rows, "loss"), "jacobian": _thinned(rows, "jacobian")}, DIGITS),
         **rounded({"near": asdict(near), "far": asdict(far)}, DIGITS), "radius": radius, "path": state_path(model, source),
-        "origin": made_by(),
+        "origin": made_by(kept),
     }  # fmt: skip
 
 

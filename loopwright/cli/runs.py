@@ -172,6 +172,7 @@ def compare(
     split: Annotated[list[str] | None, typer.Option(help="A test split, or valid; repeatable. Default: all tests.")] = None,
     rows: Annotated[int | None, typer.Option(callback=whole, help="How many rows or passages. Default: all.")] = None,
     batch: Annotated[int | None, typer.Option(callback=whole, help="Rows of a pass.")] = None,
+    device: Device = "cpu",
     as_json: Json = False,
     imports: Import = None,
 ) -> None:
@@ -191,7 +192,7 @@ def compare(
     show(lambda: verb.compare(
         first, second,
         depths=depths, data=data, texts=text or [], tokenizer=tokenizer, splits=split or [], rows=rows, batch=batch,
-        context=context,
+        context=context, device=device,
     ), as_json)  # fmt: skip
 
 

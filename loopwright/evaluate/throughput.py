@@ -187,7 +187,7 @@ def _served(model: LoopedForCausalLM, depth: int, batch: int, prompt: int, new: 
         scheduler.add(request)
     _wait(model.device)
     begin = time.perf_counter()
-    while not all(request.tokens for request in requests):
+    while scheduler.busy and not all(request.tokens for request in requests):  # one that failed has none
         scheduler.tick()
     first = time.perf_counter()
     tokens = sum(len(request.tokens) for request in requests)
@@ -196,7 +196,10 @@ def _served(model: LoopedForCausalLM, depth: int, batch: int, prompt: int, new: 
     _wait(model.device)
     end = time.perf_counter()
     for request in requests:
-        request.result(0)  # raises what went wrong
+        try:
+            request.result(0)  # raises what went wrong
+        except ValueError as error:
+            raise ValueError(f"bench: depth {depth}, batch {batch}: {str(error).removeprefix('request: ')}") from None
     tables = (*model.parameters(), *scheduler.pool.keys.values(), *scheduler.pool.values.values())
     memory = sum(table.numel() * table.element_size() for table in tables)
     return first - begin, (end - first) / (batch * new - tokens), memory

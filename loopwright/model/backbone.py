@@ -33,7 +33,7 @@ from loopwright.model.parts.halting import HALTINGS
 from loopwright.model.parts.injection import INJECTIONS
 from loopwright.model.parts.part import FIRST, Part, RowSteps, StepIndex
 from loopwright.model.parts.state import STATES
-from loopwright.model.tap import Tap
+from loopwright.model.tap import Tap, check_tap
 from loopwright.settings import build_kind
 
 StepRunner = Callable[[Tensor, Tensor, int, Pass], Tensor]
@@ -252,6 +252,7 @@ class Backbone(PreTrainedModel):
     ) -> Unrolled:  # fmt: skip
         """Runs `depth` steps over the tokens (the arguments of `embed`) and reads the states out at `readings`."""
         cache: LoopCache | None = tokens["cache"]
+        check_tap(tokens["tap"], self.config, depth)
         e, p = self.embed(depth=depth, **tokens)
         state = self._first_state(e, p, initial_state, seed)
         if cache is not None:

@@ -121,6 +121,8 @@ def preset(name: str, **changes: Any) -> LoopedConfig:
     """Returns the config of a preset, or of its test-size form `NAME-tiny`, with changes laid over it."""
     from loopwright.model.config import LoopedConfig
 
+    if not isinstance(name, str):
+        raise TypeError(f"preset: must be a name such as 'asura' (got {type(name).__name__}); `loopwright presets` lists them")
     plain = name.removesuffix("-tiny")
     if plain not in PRESETS:
         raise ValueError(f"preset: unknown {name!r}; {suggest(name, PRESETS, '-tiny')} (each also as NAME-tiny)")

@@ -3,9 +3,12 @@ many times."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from loopwright.model.config import LoopedConfig
 
 POINTS = ("embed", "query", "key", "attention", "mlp", "residual", "state", "logits")
 
@@ -14,6 +17,13 @@ class Tap(Protocol):
     """Called at each of POINTS; returns the tensor to go on with (the same one, to read only)."""
 
     def __call__(self, name: str, value: Tensor, *, stack: str, step: int | Tensor, layer: int) -> Tensor: ...
+
+
+def check_tap(tap: Tap | None, config: LoopedConfig, depth: int) -> None:
+    """Lets a tap that knows its places raise where it has none in a pass at this depth. Such a tap has `check_places`."""
+    check = getattr(tap, "check_places", None)
+    if check is not None:
+        check(config, depth)
 
 
 class Recorder:

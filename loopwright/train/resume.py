@@ -24,6 +24,7 @@ from loopwright.train.state import Progress
 
 # in a checkpoint: how long the log was and its sha256, and what the run was made with; times in the log make it differ each time
 MADE = "made.json"
+OTHERWISE = "not made as before"  # how the note on a run begins that does not go on bit for bit
 
 
 def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Progress, dict[str, Any] | None]:
@@ -55,7 +56,7 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
         job.replayed.give_up("so they ran until here, and so the run goes on bit for bit (graph: true replays them)")
     elif differs:
         told = "; ".join(f"{name}: {before.get(name)} then, {now[name]} now" for name in differs)
-        reporter.note(f"not made as before ({told}): sums are rounded otherwise, so the run goes on alike, but not bit for bit")
+        reporter.note(f"{OTHERWISE} ({told}): sums are rounded otherwise, so the run goes on alike, but not bit for bit")
     if not run.log.is_file():
         reporter.note(f"{run.log} is not there: it begins anew at update {checkpoint.update}")
     return Progress(**checkpoint.state), facts["log"]

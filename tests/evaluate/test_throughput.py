@@ -50,3 +50,11 @@ def test_what_cannot_be_measured_is_refused() -> None:
         throughput(MODEL, [1], [0], prompt_tokens=4, new_tokens=4)
     with pytest.raises(ValueError, match=r"more than the model's .* positions"):
         throughput(MODEL, [1], [1], prompt_tokens=MODEL.config.max_position_embeddings, new_tokens=4)
+
+
+def test_weights_that_are_not_finite_end_it_in_one_line() -> None:
+    """No token can be chosen, so that a loop that waits for the first one would not end."""
+    model = lw.build("ouro-1.4b-tiny")
+    torch.nn.init.constant_(model.lm_head.weight, float("nan"))
+    with pytest.raises(ValueError, match=r"^bench: depth 2, batch 3: logits are not finite after \d+ tokens, .*chosen$"):
+        throughput(model, [2], [3], prompt_tokens=4, new_tokens=5)

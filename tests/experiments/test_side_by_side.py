@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments import side_by_side
-from experiments.side_by_side import as_line, compared, folded, folder_of, run_all
+from experiments.side_by_side import add_line, as_line, compared, folded, folder_of, missing, run_all
 from experiments.trained import Stopped
 from loopwright.evaluate.heldout import HeldOut
 from loopwright.metrics.score import by_unit
@@ -99,6 +99,35 @@ def test_runs_that_were_not_made_are_named(tmp_path: Path, capsys: pytest.Captur
     said = capsys.readouterr().out.splitlines()
     assert said == ["not made: dies", "not made: fails", f"2 results in {out}"]
     assert [json.loads(line)["name"] for line in out.read_text().splitlines()] == ["earlier", "made"]
+
+
+def test_a_row_that_was_half_written_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A worker that is killed while it writes leaves half a line, which the next row must not be glued to."""
+    out, runs = tmp_path / "rows.jsonl", [Named("earlier"), Named("made")]
+    out.write_text('{"name":"earlier"}\n{"name":"made","loss":[1.2')
+    assert missing(runs, out) == [runs[1]]
+    told = f'{out}: the last line is broken (its writer was killed?) and left out: {{"name":"made","loss":[1.2 …\n'
+    assert capsys.readouterr().out == told and out.read_text() == '{"name":"earlier"}\n'
+    out.write_text('{"name":"earlier"}\n{"name":"other","loss":[1.2')
+    run_all(runs, work, str(out), workers=1, seconds=300)
+    assert len(capsys.readouterr().out.splitlines()) == 2, "the broken line is told once, and how many rows there are"
+    assert out.read_text() == '{"name":"earlier"}\n{"name":"made"}\n'
+
+
+@pytest.mark.parametrize("torn", ['{"na', "", '{"name":"é'])
+def test_a_row_is_added_on_a_line_of_its_own(torn: str, tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    out.write_bytes(f'{{"name":"one"}}\n{torn}'.encode()[: -1 if torn.endswith("é") else None])
+    add_line(out, '{"name":"two"}')
+    assert out.read_text() == '{"name":"one"}\n{"name":"two"}\n'
+
+
+def test_a_whole_row_without_its_end_of_line_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.jsonl"
+    out.write_text('{"name":"one"}')
+    assert not missing([Named("one")], out) and capsys.readouterr().out == ""
+    add_line(out, '{"name":"two"}')
+    assert out.read_text() == '{"name":"one"}\n{"name":"two"}\n'
 
 
 def test_no_process_begins_once_the_time_is_up(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -16,7 +17,8 @@ import torch
 
 from experiments.asura.run import BEFORE, spikes
 from experiments.ouroboros.run import main
-from experiments.trained import Stopped, Trained, train_once
+from experiments.side_by_side import as_line, made_by
+from experiments.trained import Stopped, Trained, resumptions, train_once
 from loopwright.recipes import recipe
 from loopwright.train.job import Job
 from loopwright.train.objectives.losses import OBJECTIVES
@@ -105,6 +107,29 @@ def test_a_training_that_goes_on_is_the_uninterrupted_one(
         assert run.losses(5) == whole.losses(5) and run.skipped() == whole.skipped() and run.exact() == whole.exact()
         assert run.outcome.progress == whole.outcome.progress
         assert run.seconds > sum(entry["seconds"] for entry in run.log), "the updates of earlier calls, and the time of this one"
+    assert resumptions(kept) == {"resumed": [4, 11]} and made_by(kept)["resumed"] == [4, 11], (
+        "opened again, it was not resumed again"
+    )
+    assert "resumed" not in made_by() and resumptions(tmp_path / "nowhere") == {}
+
+
+def test_a_row_says_where_its_training_went_on_otherwise(tmp_path: Path, stop_at: list[int]) -> None:
+    """What is lost because a later call goes on from an earlier update is not told."""
+    kept, threads = tmp_path / "a run", torch.get_num_threads()
+    stop_at += [2, 4]
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            train_once(small(), str(tmp_path), kept=kept)
+    assert resumptions(kept) == {"resumed": [2]}
+    shutil.rmtree(kept / "run/checkpoints/00000004")
+    torch.set_num_threads(threads + 1)
+    try:
+        train_once(small(), str(tmp_path), kept=kept)
+    finally:
+        torch.set_num_threads(threads)
+    told = f"threads: {threads} then, {threads + 1} now"
+    assert resumptions(kept) == {"resumed": [2], "not_bit_for_bit": [[2, told]]}
+    assert json.loads(as_line(made_by(kept)))["not_bit_for_bit"] == [[2, told]]
 
 
 def test_what_was_killed_before_it_saved_begins_again_and_another_recipe_is_refused(tmp_path: Path, stop_at: list[int]) -> None:

@@ -107,3 +107,10 @@ def test_unknown_presets_and_fields():
         lw.build("hugin-tiny")
     with pytest.raises(ValueError, match="model config: unknown 'dpeth'; did you mean 'depth'"):
         lw.build("huginn-tiny", dpeth=3)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, ["asura"]])
+@pytest.mark.parametrize("verb", [lw.build, lw.preset])
+def test_a_preset_that_is_no_name(verb, wrong):
+    with pytest.raises(TypeError, match=rf"preset: must be a name such as 'asura' \(got {type(wrong).__name__}\)"):
+        verb(wrong)

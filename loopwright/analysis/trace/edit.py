@@ -3,7 +3,7 @@
 model(ids, tap=zero("mlp", at(stack="core", layer=1)))
 lw.trace(model, ids, edit=chain(noise("state", at(step=4), size=0.1, seed=0), zero("attention", at(layer=0))))
 
-A trace refuses an edit that has no place in its pass. A pass of the model itself takes any tap, and does not.
+A trace, and a pass of the model itself, refuse an edit that has no place in the pass. Of a tap of another kind nothing is known.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from loopwright.analysis.trace.places import Places
 from loopwright.model.config import LoopedConfig
 from loopwright.model.forward.context import STACKS
-from loopwright.model.tap import POINTS, Tap
+from loopwright.model.tap import POINTS, Tap, check_tap
 
 Place = tuple[str, int, int]  # stack, step, layer
 Where = Callable[[str, int, int], bool]
@@ -60,6 +60,10 @@ class Edit:
             raise ValueError("edit: rows at different steps have no common place; edit them one depth at a time")
         return self.make(value, (stack, step, layer)) if self.where(stack, step, layer) else value
 
+    def check_places(self, config: LoopedConfig, depth: int) -> None:
+        """Raises where it would change nothing in a pass of a model at a depth."""
+        check_edit(self, Places.of(config, depth), head=True)
+
 
 @dataclass(frozen=True)
 class Chain:
@@ -71,6 +75,11 @@ class Chain:
         for each in self.taps:
             value = each(name, value, stack=stack, step=step, layer=layer)
         return value
+
+    def check_places(self, config: LoopedConfig, depth: int) -> None:
+        """Raises where one of them would change nothing in a pass of a model at a depth."""
+        for each in self.taps:
+            check_tap(each, config, depth)
 
 
 def at(*, stack: str | None = None, step: int | Iterable[int] | None = None, layer: int | Iterable[int] | None = None) -> Where:
@@ -87,19 +96,22 @@ def change(point: str, where: Where, make: Change) -> Tap:
     return Edit(point, where, make)
 
 
-def shown(point: str, places: Places) -> list[Place]:
-    """Returns where a trace of these places shows a point; the logits nowhere, since it stops before the head."""
+def shown(point: str, places: Places, *, head: bool = False) -> list[Place]:
+    """Returns where a pass with these places shows a point; the logits with the `head` alone, before which a trace stops."""
     if point == "embed":
         return [("prelude", 0, 0)]
     if point == "state":
         return [("core", step, places.core) for step in range(places.steps)] if places.core else []
-    return [] if point == "logits" else [places.name(i) for i in range(places.count)]
+    if point == "logits":
+        return [("coda", 0, places.coda)] if head else []
+    return [places.name(i) for i in range(places.count)]
 
 
-def check_edit(tap: Tap | None, places: Places) -> None:
-    """Raises where an edit, or one of a chain, would change nothing in a trace of these places. Of other taps nothing is known."""
+def check_edit(tap: Tap | None, places: Places, *, head: bool = False) -> None:
+    """Raises where an edit, or one of a chain, would change nothing in a pass with these places, and with the `head` where that is
+    so. Of other taps nothing is known."""
     for edit in _edits(tap):
-        there = shown(edit.point, places)
+        there = shown(edit.point, places, head=head)
         if not any(edit.where(*place) for place in there):
             where = edit.where if isinstance(edit.where, Spots) else "the places of a function"
             raise ValueError(f"edit: {edit.point} at {where} would change nothing; the pass shows it at: {_say(there)}")

@@ -172,6 +172,42 @@ def test_an_edit_without_a_place_names_it_and_what_the_pass_has(model, seen):
     check_edit(zero("mlp", at(step=99)), Places.of(model.config, 100))
 
 
+def test_a_pass_of_the_model_refuses_an_edit_that_would_change_nothing(model, seen):
+    had = "the pass shows it at: prelude (layers 0 to 1, step 0), core (layers 0 to 1, steps 0 to 5), coda (layers 0 to 1, step 0)"
+    for edit, words in (
+        (zero("mlp", at(layer=99)), f"edit: mlp at layer 99 would change nothing; {had}"),
+        (zero("mlp", at(step=[6, 7])), f"edit: mlp at step 6 or 7 would change nothing; {had}"),
+        (
+            zero("logits", at(stack="core")),
+            "edit: logits at stack core would change nothing; the pass shows it at: coda (layer 2, ",
+        ),
+        (swap("state", recorded(seen, "state"), 40, 41), "edit: state at stack core, step 40 or 41 would change nothing; "),
+    ):
+        for tap in (edit, chain(zero("mlp", at()), chain(edit, Recorder()))):
+            for verb in (model, model.model):
+                with pytest.raises(ValueError) as error:
+                    verb(IDS, depth=6, tap=tap)
+                assert str(error.value).startswith(words) and "\n" not in str(error.value)
+    plain, tapped = model(IDS, depth=6).logits, model(IDS, depth=6, tap=zero("logits", at())).logits
+    assert plain.any() and not tapped.any(), "a pass makes logits, where a trace makes none"
+    assert torch.equal(model(IDS, depth=6, tap=lambda name, value, **_: value).logits, plain), (
+        "of a tap of one's own nothing is known"
+    )
+
+
+@settings(max_examples=60)
+@given(point=st.sampled_from(POINTS), stack=st.sampled_from([None, "prelude", "core", "coda"]), step=numbers, layer=numbers)
+def test_a_pass_refuses_the_edits_that_it_would_not_make_and_no_other(model, point, stack, step, layer):
+    made = []
+    edit = change(point, at(stack=stack, step=step, layer=layer), lambda value, place: made.append(place) or value)
+    model(IDS[:1, :2], depth=2, tap=lambda *a, **k: edit(*a, **k))
+    if made:
+        model(IDS[:1, :2], depth=2, tap=edit)
+    else:
+        with pytest.raises(ValueError, match=f"edit: {point} at "):
+            model(IDS[:1, :2], depth=2, tap=edit)
+
+
 def test_steps_and_layers_may_be_any_collection_read_once(model):
     for steps in (iter([0, 2]), {0, 2}, (0, 2), range(0, 3, 2), torch.tensor([0, 2])):
         edit = zero("mlp", at(step=steps))

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 import loopwright as lw
+from loopwright import cli
 from loopwright.commands.evaluation.compare import compare, parse_pair
 from loopwright.commands.evaluation.evaluate import evaluate
 from loopwright.commands.evaluation.exits import evaluate_exits
 from loopwright.data.tasks.table import Alphabet
+from loopwright.source import Source
 from tests.train.runs import PLAIN
 
 
@@ -26,6 +28,27 @@ def test_one_run_at_two_depths(run: str, capsys: pytest.CaptureFixture[str]) -> 
     assert len(compare(run, run, depths="3,1").results) == 2
     printed = capsys.readouterr().out
     assert "paired over 8 rows" in printed and "3 / 1" in printed and "exact match" in printed
+
+
+def test_both_are_opened_on_the_device_that_is_asked_for(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, model = [], Source.model
+    monkeypatch.setattr(Source, "model", lambda self, *_, device="cpu", **__: opened.append(device) or model(self))
+    monkeypatch.setattr("loopwright.commands.evaluation.compare.find_device", lambda name: name)
+    compare(run, run, depths="2,1", device="cuda:1")
+    assert opened == ["cuda:1", "cuda:1"]
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="device: unknown 'gpu'; allowed: cpu, cuda, cuda:N, mps"):
+        compare(run, run, depths="2,1", device="gpu")
+
+
+def test_the_command_takes_a_device(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    codes = []
+    for words in ([], ["--device", "cpu"], ["--device", "gpu"]):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["compare", run, run, "--depths", "2,1", "--json", *words])
+        codes.append(stopped.value.code)
+    printed = capsys.readouterr()
+    assert codes == [0, 0, 2] and "device: unknown 'gpu'" in printed.err
 
 
 def test_a_text(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

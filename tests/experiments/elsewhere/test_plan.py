@@ -44,8 +44,6 @@ def asked(command: Command, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for skipped in ("make_tokenizer", "prepare", "prepare_passages"):
         monkeypatch.setattr(module, skipped, lambda *_, **__: None, raising=False)
     monkeypatch.setattr(module, "run_all", stop, raising=False)
-    if name.endswith("stars.run"):
-        monkeypatch.setattr(module, "fastest_attention", lambda: None)
     with pytest.raises(Asked) as found:
         module.main()
     return found.value.names
@@ -68,7 +66,6 @@ def test_words_name_the_runs_that_are_meant(monkeypatch: pytest.MonkeyPatch) -> 
     assert sorted(trained) == sorted([SLOW, *AGAIN])
     folders = {row.folder for row in (*inside_rows(), *likenesses())}
     assert {*map(folder_of, trained)} <= folders
-    assert names_of("stars-paper", monkeypatch) == ["paths/paper, penalty/0"]
 
 
 def test_the_list_has_every_item_and_what_to_type() -> None:
