@@ -29,7 +29,7 @@ from loopwright.plot.style import COLOURS, INK
 LOOKS = {"lower": ("loop ahead, decided", COLOURS[0], "o"), "higher": ("loop behind, decided", COLOURS[1], "s")}
 UNDECIDED, ALONE = ("undecided", COLOURS[2], "D"), ("one seed", INK, "o")
 LOOPS = ("ASURA", "Huginn-like")
-FOUR, SIXTEEN = "text read 4 times", "16 times, stopped early"
+FOUR, SIXTEEN = "text read 4 times", "text read 16 times, stopped early"
 PLACES = {AT_DEPTH: "placed for its depth", AT_ONE: "from layer 8"}
 WIDE = "retrofit, 6 layers looped, all weights trained"
 
@@ -70,7 +70,7 @@ def scratch(rival: str) -> Iterator[Line]:
     for name in LOOPS:
         yield Line.of(f"{name}, own rates, text read once", repeats.beside(name, rival, 1))
         yield Line.of(f"{name}, own rates, text read four times", repeats.beside(name, rival, 4))
-        yield Line.of(f"{name}, text read 16 times, stopped early", repeats.beside(name, rival, STOPPED, early=True))
+        yield Line.of(f"{name}, {SIXTEEN}", repeats.beside(name, rival, STOPPED, early=True))
 
 
 def updates() -> Iterator[Line]:
@@ -166,7 +166,7 @@ def claims() -> Iterator[str]:
     )
     found = equal_parameters()
     ahead, behind, neither = (named(found, verdict) for verdict in ("lower", "higher", "not resolved"))
-    alone = [name for name in neither if name.startswith("ASURA")] == ["ASURA, text read 16 times, stopped early"]
+    alone = [name for name in neither if name.startswith("ASURA")] == [f"ASURA, {SIXTEEN}"]
     led = alone and not any(name.startswith("ASURA") for name in behind)
     yield when(led, "ASURA is ahead but for the undecided line of text read sixteen times")
     open_ones = [name for name in neither if name.startswith("Huginn-like")]

@@ -17,10 +17,10 @@ FAR = 0.5  # nats above ASURA; a row that stays beyond would take the axis for i
 
 def draw_all(sizes: Mapping[str, Labels]) -> dict[str, Drawing]:
     """Returns every figure by its name."""
-    parts = [f"{WHOLE}{TWELVE}", *(label for label in LOOPED if label not in ("naive universal", WHOLE))]
+    parts = [f"{WHOLE}{TWELVE}", *(label for label in LOOPED if label not in ("naive universal", WHOLE)), LARGER_START]
     made = {
         "losses": (COMPARED, "losses", losses, "training loss (nats)", False),
-        "losses-parts": ([*parts, LARGER_START], "losses", above_whole, "loss less ASURA's (nats)", False),
+        "losses-parts": (parts, "losses", above_whole, "loss less ASURA's (nats)", False),
         "gradients": (COMPARED, "gradient_norms", norms, "gradient norm", True),
         "gradients-parts": (parts, "gradient_norms", norms, "gradient norm", True),
     }
@@ -56,7 +56,7 @@ def panel(
                 axes.fill_between(found.x, found.low, found.high, color=COLOURS[place % len(COLOURS)], alpha=0.2, linewidth=0)
         if curve is above_whole:
             axes.text(0.99, 0.98, "\n".join(far), transform=axes.transAxes, ha="right", va="top", fontsize=8)
-            axes.axhline(0, color=INK, linewidth=1, linestyle=(0, (2, 2)))
+            axes.axhline(0, color=INK, linewidth=0.8)  # a dashed one would look like a row
         if logarithmic:
             log_axis(axes, shown)
         axes.set_title(size)

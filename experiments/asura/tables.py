@@ -27,7 +27,6 @@ from experiments.pages import (
     table,
     words,
 )
-from experiments.readme.rows import WORDS
 from experiments.seeds import RULE, Pooled, best_depth, held, loss_interval, mean_loss, pooled, reports
 
 Labels = Mapping[str, Sequence[Result]]
@@ -64,11 +63,11 @@ def cost_table(labels: Labels) -> str:
 
 
 def seeds_by_files(runs: Sequence[Result]) -> str:
-    """Returns the seeds of a row with the number of files that they read: "five: 0; twelve: 1, 2"."""
-    by_files: dict[str, list[str]] = {}
+    """Returns the seeds of a row with the number of files that they read: "5 files: 0; 12 files: 1, 2"."""
+    by_files: dict[int, list[str]] = {}
     for run in runs:
-        by_files.setdefault(WORDS[files_of(run)], []).append(str(run["seed"]))
-    return "; ".join(f"{files}: {', '.join(seeds)}" for files, seeds in by_files.items())
+        by_files.setdefault(files_of(run), []).append(str(run["seed"]))
+    return "; ".join(f"{files} files: {', '.join(seeds)}" for files, seeds in by_files.items())
 
 
 def loss_table(labels: Labels) -> str:

@@ -1,7 +1,7 @@
 """Runs of the studies on another machine: with a GPU, without a network, with transfers and commands of limited size and time.
 
     python -m experiments.elsewhere list                       what is to be run, with the commands to type here and there
-    python -m experiments.elsewhere pack ITEM FOLDER …         here: what the item needs, as parts FOLDER/0, FOLDER/1, …
+    python -m experiments.elsewhere pack FOLDER …              here: what items on text need, as parts FOLDER/0, FOLDER/1, …
     python -m experiments.elsewhere run ITEM OUT …             there: opens the parts, runs, leaves new rows in OUT
 
 Here a checkout, CORPUS (train-*.jsonl.gz, valid, test and heldout_ood.jsonl.gz) and EVAL (gsm8k_test.jsonl.gz). There a checkout or
@@ -34,8 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     stages = parser.add_subparsers(dest="stage", required=True)
     stages.add_parser("list", help="what is to be run")
-    packs = stages.add_parser("pack", help="packs what an item needs")
-    packs.add_argument("item", choices=[name for name, item in ITEMS.items() if item.needs])
+    packs = stages.add_parser("pack", help="packs what items on text need")
     packs.add_argument("folder", type=Path, help="made")
     packs.add_argument("--corpus", type=Path, required=True)
     packs.add_argument("--eval", type=Path, required=True, help="the folder of gsm8k_test.jsonl.gz")
@@ -84,7 +83,7 @@ def listed() -> str:
     for name, item in ITEMS.items():
         lines.append(f"{name}: {item.about}; about {item.seconds} s of one H200")
         if item.needs:
-            lines.append(f"    here   python -m experiments.elsewhere pack {name} {item.needs} --corpus CORPUS --eval EVAL")
+            lines.append(f"    here   python -m experiments.elsewhere pack {item.needs} --corpus CORPUS --eval EVAL")
         parts = f" --parts {item.needs}/* --place runs/{item.needs}" if item.needs else ""
         lines.append(f"    there  python -m experiments.elsewhere run {name} OUT{parts}")
         alike = [other for other, each in ITEMS.items() if item.needs and each.needs == item.needs and other != name]

@@ -1,4 +1,4 @@
-"""Packs what the runs of an item need and a checkout does not have: text, tokenizer, questions."""
+"""Packs what runs on text need and a checkout does not have: text, tokenizer, questions."""
 
 from __future__ import annotations
 

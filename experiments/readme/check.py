@@ -88,6 +88,7 @@ PLACES = (
     Place("docs/when-to-loop.md", "In short", rates_again.loop_claims),
     Place("docs/asura.md", "", asura.claims),
     Place("docs/asura.md", "", asura_parts.claims),
+    Place("docs/when-to-loop.md", "In short", asura_parts.loop_claims),
     Place("docs/asura.md", "", asura_text.claims),
     Place("docs/asura.md", "", depths.asura_claims),
     Place("docs/when-to-loop.md", "Limits", depths.limit_claims),

@@ -10,6 +10,7 @@ from experiments.ouroboros.rate_tables import at_own_rates
 from experiments.ouroboros.rates import GRID, SEEDS, arm_of, best_rates, rates_of
 from experiments.ouroboros.tables import Runs
 from experiments.pages import Result, difference, results, words
+from experiments.readme.cores import plain_rate
 from experiments.readme.rows import RESULTS, WORDS, from_to, line, of, when
 from experiments.seeds import Pooled, averaged, mean_loss, pooled, reports
 from experiments.sft.exits import FIXED, MEANS, MOST, leaving
@@ -108,7 +109,8 @@ def short_claims() -> Iterator[str]:
     both = decided([beside(arm, text) for arm in ONCE for text in TEXTS])
     then = f"{abs(flops.difference):.3f} {side([flops])} where the layers that run once spend these FLOPs on more text"
     yield f"{first}, and {then} ({both} on both texts; three seeds)"
-    yield f"It is {rate(own_rate())} for all three"
+    yield f"the best of {words([*map(plain_rate, RATES)])}"
+    yield f"It is {plain_rate(own_rate())} for all three"
     (loop,), (longer,) = ({run["updates"] for run in runs()[arm]} for arm in (LOOPED, LONGER))
     yield f"with {loop:,} updates ({longer:,} at equal FLOPs; the grid had {UPDATES[GRID]:,} and {grid_longer():,})"
 
@@ -117,11 +119,6 @@ def own_rate() -> float:
     """Returns the rate that is the best of every arm; other sentences are due where they differ."""
     (best,) = set(best_rates(wide_rows(), RATES).values())
     return best
-
-
-def rate(value: float) -> str:
-    """Returns a rate as pages write it: 5e-4."""
-    return f"{value:.0e}".replace("e-0", "e-")
 
 
 def grid_longer() -> int:
@@ -169,12 +166,11 @@ def fixed_loss(depth: int, text: str) -> float:
 
 
 def depth_claims() -> Iterator[str]:
-    """Yields what depth does to the loop."""
+    """Yields the table of depths, and what is said of them."""
+    depths = sorted({*DEPTHS, *MEANS})
+    yield line("steps", *map(str, depths))
     for text in TEXTS:
-        told = {depth: f"{fixed_loss(depth, text):.3f}" for depth in sorted({*DEPTHS, *MEANS})}
-        below, above = ([depth for depth in told if (depth - TRAINED) * sign > 0] for sign in (-1, 1))
-        first, last = (words([told[depth] for depth in depths]) for depths in (below, above))
-        yield f"{first} after {words(below)} steps, {told[TRAINED]} after {TRAINED}, {last} after {words(above)}"
+        yield line(f"`{text}`", *(f"{fixed_loss(depth, text):.3f}" for depth in depths))
     risen, later = ([deeper(depth, than, text) for text in TEXTS] for depth, than in ((8, TRAINED), (16, 8)))
     yield when(side(risen) == "behind", f"From depth 4 to 8 the loss rises by {far(risen)} ({decided(risen)})")
     yield when(side(later) == "behind", f"from 8 to 16 by {far(later)} ({decided(later)})")
@@ -186,37 +182,48 @@ def depth_claims() -> Iterator[str]:
 def exit_claims() -> Iterator[str]:
     """Yields what exit rules give at equal mean depth."""
     yield f"at most {MOST} steps, at means of {words(MEANS)}"
-    for mean, named in ((TRAINED, True), (3, False)):
-        told = []
-        for text in TEXTS:
-            found = {rule: at_mean(rule, text, mean) for rule in SIMPLE}
-            least, most = (end(found, key=lambda rule: found[rule].difference) for end in (min, max))
-            names = (f" ({least})", f" ({most})") if named and text == TEXTS[0] else ("", "")
-            told.append(f"{found[least].difference:.2f}{names[0]} to {found[most].difference:.2f}{names[1]}")
-        whole = [at_mean(rule, text, mean) for rule in SIMPLE for text in TEXTS]
-        yield when(side(whole) == "behind", f"At a mean of {mean} all four are behind, by {' and '.join(told)} ({decided(whole)})")
-    whole = [at_mean(rule, text, 6) for rule in SIMPLE for text in TEXTS]
-    behind = sum(each.verdict == "higher" for each in whole)
-    told = f"{WORDS[behind]} of the {WORDS[len(whole)]} differences (four rules, two texts) are decided"
-    sizes = from_to([each.difference for each in whole], 2)
-    yield when(side(whole) == "behind", f"At a mean of 6 all four are behind too, by {sizes}; {told}")
-    better = [[at_mean(rule, text, 2) for text in TEXTS] for rule in ("entropy", "stable")]
-    ahead = all(side(each) == "ahead" for each in better)
-    sizes = from_to([one.difference for each in better for one in each], 2)
-    left = from_to([fixed_loss(2, text) + at_mean(rule, text, 2).difference for rule in ("entropy", "stable") for text in TEXTS], 2)
-    told = f"entropy and stable are ahead by {sizes} ({decided([one for each in better for one in each])}), with losses of {left}"
-    yield when(ahead, f"At a mean of 2 {told}")
-    found = {(rule, mean): fixed_loss(mean, "test") + at_mean(rule, "test", mean).difference for rule in SIMPLE for mean in MEANS}
-    rule, mean = min(found, key=lambda each: found[each])
-    yield f"The least loss of any rule at these means is {found[rule, mean]:.3f} ({rule}, a mean of {mean})"
-    own = [[run["exits"]["test"][rule]["own"] for run in runs()[LOOPED]] for rule in SIMPLE]
-    losses = [sum(loss for _, loss in each) / len(each) for each in own]
-    yield f"at the rules' default limits {from_to(losses)}"
-    others = [abs(at_mean(rule, text, 2).difference) for rule in SIMPLE if rule not in ("entropy", "stable") for text in TEXTS]
-    yield f"the other two differ from the fixed depth by at most {max(others):.3f}"
+    for mean in (3, TRAINED):
+        sizes = " and ".join(from_to([at_mean(rule, text, mean).difference for rule in SIMPLE], 2) for text in TEXTS)
+        whole = all_at(mean)
+        yield when(side(whole) == "behind", f"At a mean of {mean} all four are behind, by {sizes} ({decided(whole)})")
+    whole = all_at(6)
+    behind = f"At a mean of 6 all four are behind, by {sizes_of(whole)} on either text"
+    count = WORDS[sum(each.verdict == "higher" for each in whole)]
+    yield when(side(whole) == "behind", f"{behind}; {count} of the {WORDS[len(whole)]} differences are decided")
+    early = [rule for rule in SIMPLE if side(all_at(2, rule)) == "ahead" and decided(all_at(2, rule)) == "decided"]
+    whole = all_at(2, *early)
+    yield f"At a mean of 2 {words(early)} are ahead, by {sizes_of(whole)} ({decided(whole)})"
+    yield f"with losses of {from_to([rule_loss(rule, text, 2) for rule in early for text in TEXTS], 2)}"
+    rest = all_at(2, *(rule for rule in SIMPLE if rule not in early))
+    yield f"the other two differ from the fixed depth by at most {max(abs(each.difference) for each in rest):.3f}"
+    yield from least_claims()
+
+
+def least_claims() -> Iterator[str]:
+    """Yields the least losses of rules on `test`, and how far other fixed depths are from the trained one on both texts."""
+    losses = {(rule, mean): rule_loss(rule, "test", mean) for rule in SIMPLE for mean in MEANS}
+    rule, mean = min(losses, key=lambda each: losses[each])
+    yield f"The least loss of any rule at these means is {losses[rule, mean]:.3f} ({rule}, a mean of {mean})"
+    own = [[run["exits"]["test"][rule]["own"][1] for run in runs()[LOOPED]] for rule in SIMPLE]
+    yield f"at the rules' default limits {from_to([sum(each) / len(each) for each in own])}"
     yield f"the fixed depth of {TRAINED} has {fixed_loss(TRAINED, 'test'):.3f}"
     others = [fixed_loss(depth, text) - fixed_loss(TRAINED, text) for depth in {*DEPTHS, *MEANS} - {TRAINED} for text in TEXTS]
     yield f"every other depth that was measured is at least {min(others):.2f} nats worse in the mean"
+
+
+def all_at(mean: int, *rules: str) -> list[Pooled]:
+    """Returns some exit rules, all where none is named, less a fixed depth of as many steps, on both texts."""
+    return [at_mean(rule, text, mean) for rule in rules or SIMPLE for text in TEXTS]
+
+
+def sizes_of(found: Sequence[Pooled]) -> str:
+    """Returns from where to where the differences go, whatever their sign."""
+    return from_to([each.difference for each in found], 2)
+
+
+def rule_loss(rule: str, text: str, mean: int) -> float:
+    """Returns the loss of an exit rule."""
+    return fixed_loss(mean, text) + at_mean(rule, text, mean).difference
 
 
 @cache
@@ -230,17 +237,18 @@ def at_mean(rule: str, text: str, mean: int) -> Pooled:
 
 def exits_in_short() -> str:
     """Returns what exit rules give at the trained depth, in a few words."""
-    found = [at_mean(rule, text, TRAINED) for rule in SIMPLE for text in TEXTS]
+    found = all_at(TRAINED)
     told = f"at a mean of the {WORDS[TRAINED]} trained steps all {WORDS[len(SIMPLE)]} rules are behind the fixed depth"
-    return when(side(found) == "behind", f"{told}, by {from_to([each.difference for each in found], 2)} nats ({decided(found)})")
+    return when(side(found) == "behind", f"{told}, by {sizes_of(found)} nats ({decided(found)})")
 
 
 def rate_claims() -> Iterator[str]:
     """Yields what the grid says: one seed, on `valid`."""
     losses, best = rates_of(wide_rows()), own_rate()
     gained = [f"{losses[arm][EARLIER] - losses[arm][best]:.3f}" for arm in (LOOPED, EQUAL, LONGER)]
-    yield f"From {rate(EARLIER)} to {rate(best)} the loop gains {gained[0]}, the layers run once {gained[1]} and {gained[2]}"
+    earlier, later = map(plain_rate, (EARLIER, best))
+    yield f"From {earlier} to {later} the loop gains {gained[0]}, the layers run once {gained[1]} and {gained[2]}"
     there = [losses[LOOPED][EARLIER] - losses[arm][EARLIER] for arm in ONCE]
     here = [losses[LOOPED][best] - losses[arm][best] for arm in ONCE]
     told = [" and ".join(f"{'ahead' if apart < 0 else 'behind'} by {abs(apart):.3f}" for apart in each) for each in (there, here)]
-    yield f"at {rate(EARLIER)} the loop is {told[0]}, at {rate(best)} {told[1]}"
+    yield f"at {earlier} the loop is {told[0]}, at {later} {told[1]}"

@@ -86,7 +86,7 @@ def test_all_of_the_text_is_told_at_the_better_rate_of_each() -> None:
 
 def test_seeds_that_read_other_files_are_told_apart() -> None:
     runs = [{"seed": seed, "origin": {"commit": f"{commit}0"}} for seed, commit in enumerate((FIVE[0], "new", FIVE[1], "new"))]
-    assert seeds_by_files(runs) == "five: 0, 2; twelve: 1, 3"
+    assert seeds_by_files(runs) == "5 files: 0, 2; 12 files: 1, 3"
 
 
 def test_a_page_compares_each_row_with_the_asura_row_that_read_as_many_files() -> None:

@@ -17,7 +17,7 @@ import pytest
 from experiments.corpus import HELD_OUT
 from experiments.elsewhere import pack as packs
 from experiments.elsewhere import run as runs
-from experiments.elsewhere.__main__ import main
+from experiments.elsewhere.__main__ import listed, main
 from experiments.elsewhere.pack import Sources, pack
 from experiments.elsewhere.plan import FIRST, ITEMS, TEXT, Command, Item
 
@@ -183,6 +183,16 @@ def test_what_is_packed_is_there_again_under_the_names_that_runs_read(sources: S
     (place / runs.OPENED).write_text("wide")  # by an older checkout
     with pytest.raises(ValueError, match="holds what was packed as wide, and text is needed; give another --place"):
         runs.prepare(TEXT, [], place)
+
+
+def test_the_command_of_the_list_packs(
+    sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (told,) = {line.split("elsewhere ")[1] for line in listed().splitlines() if line.startswith("    here")}
+    places = {"CORPUS": sources.corpus, "EVAL": sources.eval, TEXT: tmp_path / "parts"}
+    monkeypatch.setattr(sys, "argv", ["elsewhere", *(str(places.get(word, word)) for word in told.split())])
+    main()
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'parts' / '0'}: ")
 
 
 @pytest.mark.parametrize("item", [name for name, item in ITEMS.items() if item.needs])
