@@ -37,8 +37,9 @@ from experiments.readme import (
 )
 
 ROOT = Path(__file__).parents[2]
-# a target, an image and a code span hold no result
+# a target, an image and a code span hold no result, but which text a result is of is written as code
 NOT_PROSE = r"!\[[^\]]*\]\([^)]*\)|(?<=\])\([^)]*\)|`[^`]*`"
+TEXT = r"`(test|ood|valid)`"
 AROUND = 40  # letters shown on each side of a number that no row explains
 
 
@@ -144,5 +145,5 @@ def text_of(page: str, place: Place) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Returns a text without targets, images, code and bold marks, its white space as single spaces."""
-    return " ".join(re.sub(NOT_PROSE, " ", text).replace("**", "").split())
+    """Returns a text without targets, images, code but the names of texts, and bold marks, its white space as single spaces."""
+    return " ".join(re.sub(NOT_PROSE, " ", re.sub(TEXT, r"\1", text)).replace("**", "").split())

@@ -209,7 +209,7 @@ def brief() -> Iterator[str]:
     rival = beside(DIAGONAL, BLIND)
     yield f"the static diagonal is {rival.side} blind by about as much, {rival.far} ({rival.word}), without reading"
     at_one_rate = [by_seed(all_runs(), CONTROLLER, DIAGONAL, "test", depth) for depth in DEPTHS]
-    yield f"{against_diagonal()} (by {span([-value for each in at_one_rate for value in each])} nats on )"
+    yield f"{against_diagonal()} (by {span([-value for each in at_one_rate for value in each])} nats on `test`)"
     yield f"{held_back()}, the three controllers by {span([cost(arm) for arm in READ.values()])}"
     for label, arm in SHOWN.items():
         yield f"| {label} | {trained()[arm] / 1e6:.3f} M |"
@@ -329,7 +329,7 @@ def diagonal_pairs() -> Iterator[str]:
     yield f"The static diagonal is {tables.side} low-rank tables per step by {tables.told}"
     yield f"It is {gate.side} the gate alone by {gate.told}"
     alone, whole = (percent(recovered(own_runs()[arm], all_runs(), "test")) for arm in (GATE, DIAGONAL))
-    yield f"the gate alone recovers {alone} of the gap on , the static diagonal {whole}"
+    yield f"the gate alone recovers {alone} of the gap on `test`, the static diagonal {whole}"
     reads = percent(recovered(own_runs()[CONTROLLER], all_runs(), "test"))
     yield f"at own rates {alone.removesuffix(' %')} of {reads}"
     told = words([depth for depth, each in ahead_at(TOKEN, BLIND).items() if each.decided])

@@ -74,7 +74,7 @@ def side_by_side() -> Iterator[str]:
     pairs = {arm_of(before): changed(before, after, "test") for before, after in in_both(tried(), again())}
     far = {arm: max(abs(each[depth]) for depth in TRAINED) > ALLOWED for arm, each in pairs.items()}
     yield when(all(far.values()) and len(far) == 2, "The sets are not put together.")
-    yield f"differs by more than {ALLOWED:g} nats on at a depth up to {TRAINED[-1]}"
+    yield f"differs by more than {ALLOWED:g} nats on `test` at a depth up to {TRAINED[-1]}"
     token, table = pairs[TOKEN], pairs[DIAGONAL]
     inside = [token[depth] for depth in TRAINED]
     yield when(min(inside) > 0, f"Reading each token, seed 1, is {from_to(inside)} above its first run at depths 1 to 8")
@@ -108,7 +108,7 @@ def run_that_diverged() -> Iterator[str]:
     yield f"training loss of seed {run['seed']} is {told[0]}, {told[1]} and {losses[rising + 1]:.2f} in the next ten"
     yield f"it ends at {losses[-1]:.2f}"
     four, eight = (mean_loss(reports([run], "test"), depth) for depth in (4, 8))
-    yield f"On it has {four:.2f} at depth 4 and {eight:.2f} at depth 8"
+    yield f"On `test` it has {four:.2f} at depth 4 and {eight:.2f} at depth 8"
     yield when(run["skipped"] == 0, "No update was skipped.")
 
 
@@ -193,7 +193,7 @@ def lora() -> Iterator[str]:
     shares = [percent(recovered(runs, all_runs(), text)).removesuffix(" %") for text in TEXTS]
     sizes = {arm: f"{trained()[arm] / 1e6:.3f} M" for arm in (ONCE, STATIC, TOKEN)}
     yield f"each run once (depth 1), train {sizes[ONCE]} parameters"
-    yield f"They have {losses[0]:.3f} on and {losses[1]:.3f} on , {words(shares)} % of the gap"
+    yield f"They have {losses[0]:.3f} on `test` and {losses[1]:.3f} on `ood`, {words(shares)} % of the gap"
     reads = f"the controller that reads each token ({sizes[TOKEN]}) {token.far}"
     yield f"the best looped arm ({sizes[STATIC]}), are {tables.far} nats {tables.stands}, {reads}"
     verdict = f"({WORDS[min(tables.seeds, token.seeds)]} seeds, {tables.word})"
@@ -211,7 +211,7 @@ def lora() -> Iterator[str]:
     yield when(worse and best, f"{arms} is behind LoRA without a loop (decided), {run}")
     apart = [changed(*pair, text)[depth] for pair in in_both(tried(), again()) for text in TEXTS for depth in (4, 8)]
     yield f"(two runs of one row differ by {span([abs(value) for value in apart])} at depths 4 and 8)"
-    yield f"each run once ({sizes[ONCE]} trained parameters): {losses[0]:.3f} on , the tables {held[STATIC]['test']:.3f}"
+    yield f"each run once ({sizes[ONCE]} trained parameters): {losses[0]:.3f} on `test`, the tables {held[STATIC]['test']:.3f}"
     ahead = "ahead of" if tables.side == "behind" else "behind"
     yield f"LoRA is {ahead} them by {tables.far} nats and of the controller that reads each token by {token.far} {verdict}"
 

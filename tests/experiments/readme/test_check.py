@@ -144,6 +144,7 @@ def test_the_results_are_those_of_the_rows() -> None:
         ("docs/ouroboros.md", "| +0.008 / +0.006, not decided |", "| **+0.008 / +0.006** |"),
         ("docs/ouroboros.md", "by 0.020 to 0.058 (decided)", "by 0.020 to 0.058 (not decided)"),
         ("docs/ouroboros.md", "The core of one loses 0.016", "The core of one gains 0.016"),
+        ("docs/ouroboros.md", "They have 3.940 on `test` and", "They have 3.940 on `ood` and"),
         ("docs/ouroboros.md", "lead is decided on the first text and not on", "lead is decided on the first text and on"),
         ("docs/ouroboros.md", "three are behind (decided) and two", "two are behind (decided) and three"),
         ("docs/when-to-loop.md", "**ahead** by 0.010 and 0.013", "**ahead** by 0.010 and 0.023"),
@@ -213,4 +214,4 @@ def test_a_page_without_settings_is_held_to_its_claims_alone() -> None:
     place = Place("docs/x.md", "", lambda: ["loss 3.5"])
     assert problems_of("# X\n\nwidth 64, loss **3.5**", place) == []
     assert problems_of("# X\n\nwidth 64, loss **3.6**", place) == ["docs/x.md: the rows say 'loss 3.5', which is not there"]
-    assert plain("a **b** `c`") == "a b"
+    assert plain("a **b** `c`, 3 on `test`") == "a b , 3 on test", "which text a number is of is part of it"
