@@ -184,16 +184,17 @@ def again_part(runs: Sequence[Run], again: Sequence[Run]) -> str:
         lines.append([written(run["label"]), str(run["seed"]), *losses, *limits, "yes" if alike(*pair) else "no"])
     head = ["model", "seed", f"loss at depth {STEPS}", "at the largest", "tokens at a fixed point", "orbit", "slider", "the same"]
     about = (
-        "First training / second, by one recipe and seed. The same: training losses, held-out losses of all passages and what "
-        "tokens settle into agree in all digits kept."
+        f"First training / second, by one recipe and seed. The same: training losses, losses of all passages at depth {STEPS}, "
+        "mean losses at every depth and what tokens settle into agree in all digits kept."
     )
     return "\n\n".join(["## Trained again", about, table(head, lines)])
 
 
 def alike(first: Run, second: Run) -> bool:
-    """Returns whether two trainings cannot be told apart by training losses, losses of passages and what tokens settle into."""
+    """Returns whether two trainings cannot be told apart by training losses, losses of passages, mean losses by depth and what
+    tokens settle into."""
     held = [one["held_out"] for one in (first, second)]
-    same = held[0]["losses"] == held[1]["losses"] and first["losses"] == second["losses"]
+    same = all(held[0][key] == held[1][key] for key in ("depth", "loss", "losses")) and first["losses"] == second["losses"]
     return same and first["deep"]["limits"] == second["deep"]["limits"]
 
 

@@ -48,6 +48,7 @@ class Backbone(PreTrainedModel):
     config: LoopedConfig
     base_model_prefix = "model"
     main_input_name = "input_ids"
+    has_head = False  # whether a pass ends in logits
     supports_gradient_checkpointing = True
     gradient_checkpointing = False  # transformers sets it, and the function beside it
     _gradient_checkpointing_func: Callable[..., Tensor]
@@ -252,7 +253,7 @@ class Backbone(PreTrainedModel):
     ) -> Unrolled:  # fmt: skip
         """Runs `depth` steps over the tokens (the arguments of `embed`) and reads the states out at `readings`."""
         cache: LoopCache | None = tokens["cache"]
-        check_tap(tokens["tap"], self.config, depth)
+        check_tap(tokens["tap"], self.config, depth, head=self.has_head)
         e, p = self.embed(depth=depth, **tokens)
         state = self._first_state(e, p, initial_state, seed)
         if cache is not None:

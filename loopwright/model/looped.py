@@ -72,6 +72,7 @@ class LoopedModel(Backbone):
 class LoopedForCausalLM(Backbone, LoopGenerationMixin):
     """A looped transformer language model, built from its config alone."""
 
+    has_head = True
     _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: LoopedConfig) -> None:

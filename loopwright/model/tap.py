@@ -19,11 +19,12 @@ class Tap(Protocol):
     def __call__(self, name: str, value: Tensor, *, stack: str, step: int | Tensor, layer: int) -> Tensor: ...
 
 
-def check_tap(tap: Tap | None, config: LoopedConfig, depth: int) -> None:
-    """Lets a tap that knows its places raise where it has none in a pass at this depth. Such a tap has `check_places`."""
+def check_tap(tap: Tap | None, config: LoopedConfig, depth: int, *, head: bool) -> None:
+    """Lets a tap that knows its places raise where it has none in a pass at this depth, with the `head` or without it. Such a tap
+    has `check_places`."""
     check = getattr(tap, "check_places", None)
     if check is not None:
-        check(config, depth)
+        check(config, depth, head=head)
 
 
 class Recorder:

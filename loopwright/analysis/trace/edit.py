@@ -60,9 +60,9 @@ class Edit:
             raise ValueError("edit: rows at different steps have no common place; edit them one depth at a time")
         return self.make(value, (stack, step, layer)) if self.where(stack, step, layer) else value
 
-    def check_places(self, config: LoopedConfig, depth: int) -> None:
-        """Raises where it would change nothing in a pass of a model at a depth."""
-        check_edit(self, Places.of(config, depth), head=True)
+    def check_places(self, config: LoopedConfig, depth: int, *, head: bool) -> None:
+        """Raises where it would change nothing in a pass of a model at a depth, with its `head` or without it."""
+        check_edit(self, Places.of(config, depth), head=head)
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class Chain:
             value = each(name, value, stack=stack, step=step, layer=layer)
         return value
 
-    def check_places(self, config: LoopedConfig, depth: int) -> None:
-        """Raises where one of them would change nothing in a pass of a model at a depth."""
+    def check_places(self, config: LoopedConfig, depth: int, *, head: bool) -> None:
+        """Raises where one of them would change nothing in a pass of a model at a depth, with its `head` or without it."""
         for each in self.taps:
-            check_tap(each, config, depth)
+            check_tap(each, config, depth, head=head)
 
 
 def at(*, stack: str | None = None, step: int | Iterable[int] | None = None, layer: int | Iterable[int] | None = None) -> Where:

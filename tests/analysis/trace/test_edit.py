@@ -123,13 +123,16 @@ def test_a_trace_measures_the_edited_pass(model):
 
 
 @pytest.mark.parametrize("name", [*PRESETS, "dense"])
-def test_the_places_a_point_is_shown_at_are_those_of_a_trace(name):
+def test_the_places_a_point_is_shown_at_are_those_of_a_trace_and_of_a_pass(name):
     model = noisy("huginn-tiny").without_adapters() if name == "dense" else noisy(f"{name}-tiny")
     depth, recorder = None if name == "dense" else 2, Recorder()
     found = trace(model, IDS % model.config.vocab_size, depth, collect=(), edit=recorder)
     for point in POINTS:
         assert sorted(shown(point, found.places)) == sorted(recorded(recorder.seen, point)), point
     assert len(recorder.seen) > found.places.count
+    passed = Recorder()  # a pass of the model itself, read out after every step
+    model(IDS % model.config.vocab_size, depth=depth, tap=passed, output_steps=True)
+    assert set(passed.seen) == {(point, *place) for point in POINTS for place in shown(point, found.places, head=True)}
 
 
 numbers = st.none() | st.integers(0, 4) | st.sets(st.integers(0, 4), min_size=1, max_size=2)
@@ -177,10 +180,6 @@ def test_a_pass_of_the_model_refuses_an_edit_that_would_change_nothing(model, se
     for edit, words in (
         (zero("mlp", at(layer=99)), f"edit: mlp at layer 99 would change nothing; {had}"),
         (zero("mlp", at(step=[6, 7])), f"edit: mlp at step 6 or 7 would change nothing; {had}"),
-        (
-            zero("logits", at(stack="core")),
-            "edit: logits at stack core would change nothing; the pass shows it at: coda (layer 2, ",
-        ),
         (swap("state", recorded(seen, "state"), 40, 41), "edit: state at stack core, step 40 or 41 would change nothing; "),
     ):
         for tap in (edit, chain(zero("mlp", at()), chain(edit, Recorder()))):
@@ -188,6 +187,11 @@ def test_a_pass_of_the_model_refuses_an_edit_that_would_change_nothing(model, se
                 with pytest.raises(ValueError) as error:
                     verb(IDS, depth=6, tap=tap)
                 assert str(error.value).startswith(words) and "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=r"logits at stack core would change nothing; the pass shows it at: coda \(layer 2, "):
+        model(IDS, depth=6, tap=zero("logits", at(stack="core")))
+    for tap in (zero("logits", at()), chain(zero("mlp", at()), zero("logits", at()))):
+        with pytest.raises(ValueError, match="edit: logits at any place would change nothing; the pass shows it at: no place"):
+            model.model(IDS, depth=6, tap=tap)  # has no head
     plain, tapped = model(IDS, depth=6).logits, model(IDS, depth=6, tap=zero("logits", at())).logits
     assert plain.any() and not tapped.any(), "a pass makes logits, where a trace makes none"
     assert torch.equal(model(IDS, depth=6, tap=lambda name, value, **_: value).logits, plain), (
@@ -206,6 +210,24 @@ def test_a_pass_refuses_the_edits_that_it_would_not_make_and_no_other(model, poi
     else:
         with pytest.raises(ValueError, match=f"edit: {point} at "):
             model(IDS[:1, :2], depth=2, tap=edit)
+
+
+@torch.no_grad()
+def test_generating_takes_an_edit_and_refuses_one_without_a_place(model):
+    long = {"max_new_tokens": 3, "do_sample": False, "depth": 3}
+    edit = zero("mlp", at(stack="core", step=2))
+    found = model.generate(IDS, tap=edit, **long)
+    again = IDS
+    for _ in range(3):  # the same tokens without a cache
+        again = torch.cat([again, logits_of(model, again, edit)[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(found, again)
+    with pytest.raises(ValueError, match="edit: mlp at step 3 would change nothing"):
+        model.generate(IDS, tap=zero("mlp", at(step=3)), **long)
+
+
+@torch.no_grad()
+def logits_of(model, ids, tap):
+    return model(ids, depth=3, tap=tap, use_cache=False).logits
 
 
 def test_steps_and_layers_may_be_any_collection_read_once(model):
