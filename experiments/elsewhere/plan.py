@@ -82,4 +82,8 @@ ITEMS: dict[str, Item] = {
             looks(),
         ), TEXT,
     ),
+    "norms": Item(
+        "Huginn's norms with two more seeds, and without a loop: 8, 12 and 20 layers (11 runs)", 200,
+        ((inside(11, "huginn-", "like", "inside/like.jsonl"),),), TEXT,
+    ),
 }  # fmt: skip

@@ -5,7 +5,8 @@ As in "A Mechanistic Analysis of Looped Language Models", Section 5.1 and Append
 here: width 256 instead of 512, heads of 64, a few million tokens instead of 3.7 billion, AdamW instead of Muon, tied embeddings.
 
 Beside them two models with the norms, the injection and the layers around the loop that Ouro and Huginn have (the paper's Table 1):
-their own weights could not be had.
+their own weights could not be had. With Huginn's norms also without a loop: 8 layers have as many parameters, 20 run as many layers
+as the loop does, and 12 are the control's.
 """
 
 from __future__ import annotations
@@ -49,11 +50,13 @@ class Row:
     injected: bool = False
     seed: int = 0
     slow: bool = False  # at SLOW in the place of the rate of all others
+    dense: int = 0  # so many layers without a loop, with the norms of the family
 
     @property
     def label(self) -> str:
         """Which model it is, in letters that a file's name may have."""
-        words = (str(self.core), *(["injected"] if self.injected else []), *(["slow"] if self.slow else []))
+        layers = ("dense", str(self.dense)) if self.dense else (str(self.core),)
+        words = (*layers, *(["injected"] if self.injected else []), *(["slow"] if self.slow else []))
         return CONTROL if self.family == CONTROL else "-".join((self.family, *words))
 
     @property
@@ -74,8 +77,8 @@ class Row:
     @property
     def layers(self) -> dict[str, Any]:
         """How many layers each stack has, and how often the core runs."""
-        if self.family == CONTROL:
-            return {"prelude_layers": CONTROL_LAYERS, "core_layers": 0, "coda_layers": 0, "depth": 1}
+        if self.family == CONTROL or self.dense:
+            return {"prelude_layers": self.dense or CONTROL_LAYERS, "core_layers": 0, "coda_layers": 0, "depth": 1}
         around = LIKE[self.family][0] if self.family in LIKE else AROUND[self.family]
         return {"prelude_layers": around, "core_layers": self.core, "coda_layers": around, "depth": STEPS}
 
@@ -83,6 +86,8 @@ class Row:
         """Returns how it is trained, as plain data."""
         layers = self.layers
         parts = {**(INJECTED if self.injected else {}), **(LIKE[self.family][1] if self.family in LIKE else {})}
+        if self.dense:  # other parts are about steps, of which it has none
+            parts = {"norm_placement": parts["norm_placement"]}
         rate = {"optim": {**TRAINING["optim"], "lr": SLOW}} if self.slow else {}
         return {
             **TRAINING, **rate, "seed": self.seed, "depth": {"kind": "fixed", "depth": layers["depth"]},
@@ -99,6 +104,8 @@ def written(label: str) -> str:
     if label == CONTROL:
         return f"control, {CONTROL_LAYERS} layers"
     family, core, *rest = label.split("-")
+    if core == "dense":
+        return f"{rest[0]} layers, {family.capitalize()}'s norms"
     around = LIKE[family][0] if family in LIKE else AROUND[family]
     norms = f", {family.capitalize()}'s norms" if family in LIKE else ""
     rate = f", rate {SLOW:g}" if "slow" in rest else ""
@@ -116,7 +123,12 @@ def rows() -> Iterator[Row]:
 
 def likenesses() -> Iterator[Row]:
     """Models with the norms of Ouro and of Huginn: no injection and nothing around eight layers, and both around four. At the rate
-    of the others that with Ouro's does not learn."""
+    of the others that with Ouro's does not learn. Those without a loop tell what Huginn's norms do by themselves."""
     yield Row("ouro", 8)
     yield Row("huginn", 4, injected=True)
     yield Row("ouro", 8, slow=True)
+    for seed in (1, 2):
+        yield Row("huginn", 4, injected=True, seed=seed)
+    for seed in range(3):
+        for layers in (20, CONTROL_LAYERS, 8):
+            yield Row("huginn", seed=seed, dense=layers)

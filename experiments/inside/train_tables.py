@@ -42,7 +42,13 @@ def read(paths: Iterable[str]) -> list[Run]:
     kinds = [CONTROL, *AROUND, *LIKE]
     return sorted(
         found.values(),
-        key=lambda run: (run["seed"], kinds.index(run["label"].split("-")[0]), run["injected"], run["layers"]["core_layers"]),
+        key=lambda run: (
+            run["seed"],
+            kinds.index(run["label"].split("-")[0]),
+            run["injected"],
+            run["layers"]["core_layers"],
+            run["layers"]["prelude_layers"],
+        ),
     )
 
 
@@ -200,7 +206,7 @@ def alike(first: Run, second: Run) -> bool:
 
 def like_part(runs: Sequence[Run]) -> str:
     """Returns the models with the norms of Ouro and of Huginn: they take part in no claim."""
-    about = "One seed each; no claim above is about them."
+    about = "No claim above is about them."
     return "\n\n".join(
         ["## The norms of Ouro and of Huginn", about, loss_table(runs), beyond_table([Reading(run, {}) for run in runs])]
     )

@@ -16,8 +16,10 @@ import pytest
 
 from experiments.elsewhere.__main__ import listed
 from experiments.elsewhere.plan import AGAIN, ITEMS, LONG, RUN, SLOW, Command, folder_of
+from experiments.figures import RESULTS
 from experiments.inside.train_plan import likenesses
 from experiments.inside.train_plan import rows as inside_rows
+from experiments.inside.train_tables import read
 
 STUDIES = [command for item in ITEMS.values() for step in item.steps for command in step if RUN in command.words]
 
@@ -66,6 +68,8 @@ def test_words_name_the_runs_that_are_meant(monkeypatch: pytest.MonkeyPatch) -> 
     assert sorted(trained) == sorted([SLOW, *AGAIN])
     folders = {row.folder for row in (*inside_rows(), *likenesses())}
     assert {*map(folder_of, trained)} <= folders
+    there = {run["name"] for run in read([str(RESULTS / "inside/like.jsonl")])}
+    assert len({*names_of("norms", monkeypatch)} - there) == 11
 
 
 def test_the_list_has_every_item_and_what_to_type() -> None:
