@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from loopwright.serve.chat_template import chat_ids
-from loopwright.serve.guard import Guard
+from loopwright.serve.guard import Guard, throw_away
 from loopwright.serve.limits import Limits, Refusal
 from loopwright.serve.log import RECORD
 from loopwright.serve.metrics import Metrics
@@ -156,7 +156,11 @@ class Service:
         return Response(file.content, headers=headers)
 
     async def _read(self, request: Request, parse: Any) -> Any:
-        self.guard.check_caller(request.headers)
+        try:
+            self.guard.check_caller(request.headers)
+        except Refusal:
+            await throw_away(request.receive)
+            raise
         body = await self.guard.body(request.headers, request.receive)
         return await _aside(len(body) > LARGE_BODY, lambda: parse(body))
 

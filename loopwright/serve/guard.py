@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import ipaddress
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from loopwright.serve.limits import Limits, Refusal
 from loopwright.serve.response.sse import Receive
 
 BODY_SECONDS = 30.0  # for all of a body
+LEFT_SECONDS = 1.0  # for what is still sent of a body that is refused
 
 
 def is_loopback(host: str) -> bool:
@@ -58,25 +60,39 @@ class Guard:
     async def body(self, headers: Mapping[str, str], receive: Receive, seconds: float = BODY_SECONDS) -> bytes:
         """Returns the body of a request: JSON by its header, of at most so many bytes, sent within a time."""
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # others a web page may send without asking
-            raise Refusal(f"content-type: {kind[:100]!r}; allowed: application/json", status=415)
-        declared = headers.get("content-length", "")
-        if declared.isdigit():
-            self.limits.check_body(int(declared[:20]))
+        declared, left = headers.get("content-length", ""), True
         parts, size = [], 0
         try:
+            if kind != "application/json":  # others a web page may send without asking
+                raise Refusal(f"content-type: {kind[:100]!r}; allowed: application/json", status=415)
+            if declared.isdigit():
+                self.limits.check_body(int(declared[:20]))
             async with asyncio.timeout(seconds):
-                while True:
+                while left:
                     message: Any = await receive()
+                    left = message.get("more_body", False)
                     if message["type"] == "http.disconnect":
                         raise Refusal("body: the client went before it was sent", status=499)
                     size += len(message.get("body", b""))
                     self.limits.check_body(size)
                     parts.append(message.get("body", b""))
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
+                return b"".join(parts)
         except TimeoutError:
             raise Refusal(f"body: not sent within {seconds:g} s", status=408, headers={"connection": "close"}) from None
+        except Refusal:
+            if left:
+                await throw_away(receive)
+            raise
+
+
+async def throw_away(receive: Receive) -> None:
+    """Reads what is still sent of a body, for a short time, and keeps nothing: a client that sends on after the connection was
+    closed would see a reset in the place of the answer."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LEFT_SECONDS):
+            message: Any = {"more_body": True}
+            while message.get("more_body", False):
+                message = await receive()
 
 
 def _host(header: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -58,6 +59,19 @@ def test_what_is_no_http_is_refused_or_closed(server: Live, sent: bytes) -> None
         connection.shutdown(socket.SHUT_WR)
         said = answer(connection)
     assert said == b"" or b" 40" in said.splitlines()[0], said
+    assert server.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(("kind", "status"), [("application/json", 413), ("text/plain", 415)], ids=["too large", "of another kind"])
+def test_a_client_that_sends_all_before_it_reads_sees_why_it_was_refused(server: Live, kind: str, status: int) -> None:
+    sent = asked(prompt="the " * 2**20).replace(b"application/json", kind.encode() + b"\r\nconnection: close")
+    head, _, body = sent.partition(b"\r\n\r\n")
+    with dial(server) as connection:
+        connection.sendall(head + b"\r\n\r\n" + body[: 2**16])
+        time.sleep(0.1)  # an answer and a close now would be followed by a reset, which throws the answer away
+        connection.sendall(body[2**16 :])
+        said = answer(connection)
+    assert f" {status} ".encode() in said.splitlines()[0]
     assert server.client.get("/health").status_code == 200
 
 

@@ -66,14 +66,29 @@ def test_a_body_comes_in_parts_up_to_the_limit() -> None:
     [
         ({}, 415),
         ({"content-type": "text/plain"}, 415),
-        (JSON | {"content-length": "11"}, 413),  # refused before a byte of it is read
+        (JSON | {"content-length": "11"}, 413),  # before a byte of it is kept
         (JSON | {"content-length": "9" * 5000}, 413),
     ],
 )
-def test_what_the_headers_tell_is_refused_before_the_body_is_read(headers: dict[str, str], status: int) -> None:
+def test_what_the_headers_tell_is_refused_whatever_the_body_is(
+    headers: dict[str, str], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loopwright.serve.guard.LEFT_SECONDS", 0.01)  # here nothing more comes
     with pytest.raises(Refusal) as refused:
         read(headers=headers)
     assert refused.value.status == status
+
+
+@pytest.mark.parametrize("headers", [JSON, JSON | {"content-length": "12"}, {"content-type": "text/plain"}])
+def test_what_is_left_of_a_refused_body_is_read_to_its_end(headers: dict[str, str]) -> None:
+    left = [part(b"123456"), part(b"789012"), part(b"more", False), part(b"of the next request")]
+
+    async def receive() -> Any:
+        return left.pop(0)
+
+    with pytest.raises(Refusal):
+        asyncio.run(SMALL.body(headers, receive))
+    assert left == [part(b"of the next request")]
 
 
 def test_a_body_that_does_not_come_is_given_up() -> None:
