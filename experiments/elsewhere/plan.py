@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from experiments.inside.train_plan import Row
+
 TEXT = "text"  # what is packed: the corpus, its tokenizer and the questions of GSM8K
 
 
@@ -39,30 +41,24 @@ def repeats(workers: int, only: str, seeds: str) -> Command:
     return Command(f"{words} --only '{only}' --seeds {seeds}", "repeats", "repeats/runs.jsonl")
 
 
-AGAIN = ("sandwich-12-injected/2", "sandwich-8-injected/1", "sandwich-8-injected/2")
-SLOW = "ouro-8-slow/0"
+AGAIN = (Row("sandwich", 12, True, 2), Row("sandwich", 8, True, 1), Row("sandwich", 8, True, 2))
+OURO = Row("ouro", 8, slow=True)
 
 
 def inside(workers: int, only: str, rows: str, start: str = "") -> Command:
     """Returns trainings of experiments.inside, whose models are kept."""
-    kept = ",".join(map(folder_of, (*AGAIN, SLOW)))
+    kept = ",".join(row.folder for row in (*AGAIN, OURO))
     text = "--corpus {place}/first --tokenizer {place}/bpe --shards {place}/first-shards"
     given = f"--keep {{place}}/models --kept {kept} --change graph=true --change data.apart=false --workers {workers}"
     return Command(f"-m experiments.inside.train_run {RUN} {text} {given} --only '{only}'", rows, start)
 
 
-def folder_of(name: str) -> str:
-    """Returns the folder that train_run keeps a model in."""
-    label, seed = name.split("/")
-    return label if seed == "0" else f"{label}-{seed}"
-
-
 def looks() -> tuple[Command, ...]:
     """Returns what is measured of these models: system prompts, and of the one that has none yet first tokens."""
     given = "--data {place}/eval --device cuda --batch 64 --out {rows}"
-    made = [(folder_of(name), "system_prompts", "system") for name in (*AGAIN, SLOW)]
-    made.append((folder_of(SLOW), "first_token", "first-token"))
-    return tuple(Command(f"-m experiments.inside.{module} {{place}}/models/{name} {given}", rows) for name, module, rows in made)
+    made = [(row, "system_prompts", "system") for row in (*AGAIN, OURO)]
+    made.append((OURO, "first_token", "first-token"))
+    return tuple(Command(f"-m experiments.inside.{module} {{place}}/models/{row.folder} {given}", out) for row, module, out in made)
 
 
 ITEMS: dict[str, Item] = {
@@ -78,7 +74,7 @@ ITEMS: dict[str, Item] = {
     "inside": Item(
         "Ouro's norms at a lower rate, and the system prompts that are missing of three models trained again (4 runs)", 240,
         (
-            (inside(3, "|".join(AGAIN), "again"), inside(1, SLOW, "like", "inside/like.jsonl")),
+            (inside(3, "|".join(row.name for row in AGAIN), "again"), inside(1, OURO.name, "like", "inside/like.jsonl")),
             looks(),
         ), TEXT,
     ),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import kept
-from experiments.inside.train_plan import written
+from experiments.inside.train_plan import likenesses, rows, written
 from experiments.pages import last_of_each, percent, table
 from loopwright.analysis.summary import grid
 
@@ -64,15 +64,14 @@ def share(row: Mapping[str, Any], name: str) -> float:
 
 def named(name: str) -> tuple[str, str]:
     """Returns the model and the seed that a folder's name stands for."""
-    label, _, last = name.rpartition("-")
-    known = last.isdigit() and label.count("-") > 0
-    return (written(label), last) if known else (written(name), "0")
+    (row,) = [row for row in (*rows(), *likenesses()) if row.folder == name]
+    return written(row.label), str(row.seed)
 
 
-def tables(rows: Sequence[Mapping[str, Any]]) -> str:
+def tables(pages: Sequence[Mapping[str, Any]]) -> str:
     """Returns one line per page."""
     lines = []
-    for row in rows:
+    for row in pages:
         rates = [f"{radius:.2f}" for radius in row["spectrum"]["radius"]]
         cells = [*named(row["name"]), percent(row["in_examples"][1]), percent(row["tokens"][1])]
         if "orbits" in row:
@@ -82,7 +81,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> str:
         else:
             cells += ["–", "–", " / ".join(rates), *["–"] * len(STAGES)]
         lines.append(cells)
-    first = rows[0]
+    first = pages[0]
     about = (
         f"Of the pages of `loopwright analyze`: {first['examples']} GSM8K questions, {first['all_tokens']:,} tokens, "
         f"{first['steps']} steps. The eigenvalue is the largest, by size, of the derivative of one step at the state reached, "

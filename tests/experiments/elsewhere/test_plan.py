@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from experiments.elsewhere.__main__ import listed
-from experiments.elsewhere.plan import AGAIN, ITEMS, LONG, RUN, SLOW, Command, folder_of
+from experiments.elsewhere.plan import AGAIN, ITEMS, LONG, OURO, RUN, Command
 from experiments.figures import RESULTS
 from experiments.inside.train_plan import likenesses
 from experiments.inside.train_plan import rows as inside_rows
@@ -65,9 +65,9 @@ def names_of(item: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_words_name_the_runs_that_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     trained = names_of("inside", monkeypatch)
-    assert sorted(trained) == sorted([SLOW, *AGAIN])
-    folders = {row.folder for row in (*inside_rows(), *likenesses())}
-    assert {*map(folder_of, trained)} <= folders
+    assert sorted(trained) == sorted(row.name for row in (OURO, *AGAIN))
+    planned = {row.name: row.folder for row in (*inside_rows(), *likenesses())}
+    assert [planned[row.name] for row in (OURO, *AGAIN)] == [row.folder for row in (OURO, *AGAIN)]
     there = {run["name"] for run in read([str(RESULTS / "inside/like.jsonl")])}
     assert len({*names_of("norms", monkeypatch)} - there) == 11
 

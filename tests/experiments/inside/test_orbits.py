@@ -55,6 +55,7 @@ def test_a_row_per_page_and_its_line(tmp_path: Path) -> None:
         ("bare-4-1", ("(0, 4⊗4, 0)", "1")),
         ("bare-4", ("(0, 4⊗4, 0)", "0")),
         ("huginn-4-injected", ("(2, 4⊗4, 2) I, Huginn's norms", "0")),
+        ("huginn-dense-8", ("8 layers, Huginn's norms", "0")),
     ],
 )
 def test_a_folder_names_model_and_seed(name: str, model: tuple[str, str]) -> None:
