@@ -68,8 +68,8 @@ ITEMS: dict[str, Item] = {
                   "hops", "hops/runs.jsonl"),),),
     ),
     "whole-text": Item(
-        "four arms of width 256 on all of the text, read four times (4 runs)", 330,
-        ((repeats(4, "all of the text", "0"),),), TEXT,
+        "four arms of width 256 on all of the text, read four times, seed 1 (4 runs)", 330,
+        ((repeats(4, "all of the text", "1"),),), TEXT,
     ),
     "inside": Item(
         "Ouro's norms at a lower rate, and the system prompts that are missing of three models trained again (4 runs)", 240,
