@@ -36,6 +36,8 @@ def page_svg(text: str, frames: Sequence[Any] = ()) -> str:
     text = re.sub(r' (?:d|x|y)="[^"]+"', lambda match: re.sub(r"-?\d+\.\d{3,}", _short, match[0]), text)
     text = re.sub(_BITMAP, lambda match: match[1] + _palette(match[2]), text)
     text = re.sub(r"image-rendering:[^;\"]+;?", "", text)  # matplotlib asks for hard pixels, which are uneven when made smaller
+    text = re.sub(r'\s*<path d="[^"]*" style="fill: none"/>', "", text)  # backgrounds that are not painted
+    text = re.sub(r' style="[^"]*"', lambda match: re.sub(r"([:;]) ", r"\1", match[0]), text)
     text = text.replace("'DejaVu Sans'", FONTS).replace(INK_DRAWN, "currentColor")
     if len(frames) == 1:  # small enough for a phone as a whole
         text = text.replace("<svg ", '<svg data-panels="1" ', 1)
@@ -80,7 +82,7 @@ def _straight(outline: str) -> str:
     made = []
     for body, end in pieces:
         points = [complex(*map(float, pair.split())) for pair in body.split("L")]
-        kept = " L ".join(f"{point.real:.6f} {point.imag:.6f}" for point in _needed(points))
+        kept = " ".join(f"{point.real:.6f} {point.imag:.6f}" for point in _needed(points))  # after M, points are lines to them
         made.append(f"M {kept} {end}".rstrip())
     return " ".join(made)
 

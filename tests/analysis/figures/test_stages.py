@@ -68,9 +68,9 @@ def test_fixed_points_have_the_farthest_layers_beside_them_and_older_summaries_a
 
 def test_a_summary_without_spreads_is_drawn_without_bands():
     metrics = copy.deepcopy(looped())
-    assert "opacity: 0.12" in stages.by_layer(metrics, ("colsum",))
+    assert "opacity:0.12" in stages.by_layer(metrics, ("colsum",))
     del metrics["by_place"]["colsum"]["std"]
-    assert "opacity: 0.12" not in stages.by_layer(metrics, ("colsum",))
+    assert "opacity:0.12" not in stages.by_layer(metrics, ("colsum",))
 
 
 @pytest.mark.slow
