@@ -43,7 +43,7 @@ def test_all_panels_share_their_scale():
 def test_the_interval_is_drawn_and_styles_are_taken():
     plain = {"a": {"x": Curve(X, [1.0] * 8)}}
     wide = {"a": {"x": Curve(X, [1.0] * 8, [0.5] * 8, [1.5] * 8)}}
-    assert "opacity: 0.18" in side_by_side(wide, y_label="y") and "opacity: 0.18" not in side_by_side(plain, y_label="y")
+    assert "opacity:0.18" in side_by_side(wide, y_label="y") and "opacity:0.18" not in side_by_side(plain, y_label="y")
     assert "#123456" in side_by_side(plain, y_label="y", styles={"x": {"color": "#123456"}})
 
 
