@@ -1,6 +1,7 @@
 """What a model costs, from its config and a depth alone: parameters, FLOPs, cache bytes, activation bytes.
 
-The model is built on the meta device, so that a preset of any size takes a moment and no memory.
+The model is built on the meta device, so that a preset of any size takes a moment and no memory. Who asks for several things
+of one model builds it once (`skeleton`) and gives it as `built`.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ def skeleton(config: LoopedConfig) -> LoopedForCausalLM:
         return LoopedForCausalLM(config)
 
 
-def parameters(config: LoopedConfig) -> dict[str, Count]:
+def parameters(config: LoopedConfig, built: LoopedForCausalLM | None = None) -> dict[str, Count]:
     """Returns the parameters by part, then in "total". A tied head has none of its own; frozen bases have their own row."""
     counts = {name: Count() for name in ("embedding", "positions", "prelude", "core", "coda", "norms", "step norms")}
     counts |= {name: Count() for name in ("injection", "state", *_kinds(config), "bases", "gate", "halting", "head")}
     total = Count()
-    for name, parameter in skeleton(config).named_parameters():  # each tied tensor appears once, under its first name
+    for name, parameter in (built or skeleton(config)).named_parameters():  # each tied tensor appears once, under its first name
         part = _part_of(name, config)
         counts[part] = counts[part].plus(parameter)
         total = total.plus(parameter)
@@ -113,7 +114,13 @@ def tensors(config: LoopedConfig) -> list[TensorRow]:
 
 
 def pass_flops(
-    config: LoopedConfig, *, depth: int | None = None, batch: int = 1, length: int = 1, cached: int = 0
+    config: LoopedConfig,
+    *,
+    depth: int | None = None,
+    batch: int = 1,
+    length: int = 1,
+    cached: int = 0,
+    built: LoopedForCausalLM | None = None,
 ) -> dict[str, int]:
     """Returns the forward FLOPs of one pass over `batch` × `length` new tokens after `cached` ones, by part, then in "total".
 
@@ -134,7 +141,7 @@ def pass_flops(
         "coda": block * config.coda_layers,
         "attention": 4 * tokens * (cached + length) * query * runs,
     }
-    bench = Bench(skeleton(config), batch, length)
+    bench = Bench(built or skeleton(config), batch, length)
     parts = bench.step_costs(steps)
     flops["injection"] = parts["injection"].flops
     for spec, adapter in zip(config.adapters, bench.model.adapters, strict=True):
@@ -144,9 +151,9 @@ def pass_flops(
     return flops | {"total": sum(flops.values())}
 
 
-def training_flops(config: LoopedConfig, *, depth: int | None = None, batch: int = 1, length: int = 1) -> int:
-    """Returns the FLOPs of one forward and backward pass with gradients through every step and one read-out."""
-    return TRAINING_FACTOR * pass_flops(config, depth=depth, batch=batch, length=length)["total"]
+def training_flops(config: LoopedConfig, **of_a_pass: Any) -> int:
+    """Returns the FLOPs of one forward and backward pass with gradients through every step and one read-out; see `pass_flops`."""
+    return TRAINING_FACTOR * pass_flops(config, **of_a_pass)["total"]
 
 
 def _linear_shapes(config: LoopedConfig) -> list[tuple[int, int]]:
@@ -209,7 +216,15 @@ def inference_bytes(config: LoopedConfig, *, batch: int = 1, context: int = 1, d
     return {"blocks": number * blocks, "logits": number * ((streams - 1) * width + config.vocab_size)}
 
 
-def training_bytes(config: LoopedConfig, *, depth: int | None = None, batch: int = 1, context: int = 1, dtype: torch.dtype) -> int:
+def training_bytes(
+    config: LoopedConfig,
+    *,
+    depth: int | None = None,
+    batch: int = 1,
+    context: int = 1,
+    dtype: torch.dtype,
+    built: LoopedForCausalLM | None = None,
+) -> int:
     """Returns the activation bytes that a training pass keeps for its backward pass, all steps kept, no dropout.
 
     Per token and run of a layer, what the products, norms and activations save is
@@ -220,7 +235,7 @@ def training_bytes(config: LoopedConfig, *, depth: int | None = None, batch: int
     steps = config.check_depth(depth) if config.is_looped else 0
     width, tokens = config.hidden_size, batch * context
     runs = config.prelude_layers + config.coda_layers + steps * config.core_layers
-    model = skeleton(config)
+    model = built or skeleton(config)
     bench = Bench(model, batch, context)
     shared = bench.norm_cost(_block_norm(config), width).kept
     loop = 0
@@ -271,23 +286,26 @@ def survey(
     steps = config.check_depth(depth)
     one: dict[str, Any] = {"depth": depth, "policy": policy, "dtype": dtype}
     inference = inference_bytes(config, batch=batch, context=context, dtype=dtype)
+    built = skeleton(config)
+    counts = parameters(config, built)
+    whole: dict[str, Any] = {"depth": depth, "batch": batch, "length": context, "built": built}
     return {
         "depth": steps,
         "context": context,
         "batch": batch,
         "dtype": str(dtype).removeprefix("torch."),
         "policy": policy,
-        "parameters": {part: vars(count) for part, count in parameters(config).items()},
+        "parameters": {part: vars(count) for part, count in counts.items()},
         "flops": {
-            "token": pass_flops(config, depth=depth, cached=context - 1),
-            "pass": pass_flops(config, depth=depth, batch=batch, length=context),
-            "training_pass": training_flops(config, depth=depth, batch=batch, length=context),
+            "token": pass_flops(config, depth=depth, cached=context - 1, built=built),
+            "pass": pass_flops(config, **whole),
+            "training_pass": training_flops(config, **whole),
         },
         "bytes": {
-            "weights": weight_bytes(config, dtype),
+            "weights": counts["total"].unique * dtype.itemsize,
             "cache_per_token": cache_bytes(config, **one),
             "cache": cache_bytes(config, batch=batch, context=context, **one),
             "activations_inference": {**inference, "peak": max(inference.values())},
-            "activations_training": training_bytes(config, depth=depth, batch=batch, context=context, dtype=dtype),
+            "activations_training": training_bytes(config, depth=depth, batch=batch, context=context, dtype=dtype, built=built),
         },
     }

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from loopwright.model.config import LoopedConfig
 from loopwright.model.forward.context import Pass, Place
-from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.looped import LoopedForCausalLM, plain_config
 from loopwright.model.parts.adapter.effects import Adaptation, Adapter
 from loopwright.model.parts.part import StepIndex
 from loopwright.untrusted import first_line
@@ -55,8 +56,10 @@ class Bench:
     e: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        ids = torch.zeros(self.rows, self.length, dtype=torch.long, device="meta")
-        plain = self.model.without_adapters()  # the input alone is wanted, not what the prelude's adapters do to it
+        # the input alone is wanted, not what the prelude and its adapters do to it: of the plain model one layer is built, none run
+        config = LoopedConfig(**{**plain_config(self.model.config).to_dict(), "prelude_layers": 1})
+        with torch.device("meta"):
+            ids, plain = torch.zeros(self.rows, self.length, dtype=torch.long), LoopedForCausalLM(config)
         plain.prelude = nn.ModuleList()
         self.e, self.p = plain.embed(ids)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from loopwright.model.config import LoopedConfig
 from loopwright.model.cost.cost import parameters, pass_flops, skeleton
+from loopwright.model.looped import LoopedForCausalLM
 
 PHI = 0.46  # 0 would be steps that are worth nothing, 1 steps that are worth as much as layers of their own
 PHI_TRUNCATED = 0.38  # the same paper, gradients through the last steps alone
@@ -32,14 +33,14 @@ class Worth:
         return self.depth <= MEASURED
 
 
-def shares(config: LoopedConfig) -> tuple[int, int]:
+def shares(config: LoopedConfig, built: LoopedForCausalLM | None = None) -> tuple[int, int]:
     """Returns the parameters that run once and those that run at every step, without embeddings and head."""
     if not config.is_looped:
         raise ValueError(
             "advise: the model has no looped layers, so there are no steps to weigh; give one with core_layers of 1 or more"
         )
-    counts = parameters(config)
-    model = skeleton(config)
+    model = built or skeleton(config)
+    counts = parameters(config, model)
     parts = {"core": False, "injection": model.injection.per_step, "gate": model.gate.per_step}
     repeated = sum(counts[part].unique for part, per_step in parts.items() if not per_step)  # of a table a step runs its row
     looked_up = sum(counts[part].unique for part in ("embedding", "positions", "head"))
@@ -53,8 +54,13 @@ def worth(once: int, repeated: int, depth: int, phi: float = PHI) -> Worth:
 
 def advise(config: LoopedConfig, depths: Iterable[int]) -> list[Worth]:
     """Returns what each of these depths is worth and costs: of a table with a row per step, the rows of the steps that run."""
-    found = (worth(*shares(_built_for(config, depth)), depth) for depth in depths)
-    return [replace(one, equal_flops=_layers_flops(config, one.depth) // 2) for one in found]
+    built = skeleton(config)
+    found = []
+    for depth in depths:
+        ends = _built_for(config, depth)
+        one = worth(*shares(ends, built if ends is config else None), depth)
+        found.append(replace(one, equal_flops=_layers_flops(config, depth, built) // 2))
+    return found
 
 
 def _built_for(config: LoopedConfig, depth: int) -> LoopedConfig:
@@ -64,7 +70,7 @@ def _built_for(config: LoopedConfig, depth: int) -> LoopedConfig:
     return LoopedConfig(**{**config.to_dict(), "max_steps": depth, "depth": depth})
 
 
-def _layers_flops(config: LoopedConfig, depth: int) -> int:
+def _layers_flops(config: LoopedConfig, depth: int, built: LoopedForCausalLM) -> int:
     """The FLOPs of one token without read-out and attention, which a plain model has too: two for each parameter that runs."""
-    flops = pass_flops(config, depth=depth, batch=1, length=1)
+    flops = pass_flops(config, depth=depth, batch=1, length=1, built=built)
     return flops["total"] - flops["head"] - flops["attention"]
