@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test suite studies lint types bench docs clean
+.PHONY: setup demo test suite long studies lint types bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/loopwright demo
@@ -15,6 +15,10 @@ test: $(VENV)/.installed
 # on a fresh clone pytest takes 8 s in each process to rewrite asserts so that they show their values: only what fails needs that
 suite: $(VENV)/.installed
 	$(BIN)/python -m pytest --assert=plain || { $(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none; exit 1; }
+
+# the longest tests of the package, which would take `make test` beyond five minutes on two cores
+long: $(VENV)/.installed
+	$(BIN)/python -m pytest --assert=plain -m 'long and not slow and not gpu'
 
 studies: $(VENV)/.installed
 	$(BIN)/python -m pytest -m 'studies and not slow and not gpu' tests/experiments

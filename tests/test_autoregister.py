@@ -60,6 +60,7 @@ def test_the_finder_finds_nothing_else() -> None:
     assert all(Announcer(name).find_spec("torch") is None for name in OURS)
 
 
+@pytest.mark.long
 def test_whoever_wants_no_model_does_not_wait_for_ours_and_who_wants_one_gets_it(folder: Path) -> None:
     heavy = "print('loopwright.model.looped' in sys.modules, 'torch._dynamo' in sys.modules)"
     code = f"import sys, loopwright, transformers; {heavy}; from transformers import AutoConfig; {heavy}"

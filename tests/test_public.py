@@ -37,6 +37,7 @@ def test_an_unknown_name_is_refused_as_everywhere() -> None:
         lw.laod  # noqa: B018
 
 
+@pytest.mark.long
 def test_importing_loopwright_loads_nothing_heavy_until_a_name_is_asked_for_and_no_optional_package() -> None:
     assert fresh(f"import sys, loopwright; dir(loopwright); loopwright.__version__; {HEAVY}") == "[]"
     # folders of the same name are imported first: the public names win
@@ -48,6 +49,7 @@ def test_importing_loopwright_loads_nothing_heavy_until_a_name_is_asked_for_and_
     assert "torch" in heavy and "transformers" in heavy and optional == "[]"
 
 
+@pytest.mark.long
 def test_help_and_mistyped_verbs_load_nothing_heavy() -> None:
     lines = [["--help"], ["presets", "--help"], ["evaluate", "--help"], ["--version"], ["inspekt", "huginn"], []]
     # a process for each, forked from one that has loaded the command line; what that one holds is printed last

@@ -100,6 +100,7 @@ def test_parts_become_a_model_that_generates(tmp_path, monkeypatch):
     run("loopwright generate healed the --max-new-tokens 2")
 
 
+@pytest.mark.long
 def test_models_are_compared_as_the_page_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     part = section("evaluation.md", "## Two models")

@@ -355,6 +355,7 @@ class Typed(Gains):
             lw.LoopedConfig(**SMALL, max_steps=2, injection={"kind": "typed", **wrong})
 
 
+@pytest.mark.long
 def test_nobody_asks_for_a_kind_by_its_class() -> None:
     """What the rest must know of a kind the kind says itself, or a kind of the user's own could not say it."""
     kinds = {kind.__name__ for place in PLACES for kind in table_of(place).values()}

@@ -114,6 +114,7 @@ def test_another_kind_replaces_the_old_options():
     assert merge(old, {"state": None}) == {"state": None}
 
 
+@pytest.mark.long
 @given(MAPPINGS, MAPPINGS)
 def test_merge_is_idempotent_and_changes_nothing_in_place(old, changes):
     before = copy.deepcopy((old, changes))

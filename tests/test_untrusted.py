@@ -92,6 +92,7 @@ def test_plain_json_is_taken_as_it_is(data: object) -> None:
     assert parse_json(json.dumps(data), "here") == data
 
 
+@pytest.mark.long
 def test_data_without_end_is_refused() -> None:
     itself: list = []
     itself.append(itself)

@@ -31,6 +31,7 @@ def test_other_weights_in_the_same_folder_are_refused(tmp_path):
         study(Subject("m", model, ROWS), tmp_path, depth=5)
 
 
+@pytest.mark.long
 def test_an_edited_study_says_so_and_differs(tmp_path):
     model = noisy("huginn-tiny")
     plain = study(Subject("m", model, ROWS), tmp_path / "a", depth=5)

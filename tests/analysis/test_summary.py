@@ -25,6 +25,7 @@ def test_moments_are_those_of_the_numbers():
     assert torch.allclose(torch.tensor(found["std"]).double(), values.std(0, correction=0), atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_summary_is_the_mean_over_examples(tmp_path):
     model = noisy("huginn-tiny", std=0.3)
     found = summarise(trace_prompts(model, ROWS, tmp_path, depth=8, batch=2), answer_depth=4)
@@ -95,6 +96,7 @@ def test_answers_count_flips_and_what_stays():
     }
 
 
+@pytest.mark.long
 def test_the_orbit_kept_is_the_largest_with_the_stages_of_its_prompt():
     steps, settle, traced = torch.arange(40), Settling(), trace(noisy("huginn-tiny"), torch.tensor([[1, 2, 3]]), 41)
     for number, size in enumerate((0.1, 0.3, 0.2)):
@@ -108,6 +110,7 @@ def test_the_orbit_kept_is_the_largest_with_the_stages_of_its_prompt():
     assert abs(max(orbit["series"]) - 0.9) < 1e-2 and len(orbit["series"]) == 40
 
 
+@pytest.mark.long
 def test_orbits_have_their_amplitude_and_frequency_and_every_layer_its_rates():
     steps, traced = torch.arange(40), trace(noisy("huginn-tiny"), torch.tensor([[1, 2, 3, 4]]), 41)
     settle, last = Settling(), []

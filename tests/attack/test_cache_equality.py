@@ -365,6 +365,7 @@ def test_a_thousand_random_programs() -> None:
     assert counts["wrong"] == 0 and counts["equal"] > 2 * counts["refused"] > 0
 
 
+@pytest.mark.long
 def test_the_programs_find_a_coda_that_all_steps_share(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_one_coda_slot(monkeypatch)
     _, faults = attack(4, ["exit and coda", "huginn-tiny"])
@@ -372,6 +373,7 @@ def test_the_programs_find_a_coda_that_all_steps_share(monkeypatch: pytest.Monke
     assert any("accepted" in fault for fault in faults)
 
 
+@pytest.mark.long
 def test_the_programs_find_a_step_that_marks_every_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_marks_of_every_step(monkeypatch)
     _, faults = attack(6, ["ouro-1.4b-tiny", "universal-tiny"])

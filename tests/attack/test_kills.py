@@ -148,6 +148,7 @@ def attack(name: str, place: Path, *, two_renames: bool, stride: int = 1) -> tup
     return tried, *seen
 
 
+@pytest.mark.long
 def test_killed_in_strides_while_a_model_is_saved_over_another(tmp_path: Path) -> None:
     tried, old, _ = attack("lw.save", tmp_path, two_renames=False, stride=6)
     assert tried >= 5 and old > 0

@@ -25,6 +25,7 @@ def built(name: str, **changes: Any) -> lw.LoopedForCausalLM:
     return lw.build(name, **changes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "name"),
     [

@@ -33,6 +33,7 @@ def passed(report: lw.CheckReport) -> dict[str, bool | None]:
     return {row.name: row.passed for row in report.rows}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some(PRESETS, UNLIKE | {"universal"}))
 def test_every_preset_passes_every_check(name: str) -> None:
     torch.manual_seed(0)
@@ -40,6 +41,7 @@ def test_every_preset_passes_every_check(name: str) -> None:
     assert set(passed(report).values()) == {True}, str(report)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some(["asura", "ouroboros-qwen2.5-3b", "huginn"], {"ouroboros-qwen2.5-3b"}))
 def test_presets_pass_when_every_part_has_an_effect(name: str) -> None:
     report = lw.check(noisy(f"{name}-tiny"))
@@ -54,6 +56,7 @@ def test_presets_pass_in_bfloat16(name: str) -> None:
     assert report.ok and "(bfloat16)" in str(report), str(report)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("adapter", some(["low-rank", "abba", "diagonal", "controller"], {"low-rank", "controller"}))
 def test_every_adapter_passes(adapter: str) -> None:
     options = {"low-rank": {"rank": 2}, "controller": {"rank": 2, "style": 4, "pooling": "chunk", "chunk": 3}}
@@ -100,6 +103,7 @@ def test_a_bare_module_passes_what_it_offers() -> None:
     assert {row.name: row.detail for row in absent}["left padding"] == "not offered: forward has no attention_mask"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("build", "training"),
     [(lambda: lw.build("ouroboros-qwen2.5-3b-tiny", max_steps=4), True), (llama, False), (Foreign, True), (Bare, False)],

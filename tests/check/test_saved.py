@@ -150,6 +150,7 @@ def test_a_step_table_row_that_is_never_read_fails(monkeypatch: pytest.MonkeyPat
     assert report.failed == ("gradients",) and "[2] (zero)" in detail(report, "gradients")
 
 
+@pytest.mark.long
 def test_parts_that_start_without_effect_still_learn() -> None:
     torch.manual_seed(0)
     report = lw.check(lw.build("relaxed-tiny"))

@@ -60,6 +60,7 @@ def test_a_leak_through_the_length_alone_fails_causality() -> None:
     assert "causality" in report.failed and "tokens alone" in detail(Leaky(), "causality")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:controller")
 @pytest.mark.parametrize("heads", [0.05, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_the_paper_s_controller_pooling_fails_causality(heads: float) -> None:
@@ -158,6 +159,7 @@ def test_a_row_that_reads_its_batch_mates_fails_batch_invariance() -> None:
     assert failures(Mixing(), "batch invariance")
 
 
+@pytest.mark.long
 def test_generation_that_loses_the_mask_fails_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     class Careless(lw.LoopedForCausalLM):
         def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ def test_names_that_shells_complete():
     assert recipe_names("demo-") == ["demo-plain", "demo-stable"] and preset_names("x") == recipe_names("x") == []
 
 
+@pytest.mark.long
 def test_a_shell_completes_without_torch():
     code = (
         "import sys, os, atexit; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr));"

@@ -105,6 +105,7 @@ VERBS: dict[str, tuple[Any, str, Callable[[str, Path], Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some(SOURCES, {"whole", "parts checkpoint"}))
 def test_every_verb_opens_the_same_weights(
     runs: dict[str, tuple[Path, Tensor]], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

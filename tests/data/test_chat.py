@@ -268,6 +268,7 @@ def test_faults_are_one_line(tmp_path: Path) -> None:
             Chat(tokenizer="words", **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "end"), [("tokenizers/gpt2", "<|endoftext|>"), ("models/smollm2-135m-instruct", "<|im_end|>")])
 def test_real_questions_and_answers(tmp_path: Path, name: str, end: str) -> None:
     gsm8k = SHARED / "eval" / "gsm8k_train.jsonl.gz"

@@ -26,6 +26,7 @@ def served(scheduler: Scheduler, wish: RequestOptions) -> list[int]:
     return request.result(0).tokens
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["huginn-tiny", "ouroboros-qwen2.5-3b-tiny"])
 def test_a_shared_beginning_is_run_once(name: str) -> None:
     model = make(name)
@@ -88,6 +89,7 @@ def test_a_running_request_shares_its_prompt() -> None:
     assert scheduler.prefixes.tokens == 12
 
 
+@pytest.mark.long
 def test_kept_rows_go_when_their_cells_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix, "SHORTEST", 2)
     model = make("huginn-tiny")  # depth 4

@@ -40,6 +40,7 @@ def drafts_by_hand(model: lw.LoopedForCausalLM, ids: torch.Tensor, count: int) -
     return held, drafted
 
 
+@pytest.mark.long
 def test_pieces_are_those_of_the_plain_stream() -> None:
     model, words = make("huginn-tiny"), word_tokenizer()
     ids = encode(words, "the cat sat", 96)

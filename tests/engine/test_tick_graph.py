@@ -32,6 +32,7 @@ def fixed(model: lw.LoopedForCausalLM, rows: int, tokens: int) -> Scheduler:
     return scheduler
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some(PRESETS, {"huginn", "ouroboros-qwen2.5-3b"}))
 def test_each_request_is_answered_as_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tick_graph, "SHORTEST", 4)  # so that rows pass from one tick to the next longer one

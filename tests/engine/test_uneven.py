@@ -20,6 +20,7 @@ SMALL = {"hidden_size": 16, "intermediate_size": 16, "prelude_layers": 1, "core_
 CODA = {"kind": "exit", "threshold": 0.6}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["huginn-tiny", pytest.param("ouroboros-qwen2.5-3b-tiny", marks=pytest.mark.slow)])
 def test_backfill_is_full_recomputation(name: str) -> None:
     model, draw = make(name), random.Random(name)
@@ -104,6 +105,7 @@ def test_drafts_change_no_token(name: str, tokens: int, shallow: int | str) -> N
     assert scheduler.ran.drafted > 0 and not scheduler.running
 
 
+@pytest.mark.long
 def test_constrained_requests_are_what_they_are_alone() -> None:
     pytest.importorskip("llguidance")
     model, draw = make("huginn-tiny", **SMALL), random.Random(SEED)

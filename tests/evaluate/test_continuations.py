@@ -31,6 +31,7 @@ def alone(model: lw.LoopedForCausalLM, pair: Pair, depth: int | None, longest: i
     return logs.gather(1, wanted[:, None]).sum().item(), bool((logs.argmax(-1) == wanted).all())
 
 
+@pytest.mark.long
 @given(
     pairs=st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=4),
     depths=st.sets(st.integers(1, 3), min_size=1),

@@ -34,6 +34,7 @@ def served(model: lw.LoopedForCausalLM, prompt: list[int], spec: Any, new: int) 
     return request
 
 
+@pytest.mark.long
 def test_depths_of_one_pass_are_those_of_the_engine() -> None:
     model, prompt, found = make("huginn-tiny", halting={"kind": "exit", "threshold": 0.6}), [5, 6, 7], set()
     for spec in [*RULES, *LEARNED]:

@@ -44,6 +44,7 @@ def by_hand(model: lw.LoopedForCausalLM, ids: tuple[int, ...], place: int, depth
     return -float(logits.log_softmax(-1)[ids[place]])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1, *(pytest.param(more, marks=pytest.mark.slow) for more in (7, None))])
 def test_the_loss_is_the_mean_of_each_tokens_own(size: int | None) -> None:
     model, text = noisy("ouroboros-qwen2.5-3b-tiny").eval(), made(6)
@@ -98,6 +99,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(monkeypatch: pytest.Monke
 # models that see the future
 
 
+@pytest.mark.long
 def test_a_planted_leak_is_refused_before_any_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     model = leaky()
     monkeypatch.setattr(heldout, "readings", lambda *a: pytest.fail("a loss was computed"))
@@ -142,6 +144,7 @@ def test_a_narrow_window_loses_no_digit_and_a_notebook_is_not_flooded(tmp_path: 
     assert len(repr(report)) < 120 and f"{report.loss[0]:.4g} at depth 2" in repr(report)
 
 
+@pytest.mark.long
 def test_the_honest_score_of_a_leaking_model_is_that_of_its_prefixes() -> None:
     model, text = leaky(), made(3)
     report = held_out(model, text, depths=[1, 3], honest=10_000)
@@ -168,6 +171,7 @@ def test_a_prefix_does_not_hold_what_it_is_to_predict() -> None:
 # files and faults
 
 
+@pytest.mark.long
 def test_reports_come_back_from_their_files(tmp_path: Path) -> None:
     for honest in (0, 5):
         report = held_out(noisy("ouroboros-qwen2.5-3b-tiny"), made(8), depths=[1, 2], honest=honest)

@@ -25,6 +25,7 @@ def run_example(name: str, *arguments: object, monkeypatch: pytest.MonkeyPatch) 
     runpy.run_path(str(FOLDER / name), run_name="__main__")
 
 
+@pytest.mark.long
 def test_train_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run_example("train_own_data.py", 2, tmp_path / "run", monkeypatch=monkeypatch)
     assert "exact match" in capsys.readouterr().out and (tmp_path / "run" / "by-depth.svg").exists()

@@ -33,6 +33,7 @@ def counts_of(prompt: list[int], answer: list[int], vocab_size: int = 24) -> Tok
     return counts
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(st.lists(st.tuples(SAMPLINGS, st.integers(-5, 2**64 - 1), st.integers(0, 10**6), st.integers(0, 9)), min_size=1, max_size=6))
 def test_batched_is_alone(rows: list[tuple[Sampling, int, int, int]]) -> None:

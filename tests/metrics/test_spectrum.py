@@ -112,6 +112,7 @@ def test_padding_is_left_out():
     assert frobenius_reading(f, s, mask=mask).item() == pytest.approx(0.25, rel=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["stars-addition", pytest.param("ouroboros-qwen2.5-3b", marks=pytest.mark.slow)])
 def test_arnoldi_and_blocks_agree_on_models(name):
     model = noisy(f"{name}-tiny", std=0.5, core_layers=1, hidden_size=16).double()

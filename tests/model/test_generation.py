@@ -48,6 +48,7 @@ def test_left_padded_batch_equals_rows_alone(name):
     assert torch.equal(chunked, out)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "huginn-tiny", "ouroboros-qwen2.5-3b-tiny"])
 @torch.no_grad()
 def test_depth_is_an_argument_of_generate(name):
@@ -60,6 +61,7 @@ def test_depth_is_an_argument_of_generate(name):
     assert torch.equal(static, outs[7])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SOME_TINY_CASES)
 @torch.no_grad()
 def test_assisted_decoding_equals_greedy(name, monkeypatch):
@@ -152,6 +154,7 @@ def test_generate_refuses_what_covers_the_prompt_alone():
         model.generate(ids, initial_state=torch.zeros(1, 4, 32), **GREEDY)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("select", ["expected", "hub"])
 @torch.no_grad()
 def test_select_rules_generate_with_a_coda_as_without_a_cache(select):

@@ -19,6 +19,7 @@ from loopwright.plot.style import SIZES, STYLES
 from loopwright.plot.svg import SEEN, _apart, _needed
 
 
+@pytest.mark.long
 def test_panels_are_drawn_in_order_with_one_legend():
     draws = [lambda axes, n=n: (axes.plot([0, 1], [0, n], label="line"), axes.set_xlabel(f"panel {n}")) for n in range(3)]
     svg = panels(draws)
@@ -92,6 +93,7 @@ def lines(count: int = 3):
     return panels([lambda axes, n=n: axes.plot([0, 1], [0, n], label="line") and None for n in range(count)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("suffix", "style", "size"),
     [(".svg", "light", "page"), (".svg", "dark", "column"), (".PNG", "dark", "slide"), (".png", "light", "column")],

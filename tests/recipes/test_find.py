@@ -90,6 +90,7 @@ def test_a_retrofit_is_healed_saved_as_parts_and_measured(name: str, place: Path
         assert rows_of(tmp_path / "run") == rows_of(found) and end_of(tmp_path / "run")["update"] == "00000004"
 
 
+@pytest.mark.long
 def test_the_phases_of_ouroboros_go_on_from_each_other(place: Path, tmp_path: Path) -> None:
     """Fixed depth, random depth, learned halting: each loads what the one before left, and moves its own parts alone."""
     data = [f"data={{kind: text, files: {place / 'train.jsonl'}, tokenizer: {place / 'source'}, length: 16, valid: 10}}"]

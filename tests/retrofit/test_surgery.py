@@ -128,6 +128,7 @@ def assert_update_moves_only_parts(model: lw.LoopedForCausalLM, parts: set[str])
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("system", some(SYSTEMS, {"ouroboros"}))
 @pytest.mark.parametrize("family", some(FAMILIES, {"llama"}))
 def test_the_conformance_suite_passes(family: str, system: str) -> None:

@@ -137,6 +137,7 @@ def test_the_smaller_routes(server: Live) -> None:
     assert "access-control-allow-origin" not in client.get("/health", headers={"origin": "http://evil.example"}).headers
 
 
+@pytest.mark.long
 def test_several_models_keys_and_origins() -> None:
     models = {"a": make("huginn-tiny", **SMALL).float(), "b": make("ouro-1.4b-tiny", core_layers=1).float()}
     with live(models, key="secret-key", cors=("https://app.example",)) as server:

@@ -277,6 +277,7 @@ def healing(base: Path, **save: Any) -> Recipe:
     )
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_parts_is_small_and_goes_onto_its_base(base: Path, tmp_path: Path) -> None:
     found = train(healing(base), tmp_path / "run")
     folder = found.checkpoint
@@ -327,6 +328,7 @@ def test_parts_are_resumed_bit_for_bit_as_whole_models_are(base: Path, tmp_path:
     assert end_of(tmp_path / "c") == end_of(tmp_path / "w") and rows_of(changed) == rows_of(whole)
 
 
+@pytest.mark.long
 def test_parts_of_another_base_are_not_resumed(base: Path, tmp_path: Path) -> None:
     train(healing(base), tmp_path / "run", reporter=Act(4, interrupt))
     moved = lw.load(base)

@@ -85,6 +85,7 @@ def fill() -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("update", "first"), [pytest.param(2, 1, id="follows", marks=pytest.mark.slow), pytest.param(1, 25, id="replaces")]
 )
@@ -120,6 +121,7 @@ def test_killed_at_every_event_of_a_save_a_whole_checkpoint_is_there(
     assert number > 35  # the events were counted at all
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_at_any_write_leaves_the_old_checkpoint_and_no_rubbish(
     tmp_path: Path, model: lw.LoopedForCausalLM
 ) -> None:

@@ -47,6 +47,7 @@ USUAL = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some(names(), USUAL))
 def test_every_shipped_recipe_runs_two_updates_at_toy_size(name: str, tmp_path: Path) -> None:
     chosen = recipe(name, toy=True)
@@ -136,6 +137,7 @@ def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("optimiser", "at"),
     [("muon", 2), *(pytest.param(*more, marks=pytest.mark.slow) for more in (("adamw", 2), ("adamw", 13), ("muon", 13)))],
@@ -152,6 +154,7 @@ def test_a_run_that_was_stopped_and_resumed_is_bitwise_the_uninterrupted_one(
     assert end_of(folder) == end_of(whole_runs[optimiser]), "weights, optimiser, generators, average, progress: every byte"
 
 
+@pytest.mark.long
 def test_a_run_that_broke_goes_on_from_its_last_checkpoint_and_writes_the_lost_rows_again(
     whole_runs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -186,6 +189,7 @@ def test_another_seed_is_another_run(tmp_path: Path) -> None:
 # batches that add up
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("penalties", [[], [{"kind": "jacobian", "mode": "exact", "share": 0.5, "weight": 0.3}]])
 def test_an_update_of_several_batches_is_that_of_one_batch(tmp_path: Path, penalties: list[dict[str, Any]]) -> None:
     """Rows ask for different numbers of targets, so a mean of the batches' means would be another number."""
@@ -345,6 +349,7 @@ def test_the_recipe_on_the_page_is_one() -> None:
     assert make_recipe(read_yaml(text, "training.md")).updates == 1500
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["known before", "while writing"])
 def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str

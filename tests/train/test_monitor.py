@@ -36,6 +36,7 @@ def test_measure_says_what_the_map_does():
     assert 0 < found["reading"] < 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_is_measured(name):
     model = noisy(f"{name}-tiny", std=0.2)
@@ -43,6 +44,7 @@ def test_every_preset_is_measured(name):
     assert all(x >= 0 and x == x for x in measure(model, batch_of(2, 6, attention_mask=mask), 2, krylov=6).values())
 
 
+@pytest.mark.long
 def test_padding_changes_nothing():
     model, batch = noisy("stars-addition-tiny", std=0.5, **SMALL).double(), batch_of(2, 3)
     right = torch.nn.functional.pad(batch.input_ids, (0, 3), value=13)

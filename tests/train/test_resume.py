@@ -82,6 +82,7 @@ def test_a_log_that_was_edited_before_the_checkpoint_is_refused(tmp_path: Path, 
     assert any("log.jsonl is not there: it begins anew at update 5" in note for note in reporter.notes)
 
 
+@pytest.mark.long
 def test_another_number_of_threads_is_told_at_a_resume(tmp_path: Path) -> None:
     chosen, threads = small(), torch.get_num_threads()
     for name in ("same", "other"):
@@ -176,6 +177,7 @@ def unasked(folder: Path, monkeypatch: pytest.MonkeyPatch, *, stop: int | None =
     return train(small(plain, {"updates": 6}), folder, on_update=lambda row: row["update"] + 1 == stop, **options)
 
 
+@pytest.mark.long
 def test_gradients_are_not_held_once_it_was_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
     zero_grad = job_module.Job.zero_grad
@@ -194,6 +196,7 @@ def test_gradients_are_not_held_once_it_was_given_up(tmp_path: Path, monkeypatch
     assert all(held) and len(held) == 3
 
 
+@pytest.mark.long
 def test_a_run_that_gave_up_goes_on_without_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is room now too: else it would not go on bit for bit."""
     Card(monkeypatch, peak=51)
@@ -207,6 +210,7 @@ def test_a_run_that_gave_up_goes_on_without_graphs(tmp_path: Path, monkeypatch: 
     assert rows_of(tmp_path / "part") == rows_of(whole)
 
 
+@pytest.mark.long
 def test_a_run_that_is_made_otherwise_anyway_is_captured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Card(monkeypatch, peak=51)
     part = unasked(tmp_path / "part", monkeypatch, stop=3)

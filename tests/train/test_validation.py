@@ -74,6 +74,7 @@ def test_looking_leaves_no_trace_and_sees_the_average(tmp_path: Path) -> None:
     assert all(torch.equal(before[name], p) for name, p in job.model.named_parameters())
 
 
+@pytest.mark.long
 def test_looks_do_not_change_what_is_trained(tmp_path: Path) -> None:
     changes = {"model": {"changes": {"dropout": 0.2}}, "penalties": [{"kind": "jacobian", "weight": 0.1}], "updates": 4}
     seeing = train(small(changes, {"validate": {"every": 1, "radius": 2, "radius_rows": 1}}), tmp_path / "seeing")

@@ -23,6 +23,7 @@ def drawn(name: str) -> str:
     return stages.FIGURES[name](looped())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some(stages.FIGURES, {"stages-by-step", "fixed-points"}))
 def test_every_figure_is_svg_from_plain_numbers(name: str):
     metrics = json.loads(json.dumps(looped()))
@@ -35,6 +36,7 @@ def test_every_figure_is_svg_from_plain_numbers(name: str):
     assert stages.FIGURES[name](changed) != svg
 
 
+@pytest.mark.long
 def test_groupings_have_their_colours_and_words():
     by_step, by_layer = drawn("stages-by-step"), drawn("stages-by-layer")
     assert all(colour.lower() in by_step for colour in stages.STEP_ENDS) and all(

@@ -13,6 +13,7 @@ from tests.cases import some
 pytestmark = pytest.mark.usefixtures("unlaid")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some(states.FIGURES, {"pairs", "answers", "spectrum"}))
 def test_every_figure_is_svg_from_plain_numbers(name: str):
     needed, draw = states.FIGURES[name]
@@ -42,6 +43,7 @@ def test_a_floorplan_has_a_row_of_maps_per_step_and_frames_around_what_runs_once
     assert ">steps 1–4<" in beside and ">step 1<" not in beside  # one layer: its steps stand side by side
 
 
+@pytest.mark.long
 def test_a_floorplan_of_heads_changes_with_any_head():
     metrics = json.loads(json.dumps(looped()))
     svg = states.floorplan_heads(metrics)

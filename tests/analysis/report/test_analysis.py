@@ -29,6 +29,7 @@ def drawn() -> dict[str, str]:
     return draw_all(looped(), dense())
 
 
+@pytest.mark.long
 def test_the_page_answers_the_questions_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(analysis, "draw_all", lambda *given: drawn())
     page = write_analysis(json.loads(json.dumps(looped())), tmp_path, dense=json.loads(json.dumps(dense())), footer="made here")
@@ -100,6 +101,7 @@ def test_orbits_and_layers_are_spoken_of_where_there_are_numbers():
     assert "1 token orbits, with amplitude" in limits_line(orbits=orbits | {"tokens": 1})
 
 
+@pytest.mark.long
 def test_a_dense_models_page(tmp_path):
     text = write_analysis(dense(), tmp_path).read_text()
     assert "Its stages" in text and "Does it converge" not in text

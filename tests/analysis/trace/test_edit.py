@@ -138,6 +138,7 @@ def test_the_places_a_point_is_shown_at_are_those_of_a_trace_and_of_a_pass(name)
 numbers = st.none() | st.integers(0, 4) | st.sets(st.integers(0, 4), min_size=1, max_size=2)
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(point=st.sampled_from(POINTS), stack=st.sampled_from([None, "prelude", "core", "coda"]), step=numbers, layer=numbers)
 def test_an_edit_is_refused_where_it_would_change_nothing_and_only_there(model, point, stack, step, layer):
@@ -199,6 +200,7 @@ def test_a_pass_of_the_model_refuses_an_edit_that_would_change_nothing(model, se
     )
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(point=st.sampled_from(POINTS), stack=st.sampled_from([None, "prelude", "core", "coda"]), step=numbers, layer=numbers)
 def test_a_pass_refuses_the_edits_that_it_would_not_make_and_no_other(model, point, stack, step, layer):

@@ -140,6 +140,7 @@ def test_out_of_memory_says_the_batch_and_keeps_what_is_there(tmp_path, monkeypa
     assert len(list(run(tmp_path))) == 5
 
 
+@pytest.mark.long
 def test_after_out_of_memory_a_smaller_batch_goes_on_in_the_same_folder(tmp_path, monkeypatch):
     def fails(model, ids, *a, **k):
         if 9 in ids:
@@ -178,6 +179,7 @@ def test_mistakes_are_one_line(tmp_path):
         load_trace(tmp_path / "other")
 
 
+@pytest.mark.long
 def test_an_edited_set_must_be_named_and_is_another_set(tmp_path):
     edit, model = zero("mlp", at()), noisy("huginn-tiny")
     run(tmp_path / "plain", model)

@@ -123,6 +123,7 @@ def test_paths_have_a_point_per_step_and_layer_and_the_prompts_begins_at_its_sta
     assert gap(torch.tensor(found["prompt_explained"], dtype=torch.float64), whole.explained) < 1e-4
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_the_radius_is_that_of_a_step():
     model = noisy("huginn-tiny", std=0.3)

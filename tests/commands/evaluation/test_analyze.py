@@ -76,6 +76,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_weights_are_read(folder,
     assert code == 2 and "file is a file; allowed: a folder" in err
 
 
+@pytest.mark.long
 def test_beside_a_dense_model(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("loopwright.analysis.report.analysis.draw_all", lambda *given: {})
     from tests.cases import noisy
@@ -93,6 +94,7 @@ def test_beside_a_dense_model(folder, tmp_path, monkeypatch, capsys):
     assert code == 2 and "is looped; allowed: a dense model" in err
 
 
+@pytest.mark.long
 def test_a_runs_own_rows(tmp_path, undrawn, capsys):
     with pytest.raises(SystemExit):
         main(["train", "demo-stable", "--toy", "--out", str(tmp_path / "run")])
@@ -122,6 +124,7 @@ def test_what_is_said_by_depth_is_marked_by_the_models_own_depth():
     assert slider.rows[0].startswith("… ") and slider.rows[0].endswith(" end") and slider.rows[1] == words.decode([2, 3])
 
 
+@pytest.mark.long
 def test_a_task_and_a_model_without_a_tokenizer_take_text(folder, tmp_path, undrawn, capsys):
     run = train(small({"updates": 1}), tmp_path / "run").folder.path
     for words in ((str(run), "--prompts", "12+34="), (str(folder), "--prompts", "12+34=", "--tokenizer", str(run))):
@@ -130,6 +133,7 @@ def test_a_task_and_a_model_without_a_tokenizer_take_text(folder, tmp_path, undr
         assert caught.value.code == 0 and "1 prompt of up to 6 tokens" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_run_of_text_is_read_with_the_tokenizer_its_recipe_names(tmp_path, undrawn, capsys):
     from tests.generate.tiny import word_tokenizer
 

@@ -30,6 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_run_is_measured_at_every_depth(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reports = evaluate(str(run), depths="1:6", batch=5)
     assert list(reports) == ["test", "digits-4"]
@@ -61,6 +62,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for kind in ("eval", "figures") for path in (folder / kind).iterdir()}
 
 
+@pytest.mark.long
 def test_a_look_at_few_rows_replaces_nothing(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = {"out": str(tmp_path / "out"), "decode": False}
     evaluate(str(run), depths="1:3", **given)
@@ -77,6 +79,7 @@ def test_a_look_at_few_rows_replaces_nothing(run: Path, tmp_path: Path, capsys: 
     assert evaluate(str(run), depths="1:3", rows=10**6, **given)["test"].rows == 12  # all there are
 
 
+@pytest.mark.long
 def test_fewer_depths_do_not_replace_more(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"out": str(tmp_path / "out"), "decode": False, "splits": ["test"]}
     evaluate(str(run), depths="1:3", **given)
@@ -116,12 +119,14 @@ def test_a_run_that_cannot_be_written_is_told_before_the_work(
         evaluate_text(str(save_model(tmp_path / "model")), [str(texts / "plain.txt")])
 
 
+@pytest.mark.long
 def test_answers_in_place_are_not_decoded(tmp_path: Path) -> None:
     train("addition-longer", [], out=str(tmp_path / "run"), toy=True)
     reports = evaluate(str(tmp_path / "run"), depths="1:3")
     assert "length-12" in reports and all(report.decoded == () and report.exact[0] is not None for report in reports.values())
 
 
+@pytest.mark.long
 def test_what_is_asked_wrongly_is_said(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="split: unknown 'tset'; did you mean 'test'"):
         evaluate(str(run), splits=["tset"])
@@ -229,6 +234,7 @@ def model_depth(folder: Path) -> int:
     return load(folder).config.depth
 
 
+@pytest.mark.long
 def test_a_model_that_sees_the_future_is_refused_or_marked(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = {"kind": "controller", "rank": 4, "style": 8, "pooling": "sequence", "leak_future": True}
     with warnings.catch_warnings():

@@ -24,6 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_run_is_measured_on_its_own_split(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = evaluate_exits(str(run), ["change", "stable:2", "lookahead:entropy:1"], batch=5, out=str(tmp_path))["test"]
     assert (report.rows, report.depth, report.points[-1].rule) == (12, (1, 2, 3, 4), "lookahead:entropy:1")

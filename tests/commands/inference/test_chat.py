@@ -40,6 +40,7 @@ def alone(folder: Path, ids: list[int], depth: int | None, count: int) -> list[i
     return whole[0, len(ids) :].tolist()
 
 
+@pytest.mark.long
 def test_a_text_goes_on_from_turn_to_turn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chat(str(folder), ["the cat sat", "/depth 2", "and then", ""], depth=3, max_new_tokens=5)
     printed, words = capsys.readouterr(), word_tokenizer()

@@ -28,6 +28,7 @@ def test_check_of_a_preset_says_that_it_is_the_small_form(capsys: pytest.Capture
     assert "small form, relaxed-tiny" in printed and "causality" in printed and "0 failed" in printed
 
 
+@pytest.mark.long
 def test_check_of_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(str(folder))[str(folder)].ok
     printed = capsys.readouterr().out

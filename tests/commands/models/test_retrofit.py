@@ -29,6 +29,7 @@ def text(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.long
 def test_a_model_is_converted_written_and_described(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         run("retrofit", str(dense), str(tmp_path / "out"), "--prelude", "1", "adapters.rank=4", "adapters.style=8", "depth=3") == 0

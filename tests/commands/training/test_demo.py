@@ -49,6 +49,7 @@ def test_the_page_holds_every_figure_and_no_link(stories: dict[str, Story], tmp_
         assert heading in text
 
 
+@pytest.mark.long
 def test_a_sum_is_written_as_people_write_it(plain: Story) -> None:
     sums = cast(Table, plain.trained.splits.tests["test"])
     for row in range(8):

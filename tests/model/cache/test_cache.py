@@ -139,6 +139,7 @@ def test_a_deeper_step_than_the_past_had_is_refused():
     assert model(ids[:, 4:5], depth=3, past_key_values=last).logits.isfinite().all()
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_storage_is_preallocated_and_grows():
     model = noisy("ouro-1.4b-tiny")

@@ -48,6 +48,7 @@ def run(model: Any, pool: KeyPool, rows: list[Row], ids: Tensor, offsets: list[i
     return model.read_out(s, p, reading=RowSteps(depths, e.device))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("views", [True, False])
 @pytest.mark.parametrize(("name", "changes"), MODELS, ids=[f"{name}-{i}" for i, (name, _) in enumerate(MODELS)])
 @torch.no_grad()

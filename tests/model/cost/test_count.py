@@ -109,6 +109,7 @@ def _config(**changes: Any) -> lw.LoopedConfig:
     return lw.LoopedConfig(**{**SMALL, **parts, "adapters": [{"kind": "mine"}], "depth": 3, **changes})
 
 
+@pytest.mark.long
 @settings(max_examples=3)
 @given(depth=st.integers(1, 4), rows=st.integers(1, 2), length=st.integers(1, 5), coda=st.integers(0, 1))
 def test_flops_are_those_torch_counts_of_a_real_pass(depth: int, rows: int, length: int, coda: int) -> None:

@@ -130,6 +130,7 @@ def test_a_torch_of_other_names_leaves_the_model_as_written(monkeypatch: pytest.
         put_barriers()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("device", "asked"), [("cuda", 1), ("cpu", 0)])
 def test_models_on_a_gpu_are_compiled_with_them(monkeypatch: pytest.MonkeyPatch, device: str, asked: int) -> None:
     calls: list[None] = []

@@ -116,6 +116,7 @@ GRAPHED: dict[str, Any] = {"data": {**PLAIN["data"], "padding": "plain"}, "updat
 SAID = "the gradient of "
 
 
+@pytest.mark.long
 def test_a_replay_that_differs_leaves_the_graph_alone(
     auto: None, card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_replay_that_was_asked_for_and_differs_ends_the_run(
         trained(tmp_path, **GRAPHED, graph=True, compile=compiled)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_graph_that_was_asked_for_replays_passes_as_written(
     asked: bool, auto: None, card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -219,6 +219,7 @@ def test_a_step_beyond_the_tables_is_refused() -> None:
         CompiledStep(model)(e, e, 2, p)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from([*TABLES, *PLAIN, "rows"]),

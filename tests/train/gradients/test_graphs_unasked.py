@@ -76,6 +76,7 @@ def test_room_is_judged_by_what_this_run_holds(monkeypatch: pytest.MonkeyPatch) 
     assert card.captured == 1 and said == [under_test.REPLAYS]
 
 
+@pytest.mark.long
 def test_other_work_ends_it_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As written the other pass needs its memory beside that of the graphs: a run that fits without them must not fail."""
     for asked in (True, False):
@@ -93,6 +94,7 @@ def test_other_work_ends_it_unless_asked_for(monkeypatch: pytest.MonkeyPatch) ->
             assert said == ([] if asked else [under_test.REPLAYS, last])
 
 
+@pytest.mark.long
 def test_a_capture_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for asked in (True, False):
         for error in (torch.OutOfMemoryError("no room"), RuntimeError("not permitted when stream is capturing\nand more")):

@@ -98,6 +98,7 @@ def test_the_state_detached_or_not_makes_a_difference():
     assert off(*both) > 0.01
 
 
+@pytest.mark.long
 def test_the_mean_is_the_frobenius_norm_by_product_on_either_side():
     model, batch = small_model(), batch_of(2, length=4)
     path = rollout(model, batch, Plan(3, 1, 0))
@@ -125,6 +126,7 @@ def test_power_steps_reach_the_growth_of_the_map():
     assert found.item() != pytest.approx(value_of(model, batch, "paper").item(), rel=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("folder", golden_folders("stars-addition"), ids=lambda f: f.parent.parent.name)
 @pytest.mark.parametrize("structure", ["sandwich_dual", "pre_norm"])
 def test_released_is_the_public_formula_on_the_golden_model(folder, structure):
@@ -216,6 +218,7 @@ def test_riding_leaves_the_state_as_it_is(mode, share, detach, dropout):
     assert path.probe.item() > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_has_finite_gradients_in_every_mode(name):
     model = noisy(f"{name}-tiny", std=0.2).train()

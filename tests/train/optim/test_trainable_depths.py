@@ -79,6 +79,7 @@ def test_what_acts_before_the_loop_is_out_of_a_cut_gradients_reach() -> None:
         check_trainable(MODEL, Final(), [Plan(1, 1), Plan(5, 2), Plan(3, 2)])
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(st.lists(PLANS, min_size=1, max_size=6), st.sampled_from(["gate.*", "state.*", "core.*"]))
 def test_two_plans_stand_for_all(plans: list[Plan], pattern: str) -> None:

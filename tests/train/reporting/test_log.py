@@ -85,6 +85,7 @@ def test_a_new_log_begins_empty_and_a_torn_line_is_left_out(tmp_path: Path) -> N
     assert (tmp_path / "log").read_bytes() == b""
 
 
+@pytest.mark.long
 def test_every_edit_before_the_mark_is_found(tmp_path: Path) -> None:
     log = Log(tmp_path / "log")
     for update in range(6):
