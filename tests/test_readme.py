@@ -53,6 +53,7 @@ def test_the_first_example_runs():
     exec(compile(blocks(README, "python")[0], "README.md", "exec"), {})
 
 
+@pytest.mark.long
 def test_the_examples_of_the_python_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}

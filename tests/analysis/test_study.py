@@ -54,6 +54,7 @@ def test_prompts_are_checked_before_anything_runs():
             check_lengths(model.config, rows)
 
 
+@pytest.mark.long
 def test_progress_is_told(tmp_path):
     told = []
     study(Subject("m", noisy("huginn-tiny"), ROWS), tmp_path, depth=5, batch=2, progress=lambda *words: told.append(words))

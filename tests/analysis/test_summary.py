@@ -136,6 +136,7 @@ def test_orbits_have_their_amplitude_and_frequency_and_every_layer_its_rates():
     assert first == pytest.approx([1, 2 / 3, 0, 0], abs=1e-5) and second == found["examples"] == [1.0, 1.0, 0.0, 0.0]
 
 
+@pytest.mark.long
 def test_the_rates_of_every_layer_are_those_of_its_labels_and_end_with_the_last_layers(tmp_path):
     model = noisy("huginn-tiny", std=0.3, core_layers=3)
     traces = trace_prompts(model, ROWS, tmp_path, depth=8, batch=2)

@@ -49,6 +49,7 @@ def test_select_rules_that_share_a_coda_slot_fail(monkeypatch: pytest.MonkeyPatc
     assert "step 0: difference" in detail and "select=" in detail
 
 
+@pytest.mark.long
 def test_a_step_that_marks_every_slot_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_marks_of_every_step(monkeypatch)
     for name in ("ouro-1.4b-tiny", "asura-tiny"):
@@ -62,6 +63,7 @@ def test_a_cache_that_refuses_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> 
     assert row.passed is False and "depth 1, then 2: difference" in row.detail
 
 
+@pytest.mark.long
 def test_what_a_sound_model_says() -> None:
     assert rows(built("ouro-1.4b-tiny"))["depth on a cache"].detail.endswith("of 6 changes of depth 3 exact, 3 refused")
     assert rows(built("huginn-tiny"))["depth on a cache"].detail.endswith("of 6 changes of depth 1 exact, 5 refused")

@@ -86,6 +86,7 @@ def test_transformers_models_pass(build: type) -> None:
     assert offered == set(CHECKS) - looped
 
 
+@pytest.mark.long
 def test_a_trained_model_passes() -> None:
     if not STORIES.is_dir():
         pytest.skip("stories260K is not here")

@@ -164,6 +164,7 @@ def test_without_the_package_or_the_hub(tmp_path: Path, monkeypatch: pytest.Monk
     assert list((tmp_path / "kept").glob("[!.]*")) == []
 
 
+@pytest.mark.long
 def test_the_real_corpus(tmp_path: Path) -> None:
     corpus, folder = SHARED / "corpus" / "valid.jsonl.gz", SHARED / "tokenizers" / "gpt2"
     if not corpus.is_file() or not folder.is_dir():

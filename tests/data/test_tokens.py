@@ -31,6 +31,7 @@ def keep(folder: Path, documents: list[list[int]], about: dict[str, Any] = ABOUT
     return kept_shards(folder, "train", about, lambda: made, **{"vocab_size": 1000, **options})
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(documents_of_ids, st.integers(2, 9), st.integers(1, 30))
 def test_every_token_is_in_one_window_and_borders_are_kept(documents: list[list[int]], length: int, shard_tokens: int) -> None:
@@ -155,6 +156,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found_in(tmp_path) == []
 
 
+@pytest.mark.long
 def test_of_two_processes_at_once_one_waits_and_finds_it_done(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
 
@@ -173,6 +175,7 @@ def test_of_two_processes_at_once_one_waits_and_finds_it_done(tmp_path: Path) ->
     assert child.exitcode == 0 and shards.read(0, 2).tolist() == [1, 2]
 
 
+@pytest.mark.long
 def test_damage_is_found_when_shards_are_opened(tmp_path: Path) -> None:
     """Every file, at bytes all over it: flipped, cut, missing; nothing is tokenised over it in silence."""
     shards = keep(tmp_path, [[1, 2, 3]] * 40)

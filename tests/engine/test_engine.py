@@ -51,6 +51,7 @@ def test_a_request_streams_and_draws_by_its_seed() -> None:
         assert same[0].result().tokens == tokens[0] == alone(model, same[0].wish)
 
 
+@pytest.mark.long
 def test_many_threads_submit() -> None:
     model = make("huginn-tiny")
     answers: dict[int, Any] = {}

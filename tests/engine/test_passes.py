@@ -16,6 +16,7 @@ from tests.engine.mix import make
 Chunks = st.lists(st.lists(st.integers(1, 4), min_size=2, max_size=2), min_size=1, max_size=3)
 
 
+@pytest.mark.long
 @torch.no_grad()
 @settings(max_examples=8)
 @given(chunks=Chunks, depth=st.integers(1, 3))

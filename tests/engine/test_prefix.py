@@ -67,6 +67,7 @@ CHANGES: dict[str, Callable[[lw.LoopedForCausalLM], object]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", CHANGES)
 @torch.no_grad()
 def test_changed_weights_have_other_keys(how: str) -> None:

@@ -128,6 +128,7 @@ def test_log_probabilities_are_the_models_own() -> None:
     assert torch.allclose(torch.tensor(request.result().logprobs).double(), full.gather(1, text[0, 4:, None])[:, 0], atol=1e-9)
 
 
+@pytest.mark.long
 def test_a_planted_neighbour_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     model, draw = make("huginn-tiny"), random.Random(5)
     wishes = [random_wish(model, draw) for _ in range(5)]

@@ -46,6 +46,7 @@ def test_each_request_is_answered_as_alone(name: str, monkeypatch: pytest.Monkey
     assert sum(scheduler.pool.cells["core"].free[0]) == scheduler.pool.cells["core"].count  # every cell came back
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some(PRESETS, {"huginn"}))
 def test_exits_and_drafts_are_answered_as_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (tick_graph, pass_graphs):

@@ -83,6 +83,7 @@ def test_copied_keys_are_those_of_the_exit() -> None:
     assert request.depths == [1] * 4 and scheduler.ran.token_steps == scheduler.ran.row_steps  # nothing is run again
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "tokens", "shallow"),
     [

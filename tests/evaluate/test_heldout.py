@@ -118,6 +118,7 @@ def test_a_leak_that_has_not_been_trained_yet_is_refused_too() -> None:
         need_likelihood(fresh)
 
 
+@pytest.mark.long
 def test_a_marked_report_says_so_everywhere(tmp_path: Path) -> None:
     report = held_out(leaky(), made(4), depths=[2], marked=True)
     assert not report.likelihood and report.note == NOT_A_LIKELIHOOD
@@ -183,6 +184,7 @@ def test_reports_come_back_from_their_files(tmp_path: Path) -> None:
         report.at(5)
 
 
+@pytest.mark.long
 def test_ids_that_the_model_lacks_are_refused() -> None:
     with pytest.raises(ValueError, match="its ids go up to 199, the model has 96 tokens"):
         held_out(noisy("ouroboros-qwen2.5-3b-tiny"), made(2, vocabulary=200), depths=[1])

@@ -42,6 +42,7 @@ def test_every_token_is_in_one_passage_of_its_document(words: Tokenizer, tmp_pat
             assert sum(row.bytes for row in rows) == len(text.encode()) and sum(row.targets for row in rows) == len(ids)
 
 
+@pytest.mark.long
 @given(st.lists(st.text("the ay\né–漢 ", max_size=40), min_size=1, max_size=4), st.integers(3, 9))
 def test_bytes_are_those_of_the_scored_tokens(
     words: Tokenizer, tmp_path_factory: pytest.TempPathFactory, texts: list[str], context: int

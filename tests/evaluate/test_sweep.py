@@ -63,6 +63,7 @@ def report(model: lw.LoopedForCausalLM) -> SweepReport:
     return sweep(model, Sums(model), depths=range(1, 7), batch_size=4, exact=True, eos_id=EOS, pad_id=PAD, decode_depths=[3, 6])
 
 
+@pytest.mark.long
 def test_a_sweep_is_separate_passes(model: lw.LoopedForCausalLM, report: SweepReport) -> None:
     source = Sums(model)
     assert (report.rows, report.own_depth, report.depth) == (10, 4, (1, 2, 3, 4, 5, 6))

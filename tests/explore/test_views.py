@@ -152,6 +152,7 @@ def test_views_and_answers_run_side_by_side(server: Live) -> None:
 # the page
 
 
+@pytest.mark.long
 def test_the_page_loads_nothing_from_elsewhere(server: Live) -> None:
     page = server.client.get("/")
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")

@@ -50,6 +50,7 @@ def walk(state: GrammarState, draw: random.Random, longest: int = 12) -> str | N
     return LETTERS.decode(tokens, skip_special_tokens=True)
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(PATTERNS, st.randoms(use_true_random=False))
 def test_answers_match_their_pattern(pattern: str, draw: random.Random) -> None:

@@ -196,6 +196,7 @@ def spoil(batch: Batch, rows: list[int], place: int, vocabulary: int) -> Batch:
     return Batch(tokens, labels, batch.attention_mask)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "depth"),
     [("stars-addition-tiny", 3), *(pytest.param(more, None, marks=pytest.mark.slow) for more in ("huginn-tiny", "dense"))],

@@ -57,6 +57,7 @@ def test_a_rotation_times_a_scale_has_that_scale_as_its_radius():
         assert spectral_radius(linear_map(scale * turn), zeros(1, 3, 4)).item() == pytest.approx(scale, rel=1e-9)
 
 
+@pytest.mark.long
 @settings(max_examples=8)
 @given(seed=st.integers(0, 1000), size=st.sampled_from([12, 64]))
 def test_random_matrices(seed, size):
@@ -66,6 +67,7 @@ def test_random_matrices(seed, size):
     assert found.item() == pytest.approx(torch.linalg.eigvals(a).abs().max().item(), rel=1e-9 if size <= 24 else 0.02)
 
 
+@pytest.mark.long
 def test_a_reading_is_not_a_radius():
     """Non-normal maps read far above their radius, others far below: 0.75 on a map whose radius is 2.09."""
     jordan = torch.diag(torch.full((12,), 0.3).double()) + torch.diag(torch.full((11,), 3.0), 1)

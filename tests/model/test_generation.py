@@ -33,6 +33,7 @@ def test_greedy_equals_repeated_full_passes(name):
     assert torch.equal(model.generate(ids, prefill_chunk_size=2, **GREEDY), expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SOME_TINY_CASES)
 @torch.no_grad()
 def test_left_padded_batch_equals_rows_alone(name):
@@ -130,6 +131,7 @@ def test_refusals_of_generate():
         model.generate(ids, dept=2, **GREEDY)
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_a_draft_runs_at_its_own_depth():
     model = noisy("ouro-1.4b-tiny")

@@ -141,6 +141,7 @@ def trained(name: str, folder, *, checkpointing: bool) -> tuple[lw.LoopedForCaus
     return model, [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "ouroboros-qwen2.5-3b-tiny"])
 def test_trainer_trains_the_same_weights_with_gradient_checkpointing(name, tmp_path):
     plain, losses = trained(name, tmp_path / "plain", checkpointing=False)

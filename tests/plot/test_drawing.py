@@ -29,6 +29,7 @@ def test_panels_are_drawn_in_order_with_one_legend():
     assert svg.count(">line<") == 1
 
 
+@pytest.mark.long
 def test_names_too_long_for_one_line_stand_in_more():
     def tops(names):
         svg = panels([lambda axes: [axes.plot([0, 1], label=name) for name in names] and None])

@@ -62,6 +62,7 @@ def test_chat_is_the_completion_of_its_template(server: Live) -> None:
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == message["content"]
 
 
+@pytest.mark.long
 def test_exits_drafts_and_steps(server: Live) -> None:
     body = {"ignore_eos": True, "return_token_ids": True, "return_depth_used": True}
     plain = server.ask(**body)["choices"][0]

@@ -105,6 +105,7 @@ def test_uniform_and_choice_moments() -> None:
     assert Choice([7, 3], weights=[0, 1]).depth_at(1 - 2.0**-53, 0.0) == 3
 
 
+@pytest.mark.long
 def test_huginn() -> None:
     """Mean 33, deviation 18, median 29, 99th percentile 94, less than 8 in under 1 % (simulated from the released sampler)."""
     rule = PoissonLogNormal(32)

@@ -114,6 +114,7 @@ def test_what_is_drawn_after_a_run_is_what_would_have_been_drawn_without_it(tmp_
     assert drawn() == expected
 
 
+@pytest.mark.long
 def test_a_run_learns(tmp_path: Path) -> None:
     outcome = train(small({"updates": 40, "batch": 16, "validate": {"every": 0}}), tmp_path / "run")
     losses = [row["loss"] for row in rows_of(outcome)]

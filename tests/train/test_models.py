@@ -67,6 +67,7 @@ def test_weights_that_are_not_finite_are_not_trained(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_retrofit_is_built_with_its_parts_alone_trainable(tmp_path: Path) -> None:
     lw.save(source("llama"), tmp_path)
     changes = {"adapters": {"rank": 4, "style": 8}, "depth": 2}

@@ -17,6 +17,7 @@ from tests.train.objectives.test_jacobian import SMALL, batch_of
 KEYS = ["radius_mean", "radius_least", "radius_largest", "reading", "drift_mean", "drift_largest", "contraction"]
 
 
+@pytest.mark.long
 def test_measure_says_what_the_map_does():
     model, batch = noisy("stars-addition-tiny", std=0.5, **SMALL).double(), batch_of(6, 4)
     found = measure(model, batch, 4, rows=3, krylov=32)

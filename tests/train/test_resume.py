@@ -27,6 +27,7 @@ from tests.train.runs import Act, end_of, interrupt, rows_of, small
 from tests.train.test_job import make_job
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ahead", [False, True])
 def test_what_was_saved_comes_back_whole(tmp_path: Path, ahead: bool) -> None:
     """Also where the rows and depths of the next update are drawn already: what is saved is before them."""
@@ -116,6 +117,7 @@ def test_parameters_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     assert latest_good(run.checkpoints)[0].update == 1
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_named_and_an_older_one_used(tmp_path: Path) -> None:
     folder, chosen = tmp_path / "run", small({"save": {"every": 2, "keep": 3, "best": False}})
     train(chosen, tmp_path / "whole")

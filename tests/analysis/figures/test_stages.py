@@ -99,6 +99,7 @@ def test_halves_are_drawn_for_every_step():
     assert ">first half, step 1<" in svg and ">second half, step 12<" in svg
 
 
+@pytest.mark.long
 def test_shares_that_are_zero_everywhere_lie_at_the_foot_of_their_axis():
     metrics = copy.deepcopy(looped())
     numbers = metrics["by_place"]["sink_rate"]

@@ -33,6 +33,7 @@ def test_the_orbit_and_its_parts():
     assert "cycles in the window" in svg and ">trend<" in svg
 
 
+@pytest.mark.long
 def test_a_floorplan_has_a_row_of_maps_per_step_and_frames_around_what_runs_once():
     svg = states.floorplan(looped())
     assert [f">step {n}<" in svg for n in (1, 4, 5)] == [True, True, False] and ">prelude<" in svg and ">coda<" in svg

@@ -44,6 +44,7 @@ def test_every_changed_byte_of_a_trace_is_found(tmp_path):
     load_trace(path)
 
 
+@pytest.mark.long
 def test_a_changed_byte_of_a_set_is_found(tmp_path):
     run(tmp_path)
     path = tmp_path / "set.json"
@@ -58,6 +59,7 @@ def test_a_changed_byte_of_a_set_is_found(tmp_path):
     assert len(list(run(tmp_path))) == 5
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_and_gives_the_same_bytes(tmp_path, monkeypatch):
     whole = run(tmp_path / "whole")
     saved, calls = record.save_trace, []

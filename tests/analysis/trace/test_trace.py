@@ -113,6 +113,7 @@ def test_residual_numbers_are_those_of_whole_residuals():
     assert same(found.core("fixed_norm")[:, -1], torch.zeros(3, model.config.core_layers))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["huginn-tiny", "ouro-1.4b-tiny", "retrofit-llama-1b-tiny"])
 def test_padded_is_alone(name: str):
     model = noisy(name, std=0.3, core_layers=3)  # so that each row has farthest layers of its own

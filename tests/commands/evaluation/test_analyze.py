@@ -56,6 +56,7 @@ def test_a_page_with_its_numbers_and_figures(folder, tmp_path, capsys, request, 
     assert (tmp_path / "o" / "report.html").read_bytes() == page
 
 
+@pytest.mark.long
 def test_the_answers_are_told_before_the_page_is_written(folder, tmp_path, monkeypatch, capsys):
     from loopwright.commands.evaluation import analyze
 

@@ -85,6 +85,7 @@ def other(tmp_path_factory: pytest.TempPathFactory, run: str) -> str:
     return str(folder)
 
 
+@pytest.mark.long
 def test_ids_that_are_other_words_to_a_model_are_not_measured(run: str, other: str, tmp_path: Path) -> None:
     wanted = r"data: its tokenizer is not that of .*other \(token \d+ is '.+' in the data, '.+' there\), so a loss would say"
     with pytest.raises(ValueError, match=wanted):

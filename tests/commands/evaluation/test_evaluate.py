@@ -43,6 +43,7 @@ def test_a_run_is_measured_at_every_depth(run: Path, capsys: pytest.CaptureFixtu
     assert "<svg" in (run / "figures" / "exact-by-depth.svg").read_text()
 
 
+@pytest.mark.long
 def test_a_model_on_the_data_of_a_recipe(run: Path, tmp_path: Path) -> None:
     folder = lw.save(lw.load(run), tmp_path / "model")
     with pytest.raises(ValueError, match="needs --data RECIPE"):
@@ -52,6 +53,7 @@ def test_a_model_on_the_data_of_a_recipe(run: Path, tmp_path: Path) -> None:
     assert evaluate(str(run), depths="2", rows=4, splits=["valid"])["valid"].loss == reports["valid"].loss
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_measured_as_its_run_is(run: Path, tmp_path: Path) -> None:
     given = {"depths": "2", "rows": 4, "splits": ["valid"], "out": str(tmp_path)}
     found = [evaluate(str(source), **given)["valid"].loss for source in (run / "checkpoints" / "00000002", run)]
@@ -219,6 +221,7 @@ def test_numbers_say_whose_they_are(texts: Path, tmp_path: Path) -> None:
     assert HeldOut.load(tmp_path / "older.json").source == "", "a file from before says nothing"
 
 
+@pytest.mark.long
 def test_a_context_is_one_that_the_model_has(texts: Path, tmp_path: Path) -> None:
     model, text = str(save_model(tmp_path / "model")), [str(texts / "plain.txt")]
     room = load(model).config.max_position_embeddings

@@ -51,6 +51,7 @@ def test_a_text_by_a_rule_of_each_kind_that_the_model_has(tmp_path: Path) -> Non
     assert report.fingerprint and report.fixed[0].exact is None and (tmp_path / "out" / "figures" / "exits-text-held.svg").is_file()
 
 
+@pytest.mark.long
 def test_exits_are_timed_where_asked(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

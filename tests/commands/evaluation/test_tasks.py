@@ -66,6 +66,7 @@ def test_tables_files_and_figures(
     assert len(measured) == 1  # told before the work
 
 
+@pytest.mark.long
 def test_json_has_the_rows_and_the_rates(
     model: str, measured: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ def run(*words: str) -> int | str | None:
     return stopped.value.code
 
 
+@pytest.mark.long
 def test_json_is_alone_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["ouro-1.4b-tiny", "--depths", "1,2", "--batches", "2", "--prompt-tokens", "3", "--new-tokens", "4"]
     assert run(*words, "--json", "--out", str(tmp_path / "made")) == 0

@@ -31,6 +31,7 @@ def test_generate_streams_and_counts(folder: Path, capsys: pytest.CaptureFixture
     assert printed.err.startswith(f"[{expected.shape[1] - 3} tokens, ") and "depth 2" in printed.err
 
 
+@pytest.mark.long
 def test_generate_with_a_chat_template_and_seeds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
     for seed in (1, 1, 2):
@@ -61,6 +62,7 @@ def test_generate_on_a_dense_model(capsys: pytest.CaptureFixture[str]) -> None:
         generate(str(STORIES), "Once upon a time", depth=2)
 
 
+@pytest.mark.long
 def test_a_trained_task_is_asked_in_its_own_symbols(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = train(small({"updates": 2, "save": {"every": 1, "best": False}}), tmp_path / "run")
     for source in (outcome.folder.path, outcome.checkpoint, outcome.folder.checkpoints / "00000001"):

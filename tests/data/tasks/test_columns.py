@@ -31,6 +31,7 @@ def steps_of_a_narrow_window(sums: list[int]) -> int:
     raise AssertionError
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(seed=COUNTS)
 def test_answers_are_the_digits_of_the_sum(seed: int) -> None:

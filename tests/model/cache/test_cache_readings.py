@@ -31,6 +31,7 @@ def with_coda(which: str) -> lw.LoopedForCausalLM:
     return noisy(**CODAS[which]).double()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", CODAS)
 @torch.no_grad()
 def test_step_logits_and_rules_on_a_cache_equal_the_uncached_ones(which):

@@ -131,6 +131,7 @@ def test_the_tensor_table_is_the_state_dict(name: str) -> None:
     assert tied == ([("lm_head.weight", "embed_tokens.weight")] if model.config.tie_word_embeddings else [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some(VARIANTS, KEPT))
 def test_flops_equal_those_torch_counts(name: str) -> None:
     config = VARIANTS[name]
@@ -142,6 +143,7 @@ def test_flops_equal_those_torch_counts(name: str) -> None:
     assert pass_flops(config, batch=2, length=7)["total"] == counter.get_total_flops()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["huginn-tiny", "asura-tiny", "ouroboros-qwen2.5-3b-tiny", "universal-tiny"])
 def test_flops_of_a_cached_token_at_another_depth(name: str) -> None:
     config = lw.preset(name)

@@ -54,6 +54,7 @@ def test_what_a_step_more_costs_is_what_its_products_cost() -> None:
     assert four.equal_flops - two.equal_flops == pytest.approx((flops[1] - flops[0]) / 2, rel=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [f"{name}-tiny" for name in PRESETS])
 def test_what_a_depth_costs_is_what_runs_at_it(name: str) -> None:
     """Gates and adapters run at every step; of a table with a row per step each step runs its own."""

@@ -119,6 +119,7 @@ def test_act_is_graves_algorithm(depth, bias):
     assert gap(weights.sum(-1), torch.ones(2, 3, dtype=torch.float64)) < 1e-12
 
 
+@pytest.mark.long
 @given(st.lists(st.floats(0.001, 0.999), min_size=1, max_size=9), st.floats(0.0, 0.5))
 def test_act_weights_sum_to_one_for_any_values(halt, eps):
     part = AdaptiveComputation(CONFIG, eps=eps).double()

@@ -108,6 +108,7 @@ def test_concat_order_is_only_an_order():
 FLOATS = st.floats(-1e4, 1e4, allow_nan=False, width=32)
 
 
+@pytest.mark.long
 @given(st.lists(FLOATS, min_size=WIDTH, max_size=WIDTH), st.lists(FLOATS, min_size=WIDTH, max_size=WIDTH))
 def test_diagonal_contracts_for_any_parameters(rate, step_size):
     part = DiagonalInjection(config_of("diagonal"))

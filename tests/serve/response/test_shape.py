@@ -46,6 +46,7 @@ def test_an_event_is_one_line() -> None:
         event(float("nan"))
 
 
+@pytest.mark.long
 @given(st.text(), st.text(min_size=1), st.booleans(), st.booleans(), st.booleans())
 def test_an_event_is_written_as_its_whole_dict_would_be(text: str, name: str, chat: bool, usage: bool, more: bool) -> None:
     shape = shape_of(

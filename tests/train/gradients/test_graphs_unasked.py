@@ -58,6 +58,7 @@ def test_the_second_pass_is_captured_and_later_ones_are_replayed(monkeypatch: py
         assert said == ([] if asked else [under_test.REPLAYS])
 
 
+@pytest.mark.long
 def test_what_leaves_too_little_room_is_captured_only_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for asked, captured in ((True, 1), (False, 0)):
         card = Card(monkeypatch, peak=51)
@@ -111,6 +112,7 @@ def test_a_capture_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
                 assert said == [f"{LEAVES}: the capture failed ({str(error).splitlines()[0]})"]
 
 
+@pytest.mark.long
 def test_what_is_given_up_runs_where_all_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the stream of captures memory would be held that validation and the optimiser cannot use."""
     card = Card(monkeypatch, peak=51)
@@ -127,6 +129,7 @@ def test_what_is_given_up_runs_where_all_else_does(monkeypatch: pytest.MonkeyPat
     assert aside == [True, False, False]
 
 
+@pytest.mark.long
 def test_what_fails_inside_a_capture_that_ends_well_needs_no_mending(monkeypatch: pytest.MonkeyPatch) -> None:
     """And its error holds none of its tensors, which give memory back only then."""
     card, tries, held = Card(monkeypatch), [], []
@@ -235,6 +238,7 @@ IDS = torch.ones(2, 20, dtype=torch.long)
 LONG = Batch(IDS, IDS, segment_ids=torch.arange(20).expand(2, 20) // 8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "batch", "message"),
     [

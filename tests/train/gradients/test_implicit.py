@@ -31,6 +31,7 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     return float(max((a[name] - b[name]).norm() / b[name].norm() for name in b))
 
 
+@pytest.mark.long
 def test_agreement_with_the_exact_gradient_grows_with_the_terms() -> None:
     model = contracting()
     exact = gradients(model, Plan(DEPTH, DEPTH), keeps="last")

@@ -96,6 +96,7 @@ def test_random_numbers_after_the_pass_are_those_of_the_plain_loop(remat: str) -
     assert torch.equal(after, torch.rand(4))
 
 
+@pytest.mark.long
 def test_gradients_add_to_what_is_there() -> None:
     model = trained("huginn-tiny")
 
