@@ -62,11 +62,6 @@ def looks() -> tuple[Command, ...]:
 
 
 ITEMS: dict[str, Item] = {
-    "hops": Item(
-        "swaps with three seeds and at other rates, fewer layers with more updates (28 runs)", 470,
-        ((Command(f"-m experiments.hops.run {RUN} --groups longer,chain,chain_rates --tables {{place}}/tables --workers 12",
-                  "hops", "hops/runs.jsonl"),),),
-    ),
     "whole-text": Item(
         "four arms of width 256 on all of the text, read four times, seed 1 (4 runs)", 330,
         ((repeats(4, "all of the text", "1"),),), TEXT,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from experiments.hops.plan import ARMS, HARDNESS
+from experiments.hops.plan import ARMS, HARDNESS, SWAPS_OWN
 from experiments.hops.reading import (
+    RATE,
     TRAINED,
     at_depth,
     best_anywhere,
@@ -26,7 +27,8 @@ FAR = (24, 32, 48, 64)
 CHAIN_HOW = (
     "A start value and swaps of five values, with an answer after each; 16 swaps were trained, up to 64 are asked in 500 rows. A "
     "number of swaps is *solved* where it and all smaller ones that were measured (1 to 16, 24, 32, 48, 64) are right on at least "
-    "95 % of the rows. A guess is right on a fifth. Seeds stand side by side."
+    "95 % of the rows. A guess is right on a fifth. Seeds stand side by side. The rate is 0.001 "
+    "where no other is named."
 )
 EXIT_HOW = (
     "Mean steps and exact match (%) of answers that leave the loop by a rule of the engine, the mean over seeds; *easy* is 1 to 5 "
@@ -90,14 +92,20 @@ def random_pairs(found: Iterable[Result]) -> str:
     return table(["random depth less fixed depth, mean of 1 to 16 hops", "points, by seed", "mean (95 % over seeds)", ""], lines)
 
 
+def swap_models(found: Iterable[Result]) -> dict[str, list[Result]]:
+    """Returns the models of swaps at the recipe's rate, and 1⊗8 and plain 8 at their own as well."""
+    arms = models(found, "chain", "chain_rates")
+    return {name: runs for name, runs in arms.items() if rate(runs[0]) in (RATE, SWAPS_OWN)}
+
+
 def chain_table(found: Iterable[Result]) -> str:
-    """Returns what each model of swaps solves at its trained depth and at others."""
+    """Returns what each model of swaps solves at its trained depth and at others; the rate is 1e-3 where no other is named."""
     head = [
         "model", "parameters", "FLOPs a token", "seeds", "swaps solved at the trained depth", "mean of 1 to 16 (%)",
         *(f"solved at depth {depth}" for depth in CHAIN_DEPTHS), *(f"{swaps} swaps at the best of all depths (%)" for swaps in FAR),
     ]  # fmt: skip
     lines = []
-    for name, runs in models(found, "chain").items():
+    for name, runs in swap_models(found).items():
         one = runs[0]
         looped = ARMS[one["arm"]][1] > 1
         lines.append([
@@ -110,11 +118,12 @@ def chain_table(found: Iterable[Result]) -> str:
 
 
 def chain_pairs(found: Iterable[Result]) -> str:
-    """Returns differences of models of swaps at their trained depths, paired by seed."""
+    """Returns differences of models of swaps at their trained depths, at the recipe's rate, paired by seed."""
     arms = models(found, "chain")
     pairs = (
         ("1⊗8, all in sight", "plain 8, all in sight"), ("1⊗8, all in sight", "plain 1, all in sight"),
         ("1⊗16, window 2", "plain 16, window 2"), ("1⊗8, all in sight, depth 4 to 12", "1⊗8, all in sight"),
+        ("1⊗16, window 2, depth 8 to 24", "1⊗16, window 2"),
     )  # fmt: skip
     lines = []
     for first, second in pairs:
@@ -122,7 +131,7 @@ def chain_pairs(found: Iterable[Result]) -> str:
         both = [(run, others[run["seed"]]) for run in arms.get(first, ()) if run["seed"] in others]
         if both:
             lines.append([f"{first} less {second}", *apart([100 * (mean_exact(a) - mean_exact(b)) for a, b in both])])
-    return table(["mean of 1 to 16 swaps", "points, by seed", "mean (95 % over seeds)", ""], lines)
+    return table(["mean of 1 to 16 swaps, rate 0.001", "points, by seed", "mean (95 % over seeds)", ""], lines)
 
 
 def swaps_by_rate(found: Iterable[Result], arm: str) -> dict[float, list[Result]]:
@@ -134,7 +143,8 @@ def swaps_by_rate(found: Iterable[Result], arm: str) -> dict[float, list[Result]
 
 
 def chain_rate_table(found: Iterable[Result]) -> str:
-    """Returns the arms of equal FLOPs at every rate, the best of seed 0 by loss on `valid` in bold, and their difference at it."""
+    """Returns the arms of equal FLOPs at every rate, the best of seed 0 by loss on `valid` in bold, their difference at it, and the
+    looped one at twice its trained depth less itself."""
     lines, own = [], {}
     for arm in ("1⊗8", "plain 8"):
         rates = swaps_by_rate(found, arm)
@@ -149,15 +159,22 @@ def chain_rate_table(found: Iterable[Result]) -> str:
     both = [(run, others[run["seed"]]) for run in own["1⊗8"] if run["seed"] in others]
     if not both:
         return rates_part
-    pair = ["1⊗8 less plain 8, each at its own rate", *apart([100 * (mean_exact(a) - mean_exact(b)) for a, b in both])]
-    return rates_part + "\n\n" + table(["mean of 1 to 16 swaps", "points, by seed", "mean (95 % over seeds)", ""], [pair])
+    pairs = [["1⊗8 less plain 8, each at its own rate", *apart([100 * (mean_exact(a) - mean_exact(b)) for a, b in both])]]
+    for each, runs in sorted(swaps_by_rate(found, "1⊗8").items()):
+        pairs.append([f"1⊗8 at depth 16 less itself at depth 8, rate {each:g}", *apart(deeper(runs))])
+    return rates_part + "\n\n" + table(["mean of 1 to 16 swaps", "points, by seed", "mean (95 % over seeds)", ""], pairs)
+
+
+def deeper(runs: Iterable[Result], depth: int = 16, trained: int = 8) -> list[float]:
+    """Returns what a depth gains over the trained one in the mean of all trained numbers of swaps, in points by seed."""
+    return [100 * (trained_mean(run, depth) - trained_mean(run, trained)) for run in runs]
 
 
 def exit_table(found: Iterable[Result]) -> str:
     """Returns mean steps and exact match by group of every looped model whose exits were measured."""
     head = ["model", "seeds", "at most", "rule", *HARDNESS]
     lines = []
-    for task, arms in (("hops", models(found, "random", "grown", "own")), ("swaps", models(found, "chain"))):
+    for task, arms in (("hops", models(found, "random", "grown", "own")), ("swaps", swap_models(found))):
         for name, runs in arms.items():
             for limit in runs[0]["exits"]:
                 shown = [f"{task}: {name}", ", ".join(str(run["seed"]) for run in runs), limit]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments.hops.depth_tables import exit_means, models
-from experiments.hops.plan import ARMS, HARDNESS
+from experiments.hops.plan import ARMS, HARDNESS, SWAPS_OWN
 from experiments.hops.reading import TRAINED, at_depth, at_own_depth, at_own_rates, by_arm, exact_of
 from experiments.pages import Result
 from loopwright.plot.drawing import Axes, Curve, Drawing, depth_axis, figure, legend, line_style, log_axis, panels
@@ -19,11 +19,11 @@ SHOWN_HOPS = (1, 2, 4, 8, 12, 16, 24, 32)
 SHOWN_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32)
 
 RULE = "entropy:0.1"
-# what is shown of test-time depth: title → group and model
+# what is shown of test-time depth: title → group and model, at its own rate where more than one was tried
 SHOWN = {
     "hops, 8 steps": ("compared", "1⊗8, as the recipe"),
     "hops, 4 to 12 steps": ("random", "1⊗8, depth 4 to 12"),
-    "swaps, 8 steps": ("chain", "1⊗8, all in sight"),
+    "swaps, 8 steps": ("chain_rates", f"1⊗8, all in sight, rate {SWAPS_OWN:g}"),
     "swaps, 4 to 12 steps": ("chain", "1⊗8, all in sight, depth 4 to 12"),
     "window, 16 steps": ("chain", "1⊗16, window 2"),
     "window, 8 to 24 steps": ("chain", "1⊗16, window 2, depth 8 to 24"),

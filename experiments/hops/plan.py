@@ -14,6 +14,7 @@ MIXED = ("data.rising=0", "order.shuffled=true")
 INJECTED = ("model.changes.injection={kind: add}", "model.changes.embedding_norm=true")
 RATES = (5e-4, 2e-3)  # beside that of the recipe
 OWN = {"2⊗4": 2e-3, "plain 8": 5e-4}  # the best by loss on the validation rows (seed 0) where it is not the recipe's
+SWAPS_OWN = 5e-4  # the same on swaps, of 1⊗8 and of plain 8 alike; other arms of swaps were run at the recipe's rate alone
 LONGER = {"plain 2": 4, "plain 1": 8}  # updates, so that training costs the FLOPs of eight layers
 UPDATES, DECAY, RISING = 4000, 800, 0.6  # of the recipe
 AROUND_8 = "depth={kind: uniform, least: 4, most: 12}"  # mean 8: the FLOPs of a fixed depth of 8

@@ -1,11 +1,11 @@
-"""What docs/when-to-loop.md says about hops, swaps and depth at test time."""
+"""What docs/when-to-loop.md says about hops and depth at test time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from experiments.hops.depth_tables import models, swaps_by_rate, trained_mean
+from experiments.hops.depth_tables import trained_mean
 from experiments.hops.plan import ARMS, OWN, RATES
 from experiments.hops.reading import (
     RATE,
@@ -33,16 +33,6 @@ FAR = (24, 32)  # hops that were not trained
 GUESS = 1 / 4  # of rows: there are four letters
 ANSWERED = 1 / 3  # of rows: hops that a model right on fewer does not answer
 LEARNED = 0.1  # loss on the validation rows
-# what the page shows of swaps: model → how it is called there
-SWAPS = {
-    "1⊗8, all in sight": "1⊗8",
-    "plain 8, all in sight": "plain 8",
-    "plain 1, all in sight": "plain 1",
-    "1⊗8, all in sight, depth 4 to 12": "1⊗8, 4 to 12 steps",
-    "1⊗16, window 2": "1⊗16, window",
-    "plain 16, window 2": "plain 16, window",
-    "1⊗16, window 2, depth 8 to 24": "1⊗16, window, 8 to 24 steps",
-}
 
 
 @cache
@@ -67,8 +57,19 @@ def less(first: Sequence[Result], second: Sequence[Result]) -> tuple[float, floa
 def told(first: Sequence[Result], second: Sequence[Result]) -> str:
     """Returns one arm less another in points, with the interval over seeds."""
     mean, low, high, seeds = less(first, second)
-    interval = "" if seeds == 1 else f" ({low:+z.2f} to {high:+z.2f})"
-    return f"{mean:+z.2f} points{interval}".replace("-", "−")
+    span = "" if seeds == 1 else f" ({interval(low, high)})"
+    return f"{mean:+z.2f} points{span}".replace("-", "−")
+
+
+def interval(low: float, high: float, digits: int = 2) -> str:
+    """Returns the ends of an interval."""
+    return f"{low:+z.{digits}f} to {high:+z.{digits}f}".replace("-", "−")
+
+
+def side_by_side(first: Sequence[Result], second: Sequence[Result]) -> str:
+    """Returns one arm less another in points, seed by seed."""
+    points = [100 * (mean_exact(a) - mean_exact(b)) for a, b in zip(first, second, strict=True)]
+    return " / ".join(f"{each:+z.2f}" for each in points).replace("-", "−")
 
 
 def verdict(first: Sequence[Result], second: Sequence[Result]) -> str:
@@ -140,7 +141,6 @@ def claims() -> Iterator[str]:
     yield from rate_claims()
     yield from longer_claims()
     yield from random_claims()
-    yield from swap_claims()
     yield from exits.claims()
 
 
@@ -193,12 +193,23 @@ def rate_claims() -> Iterator[str]:
 
 def longer_claims() -> Iterator[str]:
     """Yields what the rows say of the arms of fewer FLOPs with more updates."""
+    leads, solved = [], []
     for arm, runs in by_arm(row for row in found() if row["group"] == "longer").items():
         (partner,) = (name for name in ("1⊗8", "2⊗4") if arms_of()[name][0]["parameters"] == runs[0]["parameters"])
         looped = arms_of()[partner]
         times = WORDS[runs[0]["updates"] // looped[0]["updates"]]
         yield f"{partner} less {arm} with {times} times the updates: {told(looped, runs)}, {verdict(looped, runs)}"
-        yield f"solves {' and '.join(str(solved_hops(run)) for run in runs)} hops"
+        solved.append(" / ".join(str(solved_hops(run)) for run in runs))
+        gain, low, high, _ = less(runs, arms_of()[arm])
+        word = "undecided" if low <= 0 <= high else "decided"
+        gained = f"gains {gain:.1f} points ({interval(low, high, 1)}, {word})"
+        yield f"{arm.capitalize()} with {times} times the updates solves {solved[-1]} hops and {gained}"
+        leads.append(less(looped, runs))
+    ahead = all(low > 0 and seeds == 3 for _, low, _, seeds in leads)
+    both = " and ".join(f"{mean:.1f}" for mean, *_ in leads)
+    yield when(
+        ahead, f"**loop**: ahead by {both} points (both decided, three seeds), 16 hops solved against {' and '.join(solved)}"
+    )
 
 
 def random_claims() -> Iterator[str]:
@@ -215,50 +226,6 @@ def random_claims() -> Iterator[str]:
     two = max(lost for lost, whole in zip(single, learned_all, strict=True) if whole)
     (third,) = (lost for lost, whole in zip(single, learned_all, strict=True) if not whole)
     yield f"loses at most {two:.1f} points on the two seeds that had learned the task, and up to {third:.1f} on the third"
-
-
-def swap_claims() -> Iterator[str]:
-    """Yields what the rows say of swaps."""
-    arms = models(found(), "chain")
-    for name, shown in SWAPS.items():
-        runs = arms[name]
-        one, looped = runs[0], ARMS[runs[0]["arm"]][1] > 1
-        at = [" / ".join(str(solved_at(run, depth)) for run in runs) if looped else "–" for depth in (8, 16, 32, 64)]
-        mean = " / ".join(f"{100 * mean_exact(run):.1f}" for run in runs)
-        own = " / ".join(str(solved_hops(run)) for run in runs)
-        yield line(shown, f"{one['parameters'] / 1e6:.2f} M", f"{one['flops'] / 1e6:.1f} M", mean, own, *at)
-    for first, second in (("1⊗8, all in sight", "plain 1, all in sight"), ("1⊗16, window 2", "plain 16, window 2")):
-        both = arms[first], arms[second]
-        yield f"{SWAPS[first]} less {SWAPS[second]}: {told(*both)}, {verdict(*both)}"
-    yield from window_claims(*(arms[name][0] for name in ("1⊗16, window 2", "1⊗16, window 2, depth 8 to 24")))
-    best = swaps_at_own_rates()
-    yield f"1⊗8 less plain 8: {told(*best)}, {verdict(*best)}"
-    yield f"{less(*best)[0]:.1f} points ahead for 1/8 of the parameters"
-
-
-def window_claims(fixed: Result, random: Result) -> Iterator[str]:
-    """Yields what the rows say of a window: how many swaps each depth solves, and random depth beside the fixed one."""
-    solved = [solved_at(fixed, depth) for depth in (32, 48)]
-    one = f"trained at 16 steps, it solves {solved[0]} swaps at depth 32 and {solved[1]} at depth 48"
-    most = max(solved_at(random, depth) for depth in random["tests"]["24"]["depth"])
-    yield when(most == TRAINED[-1], f"yes with one of two window models: {one}")
-    peaks = [f"{100 * best_anywhere(random, swaps):.1f}" for swaps in FAR]
-    yield f"trained at random depth, is right on at most {peaks[0]} % at 24 swaps and {peaks[1]} % at 32, at any depth"
-    first, second, third = (f"{100 * best_anywhere(fixed, swaps):.0f} %" for swaps in (*FAR, 48))
-    yield f"24 swaps right on {first} of the rows, 32 on {second}, 48 on {third}"
-    behind = [{depth - solved_at(run, depth) for depth in range(8, 17)} for run in (fixed, random)]
-    two, four = (" or ".join(map(str, sorted(each))) for each in behind)
-    yield f"at depth d (8 to 16) d − {two} swaps are solved"
-    yield f"d − {four} by the one trained at random depth"
-    at = {depth: [f"{100 * trained_mean(run, depth):.1f}" for run in (random, fixed)] for depth in (16, 24)}
-    told = (f"{ours} against {theirs} % at depth {depth}" for depth, (ours, theirs) in at.items())
-    yield f"behind with a window ({', '.join(told)}"
-
-
-def swaps_at_own_rates() -> tuple[list[Result], list[Result]]:
-    """Returns the looped layer and eight layers on swaps, each at the rate of its least loss (seed 0)."""
-    looped, plain = (next(iter(swaps_by_rate(found(), arm).values())) for arm in (LOOPED, PLAIN))
-    return looped, plain
 
 
 def learned(row: Result) -> float:

@@ -79,8 +79,8 @@ def test_the_list_has_every_item_and_what_to_type() -> None:
     assert told.count("elsewhere run ") == len(ITEMS)
 
 
-@pytest.mark.parametrize("wrong", [" --worker-count 3", " --groups no"])
+@pytest.mark.parametrize("wrong", [" --worker-count 3", " --workers many"])
 def test_a_command_that_a_study_does_not_take_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (command,) = ITEMS["hops"].steps[0]
+    command = STUDIES[0]
     with pytest.raises(SystemExit):
         asked(Command(command.words + wrong, command.rows, command.start), monkeypatch)

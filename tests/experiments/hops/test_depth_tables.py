@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.hops.depth_tables import apart, chain_pairs, chain_rate_table, chain_table, exit_table, random_pairs, random_table
+from experiments.hops.depth_tables import (
+    apart,
+    chain_pairs,
+    chain_rate_table,
+    chain_table,
+    exit_table,
+    random_pairs,
+    random_table,
+    swap_models,
+)
 from experiments.hops.figures import draw_all
 from experiments.hops.measure import DEPTHS, LENGTHS, RULES
 from experiments.hops.plan import HARDNESS
@@ -75,9 +84,16 @@ def test_swaps_are_compared_at_the_rate_that_was_best_on_seed_0() -> None:
 
     found = [at("1⊗8", 0, "0.001", 0.2, 1.0), at("1⊗8", 1, "0.001", 0.1, 1.0), at("1⊗8", 1, "0.002", 0.01, 2.0)]
     found += [at("plain 8", 0, "0.001", 0.2, 16), at("plain 8", 0, "0.002", 0.1, 12), at("plain 8", 1, "0.002", 0.3, 12)]
-    *lines, pair = [cells(line) for line in chain_rate_table(found).splitlines() if line.startswith(("| 1", "| pl"))]
+    *lines, pair, deep = [cells(line) for line in chain_rate_table(found).splitlines() if line.startswith(("| 1", "| pl"))]
     assert [line[:2] for line in lines] == [["1⊗8", "0.001"], ["plain 8", "0.001"], ["plain 8", "**0.002**"]]
     assert pair[1] == "−20.00 / −20.00"  # 8 of 16 swaps less 12: 80 points each
+    assert deep[:2] == ["1⊗8 at depth 16 less itself at depth 8, rate 0.001", "40.00 / 40.00"]  # 16 of 16 swaps less 8
+
+
+def test_swaps_are_shown_at_the_common_rate_and_at_their_own() -> None:
+    rates = {"all in sight": [], "all in sight, rate 0.0005": ["optim.lr=0.0005"], "all in sight, rate 0.002": ["optim.lr=0.002"]}
+    found = [swaps("1⊗8", label) | {"changes": changes} for label, changes in rates.items()]
+    assert list(swap_models(found)) == ["1⊗8, all in sight", "1⊗8, all in sight, rate 0.0005"]
 
 
 def test_exits_are_means_over_seeds_beside_full_depth() -> None:
