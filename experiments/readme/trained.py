@@ -130,10 +130,10 @@ def norms_claims() -> Iterator[str]:
     every = max(beside(LOOP, Row(CONTROL)).of_seeds) < 0
     yield when(every, "With Huginn's norms (2, 4⊗4, 2) I has a lower loss than the control on all three seeds.")
     few, many = (beside(LOOP, DENSE[layers]) for layers in (8, 20))
-    both = in_a_word(few) == "ahead, decided" and in_a_word(many) == "behind, decided"
-    yield when(both, "The loop is ahead at nearly equal parameters and behind at nearly equal FLOPs.")
+    split = in_a_word(few) == "ahead, decided" and in_a_word(many) == "behind, decided"
+    yield when(split, "The loop is ahead at nearly equal parameters and behind at nearly equal FLOPs.")
     yield when(
-        both,
+        split,
         f"It is {-few.mean:.3f} ahead of 8 layers, for {flops(LOOP) / flops(DENSE[8]):.1f} times their FLOPs, and {many.mean:.3f} "
         f"behind 20 layers, which have {size_share(DENSE[20], 1)} times its parameters.",
     )
@@ -149,7 +149,7 @@ def norms_claims() -> Iterator[str]:
         f"it is not (p = {3 * p:.2f}); the deficit beside 20 layers still is (p = {3 * q:.3f}).",
     )
     yield when(
-        both,
+        split,
         f"With these norms the loop is {-few.mean:.3f} ahead of 8 layers (nearly equal parameters) and {many.mean:.3f} behind 20 "
         "layers (nearly equal FLOPs); both are decided, at one rate that was not tuned",
     )
