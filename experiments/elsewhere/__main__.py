@@ -4,11 +4,11 @@
     python -m experiments.elsewhere pack FOLDER …              here: what items on text need, as parts FOLDER/0, FOLDER/1, …
     python -m experiments.elsewhere run ITEM OUT …             there: opens the parts, runs, leaves new rows in OUT
 
-Here a checkout, CORPUS (train-*.jsonl.gz, valid, test and heldout_ood.jsonl.gz) and EVAL (gsm8k_test.jsonl.gz). There a checkout or
-an export of it, torch, transformers and PyYAML. Rows so far are part of the checkout: what they hold is not run again. New rows are
-put by every few seconds, so that a command that is stopped loses only what had not ended. Of studies whose trainings take minutes
-it does not lose that either: they are saved in PLACE/unfinished before the time is up. The same command goes on from there with the
-same PLACE and OUT, or once the rows have been added:
+Here a checkout and CORPUS (train-*.jsonl.gz, valid, test and heldout_ood.jsonl.gz). There a checkout or an export of it, torch,
+transformers and PyYAML. Rows so far are part of the checkout: what they hold is not run again. New rows are put by every few
+seconds, so that a command that is stopped loses only what had not ended. Of studies whose trainings take minutes it does not lose
+that either: they are saved in PLACE/unfinished before the time is up. The same command goes on from there with the same PLACE and
+OUT, or once the rows have been added:
 
     python -m experiments.kept experiments/results/STUDY/runs.jsonl OUT/STUDY.jsonl
 """
@@ -37,7 +37,6 @@ def main() -> None:
     packs = stages.add_parser("pack", help="packs what items on text need")
     packs.add_argument("folder", type=Path, help="made")
     packs.add_argument("--corpus", type=Path, required=True)
-    packs.add_argument("--eval", type=Path, required=True, help="the folder of gsm8k_test.jsonl.gz")
     packs.add_argument("--bytes", type=int, default=MOST, help="of a part")
     runs = stages.add_parser("run", help="runs an item")
     runs.add_argument("item", choices=list(ITEMS))
@@ -50,11 +49,10 @@ def main() -> None:
     if asked.stage == "list":
         print(listed())
     elif asked.stage == "pack":
-        from experiments.elsewhere.pack import Sources, pack
+        from experiments.elsewhere.pack import pack
 
-        sources = Sources(asked.corpus, asked.eval)
         with told_in_a_line():
-            parts = pack(sources, asked.folder, asked.bytes)
+            parts = pack(asked.corpus, asked.folder, asked.bytes)
         for part in parts:
             print(f"{part}: {sum(path.stat().st_size for path in part.iterdir()) / 1e6:.1f} MB")
     else:
@@ -83,7 +81,7 @@ def listed() -> str:
     for name, item in ITEMS.items():
         lines.append(f"{name}: {item.about}; about {item.seconds} s of one H200")
         if item.needs:
-            lines.append(f"    here   python -m experiments.elsewhere pack {item.needs} --corpus CORPUS --eval EVAL")
+            lines.append(f"    here   python -m experiments.elsewhere pack {item.needs} --corpus CORPUS")
         parts = f" --parts {item.needs}/* --place runs/{item.needs}" if item.needs else ""
         lines.append(f"    there  python -m experiments.elsewhere run {name} OUT{parts}")
         alike = [other for other, each in ITEMS.items() if item.needs and each.needs == item.needs and other != name]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from experiments.inside.train_plan import Row
-
-TEXT = "text"  # what is packed: the corpus, its tokenizer and the questions of GSM8K
+TEXT = "text"  # what is packed: the corpus and its tokenizer
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,6 @@ class Item:
 CORPUS = "--corpus {place}/corpus --tokenizer {place}/bpe"
 RUN = "{rows} --seconds {seconds}"
 LONG = f"{RUN} --unfinished {{place}}/unfinished"  # a training takes minutes: the next call on the same {place} goes on with it
-FIRST = 5  # training files that the models of experiments.inside were trained on
 
 
 def repeats(workers: int, only: str, seeds: str) -> Command:
@@ -41,40 +38,9 @@ def repeats(workers: int, only: str, seeds: str) -> Command:
     return Command(f"{words} --only '{only}' --seeds {seeds}", "repeats", "repeats/runs.jsonl")
 
 
-AGAIN = (Row("sandwich", 12, True, 2), Row("sandwich", 8, True, 1), Row("sandwich", 8, True, 2))
-OURO = Row("ouro", 8, slow=True)
-
-
-def inside(workers: int, only: str, rows: str, start: str = "") -> Command:
-    """Returns trainings of experiments.inside, whose models are kept."""
-    kept = ",".join(row.folder for row in (*AGAIN, OURO))
-    text = "--corpus {place}/first --tokenizer {place}/bpe --shards {place}/first-shards"
-    given = f"--keep {{place}}/models --kept {kept} --change graph=true --change data.apart=false --workers {workers}"
-    return Command(f"-m experiments.inside.train_run {RUN} {text} {given} --only '{only}'", rows, start)
-
-
-def looks() -> tuple[Command, ...]:
-    """Returns what is measured of these models: system prompts, and of the one that has none yet first tokens."""
-    given = "--data {place}/eval --device cuda --batch 64 --out {rows}"
-    made = [(row, "system_prompts", "system") for row in (*AGAIN, OURO)]
-    made.append((OURO, "first_token", "first-token"))
-    return tuple(Command(f"-m experiments.inside.{module} {{place}}/models/{row.folder} {given}", out) for row, module, out in made)
-
-
 ITEMS: dict[str, Item] = {
     "whole-text": Item(
         "four arms of width 256 on all of the text, read four times, seed 1 (4 runs)", 330,
         ((repeats(4, "all of the text", "1"),),), TEXT,
-    ),
-    "inside": Item(
-        "Ouro's norms at a lower rate, and the system prompts that are missing of three models trained again (4 runs)", 240,
-        (
-            (inside(3, "|".join(row.name for row in AGAIN), "again"), inside(1, OURO.name, "like", "inside/like.jsonl")),
-            looks(),
-        ), TEXT,
-    ),
-    "norms": Item(
-        "Huginn's norms with two more seeds, and without a loop: 8, 12 and 20 layers (11 runs)", 200,
-        ((inside(11, "huginn-", "like", "inside/like.jsonl"),),), TEXT,
     ),
 }  # fmt: skip

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.elsewhere.plan import FIRST, RUN, Command, Item
+from experiments.elsewhere.plan import RUN, Command, Item
 from experiments.sft.parts import join
 from loopwright.storage.files import write_whole
 
@@ -43,14 +43,8 @@ def prepare(needs: str, parts: Sequence[Path], place: Path) -> None:
     if not parts:
         raise ValueError(f"run: no --parts; give those that `pack` made of {needs}, or the --place where they were opened")
     join(parts, place)
-    texts = [*place.glob("corpus/*.jsonl"), *place.glob("eval/*.jsonl")]
     with ThreadPoolExecutor() as pool:
-        list(pool.map(compress, texts))
-    first = place / "first"
-    first.mkdir()
-    train = sorted(place.glob("corpus/train-*"))
-    for path in [*train[:FIRST], *(path for path in place.glob("corpus/*") if path not in train)]:
-        (first / path.name).symlink_to(path.absolute())
+        list(pool.map(compress, place.glob("corpus/*.jsonl")))
     (place / OPENED).write_text(needs)
 
 

@@ -15,6 +15,7 @@ from loopwright.plot.style import COLOURS
 Metrics = Mapping[str, Any]
 MOST_STEPS = 64  # of a line: with a line and a band per model in each of many panels the file grows with every point
 LETTERS, KEY = 36, 6  # of a legend that fit below one panel, and what the line before a name takes of them
+TITLE, TITLES = 9.5, 75  # the size of a title, and how many letters of that size fit above a row of panels
 MARGIN = 0.05  # of the reach of the values, above and below
 
 
@@ -41,14 +42,16 @@ def side_by_side(
         def inner(axes: Axes) -> None:
             for place, (name, curve) in enumerate(group.items()):
                 _line(axes, name, curve, {**line_style(place, marker=False), **(styles or {}).get(name, {})}, log)
-            _frame(axes, title, limits, log)
+            _frame(axes, title, limits, log, size)
             axes.set_xlabel(x_label)
             axes.set_ylabel(y_label)
 
         return inner
 
+    beside = min(columns, len(groups))
+    size = TITLE * min(1.0, TITLES / (beside * max(map(len, groups))))
     longest = max(len(name) for group in groups.values() for name in group)
-    fitting = max(1, LETTERS * min(columns, len(groups)) // (longest + KEY))
+    fitting = max(1, LETTERS * beside // (longest + KEY))
     return panels([draw(*item) for item in groups.items()], columns=columns, height=2.5, legend_columns=fitting)
 
 
@@ -89,8 +92,8 @@ def _line(axes: Axes, name: str, curve: Curve, style: Mapping[str, Any], log: bo
         axes.fill_between(x, low, high, color=style.get("color", COLOURS[0]), alpha=0.18, linewidth=0)
 
 
-def _frame(axes: Axes, title: str, limits: tuple[float, float], log: bool) -> None:
-    axes.set_title(title, loc="left", fontsize=9.5)
+def _frame(axes: Axes, title: str, limits: tuple[float, float], log: bool, size: float = TITLE) -> None:
+    axes.set_title(title, loc="left", fontsize=size)
     if log:
         plain_log(axes)
         axes.minorticks_off()

@@ -20,6 +20,7 @@ from typing import Any
 
 from experiments.inside import first_token, orbits, system_prompts
 from experiments.inside.figures_models import stages_of_models
+from experiments.inside.norms import norms_table
 from experiments.inside.train_claims import CLAIMS, Case, Claim, Reading, readings
 from experiments.inside.train_plan import AROUND, CONTROL, LIKE, STEPS, rows, written
 from experiments.inside.train_run import BEYOND, RESTS
@@ -204,12 +205,15 @@ def alike(first: Run, second: Run) -> bool:
     return same and first["deep"]["limits"] == second["deep"]["limits"]
 
 
-def like_part(runs: Sequence[Run]) -> str:
+def like_part(runs: Sequence[Run], like: Sequence[Run]) -> str:
     """Returns the models with the norms of Ouro and of Huginn: they take part in no claim."""
     about = "No claim above is about them."
-    return "\n\n".join(
-        ["## The norms of Ouro and of Huginn", about, loss_table(runs), beyond_table([Reading(run, {}) for run in runs])]
+    paired = (
+        "The loss of the first less that of the second, each at its trained depth, with 95 % intervals: over seeds by Student's t, "
+        "over documents by drawing them again for losses averaged over seeds."
     )
+    parts = ["## The norms of Ouro and of Huginn", about, loss_table(like), paired, norms_table([*runs, *like])]
+    return "\n\n".join([*parts, beyond_table([Reading(run, {}) for run in like])])
 
 
 def prompt_parts(system: str | None, first: str | None) -> list[str]:
@@ -223,7 +227,7 @@ def more_parts(
 ) -> list[str]:
     """Returns the parts of the page that are no claims, of the files there are."""
     parts = [] if again is None else [again_part(runs, read([again]))]
-    parts += [] if like is None else [like_part(read([like]))]
+    parts += [] if like is None else [like_part(runs, read([like]))]
     parts += [] if pages is None else [orbits.tables(list(last_of_each(pages).values()))]
     return [*parts, *prompt_parts(system, first)]
 

@@ -83,6 +83,7 @@ PLACES = (
     Place("docs/inside-stages.md", "", inside.claims),
     Place("docs/inside-training.md", "", trained.claims),
     Place("docs/inside-training.md", "", orbits.claims),
+    Place("docs/when-to-loop.md", "In short", trained.loop_claims),
     Place("docs/coverage.md", "A mechanistic analysis", orbits.coverage_claims),
     Place("docs/ouroboros.md", "", ouroboros.claims),
     Place("docs/ouroboros.md", "", own_rates.claims),

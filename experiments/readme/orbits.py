@@ -7,19 +7,21 @@ from functools import cache
 from typing import Any
 
 from experiments.inside import orbits
+from experiments.inside.norms import loss
 from experiments.inside.train_claims import CLAIMS, readings
-from experiments.inside.train_plan import CONTROL, STEPS
+from experiments.inside.train_plan import CONTROL, SLOW, STEPS
 from experiments.inside.train_tables import alike, in_words, read
 from experiments.pages import percent
 from experiments.readme.rows import RESULTS, WORDS, line, only, rows_of, when
-from experiments.readme.trained import found, loss, seeds_of
+from experiments.readme.trained import found, seeds_of
 from loopwright.analysis.report.findings import DRIFT
 from loopwright.analysis.report.findings import percent as cut
 from loopwright.metrics.limits import FIXED_POINT, ORBIT
 
 Row = Mapping[str, Any]
 DEEPEST = 32
-HUGINN, OURO, FIRST = "huginn-4-injected", "ouro-8", "sandwich-4-injected"
+HUGINN, FIRST = "huginn-4-injected", "sandwich-4-injected"
+OURO, SLOWER = "ouro-8", "ouro-8-slow"
 SMALL = ("sandwich-4-injected-2", "sandwich-8-injected-1", "sandwich-8-injected-2")  # pre-norm, trained again, cores of 4 and 8
 LARGE = "sandwich-12-injected-2"
 PROMPTS = {
@@ -33,9 +35,15 @@ WAYS = {
 
 
 @cache
-def like(label: str) -> Row:
-    """Returns the model with the norms of Ouro or of Huginn."""
-    return only("inside/like.jsonl", label=label)
+def like(label: str, seed: int = 0) -> Row:
+    """Returns one seed of a model with the norms of Ouro or of Huginn."""
+    return only("inside/like.jsonl", label=label, seed=seed)
+
+
+@cache
+def huginn() -> list[Row]:
+    """Returns the seeds of the looped model with Huginn's norms."""
+    return [like(HUGINN, seed) for seed in range(3)]
 
 
 @cache
@@ -69,7 +77,8 @@ def with_orbits() -> tuple[int, int]:
 
 def deepest() -> int:
     """Returns after how many steps it is told whether a token rests."""
-    (steps,) = {run["deep"]["places"]["steps"] for run in (*found(), like(HUGINN), like(OURO)) if run["label"] != CONTROL}
+    looped = (*(run for run in found() if run["label"] != CONTROL), *huginn(), like(OURO), like(SLOWER))
+    (steps,) = {run["deep"]["places"]["steps"] for run in looped}
     return int(steps)
 
 
@@ -91,16 +100,21 @@ def headline() -> Iterator[str]:
     yield when(len(CLAIMS) == none + some and not every, f"{words} {WORDS[some]} hold for some models")
     count, models = with_orbits()
     yield when(
-        in_orbit(like(HUGINN)) > 0,
-        f"still orbit after {deepest()} steps in {WORDS[count]} of {WORDS[models]} models, and in one with Huginn's norms",
+        min(map(in_orbit, huginn())) > 0,
+        f"still orbit after {deepest()} steps in {WORDS[count]} of {WORDS[models]} models, and in all three with Huginn's norms",
     )
-    yield when(not learned(like(OURO)), "one with Ouro's norms did not learn (one seed each)")
+    yield when(unlearned(), "with Ouro's norms a model learned at neither of two rates (one seed each)")
 
 
 def learned(run: Row) -> bool:
     """Returns whether a model came nine tenths of the way from its first loss to that of the worst of the looped models."""
     worst = max(loss(each, STEPS) for each in found() if each["label"] != CONTROL)
     return bool(loss(run, STEPS) - worst < 0.1 * (run["losses"][0] - worst))
+
+
+def unlearned() -> bool:
+    """Returns whether Ouro's norms did not learn at either rate."""
+    return not any(map(learned, (like(OURO), like(SLOWER))))
 
 
 def again_claims() -> Iterator[str]:
@@ -147,35 +161,44 @@ def again_claims() -> Iterator[str]:
 
 
 def norm_claims() -> Iterator[str]:
-    """Yields what the models with the norms of Huginn and of Ouro came to."""
-    huginn, ouro = like(HUGINN), like(OURO)
-    own = loss(huginn, STEPS)
-    behind = [loss(run, STEPS) - own for run in seeds_of(FIRST)]
-    control = [loss(run, 1) - own for run in seeds_of(CONTROL)]
-    lowest = min(loss(run, STEPS if run["label"] != CONTROL else 1) for run in found())
-    yield when(own < lowest, "Huginn's norms: orbits too, and the lowest loss of all, at one seed and one rate.")
+    """Yields what becomes of tokens with the norms of Huginn and of Ouro."""
+    held = [run["deep"]["limits"]["tokens"] for run in huginn()]
+    some = min(map(in_orbit, huginn())) > 0
+    yield when(some, "and so have all three seeds with Huginn's norms.")
+    yield when(some, "Huginn's norms: orbits with all three seeds.")
+    rest, swing = (listed([100 * each[what] for each in held], digits) for what, digits in ((FIXED_POINT, 1), (ORBIT, 2)))
+    yield f"Of held-out tokens {rest} % rest (seeds 0, 1 and 2), and {swing} % are in an orbit."
+    more = [loss(run, DEEPEST) - loss(run, STEPS) for run in huginn()]
+    yield f"Depth {DEEPEST} costs {min(more):.3f} to {max(more):.3f}."
+    bare = prompts(HUGINN)["none"]
     yield (
-        f"The loss is {own:.3f} at depth 4: {min(behind):.2f} to {max(behind):.2f} less than that of (2, 4⊗4, 2) I, and "
-        f"{min(control):.2f} to {max(control):.2f} less than the control's (one seed against three"
+        f"of bare questions' tokens {percent(1 - bare['moving_tokens'])} rest, and {percent(bare['moving_examples'])} of the bare "
+        "questions have a token that does not"
     )
-    runs = [sum(each[part] for part in ("prelude_layers", "coda_layers")) + each["core_layers"] * each["depth"]
-            for each in (seeds_of(CONTROL)[0]["layers"], huginn["layers"])]  # fmt: skip
-    yield f"the control runs {runs[0]} layers where this model runs {runs[1]}"
-    yield f"Depth 32 costs {loss(huginn, DEEPEST) - own:.3f}."
-    bare, held = prompts(HUGINN)["none"], huginn["deep"]["limits"]["tokens"]
-    yield (
-        f"Of held-out tokens {percent(held[FIXED_POINT])} rest, of bare questions' {percent(1 - bare['moving_tokens'])}; "
-        f"{percent(bare['moving_examples'])} of the bare questions have a token that does not"
-    )
+    ouro, slower = like(OURO), like(SLOWER)
+    yield when(unlearned(), "Ouro's norms tell nothing: at neither of two rates did the model learn")
+    yield when(unlearned(), "The model learned at neither of two rates (one seed each).")
     levels = {f"{loss(ouro, depth):.2f}" for depth in (2, 4, 8, 16, DEEPEST)}
-    yield when(not learned(ouro) and len(levels) == 1, f"Its loss is {min(levels)} at every depth from 2 on")
+    yield when(len(levels) == 1, f"At 1e-3 its loss is {min(levels)} at every depth from 2 on")
     early, late = ouro["losses"][2], ouro["losses"][-1]
     yield f"the mean training loss is {early:.2f} over updates 41 to 60 and {late:.2f} over the last 20 of {ouro['updates']}"
-    degenerate = all(layer[2] == 1 for layer in ouro["deep"]["convergence"]["layers"])
     radius = {f"{each:.2f}" for each in page_of(OURO)["spectrum"]["radius"]}
+    yield when(len(radius) == 1, f"The largest eigenvalue of a step is {min(radius)}")
+    levels = {f"{loss(slower, depth):.2f}" for depth in (8, 16, DEEPEST)}
     yield when(
-        degenerate and len(radius) == 1, f"All layers rest at one point, and the largest eigenvalue of a step is {min(radius)}"
+        len(levels) == 1,
+        f"At {10**4 * SLOW:g}e-4 it is {loss(slower, STEPS):.2f} at depth {STEPS}, {loss(slower, 2):.2f} at depth 2 and "
+        f"{min(levels)} from depth 8 on, and the mean training loss is {slower['losses'][-1]:.2f} over the last 20 updates",
     )
+    still = all(run["deep"]["limits"]["tokens"][FIXED_POINT] == 1 for run in (ouro, slower))
+    one_point = all(layer[2] == 1 for run in (ouro, slower) for layer in run["deep"]["convergence"]["layers"])
+    yield when(still and one_point, "At both rates every token rests and all layers rest at one point.")
+
+
+def listed(values: Sequence[float], digits: int) -> str:
+    """Returns three numbers: "1.0, 2.0 and 3.0"."""
+    first, second, third = (f"{value:.{digits}f}" for value in values)
+    return f"{first}, {second} and {third}"
 
 
 def page_claims() -> Iterator[str]:
@@ -201,18 +224,21 @@ def page_claims() -> Iterator[str]:
 
 def prompt_claims() -> Iterator[str]:
     """Yields the table of system prompts of six models, and what a persona does beside padding."""
-    models = (*SMALL, LARGE, HUGINN, OURO)
-    missing = 0
+    models = (*SMALL, LARGE, HUGINN, SLOWER)
     for prompt, said in PROMPTS.items():
-        there = [prompts(model).get(prompt) for model in models]
-        missing += there.count(None)
-        yield line(said, *("–" if row is None else percent(row["moving_tokens"], 2).replace("0.00 %", "0") for row in there))
-    yield f"not measured, {WORDS[missing]} cells; the run's time ended"
-    yield f"{WORDS[missing].capitalize()} cells of the system prompts of six models"
+        there = [prompts(model)[prompt] for model in models]
+        yield line(said, *(percent(row["moving_tokens"], 2).replace("0.00 %", "0") for row in there))
+    half = [row["moving_tokens"] for row in prompts(OURO).values()]
+    yield when(half == [0, 0], "Ouro's norms at 1e-3 have the first two rows alone, 0 in both.")
     pairs = [[moving(prompts(model)[prompt]) for prompt in ("long persona", "long persona, padded")] for model in SMALL]
     told = [f"{a} tokens against {b}" if place == 0 else f"{a} against {b}" for place, (a, b) in enumerate(pairs)]
     more = all(a > b for a, b in pairs)
-    yield when(more, f"So it does in all three models with pre-norm here that have both rows: {told[0]}, {told[1]} and {told[2]}.")
+    yield when(
+        more,
+        f"So it does in the three models with pre-norm here that have cores of 4 and 8 layers: {told[0]}, {told[1]} and {told[2]}.",
+    )
+    persona, padded = (moving(prompts(LARGE)[prompt]) for prompt in ("long persona", "long persona, padded"))
+    yield when(persona < padded, f"In the core of 12 layers it does not: {persona:,} against {padded:,}.")
     older = [moving(prompts(FIRST)[f"{prompt}, our own"]) for prompt in ("long persona", "long persona, padded")]
     yield f"In the first training, with prompts of our own, it was {older[0]} against {older[1]}."
     rests, pads = prompts(HUGINN)["long persona"], prompts(HUGINN)["long persona, padded"]
@@ -221,10 +247,19 @@ def prompt_claims() -> Iterator[str]:
         f"Behind the persona every token rests; behind as many pad tokens {percent(pads['moving_tokens'], 2)} do not, in "
         f"{100 * pads['moving_examples']:.0f} % of the questions.",
     )
-    behind, bare = prompts(LARGE)["long persona"], first_token(LARGE)
-    yield (
-        f"{percent(behind['moving_tokens'], 2)} of tokens do not rest behind the persona, {percent(bare['moving'])} of the tokens "
-        f"of {bare['questions']} bare questions"
+    by_prompt = [[prompts(model)[prompt]["moving_tokens"] for prompt in PROMPTS] for model in SMALL]
+    fewer = all(max(behind) < bare for *behind, bare in by_prompt)
+    yield when(fewer, "In cores of 4 and 8 layers fewer tokens move behind every prompt than in bare questions.")
+    yield when(
+        all(max(long, pad) < short for long, pad, short, _ in by_prompt[1:]),
+        "In cores of 8 layers fewer move behind the persona and the padding than behind the short line about mathematics.",
+    )
+    *behind, bare = (prompts(LARGE)[prompt]["moving_tokens"] for prompt in PROMPTS)
+    every = all(row["moving_examples"] == 1 for row in prompts(LARGE).values())
+    yield when(
+        every,
+        f"{100 * min(behind):.2f} to {percent(max(behind), 2)} of tokens do not rest behind the three prompts, "
+        f"{percent(bare, 2)} of those of bare questions, and every question has such a token.",
     )
 
 
@@ -294,9 +329,9 @@ def first_claims() -> Iterator[str]:
 
 def coverage_claims() -> Iterator[str]:
     """Yields what the page of all tables and figures says of this study's models."""
-    lacking = sum(prompt not in prompts(model) for model in (*SMALL, LARGE, HUGINN, OURO) for prompt in PROMPTS)
-    yield f"Six more models, one of them with Huginn's norms, with {WORDS[lacking]} cells missing."
-    yield when(not learned(like(OURO)), "The one with Ouro's norms did not learn.")
+    whole = [model for model in (*SMALL, LARGE, HUGINN, SLOWER) if all(prompt in prompts(model) for prompt in PROMPTS)]
+    yield f"{WORDS[len(whole)].capitalize()} more models, one of them with Huginn's norms, one with Ouro's that did not learn."
+    yield when(unlearned(), "With Ouro's norms a model learned at neither of two rates.")
     pages = [row for row in rows_of("inside/orbits.jsonl") if "orbits" in row]
     swings = [100 * orbits.share(row, "colsum") for row in pages]
     swing = f"ColSum swings by {min(swings):.1f} to {max(swings):.1f} % of its range"

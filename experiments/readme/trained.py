@@ -1,4 +1,5 @@
-"""What docs/inside-training.md says of small trained models: losses by depth, what injection is worth, how near curves are."""
+"""What docs/inside-training.md says of small trained models: losses by depth, what injection is worth, how near curves are, and
+what Huginn's norms and a loop are worth with each other and without."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from experiments.inside.norms import DENSE, LOOP, PRE, Apart, apart, flops, loss, size
 from experiments.inside.train_claims import CLAIMS, Reading, readings
-from experiments.inside.train_plan import CONTROL, CORES, STEPS, TRAINING, written
+from experiments.inside.train_plan import CONTROL, CONTROL_LAYERS, CORES, STEPS, TRAINING, Row, written
 from experiments.inside.train_tables import read
 from experiments.pages import number
 from experiments.readme.rows import RESULTS, WORDS, line, when
-from experiments.seeds import over_seeds
+from experiments.seeds import over_seeds, paired_p
 
 DEPTHS = (1, 2, 4, 8, 16, 32)
 BETTER = 8  # layers of the core with which injection is better on every seed
@@ -25,14 +27,15 @@ def found() -> list[Mapping[str, Any]]:
     return read([str(RESULTS / "inside/training.jsonl")])
 
 
-def loss(run: Mapping[str, Any], depth: int) -> float:
-    """Returns a run's held-out loss at a depth."""
-    return float(run["held_out"]["loss"][run["held_out"]["depth"].index(depth)])
+@cache
+def with_norms() -> list[Mapping[str, Any]]:
+    """Returns the study's runs and those with other norms."""
+    return [*found(), *read([str(RESULTS / "inside/like.jsonl")])]
 
 
 def seeds_of(label: str) -> list[Mapping[str, Any]]:
     """Returns the seeds of a model."""
-    return sorted((run for run in found() if run["label"] == label), key=lambda run: run["seed"])
+    return sorted((run for run in with_norms() if run["label"] == label), key=lambda run: run["seed"])
 
 
 def loss_claims() -> Iterator[str]:
@@ -101,6 +104,108 @@ def control_claims() -> Iterator[str]:
     yield when(two, "The third control changed two verdicts of seed 2, on the core of 4 layers: claims 3 and 4 hold there")
 
 
+def norms_claims() -> Iterator[str]:
+    """Yields the losses of models with Huginn's norms with a loop and without, and how far they are apart."""
+    for row in (LOOP, *DENSE.values(), Row(CONTROL), PRE):
+        losses = " / ".join(f"{loss(run, trained_depth(row)):.3f}" for run in seeds_of(row.label))
+        share = "1" if row is LOOP else f"{flops(row) / flops(LOOP):.2f}"
+        yield line(written(row.label), f"{size(with_norms(), row) / 1e6:.2f} M", share, losses)
+    dense = DENSE[CONTROL_LAYERS]
+    equal = {(LOOP, PRE): "loop, FLOPs, nearly the parameters", (dense, Row(CONTROL)): "layers, FLOPs, nearly the parameters",
+             (LOOP, DENSE[8]): f"norms, nearly the parameters ({size_share(DENSE[8])})", (LOOP, dense): "norms",
+             (LOOP, DENSE[20]): f"norms, nearly the FLOPs ({flops(DENSE[20]) / flops(LOOP):.2f})"}  # fmt: skip
+    for pair, said in equal.items():
+        both = beside(*pair)
+        documents = "not measured" if both.documents is None else _from_to(both.documents)
+        names = [written(row.label) for row in pair]
+        yield f"{line(*names, said, _signed(both.mean), _from_to(both.seeds), documents)} {in_a_word(both)} |"
+    held = seeds_of(LOOP.label)[0]["held_out"]
+    yield f"{held['passages']} passages of {held['documents']} documents"
+    worth, without, lead = (-beside(*pair).mean for pair in ((LOOP, PRE), (dense, Row(CONTROL)), (LOOP, Row(CONTROL))))
+    yield when(
+        f"{without:.3f}" == f"{lead:.3f}",
+        f"In (2, 4⊗4, 2) I they are worth {worth:.3f}. In {CONTROL_LAYERS} layers without a loop they are worth {without:.3f}, and "
+        f"that is all of the loop's lead over the control ({lead:.3f}).",
+    )
+    every = max(beside(LOOP, Row(CONTROL)).of_seeds) < 0
+    yield when(every, "With Huginn's norms (2, 4⊗4, 2) I has a lower loss than the control on all three seeds.")
+    few, many = (beside(LOOP, DENSE[layers]) for layers in (8, 20))
+    split = in_a_word(few) == "ahead, decided" and in_a_word(many) == "behind, decided"
+    yield when(split, "The loop is ahead at nearly equal parameters and behind at nearly equal FLOPs.")
+    yield when(
+        split,
+        f"It is {-few.mean:.3f} ahead of 8 layers, for {flops(LOOP) / flops(DENSE[8]):.1f} times their FLOPs, and {many.mean:.3f} "
+        f"behind 20 layers, which have {size_share(DENSE[20], 1)} times its parameters.",
+    )
+    yield when(
+        in_a_word(beside(LOOP, dense)) == "undecided",
+        f"Beside 12 layers ({size_share(dense, 1)} times its parameters, {flops(dense) / flops(LOOP):.2f} of its FLOPs) nothing is "
+        "decided.",
+    )
+    p, q = (paired_p(each.of_seeds) for each in (few, many))
+    yield when(
+        p < 0.05 < 3 * p and 3 * q < 0.05,
+        f"The lead over 8 layers is just decided (p = {p:.2f}). After a Bonferroni correction for the three models without a loop "
+        f"it is not (p = {3 * p:.2f}); the deficit beside 20 layers still is (p = {3 * q:.3f}).",
+    )
+    yield when(
+        split and p < 0.05 < 3 * p,
+        f"With these norms the loop is {-few.mean:.3f} ahead of 8 layers (nearly equal parameters; decided, but not after a "
+        f"Bonferroni correction) and {many.mean:.3f} behind 20 layers (nearly equal FLOPs; decided).",
+    )
+    words = (in_a_word(beside(LOOP, PRE)), in_a_word(beside(dense, Row(CONTROL))))
+    yield when(
+        words == ("ahead, decided", "ahead over seeds"),
+        f"by {worth:.3f} nats in (2, 4⊗4, 2) I (decided) and by {without:.3f} in {CONTROL_LAYERS} layers (over seeds; documents "
+        "could not be compared)",
+    )
+    early = [run for run in seeds_of(CONTROL) if run["origin"]["loopwright"] == "0.1.0"]
+    yield f"{WORDS[len(early)].capitalize()} of the three controls were trained by an earlier version of the code."
+
+
+def loop_claims() -> Iterator[str]:
+    """Yields what docs/when-to-loop.md says of these models."""
+    few, many = (beside(LOOP, DENSE[layers]) for layers in (8, 20))
+    p, q = (3 * paired_p(each.of_seeds) for each in (few, many))
+    rivals = f"({size_share(DENSE[8])} of its parameters) or 20 ({flops(DENSE[20]) / flops(LOOP):.2f} of its FLOPs)"
+    yield f"layers with the same norms: 8 {rivals}"
+    yield when(
+        in_a_word(few) == "ahead, decided" and in_a_word(many) == "behind, decided" and q < 0.05 < p,
+        f"ahead of 8 by {-few.mean:.3f}, for {flops(LOOP) / flops(DENSE[8]):.1f} times their FLOPs (decided; after a Bonferroni "
+        f"correction for three comparisons not); behind 20 by {many.mean:.3f} (decided, after the correction too)",
+    )
+
+
+def beside(first: Row, second: Row) -> Apart:
+    """Returns how one model does against another."""
+    both = apart(with_norms(), first, second)
+    if both is None:
+        raise ValueError(f"{first.label} and {second.label} share no seed; add their rows")
+    return both
+
+
+def trained_depth(row: Row) -> int:
+    """Returns the depth that a model was trained at."""
+    return STEPS if row.layers["core_layers"] else 1
+
+
+def size_share(row: Row, digits: int = 2) -> str:
+    """Returns how much of the loop's parameters a model has."""
+    return f"{size(with_norms(), row) / size(with_norms(), LOOP):.{digits}f}"
+
+
+def in_a_word(both: Apart) -> str:
+    """Returns what is decided of the first model's loss."""
+    if both.documents is None:
+        low, high = both.seeds
+        return "ahead over seeds" if high < 0 else "behind over seeds" if low > 0 else "undecided"
+    return {"lower": "ahead, decided", "higher": "behind, decided"}.get(both.verdict, "undecided")
+
+
+def _from_to(bounds: tuple[float, float]) -> str:
+    return f"{_signed(bounds[0])} to {_signed(bounds[1])}"
+
+
 def gap(one: Reading) -> float:
     """Returns the mean distance of a model's curves from the control's."""
     return float(one.gaps.mean())
@@ -121,5 +226,5 @@ def _signed(value: float) -> str:
 
 def claims() -> Iterator[str]:
     """Yields what the rows say on the page."""
-    for part in (loss_claims, injection_claims, nearness_claims, control_claims):
+    for part in (loss_claims, injection_claims, nearness_claims, control_claims, norms_claims):
         yield from part()

@@ -15,11 +15,7 @@ from typing import Any
 import pytest
 
 from experiments.elsewhere.__main__ import listed
-from experiments.elsewhere.plan import AGAIN, ITEMS, LONG, OURO, RUN, Command
-from experiments.figures import RESULTS
-from experiments.inside.train_plan import likenesses
-from experiments.inside.train_plan import rows as inside_rows
-from experiments.inside.train_tables import read
+from experiments.elsewhere.plan import ITEMS, LONG, RUN, Command
 
 STUDIES = [command for item in ITEMS.values() for step in item.steps for command in step if RUN in command.words]
 
@@ -57,19 +53,6 @@ def test_a_command_is_one_that_its_study_takes(command: Command, monkeypatch: py
     later = "repeats" in command.words  # rates come first, not asked for
     assert names or later
     assert not [name for name in names if "{" in name]
-
-
-def names_of(item: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    return [name for command in ITEMS[item].steps[0] if RUN in command.words for name in asked(command, monkeypatch)]
-
-
-def test_words_name_the_runs_that_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = names_of("inside", monkeypatch)
-    assert sorted(trained) == sorted(row.name for row in (OURO, *AGAIN))
-    planned = {row.name: row.folder for row in (*inside_rows(), *likenesses())}
-    assert [planned[row.name] for row in (OURO, *AGAIN)] == [row.folder for row in (OURO, *AGAIN)]
-    there = {run["name"] for run in read([str(RESULTS / "inside/like.jsonl")])}
-    assert len({*names_of("norms", monkeypatch)} - there) == 11
 
 
 def test_the_list_has_every_item_and_what_to_type() -> None:

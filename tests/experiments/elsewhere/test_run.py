@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from experiments.corpus import HELD_OUT
-from experiments.elsewhere import pack as packs
 from experiments.elsewhere import run as runs
 from experiments.elsewhere.__main__ import listed, main
-from experiments.elsewhere.pack import Sources, pack
-from experiments.elsewhere.plan import FIRST, ITEMS, TEXT, Command, Item
+from experiments.elsewhere.pack import pack
+from experiments.elsewhere.plan import ITEMS, TEXT, Command, Item
 
 ADDS = """
 import json, sys
@@ -156,29 +155,25 @@ def alive(pid: int) -> bool:
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> Sources:
-    corpus, questions = tmp_path / "corpus", tmp_path / "eval"
+def source(tmp_path: Path) -> Path:
+    corpus = tmp_path / "corpus"
     corpus.mkdir()
-    questions.mkdir()
     for name in [*(f"train-{i:02}.jsonl.gz" for i in range(7)), *HELD_OUT.values()]:
         with gzip.open(corpus / name, "wt") as file:
             file.writelines(json.dumps({"text": f"{name} {i} " + "one two three four " * 20}) + "\n" for i in range(4))
-    with gzip.open(questions / packs.QUESTIONS, "wt") as file:
-        file.write('{"question": "?", "answer": "!"}\n')
-    return Sources(corpus, questions)
+    return corpus
 
 
-def test_what_is_packed_is_there_again_under_the_names_that_runs_read(sources: Sources, tmp_path: Path) -> None:
-    parts = pack(sources, tmp_path / "parts", 500)
+def test_what_is_packed_is_there_again_under_the_names_that_runs_read(source: Path, tmp_path: Path) -> None:
+    parts = pack(source, tmp_path / "parts", 500)
     assert len(parts) > 1
     place = tmp_path / "place"
     runs.prepare(TEXT, parts[::-1], place)
     train = [f"train-{i:02}.jsonl.gz" for i in range(7)]
     assert {path.name for path in (place / "corpus").iterdir()} == {*train, *HELD_OUT.values()}
-    assert {path.name for path in (place / "first").iterdir()} == {*train[:FIRST], *HELD_OUT.values()}
-    assert (place / "bpe/tokenizer.json").is_file() and (place / "eval" / packs.QUESTIONS).is_file()
-    for path in (*(place / "corpus").iterdir(), *(place / "first").iterdir()):
-        assert gzip.decompress(path.read_bytes()) == gzip.decompress((sources.corpus / path.name).read_bytes())
+    assert (place / "bpe/tokenizer.json").is_file()
+    for path in (place / "corpus").iterdir():
+        assert gzip.decompress(path.read_bytes()) == gzip.decompress((source / path.name).read_bytes())
     runs.prepare(TEXT, [], place)  # a second item with the same parts
     (place / runs.OPENED).write_text("wide")  # by an older checkout
     with pytest.raises(ValueError, match="holds what was packed as wide, and text is needed; give another --place"):
@@ -186,10 +181,10 @@ def test_what_is_packed_is_there_again_under_the_names_that_runs_read(sources: S
 
 
 def test_the_command_of_the_list_packs(
-    sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (told,) = {line.split("elsewhere ")[1] for line in listed().splitlines() if line.startswith("    here")}
-    places = {"CORPUS": sources.corpus, "EVAL": sources.eval, TEXT: tmp_path / "parts"}
+    places = {"CORPUS": source, TEXT: tmp_path / "parts"}
     monkeypatch.setattr(sys, "argv", ["elsewhere", *(str(places.get(word, word)) for word in told.split())])
     main()
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'parts' / '0'}: ")

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from experiments.inside.figures_models import side_by_side, stages_of_models
+from experiments.inside.figures_models import TITLE, side_by_side, stages_of_models
 from loopwright.analysis.figures.stages import STEP_ENDS
 from loopwright.plot.drawing import Curve
 from tests.analysis.summaries import dense, looped
@@ -54,6 +54,14 @@ def test_zeros_and_missing_numbers_are_left_out():
         assert "nan" not in svg.lower()
     nothing = {"a": {"x": Curve(X, [0.0] * 8, [0.0] * 8, [0.0] * 8)}}
     ET.fromstring(side_by_side(nothing, y_label="y", log=True))
+
+
+@pytest.mark.parametrize(("columns", "letters", "whole"), [(3, 25, True), (3, 26, False), (2, 37, True), (2, 38, False)])
+def test_titles_that_would_be_cut_off_are_smaller(columns: int, letters: int, whole: bool):
+    groups = {name * letters: {"x": Curve(X, [1.0] * 8)} for name in "abc"}
+    svg = side_by_side(groups, y_label="y", columns=columns)
+    sizes = [float(size) for size in re.findall(rf"font-size:([\d.]+)px[^>]*>[abc]{{{letters}}}<", svg)]
+    assert len(sizes) == 3 and len({*sizes}) == 1 and (sizes[0] == TITLE) == whole
 
 
 def test_groups_without_a_curve_are_refused():

@@ -109,7 +109,7 @@ def test_two_trainings_of_one_seed_are_told_apart_in_every_digit(change: dict[st
 
 def test_models_with_other_norms_have_a_part_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "like.jsonl").write_text(json.dumps(run(Row("huginn", 4, True), looped())) + "\n")
-    said = like_part(read([str(tmp_path / "like.jsonl")]))
+    said = like_part([], read([str(tmp_path / "like.jsonl")]))
     assert said.count("| (2, 4⊗4, 2) I, Huginn's norms | 0 |") == 2
     assert more_parts([], again=None, like=None, pages=None, system=None, first=None) == []
 
