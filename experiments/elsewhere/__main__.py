@@ -6,9 +6,8 @@
 
 Here a checkout, CORPUS (train-*.jsonl.gz, valid, test and heldout_ood.jsonl.gz) and EVAL (gsm8k_test.jsonl.gz). There a checkout or
 an export of it, torch, transformers and PyYAML. Rows so far are part of the checkout: what they hold is not run again. New rows are
-put by every few seconds, so that a command that is stopped loses only what had not ended. Of studies whose trainings take minutes
-it does not lose that either: they are saved in PLACE/unfinished before the time is up. The same command goes on from there with the
-same PLACE and OUT, or once the rows have been added:
+put by every few seconds, so that a command that is stopped loses only what had not ended. The same command goes on with the same
+PLACE and OUT, or once the rows have been added:
 
     python -m experiments.kept experiments/results/STUDY/runs.jsonl OUT/STUDY.jsonl
 """

@@ -29,16 +29,8 @@ class Item:
     folder: str = ""  # a folder of {place} that comes back as FOLDER.tar.gz
 
 
-CORPUS = "--corpus {place}/corpus --tokenizer {place}/bpe"
 RUN = "{rows} --seconds {seconds}"
-LONG = f"{RUN} --unfinished {{place}}/unfinished"  # a training takes minutes: the next call on the same {place} goes on with it
 FIRST = 5  # training files that the models of experiments.inside were trained on
-
-
-def repeats(workers: int, only: str, seeds: str) -> Command:
-    """Returns runs of experiments.repeats whose names hold one of these words."""
-    words = f"-m experiments.repeats.run {LONG} {CORPUS} --shards {{place}}/shards --workers {workers}"
-    return Command(f"{words} --only '{only}' --seeds {seeds}", "repeats", "repeats/runs.jsonl")
 
 
 AGAIN = (Row("sandwich", 12, True, 2), Row("sandwich", 8, True, 1), Row("sandwich", 8, True, 2))
@@ -66,10 +58,6 @@ ITEMS: dict[str, Item] = {
         "swaps with three seeds and at other rates, fewer layers with more updates (28 runs)", 470,
         ((Command(f"-m experiments.hops.run {RUN} --groups longer,chain,chain_rates --tables {{place}}/tables --workers 12",
                   "hops", "hops/runs.jsonl"),),),
-    ),
-    "whole-text": Item(
-        "four arms of width 256 on all of the text, read four times, seed 1 (4 runs)", 330,
-        ((repeats(4, "all of the text", "1"),),), TEXT,
     ),
     "inside": Item(
         "Ouro's norms at a lower rate, and the system prompts that are missing of three models trained again (4 runs)", 240,

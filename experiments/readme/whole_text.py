@@ -137,6 +137,7 @@ def brief_claims() -> Iterator[str]:
     ours = f"ASURA **behind** by {flops.difference:.3f}, ahead by {-few.difference:.3f} (both decided)"
     theirs = f"**behind** by {huginn.difference:.3f} (decided), ahead by {-near.difference:.3f} (undecided)"
     yield f"{ours}; the Huginn-like model {theirs}; {seeds()}"
+    yield f"A line is the 95 % interval over seeds (on all of the text read four times {seeds()})"
 
 
 def page_claims() -> Iterator[str]:
@@ -144,6 +145,8 @@ def page_claims() -> Iterator[str]:
     flops, *_ = verdicts()
     law = f"it is {flops.difference:.3f} behind twelve plain layers, as the law says"
     yield f"On all of the text, read four times, {law} ({seeds()}, decided)"
+    seconds = [run["train_seconds"] for arm in NAMES for run in runs_of(arm)]
+    yield f"one on all of the text {min(seconds):.0f} to {max(seconds):.0f} s beside {WORDS[len(NAMES) - 1]} others"
     limit = f"it is {flops.difference:.3f} behind plain layers of nearly equal FLOPs"
     yield f"nor on all of the text read four times, where {limit} ({seeds()}, decided"
 
