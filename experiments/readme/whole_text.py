@@ -165,5 +165,6 @@ def short() -> str:
     """Returns what the README says."""
     flops, few, *_ = verdicts()
     where = f"On {text():.1f} million tokens read four times, at the same rates"
-    both = f"{flops.difference:.2f} behind the first and {-few.difference:.2f} ahead of the second"
-    return f"{where}, it is {both} ({seeds()}, both decided)"
+    first = f"{flops.difference:.2f} behind plain layers of nearly equal FLOPs"
+    both = f"{first} and {-few.difference:.2f} ahead of those of nearly equal parameters"
+    return f"{where}, ASURA is {both} ({seeds()}, both decided)"
