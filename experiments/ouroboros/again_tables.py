@@ -1,15 +1,18 @@
 """The page of the second set of rows at own rates, with fresh seeds, from the rows alone.
 
-    python -m experiments.ouroboros.again_tables R/rates.jsonl R/again.jsonl R/runs.jsonl R       # R: experiments/results/ouroboros
+    R=experiments/results/ouroboros
+    python -m experiments.ouroboros.again_tables $R/rates.jsonl $R/again.jsonl $R/runs.jsonl $R/twice.jsonl $R
 
 The first file chose the rates (seed 0) and holds the first set, the second the later rows, the third the ends of the gap. Two rows
 are in both sets. They differ by more than was allowed beforehand, so the sets are compared, not put together. Arms that the first
-set has no seeds of, or too few, are paired with its other arms on a part of the page that says so.
+set has no seeds of, or too few, are paired with its other arms on a part of the page that says so. The last file, which may be left
+out, holds rows that were run twice at one commit on the base of the second set: mean losses alone, `run` says which run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from experiments.ouroboros.answers import DIVERGED, diverged
 from experiments.ouroboros.plan import LEAKING, NORMED, ONCE, PUBLISHED
@@ -21,6 +24,7 @@ from experiments.pages import Result, asked_tables, by_label, difference, missin
 from experiments.seeds import RULE, mean_loss, reports
 
 ALLOWED = 0.02  # nats on `test` at a trained depth: by how much a row made again was allowed to differ, said before the run
+FIRST, SECOND = "first set", "second set"
 ADDED = (LEAKING, ONCE, NORMED, PUBLISHED)  # arms of which the first set lacks seeds
 MIXED = tuple(pair for pair in PAIRS if {*pair} & {*ADDED})
 
@@ -64,10 +68,47 @@ def both_table(pairs: Sequence[tuple[Result, Result]]) -> str:
     return table(["row", "seed", "text", *[f"depth {depth}" for depth in DEPTHS]], lines)
 
 
+def alike(twice: Sequence[Result], first: Sequence[Result], again: Sequence[Result]) -> dict[str, dict[str, Result]]:
+    """Returns all runs of each row that was run twice: by its name, then by where the run is from, in order of time."""
+    sets = {FIRST: {run["name"]: run for run in first}, SECOND: {run["name"]: run for run in again}}
+    found: dict[str, dict[str, Result]] = {}
+    for run in twice:
+        name = run["name"].removesuffix(f"/{run['run']}")
+        before = {where: runs[name] for where, runs in sets.items() if name in runs}
+        found.setdefault(name, before)[f"run {run['run']}"] = run
+    return found
+
+
+def loss_at(run: Result, text: str, depth: int) -> float:
+    """Returns the mean loss of a run, of which no losses of single documents are needed; NaN where it is not finite."""
+    held = run["texts"][text]
+    loss = held["loss"][held["depth"].index(depth)]
+    return math.nan if loss is None else float(loss)
+
+
+def twice_table(found: Mapping[str, Mapping[str, Result]]) -> str:
+    """Returns the losses of every run of the rows that were run twice, and how many updates it skipped."""
+    lines = [
+        [
+            run["label"],
+            str(run["seed"]),
+            where,
+            str(run.get("skipped", "–")),
+            text,
+            *(number(loss_at(run, text, depth)) for depth in DEPTHS),
+        ]
+        for runs in found.values()
+        for text in TEXTS
+        for where, run in runs.items()
+    ]
+    return table(["row", "seed", "run", "updates skipped", "text", *[f"depth {depth}" for depth in DEPTHS]], lines)
+
+
 def main() -> None:
     """Writes again.md."""
     sources, folder = asked_tables(__doc__)
-    first, again, ends = (results([path], ()) for path in sources)
+    first, again, ends, *more = (results([path], ()) for path in sources)
+    repeated = alike([run for runs in more for run in runs], first, again)
     own, whole = second_set(first, again), by_label(run for run in ends if run["group"] == "references")
     pairs, across = all_pairs(own, PAIRS), all_pairs(filled(first, again), MIXED)
     fewer = all_pairs(without_diverged(own), PAIRS)
@@ -83,6 +124,11 @@ def main() -> None:
         f"- ‡ diverged: its training loss (means of 10 updates) ended more than {DIVERGED:g} nat above its least.",
     )))  # fmt: skip
     page += ["## Rows that both sets have: first, later (difference)", both_table(in_both(first, again))]
+    if repeated:
+        page += [
+            "## Rows run twice at one commit on the base of the second set (run a, run b); –: not finite",
+            twice_table(repeated),
+        ]
     page += ["## Updates that were not finite", skipped_table(rows)]
     page += ["## The second set alone: what is decided", answers_table(pairs)]
     page += ["Without the runs that diverged, where that changes the rows (not the rule):", answers_table(apart)]

@@ -8,7 +8,7 @@ behind it are measured on `test` and `ood`. What matters most comes first, and a
 CORPUS holds train-00, -03, -06 and -09.jsonl.gz, valid, test and heldout_ood.jsonl.gz, BASE SmolLM2-135M-Instruct. All rows were
 made, in two sets under experiments/results/ouroboros: 66 in rates.jsonl, with `--change model.changes.core=7` on a BASE whose
 looped layer is its eighth, and of which nothing else is known; 19 in again.jsonl, on all 30 layers. Two rows of seed 1 are in both
-and differ, so the sets are not put together.
+and differ, so the sets are not put together. twice.jsonl has the means of four rows that were run twice on all 30 layers.
 """
 
 from __future__ import annotations

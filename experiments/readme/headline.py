@@ -21,6 +21,7 @@ from experiments.readme import (
     repeats,
     speed,
     stars,
+    whole_text,
 )
 from experiments.readme.rows import when
 
@@ -70,6 +71,7 @@ def claims() -> Iterator[str]:
     yield f"one layer run eight times {hops.same_task()}"
     yield when(hops.none_far(), "no model answers 24 hops")
     yield from repeats.short()
+    yield whole_text.short()
     yield depths.short()
     yield from orbits.headline()
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"

@@ -209,8 +209,6 @@ def lora() -> Iterator[str]:
     weights = [trained()[arm] / 1e6 for arm in looped]
     arms = f"So every looped arm at its own rate ({min(weights):.3f} to {max(weights):.3f} M)"
     yield when(worse and best, f"{arms} is behind LoRA without a loop (decided), {run}")
-    apart = [changed(*pair, text)[depth] for pair in in_both(tried(), again()) for text in TEXTS for depth in (4, 8)]
-    yield f"(two runs of one row differ by {span([abs(value) for value in apart])} at depths 4 and 8)"
     yield f"each run once ({sizes[ONCE]} trained parameters): {losses[0]:.3f} on `test`, the tables {held[STATIC]['test']:.3f}"
     ahead = "ahead of" if tables.side == "behind" else "behind"
     yield f"LoRA is {ahead} them by {tables.far} nats and of the controller that reads each token by {token.far} {verdict}"

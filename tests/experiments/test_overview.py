@@ -40,6 +40,6 @@ def test_every_line_is_one_that_the_page_has_and_is_drawn() -> None:
     assert [line.name for line in lines["equal-flops"] if line.alone] == ["ASURA, middle size, all of the text"]
     assert (flops[overview.WIDE].verdict, parameters[overview.WIDE].verdict) == ("higher", "lower")
     for found in lines.values():  # no row of text that is read again is left out, whoever is ahead there
-        assert len([line for line in found if line.name.startswith("Huginn-like")]) == (7 if found is lines["equal-flops"] else 3)
+        assert len([line for line in found if line.name.startswith("Huginn-like")]) == (8 if found is lines["equal-flops"] else 4)
     page = overview.draw(lines["equal-flops"])
     assert all(name in page for name in flops) and "loop behind, decided" in page

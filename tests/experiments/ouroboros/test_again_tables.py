@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def second_set() -> list[dict]:
 
 def test_the_page_keeps_the_sets_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = [run for run in rows() if run["group"] == "references"]
-    files = {"rates": first_set(), "again": second_set(), "runs": ends}
+    twice = [run_again(where, [1.5] * len(DEPTHS)) for where in "ab"]
+    files = {"rates": first_set(), "again": second_set(), "runs": ends, "twice": twice}
     for name, runs in files.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
     monkeypatch.setattr(sys, "argv", ["again_tables", *(str(tmp_path / f"{name}.jsonl") for name in files), str(tmp_path)])
@@ -54,6 +56,26 @@ def test_the_page_keeps_the_sets_apart(tmp_path: Path, monkeypatch: pytest.Monke
     assert f"| {CONTROLLER} | {BLIND} |{' yes |' * 6}" in without
     assert f"| {LEAKING} | {CONTROLLER} |{' no |' * 6}" in across and f"| {CONTROLLER} | {BLIND} |" not in across
     assert f"| {BLIND} ‡ | 0.004 | 4 |" in text
+    assert f"| {BLIND}, rate 0.004 | 1 | run b | 2 | test | 1.500 |" in text.split("## Rows run twice")[1]
+
+
+def run_again(where: str, losses: list[float | None]) -> dict:
+    row = {"name": f"tuned/{BLIND}, rate 0.004/1/{where}", "run": where, "label": f"{BLIND}, rate 0.004", "seed": 1, "skipped": 2}
+    return row | {"texts": {text: {"depth": list(DEPTHS), "loss": losses} for text in ("test", "ood")}}
+
+
+def test_all_runs_of_a_row_that_was_run_twice_stand_side_by_side() -> None:
+    rows = [run_again("a", [1.5] * len(DEPTHS)), run_again("b", [1.25] * (len(DEPTHS) - 1) + [None])]
+    found = again_tables.alike(rows, first_set(), second_set())
+    (runs,) = found.values()
+    assert [*runs] == ["first set", "second set", "run a", "run b"]
+    assert runs["second set"]["texts"]["test"]["loss"] == later(BLIND, 0.461, 1, 0.004)["texts"]["test"]["loss"]
+    assert again_tables.loss_at(runs["run a"], "ood", DEPTHS[0]) == 1.5
+    assert math.isnan(again_tables.loss_at(runs["run b"], "ood", DEPTHS[-1]))
+    told = again_tables.twice_table(found)
+    assert f"| {BLIND}, rate 0.004 | 1 | run b | 2 | ood |{' 1.250 |' * (len(DEPTHS) - 1)} – |" in told
+    fresh = again_tables.alike([row | {"name": row["name"].replace("/1/", "/9/")} for row in rows], first_set(), second_set())
+    assert [[*runs] for runs in fresh.values()] == [["run a", "run b"]]
 
 
 def test_a_row_of_the_first_set_is_not_replaced() -> None:
