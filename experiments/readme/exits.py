@@ -160,7 +160,8 @@ def window_claims() -> Iterator[str]:
     yield f"With a window of two tokens it worked with {of(len(working), len(one))} runs"
     steps = " and ".join(beside(lambda hard, each=each: each.steps(RULE, each.allowed, hard)) for each in working)
     yield f"{' and '.join(each.name for each in working)}: {steps} steps for easy, middle and hard rows"
-    more = [each.steps(RULE, each.allowed, hard) - sum(HARDNESS[hard]) / len(HARDNESS[hard]) for each in working for hard in TRAINED]
+    swaps = {hard: sum(HARDNESS[hard]) / len(HARDNESS[hard]) for hard in TRAINED}
+    more = [each.steps(RULE, each.allowed, hard) - swaps[hard] for each in working for hard in TRAINED]
     yield when(all(round(value) == 1 for value in more), "There it takes about one step more than there are swaps")
     yield when(all(each.works_by(OWN) for each in one), f"a limit of 0.5 works there with all {WORDS[len(one)]}")
     rest = [each for each in one if each not in working]

@@ -190,7 +190,8 @@ def window_claims() -> Iterator[str]:
     shares = [100 * trained_mean(runs[name], ENOUGH) for name in poor]
     most = [max(solved_at(runs[name], depth) for depth in runs[name]["tests"]["1"]["depth"]) for name in poor]
     solved = " and ".join(map(str, most))
-    yield f"{' and '.join(poor).capitalize()} have {shares[0]:.1f} and {shares[1]:.1f} %, and solve at most {solved} swaps at any depth"
+    have = f"{shares[0]:.1f} and {shares[1]:.1f} %"
+    yield f"{' and '.join(poor).capitalize()} have {have}, and solve at most {solved} swaps at any depth"
 
 
 def far_claims() -> Iterator[str]:
