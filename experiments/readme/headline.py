@@ -18,6 +18,7 @@ from experiments.readme import (
     ouroboros,
     own_rates,
     rates_again,
+    rates_twice,
     repeats,
     speed,
     stars,
@@ -56,6 +57,7 @@ def claims() -> Iterator[str]:
     yield f"(at least {100 * least:.1f} % of {rows} rows with long carries, {seeds} seeds; random digits: {100 * min(random):.1f} %"
     yield from own_rates.headline_claims()
     yield from rates_again.headline_claims()
+    yield from rates_twice.headline_claims()
     looped, once = (percent(ouroboros.share(name, "test")) for name in (BEST_STATIC, BEST_ONCE))
     apart, first = ouroboros.behind_once(BEST_STATIC)
     yield f"recovers {looped} of the gap to the intact model"

@@ -114,7 +114,8 @@ def claims() -> Iterator[str]:
     yield when(out, f"{told}; the intervals over seeds leave 0 out")
     last = on_ood(NAMES["Huginn-like"], NAMES[FLOPS], TIMES)
     low, high = over_seeds(last)
-    told = f"The Huginn-like model is {mean(last):.3f} behind twelve there ({low:+.3f} to {high:+.3f}, undecided)".replace("-0", "−0")
+    wide = f"{low:+.3f} to {high:+.3f}, undecided".replace("-", "−")
+    told = f"The Huginn-like model is {mean(last):.3f} behind twelve there ({wide})"
     only = f"its deficit is decided on `test` alone, where the interval over seeds begins at {huginn.over_seeds[0]:.3f}"
     yield when(low < 0 < high and huginn.verdict == "higher", f"{told}: {only}")
 
@@ -165,6 +166,13 @@ def asura_claims() -> Iterator[str]:
     both = f"{flops.difference:.3f} behind twelve plain layers and {-few.difference:.3f} ahead of four (both decided)"
     yield f"{where}, {seeds()}) it is {both}"
     yield f"it is behind twelve plain layers of nearly equal FLOPs and ahead of four ({seeds()}, decided)"
+
+
+def norms_claims() -> Iterator[str]:
+    """Yields what docs/inside-training.md says beside its own models with Huginn's norms."""
+    *_, huginn, _ = verdicts()
+    told = f"it is {huginn.difference:.3f} behind plain layers of nearly equal FLOPs ({seeds()}, decided)"
+    yield f"On all of the text, read four times, {told}"
 
 
 def short() -> str:
