@@ -81,6 +81,7 @@ PLACES = (
     Place("docs/when-to-loop.md", "In short", asura_parts.loop_claims),
     Place("docs/asura.md", "", asura_text.claims),
     Place("docs/asura.md", "", whole_text.asura_claims),
+    Place("docs/inside-training.md", "Huginn's norms", whole_text.norms_claims),
     Place("docs/asura.md", "", depths.asura_claims),
     Place("docs/when-to-loop.md", "Limits", depths.limit_claims),
     Place("docs/coverage.md", "ASURA", depths.coverage_claims),

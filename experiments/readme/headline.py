@@ -8,7 +8,7 @@ from experiments.ouroboros.plan import BEST_ONCE, BEST_STATIC
 from experiments.pages import percent
 from experiments.readme import speed
 from experiments.readme.inside import orbits
-from experiments.readme.retrofit import cores, language, ouroboros, own_rates, rates_again
+from experiments.readme.retrofit import cores, language, ouroboros, own_rates, rates_again, rates_twice
 from experiments.readme.rows import when
 from experiments.readme.tasks import hops, stars
 from experiments.readme.text import asura, asura_parts, asura_text, depths, repeats, whole_text
@@ -44,6 +44,7 @@ def claims() -> Iterator[str]:
     yield f"(at least {100 * least:.1f} % of {rows} rows with long carries, {seeds} seeds; random digits: {100 * min(random):.1f} %"
     yield from own_rates.headline_claims()
     yield from rates_again.headline_claims()
+    yield from rates_twice.headline_claims()
     looped, once = (percent(ouroboros.share(name, "test")) for name in (BEST_STATIC, BEST_ONCE))
     apart, first = ouroboros.behind_once(BEST_STATIC)
     yield f"recovers {looped} of the gap to the intact model"

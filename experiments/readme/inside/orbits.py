@@ -249,10 +249,15 @@ def prompt_claims() -> Iterator[str]:
     )
     by_prompt = [[prompts(model)[prompt]["moving_tokens"] for prompt in PROMPTS] for model in SMALL]
     fewer = all(max(behind) < bare for *behind, bare in by_prompt)
-    yield when(fewer, "In cores of 4 and 8 layers fewer tokens move behind every prompt than in bare questions.")
+    yield when(
+        fewer,
+        "In the three models with pre-norm and cores of 4 and 8 layers fewer tokens move behind every prompt than in bare "
+        "questions.",
+    )
     yield when(
         all(max(long, pad) < short for long, pad, short, _ in by_prompt[1:]),
-        "In cores of 8 layers fewer move behind the persona and the padding than behind the short line about mathematics.",
+        "In the two with cores of 8 layers fewer move behind the persona and the padding than behind the short line about "
+        "mathematics.",
     )
     *behind, bare = (prompts(LARGE)[prompt]["moving_tokens"] for prompt in PROMPTS)
     every = all(row["moving_examples"] == 1 for row in prompts(LARGE).values())

@@ -124,8 +124,8 @@ def norms_claims() -> Iterator[str]:
     worth, without, lead = (-beside(*pair).mean for pair in ((LOOP, PRE), (dense, Row(CONTROL)), (LOOP, Row(CONTROL))))
     yield when(
         f"{without:.3f}" == f"{lead:.3f}",
-        f"In (2, 4⊗4, 2) I they are worth {worth:.3f}. In {CONTROL_LAYERS} layers without a loop they are worth {without:.3f}, and "
-        f"that is all of the loop's lead over the control ({lead:.3f}).",
+        f"In (2, 4⊗4, 2) I they are worth {worth:.3f}. In {CONTROL_LAYERS} layers without a loop they are worth {without:.3f}, as "
+        f"much as the loop's whole lead over the control ({lead:.3f}).",
     )
     every = max(beside(LOOP, Row(CONTROL)).of_seeds) < 0
     yield when(every, "With Huginn's norms (2, 4⊗4, 2) I has a lower loss than the control on all three seeds.")
@@ -159,8 +159,9 @@ def norms_claims() -> Iterator[str]:
         f"by {worth:.3f} nats in (2, 4⊗4, 2) I (decided) and by {without:.3f} in {CONTROL_LAYERS} layers (over seeds; documents "
         "could not be compared)",
     )
-    early = [run for run in seeds_of(CONTROL) if run["origin"]["loopwright"] == "0.1.0"]
-    yield f"{WORDS[len(early)].capitalize()} of the three controls were trained by an earlier version of the code."
+    early = [[run for run in seeds_of(label) if run["origin"]["loopwright"] == "0.1.0"] for label in (CONTROL, PRE.label)]
+    told = f"{WORDS[len(early[0])].capitalize()} of the three controls and of the three (2, 4⊗4, 2) I"
+    yield when(len(early[0]) == len(early[1]), f"{told} were trained by an earlier version of the code.")
 
 
 def loop_claims() -> Iterator[str]:

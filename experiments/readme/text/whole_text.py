@@ -91,7 +91,8 @@ def claims() -> Iterator[str]:
         if run["origin"].get("resumed")
     ]
     ((label, seed, (update,)),) = halted
-    yield f"The {WHOLE[label]} run of seed {seed} was stopped after {update:,} updates and resumed"
+    assert WHOLE[label] == "Huginn-like"
+    yield f"Its run of seed {seed} was stopped after {update:,} updates and resumed"
     loop = f"the Huginn-like model {huginn.difference:.3f} ({words_of(huginn)})"
     yield f"ASURA is {flops.difference:.3f} behind twelve plain layers ({words_of(flops)}), {loop}"
     before = beside("ASURA", FLOPS, TIMES)
@@ -111,6 +112,12 @@ def claims() -> Iterator[str]:
     out = all(low * high > 0 for low, high in map(over_seeds, other))
     told = f"On `ood` ASURA is {mean(other[0]):.3f} behind twelve plain layers and {-mean(other[1]):.3f} ahead of four"
     yield when(out, f"{told}; the intervals over seeds leave 0 out")
+    last = on_ood(NAMES["Huginn-like"], NAMES[FLOPS], TIMES)
+    low, high = over_seeds(last)
+    wide = f"{low:+.3f} to {high:+.3f}, undecided".replace("-", "−")
+    told = f"The Huginn-like model is {mean(last):.3f} behind twelve there ({wide})"
+    only = f"its deficit is decided on `test` alone, where the interval over seeds begins at {huginn.over_seeds[0]:.3f}"
+    yield when(low < 0 < high and huginn.verdict == "higher", f"{told}: {only}")
 
 
 def regulariser() -> Iterator[str]:
@@ -159,6 +166,13 @@ def asura_claims() -> Iterator[str]:
     both = f"{flops.difference:.3f} behind twelve plain layers and {-few.difference:.3f} ahead of four (both decided)"
     yield f"{where}, {seeds()}) it is {both}"
     yield f"it is behind twelve plain layers of nearly equal FLOPs and ahead of four ({seeds()}, decided)"
+
+
+def norms_claims() -> Iterator[str]:
+    """Yields what docs/inside-training.md says beside its own models with Huginn's norms."""
+    *_, huginn, _ = verdicts()
+    told = f"it is {huginn.difference:.3f} behind plain layers of nearly equal FLOPs ({seeds()}, decided)"
+    yield f"On all of the text, read four times, {told}"
 
 
 def short() -> str:
