@@ -48,7 +48,7 @@ def _hops() -> Drawings:
 
 
 def _inside() -> Drawings:
-    from experiments.inside import page
+    from experiments.inside.random_init import page
 
     rows = list(pages.last_of_each(RESULTS / "inside/random-init.jsonl").values())
     return {name: draw(rows) for name, (_, draw) in page.FIGURES.items()}

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from experiments.asura.plan import WHOLE
 from experiments.ouroboros.plan import AT_DEPTH, AT_ONE, CORES, ONCE_EQUAL, ONCE_LONGER, looping
-from experiments.readme import asura, asura_text, cores, repeats, whole_text, wide
-from experiments.readme import updates as updates_of
+from experiments.readme.retrofit import cores, wide
 from experiments.readme.rows import WORDS, when
+from experiments.readme.text import asura, asura_text, repeats, whole_text
+from experiments.readme.text import updates as updates_of
 from experiments.repeats.plan import FRESH, LONGER, STOPPED
 from experiments.seeds import Pooled, pooled
 from experiments.sft.wide import EQUAL as WIDE_EQUAL

@@ -13,31 +13,11 @@ from functools import cache
 from pathlib import Path
 
 from experiments import overview
-from experiments.readme import (
-    asura,
-    asura_parts,
-    asura_text,
-    cores,
-    depths,
-    halting,
-    headline,
-    hops,
-    inside,
-    language,
-    orbits,
-    ouroboros,
-    own_rates,
-    rates_again,
-    rates_twice,
-    repeats,
-    speed,
-    stars,
-    swaps,
-    trained,
-    updates,
-    whole_text,
-    wide,
-)
+from experiments.readme import headline, speed
+from experiments.readme.inside import orbits, stages, trained
+from experiments.readme.retrofit import cores, language, ouroboros, own_rates, rates_again, rates_twice, wide
+from experiments.readme.tasks import halting, hops, stars, swaps
+from experiments.readme.text import asura, asura_parts, asura_text, depths, repeats, updates, whole_text
 
 ROOT = Path(__file__).parents[2]
 # a target, an image and a code span hold no result, but which text a result is of is written as code
@@ -85,7 +65,7 @@ PLACES = (
     Place("docs/when-to-loop.md", "Text that runs out", depths.claims),
     Place("docs/longer.md", "", stars.longer_claims),
     Place("docs/halting.md", "", halting.claims),
-    Place("docs/inside-stages.md", "", inside.claims),
+    Place("docs/inside-stages.md", "", stages.claims),
     Place("docs/inside-training.md", "", trained.claims),
     Place("docs/inside-training.md", "", orbits.claims),
     Place("docs/when-to-loop.md", "In short", trained.loop_claims),

@@ -6,24 +6,12 @@ from collections.abc import Iterator
 
 from experiments.ouroboros.plan import BEST_ONCE, BEST_STATIC
 from experiments.pages import percent
-from experiments.readme import (
-    asura,
-    asura_parts,
-    asura_text,
-    cores,
-    depths,
-    hops,
-    language,
-    orbits,
-    ouroboros,
-    own_rates,
-    rates_again,
-    repeats,
-    speed,
-    stars,
-    whole_text,
-)
+from experiments.readme import speed
+from experiments.readme.inside import orbits
+from experiments.readme.retrofit import cores, language, ouroboros, own_rates, rates_again
 from experiments.readme.rows import when
+from experiments.readme.tasks import hops, stars
+from experiments.readme.text import asura, asura_parts, asura_text, depths, repeats, whole_text
 
 SETTINGS = (
     "where its 95 % interval over seeds (three, unless another number is given) excludes 0",

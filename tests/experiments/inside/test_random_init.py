@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import loopwright as lw
-from experiments.inside import plan
-from experiments.inside.claims import CLAIMS, cells, judge
-from experiments.inside.page import FIGURES
-from experiments.inside.plan import Row
-from experiments.inside.random_init import FILE, conclude, measure, said
+from experiments.inside.random_init import plan
+from experiments.inside.random_init.claims import CLAIMS, cells, judge
+from experiments.inside.random_init.page import FIGURES
+from experiments.inside.random_init.plan import Row
+from experiments.inside.random_init.run import FILE, conclude, measure, said
 from loopwright.plot.drawing import panels
 from tests.cases import some
 

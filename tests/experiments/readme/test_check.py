@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from experiments.readme import asura_parts, own_rates, rates_again
 from experiments.readme.check import PLACES, ROOT, Place, claims_of, plain, problems, problems_in, problems_of, text_of
+from experiments.readme.retrofit import own_rates, rates_again
 from experiments.readme.rows import when
+from experiments.readme.text import asura_parts
 
 TEXTS = {place.page: (ROOT / place.page).read_text() for place in PLACES}
 

@@ -10,16 +10,15 @@ already are not run again.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.inside.claims import WORD, Cell, Claim, cells, judge
-from experiments.inside.page import write_page
-from experiments.inside.plan import MAIN_START, STEPS, Row, build, prompts, rows
+from experiments.inside.random_init.claims import WORD, Cell, Claim, cells, judge
+from experiments.inside.random_init.page import write_page
+from experiments.inside.random_init.plan import MAIN_START, STEPS, Row, build, prompts, rows
 from experiments.pages import last_of_each
 from experiments.side_by_side import as_line, made_by, run_all
 
@@ -129,7 +128,3 @@ def main() -> int:
     wanted = list(rows())
     run_all(wanted, measure, str(options.out / FILE), workers=options.workers, seconds=options.seconds)
     return conclude(options.out, wanted)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

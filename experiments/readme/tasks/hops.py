@@ -22,9 +22,9 @@ from experiments.hops.reading import (
     solved_hops,
 )
 from experiments.pages import Result
-from experiments.readme import exits
-from experiments.readme.exits import found
 from experiments.readme.rows import WORDS, line, of, when
+from experiments.readme.tasks import exits
+from experiments.readme.tasks.exits import found
 from experiments.seeds import over_seeds
 
 LOOPED, PLAIN = "1⊗8", "plain 8"

@@ -8,9 +8,9 @@ from experiments.hops.depth_tables import deeper, models, swaps_by_rate, trained
 from experiments.hops.plan import ARMS, RATES, SWAPS_OWN
 from experiments.hops.reading import RATE, TRAINED, best_anywhere, last_valid, mean_exact, rate, solved_at, solved_hops
 from experiments.pages import Result
-from experiments.readme.exits import found
-from experiments.readme.hops import LOOPED, PLAIN, interval, less, side_by_side, told, verdict
 from experiments.readme.rows import WORDS, line, of, when
+from experiments.readme.tasks.exits import found
+from experiments.readme.tasks.hops import LOOPED, PLAIN, interval, less, side_by_side, told, verdict
 from experiments.seeds import over_seeds
 
 ALL, WINDOW = "all in sight", "window 2"

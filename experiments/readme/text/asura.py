@@ -9,8 +9,8 @@ from statistics import mean
 from experiments.asura.pairing import arranged
 from experiments.asura.plan import SIZES, WHOLE, rows
 from experiments.pages import Result, by_label, results
-from experiments.readme import repeats
 from experiments.readme.rows import RESULTS, WORDS, of, when
+from experiments.readme.text import repeats
 from experiments.seeds import Pooled, mean_loss, over_seeds, paired_p, pooled, reports
 
 STUCK = 6.9  # nats: the loss that the model without its skip never gets below

@@ -12,8 +12,8 @@ from experiments.ouroboros.plan import DIAGONAL, TOKEN
 from experiments.ouroboros.rates import arm_of, rates_of
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.pages import Result, results, words
-from experiments.readme.own_rates import COMMON, tried
-from experiments.readme.rates_again import NAMES, again, second
+from experiments.readme.retrofit.own_rates import COMMON, tried
+from experiments.readme.retrofit.rates_again import NAMES, again, second
 from experiments.readme.rows import RESULTS, WORDS, from_to, line, when
 from experiments.seeds import over_seeds
 

@@ -7,8 +7,8 @@ from functools import cache
 from statistics import mean
 
 from experiments.pages import Result, words
-from experiments.readme.repeats import DECIDED, PARAMETERS, agree, all_runs, kept, losses, spent, told
 from experiments.readme.rows import WORDS, from_to, line, of, when
+from experiments.readme.text.repeats import DECIDED, PARAMETERS, agree, all_runs, kept, losses, spent, told
 from experiments.repeats.plan import DEPTH_RATES
 from experiments.repeats.tables import BY_DEPTH, HALVES, Chosen, at_rate, slopes
 from experiments.seeds import Pooled, over_seeds, pooled

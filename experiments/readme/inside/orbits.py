@@ -12,8 +12,8 @@ from experiments.inside.train_claims import CLAIMS, readings
 from experiments.inside.train_plan import CONTROL, SLOW, STEPS
 from experiments.inside.train_tables import alike, in_words, read
 from experiments.pages import percent
+from experiments.readme.inside.trained import found, seeds_of
 from experiments.readme.rows import RESULTS, WORDS, line, only, rows_of, when
-from experiments.readme.trained import found, seeds_of
 from loopwright.analysis.report.findings import DRIFT
 from loopwright.analysis.report.findings import percent as cut
 from loopwright.metrics.limits import FIXED_POINT, ORBIT

@@ -11,11 +11,11 @@ from experiments.asura.pairing import files_of, wholes
 from experiments.asura.plan import CALMER, LARGER_START, ONE_PROJECTION, SIZES, TWELVE, WHOLE, WITHOUT_SKIP, at_schedule
 from experiments.asura.run import TEXTS
 from experiments.pages import Result
-from experiments.readme.asura import FLOPS, NAIVE, PARAMETERS, sizes, times
-from experiments.readme.asura import losses as losses_of
-from experiments.readme.depths import signs
-from experiments.readme.repeats import DECIDED, agree
 from experiments.readme.rows import WORDS, line, rows_of, when
+from experiments.readme.text.asura import FLOPS, NAIVE, PARAMETERS, sizes, times
+from experiments.readme.text.asura import losses as losses_of
+from experiments.readme.text.depths import signs
+from experiments.readme.text.repeats import DECIDED, agree
 from experiments.seeds import Pooled, paired_p, pooled
 from loopwright import preset
 

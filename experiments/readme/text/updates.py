@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import mean
 
-from experiments.readme.repeats import DECIDED, PARAMETERS, agree, beside, kept, on_ood
 from experiments.readme.rows import WORDS, when
+from experiments.readme.text.repeats import DECIDED, PARAMETERS, agree, beside, kept, on_ood
 from experiments.repeats.plan import LONGER
 from experiments.seeds import Pooled, over_seeds
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from statistics import mean
 
 from experiments.pages import Result
-from experiments.readme.repeats import DECIDED, FLOPS, PARAMETERS, agree, beside, kept, losses, on_ood
 from experiments.readme.rows import WORDS, when
+from experiments.readme.text.repeats import DECIDED, FLOPS, PARAMETERS, agree, beside, kept, losses, on_ood
 from experiments.repeats.plan import BATCH, WHOLE, WHOLE_BATCH, WHOLE_UPDATES
 from experiments.repeats.tables import LOOPED
 from experiments.seeds import Pooled, over_seeds

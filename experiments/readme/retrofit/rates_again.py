@@ -12,8 +12,8 @@ from experiments.ouroboros.rate_tables import recovered
 from experiments.ouroboros.rates import FURTHER, arm_of
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.pages import Result, percent, results, words
-from experiments.readme.ouroboros import Runs, all_runs
-from experiments.readme.own_rates import SKIPPED, Beside, between, over_seeds_alone, own_runs, span, trained, tried
+from experiments.readme.retrofit.ouroboros import Runs, all_runs
+from experiments.readme.retrofit.own_rates import SKIPPED, Beside, between, over_seeds_alone, own_runs, span, trained, tried
 from experiments.readme.rows import RESULTS, WORDS, from_to, line, of, when
 from experiments.seeds import best_depth, mean_loss, reports
 

@@ -8,8 +8,8 @@ from functools import cache
 from experiments.asura.plan import ALL_COMPARED, ALL_RATES, ALL_TEXT, rows
 from experiments.asura.tables import best_of_rates
 from experiments.pages import Result, by_label, results
-from experiments.readme.asura import FLOPS, apart, sizes
 from experiments.readme.rows import RESULTS, WORDS, when
+from experiments.readme.text.asura import FLOPS, apart, sizes
 from experiments.seeds import Pooled, held, pooled
 
 

@@ -12,7 +12,7 @@ from experiments.ouroboros.rate_tables import at_own_rates, recovered
 from experiments.ouroboros.rates import GRID, RATES, SEEDS, TUNED, arm_of, best_rates, rates_of
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.pages import Result, difference, percent, results, words
-from experiments.readme.ouroboros import Runs, against_diagonal, all_runs, by_seed
+from experiments.readme.retrofit.ouroboros import Runs, against_diagonal, all_runs, by_seed
 from experiments.readme.rows import RESULTS, WORDS, line, of, when
 from experiments.seeds import best_depth, mean_loss, over_seeds, pooled, reports, shared
 

@@ -10,7 +10,7 @@ from experiments.ouroboros.rate_tables import at_own_rates
 from experiments.ouroboros.rates import GRID, SEEDS, arm_of, best_rates, rates_of
 from experiments.ouroboros.tables import Runs
 from experiments.pages import Result, difference, results, words
-from experiments.readme.cores import plain_rate
+from experiments.readme.retrofit.cores import plain_rate
 from experiments.readme.rows import RESULTS, WORDS, from_to, line, of, when
 from experiments.seeds import Pooled, averaged, mean_loss, pooled, reports
 from experiments.sft.exits import FIXED, MEANS, MOST, leaving

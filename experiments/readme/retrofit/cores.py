@@ -14,7 +14,7 @@ from experiments.ouroboros.rate_tables import at_own_rates, recovered
 from experiments.ouroboros.rates import SEEDS, best_rates, rates_of
 from experiments.ouroboros.run import TEXTS
 from experiments.pages import Result, difference, percent, results, words
-from experiments.readme.ouroboros import Runs, all_runs
+from experiments.readme.retrofit.ouroboros import Runs, all_runs
 from experiments.readme.rows import RESULTS, WORDS, from_to, line, of, rows_of, when
 from experiments.seeds import best_depth, mean_loss, paired_p, pooled, reports
 

@@ -8,7 +8,7 @@ from statistics import mean
 
 from experiments.ouroboros.plan import BEST, BEST_STATIC
 from experiments.pages import Result, words
-from experiments.readme import ouroboros, wide
+from experiments.readme.retrofit import ouroboros, wide
 from experiments.readme.rows import RESULTS, line, when
 from experiments.seeds import Pooled, averaged, mean_loss, over_seeds, pooled, reports
 from experiments.sft.plan import TRAINED

@@ -1,0 +1,1 @@
+"""What random initialisation already decides of the claims: random models with three kinds of norms, with injection and without."""
