@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.pages import Result, last_of_each
-from experiments.side_by_side import as_line
+from experiments.side_by_side import as_line, made_by
 
 
 def read_questions(tokenizer: Any, data: str, examples: int) -> list[list[int]]:
@@ -37,14 +37,15 @@ def arguments(about: str, examples: int) -> argparse.ArgumentParser:
 def carry_out(
     options: argparse.Namespace, measured: Callable[..., Iterable[Result]], tables: Callable[[list[Result]], str]
 ) -> None:
-    """Measures each model with what else was asked for, adds its rows to the file, and prints the tables."""
+    """Measures each model with what else was asked for, adds its rows, with where they were made, and prints the tables."""
     given, path = dict(vars(options)), Path(options.out)
     del given["model"], given["out"]
+    origin = made_by()
     for source in options.model:
         for row in measured(source, **given):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a") as file:
-                file.write(as_line(row) + "\n")
+                file.write(as_line({**row, "origin": origin}) + "\n")
             took = f"{row['seconds']:6.1f} s  " if "seconds" in row else ""
             print(f"{took}{row['name']}", file=sys.stderr, flush=True)
     if path.is_file():

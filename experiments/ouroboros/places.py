@@ -15,6 +15,7 @@ import torch
 
 import loopwright as lw
 from experiments.ouroboros.plan import CORES, LAYERS
+from experiments.side_by_side import made_by
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.evaluate.passages import read_passages
 from loopwright.retrofit.search import dense_of, loss_of
@@ -39,8 +40,10 @@ def main() -> None:
     whole = [row.ids for row in text.rows if len(row.ids) == LENGTH]
     ids = torch.tensor(whole[:: len(whole) // ROWS][:ROWS])
     dense = lw.load(options.base).float().eval()
+    origin = made_by()
     for core, steps, run in [((), 1, LAYERS), *((core, CORES[size], run) for size in CORES for core, run in runs(size))]:
-        print(json.dumps({"core": core, "steps": steps, "loss": round(loss_of(dense_of(dense, run), ids), 5)}), flush=True)
+        loss = round(loss_of(dense_of(dense, run), ids), 5)
+        print(json.dumps({"core": core, "steps": steps, "loss": loss, "origin": origin}), flush=True)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ PLACES = (
     Place("docs/when-to-loop.md", "Text that runs out", whole_text.claims),
     Place("docs/when-to-loop.md", "", whole_text.page_claims),
     Place("docs/when-to-loop.md", "Text that runs out", depths.claims),
+    Place("docs/stars.md", "Again", stars.origin_claims),
     Place("docs/longer.md", "", stars.longer_claims),
     Place("docs/halting.md", "", halting.claims),
     Place("docs/inside-stages.md", "", stages.claims),

@@ -171,7 +171,6 @@ def attack(name: str, place: Path, times: int, seed: int = 0) -> Counter[str]:
     return counts
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["lw.save", "run folder", "lw.save_adapters"])
 def test_ten_damages_are_found_or_change_nothing(name: str, tmp_path: Path) -> None:
     assert sum(attack(name, tmp_path, 10).values()) == 10

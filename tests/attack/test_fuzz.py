@@ -31,7 +31,6 @@ def test_fuzzed(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert not wrong
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["configs of our own", "configs of other families", "YAML files", "safetensors headers"])
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(seed=st.integers(10_000, 10**6))

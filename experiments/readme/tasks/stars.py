@@ -324,6 +324,19 @@ def small(value: float) -> str:
     return f"{value:.2g}".replace("e-0", "e-")
 
 
+def origin_claims() -> Iterator[str]:
+    """Yields what docs/stars.md says of where its rows were made."""
+    rows = rows_of("stars/runs.jsonl")
+    first = [row for row in rows if not row.get("origin")]
+    short = [row for row in rows if row.get("origin") and not row["origin"]["commit"]]
+    groups = [words([f"`{name}`" for name in dict.fromkeys(sorted(row["group"] for row in part))]) for part in (first, short)]
+    yield f"Of the {len(rows)} rows {len(rows) - len(first) - len(short)} hold their commit as well."
+    yield f"{len(first)} rows of the first groups ({groups[0]}) and {len(short)} of the short runs ({groups[1]})"
+    devices = all(row.get("device") or row["origin"]["devices"] for row in rows)
+    torches = all(row.get("torch") or row["origin"]["torch"] for row in rows)
+    yield when(devices and torches and all(row["recipe"] for row in rows), "A row holds its recipe, device and version of PyTorch.")
+
+
 def grown(run: Result) -> str:
     """Returns the size of the state of one sum after one step and after a hundred."""
     return f"{run['path']['size'][1]:,.0f} → {run['path']['size'][-1]:,.0f}"
@@ -353,3 +366,7 @@ def longer_claims() -> Iterator[str]:
     first, second, third = (f"{100 * each:.4g}" for each in random)
     yield f"Random digits at 64: {first}, {second} and {third} % with it"
     yield f"an update with the penalty takes {only('longer/cost-h200.jsonl')['ratio']:.3f} times one without on an H200"
+    (commit,) = {run["origin"]["commit"][:7] for run in rows_of("longer/runs.jsonl") if run["origin"]["changed"]}
+    count = sum(run["origin"]["devices"] == ["NVIDIA H200"] and run["origin"]["changed"] for run in rows_of("longer/runs.jsonl"))
+    where = "on one H200, from a working tree with changes that their commit"
+    yield f"The {WORDS[count]} rows of this page were made {where} ({commit}) does not hold"
