@@ -13,7 +13,6 @@ from loopwright.recipes import recipe
 from tests.data.words import TEMPLATE, save_words
 
 
-@pytest.mark.long
 def test_chats_are_trained_on_packed_and_measured_by_depth(tmp_path: Path) -> None:
     words = save_words(tmp_path / "words", template=TEMPLATE)
     turns = [[("user", f"{i} and one"), ("assistant", str(i + 1)), ("user", "ok"), ("assistant", "bye")] for i in range(12)]

@@ -12,7 +12,6 @@ from loopwright.train.recipe import read_recipe
 from loopwright.train.reporting.log import read_log
 
 
-@pytest.mark.long
 def test_a_toy_run_goes_where_it_says_and_says_what_is_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
