@@ -165,7 +165,7 @@ def norms_claims() -> Iterator[str]:
 
 
 def loop_claims() -> Iterator[str]:
-    """Yields what docs/when-to-loop.md says of these models."""
+    """Yields what docs/when-to-loop-text.md says of these models."""
     few, many = (beside(LOOP, DENSE[layers]) for layers in (8, 20))
     p, q = (3 * paired_p(each.of_seeds) for each in (few, many))
     rivals = f"({size_share(DENSE[8])} of its parameters) or 20 ({flops(DENSE[20]) / flops(LOOP):.2f} of its FLOPs)"

@@ -1,4 +1,4 @@
-"""What README, docs/ouroboros.md and docs/when-to-loop.md say of cores of 1, 3 and 6 layers, each row at its own rate."""
+"""What README, docs/ouroboros.md and docs/when-to-loop-retrofit.md say of cores of 1, 3 and 6 layers, each row at its own rate."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ def corrected(told: str) -> str:
 
 
 def loop_claims() -> Iterator[str]:
-    """Yields what docs/when-to-loop.md says in its short part."""
+    """Yields what docs/when-to-loop-retrofit.md says in its short part."""
     test, ood = (f"{-value:.3f}" for value in beside(best(), ONCE_EQUAL).apart)
     verdicts = f"{WORDS[len(standing('behind'))]} behind (decided), {WORDS[len(standing('not decided'))]} undecided"
     tokens = f"at equal tokens, for {cost()} times the training FLOPs, one core of three is **ahead** by {test} and {ood} nats"

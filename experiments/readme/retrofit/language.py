@@ -1,4 +1,4 @@
-"""What docs/stars.md and docs/when-to-loop.md say about a looped language model on text and chats."""
+"""What docs/stars.md and docs/when-to-loop-retrofit.md say about a looped language model on text and chats."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def text_claims() -> Iterator[str]:
 
 
 def brief_claims() -> Iterator[str]:
-    """Yields what the first table of docs/when-to-loop.md says about retrofits."""
+    """Yields what the first table of docs/when-to-loop-retrofit.md says about retrofits."""
     on_answers = f"on answers of GSM8K {' and '.join(sorted(answer_sides()))} of both (one seed, one rate for all)"
     yield f"{wide.cell()}; {on_answers}"
     yield f"{wide.RATED}, is {wide.short()}"

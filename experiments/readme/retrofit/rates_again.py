@@ -265,7 +265,7 @@ def headline_claims() -> Iterator[str]:
 
 
 def loop_claims() -> Iterator[str]:
-    """Yields what docs/when-to-loop.md says."""
+    """Yields what docs/when-to-loop-retrofit.md says."""
     tables = behind_lora(STATIC)
     told = f"{tables.far} {tables.stands} LoRA of about their size on all layers ({tables.word}"
     yield f"low-rank tables on the looped layer alone are {told}"

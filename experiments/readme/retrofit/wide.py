@@ -1,4 +1,4 @@
-"""What docs/when-to-loop.md and README.md say about the wide-core retrofit, each arm at its own rate."""
+"""What docs/when-to-loop-retrofit.md and README.md say about the wide-core retrofit, each arm at its own rate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ONCE = {EQUAL: "equal tokens", LONGER: "equal training FLOPs"}
 
 
 def claims() -> Iterator[str]:
-    """Yields what the section of docs/when-to-loop.md says of three seeds at own rates."""
+    """Yields what the section of docs/when-to-loop-retrofit.md says of three seeds at own rates."""
     yield from short_claims()
     yield from table_lines()
     yield from side_claims()
@@ -89,7 +89,7 @@ def short() -> str:
 
 
 def cell() -> str:
-    """Returns the same on both texts, as the first table of docs/when-to-loop.md has it."""
+    """Returns the same on both texts, as the first table of docs/when-to-loop-retrofit.md has it."""
     tokens, flops = ([beside(arm, text) for text in TEXTS] for arm in ONCE)
     told = f"**{side(tokens)}** by {far(tokens)} nats at equal tokens (two texts), for {cost():.1f} times the training FLOPs"
     own = f"{RATED}, three seeds, all {decided([*tokens, *flops])}"

@@ -1,4 +1,4 @@
-"""What docs/when-to-loop.md says about exit rules on hops and swaps."""
+"""What docs/when-to-loop-tasks.md says about exit rules on hops and swaps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/when-to-loop.md says about hops and depth at test time."""
+"""What docs/when-to-loop-tasks.md says about hops and depth at test time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/when-to-loop.md says about swaps: the arms at equal FLOPs and at equal parameters, depth, windows."""
+"""What docs/when-to-loop-tasks.md says about swaps: the arms at equal FLOPs and at equal parameters, depth, windows."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def small_flops() -> str:
 
 
 def loop_claims() -> Iterator[str]:
-    """Yields what docs/when-to-loop.md says of text from scratch at one rate for all."""
+    """Yields what docs/when-to-loop-text.md says of text from scratch at one rate for all."""
     small, middle = against(WHOLE, PARAMETERS)
     parts, cost = times(PARAMETERS, WHOLE, "parameters"), times(WHOLE, PARAMETERS, "flops")
     decided = small.verdict == middle.verdict == "lower"
@@ -104,7 +104,7 @@ def loop_claims() -> Iterator[str]:
 
 
 def bare_claims() -> Iterator[str]:
-    """Yields what docs/when-to-loop.md says of the naive loop, which has exactly the parameters and the FLOPs of plain rows."""
+    """Yields what docs/when-to-loop-text.md says of the naive loop, with exactly the parameters and the FLOPs of plain rows."""
     exact = {each for rival, what in ((PARAMETERS, "parameters"), (FLOPS, "flops")) for each in times(NAIVE, rival, what)} == {1}
     small, middle = against(NAIVE, PARAMETERS)
     cost = times(NAIVE, PARAMETERS, "flops")

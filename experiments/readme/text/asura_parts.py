@@ -287,7 +287,7 @@ def plain_lead() -> str:
 
 
 def loop_claims() -> Iterator[str]:
-    """Yields what docs/when-to-loop.md says of it."""
+    """Yields what docs/when-to-loop-text.md says of it."""
     yield f"With one projection for all its steps the middle size was {plain_lead()} ahead on 9.8 million tokens"
 
 

@@ -77,7 +77,7 @@ def claims() -> Iterator[str]:
 
 
 def loop_claims() -> Iterator[str]:
-    """Yields what docs/when-to-loop.md says."""
+    """Yields what docs/when-to-loop-text.md says."""
     found = at_better_rates()
     ours, theirs = (best_of_rates(arms())[arm][0] for arm in ALL_COMPARED)
     flops, parameters = (theirs[what] / ours[what] for what in ("flops", "parameters"))

@@ -78,7 +78,7 @@ def none_decided(runs: Chosen | None = None) -> bool:
 
 
 def claims() -> Iterator[str]:
-    """Yields the table of depths and what docs/when-to-loop.md says under it."""
+    """Yields the table of depths and what docs/when-to-loop-text.md says under it."""
     for depth in BY_DEPTH:
         first = runs_of(depth)[0]
         yield line(
@@ -209,7 +209,7 @@ def rate_claims() -> Iterator[str]:
 
 
 def brief_claims() -> Iterator[str]:
-    """Yields the same in short: the first part of docs/when-to-loop.md."""
+    """Yields the same in short: the first part of docs/when-to-loop-text.md."""
     one, three, found = mean(losses_of(1)), mean(losses_of(3)), less(3, 1)
     shown = f"depth 1 shows no decided difference from depth 3 (losses of {one:.3f} and {three:.3f}), nor from any other depth"
     yield when(none_decided(), f"{shown} up to {max(BY_DEPTH)}")
@@ -231,7 +231,7 @@ def without(digits: int) -> str:
 
 
 def limit_claims() -> Iterator[str]:
-    """Yields what the limits of docs/when-to-loop.md say of depth and of more updates."""
+    """Yields what the limits of docs/when-to-loop-text.md say of depth and of more updates."""
     led = less_plain(1, calm()).verdict == "lower" and none_decided() and none_decided(calm())
     ahead = f"at the rate of four plain layers it led them by {without(2)} without a loop (decided)"
     yield when(led, f"{ahead}, and no depth added to that by a decided amount")

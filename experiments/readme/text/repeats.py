@@ -1,4 +1,4 @@
-"""What docs/when-to-loop.md says about text that runs out."""
+"""What docs/when-to-loop-text.md says about text that runs out."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ def named(label: str) -> str:
 
 def brief_claims() -> Iterator[str]:
     """Yields what the page says in short: its first sentences and its first table."""
-    fresh, again = ([_beside("ASURA", rival, times) for rival in (FLOPS, PARAMETERS)] for times in (1, 4))
+    fresh, again = ([stands("ASURA", rival, times) for rival in (FLOPS, PARAMETERS)] for times in (1, 4))
     cell = f"ahead by {sizes_of(fresh)}; by {sizes_of(again)}"
     all_of = {each.verdict for each in (*fresh, *again)} == {"lower"}
     yield when(all_of, f"{cell} nats (all decided)")
     yield when(all_of, f"nearly equal FLOPs by {abs(fresh[0].difference):.2f} nats")
     yield when(all_of, f"nearly equal parameters by {abs(fresh[1].difference):.2f} (both decided)")
-    more = [_beside("ASURA", rival, 1) for rival in (LONGER, FRESH)]
+    more = [stands("ASURA", rival, 1) for rival in (LONGER, FRESH)]
     both = {each.verdict for each in more} == {"higher"} and {len(each.seeds) for each in more} == {3}
     yield when(both, f"behind by {more[0].difference:.2f} and {more[1].difference:.2f} (both decided)")
     yield when(both, f"by {more[0].difference:.2f} on the same text and by {more[1].difference:.2f} on three times the text (both")
-    flops, parameters = (_beside("ASURA", rival, STOPPED, early=True) for rival in (FLOPS, PARAMETERS))
+    flops, parameters = (stands("ASURA", rival, STOPPED, early=True) for rival in (FLOPS, PARAMETERS))
     seeds = f"on {of(*agreeing(parameters))} seeds, {DECIDED[parameters.verdict]}"
     yield (f"behind by {flops.difference:.3f} nats ({DECIDED[flops.verdict]}); ahead by {-parameters.difference:.3f} ({seeds})")
     yield (
@@ -82,13 +82,13 @@ def brief_claims() -> Iterator[str]:
         f"{-parameters.difference:.3f} ahead of those of nearly equal parameters ({seeds})"
     )
     for rival in (FLOPS, PARAMETERS):
-        leads = [-_beside("ASURA", rival, times).difference for times in (1, 4)]
-        leads += [-_beside("ASURA", rival, STOPPED, early=True).difference]
+        leads = [-stands("ASURA", rival, times).difference for times in (1, 4)]
+        leads += [-stands("ASURA", rival, STOPPED, early=True).difference]
         yield when(leads == sorted(leads, reverse=True), "Its lead is smaller the more often the text is read")
     yield f"{tuned_on()} (on fresh text ASURA alone was tried at a second one)"
     yield spent()
     yield from huginn_claims()
-    behind = _beside(FLOPS, PARAMETERS, 1)
+    behind = stands(FLOPS, PARAMETERS, 1)
     seeds = of(sum(each > 0 for each in behind.of_seeds), len(behind.seeds))
     yield f"twelve plain layers are a weak control: they are behind four on {seeds} seeds ({DECIDED[behind.verdict]})"
 
@@ -104,8 +104,8 @@ def shares() -> Iterator[str]:
 
 def huginn_claims() -> Iterator[str]:
     """Yields the row of the Huginn-like model in the first table."""
-    near = [_beside("Huginn-like", rival, 1) for rival in (FLOPS, PARAMETERS)]
-    more = [_beside("Huginn-like", rival, 1) for rival in (LONGER, FRESH)]
+    near = [stands("Huginn-like", rival, 1) for rival in (FLOPS, PARAMETERS)]
+    more = [stands("Huginn-like", rival, 1) for rival in (LONGER, FRESH)]
     undecided = {each.verdict for each in near} == {"not resolved"}
     yield when(
         undecided, f"behind by {' and '.join(f'{each.difference:.3f}' for each in near)} (undecided): **no difference found**"
@@ -139,7 +139,7 @@ def rate_claims() -> Iterator[str]:
 def lead_claims() -> Iterator[str]:
     """Yields ASURA's lead over both plain arms, on fresh text and at four readings."""
     for times, said in ((1, "On fresh text"), (4, "At four readings")):
-        flops, parameters = (_beside("ASURA", rival, times) for rival in (FLOPS, PARAMETERS))
+        flops, parameters = (stands("ASURA", rival, times) for rival in (FLOPS, PARAMETERS))
         seeds = of(*agreeing(flops, parameters))
         both = DECIDED[flops.verdict] if flops.verdict == parameters.verdict else "not both decided"
         ahead = f"ahead of twelve plain layers by {-flops.difference:.3f} and of four by {-parameters.difference:.3f}"
@@ -148,7 +148,7 @@ def lead_claims() -> Iterator[str]:
 
 def weak_control() -> str:
     """Returns how twelve plain layers stand to four on fresh text, and at four readings."""
-    fresh, again = (_beside(FLOPS, PARAMETERS, times) for times in (1, 4))
+    fresh, again = (stands(FLOPS, PARAMETERS, times) for times in (1, 4))
     behind = sum(each > 0 for each in fresh.of_seeds)
     by_seed = " / ".join(f"{each:+.3f}" for each in fresh.of_seeds)
     low, high = (f"{each:+.3f}".replace("-", "−") for each in fresh.over_seeds)
@@ -161,7 +161,7 @@ def weak_control() -> str:
 
 def more_claims() -> Iterator[str]:
     """Yields what the section says of more updates, of little text, of ASURA's second rate and of the Huginn-like model."""
-    same, more = (_beside("ASURA", rival, 1) for rival in (LONGER, FRESH))
+    same, more = (stands("ASURA", rival, 1) for rival in (LONGER, FRESH))
     first, second = (of(sum(seed > 0 for seed in each.of_seeds), len(each.seeds)) for each in (same, more))
     yield (
         f"are {same.difference:.3f} ahead of ASURA on the same text ({first} seeds, {DECIDED[same.verdict]}) and "
@@ -169,7 +169,7 @@ def more_claims() -> Iterator[str]:
     )
     cost = kept()["ASURA", 1][0]["flops"] / kept()[LONGER, 1][0]["flops"]
     yield f"({cost:.1f} times the updates); ASURA itself with three times the updates, which would take {cost:.1f} times the FLOPs"
-    flops, few = (_beside("ASURA", rival, STOPPED, early=True) for rival in (FLOPS, PARAMETERS))
+    flops, few = (stands("ASURA", rival, STOPPED, early=True) for rival in (FLOPS, PARAMETERS))
     behind, ahead = (of(sum(sign * each > 0 for each in found.of_seeds), 3) for sign, found in ((1, flops), (-1, few)))
     yield (
         f"ASURA is {flops.difference:.3f} behind them ({behind} seeds, {DECIDED[flops.verdict]}) and {-few.difference:.3f} ahead "
@@ -182,15 +182,15 @@ def more_claims() -> Iterator[str]:
         verdicts |= {each.verdict for each in found}
         leads.append(f"{' and '.join(f'{-each.difference:.3f}' for each in found)} at {1e3 * rate:g}e-3")
     yield when(verdicts == {"lower"}, f"On fresh text it leads by {' and by '.join(leads)} (all decided)")
-    near = {_beside("Huginn-like", rival, times).verdict for rival in (FLOPS, PARAMETERS) for times in (1, 4)}
+    near = {stands("Huginn-like", rival, times).verdict for rival in (FLOPS, PARAMETERS) for times in (1, 4)}
     yield when(near == {"not resolved"}, "shows no decided difference from either plain arm at equal updates")
-    much = [_beside("Huginn-like", rival, 1) for rival in (LONGER, FRESH)]
+    much = [stands("Huginn-like", rival, 1) for rival in (LONGER, FRESH)]
     words = " and ".join(dict.fromkeys(DECIDED[each.verdict] for each in much))
     behind = " and ".join(f"{each.difference:.2f}" for each in much)
     yield f"{behind} behind the four layers with three times the updates ({words})"
     fresh = [run["loss"]["test"] for run in kept()["Huginn-like", 1]]
     yield f"its seeds lie up to {max(fresh) - min(fresh):.2f} nats apart on fresh text"
-    flops, few, ours = (_beside("Huginn-like", rival, STOPPED, early=True) for rival in (FLOPS, PARAMETERS, "ASURA"))
+    flops, few, ours = (stands("Huginn-like", rival, STOPPED, early=True) for rival in (FLOPS, PARAMETERS, "ASURA"))
     undecided = few.verdict == ours.verdict == "not resolved"
     yield when(
         undecided,
@@ -215,7 +215,7 @@ def little_claims() -> Iterator[str]:
     ours, theirs = ([run["losses"][-1] for run in at[label]] for label in ("ASURA", FLOPS))
     yield f"{min(ours):.2f} to {max(ours):.2f} at the end, twelve plain layers at 2e-3 {min(theirs):.2f} to {max(theirs):.2f}"
     ours, theirs = ([run["losses"][-1] for run in kept()[label, STOPPED]] for label in ("ASURA", FLOPS))
-    end = _beside("ASURA", FLOPS, STOPPED)
+    end = stands("ASURA", FLOPS, STOPPED)
     fits = f"fits its text less ({min(ours):.2f} to {max(ours):.2f}, twelve plain layers {min(theirs):.2f} to {max(theirs):.2f})"
     yield when(min(ours) > max(theirs), f"{fits}, it ends {-end.difference:.2f} **ahead** of them ({DECIDED[end.verdict]})")
 
@@ -235,7 +235,7 @@ def ood_claims() -> Iterator[str]:
     behind, ahead = (on_ood("ASURA", rival, STOPPED, early=True) for rival in (FLOPS, PARAMETERS))
     told = f"ASURA is {mean(behind):.3f} behind twelve plain layers and {-mean(ahead):.3f} ahead of four"
     open_ = all(low <= 0 <= high for low, high in map(over_seeds, (behind, ahead)))
-    alone = _beside("ASURA", FLOPS, STOPPED, early=True).verdict == "higher"
+    alone = stands("ASURA", FLOPS, STOPPED, early=True).verdict == "higher"
     yield when(open_ and alone, f"{told}, where the intervals over seeds hold 0 too: that it is behind is decided on `test` alone")
 
 
@@ -272,7 +272,8 @@ def _seed(run: Result) -> int:
     return int(run["seed"])
 
 
-def _beside(label: str, rival: str, times: int, *, early: bool = False) -> Pooled:
+def stands(label: str, rival: str, times: int, *, early: bool = False) -> Pooled:
+    """Returns the same of arms that were both run."""
     found = beside(label, rival, times, early=early)
     assert found is not None
     return found
@@ -310,7 +311,7 @@ def told(found: Pooled | None) -> str:
 
 def short() -> Iterator[str]:
     """Yields what the README says: ASURA beside plain layers on fresh text, and beside those with more updates."""
-    flops, parameters, same, more = (_beside("ASURA", rival, 1) for rival in (FLOPS, PARAMETERS, LONGER, FRESH))
+    flops, parameters, same, more = (stands("ASURA", rival, 1) for rival in (FLOPS, PARAMETERS, LONGER, FRESH))
     ahead = {flops.verdict, parameters.verdict} == {"lower"}
     near = f"nearly equal FLOPs ({-flops.difference:.2f} nats) and parameters ({-parameters.difference:.2f}; both decided)"
     yield when(ahead, f"ASURA leads plain layers of {near} at equal updates")

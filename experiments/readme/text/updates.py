@@ -24,7 +24,7 @@ def often() -> str:
 
 
 def claims() -> Iterator[str]:
-    """Yields what docs/when-to-loop.md says under its table."""
+    """Yields what docs/when-to-loop-text.md says under its table."""
     few, ours, runs = behind(PARAMETERS), behind("ASURA"), kept()[LONGER, 4]
     fits, held = [run["losses"][-1] for run in runs], [run["loss"]["test"] for run in runs]
     yield (

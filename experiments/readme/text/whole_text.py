@@ -144,11 +144,10 @@ def brief_claims() -> Iterator[str]:
     ours = f"ASURA **behind** by {flops.difference:.3f}, ahead by {-few.difference:.3f} (both decided)"
     theirs = f"**behind** by {huginn.difference:.3f} (decided), ahead by {-near.difference:.3f} (undecided)"
     yield f"{ours}; the Huginn-like model {theirs}; {seeds()}"
-    yield f"A line is the 95 % interval over seeds (on all of the text read four times {seeds()})"
 
 
 def page_claims() -> Iterator[str]:
-    """Yields what other parts of docs/when-to-loop.md say."""
+    """Yields what other parts of docs/when-to-loop-text.md say."""
     flops, *_ = verdicts()
     law = f"it is {flops.difference:.3f} behind twelve plain layers, as the law says"
     yield f"On all of the text, read four times, {law} ({seeds()}, decided)"

@@ -1,0 +1,127 @@
+"""What docs/when-to-loop.md says to someone who decides: the answers of the other pages in short, from the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from experiments.hops.reading import TRAINED, solved_hops
+from experiments.readme.retrofit import cores, language, wide
+from experiments.readme.rows import WORDS, of, when
+from experiments.readme.tasks import exits, hops, stars, swaps
+from experiments.readme.text import asura, depths, repeats, whole_text
+from experiments.readme.text.repeats import FLOPS, PARAMETERS
+from experiments.repeats.plan import LONGER, STOPPED
+from experiments.seeds import Pooled
+
+# numbers of the table that no row decides: what was asked, sizes, depths
+SETTINGS = (
+    "where its 95 % interval over three seeds leaves 0 out",
+    "*1⊗8* is one layer",
+    "| 1⊗8 on [hops]",
+    "| 1⊗8 |",
+    "| 1⊗8 on [swaps]",
+    "[ASURA] , 5.3 million tokens read once",
+    "ASURA at depth 1",
+    "six layers of SmolLM2",
+    "ASURA, 0.33 million tokens read sixteen times",
+    "a Huginn-like model, 5.3 million tokens read once; 39.8 million read four times",
+    "1, 3 or 6 layers looped",
+)
+
+
+def table_claims() -> Iterator[str]:
+    """Yields the results of the table."""
+    yield from task_claims()
+    yield from text_claims()
+    yield f"ahead by {wide.far([wide.beside(wide.EQUAL)])}, for {wide.cost():.1f} times the FLOPs"
+    both = [wide.beside(arm) for arm in (wide.EQUAL, wide.LONGER)]
+    yield when(wide.side(both[1:]) == "behind", f"behind by {wide.far(both[1:])} (both {wide.decided(both)})")
+    sides = " and ".join(sorted(language.answer_sides()))
+    yield f"On answers of GSM8K {sides} of both (one seed, one rate for all)"
+    yield f"all {WORDS[len(cores.LOOPED)]} behind, {cores.all_behind(2)} (decided)"
+
+
+def task_claims() -> Iterator[str]:
+    """Yields the results on tasks."""
+    loop, layer = hops.arms_of()["1⊗8"], hops.arms_of()["plain 1"]
+    none = {solved_hops(run) for run in layer} == {0} and {solved_hops(run) for run in loop} == {TRAINED[-1]}
+    yield when(none, f"solves {TRAINED[-1]} hops, the layer none; for {loop[0]['flops'] / layer[0]['flops']:.0f} times the FLOPs")
+    eight = hops.arms_of()["plain 8"]
+    equal = loop[0]["flops"] == eight[0]["flops"] and all(solved_hops(run) == TRAINED[-1] for run in eight)
+    part = round(eight[0]["parameters"] / loop[0]["parameters"])
+    yield when(equal, f"both solve it; the loop has 1/{part} of the parameters")
+    mean, low, high, _ = hops.less(*swaps.own())
+    part = round(swaps.own()[1][0]["parameters"] / swaps.own()[0][0]["parameters"])
+    told = f"no difference found: {mean:.1f} points ahead ({hops.interval(low, high, 1)}, undecided)"
+    yield when(low <= 0 <= high, f"{told}; the loop has 1/{part} of the parameters")
+    yield f"longer ones solved in {of(len(swaps.learned()), len(swaps.runs_with_window()))} runs"
+    yield when(hops.none_far(), "hops: not answered")
+    yield when(stars.longer()[0] > 0.9, "yes, 64 digits after 4 to 8")
+    working = [each for each in exits.SHOWN.values() if each.works]
+    yield f"works in {of(len(working), len(exits.SHOWN))} models"
+    left = wide.all_at(wide.TRAINED)
+    yield when(wide.side(left) == "behind", f"{wide.sizes_of(left)} behind ({wide.decided(left)})")
+
+
+def text_claims() -> Iterator[str]:
+    """Yields the results on text from scratch."""
+    small, middle = asura.against(asura.WHOLE, asura.PARAMETERS)
+    cost = " and ".join(f"{each:.1f}" for each in asura.times(asura.WHOLE, asura.PARAMETERS, "flops"))
+    ahead = {small.verdict, middle.verdict} == {"lower"}
+    yield when(ahead, f"ahead by {sizes(small, middle)} (decided), for {cost} times the FLOPs")
+    small, middle = asura.against(asura.WHOLE, asura.FLOPS)
+    told = f"behind by {sizes(small)} at the small size (decided), ahead by {sizes(middle)} at the middle size (undecided)"
+    yield when((small.verdict, middle.verdict) == ("higher", "not resolved") and middle.difference < 0, told)
+    lead, more = (repeats.stands("ASURA", rival, 1) for rival in (FLOPS, LONGER))
+    yield when(lead.verdict == "lower", f"twelve layers, nearly equal FLOPs | ahead by {-lead.difference:.2f} (decided)")
+    yield when(more.verdict == "higher", f"four layers, {repeats.spent()} | behind by {more.difference:.2f} (decided)")
+    alone = depths.less_plain(1, depths.calm())
+    told = f"ahead by {sizes(alone)} without a loop (decided); no greater depth that was tried (up to {max(depths.BY_DEPTH)})"
+    yield when(alone.verdict == "lower" and depths.none_decided(depths.calm()), f"{told} adds a decided amount")
+    flops, few, huginn, _ = whole_text.verdicts()
+    where = f"{whole_text.text():.1f} million tokens read four times, at the rates of short runs"
+    yield f"{where} | twelve layers, nearly equal FLOPs; four, nearly equal parameters"
+    yield f"behind by {sizes(flops)}, ahead by {sizes(few)} (both decided, {whole_text.seeds()})"
+    flops, few = (repeats.stands("ASURA", rival, STOPPED, early=True) for rival in (FLOPS, PARAMETERS))
+    told = f"behind by {sizes(flops)} (decided), ahead by {sizes(few)} (undecided)"
+    yield when((flops.verdict, few.verdict) == ("higher", "not resolved") and few.difference < 0, told)
+    near = repeats.stands("Huginn-like", FLOPS, 1)
+    told = f"behind by {sizes(near)} (undecided); behind by {sizes(huginn)} (decided, {whole_text.seeds()})"
+    yield when(near.verdict == "not resolved" and near.difference > 0, told)
+
+
+def claims() -> Iterator[str]:
+    """Yields what the rest of the page says."""
+    yield from overview_claims()
+    yield f"over three seeds (on all of the text read four times, {whole_text.seeds()})"
+    working = [each for each in exits.SHOWN.values() if each.works]
+    easy, hard = ([each.steps(exits.RULE, each.allowed, group) for each in working] for group in ("easy", "hard"))
+    takes = f"takes {min(easy):.0f} to {max(easy):.0f} steps for easy rows and {min(hard):.0f} to {max(hard):.0f} for hard ones"
+    yield f"In {of(len(working), len(exits.SHOWN))} models a rule that watches the entropy of the output {takes}"
+    most = max(run["tokens"] for run in repeats.all_runs()) / 1e6
+    yield f"the longest on text read {most:.0f} million tokens"
+    part = hops.arms_of()["plain 8"][0]["parameters"] / hops.arms_of()["1⊗8"][0]["parameters"]
+    yield when(round(part) == 8, "did what eight layers do, with an eighth of the parameters")
+
+
+def overview_claims() -> Iterator[str]:
+    """Yields the sentences on budgets: where ASURA and the other loops stand beside plain layers."""
+    led = [*asura.against(asura.WHOLE, asura.PARAMETERS), whole_text.verdicts()[1]]
+    led += [repeats.stands("ASURA", PARAMETERS, times) for times in (1, 4)]
+    led += [repeats.stands("ASURA", PARAMETERS, STOPPED, early=True)]
+    open_ones = [each.verdict == "not resolved" for each in led]
+    told = "ASURA was ahead of plain layers of its size in all comparisons but an undecided one"
+    yield when(sum(open_ones) == 1 and all(each.difference < 0 for each in led), told)
+    flops, _, huginn, _ = whole_text.verdicts()
+    longer = [*asura.against(asura.WHOLE, asura.FLOPS), flops, huginn]
+    ahead = any(each.verdict == "lower" for each in longer)
+    yield when(not ahead, "In longer runs no loop was ahead by a decided amount")
+    without = depths.less_plain(1, depths.calm()).verdict == "lower"
+    yield when(without, "at the learning rate of the plain layers the lead was there without its loop, too")
+    every = wide.side([wide.beside(wide.LONGER)]) == "behind" and not cores.all_behind(2).startswith("not so")
+    yield when(every, "At equal training FLOPs every loop that was compared so was behind on held-out text")
+
+
+def sizes(*found: Pooled) -> str:
+    """Returns how large differences are: "0.071 and 0.054"."""
+    return " and ".join(f"{abs(each.difference):.3f}" for each in found)
