@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LONG := long and not (slow or gpu or studies or ecosystem or browser or attack)
 
 .PHONY: setup demo test suite long studies lint types bench docs clean
 
@@ -18,7 +19,7 @@ suite: $(VENV)/.installed
 
 # the longest tests of the package, which would take `make test` beyond five minutes on two cores
 long: $(VENV)/.installed
-	$(BIN)/python -m pytest --assert=plain -m 'long and not slow and not gpu'
+	$(BIN)/python -m pytest --assert=plain -m '$(LONG)' || { $(BIN)/python -m pytest -n 0 -m '$(LONG)' --last-failed --last-failed-no-failures none; exit 1; }
 
 studies: $(VENV)/.installed
 	$(BIN)/python -m pytest -m 'studies and not slow and not gpu' tests/experiments

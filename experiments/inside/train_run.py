@@ -2,10 +2,11 @@
 
     python -m experiments.inside.train_run OUT.jsonl --corpus corpus --tokenizer runs/bpe --seeds 0,1 --keep runs/inside
 
-CORPUS holds train-*.jsonl.gz and valid and test.jsonl.gz. TOKENIZER is a folder; where it is not there yet, a byte-pair tokenizer
-of 8,192 tokens is trained on the first training file and put there. Each model is measured where it was trained, in float32: its
-loss on held-out passages by depth, and traces of held-out prompts before training, after it, and at depth DEEP. The models of
---kept are saved in bfloat16 under --keep, those of other seeds than 0 with their seed behind their label.
+CORPUS holds train-*.jsonl.gz (train-00 to train-04 for the rows that are kept), valid and test.jsonl.gz. TOKENIZER is a folder;
+where it is not there yet, a byte-pair tokenizer of 8,192 tokens is trained on the first training file and put there. Each model is
+measured where it was trained, in float32: its loss on held-out passages by depth, and traces of held-out prompts before training,
+after it, and at depth DEEP. The models of --kept are saved in bfloat16 under --keep, those of other seeds than 0 with their seed
+behind their label.
 """
 
 from __future__ import annotations

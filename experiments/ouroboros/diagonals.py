@@ -22,7 +22,7 @@ from loopwright.model.parts.adapter.diagonal import Controller
 
 @dataclass(frozen=True)
 class Spoken:
-    """The diagonals at each step, over the tokens of each passage: their mean and their variance [passages, steps, targets, rank]."""
+    """The mean and the variance of the diagonals over the tokens of each passage [passages, steps, targets, rank]."""
 
     mean: Tensor
     variance: Tensor

@@ -14,10 +14,11 @@ from experiments.inside.train_claims import CLAIMS, Reading, readings
 from experiments.inside.train_plan import CONTROL, CONTROL_LAYERS, CORES, STEPS, TRAINING, Row, written
 from experiments.inside.train_tables import read
 from experiments.pages import number
-from experiments.readme.rows import RESULTS, WORDS, line, when
+from experiments.readme.rows import RESULTS, WORDS, line, of, when
 from experiments.seeds import over_seeds, paired_p
 
 DEPTHS = (1, 2, 4, 8, 16, 32)
+LITTLE = 0.05  # nats: what counts as little harm
 BETTER = 8  # layers of the core with which injection is better on every seed
 
 
@@ -47,6 +48,19 @@ def loss_claims() -> Iterator[str]:
     least = min(loss(run, STEPS) for run in found() if run["label"] != CONTROL)
     yield when(max(control) < least, "The control is better than all twelve.")
     yield f"All models have one rate, {1e3 * TRAINING['optim']['lr']:g}e-3, which was not tuned"
+
+
+def harm_claims() -> Iterator[str]:
+    """Yields what more depth costs between prelude and coda, with injection and without."""
+    rises = [
+        [loss(run, DEPTHS[-1]) - loss(run, STEPS) for core in CORES for run in seeds_of(f"sandwich-{core}{part}")]
+        for part in ("-injected", "")
+    ]
+    little, much = ([rise for rise in rises[0] if (rise < LITTLE) is below] for below in (True, False))
+    told = f"by at most {max(little):.2f} nats in {of(len(little), len(rises[0]))} models"
+    rest = f"by {' and '.join(f'{each:.2f}' for each in sorted(much))} in the other {WORDS[len(much)]}"
+    without = f"by {min(rises[1]):.2f} to {max(rises[1]):.2f} without injection"
+    yield f"From depth {STEPS} to {DEPTHS[-1]} the loss rises {told}, {rest}, and {without}"
 
 
 def injection_claims() -> Iterator[str]:
@@ -227,5 +241,5 @@ def _signed(value: float) -> str:
 
 def claims() -> Iterator[str]:
     """Yields what the rows say on the page."""
-    for part in (loss_claims, injection_claims, nearness_claims, control_claims, norms_claims):
+    for part in (loss_claims, harm_claims, injection_claims, nearness_claims, control_claims, norms_claims):
         yield from part()

@@ -336,5 +336,6 @@ def loop_claims() -> Iterator[str]:
 def headline() -> str:
     """Returns what the README says."""
     test, verdict = -beside(best(), ONCE_EQUAL).apart[0], f"decided; {corrected('on one of two texts only')}"
-    ahead = when(best() == looping(3, AT_DEPTH), f"only one, a core of 3, is ahead at equal tokens (by {test:.3f}, {verdict})")
-    return f"{ahead}, and all are behind at equal training FLOPs ({all_behind(2)}, decided)"
+    six, one = WORDS[len(LOOPED)], standing("ahead") == [best()]
+    ahead = when(one, f"of {six} loops with adapters one is ahead of the same layers run once, by {test:.3f} ({verdict})")
+    return f"{ahead}; at equal training FLOPs all {six} are behind, {all_behind(2)} (decided)"

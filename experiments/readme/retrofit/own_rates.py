@@ -167,6 +167,8 @@ def headline_claims() -> Iterator[str]:
     yield f"a controller that reads the running mean of the states is {mean.far} nats {mean.side} {rival}; {mean.word})"
     verb = "beat" if tables.side == "behind" else "lose to"
     yield when(tables.decided, f"Low-rank tables of about the same size on the looped layer {verb} both by {tables.far} (decided)")
+    blind = beside(TOKEN, BLIND)
+    yield f"Against the same controller made blind it is {blind.stands} by {blind.far} ({blind.word})"
     yield against_diagonal()
     yield held_back()
 

@@ -54,6 +54,10 @@ def table_claims() -> Iterator[str]:
         yield line(label, *(exact_at(label, depth) for depth in DEPTHS), f"{mean:.2f} ({largest:.2f})", f"{reading:.3f}")
     yield f"100 % right to depth 1,000 on {without_penalty()} seeds too"
     yield rest()
+    depth, before = rests_from()
+    (sums,) = {run["far"]["rows"] for run in runs_of()["target"]["addition-stable"]}
+    still = f"no state of {sums:,} sums moves by more than {REST:.0e} of its size".replace("e-0", "e-")
+    yield f"From depth {depth} on it rests on all three seeds ({still}); {before}"
     rows = {run["near"]["rows"] for group, name in LINES.values() for run in runs_of()[group][name]}
     (sums,) = rows
     yield f"100 % of {sums:,} is {100 * wilson_interval(sums, sums)[0]:.2f} to 100"
@@ -78,6 +82,18 @@ def rest() -> str:
     off, on = runs_of()["ablation"]["injection + embedding norm + every step"], runs_of()["target"]["addition-stable"]
     moved, still = [100 * change_at_100(run) for run in off], max(100 * change_at_100(run) for run in on)
     return f"some state still changes by {min(moved):.2g} to {max(moved):.2g} % without it, by at most {still:.2g} % with it"
+
+
+def rests_from() -> tuple[int, str]:
+    """Returns from which measured depth on no state moves with the penalty at our settings, and what moves at the depth before."""
+    runs = {run["seed"]: run["far"] for run in runs_of()["target"]["addition-stable"]}
+    (depths,) = {tuple(run["depth"]) for run in runs.values()}
+    still = [depth for depth in depths if max(run["change_largest"][depths.index(depth)] for run in runs.values()) > REST]
+    last = max(still)
+    moved = {seed: run["change_largest"][depths.index(last)] for seed, run in runs.items()}
+    ((seed, most),) = ((seed, change) for seed, change in moved.items() if change > REST)
+    before = f"at depth {last} some state of seed {seed} still moves by {100 * most:.2f} %"
+    return min(depth for depth in depths if depth > last), before
 
 
 def released() -> tuple[list[float], str, float]:

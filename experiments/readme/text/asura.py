@@ -153,11 +153,3 @@ def stuck() -> str:
     """Returns with how many seeds the middle size does not train without its projected skip."""
     without = list(sizes().values())[1]["without the projected skip"]
     return of(sum(min(run["losses"]) > STUCK for run in without), len(without))
-
-
-def no_skip() -> str:
-    """Returns the same as the README says it."""
-    return (
-        "Without its projected skip (from the input into every step) the middle size does not train "
-        f"at the rate and warm-up that all rows share ({stuck()} seeds)"
-    )

