@@ -15,7 +15,7 @@ from pathlib import Path
 from experiments import overview
 from experiments.readme import decision, headline, speed
 from experiments.readme.inside import orbits, stages, trained
-from experiments.readme.retrofit import cores, language, ouroboros, own_rates, rates_again, rates_twice, wide
+from experiments.readme.retrofit import cores, language, ouroboros, own_rates, rates_again, rates_twice, sicp, wide
 from experiments.readme.tasks import halting, hops, stars, swaps
 from experiments.readme.text import asura, asura_parts, asura_text, depths, repeats, updates, whole_text
 
@@ -75,6 +75,7 @@ PLACES = (
     Place("docs/coverage.md", "A mechanistic analysis", orbits.coverage_claims),
     Place("docs/ouroboros.md", "", ouroboros.claims),
     Place("docs/ouroboros.md", "", own_rates.claims),
+    Place("docs/ouroboros.md", "", sicp.claims),
     Place("docs/ouroboros.md", "", rates_again.claims),
     Place("docs/ouroboros.md", "", rates_twice.claims),
     Place("docs/training.md", "", rates_twice.training_claims),

@@ -224,6 +224,10 @@ def test_the_results_are_those_of_the_rows() -> None:
         ),
         ("docs/when-to-loop.md", "in all comparisons but an undecided one", "in all comparisons"),
         ("docs/when-to-loop.md", "no loop was ahead by a decided amount", "a loop was ahead by a decided amount"),
+        ("docs/ouroboros.md", "| +0.063 (+0.027 to +0.099) | **behind** |", "| −0.063 (−0.099 to −0.027) | **ahead** |"),
+        ("docs/ouroboros.md", "low-rank tables 63.7, LoRA", "low-rank tables 67.3, LoRA"),
+        ("docs/inside-training.md", "0.03 nats in seven of nine models", "0.03 nats in nine of nine models"),
+        ("docs/stars.md", "From depth 300 on it rests", "From depth 100 on it rests"),
         ("docs/when-to-loop.md", "all six **behind**, by 0.02", "all six **ahead**, by 0.02"),
     ],
 )

@@ -1,0 +1,45 @@
+"""Which documents of a held-out text are of which source, so that one source can be read by itself from the committed rows.
+
+    python -m experiments.ouroboros.sources OUT.json --source smollm2 --text corpus/heldout_ood.jsonl.gz
+
+The passages are drawn as `experiments.ouroboros.run` draws them; the fingerprint says whether they are those of a row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from pathlib import Path
+
+from loopwright.data.tokenizer import Tokenizer
+from loopwright.evaluate.passages import read_passages
+from loopwright.storage.files import write_whole
+
+
+def sources(text: Path, source: str, context: int, passages: int) -> dict[str, object]:
+    """Returns the fingerprint of the passages that are drawn, and the numbers of their documents by source."""
+    drawn = read_passages(text.name, text, Tokenizer(source), context).drawn(passages)
+    with gzip.open(text, "rt") as lines:
+        of_document = [json.loads(line)["source"] for line in lines]
+    found: dict[str, list[int]] = {}
+    for document in sorted({row.document for row in drawn.rows}):
+        found.setdefault(of_document[document], []).append(document)
+    return {"fingerprint": drawn.fingerprint, "documents": found}
+
+
+def main() -> None:
+    """Reads the command line and writes the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--source", required=True, help="the folder of the dense model, for its tokenizer")
+    parser.add_argument("--text", type=Path, required=True, help="JSON lines, gzipped, with `text` and `source`")
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--passages", type=int, default=256)
+    options = parser.parse_args()
+    found = sources(options.text, options.source, options.context, options.passages)
+    write_whole(options.out, json.dumps(found, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""What docs/ouroboros.md says of SICP alone, the one book of `ood` whose author and publisher the training text does not have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import cache
+
+from experiments.ouroboros.plan import (
+    BEST,
+    BEST_ONCE,
+    BEST_STATIC,
+    BLIND,
+    CONTROLLER,
+    DIAGONAL,
+    FULL,
+    GATE,
+    NORMED,
+    ONCE,
+    STATIC,
+    TOKEN,
+    TRUNCATED,
+)
+from experiments.pages import Result, percent
+from experiments.readme.retrofit.ouroboros import all_runs
+from experiments.readme.retrofit.own_rates import own_runs
+from experiments.readme.rows import RESULTS, line
+from experiments.seeds import Pooled, held, pooled, share_of_gap
+
+TEXT, SOURCE = "ood", "sarabander/sicp"
+ONE_RATE = (GATE, CONTROLLER, NORMED, BLIND, STATIC, ONCE, BEST, BEST_STATIC, BEST_ONCE)
+PAIRS = {
+    "running mean less static diagonal": (CONTROLLER, DIAGONAL),
+    "each token less static diagonal": (TOKEN, DIAGONAL),
+    "each token less blind": (TOKEN, BLIND),
+    "running mean less low-rank tables": (CONTROLLER, STATIC),
+    "each token less low-rank tables": (TOKEN, STATIC),
+}
+WORD = {"lower": "**ahead**", "higher": "**behind**", "not resolved": "undecided"}
+
+
+@cache
+def documents() -> tuple[str, frozenset[int]]:
+    """Returns the fingerprint of the passages, and the numbers of SICP's documents among them."""
+    found = json.loads((RESULTS / "ouroboros/ood-sources.json").read_text())
+    return found["fingerprint"], frozenset(found["documents"][SOURCE])
+
+
+def alone(run: Result) -> Result:
+    """Returns a run whose report of the text is of SICP alone, at the depths at which it keeps the losses of documents."""
+    whole = held(run, TEXT)
+    fingerprint, numbers = documents()
+    if whole.fingerprint != fingerprint:
+        raise ValueError(f"{run['name']}: other passages than those whose sources are known")
+    places = [place for place, document in enumerate(whole.document_of) if document in numbers]
+    kept = [place for place, losses in enumerate(whole.losses) if losses]
+    losses = tuple(tuple(whole.losses[depth][place] for place in places) for depth in kept)
+    targets = tuple(whole.targets_of[place] for place in places)
+    means = tuple(None if None in each else sum(each) / sum(targets) for each in losses)
+    nothing = tuple(None for _ in kept)
+    part = replace(
+        whole, depth=tuple(whole.depth[place] for place in kept), losses=losses, loss=means, targets_of=targets, targets=sum(targets),
+        document_of=tuple(whole.document_of[place] for place in places), loss_low=nothing, loss_high=nothing, perplexity=nothing,
+        bits_per_byte=nothing, documents=len(numbers), passages=len(places),
+    )  # fmt: skip
+    return {**run, "texts": {TEXT: asdict(part)}}
+
+
+def every(runs: Sequence[Result]) -> list[Result]:
+    """Returns runs, each of SICP alone."""
+    return [alone(run) for run in runs]
+
+
+def against(first: str, second: str) -> Pooled:
+    """Returns an arm less another, each at its own rate and its best depth on SICP."""
+    found = pooled(every(own_runs()[first]), every(own_runs()[second]), TEXT)
+    assert found is not None and len(found.seeds) == 3
+    return found
+
+
+def shares() -> list[str]:
+    """Returns the shares of the gap that the rows at one rate recover, in the order of the page."""
+    worse, better = (alone(all_runs()[label][0]) for label in (TRUNCATED, FULL))
+    found = [share_of_gap(every(all_runs()[label]), worse, better, TEXT) for label in ONE_RATE]
+    return [percent(each.share) for each in found if each is not None]
+
+
+def claims() -> Iterator[str]:
+    """Yields what the page says."""
+    gate, raw, normed, blind, tables, lora, best, best_tables, once = (each.removesuffix(" %") for each in shares())
+    told = f"gate only {gate} %, controller {raw} (raw) and {normed} (normed), blind {blind}, low-rank tables {tables}"
+    yield f"{told}, LoRA without a loop {lora}, the best with a controller {best}, with tables {best_tables}, not looped {once}"
+    for name, (first, second) in PAIRS.items():
+        found = against(first, second)
+        low, high = found.over_seeds
+        span = f"{found.difference:+.3f} ({low:+.3f} to {high:+.3f})".replace("-", "−")
+        yield line(name, span, WORD[found.verdict])

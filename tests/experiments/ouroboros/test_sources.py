@@ -1,0 +1,42 @@
+"""Which documents of a held-out text are of which source, and a row read on one source alone."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.ouroboros.sources import sources
+from experiments.readme.retrofit import sicp
+from experiments.readme.retrofit.own_rates import own_runs
+from loopwright.data.tokenizer import Tokenizer
+from loopwright.evaluate.passages import read_passages
+from tests.data.words import save_words
+
+
+def test_documents_of_the_drawn_passages_are_told_by_source(tmp_path: Path) -> None:
+    text = tmp_path / "text.jsonl.gz"
+    with gzip.open(text, "wt") as out:
+        out.writelines(json.dumps({"text": "low lower lowest " * 9, "source": f"book {i % 2}"}) + "\n" for i in range(6))
+    words = save_words(tmp_path / "words")
+    every = sources(text, str(words), context=8, passages=1000)
+    assert every["documents"] == {"book 0": [0, 2, 4], "book 1": [1, 3, 5]}
+    drawn = read_passages("text", text, Tokenizer(words), 8).drawn(3)
+    few = sources(text, str(words), context=8, passages=3)
+    assert few["fingerprint"] == drawn.fingerprint != every["fingerprint"]
+    assert sorted(place for places in few["documents"].values() for place in places) == sorted({row.document for row in drawn.rows})
+
+
+def test_a_row_on_one_source_has_its_documents_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = own_runs()[sicp.TOKEN][0]
+    whole, part = run["texts"][sicp.TEXT], sicp.alone(run)["texts"][sicp.TEXT]
+    _, numbers = sicp.documents()
+    assert set(part["document_of"]) == numbers and part["targets"] == sum(part["targets_of"]) < whole["targets"]
+    places = [place for place, document in enumerate(whole["document_of"]) if document in numbers]
+    assert part["losses"][2] == tuple(whole["losses"][2][place] for place in places)
+    assert part["loss"][2] == pytest.approx(sum(part["losses"][2]) / part["targets"])
+    monkeypatch.setattr(sicp, "documents", lambda: ("other", numbers))
+    with pytest.raises(ValueError, match="other passages"):
+        sicp.alone(run)
