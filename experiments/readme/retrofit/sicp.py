@@ -60,9 +60,10 @@ def alone(run: Result) -> Result:
     means = tuple(None if None in each else sum(each) / sum(targets) for each in losses)
     nothing = tuple(None for _ in kept)
     part = replace(
-        whole, depth=tuple(whole.depth[place] for place in kept), losses=losses, loss=means, targets_of=targets, targets=sum(targets),
-        document_of=tuple(whole.document_of[place] for place in places), loss_low=nothing, loss_high=nothing, perplexity=nothing,
-        bits_per_byte=nothing, documents=len(numbers), passages=len(places),
+        whole, depth=tuple(whole.depth[place] for place in kept), losses=losses, loss=means,
+        targets_of=targets, targets=sum(targets), document_of=tuple(whole.document_of[place] for place in places),
+        loss_low=nothing, loss_high=nothing, perplexity=nothing, bits_per_byte=nothing,
+        documents=len(numbers), passages=len(places),
     )  # fmt: skip
     return {**run, "texts": {TEXT: asdict(part)}}
 
