@@ -192,7 +192,7 @@ def claims() -> Iterator[str]:
     yield f"Of six retrofits with adapters {first} is ahead, {last} are behind and {rest} is undecided"
     third = f"retrofit, 3 layers looped, {PLACES[AT_ONE]}"
     split = third in behind and looping(3, AT_ONE) in cores.standing("not decided")
-    yield when(split, "one of the four, three layers from layer 8, is not decided on the second text")
+    yield when(split, "one, three layers from layer 8, is not decided on the second text")
 
 
 def draw_all() -> dict[str, Drawing]:

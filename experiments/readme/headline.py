@@ -35,7 +35,7 @@ def claims() -> Iterator[str]:
     ahead, verdict, p = stars.released()
     yield f"{'better' if min(ahead) > 0 else 'not better'} on each seed, {verdict} (p = {p:.2f} at depth 1,000)"
     yield f"At our settings {stars.without_penalty()} seeds are 100 % right without it as well"
-    yield f"comes to rest (from depth {stars.rests_from()[0]} on)"
+    yield f"comes to rest (at every depth measured from {stars.rests_from()[0]} on)"
     yield from language.headline_claims()
     least, random, rows, seeds = stars.longer()
     yield f"at depths {words(stars.BEYOND)} (at least {100 * least:.1f} % of {rows} rows with long carries, {seeds} seeds;"

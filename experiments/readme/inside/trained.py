@@ -57,8 +57,8 @@ def harm_claims() -> Iterator[str]:
         for part in ("-injected", "")
     ]
     little, much = ([rise for rise in rises[0] if (rise < LITTLE) is below] for below in (True, False))
-    told = f"by at most {max(little):.2f} nats in {of(len(little), len(rises[0]))} models"
-    rest = f"by {' and '.join(f'{each:.2f}' for each in sorted(much))} in the other {WORDS[len(much)]}"
+    told = f"by at most {max(little):.3f} nats in {of(len(little), len(rises[0]))} models"
+    rest = f"by {' and '.join(f'{each:.3f}' for each in sorted(much))} in the other {WORDS[len(much)]}"
     without = f"by {min(rises[1]):.2f} to {max(rises[1]):.2f} without injection"
     yield f"From depth {STEPS} to {DEPTHS[-1]} the loss rises {told}, {rest}, and {without}"
 

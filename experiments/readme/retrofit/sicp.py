@@ -24,8 +24,8 @@ from experiments.ouroboros.plan import (
 )
 from experiments.pages import Result, percent
 from experiments.readme.retrofit.ouroboros import all_runs
-from experiments.readme.retrofit.own_rates import own_runs
-from experiments.readme.rows import RESULTS, line
+from experiments.readme.retrofit.own_rates import beside, own_runs
+from experiments.readme.rows import RESULTS, WORDS, line, when
 from experiments.seeds import Pooled, held, pooled, share_of_gap
 
 TEXT, SOURCE = "ood", "sarabander/sicp"
@@ -34,10 +34,11 @@ PAIRS = {
     "running mean less static diagonal": (CONTROLLER, DIAGONAL),
     "each token less static diagonal": (TOKEN, DIAGONAL),
     "each token less blind": (TOKEN, BLIND),
+    "blind less static diagonal": (BLIND, DIAGONAL),
     "running mean less low-rank tables": (CONTROLLER, STATIC),
     "each token less low-rank tables": (TOKEN, STATIC),
 }
-WORD = {"lower": "**ahead**", "higher": "**behind**", "not resolved": "undecided"}
+MARK = {"lower": "**ahead**", "higher": "**behind**", "not resolved": "undecided"}
 
 
 @cache
@@ -96,4 +97,16 @@ def claims() -> Iterator[str]:
         found = against(first, second)
         low, high = found.over_seeds
         span = f"{found.difference:+.3f} ({low:+.3f} to {high:+.3f})".replace("-", "−")
-        yield line(name, span, WORD[found.verdict])
+        yield line(name, span, MARK[found.verdict])
+    yield when(
+        as_on_both(), f"At best depths these {WORDS[len(PAIRS)]} pairs have the same verdicts on SICP alone as on both whole texts"
+    )
+
+
+def as_on_both() -> bool:
+    """Whether each pair has the verdict of the two whole texts."""
+    return all(
+        (against(*pair).verdict != "not resolved") is beside(*pair).decided
+        and (not beside(*pair).decided or beside(*pair).side == {"lower": "ahead of", "higher": "behind"}[against(*pair).verdict])
+        for pair in PAIRS.values()
+    )

@@ -57,7 +57,7 @@ def table_claims() -> Iterator[str]:
     depth, before = rests_from()
     (sums,) = {run["far"]["rows"] for run in runs_of()["target"]["addition-stable"]}
     still = f"no state of {sums:,} sums moves by more than {REST:.0e} of its size".replace("e-0", "e-")
-    yield f"From depth {depth} on it rests on all three seeds ({still}); {before}"
+    yield f"At every depth measured from {depth} on it rests on all three seeds ({still}); {before}"
     rows = {run["near"]["rows"] for group, name in LINES.values() for run in runs_of()[group][name]}
     (sums,) = rows
     yield f"100 % of {sums:,} is {100 * wilson_interval(sums, sums)[0]:.2f} to 100"
