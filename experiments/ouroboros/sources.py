@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import sys
 from pathlib import Path
 
 from loopwright.data.tokenizer import Tokenizer
@@ -37,7 +38,10 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--passages", type=int, default=256)
     options = parser.parse_args()
-    found = sources(options.text, options.source, options.context, options.passages)
+    try:
+        found = sources(options.text, options.source, options.context, options.passages)
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
     write_whole(options.out, json.dumps(found, separators=(",", ":")) + "\n")
 
 

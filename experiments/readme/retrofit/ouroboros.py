@@ -17,6 +17,7 @@ from experiments.ouroboros.plan import (
     NORMED,
     ONCE,
     STATIC,
+    TOKEN,
     TRUNCATED,
 )
 from experiments.ouroboros.run import DEPTHS, TEXTS
@@ -77,6 +78,7 @@ def claims() -> Iterator[str]:
         yield line(label, percent(trained / row["kept"], 2), test).removesuffix(" |")
         yield f"| {ood}"
     yield from reading(runs)
+    yield from what_varies(runs)
     static, first_verdict = behind_once(BEST_STATIC)
     yield f"is {static:.3f} nats behind the same layers run once ({WORDS[len(runs[BEST_STATIC])]} seeds, {first_verdict})"
     best, second_verdict = behind_once(BEST)
@@ -129,6 +131,30 @@ def against_diagonal() -> str:
     slow = [by_seed(runs, CONTROLLER, DIAGONAL, text, depth) for text in TEXTS for depth in DEPTHS]
     worse = sum(all(each[seed] < 0 for each in slow) for seed in range(len(slow[0])))
     return f"the static diagonal, at every depth on {WORDS[worse]} of {WORDS[len(slow[0])]} seeds"
+
+
+def what_varies(runs: Runs) -> Iterator[str]:
+    """Yields the share of the variance of controllers' outputs that lies between steps: tokens averaged first, and per token."""
+    spans = []
+    for name in (CONTROLLER, NORMED, BEST):
+        shares = [100 * run["diagonals"]["shares"]["steps"] for run in runs[name]]
+        spans.append((min(shares), max(shares)))
+    raw, normed, best = spans
+    told = f"{normed[0]:.1f} to {normed[1]:.1f} % with normed ones, and {best[0]:.1f} to {best[1]:.1f} % in the best row"
+    yield f"Between steps lie {raw[0]:.0f} to {raw[1]:.0f} % with raw states, {told}"
+    short = {row["label"]: row for row in rows_of("ouroboros/by-token.jsonl")}
+    (part,) = {round(runs[CONTROLLER][0]["tokens"] / row["tokens"]) for row in short.values()}
+    yield f"in short runs on a CPU (1/{part} of the tokens, one seed)"
+    read = {
+        CONTROLLER: "Running mean of raw states",
+        NORMED: "Running mean of normed states",
+        TOKEN: "Reading each token, raw states",
+    }
+    for name, said in read.items():
+        found = short[name]["diagonals"]
+        averaged, steps, tokens = found["shares"]["steps"], found["shares_by_token"]["steps"], found["shares_by_token"]["tokens"]
+        per_token = f"{100 * steps:.1f} % per token ({100 * tokens:.1f} % between tokens of a passage)"
+        yield f"{said}: {100 * averaged:.1f} % averaged, {per_token}"
 
 
 @cache

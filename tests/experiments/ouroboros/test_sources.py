@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.ouroboros.sources import sources
+from experiments.ouroboros.sources import main, sources
 from experiments.readme.retrofit import sicp
 from experiments.readme.retrofit.own_rates import own_runs
 from loopwright.data.tokenizer import Tokenizer
@@ -27,6 +27,14 @@ def test_documents_of_the_drawn_passages_are_told_by_source(tmp_path: Path) -> N
     few = sources(text, str(words), context=8, passages=3)
     assert few["fingerprint"] == drawn.fingerprint != every["fingerprint"]
     assert sorted(place for places in few["documents"].values() for place in places) == sorted({row.document for row in drawn.rows})
+
+
+def test_a_tokenizer_that_is_not_there_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["sources", str(tmp_path / "out.json"), "--source", str(tmp_path / "none"), "--text", str(tmp_path / "text.jsonl.gz")]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit, match="there is no folder"):
+        main()
+    assert not (tmp_path / "out.json").exists()
 
 
 def test_a_row_on_one_source_has_its_documents_alone(monkeypatch: pytest.MonkeyPatch) -> None:
