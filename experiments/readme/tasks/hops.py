@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 
@@ -20,6 +21,7 @@ from experiments.hops.reading import (
     rate,
     solved_at,
     solved_hops,
+    steps_needed,
 )
 from experiments.pages import Result
 from experiments.readme.rows import WORDS, line, of, when
@@ -29,6 +31,7 @@ from experiments.seeds import over_seeds
 
 LOOPED, PLAIN = "1⊗8", "plain 8"
 SHOWN = ("1⊗8", "2⊗4", "plain 8", "plain 1", "plain 2")
+SETTLED = (1, 2, 4, 8, 12, 16)  # hops whose steps are shown
 FAR = (24, 32)  # hops that were not trained
 GUESS = 1 / 4  # of rows: there are four letters
 ANSWERED = 1 / 3  # of rows: hops that a model right on fewer does not answer
@@ -137,6 +140,7 @@ def claims() -> Iterator[str]:
     at_one = by_arm(row for row in found() if row["group"] == "compared")
     later = sum(learned(a) > learned(b) for a, b in zip(at_one[LOOPED], at_one[PLAIN], strict=True))
     yield f"1⊗8 learned later than plain 8 on {of(later, len(at_one[LOOPED]))} seeds"
+    yield from step_claims()
     yield from beyond_claims()
     yield from rate_claims()
     yield from longer_claims()
@@ -180,6 +184,24 @@ def beyond_claims() -> Iterator[str]:
         for arm in ("1⊗8", "2⊗4")
     }
     yield f"the mean of 1 to 16 hops at depth 32 is {' and '.join(left.values())}"
+
+
+def settled(arm: str, hops: int) -> list[int | None]:
+    """Returns from which step on a number of hops is solved, seed by seed, each arm at its own rate."""
+    return [steps_needed(run, hops) for run in arms_of()[arm]]
+
+
+def step_claims() -> Iterator[str]:
+    """Yields from which step on answers are right, by the hops they need, beside the layers that are known to be enough."""
+    for arm in ("1⊗8", "2⊗4"):
+        cells = [" / ".join(str(step) for step in settled(arm, hops)) for hops in SETTLED]
+        yield line(f"step of {arm}", *cells)
+    yield line("2 + log₂ p", *(f"{2 + math.log2(hops):.3g}" for hops in SETTLED))
+    first, second = settled("1⊗8", 1), settled("1⊗8", 2)
+    later = sum(a > b for a, b in zip(first, second, strict=True) if a is not None and b is not None)
+    yield f"One hop settles later than two on {of(later, len(first))} seeds of 1⊗8"
+    above = min(step - 2 - math.log2(16) for step in settled("1⊗8", 16) if step is not None)
+    yield f"Sixteen hops settle {above:g} steps later than 2 + log₂ p"
 
 
 def rate_claims() -> Iterator[str]:
