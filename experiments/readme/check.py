@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from experiments import overview
-from experiments.readme import decision, headline, speed
+from experiments.readme import decision, headline, origins, speed
 from experiments.readme.inside import orbits, stages, trained
 from experiments.readme.retrofit import cores, language, ouroboros, own_rates, rates_again, rates_twice, sicp, wide
 from experiments.readme.tasks import halting, hops, stars, swaps
@@ -72,6 +72,7 @@ PLACES = (
     Place("docs/inside-training.md", "", trained.claims),
     Place("docs/inside-training.md", "", orbits.claims),
     Place("docs/when-to-loop-text.md", "In short", trained.loop_claims),
+    Place("docs/coverage.md", "Rows that name no commit", origins.claims),
     Place("docs/coverage.md", "A mechanistic analysis", orbits.coverage_claims),
     Place("docs/ouroboros.md", "", ouroboros.claims),
     Place("docs/ouroboros.md", "", own_rates.claims),

@@ -1,0 +1,22 @@
+"""What docs/coverage.md says of rows that cannot be traced to a version of the code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from experiments.readme.rows import RESULTS, line, rows_of
+
+STUDIES = ("asura", "halting", "hops", "inside", "longer", "ouroboros", "repeats", "sft", "stars")
+
+
+def claims() -> Iterator[str]:
+    """Yields a line for each file with rows that name no commit, and how many rows there are in all."""
+    untold = every = 0
+    files = [file for study in STUDIES for file in sorted((RESULTS / study).rglob("*.jsonl"))]
+    for name in (str(file.relative_to(RESULTS)) for file in files):
+        rows = rows_of(name)
+        without = [row for row in rows if not ((row.get("origin") or {}).get("commit") or row.get("commit"))]
+        untold, every = untold + len(without), every + len(rows)
+        if without:
+            yield line(name, str(len(without)), str(len(rows)))
+    yield f"{untold} of the {every:,} rows name no commit"
