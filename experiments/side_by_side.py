@@ -59,8 +59,8 @@ def arguments(about: str, *, goes_on: bool = False) -> argparse.ArgumentParser:
     parser.add_argument("--groups", help="which, parted by commas; left out: all")
     parser.add_argument("--only", default="", help="words, parted by |: a run's name must hold one of them")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--workers", type=int, default=4, help="runs at a time, each in a process of its own (default: 4)")
+    parser.add_argument("--seconds", type=float, default=540, help="runs that go on for longer are ended (default: 540)")
     parser.add_argument("--change", action="append", default=[], help="a.b=c, laid over every recipe")
     if goes_on:
         parser.add_argument("--unfinished", type=Path, help="a folder for trainings that the time ends; the next call goes on")
@@ -120,12 +120,15 @@ def run_all(
     made again. Where there is a folder of `unfinished` runs, `work` is given one of its own in it as `kept`; it is removed once the
     row is written.
     """
-    path = Path(out)
+    path, began = Path(out), time.time()
     left = missing(runs, path, counts)
     if left and seconds > (GRACE if unfinished else 0):
         _share_out(left, work, out, workers=workers, seconds=seconds, begin=begin, unfinished=unfinished)
-    for run in missing(left, path, counts):  # failed, not begun, or stopped here because the time was up
+    not_made = missing(left, path, counts)  # failed, not begun, or stopped here because the time was up
+    for run in not_made:
         print(f"not made: {run.name}", flush=True)
+    if not_made and time.time() - began >= seconds:
+        print(f"the time is up ({seconds:g} s): the same call makes the rest; --seconds gives it more", flush=True)
     print(f"{len(path.read_text().splitlines()) if path.is_file() else 0} results in {path}", flush=True)
 
 

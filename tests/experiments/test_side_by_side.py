@@ -136,7 +136,8 @@ def test_no_process_begins_once_the_time_is_up(
     """A study with several parts calls once for each: the last ones must not spend minutes on starting what cannot end."""
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: pytest.fail("a process was begun"))
     run_all([Named("made")], work, str(tmp_path / "rows.jsonl"), workers=2, seconds=0)
-    assert "not made: made" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "not made: made" in said and "the time is up (0 s)" in said
     run_all([Named("made")], work, str(tmp_path / "rows.jsonl"), workers=2, seconds=side_by_side.GRACE, unfinished=tmp_path)
 
 
