@@ -14,12 +14,14 @@ test: $(VENV)/.installed
 	$(MAKE) --no-print-directory --jobs=2 lint types suite
 
 # on a fresh clone pytest takes 8 s in each process to rewrite asserts so that they show their values: only what fails needs that
+tested = $(BIN)/python -m pytest --assert=plain $(1) || { $(BIN)/python -m pytest -n 0 $(1) --last-failed --last-failed-no-failures none; exit 1; }
+
 suite: $(VENV)/.installed
-	$(BIN)/python -m pytest --assert=plain || { $(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none; exit 1; }
+	$(call tested,)
 
 # the longest tests of the package, which would take `make test` beyond five minutes on two cores
 long: $(VENV)/.installed
-	$(BIN)/python -m pytest --assert=plain -m '$(LONG)' || { $(BIN)/python -m pytest -n 0 -m '$(LONG)' --last-failed --last-failed-no-failures none; exit 1; }
+	$(call tested,-m '$(LONG)')
 
 studies: $(VENV)/.installed
 	$(BIN)/python -m pytest -m 'studies and not slow and not gpu' tests/experiments

@@ -52,6 +52,13 @@ def paired_p(differences: Sequence[float]) -> float:
     return 1 - abs(t) / math.sqrt(t * t + 2)
 
 
+def verdict(*intervals: tuple[float, float]) -> str:
+    """Returns "lower" or "higher" where every interval of a difference lies on that side of 0, else "not resolved"."""
+    if max(high for _, high in intervals) < 0:
+        return "lower"
+    return "higher" if min(low for low, _ in intervals) > 0 else "not resolved"
+
+
 @dataclass(frozen=True)
 class Pooled:
     """One row against another: the difference of mean losses (below 0: the first is better) with its interval over documents,
@@ -69,12 +76,7 @@ class Pooled:
     @property
     def verdict(self) -> str:
         """What is decided about the first row's loss: "lower", "higher" or "not resolved"."""
-        low, high = self.over_seeds
-        if max(self.high, high) < 0:
-            return "lower"
-        if min(self.low, low) > 0:
-            return "higher"
-        return "not resolved"
+        return verdict(self.over_seeds, (self.low, self.high))
 
     @property
     def over_seeds(self) -> tuple[float, float]:

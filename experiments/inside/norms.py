@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.inside.train_plan import CONTROL, CONTROL_LAYERS, STEPS, Row, written
 from experiments.pages import by_seed, signed, table
-from experiments.seeds import averaged, over_seeds, shared
+from experiments.seeds import averaged, over_seeds, shared, verdict
 from loopwright.evaluate.heldout import HeldOut
 from loopwright.evaluate.paired import compare
 from loopwright.model.config import LoopedConfig
@@ -52,8 +52,7 @@ class Apart:
         """What is decided about the loss of the first: "lower", "higher", "not resolved", or what cannot be said."""
         if self.documents is None:
             return "documents not compared"
-        low, high = min(self.seeds[0], self.documents[0]), max(self.seeds[1], self.documents[1])
-        return "lower" if high < 0 else "higher" if low > 0 else "not resolved"
+        return verdict(self.seeds, self.documents)
 
 
 def apart(runs: Sequence[Run], first: Row, second: Row) -> Apart | None:

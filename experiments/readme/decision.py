@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from experiments import overview
 from experiments.hops.reading import TRAINED, solved_hops
 from experiments.readme.retrofit import cores, language, wide
-from experiments.readme.rows import WORDS, of, when
+from experiments.readme.rows import WORDS, of, sizes, when
 from experiments.readme.tasks import exits, hops, stars, swaps
 from experiments.readme.text import asura, asura_parts, depths, repeats, whole_text
 from experiments.readme.text.repeats import FLOPS, PARAMETERS
 from experiments.repeats.plan import LONGER, STOPPED
-from experiments.seeds import Pooled, over_seeds
+from experiments.seeds import over_seeds
 
 # numbers of the table that no row decides: what was asked, sizes, depths
 SETTINGS = (
@@ -37,9 +37,9 @@ def table_claims() -> Iterator[str]:
     yield from task_claims()
     yield from text_claims()
     tokens = [wide.beside(wide.EQUAL)]
-    yield when(wide.side(tokens) == "ahead", f"ahead by {wide.far(tokens)}, for {wide.cost():.1f} times the FLOPs")
+    yield when(wide.side(tokens) == "ahead", f"ahead by {sizes(tokens)}, for {wide.cost():.1f} times the FLOPs")
     both = [wide.beside(arm) for arm in (wide.EQUAL, wide.LONGER)]
-    yield when(wide.side(both[1:]) == "behind", f"behind by {wide.far(both[1:])} (both {wide.decided(both)})")
+    yield when(wide.side(both[1:]) == "behind", f"behind by {sizes(both[1:])} (both {wide.decided(both)})")
     sides = " and ".join(sorted(language.answer_sides()))
     yield f"On answers of GSM8K {sides} of both (one seed, one rate for all)"
     one = cores.standing("ahead") == [cores.best()]
@@ -53,10 +53,7 @@ def task_claims() -> Iterator[str]:
     loop, layer = hops.arms_of()["1⊗8"], hops.arms_of()["plain 1"]
     none = {solved_hops(run) for run in layer} == {0} and {solved_hops(run) for run in loop} == {TRAINED[-1]}
     yield when(none, f"solves {TRAINED[-1]} hops, the layer none; for {loop[0]['flops'] / layer[0]['flops']:.0f} times the FLOPs")
-    eight = hops.arms_of()["plain 8"]
-    equal = loop[0]["flops"] == eight[0]["flops"] and all(solved_hops(run) == TRAINED[-1] for run in eight)
-    part = round(eight[0]["parameters"] / loop[0]["parameters"])
-    yield when(equal, f"both solve it; the loop has 1/{part} of the parameters")
+    yield f"both solve it; the loop has 1/{hops.times_smaller()} of the parameters"
     mean, low, high, _ = hops.less(*swaps.own())
     part = round(swaps.own()[1][0]["parameters"] / swaps.own()[0][0]["parameters"])
     told = f"no difference found: {mean:.1f} points ahead ({hops.interval(low, high, 1)}, undecided)"
@@ -64,8 +61,7 @@ def task_claims() -> Iterator[str]:
     yield f"longer ones solved in {of(len(swaps.learned()), len(swaps.runs_with_window()))} runs"
     yield when(hops.none_far(), "hops: not answered")
     yield when(stars.longer()[0] > 0.99, "yes, 64 digits after 4 to 8")
-    working = [each for each in exits.SHOWN.values() if each.works]
-    yield f"works in {of(len(working), len(exits.SHOWN))} models"
+    yield f"works in {of(len(exits.working()), len(exits.SHOWN))} models"
     left = wide.all_at(wide.TRAINED)
     yield when(wide.side(left) == "behind", f"{wide.sizes_of(left)} behind ({wide.decided(left)})")
 
@@ -75,26 +71,26 @@ def text_claims() -> Iterator[str]:
     small, middle = asura.against(asura.WHOLE, asura.PARAMETERS)
     cost = " and ".join(f"{each:.1f}" for each in asura.times(asura.WHOLE, asura.PARAMETERS, "flops"))
     ahead = {small.verdict, middle.verdict} == {"lower"}
-    yield when(ahead, f"ahead by {sizes(small, middle)} (decided), for {cost} times the FLOPs")
+    yield when(ahead, f"ahead by {sizes([small, middle])} (decided), for {cost} times the FLOPs")
     small, middle = asura.against(asura.WHOLE, asura.FLOPS)
-    told = f"behind by {sizes(small)} at the small size (decided), ahead by {sizes(middle)} at the middle size (undecided)"
+    told = f"behind by {sizes([small])} at the small size (decided), ahead by {sizes([middle])} at the middle size (undecided)"
     yield when((small.verdict, middle.verdict) == ("higher", "not resolved") and middle.difference < 0, told)
     lead, more = (repeats.stands("ASURA", rival, 1) for rival in (FLOPS, LONGER))
     yield when(lead.verdict == "lower", f"twelve layers, nearly equal FLOPs | ahead by {-lead.difference:.2f} (decided)")
     yield when(more.verdict == "higher", f"four layers, {repeats.spent()} | behind by {more.difference:.2f} (decided)")
-    alone = depths.less_plain(1, depths.calm())
-    told = f"ahead by {sizes(alone)} without a loop (decided); no greater depth that was tried (up to {max(depths.BY_DEPTH)})"
-    yield when(alone.verdict == "lower" and depths.none_decided(depths.calm()), f"{told} adds a decided amount")
+    unlooped = depths.less_plain(1, depths.calm())
+    told = f"ahead by {sizes([unlooped])} without a loop (decided); no greater depth that was tried (up to {max(depths.BY_DEPTH)})"
+    yield when(unlooped.verdict == "lower" and depths.none_decided(depths.calm()), f"{told} adds a decided amount")
     flops, few, huginn, _ = whole_text.verdicts()
     where = f"{whole_text.text():.1f} million tokens read four times, at the rates of short runs"
     yield f"{where} | twelve layers, nearly equal FLOPs; four, nearly equal parameters"
-    yield f"behind by {sizes(flops)}, ahead by {sizes(few)} (both decided, {whole_text.seeds()})"
+    yield f"behind by {sizes([flops])}, ahead by {sizes([few])} (both decided, {whole_text.seeds()})"
     flops, few = (repeats.stands("ASURA", rival, STOPPED, early=True) for rival in (FLOPS, PARAMETERS))
-    told = f"behind by {sizes(flops)} (decided on test alone), ahead by {sizes(few)} (undecided)"
+    told = f"behind by {sizes([flops])} (decided on test alone), ahead by {sizes([few])} (undecided)"
     alone = open_on_ood("ASURA", FLOPS, STOPPED, early=True)
     yield when(alone and (flops.verdict, few.verdict) == ("higher", "not resolved") and few.difference < 0, told)
     near = repeats.stands("Huginn-like", FLOPS, 1)
-    told = f"behind by {sizes(near)} (undecided); behind by {sizes(huginn)} (decided on test alone, {whole_text.seeds()})"
+    told = f"behind by {sizes([near])} (undecided); behind by {sizes([huginn])} (decided on test alone, {whole_text.seeds()})"
     alone = open_on_ood(*(whole_text.NAMES[arm] for arm in ("Huginn-like", FLOPS)), whole_text.TIMES)
     yield when(alone and near.verdict == "not resolved" and near.difference > 0, told)
 
@@ -103,14 +99,13 @@ def claims() -> Iterator[str]:
     """Yields what the rest of the page says."""
     yield from overview_claims()
     yield f"over three seeds (on all of the text read four times, {whole_text.seeds()})"
-    working = [each for each in exits.SHOWN.values() if each.works]
-    easy, hard = ([each.steps(exits.RULE, each.allowed, group) for each in working] for group in ("easy", "hard"))
-    takes = f"takes {min(easy):.0f} to {max(easy):.0f} steps for easy rows and {min(hard):.0f} to {max(hard):.0f} for hard ones"
-    yield f"In {of(len(working), len(exits.SHOWN))} models a rule that watches the entropy of the output {takes}"
+    takes = f"takes {exits.steps_of('easy')} steps for easy rows and {exits.steps_of('hard')} for hard ones"
+    yield f"In {of(len(exits.working()), len(exits.SHOWN))} models a rule that watches the entropy of the output {takes}"
     most = max(run["tokens"] for run in repeats.all_runs()) / 1e6
     yield f"the longest on text read {most:.0f} million tokens"
-    eighth = hops.same_task().endswith("with 1/8 of the parameters and equal FLOPs")
-    yield when(eighth, "one layer that ran eight times did what eight layers did, with an eighth of the parameters")
+    yield when(
+        hops.times_smaller() == 8, "one layer that ran eight times did what eight layers did, with an eighth of the parameters"
+    )
 
 
 def overview_claims() -> Iterator[str]:
@@ -134,8 +129,3 @@ def open_on_ood(label: str, rival: str, times: int, *, early: bool = False) -> b
     """Returns whether the interval over seeds holds 0 on the second text."""
     low, high = over_seeds(repeats.on_ood(label, rival, times, early=early))
     return low <= 0 <= high
-
-
-def sizes(*found: Pooled) -> str:
-    """Returns how large differences are: "0.071 and 0.054"."""
-    return " and ".join(f"{abs(each.difference):.3f}" for each in found)

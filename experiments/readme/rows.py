@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from experiments.seeds import Pooled
+
 RESULTS = Path(__file__).parents[1] / "results"
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
@@ -37,6 +39,11 @@ def when(so: bool, text: str) -> str:
 def line(*cells: str) -> str:
     """Returns a row of a table."""
     return f"| {' | '.join(cells)} |"
+
+
+def sizes(found: Iterable[Pooled], digits: int = 3) -> str:
+    """Returns how large differences are, one after the other: "0.071 and 0.054"."""
+    return " and ".join(f"{abs(each.difference):.{digits}f}" for each in found)
 
 
 def from_to(values: Iterable[float], digits: int = 3) -> str:

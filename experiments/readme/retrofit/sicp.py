@@ -26,6 +26,7 @@ from experiments.pages import Result, percent
 from experiments.readme.retrofit.ouroboros import all_runs
 from experiments.readme.retrofit.own_rates import beside, own_runs
 from experiments.readme.rows import RESULTS, WORDS, line, when
+from experiments.readme.text.repeats import told
 from experiments.seeds import Pooled, held, pooled, share_of_gap
 
 TEXT, SOURCE = "ood", "sarabander/sicp"
@@ -38,7 +39,6 @@ PAIRS = {
     "running mean less low-rank tables": (CONTROLLER, STATIC),
     "each token less low-rank tables": (TOKEN, STATIC),
 }
-MARK = {"lower": "**ahead**", "higher": "**behind**", "not resolved": "undecided"}
 
 
 @cache
@@ -91,22 +91,15 @@ def shares() -> list[str]:
 def claims() -> Iterator[str]:
     """Yields what the page says."""
     gate, raw, normed, blind, tables, lora, best, best_tables, once = (each.removesuffix(" %") for each in shares())
-    told = f"gate only {gate} %, controller {raw} (raw) and {normed} (normed), blind {blind}, low-rank tables {tables}"
-    yield f"{told}, LoRA without a loop {lora}, the best with a controller {best}, with tables {best_tables}, not looped {once}"
-    for name, (first, second) in PAIRS.items():
-        found = against(first, second)
-        low, high = found.over_seeds
-        span = f"{found.difference:+.3f} ({low:+.3f} to {high:+.3f})".replace("-", "−")
-        yield line(name, span, MARK[found.verdict])
-    yield when(
-        as_on_both(), f"At best depths these {WORDS[len(PAIRS)]} pairs have the same verdicts on SICP alone as on both whole texts"
-    )
+    shown = f"gate only {gate} %, controller {raw} (raw) and {normed} (normed), blind {blind}, low-rank tables {tables}"
+    yield f"{shown}, LoRA without a loop {lora}, the best with a controller {best}, with tables {best_tables}, not looped {once}"
+    for name, pair in PAIRS.items():
+        yield line(name, told(against(*pair)))
+    same = all(against(*pair).verdict == on_both(*pair) for pair in PAIRS.values())
+    yield when(same, f"At best depths these {WORDS[len(PAIRS)]} pairs have the same verdicts on SICP alone as on both whole texts")
 
 
-def as_on_both() -> bool:
-    """Whether each pair has the verdict of the two whole texts."""
-    return all(
-        (against(*pair).verdict != "not resolved") is beside(*pair).decided
-        and (not beside(*pair).decided or beside(*pair).side == {"lower": "ahead of", "higher": "behind"}[against(*pair).verdict])
-        for pair in PAIRS.values()
-    )
+def on_both(first: str, second: str) -> str:
+    """Returns the verdict of both whole texts, in the words of a single one."""
+    found = beside(first, second)
+    return {"ahead of": "lower", "behind": "higher"}[found.side] if found.decided else "not resolved"

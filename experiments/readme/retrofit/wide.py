@@ -11,7 +11,7 @@ from experiments.ouroboros.rates import GRID, SEEDS, arm_of, best_rates, rates_o
 from experiments.ouroboros.tables import Runs
 from experiments.pages import Result, difference, results, words
 from experiments.readme.retrofit.cores import plain_rate
-from experiments.readme.rows import RESULTS, WORDS, from_to, line, of, when
+from experiments.readme.rows import RESULTS, WORDS, from_to, line, of, sizes, when
 from experiments.seeds import Pooled, averaged, mean_loss, pooled, reports
 from experiments.sft.exits import FIXED, MEANS, MOST, leaving
 from experiments.sft.plan import LAYERS, TRAINED
@@ -76,11 +76,6 @@ def decided(found: Sequence[Pooled]) -> str:
     return "undecided" if all(open_ones) else "decided in part" if any(open_ones) else "decided"
 
 
-def far(found: Sequence[Pooled]) -> str:
-    """Returns how large the differences are, one after the other."""
-    return " and ".join(f"{abs(each.difference):.3f}" for each in found)
-
-
 def short() -> str:
     """Returns where the loop stands on `test`, in a few words."""
     both = [beside(arm) for arm in ONCE]
@@ -91,9 +86,9 @@ def short() -> str:
 def cell() -> str:
     """Returns the same on both texts, as the first table of docs/when-to-loop-retrofit.md has it."""
     tokens, flops = ([beside(arm, text) for text in TEXTS] for arm in ONCE)
-    told = f"**{side(tokens)}** by {far(tokens)} nats at equal tokens (two texts), for {cost():.1f} times the training FLOPs"
+    told = f"**{side(tokens)}** by {sizes(tokens)} nats at equal tokens (two texts), for {cost():.1f} times the training FLOPs"
     own = f"{RATED}, three seeds, all {decided([*tokens, *flops])}"
-    return f"{told}; **{side(flops)}** by {far(flops)} at equal training FLOPs ({own})"
+    return f"{told}; **{side(flops)}** by {sizes(flops)} at equal training FLOPs ({own})"
 
 
 def cost() -> float:
@@ -150,11 +145,11 @@ def side_claims() -> Iterator[str]:
         both = [beside(arm, text) for text in TEXTS]
         seeds = [value for each in both for value in each.of_seeds]
         same = len({value > 0 for value in seeds}) == 1
-        yield when(same, f"At {told} the loop is {side(both)}, by {far(both)} ({decided(both)}; on {of(3, 3)} seeds)")
+        yield when(same, f"At {told} the loop is {side(both)}, by {sizes(both)} ({decided(both)}; on {of(3, 3)} seeds)")
     more = [each for text in TEXTS if (each := pooled(runs()[LONGER], runs()[EQUAL], text)) is not None]
     lead = [beside(EQUAL, text) for text in TEXTS]
     larger = all(one.difference < other.difference for one, other in zip(more, lead, strict=True)) and side(more) == "ahead"
-    yield when(larger, f"these FLOPs in more text are worth {far(more)} ({decided(more)}), in the loop {far(lead)}")
+    yield when(larger, f"these FLOPs in more text are worth {sizes(more)} ({decided(more)}), in the loop {sizes(lead)}")
     yield f"a token passes {len(LAYERS) + CORE * (TRAINED - 1)} layers instead of {len(LAYERS)}"
 
 
@@ -172,8 +167,8 @@ def depth_claims() -> Iterator[str]:
     for text in TEXTS:
         yield line(f"`{text}`", *(f"{fixed_loss(depth, text):.3f}" for depth in depths))
     risen, later = ([deeper(depth, than, text) for text in TEXTS] for depth, than in ((8, TRAINED), (16, 8)))
-    yield when(side(risen) == "behind", f"From depth 4 to 8 the loss rises by {far(risen)} ({decided(risen)})")
-    yield when(side(later) == "behind", f"from 8 to 16 by {far(later)} ({decided(later)})")
+    yield when(side(risen) == "behind", f"From depth 4 to 8 the loss rises by {sizes(risen)} ({decided(risen)})")
+    yield when(side(later) == "behind", f"from 8 to 16 by {sizes(later)} ({decided(later)})")
     grid = {run["rate"]: run["texts"]["valid"] for run in wide_rows() if run["group"] == GRID and arm_of(run) == LOOPED}
     at_two = [f"{grid[each]['loss'][grid[each]['depth'].index(2)]:.2f}" for each in sorted(grid)]
     yield f"depth 2 has a loss of {words(at_two)} at the four rates (seed 0)"

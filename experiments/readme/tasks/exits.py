@@ -122,17 +122,28 @@ def cell(shown: Shown, hard: str) -> str:
     return f"{steps:.1f}; {100 * kept:.1f} ({100 * complete:.1f})"
 
 
+@cache
+def working() -> list[Shown]:
+    """Returns the models in which entropy at 0.1 works."""
+    return [each for each in SHOWN.values() if each.works]
+
+
+def steps_of(hard: str) -> str:
+    """Returns the mean steps of these models on rows of a hardness: "3 to 4"."""
+    steps = [each.steps(RULE, each.allowed, hard) for each in working()]
+    return f"{min(steps):.0f} to {max(steps):.0f}"
+
+
 def entropy_claims() -> Iterator[str]:
     """Yields in how many models entropy at 0.1 works, and how it fails in the others."""
-    working = [each for each in SHOWN.values() if each.works]
-    yield f"In {of(len(working), len(SHOWN))} models entropy at 0.1 keeps the accuracy of full depth"
-    yield f"works in {of(len(working), len(SHOWN))} models"
-    yield f"worked in {of(len(working), len(SHOWN))} models of hops and swaps that were tried"
-    easy, hard = ([each.steps(RULE, each.allowed, hard) for each in working] for hard in ("easy", "hard"))
-    yield f"{min(easy):.0f} to {max(easy):.0f} steps for easy rows, {min(hard):.0f} to {max(hard):.0f} for hard ones"
-    most = max(each.lost(RULE, each.trained, hard) for each in working for hard in TRAINED)
+    many = of(len(working()), len(SHOWN))
+    yield f"In {many} models entropy at 0.1 keeps the accuracy of full depth"
+    yield f"works in {many} models"
+    yield f"worked in {many} models of hops and swaps that were tried"
+    yield f"{steps_of('easy')} steps for easy rows, {steps_of('hard')} for hard ones"
+    most = max(each.lost(RULE, each.trained, hard) for each in working() for hard in TRAINED)
     yield f"with at most the trained steps it loses up to {most:.1f} points"
-    failing = [each for each in SHOWN.values() if each not in working]
+    failing = [each for each in SHOWN.values() if each not in working()]
     yield f"It fails in {WORDS[len(failing)]} models"
     worst = max(each.lost(RULE, each.allowed, hard) for each in failing for hard in TRAINED)
     yield f"in {WORDS[len(failing)]} it loses up to {worst:.1f} points or hardly leaves"
@@ -155,16 +166,16 @@ def window_claims() -> Iterator[str]:
     one = [
         replace(SHOWN[name], name=f"seed {seed} of {shown}", seeds=(seed,)) for name, shown in named.items() for seed in range(3)
     ]
-    working = [each for each in one if each.works]
-    yield f"With a window it leaves in {of(len(working), len(one))} runs"
-    yield f"With a window of two tokens it worked with {of(len(working), len(one))} runs"
-    steps = " and ".join(beside(lambda hard, each=each: each.steps(RULE, each.allowed, hard)) for each in working)
-    yield f"{' and '.join(each.name for each in working)}: {steps} steps for easy, middle and hard rows"
+    leaving = [each for each in one if each.works]
+    yield f"With a window it leaves in {of(len(leaving), len(one))} runs"
+    yield f"With a window of two tokens it worked with {of(len(leaving), len(one))} runs"
+    steps = " and ".join(beside(lambda hard, each=each: each.steps(RULE, each.allowed, hard)) for each in leaving)
+    yield f"{' and '.join(each.name for each in leaving)}: {steps} steps for easy, middle and hard rows"
     swaps = {hard: sum(HARDNESS[hard]) / len(HARDNESS[hard]) for hard in TRAINED}
-    more = [each.steps(RULE, each.allowed, hard) - swaps[hard] for each in working for hard in TRAINED]
+    more = [each.steps(RULE, each.allowed, hard) - swaps[hard] for each in leaving for hard in TRAINED]
     yield when(all(round(value) == 1 for value in more), "There it takes about one step more than there are swaps")
     yield when(all(each.works_by(OWN) for each in one), f"a limit of 0.5 works there with all {WORDS[len(one)]}")
-    rest = [each for each in one if each not in working]
+    rest = [each for each in one if each not in leaving]
     kept = all(each.lost(RULE, each.allowed, hard) <= KEPT for each in rest for hard in TRAINED)
     stays = [each.steps(RULE, each.allowed, hard) for each in rest for hard in TRAINED]
     keeps = f"In the other {WORDS[len(rest)]} it keeps the accuracy of full depth too but hardly leaves"
@@ -173,10 +184,9 @@ def window_claims() -> Iterator[str]:
 
 def rival_claims() -> Iterator[str]:
     """Yields how one fixed depth does beside the rule, where full depth is past its best."""
-    working = [each for each in SHOWN.values() if each.works]
-    past = [each for each in working if best_of(each, "hard") - full_of(each, "hard", each.allowed) > KEPT / 100]
-    yield when(past == working, f"In all {WORDS[len(working)]} full depth is past its best on hard rows")
-    yield when(past == working, f"though in all {WORDS[len(working)]} one smaller fixed depth is as accurate or more so")
+    past = [each for each in working() if best_of(each, "hard") - full_of(each, "hard", each.allowed) > KEPT / 100]
+    yield when(past == working(), f"In all {WORDS[len(past)]} full depth is past its best on hard rows")
+    yield when(past == working(), f"though in all {WORDS[len(past)]} one smaller fixed depth is as accurate or more so")
     for name, depth in ((HOPS, 12), (SWAPS, 13), (RANDOM, 12)):
         shown = SHOWN[name]
         better = all(full_of(shown, hard, depth) >= shown.exact(RULE, shown.allowed, hard) for hard in TRAINED)

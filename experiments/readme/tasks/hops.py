@@ -105,13 +105,17 @@ def none_far() -> bool:
     return best_far(asked_far()) < ANSWERED
 
 
-def same_task() -> str:
-    """Returns that the looped layer solves the hops that eight layers solve, at equal FLOPs, with which part of the parameters."""
+def times_smaller() -> int:
+    """Returns how many times fewer parameters the looped layer has than eight layers, which solve the same hops at equal FLOPs."""
     looped, plain = arms_of()[LOOPED], arms_of()[PLAIN]
     if any(solved_hops(run) < TRAINED[-1] for run in (*looped, *plain)) or looped[0]["flops"] != plain[0]["flops"]:
         raise ValueError("one layer run eight times does not solve all that eight layers solve at equal FLOPs")
-    part = round(plain[0]["parameters"] / looped[0]["parameters"])
-    return f"solves what eight layers solve, with 1/{part} of the parameters and equal FLOPs"
+    return round(plain[0]["parameters"] / looped[0]["parameters"])
+
+
+def same_task() -> str:
+    """Returns that the looped layer solves the hops that eight layers solve, at equal FLOPs, with which part of the parameters."""
+    return f"solves what eight layers solve, with 1/{times_smaller()} of the parameters and equal FLOPs"
 
 
 def claims() -> Iterator[str]:

@@ -92,12 +92,3 @@ def loop_claims() -> Iterator[str]:
         higher(), f"on {ours['tokens'] / 1e6:.1f} million tokens, at the better of two rates each, the middle size was {amount}"
     )
     yield when(higher(), f"on four times the text it is {amount} ({seeds()})")
-
-
-def short() -> str:
-    """Returns what the README says."""
-    return when(
-        higher(),
-        f"With four times the text and the better of two rates each the middle one is behind by "
-        f"{at_better_rates().difference:.3f} ({seeds()})",
-    )

@@ -8,7 +8,7 @@ from functools import cache
 from statistics import mean
 
 from experiments.pages import Result, results
-from experiments.readme.rows import RESULTS, WORDS, line, of, when
+from experiments.readme.rows import RESULTS, WORDS, line, of, sizes, when
 from experiments.repeats.plan import COMPARED_RATES, FRESH, LONGER, STOPPED, TUNED, rates
 from experiments.repeats.run import best_rates, counts
 from experiments.repeats.tables import LOOPED, MAIN, RIVALS, at_rate, chosen, stopped
@@ -65,7 +65,7 @@ def named(label: str) -> str:
 def brief_claims() -> Iterator[str]:
     """Yields what the page says in short: its first sentences and its first table."""
     fresh, again = ([stands("ASURA", rival, times) for rival in (FLOPS, PARAMETERS)] for times in (1, 4))
-    cell = f"ahead by {sizes_of(fresh)}; by {sizes_of(again)}"
+    cell = f"ahead by {sizes(fresh, 2)}; by {sizes(again, 2)}"
     all_of = {each.verdict for each in (*fresh, *again)} == {"lower"}
     yield when(all_of, f"{cell} nats (all decided)")
     yield when(all_of, f"nearly equal FLOPs by {abs(fresh[0].difference):.2f} nats")
@@ -249,11 +249,6 @@ def on_ood(label: str, rival: str, times: int, *, early: bool = False) -> list[f
 def means(differences: list[list[float]], sign: int = 1) -> str:
     """Returns mean differences, or by how much less the first arms have: "0.21 and 0.17"."""
     return " and ".join(f"{sign * mean(each):.2f}" for each in differences)
-
-
-def sizes_of(differences: list[Pooled]) -> str:
-    """Returns the sizes of differences: "0.24 and 0.20"."""
-    return " and ".join(f"{abs(each.difference):.2f}" for each in differences)
 
 
 def agreeing(*differences: Pooled) -> tuple[int, int]:

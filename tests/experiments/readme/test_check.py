@@ -224,7 +224,7 @@ def test_the_results_are_those_of_the_rows() -> None:
         ),
         ("docs/when-to-loop.md", "picture below but one, which", "picture below but two, which"),
         ("docs/when-to-loop.md", "a Huginn-like loop was ahead by a decided", "a Huginn-like loop was ahead by an undecided"),
-        ("docs/ouroboros.md", "| +0.063 (+0.027 to +0.099) | **behind** |", "| −0.063 (−0.099 to −0.027) | **ahead** |"),
+        ("docs/ouroboros.md", "| +0.063 (+0.027 to +0.099), **behind** |", "| −0.063 (−0.099 to −0.027), **ahead** |"),
         ("docs/coverage.md", "| halting/runs.jsonl | 24 | 24 |", "| halting/runs.jsonl | 14 | 24 |"),
         ("docs/when-to-loop-tasks.md", "| 5 / 5 / 5 | 4 / 3 / 3 |", "| 5 / 5 / 5 | 4 / 5 / 3 |"),
         ("docs/ouroboros.md", "94.4 % averaged, 46.8 % per token", "94.4 % averaged, 94.4 % per token"),
