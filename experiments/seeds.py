@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -103,6 +103,24 @@ def held(run: Result, text: str) -> HeldOut:
 def reports(runs: Sequence[Result], text: str) -> list[HeldOut]:
     """Returns each run's report of one text."""
     return [held(run, text) for run in runs]
+
+
+def of_documents(run: Result, text: str, numbers: Collection[int]) -> Result:
+    """Returns a run whose report of a text is of some documents alone, at the depths at which it keeps their losses."""
+    whole = held(run, text)
+    places = [place for place, document in enumerate(whole.document_of) if document in numbers]
+    kept = [place for place, losses in enumerate(whole.losses) if losses]
+    losses = tuple(tuple(whole.losses[depth][place] for place in places) for depth in kept)
+    targets = tuple(whole.targets_of[place] for place in places)
+    means = tuple(None if None in each else sum(each) / sum(targets) for each in losses)
+    nothing = tuple(None for _ in kept)
+    part = replace(
+        whole, depth=tuple(whole.depth[place] for place in kept), losses=losses, loss=means,
+        targets_of=targets, targets=sum(targets), document_of=tuple(whole.document_of[place] for place in places),
+        loss_low=nothing, loss_high=nothing, perplexity=nothing, bits_per_byte=nothing,
+        documents=len(numbers), passages=len(places),
+    )  # fmt: skip
+    return {**run, "texts": {text: asdict(part)}}
 
 
 def mean_loss(found: Sequence[HeldOut], depth: int) -> float:

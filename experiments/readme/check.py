@@ -15,7 +15,7 @@ from pathlib import Path
 from experiments import overview
 from experiments.readme import decision, headline, origins, speed
 from experiments.readme.inside import orbits, stages, trained
-from experiments.readme.retrofit import cores, language, ouroboros, own_rates, rates_again, rates_twice, sicp, wide
+from experiments.readme.retrofit import cores, language, ouroboros, own_rates, rates_again, rates_twice, sicp, thirds, wide
 from experiments.readme.tasks import halting, hops, stars, swaps
 from experiments.readme.text import asura, asura_parts, asura_text, depths, repeats, updates, whole_text
 
@@ -53,6 +53,7 @@ PLACES = (
     Place("docs/stars.md", "Again", stars.origin_claims),
     Place("docs/when-to-loop-retrofit.md", "A wide-core retrofit", language.text_claims),
     Place("docs/when-to-loop-retrofit.md", "A wide-core retrofit", wide.claims),
+    Place("docs/when-to-loop-retrofit.md", "A wide-core retrofit", thirds.claims),
     Place("docs/when-to-loop-retrofit.md", "In short", language.brief_claims),
     Place("docs/when-to-loop-retrofit.md", "In short", rates_again.loop_claims),
     Place("docs/when-to-loop-retrofit.md", "In short", cores.loop_claims),

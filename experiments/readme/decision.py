@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from experiments import overview
 from experiments.hops.reading import TRAINED, solved_hops
-from experiments.readme.retrofit import cores, language, wide
+from experiments.readme.retrofit import cores, language, thirds, wide
 from experiments.readme.rows import WORDS, of, sizes, when
 from experiments.readme.tasks import exits, hops, stars, swaps
 from experiments.readme.text import asura, asura_parts, depths, repeats, whole_text
@@ -101,6 +101,7 @@ def claims() -> Iterator[str]:
     yield f"over three seeds (on all of the text read four times, {whole_text.seeds()})"
     takes = f"takes {exits.steps_of('easy')} steps for easy rows and {exits.steps_of('hard')} for hard ones"
     yield f"In {of(len(exits.working()), len(exits.SHOWN))} models a rule that watches the entropy of the output {takes}"
+    yield thirds.in_short()
     most = max(run["tokens"] for run in repeats.all_runs()) / 1e6
     yield f"the longest on text read {most:.0f} million tokens"
     yield when(

@@ -14,10 +14,13 @@ from experiments.ouroboros.rate_tables import as_planned, at_own_rates, grid_tab
 from experiments.ouroboros.rates import best_rates
 from experiments.ouroboros.tables import Runs, all_pairs
 from experiments.pages import Result, asked_tables, by_seed, missing_part, number, results, signed, spread, table
-from experiments.seeds import Pooled, best_depth, mean_loss, pooled, reports
+from experiments.seeds import Pooled, averaged, best_depth, held, mean_loss, of_documents, pooled, reports
 from experiments.sft.exits import FIXED, MEANS, MOST, leaving
-from experiments.sft.wide import DEPTHS, EQUAL, LONGER, LOOPED, RATES, TEXTS, UPDATES, Row, grid, tuned
+from experiments.sft.wide import ARMS, DEPTHS, EQUAL, LONGER, LOOPED, RATES, TEXTS, UPDATES, Row, grid, tuned
+from loopwright.metrics.score import by_unit
 
+THIRDS = ("easy", "middle", "hard")
+STEPS = sorted({*DEPTHS, *MEANS})
 PAIRS = ((LOOPED, EQUAL), (LOOPED, LONGER), (LONGER, EQUAL))
 
 
@@ -65,6 +68,42 @@ def exit_table(runs: Sequence[Result], text: str) -> str:
     return table(head, lines)
 
 
+def thirds(runs: Runs, text: str) -> dict[str, frozenset[int]]:
+    """Returns the documents of a text in three parts, by the loss that layers run once have on each (the mean of the seeds)."""
+    losses, targets, units = averaged(reports(runs[EQUAL], text), 1).at()
+    order = (by_unit(losses, units) / by_unit(targets.double(), units)).argsort()
+    documents = sorted(set(held(runs[EQUAL][0], text).document_of))
+    ends = [len(order) * part // len(THIRDS) for part in range(len(THIRDS) + 1)]
+    return {name: frozenset(documents[i] for i in order[low:high]) for name, low, high in zip(THIRDS, ends, ends[1:], strict=False)}
+
+
+def in_part(runs: Sequence[Result], text: str, numbers: frozenset[int]) -> list[Result]:
+    """Returns runs, each on some documents alone."""
+    return [of_documents(run, text, numbers) for run in runs]
+
+
+def third_table(runs: Runs, text: str) -> str:
+    """Returns the loop's loss by depth on documents that are easy, middle and hard for layers run once, and it beside them."""
+    head, lines = ["documents", "number", "run once", *[f"depth {depth}" for depth in STEPS]], []
+    for name, numbers in thirds(runs, text).items() if len(runs) == len(ARMS) else ():
+        loop, fixed, once = (in_part(part, text, numbers) for part in (runs[LOOPED], fixed_runs(runs), runs[EQUAL]))
+        at = [reports(loop if depth in DEPTHS else fixed, text) for depth in STEPS]
+        losses = [number(mean_loss(found, depth)) for found, depth in zip(at, STEPS, strict=True)]
+        lines.append([name, str(len(numbers)), number(mean_loss(reports(once, text), 1)), *losses])
+        for rival in (EQUAL, LONGER):
+            found = pooled(loop, in_part(runs[rival], text, numbers), text)
+            assert found is not None
+            lines[-1].append(
+                f"{signed(found.difference, found.low, found.high)}, by seed {by_seed(found.of_seeds)}: {found.verdict}"
+            )
+    return table([*head, *(f"loop less {rival}" for rival in (EQUAL, LONGER))], lines)
+
+
+def fixed_runs(runs: Runs) -> list[Result]:
+    """Returns the looped runs with their losses at the fixed depths that rules are held against."""
+    return [leaving(run, FIXED) for run in runs[LOOPED]]
+
+
 def own_limits(runs: Sequence[Result], text: str) -> str:
     """Returns mean steps and loss of each rule at the limit that it has unasked."""
     lines = []
@@ -88,6 +127,7 @@ def main() -> None:
         page += [f"## {text}: loss", loss_table(runs, text), f"## {text}: pair by pair", pair_table(pairs, text)]
         page += [f"## {text}: exit rules of the looped model, at most {MOST} steps", exit_table(looped, text)]
         page += ["At the limits that rules have unasked:", own_limits(looped, text)]
+        page += [f"## {text}: easy, middle and hard documents", third_table(runs, text)]
     (folder / "wide.md").write_text("\n\n".join([*page, *missing_part(found, plan)]) + "\n")
     print(folder / "wide.md")
 

@@ -8,7 +8,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments.seeds import averaged, best_depth, held, loss_interval, mean_loss, over_seeds, paired_p, pooled, share_of_gap
+from experiments.seeds import (
+    averaged,
+    best_depth,
+    held,
+    loss_interval,
+    mean_loss,
+    of_documents,
+    over_seeds,
+    paired_p,
+    pooled,
+    share_of_gap,
+)
 from loopwright.evaluate.paired import compare
 from tests.experiments.results import PASSAGES, TEXTS, hard, held_out, result
 
@@ -89,6 +100,16 @@ def test_the_best_depth_is_that_of_all_seeds_together() -> None:
     found = [held(result("a", above), "test") for above in ({1: 0.0, 2: 0.1}, {1: 0.5, 2: 0.1})]
     assert best_depth(found[:1]) == 1 and best_depth(found) == 2
     assert averaged(found).depth == (2,) and averaged(found).loss[0] == pytest.approx(mean_loss(found, 2))
+
+
+def test_some_documents_alone() -> None:
+    run = result("a", {1: 0.5, 2: 0.1})
+    run["texts"]["test"]["losses"] = ([], run["texts"]["test"]["losses"][1])  # depth 1 keeps the mean alone
+    part = held(of_documents(run, "test", {0, 3}), "test")
+    assert (part.depth, part.document_of, part.targets_of, part.documents) == ((2,), (0, 0, 3, 3), (1, 2, 3, 4), 2)
+    losses = [(hard()[place] + 0.1).item() for place in (0, 1, 6, 7)]
+    assert part.losses[0] == pytest.approx([each * targets for each, targets in zip(losses, part.targets_of, strict=True)])
+    assert mean_loss([part], 2) == pytest.approx(sum(part.losses[0]) / 10) == part.loss[0]
 
 
 def test_a_loss_that_is_not_finite_is_never_best() -> None:

@@ -28,6 +28,8 @@ def refuses(port: int) -> bool:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=5):
             return False
+    except ConnectionResetError:  # it waited to be accepted when the server stopped listening
+        return False
     except ConnectionRefusedError:
         return True
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
 from functools import cache
 
 from experiments.ouroboros.plan import (
@@ -27,7 +26,7 @@ from experiments.readme.retrofit.ouroboros import all_runs
 from experiments.readme.retrofit.own_rates import beside, own_runs
 from experiments.readme.rows import RESULTS, WORDS, line, when
 from experiments.readme.text.repeats import told
-from experiments.seeds import Pooled, held, pooled, share_of_gap
+from experiments.seeds import Pooled, held, of_documents, pooled, share_of_gap
 
 TEXT, SOURCE = "ood", "sarabander/sicp"
 ONE_RATE = (GATE, CONTROLLER, NORMED, BLIND, STATIC, ONCE, BEST, BEST_STATIC, BEST_ONCE)
@@ -50,23 +49,10 @@ def documents() -> tuple[str, frozenset[int]]:
 
 def alone(run: Result) -> Result:
     """Returns a run whose report of the text is of SICP alone, at the depths at which it keeps the losses of documents."""
-    whole = held(run, TEXT)
     fingerprint, numbers = documents()
-    if whole.fingerprint != fingerprint:
+    if held(run, TEXT).fingerprint != fingerprint:
         raise ValueError(f"{run['name']}: other passages than those whose sources are known")
-    places = [place for place, document in enumerate(whole.document_of) if document in numbers]
-    kept = [place for place, losses in enumerate(whole.losses) if losses]
-    losses = tuple(tuple(whole.losses[depth][place] for place in places) for depth in kept)
-    targets = tuple(whole.targets_of[place] for place in places)
-    means = tuple(None if None in each else sum(each) / sum(targets) for each in losses)
-    nothing = tuple(None for _ in kept)
-    part = replace(
-        whole, depth=tuple(whole.depth[place] for place in kept), losses=losses, loss=means,
-        targets_of=targets, targets=sum(targets), document_of=tuple(whole.document_of[place] for place in places),
-        loss_low=nothing, loss_high=nothing, perplexity=nothing, bits_per_byte=nothing,
-        documents=len(numbers), passages=len(places),
-    )  # fmt: skip
-    return {**run, "texts": {TEXT: asdict(part)}}
+    return of_documents(run, TEXT, numbers)
 
 
 def every(runs: Sequence[Result]) -> list[Result]:

@@ -129,6 +129,18 @@ def test_the_page_puts_the_loop_beside_the_layers_run_once(tmp_path: Path, monke
     assert "+0.2500 (+0.2500 to +0.2500) | +0.2500 / +0.2500 / +0.2500 | higher |" in page
     assert "| entropy | 3.50 (3.50 to 3.50) | 4.000 (4.000 to 4.000) |" in page
     assert "All rows of the plan were run." in page and "| diverged |" in page
+    (line,) = [line for line in page.splitlines() if line.startswith("| hard | 14 |")][:1]
+    assert "| −0.0580 (−0.0580 to −0.0580), by seed −0.0590 / −0.0580 / −0.0570: lower |" in line
+    assert "| +0.0120 (+0.0120 to +0.0120), by seed" in line and page.count("| easy | 13 |") == 2
+
+
+def test_thirds_are_those_that_layers_run_once_find_easy_and_hard() -> None:
+    runs = {EQUAL: [run for run in rows_of(EQUAL, {1: 0.5}) if run["group"] == TUNED]}
+    found = wide_tables.thirds(runs, "test")
+    assert [len(part) for part in found.values()] == [13, 13, 14] and len(frozenset().union(*found.values())) == 40
+    each = (hard() * (torch.arange(80) % 4 + 1)).view(40, 2).sum(1) / (torch.arange(80) % 4 + 1).view(40, 2).sum(1)
+    easy, middle, rest = ([each[document].item() for document in part] for part in found.values())
+    assert max(easy) <= min(middle) and max(middle) <= min(rest)
 
 
 def test_a_run_that_diverged_is_told_in_the_grid_and_fails_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
