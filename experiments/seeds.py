@@ -114,11 +114,13 @@ def of_documents(run: Result, text: str, numbers: Collection[int]) -> Result:
     targets = tuple(whole.targets_of[place] for place in places)
     means = tuple(None if None in each else sum(each) / sum(targets) for each in losses)
     nothing = tuple(None for _ in kept)
+    present = sorted({whole.document_of[place] for place in places})
     part = replace(
-        whole, depth=tuple(whole.depth[place] for place in kept), losses=losses, loss=means,
+        whole, fingerprint=f"{whole.fingerprint}, documents {present}", honest=None,
+        depth=tuple(whole.depth[place] for place in kept), losses=losses, loss=means,
         targets_of=targets, targets=sum(targets), document_of=tuple(whole.document_of[place] for place in places),
         loss_low=nothing, loss_high=nothing, perplexity=nothing, bits_per_byte=nothing,
-        documents=len(numbers), passages=len(places),
+        documents=len(present), passages=len(places),
     )  # fmt: skip
     return {**run, "texts": {text: asdict(part)}}
 

@@ -7,20 +7,24 @@ Rows come by `python -m experiments.sft.wide`, and are kept by `python -m experi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise, product
 
 from experiments.halting.reading import SIMPLE
 from experiments.ouroboros.rate_tables import as_planned, at_own_rates, grid_table, pair_table, rules, skipped_table
 from experiments.ouroboros.rates import best_rates
 from experiments.ouroboros.tables import Runs, all_pairs
 from experiments.pages import Result, asked_tables, by_seed, missing_part, number, results, signed, spread, table
-from experiments.seeds import Pooled, averaged, best_depth, held, mean_loss, of_documents, pooled, reports
+from experiments.seeds import Pooled, averaged, best_depth, mean_loss, of_documents, pooled, reports
 from experiments.sft.exits import FIXED, MEANS, MOST, leaving
+from experiments.sft.plan import TRAINED
 from experiments.sft.wide import ARMS, DEPTHS, EQUAL, LONGER, LOOPED, RATES, TEXTS, UPDATES, Row, grid, tuned
 from loopwright.metrics.score import by_unit
 
 THIRDS = ("easy", "middle", "hard")
 STEPS = sorted({*DEPTHS, *MEANS})
+SPLIT = f"Documents are split into three parts by the loss per token of the arm '{EQUAL}', the mean of its seeds."
 PAIRS = ((LOOPED, EQUAL), (LOOPED, LONGER), (LONGER, EQUAL))
 
 
@@ -68,40 +72,59 @@ def exit_table(runs: Sequence[Result], text: str) -> str:
     return table(head, lines)
 
 
-def thirds(runs: Runs, text: str) -> dict[str, frozenset[int]]:
-    """Returns the documents of a text in three parts, by the loss that layers run once have on each (the mean of the seeds)."""
-    losses, targets, units = averaged(reports(runs[EQUAL], text), 1).at()
+def by_depth(looped: Sequence[Result], text: str, documents: Collection[int] | None = None) -> list[dict[int, float]]:
+    """Returns the loop's loss at each depth of STEPS, seed by seed, on all documents where none are named.
+
+    Depths that are not among DEPTHS were measured with the exit rules.
+    """
+    sides = looped, [leaving(run, FIXED) for run in looped]
+    whole, fixed = (reports(side if documents is None else in_part(side, text, documents), text) for side in sides)
+    return [
+        {depth: mean_loss([one if depth in DEPTHS else other], depth) for depth in STEPS}
+        for one, other in zip(whole, fixed, strict=True)
+    ]
+
+
+def thirds(runs: Runs, text: str, arm: str = EQUAL) -> dict[str, frozenset[int]]:
+    """Returns the documents of a text in three parts, by the loss per token that an arm has on each (the mean of the seeds)."""
+    found = reports(runs[arm], text)
+    losses, targets, units = averaged(found, TRAINED if arm == LOOPED else 1).at()
     order = (by_unit(losses, units) / by_unit(targets.double(), units)).argsort()
-    documents = sorted(set(held(runs[EQUAL][0], text).document_of))
+    documents = sorted(set(found[0].document_of))
     ends = [len(order) * part // len(THIRDS) for part in range(len(THIRDS) + 1)]
-    return {name: frozenset(documents[i] for i in order[low:high]) for name, low, high in zip(THIRDS, ends, ends[1:], strict=False)}
+    return {
+        name: frozenset(documents[i] for i in order[low:high]) for name, (low, high) in zip(THIRDS, pairwise(ends), strict=True)
+    }
 
 
-def in_part(runs: Sequence[Result], text: str, numbers: frozenset[int]) -> list[Result]:
+def in_part(runs: Sequence[Result], text: str, documents: Collection[int]) -> list[Result]:
     """Returns runs, each on some documents alone."""
-    return [of_documents(run, text, numbers) for run in runs]
+    return [of_documents(run, text, documents) for run in runs]
 
 
 def third_table(runs: Runs, text: str) -> str:
-    """Returns the loop's loss by depth on documents that are easy, middle and hard for layers run once, and it beside them."""
+    """Returns the loop's loss by depth on easy, middle and hard documents, beside layers run once."""
     head, lines = ["documents", "number", "run once", *[f"depth {depth}" for depth in STEPS]], []
-    for name, numbers in thirds(runs, text).items() if len(runs) == len(ARMS) else ():
-        loop, fixed, once = (in_part(part, text, numbers) for part in (runs[LOOPED], fixed_runs(runs), runs[EQUAL]))
-        at = [reports(loop if depth in DEPTHS else fixed, text) for depth in STEPS]
-        losses = [number(mean_loss(found, depth)) for found, depth in zip(at, STEPS, strict=True)]
-        lines.append([name, str(len(numbers)), number(mean_loss(reports(once, text), 1)), *losses])
-        for rival in (EQUAL, LONGER):
-            found = pooled(loop, in_part(runs[rival], text, numbers), text)
-            assert found is not None
-            lines[-1].append(
-                f"{signed(found.difference, found.low, found.high)}, by seed {by_seed(found.of_seeds)}: {found.verdict}"
-            )
-    return table([*head, *(f"loop less {rival}" for rival in (EQUAL, LONGER))], lines)
+    for name, documents in thirds(runs, text).items():
+        once = mean_loss(reports(in_part(runs[EQUAL], text, documents), text), 1)
+        seeds = by_depth(runs[LOOPED], text, documents)
+        lines.append(
+            [name, str(len(documents)), number(once), *[number(statistics.mean(run[depth] for run in seeds)) for depth in STEPS]]
+        )
+    return table(head, lines)
 
 
-def fixed_runs(runs: Runs) -> list[Result]:
-    """Returns the looped runs with their losses at the fixed depths that rules are held against."""
-    return [leaving(run, FIXED) for run in runs[LOOPED]]
+def third_pairs(runs: Runs, text: str) -> str:
+    """Returns the loop less layers run once on easy, middle and hard documents."""
+    lines = []
+    for rival, (name, documents) in product((EQUAL, LONGER), thirds(runs, text).items()):
+        found = pooled(*(in_part(runs[arm], text, documents) for arm in (LOOPED, rival)), text)
+        if found is not None:
+            told = signed(found.difference, found.low, found.high)
+            lines.append([rival, name, ", ".join(map(str, found.depths)), told, by_seed(found.of_seeds), found.verdict])
+    return table(
+        ["the loop less", "documents", "best depths", "difference (95 %, documents)", "by seed", "the loop's loss is"], lines
+    )
 
 
 def own_limits(runs: Sequence[Result], text: str) -> str:
@@ -127,7 +150,8 @@ def main() -> None:
         page += [f"## {text}: loss", loss_table(runs, text), f"## {text}: pair by pair", pair_table(pairs, text)]
         page += [f"## {text}: exit rules of the looped model, at most {MOST} steps", exit_table(looped, text)]
         page += ["At the limits that rules have unasked:", own_limits(looped, text)]
-        page += [f"## {text}: easy, middle and hard documents", third_table(runs, text)]
+        if len(runs) == len(ARMS):
+            page += [f"## {text}: easy, middle and hard documents", SPLIT, third_table(runs, text), third_pairs(runs, text)]
     (folder / "wide.md").write_text("\n\n".join([*page, *missing_part(found, plan)]) + "\n")
     print(folder / "wide.md")
 

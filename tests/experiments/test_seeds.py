@@ -105,11 +105,13 @@ def test_the_best_depth_is_that_of_all_seeds_together() -> None:
 def test_some_documents_alone() -> None:
     run = result("a", {1: 0.5, 2: 0.1})
     run["texts"]["test"]["losses"] = ([], run["texts"]["test"]["losses"][1])  # depth 1 keeps the mean alone
-    part = held(of_documents(run, "test", {0, 3}), "test")
+    part = held(of_documents(run, "test", {0, 3, 999}), "test")
     assert (part.depth, part.document_of, part.targets_of, part.documents) == ((2,), (0, 0, 3, 3), (1, 2, 3, 4), 2)
     losses = [(hard()[place] + 0.1).item() for place in (0, 1, 6, 7)]
     assert part.losses[0] == pytest.approx([each * targets for each, targets in zip(losses, part.targets_of, strict=True)])
     assert mean_loss([part], 2) == pytest.approx(sum(part.losses[0]) / 10) == part.loss[0]
+    with pytest.raises(ValueError, match="passages"):
+        compare(part, held(of_documents(run, "test", {1, 2}), "test"))
 
 
 def test_a_loss_that_is_not_finite_is_never_best() -> None:

@@ -6,59 +6,73 @@ import statistics
 from collections.abc import Iterator
 from functools import cache
 
+import torch
+from torch import Tensor
+
 from experiments.halting.reading import SIMPLE
-from experiments.pages import difference
+from experiments.ouroboros.rates import SEEDS
+from experiments.pages import difference, words
 from experiments.readme.retrofit.wide import ONCE, decided, interval, runs, side
-from experiments.readme.rows import WORDS, line, of, when
-from experiments.seeds import Pooled, mean_loss, over_seeds, pooled, reports
-from experiments.sft.exits import leaving
+from experiments.readme.rows import WORDS, line, when
+from experiments.seeds import Pooled, averaged, mean_loss, over_seeds, pooled, reports, verdict
+from experiments.sft.exits import FIXED, leaving
 from experiments.sft.plan import TRAINED
-from experiments.sft.wide import DEPTHS, EQUAL, LOOPED, TEXTS
-from experiments.sft.wide_tables import STEPS, THIRDS, fixed_runs, in_part, thirds
+from experiments.sft.wide import DEPTHS, EQUAL, LONGER, LOOPED, TEXTS
+from experiments.sft.wide_tables import STEPS, THIRDS, by_depth, in_part, thirds
+from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
 
 SHOWN = (3, 4, 6, 8)  # steps of the table
+EASY, MIDDLE, HARD = THIRDS
 PARTS = [(text, third) for text in TEXTS for third in THIRDS]
+LOOP = (LOOPED, TRAINED)
+OPEN = {"lower": "decided", "higher": "decided", "not resolved": "undecided"}
 
 
 @cache
-def documents(text: str, third: str) -> frozenset[int]:
-    """Returns the documents of a third."""
-    return thirds(runs(), text)[third]
+def documents(text: str, third: str, arm: str = EQUAL) -> frozenset[int]:
+    """Returns the documents of a third, split by the losses of an arm."""
+    return thirds(runs(), text, arm)[third]
 
 
 @cache
-def beside(rival: str, text: str, third: str) -> Pooled:
+def beside(rival: str, text: str, third: str, by: str = EQUAL) -> Pooled:
     """Returns the loop less layers run once, on a third of the documents."""
-    found = pooled(*(in_part(runs()[arm], text, documents(text, third)) for arm in (LOOPED, rival)), text)
-    if found is None or found.depths != (TRAINED, 1):
-        raise ValueError(f"{text}, {third}, {rival}: depths other than {TRAINED} and 1 are best, or no shared seed")
+    found = pooled(*(in_part(runs()[arm], text, documents(text, third, by)) for arm in (LOOPED, rival)), text)
+    if found is None or found.seeds != SEEDS or found.depths != (TRAINED, 1):
+        raise ValueError(f"{text}, {third}, {rival}: no seeds {SEEDS}, or depths other than {TRAINED} and 1 are best")
     return found
 
 
 @cache
-def by_step(text: str, third: str) -> list[dict[int, float]]:
-    """Returns, seed by seed, the loop's loss on a third of the documents by the steps that it takes."""
-    sides = (in_part(found, text, documents(text, third)) for found in (runs()[LOOPED], fixed_runs(runs())))
-    both = zip(*(reports(side, text) for side in sides), strict=True)
-    return [{depth: mean_loss([whole if depth in DEPTHS else fixed], depth) for depth in STEPS} for whole, fixed in both]
-
-
 def at(depth: int, text: str, third: str) -> float:
     """Returns the loop's loss on a third of the documents, the mean over the seeds."""
-    return statistics.mean(seed[depth] for seed in by_step(text, third))
+    return statistics.mean(seed[depth] for seed in by_depth(runs()[LOOPED], text, documents(text, third)))
 
 
-def above_fixed(rule: str, text: str, third: str) -> float:
-    """Returns an exit rule, at a mean of the trained steps over all documents, less the fixed depth, on a third of them."""
-    left = in_part([leaving(run, rule) for run in runs()[LOOPED]], text, documents(text, third))
-    return mean_loss(reports(left, text), TRAINED) - at(TRAINED, text, third)
+@cache
+def contrast(first: tuple[str, int], second: tuple[str, int], text: str, third: str) -> tuple[tuple[float, ...], Tensor]:
+    """Returns one arm at a depth less another at a depth, on a third: seed by seed, and as documents are drawn."""
+    sides = [reports(in_part(runs()[arm], text, documents(text, third)), text) for arm, _ in (first, second)]
+    seeds = tuple(mean_loss([one], first[1]) - mean_loss([other], second[1]) for one, other in zip(*sides, strict=True))
+    (losses, targets, units), (others, _, _) = (
+        averaged(found, depth).at() for found, (_, depth) in zip(sides, (first, second), strict=True)
+    )
+    # a seed of its own for each third: other documents are drawn independently
+    return seeds, resampled_means(by_unit(losses - others, units), by_unit(targets, units), seed=THIRDS.index(third))
 
 
-def hard_less_easy(rival: str, text: str) -> tuple[float, float, float]:
-    """Returns how much more the loop is behind on hard documents than on easy ones, and the interval of it over seeds."""
-    hard, easy = (beside(rival, text, third).of_seeds for third in (THIRDS[-1], THIRDS[0]))
-    each = [one - other for one, other in zip(hard, easy, strict=True)]
-    return sum(each) / len(each), *over_seeds(each)
+def hard_less(other: str, first: tuple[str, int], second: tuple[str, int], text: str) -> tuple[float, float, float, str]:
+    """Returns how much larger a contrast is on hard documents than on others, its interval over seeds, and if it is decided."""
+    (hard, hard_drawn), (rest, rest_drawn) = (contrast(first, second, text, third) for third in (HARD, other))
+    each = [one - another for one, another in zip(hard, rest, strict=True)]
+    low, high = percentile_interval(hard_drawn - rest_drawn)
+    return statistics.mean(each), *over_seeds(each), OPEN[verdict(over_seeds(each), (float(low), float(high)))]
+
+
+def on_both(other: str, first: tuple[str, int], second: tuple[str, int]) -> list[str]:
+    """Returns the same on both texts, as the page has it."""
+    found = [hard_less(other, first, second, text) for text in TEXTS]
+    return [f"{difference(mean, 3)} ({difference(low, 3)} to {difference(high, 3)}, {told})" for mean, low, high, told in found]
 
 
 def claims() -> Iterator[str]:
@@ -67,40 +81,75 @@ def claims() -> Iterator[str]:
         once = mean_loss(reports(in_part(runs()[EQUAL], text, documents(text, third)), text), 1)
         steps = [f"{at(depth, text, third):.3f}" for depth in SHOWN]
         yield line(f"`{text}`, {third}", f"{once:.3f}", *steps, *(marked(beside(arm, text, third)) for arm in ONCE))
-    alike = f"is the best of the {WORDS[len(STEPS)]} on easy, middle and hard documents alike (on {of(3, 3)} seeds)"
-    yield when(trained_is_best(), f"The trained depth of {TRAINED} {alike}")
-    rises = [[at(8, text, third) - at(TRAINED, text, third) for third in THIRDS] for text in TEXTS]
-    sizes = " and ".join(" / ".join(f"{rise:.2f}" for rise in found) for found in rises)
-    yield when(all(min(found) == found[-1] for found in rises), f"Four steps too many cost hard documents least: {sizes} nats")
+    yield split_claim()
+    yield in_short()
+    yield from rise_claims()
+    yield from side_claims()
+    rules = [above_fixed(rule, *part) for rule in SIMPLE for part in PARTS]
+    least = min(each.difference for each in rules)
+    told = f"every rule is behind the fixed depth of {TRAINED} in each third, by at least {least:.2f} nats ({decided(rules)})"
+    yield when(side(rules) == "behind", told)
+
+
+def split_claim() -> str:
+    """Returns what another arm as the judge of the documents would change."""
+    moved, same = 0, True
+    for arm, (text, third) in ((arm, part) for arm in (LOOPED, LONGER) for part in PARTS):
+        moved = max(moved, len(documents(text, third) - documents(text, third, arm)))
+        same &= all(beside(rival, text, third, arm).verdict == beside(rival, text, third).verdict for rival in ONCE)
+    return when(same, f"Split by another arm, at most {WORDS[moved]} documents of a third change and no verdict of the table does")
+
+
+def in_short() -> str:
+    """Returns at which depth the documents have their least loss, for this page and docs/when-to-loop.md."""
+    told = f"of the {WORDS[len(STEPS)]} depths measured the trained {TRAINED} is the best on every document with every seed"
+    return when(all(trained_is_best(text) for text in TEXTS), told)
+
+
+def trained_is_best(text: str) -> bool:
+    """Returns whether every document has its least loss at the trained depth, with every seed."""
+    for run in runs()[LOOPED]:
+        (whole,), (fixed,) = reports([run], text), reports([leaving(run, FIXED)], text)
+        losses = torch.stack([(whole if depth in DEPTHS else fixed).at(depth)[0] for depth in STEPS])
+        if set(losses.argmin(0).tolist()) != {STEPS.index(TRAINED)}:
+            return False
+    return True
+
+
+def rise_claims() -> Iterator[str]:
+    """Yields what twice the trained steps cost."""
+    deep = 2 * TRAINED
+    rises = [" / ".join(f"{at(deep, text, third) - at(TRAINED, text, third):.2f}" for third in THIRDS) for text in TEXTS]
+    yield f"From depth {TRAINED} to {deep} the loss rises by {words(rises)} nats ({' / '.join(THIRDS)}; `test` and `ood`)"
+    yield f"hard less easy is {words(on_both(EASY, (LOOPED, deep), LOOP))}"
+
+
+def side_claims() -> Iterator[str]:
+    """Yields where the loop stands in each third, and whether the thirds differ."""
     tokens, flops = ([beside(arm, *part) for part in PARTS] for arm in ONCE)
-    yield when(
-        side(tokens) == "ahead" and decided(tokens) == "decided", "At equal tokens the loop is ahead in each third (decided)"
-    )
-    yield f"its lead on hard documents less that on easy ones is {apart(EQUAL)}"
+    ahead = side(tokens) == "ahead" and decided(tokens) == "decided"
+    yield when(ahead, "At equal tokens the loop is ahead in each third (decided)")
     undecided = [part for part, found in zip(PARTS, flops, strict=True) if found.verdict == "not resolved"]
-    told = "At equal training FLOPs it is behind in each, on middle documents of `ood` undecided"
-    yield when(side(flops) == "behind" and undecided == [("ood", "middle")], told)
-    least = min(above_fixed(rule, *part) for rule in SIMPLE for part in PARTS)
-    yield f"every rule is behind the fixed depth of {TRAINED} in each third, by at least {least:.2f} nats"
+    told = "at equal training FLOPs behind in each, on middle documents of `ood` undecided"
+    yield when(side(flops) == "behind" and undecided == [("ood", MIDDLE)], told)
+    differ = [on_both(EASY, LOOP, (arm, 1)) for arm in (EQUAL, LONGER)]
+    no_difference = all("undecided" in each for both in differ for each in both)
+    yield when(no_difference, "No difference between hard and easy documents was decided")
+    yield f"The loop's difference on hard documents less that on easy ones is {words(differ[0])} at equal tokens"
+    yield f"{words(differ[1])} at equal training FLOPs"
+    later = on_both(MIDDLE, LOOP, (EQUAL, 1))
+    yield f"at equal tokens hard less middle is {words(later)}: middle documents gain most, which was looked at after the fact"
 
 
-def trained_is_best() -> bool:
-    """Returns whether the trained depth has the least loss in every third, on both texts and with every seed."""
-    return all(min(seed, key=seed.__getitem__) == TRAINED for part in PARTS for seed in by_step(*part))
-
-
-def apart(rival: str) -> str:
-    """Returns how the lead on hard documents differs from that on easy ones, on both texts; the seeds must leave it open."""
-    found = [hard_less_easy(rival, text) for text in TEXTS]
-    told = " and ".join(f"{difference(-value, 3)} ({difference(-high, 3)} to {difference(-low, 3)})" for value, low, high in found)
-    return when(all(low < 0 < high for _, low, high in found), f"{told}, undecided")
+def above_fixed(rule: str, text: str, third: str) -> Pooled:
+    """Returns an exit rule, at a mean of the trained steps over all documents, less the fixed depth, on a third of them."""
+    both = ([leaving(run, name) for run in runs()[LOOPED]] for name in (rule, FIXED))
+    found = pooled(*(in_part(found, text, documents(text, third)) for found in both), text, TRAINED)
+    if found is None or found.seeds != SEEDS:
+        raise ValueError(f"{rule}, {text}, {third}: not measured with seeds {SEEDS}")
+    return found
 
 
 def marked(found: Pooled) -> str:
     """Returns a difference with its interval over seeds, and a mark where it is not decided."""
     return interval(found) + (", undecided" if found.verdict == "not resolved" else "")
-
-
-def in_short() -> str:
-    """Returns what docs/when-to-loop.md says of it."""
-    return when(trained_is_best(), "the trained depth is the best on easy, middle and hard documents alike")

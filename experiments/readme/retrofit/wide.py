@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from functools import cache
 
@@ -13,10 +14,10 @@ from experiments.pages import Result, difference, results, words
 from experiments.readme.retrofit.cores import plain_rate
 from experiments.readme.rows import RESULTS, WORDS, from_to, line, of, sizes, when
 from experiments.seeds import Pooled, averaged, mean_loss, pooled, reports
-from experiments.sft.exits import FIXED, MEANS, MOST, leaving
+from experiments.sft.exits import MEANS, MOST
 from experiments.sft.plan import LAYERS, TRAINED
-from experiments.sft.wide import DEPTHS, EQUAL, LONGER, LOOPED, RATES, TEXTS, UPDATES
-from experiments.sft.wide_tables import against_fixed
+from experiments.sft.wide import EQUAL, LONGER, LOOPED, RATES, TEXTS, UPDATES
+from experiments.sft.wide_tables import STEPS, against_fixed, by_depth
 from loopwright.evaluate.paired import compare
 
 RATED = f"at the best of {WORDS[len(RATES)]} rates each"
@@ -153,19 +154,17 @@ def side_claims() -> Iterator[str]:
     yield f"a token passes {len(LAYERS) + CORE * (TRAINED - 1)} layers instead of {len(LAYERS)}"
 
 
+@cache
 def fixed_loss(depth: int, text: str) -> float:
-    """Returns the loss of the loop at a fixed depth; those between the depths of DEPTHS were measured with the exits."""
-    if depth in DEPTHS:
-        return mean_loss(reports(runs()[LOOPED], text), depth)
-    return mean_loss(reports([leaving(run, FIXED) for run in runs()[LOOPED]], text), depth)
+    """Returns the loss of the loop at a fixed depth."""
+    return statistics.mean(seed[depth] for seed in by_depth(runs()[LOOPED], text))
 
 
 def depth_claims() -> Iterator[str]:
     """Yields the table of depths, and what is said of them."""
-    depths = sorted({*DEPTHS, *MEANS})
-    yield line("steps", *map(str, depths))
+    yield line("steps", *map(str, STEPS))
     for text in TEXTS:
-        yield line(f"`{text}`", *(f"{fixed_loss(depth, text):.3f}" for depth in depths))
+        yield line(f"`{text}`", *(f"{fixed_loss(depth, text):.3f}" for depth in STEPS))
     risen, later = ([deeper(depth, than, text) for text in TEXTS] for depth, than in ((8, TRAINED), (16, 8)))
     yield when(side(risen) == "behind", f"From depth 4 to 8 the loss rises by {sizes(risen)} ({decided(risen)})")
     yield when(side(later) == "behind", f"from 8 to 16 by {sizes(later)} ({decided(later)})")
@@ -202,7 +201,7 @@ def least_claims() -> Iterator[str]:
     own = [[run["exits"]["test"][rule]["own"][1] for run in runs()[LOOPED]] for rule in SIMPLE]
     yield f"at the rules' default limits {from_to([sum(each) / len(each) for each in own])}"
     yield f"the fixed depth of {TRAINED} has {fixed_loss(TRAINED, 'test'):.3f}"
-    others = [fixed_loss(depth, text) - fixed_loss(TRAINED, text) for depth in {*DEPTHS, *MEANS} - {TRAINED} for text in TEXTS]
+    others = [fixed_loss(depth, text) - fixed_loss(TRAINED, text) for depth in {*STEPS} - {TRAINED} for text in TEXTS]
     yield f"every other depth that was measured is at least {min(others):.2f} nats worse in the mean"
 
 

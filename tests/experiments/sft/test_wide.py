@@ -129,18 +129,26 @@ def test_the_page_puts_the_loop_beside_the_layers_run_once(tmp_path: Path, monke
     assert "+0.2500 (+0.2500 to +0.2500) | +0.2500 / +0.2500 / +0.2500 | higher |" in page
     assert "| entropy | 3.50 (3.50 to 3.50) | 4.000 (4.000 to 4.000) |" in page
     assert "All rows of the plan were run." in page and "| diverged |" in page
-    (line,) = [line for line in page.splitlines() if line.startswith("| hard | 14 |")][:1]
-    assert "| −0.0580 (−0.0580 to −0.0580), by seed −0.0590 / −0.0580 / −0.0570: lower |" in line
-    assert "| +0.0120 (+0.0120 to +0.0120), by seed" in line and page.count("| easy | 13 |") == 2
+    told = "4, 1 | −0.0580 (−0.0580 to −0.0580) | −0.0590 / −0.0580 / −0.0570 | lower |"
+    assert page.count(f"| run once, equal tokens | hard | {told}") == 2 and page.count("| easy | 13 |") == 2
+    assert page.count("| run once, equal FLOPs | easy | 4, 1 | +0.0120 (+0.0120 to +0.0120) |") == 2
 
 
 def test_thirds_are_those_that_layers_run_once_find_easy_and_hard() -> None:
     runs = {EQUAL: [run for run in rows_of(EQUAL, {1: 0.5}) if run["group"] == TUNED]}
     found = wide_tables.thirds(runs, "test")
     assert [len(part) for part in found.values()] == [13, 13, 14] and len(frozenset().union(*found.values())) == 40
-    each = (hard() * (torch.arange(80) % 4 + 1)).view(40, 2).sum(1) / (torch.arange(80) % 4 + 1).view(40, 2).sum(1)
+    targets = torch.arange(80) % 4 + 1
+    weights = targets.view(40, 2).sum(1)
+    each = (hard() * targets).view(40, 2).sum(1) / weights
     easy, middle, rest = ([each[document].item() for document in part] for part in found.values())
     assert max(easy) <= min(middle) and max(middle) <= min(rest)
+    looped = [run for run in rows_of(LOOPED, {1: 3.0, 2: 2.0, 4: 0.5, 8: 0.6, 16: 0.7}) if run["group"] == TUNED]
+    first = wide_tables.by_depth(looped, "test", found["easy"])[0]
+    mean = sum(each[document] * weights[document] for document in found["easy"]) / sum(weights[i] for i in found["easy"])
+    # depths 3 and 6 come of the exits, where the made rows have nothing above what is hard
+    for depth, above in {1: 3.001, 3: 0.0, 4: 0.501, 6: 0.0, 16: 0.701}.items():
+        assert first[depth] == pytest.approx(mean.item() + above)
 
 
 def test_a_run_that_diverged_is_told_in_the_grid_and_fails_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
