@@ -134,7 +134,7 @@ def side_claims() -> Iterator[str]:
     yield when(side(flops) == "behind" and undecided == [("ood", MIDDLE)], told)
     differ = [on_both(EASY, LOOP, (arm, 1)) for arm in (EQUAL, LONGER)]
     no_difference = all("undecided" in each for both in differ for each in both)
-    yield when(no_difference, "No difference between hard and easy documents was decided")
+    yield when(no_difference, "No gain of hard documents over easy ones was decided")
     yield f"The loop's difference on hard documents less that on easy ones is {words(differ[0])} at equal tokens"
     yield f"{words(differ[1])} at equal training FLOPs"
     later = on_both(MIDDLE, LOOP, (EQUAL, 1))
