@@ -137,6 +137,15 @@ def spent_by(arm: str) -> float:
     return row["tokens"] * row["flops"]
 
 
+def dearer() -> str:
+    """Returns how many times the FLOPs of their rivals the loops of the second figure have."""
+    scratched = [each for label in (WHOLE, asura.NAIVE) for each in asura.times(label, asura.PARAMETERS, "flops")]
+    scratched += [spent_by(arm) / spent_by(asura.PARAMETERS) for arm in LOOPS]
+    cut = [cores.training(looping(size, how)) / cores.training(ONCE_EQUAL) for how in PLACES for size in CORES]
+    cost = [*scratched, *cut, wide.cost()]
+    return f"{min(cost):.1f} to {max(cost):.1f} times the FLOPs"
+
+
 def million(arm: str, times: int) -> float:
     """Returns how long the text is that an arm reads so often, in millions of tokens."""
     row = repeats.kept()[arm, times][0]
@@ -152,11 +161,7 @@ def claims() -> Iterator[str]:
     """Yields what docs/when-to-loop.md says of the figures."""
     spent = [spent_by(LONGER) / spent_by(arm) for arm in LOOPS]
     yield f"are four plain layers that spend {min(spent):.1f} to {max(spent):.1f} times the loop's FLOPs"
-    scratched = [each for label in (WHOLE, asura.NAIVE) for each in asura.times(label, asura.PARAMETERS, "flops")]
-    scratched += [spent_by(arm) / spent_by(asura.PARAMETERS) for arm in LOOPS]
-    cut = [cores.training(looping(size, how)) / cores.training(ONCE_EQUAL) for how in PLACES for size in CORES]
-    cost = [*scratched, *cut, wide.cost()]
-    yield f"where the loop has {min(cost):.1f} to {max(cost):.1f} times the FLOPs"
+    yield f"where the loop has {dearer()}"
     found = equal_flops()
     own = [f"ASURA, own rates, text read {times}" for times in ("once", "four times")]
     overfit = [f"{name}, against more updates, {FOUR}" for name in LOOPS]

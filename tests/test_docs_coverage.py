@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,32 @@ def test_every_line_has_a_status_and_what_was_run_a_link() -> None:
     assert len(rows(PAGE)) == len(re.findall(r"^\| (?:Table|Figure)", PAGE, re.MULTILINE))
     shown = ("](", "`loopwright inspect", "As Figure")
     assert [row for row in rows(PAGE) if row[3] in ("reproduced", "in part") and not any(word in row[4] for word in shown)] == []
+
+
+def of_no_commit(text: str) -> set[str]:
+    """Returns what tells each row of a file that names no commit from the others."""
+    read = [json.loads(line) for line in text.splitlines()]
+    told = ("name", "core", "label", "laid_over")
+    return {json.dumps([row.get(key) for key in told]) for row in read if not (row.get("origin") or {}).get("commit")}
+
+
+def committed() -> list[tuple[str, list[str]]]:
+    """Returns each file with rows that name no commit, and the commits that the page gives for them."""
+    cells = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if re.match(r"\| [\w/-]+\.jsonl \|", line)]
+    return [(f"experiments/results/{file}", commits.split(", ")) for file, _, _, commits in cells]
+
+
+@pytest.mark.parametrize(("file", "commits"), committed(), ids=lambda value: value if isinstance(value, str) else "")
+def test_each_commit_brought_rows_that_name_none(file: str, commits: list[str]) -> None:
+    def at(commit: str) -> set[str]:
+        shown = subprocess.run(["git", "show", f"{commit}:{file}"], cwd=ROOT, capture_output=True, text=True)
+        return of_no_commit(shown.stdout)
+
+    if subprocess.run(["git", "cat-file", "-e", f"{commits[0]}^{{commit}}"], cwd=ROOT, capture_output=True).returncode:
+        pytest.skip("not a clone with its history")
+    left = of_no_commit((ROOT / file).read_text())
+    for commit in commits:
+        brought = left & (at(commit) - at(f"{commit}^"))
+        assert brought, commit
+        left -= brought
+    assert not left

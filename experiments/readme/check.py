@@ -15,8 +15,20 @@ from pathlib import Path
 from experiments import overview
 from experiments.readme import decision, headline, origins, speed
 from experiments.readme.inside import orbits, stages, trained
-from experiments.readme.retrofit import cores, language, ouroboros, own_rates, rates_again, rates_twice, sicp, thirds, wide
-from experiments.readme.tasks import halting, hops, stars, swaps
+from experiments.readme.retrofit import (
+    cores,
+    corrected,
+    exact,
+    language,
+    ouroboros,
+    own_rates,
+    rates_again,
+    rates_twice,
+    sicp,
+    thirds,
+    wide,
+)
+from experiments.readme.tasks import halting, hops, learned, stars, swaps
 from experiments.readme.text import asura, asura_parts, asura_text, depths, repeats, updates, whole_text
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +61,10 @@ PLACES = (
     Place("docs/stars.md", "Exact match (%) by depth", stars.table_claims, stars.TABLE_SETTINGS),
     Place("docs/stars.md", "", stars.claims),
     Place("docs/stars.md", "Depth distributions and norms", stars.brief_claims),
+    Place("docs/stars.md", "Depth distributions and norms", learned.finding_claims),
+    Place("docs/stars.md", "", learned.early_claims),
     Place("docs/stars.md", "On language", language.chat_claims),
+    Place("docs/stars.md", "On language", exact.claims),
     Place("docs/stars.md", "Again", stars.origin_claims),
     Place("docs/when-to-loop-retrofit.md", "A wide-core retrofit", language.text_claims),
     Place("docs/when-to-loop-retrofit.md", "A wide-core retrofit", wide.claims),
@@ -86,6 +101,7 @@ PLACES = (
     Place("docs/coverage.md", "STARS", stars.coverage_claims),
     Place("docs/ouroboros.md", "", ouroboros.claims),
     Place("docs/ouroboros.md", "", own_rates.claims),
+    Place("docs/ouroboros.md", "", corrected.claims),
     Place("docs/ouroboros.md", "", sicp.claims),
     Place("docs/ouroboros.md", "", rates_again.claims),
     Place("docs/ouroboros.md", "", rates_twice.claims),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from experiments import overview
 from experiments.pages import words
 from experiments.readme import speed
 from experiments.readme.inside import orbits
-from experiments.readme.retrofit import cores, language, own_rates, rates_again, rates_twice
+from experiments.readme.retrofit import cores, corrected, language, own_rates, rates_again, rates_twice
 from experiments.readme.rows import when
-from experiments.readme.tasks import hops, stars
+from experiments.readme.tasks import hops, learned, stars
 from experiments.readme.text import asura, asura_parts, depths, repeats, whole_text
 
 SETTINGS = (
@@ -36,6 +37,7 @@ def claims() -> Iterator[str]:
     yield f"{'better' if min(ahead) > 0 else 'not better'} on each seed, {verdict} (p = {p:.2f} at depth 1,000)"
     yield f"At our settings {stars.without_penalty()} seeds are 100 % right without it as well"
     yield f"comes to rest (at every depth measured from {stars.rests_from()[0]} on)"
+    yield learned.price()
     yield from language.headline_claims()
     least, random, rows, seeds = stars.longer()
     yield f"at depths {words(stars.BEYOND)} (at least {100 * least:.1f} % of {rows} rows with long carries, {seeds} seeds;"
@@ -43,6 +45,7 @@ def claims() -> Iterator[str]:
     yield from own_rates.headline_claims()
     yield from rates_again.headline_claims()
     yield from rates_twice.headline_claims()
+    yield from corrected.headline()
     yield cores.headline()
     yield f"At nearly equal parameters yes (at equal updates and one rate, {asura.at_equal_parameters()})"
     small, middle, chance, decided = asura.equal_flops()
@@ -51,6 +54,7 @@ def claims() -> Iterator[str]:
     yield asura_parts.short()
     yield f"one layer run eight times {hops.same_task()}"
     yield when(hops.none_far(), "no model answers 24 hops")
+    yield f"some loops are ahead, for {overview.dearer()}"
     yield from repeats.short()
     yield whole_text.short()
     yield depths.short()

@@ -93,8 +93,8 @@ def headline_claims() -> Iterator[str]:
     hurt = all(risen("random", text)[1] > 0 for text in READ)
     yield when(helped and hurt, "On a looped SmolLM2 it does, and less with random depth")
     price = " and ".join(f"{beside('random', 'fixed', text, TRAINED).difference:.3f}" for text in READ)
-    drawn = f"1 to 16, at a price of {price} at depth 4; three seeds of one base"
-    yield f"by {random[0]} and {random[1]} with random depth ({drawn})"
+    drawn = f"1 to 16, so that none of these depths is beyond its training, at a price of {price} at depth 4"
+    yield f"by {random[0]} and {random[1]} with random depth ({drawn}; three seeds of one base)"
     yield f"the loop is {wide.short()}"
     yield f"On {ahead_on_answers()}"
     pairs = ("fixed-penalty", "fixed"), ("stars", "random")

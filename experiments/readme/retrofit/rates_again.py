@@ -260,7 +260,7 @@ def headline_claims() -> Iterator[str]:
     """Yields what the README says."""
     best, before = token_again(), between(own_runs(), TOKEN, DIAGONAL)
     neither = when(not best.decided and not before.decided, "shows no decided difference from it in either of two sets of runs")
-    yield f"At its best depth one that reads each token {neither}"
+    yield f"One that reads each token {neither}"
     yield f"at depths {words(kept()[TOKEN, DIAGONAL])} it is ahead (decided in both)"
     told = f"it is ahead at depth {words(kept()[TOKEN, BLIND])} (decided in both sets)"
     yield f"Against the same controller when it knows only the step (*blind*) {told}"
