@@ -165,7 +165,7 @@ def claims() -> Iterator[str]:
     found = equal_flops()
     own = [f"ASURA, own rates, text read {times}" for times in ("once", "four times")]
     overfit = [f"{name}, against more updates, {FOUR}" for name in LOOPS]
-    read = f"those read it {updates_of.often()} times and overfit"
+    read = f"those read it {updates_of.often()} times, overfit, and were not stopped early"
     told = f"Both loops are ahead of layers with more updates where the loop reads the text four times: {read}"
     texts = [f"{length:.1f} million" for length in (million("ASURA", 1), million("ASURA", 4), whole_text.text())]
     ahead = f"ASURA is ahead on {texts[0]} tokens read once and on {texts[1]} read four times"
@@ -176,7 +176,7 @@ def claims() -> Iterator[str]:
     )
     huginn = [name.replace("ASURA", "Huginn-like") for name in own]
     sixteen = [f"{name}, against more updates, {SIXTEEN}" for name in LOOPS]
-    told = "the Huginn-like loop on the two shorter texts, and both loops beside more updates on text read 16 times"
+    told = "the Huginn-like loop on text read once and four times, and both loops beside more updates on text read 16 times"
     yield when(
         named(found, "not resolved") == ["ASURA, middle size, one rate for all", *huginn, *sixteen],
         f"Undecided are the middle size of ASURA, {told}. In all other lines with seeds the loop is behind",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments import overview
 from experiments.readme import decision, headline, origins, speed
-from experiments.readme.inside import orbits, stages, trained
+from experiments.readme.inside import orbits, stages, trained, untrained
 from experiments.readme.retrofit import (
     cores,
     corrected,
@@ -91,6 +91,7 @@ PLACES = (
     Place("docs/when-to-loop-text.md", "", asura_text.loop_claims),
     Place("docs/longer.md", "", stars.longer_claims),
     Place("docs/halting.md", "", halting.claims),
+    Place("docs/inside.md", "", untrained.claims),
     Place("docs/inside-stages.md", "", stages.claims),
     Place("docs/inside-training.md", "", trained.claims),
     Place("docs/inside-training.md", "", orbits.claims),

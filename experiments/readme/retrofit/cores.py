@@ -125,7 +125,7 @@ def setting_claims() -> Iterator[str]:
     told = f"The best is {words([plain_rate(rate) for rate in rates])} for each of the {WORDS[len(ARMS)]} rows"
     yield when(len(best_rates(tried(), RATES)) == len(ARMS) and len(rates) == 1, told)
     yield f"Fresh seeds {seeds} were measured"
-    yield when(not any(run["skipped"] for run in tried()), "No update was skipped")
+    yield when(not any(run["skipped"] for run in tried()), "on `test` and `ood`. No update was skipped")
     commits = {run["origin"]["commit"][:7] for run in tried()}
     yield f"The {len(tried())} rows of `cores.jsonl` were made at {words(sorted(commits))}"
     places = {PLACES[AT_DEPTH][size] for size in CORES}
@@ -236,10 +236,14 @@ def equal_tokens() -> Iterator[str]:
     yield when(so and open_ == [looping(1, AT_ONE), looping(3, AT_ONE)], told)
 
 
+def every_behind() -> bool:
+    """Returns whether all looped rows are behind at equal training FLOPs, decided."""
+    return len(standing("behind", ONCE_LONGER)) == len(LOOPED)
+
+
 def all_behind(digits: int) -> str:
     """Returns by how much the looped rows are behind at equal training FLOPs, if all of them are."""
-    every = len(standing("behind", ONCE_LONGER)) == len(LOOPED)
-    return when(every, f"by {span((beside(arm, ONCE_LONGER) for arm in LOOPED), digits)}")
+    return when(every_behind(), f"by {span((beside(arm, ONCE_LONGER) for arm in LOOPED), digits)}")
 
 
 def equal_flops() -> Iterator[str]:

@@ -108,8 +108,8 @@ def run_that_diverged() -> Iterator[str]:
     yield f"training loss of seed {run['seed']} is {told[0]}, {told[1]} and {losses[rising + 1]:.2f} in the next ten"
     yield f"it ends at {losses[-1]:.2f}"
     four, eight = (mean_loss(reports([run], "test"), depth) for depth in (4, 8))
-    yield f"On `test` it has {four:.2f} at depth 4 and {eight:.2f} at depth 8"
-    yield when(run["skipped"] == 0, "No update was skipped.")
+    skipped = when(run["skipped"] == 0, "No update was skipped")
+    yield f"On `test` it has {four:.2f} at depth 4 and {eight:.2f} at depth 8. {skipped}. The run counts"
 
 
 def came_back() -> Iterator[str]:

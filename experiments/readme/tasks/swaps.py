@@ -118,13 +118,16 @@ def brief_claims() -> Iterator[str]:
     if mean <= 0 or word != "undecided":
         raise ValueError("the loop is not ahead by an undecided amount")
     yield f"1⊗8 is {mean:.1f} points ahead of eight layers in the mean ({interval(low, high, 1)}, {word}, {WORDS[seeds]} seeds)"
-    told_as = f"{mean:.1f} points ahead ({interval(low, high, 1)}, {word}, {WORDS[seeds]} seeds), with 1/8 of the parameters"
+    part = round(own()[1][0]["parameters"] / own()[0][0]["parameters"])
+    told_as = f"{mean:.1f} points ahead ({interval(low, high, 1)}, {word}, {WORDS[seeds]} seeds), with 1/{part} of the parameters"
     yield f"**no difference found** at own rates (5e-4, the lowest tried, for both): {told_as}"
     one, window = (arms()[f"1⊗8, {ALL}"], arms()[f"plain 1, {ALL}"]), (arms()[FIXED], arms()[f"plain 16, {WINDOW}"])
     if any(less(*pair)[1] <= 0 for pair in (one, window)):
         raise ValueError("a lead at 1e-3 is not decided")
     sizes = [f"{runs[0]['parameters'] / 1e6:.2f} M" for runs in window]
-    yield f"**loop**: {less(*one)[0]:.1f} points ahead (decided, three seeds; 1e-3 for both), for 8 times the FLOPs"
+    cost = one[0][0]["flops"] / one[1][0]["flops"]
+    lead, *_, count = less(*one)
+    yield f"**loop**: {lead:.1f} points ahead (decided, {WORDS[count]} seeds; 1e-3 for both), for {cost:.0f} times the FLOPs"
     yield f"1⊗16 ({sizes[0]}) | sixteen layers ({sizes[1]}), equal FLOPs | **ahead** by {less(*window)[0]:.1f} points (decided"
 
 
@@ -209,7 +212,8 @@ def far_claims() -> Iterator[str]:
     solved = f"{longer[0]} solves {far[longer[0]]} swaps and {longer[1]} solves {far[longer[1]]} (at least 95 % right)"
     yield f"**in {of(len(longer), len(runs))} runs**, given enough steps: {solved}"
     rest = max(best_anywhere(run, 24) for name, run in runs.items() if name not in longer)
-    yield f"the other four are right on at most {100 * rest:.1f} % at 24 swaps, at any depth"
+    others = WORDS[len(runs) - len(longer)]
+    yield f"the other {others} are right on at most {100 * rest:.1f} % at 24 swaps, at any depth"
     near = max((name for name in runs if name not in longer), key=lambda name: best_anywhere(runs[name], 24))
     first, second = (f"{100 * best_anywhere(runs[near], swaps):.0f} %" for swaps in (24, 32))
     yield f"A third comes near: {near} has 24 swaps right on {first} of the rows and 32 on {second}"

@@ -213,7 +213,7 @@ def brief_claims() -> Iterator[str]:
     one, three, found = mean(losses_of(1)), mean(losses_of(3)), less(3, 1)
     shown = f"depth 1 shows no decided difference from depth 3 (losses of {one:.3f} and {three:.3f}), nor from any other depth"
     yield when(none_decided(), f"{shown} up to {max(BY_DEPTH)}")
-    yield f"{best_at(1)} seeds are best at depth 1"
+    yield f"There {best_at(1)} seeds are best at depth 1"
     plain = less_plain(1)
     ahead = f"depth 3 is {-found.difference:.3f} ahead of depth 1 ({DECIDED[found.verdict]}"
     yield when(none_decided() and found.difference < 0, f"{ahead}, as at every depth)")

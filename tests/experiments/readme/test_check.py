@@ -237,7 +237,15 @@ def test_the_results_are_those_of_the_rows() -> None:
             "1.2 times its FLOPs on three times the updates |",
             "1.2 times its FLOPs on two times the updates |",
         ),
-        ("docs/when-to-loop.md", "picture below but one, which", "picture below but two, which"),
+        ("docs/when-to-loop.md", "in five of the six comparisons", "in six of the six comparisons"),
+        ("README.md", "On text it is not shown that the loop pays", "On text it is shown that the loop pays"),
+        ("README.md", "**For accuracy that is not shown.**", "**For accuracy, yes.**"),
+        ("README.md", "`addition-stable` (three seeds)", "`addition-stable` (five seeds)"),
+        ("README.md", "all four fail (one seed)", "all four fail (three seeds)"),
+        ("docs/inside.md", "1.000 / 0.638 | 1.000 / 0.515", "1.000 / 0.638 | 0.900 / 0.515"),
+        ("docs/when-to-loop.md", "In short runs ASURA beat plain", "In short runs ASURA did not beat plain"),
+        ("docs/when-to-loop.md", "| 1⊗8 | eight layers, equal FLOPs | **both", "| 1⊗8 | one layer, equal parameters | **both"),
+        ("docs/when-to-loop.md", "was 0.019 ahead at equal tokens", "was 0.019 ahead at equal FLOPs"),
         ("docs/when-to-loop.md", "a Huginn-like loop was ahead by a decided", "a Huginn-like loop was ahead by an undecided"),
         ("docs/ouroboros.md", "| +0.063 (+0.027 to +0.099), **behind** |", "| −0.063 (−0.099 to −0.027), **ahead** |"),
         ("docs/coverage.md", "| halting/runs.jsonl | 24 | 24 |", "| halting/runs.jsonl | 14 | 24 |"),
@@ -269,22 +277,24 @@ def test_decided_cells_are_bold(page: str, lines: Callable[[], Iterable[str]]) -
     assert [line for line in lines() if line not in TEXTS[page]] == []
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
+@pytest.mark.parametrize("place", [place for place in PLACES if place.settings is not None], ids=lambda place: place.name)
 def test_every_number_is_held(place: Place) -> None:
-    """Each number in turn is made another: all are noticed, settings too; where other numbers are free, those of the claims."""
+    """Each number in turn is made another: all are noticed, settings too."""
     (text,) = text_of(TEXTS[place.page], place)
     assert problems_in(text, place) == []
-    spans = [(0, len(text))]
-    if place.settings is None:
-        spans = [(text.index(claim), text.index(claim) + len(claim)) for claim in claims_of(place) if text.count(claim) == 1]
-        assert len(spans) > len(claims_of(place)) - 3  # a short one may stand on the page twice
-    tried = 0
-    for start, end in spans:
-        for number in re.compile(r"\d+").finditer(text, start, end):
-            changed = f"{text[: number.start()]}{int(number[0]) + 1}{text[number.end() :]}"
-            assert problems_in(changed, place), text[number.start() - 30 : number.end() + 30]
-            tried += 1
-    assert tried
+    numbers = [*re.finditer(r"\d+", text)]
+    assert numbers
+    for number in numbers:
+        changed = f"{text[: number.start()]}{int(number[0]) + 1}{text[number.end() :]}"
+        assert problems_in(changed, place), text[number.start() - 30 : number.end() + 30]
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if place.settings is None], ids=lambda place: place.name)
+def test_no_claim_is_met_by_another_sentence(place: Place) -> None:
+    """Where other numbers are free a claim stands as often as claims hold it: no wrong sentence hides behind a right one."""
+    (text,) = text_of(TEXTS[place.page], place)
+    every = claims_of(place)
+    assert [claim for claim in every if text.count(claim) != sum(other.count(claim) for other in every)] == []
 
 
 def test_a_number_that_no_row_explains_is_named() -> None:
