@@ -60,7 +60,7 @@ def arguments(about: str, *, goes_on: bool = False) -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help="words, parted by |: a run's name must hold one of them")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--workers", type=int, default=4, help="runs at a time, each in a process of its own (default: 4)")
-    parser.add_argument("--seconds", type=float, default=540, help="runs that go on for longer are ended (default: 540)")
+    parser.add_argument("--seconds", type=float, default=540, help="of the whole call; what runs then is ended (default: 540)")
     parser.add_argument("--change", action="append", default=[], help="a.b=c, laid over every recipe")
     if goes_on:
         parser.add_argument("--unfinished", type=Path, help="a folder for trainings that the time ends; the next call goes on")
@@ -120,15 +120,15 @@ def run_all(
     made again. Where there is a folder of `unfinished` runs, `work` is given one of its own in it as `kept`; it is removed once the
     row is written.
     """
-    path, began = Path(out), time.time()
+    path, in_time = Path(out), False
     left = missing(runs, path, counts)
     if left and seconds > (GRACE if unfinished else 0):
-        _share_out(left, work, out, workers=workers, seconds=seconds, begin=begin, unfinished=unfinished)
+        in_time = _share_out(left, work, out, workers=workers, seconds=seconds, begin=begin, unfinished=unfinished)
     not_made = missing(left, path, counts)  # failed, not begun, or stopped here because the time was up
     for run in not_made:
         print(f"not made: {run.name}", flush=True)
-    if not_made and time.time() - began >= seconds:
-        print(f"the time is up ({seconds:g} s): the same call makes the rest; --seconds gives it more", flush=True)
+    if not_made and not in_time:
+        print(f"not enough time ({max(seconds, 0):.0f} s): the same call makes the rest; --seconds gives it more", flush=True)
     print(f"{len(path.read_text().splitlines()) if path.is_file() else 0} results in {path}", flush=True)
 
 
@@ -139,21 +139,23 @@ def folder_of(name: str) -> str:
 
 def _share_out(
     left: Sequence[Run], work: Any, out: str, *, workers: int, seconds: float, begin: Any, unfinished: Path | None
-) -> None:
-    """Does the work of these runs in processes of their own, which end when the time is up."""
+) -> bool:
+    """Does the work of these runs in processes of their own, which end when the time is up. Returns whether all had the time they
+    need: none was stopped, and none was not begun."""
     context = multiprocessing.get_context("spawn")
     manager = context.Manager()
-    queue, lock, longest = manager.Queue(), manager.Lock(), manager.dict()
+    queue, lock, longest, late = manager.Queue(), manager.Lock(), manager.dict(), manager.list()
     for item in [*left, *[None] * workers]:
         queue.put(item)
     deadline = time.time() + seconds
     asked = deadline - (GRACE if unfinished else 0)
-    given = (queue, out, lock, asked, longest, work, begin, unfinished)
+    given = (queue, out, lock, asked, longest, late, work, begin, unfinished)
     processes = [context.Process(target=_serve, args=given) for _ in range(min(workers, len(left)))]
     for process in processes:
         process.start()
     for process in processes:
         process.join(max(asked - time.time(), 0.1))
+    in_time = not any(process.is_alive() for process in processes)
     for process in processes if unfinished else ():
         process.terminate()  # once: a second one would end it at once
     for process in processes:
@@ -161,6 +163,7 @@ def _share_out(
     for process in processes:
         if process.is_alive():
             process.kill()
+    return in_time and not len(late)
 
 
 def missing(runs: Sequence[Any], path: Path, counts: Callable[[dict[str, Any]], bool] = bool) -> list[Any]:
@@ -210,9 +213,9 @@ def _device_answers(tries: int = 3, wait: float = 2.0) -> bool:
 
 
 def _serve(
-    queue: Any, out: str, lock: Any, deadline: float, longest: Any, work: Any, begin: Any, unfinished: Path | None = None
+    queue: Any, out: str, lock: Any, deadline: float, longest: Any, late: Any, work: Any, begin: Any, unfinished: Path | None = None
 ) -> None:
-    """Takes runs from the queue until it is empty or the time is up."""
+    """Takes runs from the queue until it is empty or the time is up; those that it does not begin are `late`."""
     if unfinished:
         signal.signal(signal.SIGTERM, lambda *_: None)  # trainings answer it by a save; what is measured then may still end in time
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -228,6 +231,7 @@ def _serve(
         kept = {"kept": unfinished / folder_of(run.name)} if unfinished else {}
         if time.time() + (0.0 if kept else longest.get(run.kind, 0.0)) > deadline:
             print(f"not begun, no time: {run.name}", flush=True)
+            late.append(run.name)
             continue
         began = time.time()
         try:

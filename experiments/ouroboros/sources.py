@@ -8,11 +8,11 @@ The passages are drawn as `experiments.ouroboros.run` draws them; the fingerprin
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import sys
 from pathlib import Path
 
+from loopwright.data.records import Files, Record, text_field
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.evaluate.passages import read_passages
 from loopwright.storage.files import write_whole
@@ -21,12 +21,21 @@ from loopwright.storage.files import write_whole
 def sources(text: Path, source: str, context: int, passages: int) -> dict[str, object]:
     """Returns the fingerprint of the passages that are drawn, and the numbers of their documents by source."""
     drawn = read_passages(text.name, text, Tokenizer(source), context).drawn(passages)
-    with gzip.open(text, "rt") as lines:
-        of_document = [json.loads(line)["source"] for line in lines]
+    # read as the passages are, whose documents are numbered without blank lines and records that hold no text
+    of_document = [_source_of(record) for record in Files(str(text)) if text_field(record, "text") is not None]
     found: dict[str, list[int]] = {}
     for document in sorted({row.document for row in drawn.rows}):
         found.setdefault(of_document[document], []).append(document)
     return {"fingerprint": drawn.fingerprint, "documents": found}
+
+
+def _source_of(record: Record) -> str:
+    where, fields = record
+    name = fields.get("source")
+    if not isinstance(name, str):
+        got = type(name).__name__ if "source" in fields else "nothing"
+        raise ValueError(f"{where}: a document needs a field 'source' with the name of where it is from (got {got})")
+    return name
 
 
 def main() -> None:
@@ -34,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--source", required=True, help="the folder of the dense model, for its tokenizer")
-    parser.add_argument("--text", type=Path, required=True, help="JSON lines, gzipped, with `text` and `source`")
+    parser.add_argument("--text", type=Path, required=True, help="JSON lines, gzipped or not, with `text` and `source`")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--passages", type=int, default=256)
     options = parser.parse_args()

@@ -11,12 +11,15 @@ STUDIES = ("asura", "halting", "hops", "inside", "longer", "ouroboros", "repeats
 
 def claims() -> Iterator[str]:
     """Yields a line for each file with rows that name no commit, and how many rows there are in all."""
-    untold = every = 0
+    untold = every = changed = unsure = 0
     files = [file for study in STUDIES for file in sorted((RESULTS / study).rglob("*.jsonl"))]
     for name in (str(file.relative_to(RESULTS)) for file in files):
         rows = rows_of(name)
         without = [row for row in rows if not (row.get("origin") or {}).get("commit")]
         untold, every = untold + len(without), every + len(rows)
+        told = [row["origin"].get("changed") for row in rows if row not in without]
+        changed, unsure = changed + told.count(True), unsure + told.count(None)
         if without:
             yield line(name, str(len(without)), str(len(rows)))
     yield f"{untold} of the {every:,} rows name no commit"
+    yield f"{changed} say that the code had changes which were not committed (`origin.changed`), and {unsure} cannot say"

@@ -157,18 +157,26 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.long
-def test_of_two_processes_at_once_one_waits_and_finds_it_done(tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
+def test_of_two_processes_at_once_one_waits_and_finds_it_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, waiting = tmp_path / "begun", tmp_path / "waiting"
+    warn = warnings.warn
 
-    def slowly() -> Iterator[Document]:
+    def slowly() -> Iterator[Document]:  # not done before the other process waits for it
         begun.touch()
-        time.sleep(0.5)
+        latest = time.monotonic() + 60
+        while not waiting.exists() and time.monotonic() < latest:
+            time.sleep(0.01)
         yield [1, 2], None
+
+    def told(message: str, *, stacklevel: int) -> None:
+        warn(message, stacklevel=stacklevel + 1)
+        waiting.touch()
 
     child = get_context("fork").Process(target=kept_shards, args=(tmp_path, "train", ABOUT, slowly), kwargs={"vocab_size": 9})
     child.start()
-    while not begun.exists():
+    while not begun.exists() and child.is_alive():
         time.sleep(0.01)
+    monkeypatch.setattr(warnings, "warn", told)
     with pytest.warns(UserWarning, match="another process is tokenising it; waiting"):
         shards = kept_shards(tmp_path, "train", ABOUT, refuse, vocab_size=9)
     child.join(30)

@@ -9,11 +9,14 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,15 +133,20 @@ def test_a_whole_row_without_its_end_of_line_is_kept(tmp_path: Path, capsys: pyt
     assert out.read_text() == '{"name":"one"}\n{"name":"two"}\n'
 
 
+NO_TIME = "not enough time ({} s): the same call makes the rest; --seconds gives it more"
+
+
 def test_no_process_begins_once_the_time_is_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A study with several parts calls once for each: the last ones must not spend minutes on starting what cannot end."""
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: pytest.fail("a process was begun"))
     run_all([Named("made")], work, str(tmp_path / "rows.jsonl"), workers=2, seconds=0)
-    said = capsys.readouterr().out
-    assert "not made: made" in said and "the time is up (0 s)" in said
+    assert capsys.readouterr().out.splitlines()[:2] == ["not made: made", NO_TIME.format(0)]
     run_all([Named("made")], work, str(tmp_path / "rows.jsonl"), workers=2, seconds=side_by_side.GRACE, unfinished=tmp_path)
+    assert capsys.readouterr().out.splitlines()[:2] == ["not made: made", NO_TIME.format(30)]
+    run_all([Named("made")], work, str(tmp_path / "rows.jsonl"), workers=2, seconds=-0.001)  # an earlier part took all there was
+    assert NO_TIME.format(0) in capsys.readouterr().out
 
 
 def goes_on(run: Named, *, kept: Path) -> dict[str, Any]:
@@ -181,10 +189,12 @@ def test_what_can_go_on_is_asked_to_stop_before_the_time_is_up(
         patched.setattr(BaseProcess, "terminate", terminate)
         run_all(runs, goes_on, str(out), workers=2, seconds=600, unfinished=unfinished)
     said = capfd.readouterr().out
-    assert "one, two/0: the next call goes on\n" in said and "not made: one, two/0\n" in said and "FAILED" not in said
+    assert "one, two/0: the next call goes on\n" in said and "FAILED" not in said
+    assert f"not made: one, two/0\n{NO_TIME.format(600)}\n" in said, "it was asked to stop, and saved long before the end"
     assert [json.loads(line)["name"] for line in out.read_text().splitlines()] == ["measured"], "the request did not end it"
     assert [path.name for path in unfinished.iterdir()] == [folder_of("one, two/0")]
     run_all(runs, goes_on, str(out), workers=2, seconds=600, unfinished=unfinished)
+    assert "not enough time" not in capfd.readouterr().out, "all is made"
     assert [json.loads(line)["name"] for line in out.read_text().splitlines()] == ["measured", "one, two/0"]
     assert not [*unfinished.iterdir()], "the row is written"
 
@@ -196,7 +206,7 @@ def serve(out: Path, deadline: float, unfinished: Path | None, monkeypatch: pyte
     queue: SimpleQueue[Named | None] = SimpleQueue()
     for run in (Named("one", "long"), Named("two", "long"), None):
         queue.put(run)
-    side_by_side._serve(queue, str(out), nullcontext(), deadline, {"long": 3600.0}, some, None, unfinished)
+    side_by_side._serve(queue, str(out), nullcontext(), deadline, {"long": 3600.0}, [], some, None, unfinished)
 
 
 def some(run: Named, *, kept: Path | None = None) -> dict[str, Any]:
@@ -213,6 +223,35 @@ def test_what_can_go_on_begins_as_long_as_there_is_time(
         assert capsys.readouterr().out == "not begun, no time: one\nnot begun, no time: two\n" and not out.exists()
     serve(out, time.time() + 600, tmp_path, monkeypatch)
     assert out.read_text() == '{"name":"one","kept":true}\n{"name":"two","kept":true}\n'
+
+
+class Here:
+    """Stands for a process: does its work where it is started, and then has ended."""
+
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self.start = partial(target, *args)
+
+    def join(self, timeout: float) -> None: ...
+
+    def is_alive(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("kind", "told"), [("long", ["not begun, no time: one"]), ("short", [])])
+def test_a_run_that_is_not_begun_for_lack_of_time_is_told(
+    kind: str, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where most of the time is left; a run that failed did not lack any."""
+    tables = SimpleNamespace(Queue=SimpleQueue, Lock=nullcontext, dict=lambda: {"long": 3600.0}, list=list)
+    context = SimpleNamespace(Manager=lambda: tables, Process=Here)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    out = tmp_path / "rows.jsonl"
+    run_all([Named("one", kind), Named("fails")], work, str(out), workers=1, seconds=600)
+    made = [] if told else ["one"]
+    said = [line for line in capsys.readouterr().out.splitlines() if not line.endswith(" s  one")]
+    ends = ["not made: one", "not made: fails", NO_TIME.format(600)] if told else ["not made: fails"]
+    assert said == [*told, "FAILED fails: ValueError: on purpose", *ends, f"{len(made)} results in {out}"]
 
 
 @given(st.text(), st.text())
@@ -238,4 +277,4 @@ def test_a_process_whose_device_does_not_answer_takes_no_run(monkeypatch: pytest
             raise AssertionError("a run was taken")
 
     monkeypatch.setattr(side_by_side, "_device_answers", lambda: False)
-    side_by_side._serve(Queue(), "", None, math.inf, {}, None, None)
+    side_by_side._serve(Queue(), "", None, math.inf, {}, [], None, None)

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import pytest
 import torch
 
 import loopwright as lw
+from loopwright.engine.scheduler import Scheduler
 from loopwright.serve.limits import Limits
 from loopwright.serve.models import ServedModel
 from loopwright.serve.server import Server, bind, make_server
@@ -52,14 +54,10 @@ class Live:
         return response.json()
 
     def last_record(self, path: str = "/v1/completions") -> dict[str, Any]:
-        """Returns the newest line of the log about a path; it is written just after the response."""
-        self.records_of(path)
-        time.sleep(0.02)
-        return self.records_of(path)[-1]
-
-    def records_of(self, path: str) -> list[dict[str, Any]]:
-        assert until(lambda: any(record.get("path") == path for record in self.records))
-        return [record for record in self.records if record.get("path") == path]
+        """Returns the newest line of the log about a path."""
+        # a request is one of uvicorn's tasks until its line is written, which is just after the client has the response
+        assert until(lambda: not self.server.server_state.tasks)
+        return [record for record in self.records if record.get("path") == path][-1]
 
     def idle(self) -> bool:
         """Whether no row is taken and no cell is lost, once nothing runs."""
@@ -70,12 +68,36 @@ class Live:
         return len(scheduler.free_slots) == self.model.rows and not scheduler.running and whole
 
 
-def until(reached: Callable[[], bool], seconds: float = 5.0) -> bool:
+def until(reached: Callable[[], object], seconds: float = 60.0) -> bool:
     """Waits until something is so, and returns whether it came to that."""
     end = time.monotonic() + seconds
-    while not reached() and time.monotonic() < end:
+    while not reached():
+        if time.monotonic() > end:
+            return False
         time.sleep(0.005)
-    return reached()
+    return True
+
+
+@contextmanager
+def hold_engines() -> Iterator[threading.Event]:
+    """Holds every engine at the second token of an answer while the block runs. The event is set once one is held.
+
+    What a test asks while an answer is being made would otherwise race with the engine that makes it.
+    """
+    tick, held, go_on = Scheduler.tick, threading.Event(), threading.Event()
+
+    def held_tick(self: Scheduler) -> None:
+        if any(len(run.request.tokens) >= 2 for run in self.running):
+            held.set()
+            go_on.wait()
+        tick(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scheduler, "tick", held_tick)
+        try:
+            yield held
+        finally:
+            go_on.set()
 
 
 @contextmanager

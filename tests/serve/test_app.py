@@ -15,7 +15,7 @@ from loopwright.serve.app import Service
 from loopwright.serve.limits import Limits
 from tests.engine.mix import make
 from tests.generate.tiny import few_words, letter_tokenizer
-from tests.serve.live import SMALL, WORDS, Live, live, offline
+from tests.serve.live import SMALL, WORDS, Live, hold_engines, live, offline
 
 
 @pytest.fixture(scope="module")
@@ -111,12 +111,14 @@ def test_limits_are_named_before_any_work(server: Live, body: dict[str, Any], st
 
 
 def test_a_full_queue_is_429_with_retry_after(server: Live) -> None:
-    held = [server.model.engine.submit([2], max_new_tokens=120, ignore_eos=True) for _ in range(6)]
-    response = server.post(n=2)
+    with hold_engines():  # none of the six may end before the seventh comes
+        requests = [server.model.engine.submit([2], max_new_tokens=120, ignore_eos=True) for _ in range(6)]
+        response = server.post(n=2)
+        for request in requests:
+            request.cancel()
     assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
     assert "--max-queue" in response.json()["error"]["message"]
-    for request in held:
-        request.cancel()
+    for request in requests:
         request.result()
     assert server.post(n=2).status_code == 200 and server.idle()
 

@@ -13,6 +13,7 @@ import pytest
 
 from loopwright.serve import log
 from loopwright.serve.log import RECORD, AccessLog, LineWriter, LogLines
+from tests.serve.live import until
 
 SCOPE = {"type": "http", "method": "GET", "path": '/x\n"', "client": ("10.0.0.1", 5)}
 
@@ -57,21 +58,23 @@ def test_lines_are_written_by_a_thread_and_those_without_room_are_counted(monkey
     class Stuck(io.StringIO):
         def write(self, text: str) -> int:
             entered.set()
-            free.wait(5)
+            free.wait(60)
             return super().write(text)
 
     stream = Stuck()
     writer = LineWriter(stream)
     writer.write({"n": 0})
-    assert entered.wait(5)
+    assert entered.wait(60)
     for n in range(1, 5):
         writer.write({"n": n})  # two wait, two find no room; nobody is held up
     assert writer.lost == 2
     free.set()
+    assert until(lambda: stream.getvalue().count("\n") == 3)  # `close` waits for a second, which may be too short for the thread
     writer.close()
     writer = LineWriter(stream)
     writer.lost = 2
     writer.write({"n": 5})
+    assert until(lambda: stream.getvalue().count("\n") == 4)
     writer.close()
     assert [json.loads(line) for line in stream.getvalue().splitlines()] == [
         {"n": 0}, {"n": 1}, {"n": 2}, {"n": 5, "lost_lines": 2}
@@ -97,4 +100,4 @@ def test_a_stream_that_is_closed_ends_nothing() -> None:
     writer = LineWriter(stream)
     writer.write({"n": 0})
     writer.close()
-    assert writer.lost == 1
+    assert until(lambda: writer.lost == 1)  # by the thread, for which `close` waits a second

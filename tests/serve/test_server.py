@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from loopwright.serve.server import bind
-from tests.serve.live import live, until
+from tests.serve.live import hold_engines, live, until
 
 
 def test_a_port_that_is_taken_or_no_address_is_one_line() -> None:
@@ -33,17 +33,18 @@ def refuses(port: int) -> bool:
 
 
 def test_a_drain_finishes_what_was_begun_and_takes_nothing_new() -> None:
-    with live() as server:
+    with live(drain_seconds=60) as server:
         answers: list[int] = []
-        body = {"max_tokens": 120, "ignore_eos": True, "stream": True}
+        body = {"max_tokens": 30, "ignore_eos": True, "stream": True}
         asking = threading.Thread(target=lambda: answers.append(server.post(**body).text.count("data: ")))
-        asking.start()
-        assert until(lambda: server.model.engine.open_requests > 0)
-        server.server.should_exit = True
-        assert until(lambda: refuses(server.port)) and server.server.service.draining
-        assert server.model.engine.open_requests, "the answer ended before the server was seen to refuse"
+        with hold_engines() as held:
+            asking.start()
+            assert held.wait(60)
+            server.server.should_exit = True
+            assert until(lambda: refuses(server.port)) and server.server.service.draining
+            assert server.model.engine.open_requests, "the answer ended before the server was seen to refuse"
         asking.join()
-        assert answers[0] >= 2 and server.last_record()["completion_tokens"] == 120
+        assert answers[0] >= 2 and server.last_record()["completion_tokens"] == 30
 
 
 def test_without_access_lines_requests_are_counted_and_errors_are_logged() -> None:

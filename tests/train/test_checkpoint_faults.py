@@ -50,9 +50,12 @@ def in_child(work: Callable[[], int]) -> int:
 
     child = FORKS.Process(target=guarded)
     child.start()
+    child.join(60)
+    ended = child.exitcode
+    child.kill()
     child.join()
-    assert child.exitcode is not None
-    return child.exitcode
+    assert ended is not None, "the child did not end within a minute"
+    return ended
 
 
 def at_event(number: int, folder: Path, act: Callable[[], None], *, writes_only: bool) -> Callable[[], int]:

@@ -29,6 +29,31 @@ def test_documents_of_the_drawn_passages_are_told_by_source(tmp_path: Path) -> N
     assert sorted(place for places in few["documents"].values() for place in places) == sorted({row.document for row in drawn.rows})
 
 
+def test_lines_without_text_have_no_number(tmp_path: Path) -> None:
+    """A blank line, an empty text and one of blanks are no document: those behind them are numbered as the passages are."""
+    rows = ['{"text": "low lower", "source": "a"}', "", '{"text": "", "source": "b"}', '{"text": "lowest low", "source": "c"}']
+    rows += ['{"text": "  "}', '{"text": null, "source": "b"}', '{"text": "lower low low", "source": "d"}']
+    text = tmp_path / "text.jsonl.gz"
+    text.write_bytes(gzip.compress("\n".join(rows).encode()))
+    words = str(save_words(tmp_path / "words"))
+    assert sources(text, words, context=8, passages=1000)["documents"] == {"a": [0], "c": [1], "d": [2]}
+    drawn = sources(text, words, context=8, passages=1)["documents"]
+    assert drawn == {"acd"[place]: [place] for place in [read_passages("", text, Tokenizer(words), 8).drawn(1).rows[0].document]}
+
+
+@pytest.mark.parametrize(("row", "what"), [({}, "nothing"), ({"source": None}, "NoneType"), ({"source": ["a"]}, "list")])
+def test_a_document_without_a_source_is_told_in_a_line(
+    row: dict[str, object], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, out = tmp_path / "text.jsonl.gz", tmp_path / "out.json"
+    rows = [{"text": "low lower", "source": "a"}, {"text": "lowest"} | row]
+    text.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    monkeypatch.setattr("sys.argv", ["sources", str(out), "--source", str(save_words(tmp_path / "words")), "--text", str(text)])
+    with pytest.raises(SystemExit, match=rf"^{text}:2: a document needs a field 'source' with .* \(got {what}\)$"):
+        main()
+    assert not out.exists()
+
+
 def test_a_tokenizer_that_is_not_there_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["sources", str(tmp_path / "out.json"), "--source", str(tmp_path / "none"), "--text", str(tmp_path / "text.jsonl.gz")]
     monkeypatch.setattr("sys.argv", words)
