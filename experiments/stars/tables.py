@@ -160,11 +160,14 @@ def radius_at_100(run: dict[str, Any]) -> float:
 
 
 def curve(runs: Runs) -> Curve:
-    """Returns exact match over depth, all seeds together, with Wilson's interval over their rows (not over seeds)."""
+    """Returns exact match over depth: the mean of the seeds with the least and the largest, of one seed Wilson's interval."""
     depths = sorted(set.intersection(*[set(accuracy(run)) for run in runs]))
-    means = [sum(accuracy(run)[depth] for run in runs) / len(runs) for depth in depths]
-    rows = [sum(run["near" if depth <= 100 else "far"]["rows"] for run in runs) for depth in depths]
-    ends = [wilson_interval(round(mean * count), count) for mean, count in zip(means, rows, strict=True)]
+    exact = [[accuracy(run)[depth] for run in runs] for depth in depths]
+    means = [sum(each) / len(each) for each in exact]
+    ends = [(min(each), max(each)) for each in exact]
+    if len(runs) == 1:
+        rows = [runs[0]["near" if depth <= 100 else "far"]["rows"] for depth in depths]
+        ends = [wilson_interval(round(mean * count), count) for mean, count in zip(means, rows, strict=True)]
     return Curve(depths, means, [low for low, _ in ends], [high for _, high in ends])
 
 
