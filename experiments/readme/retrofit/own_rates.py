@@ -168,8 +168,9 @@ def headline_claims() -> Iterator[str]:
     yield f"A controller that reads the running mean of the states is {mean.far} nats {mean.side} {rival}; {mean.word})"
     both = f"{'beat' if tables.side == 'behind' else 'lose to'} both controllers that read"
     yield when(tables.decided, f"{both} by {tables.far} (decided)")
-    blind = beside(TOKEN, BLIND)
-    yield when(not blind.decided and blind.side == "ahead of", f"at best depths this is not decided ({blind.far} in the first set)")
+    neither = not any(beside(arm, BLIND).decided for arm in READERS)
+    told = "Whether either is ahead of the same controller when it knows only the step (*blind*) is not decided at best depths"
+    yield when(neither, told)
     yield against_diagonal()
     yield held_back()
 

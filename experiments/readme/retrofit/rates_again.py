@@ -262,8 +262,6 @@ def headline_claims() -> Iterator[str]:
     neither = when(not best.decided and not before.decided, "shows no decided difference from it in either of two sets of runs")
     yield f"One that reads each token {neither}"
     yield f"at depths {words(kept()[TOKEN, DIAGONAL])} it is ahead (decided in both)"
-    told = f"it is ahead at depth {words(kept()[TOKEN, BLIND])} (decided in both sets)"
-    yield f"Against the same controller when it knows only the step (*blind*) {told}"
 
 
 def loop_claims() -> Iterator[str]:

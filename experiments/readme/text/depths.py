@@ -269,6 +269,6 @@ def short() -> str:
     led = less_plain(1, calm()).verdict == "lower" and none_decided(calm()) and [*BY_DEPTH] == [1, 2, 3, 4, 6, 8]
     return when(
         led,
-        f"without its loop it leads four plain layers too, by {without(2)} at their rate (decided), and more depth adds nothing "
-        "that is decided there",
+        f"without its loop it leads four plain layers, too, by {without(2)} at their rate (decided), where no greater depth "
+        "adds a decided amount",
     )

@@ -309,14 +309,13 @@ def told(found: Pooled | None) -> str:
 
 def short() -> Iterator[str]:
     """Yields what the README says: ASURA beside plain layers on fresh text, and beside those with more updates."""
-    flops, parameters, same, more = (stands("ASURA", rival, 1) for rival in (FLOPS, PARAMETERS, LONGER, FRESH))
-    ahead = {flops.verdict, parameters.verdict} == {"lower"}
-    near = f"nearly equal FLOPs ({-flops.difference:.2f} nats) and parameters ({-parameters.difference:.2f}; both decided)"
-    yield when(ahead, f"ASURA leads plain layers of {near} at equal updates")
-    cost = spent().replace("its", "ASURA's").replace(" on ", " in ")
+    flops, same, more = (stands("ASURA", rival, 1) for rival in (FLOPS, LONGER, FRESH))
+    near = f"ASURA leads plain layers of nearly equal FLOPs by {-flops.difference:.2f} nats at equal updates (decided)"
+    yield when(flops.verdict == "lower", near)
+    cost = spent().replace(" on ", " in ")
     yield when(
         {same.verdict, more.verdict} == {"higher"},
-        f"Four plain layers with {cost} beat it by {same.difference:.2f} (decided)",
+        f"four plain layers with {cost} beat it by {same.difference:.2f} (decided)",
     )
 
 
