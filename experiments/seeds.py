@@ -106,21 +106,25 @@ def reports(runs: Sequence[Result], text: str) -> list[HeldOut]:
 
 
 def of_documents(run: Result, text: str, numbers: Collection[int]) -> Result:
-    """Returns a run whose report of a text is of some documents alone, at the depths at which it keeps their losses."""
+    """Returns a run whose report of a text is of some documents alone, at the depths at which it keeps their losses. It has
+    neither intervals nor perplexity, and 0 bytes: a row does not keep how many each passage has."""
     whole = held(run, text)
     places = [place for place, document in enumerate(whole.document_of) if document in numbers]
-    kept = [place for place, losses in enumerate(whole.losses) if losses]
-    losses = tuple(tuple(whole.losses[depth][place] for place in places) for depth in kept)
+    if not places:
+        known = f"{min(whole.document_of)} to {max(whole.document_of)}"
+        raise ValueError(f"{run['name']}: {text!r} has no document of {sorted(numbers)[:5]}; it has documents from {known}")
+    kept = [row for row, losses in enumerate(whole.losses) if losses]
+    losses = tuple(tuple(whole.losses[row][place] for place in places) for row in kept)
     targets = tuple(whole.targets_of[place] for place in places)
     means = tuple(None if None in each else sum(each) / sum(targets) for each in losses)
     nothing = tuple(None for _ in kept)
     present = sorted({whole.document_of[place] for place in places})
     part = replace(
         whole, fingerprint=f"{whole.fingerprint}, documents {present}", honest=None,
-        depth=tuple(whole.depth[place] for place in kept), losses=losses, loss=means,
+        depth=tuple(whole.depth[row] for row in kept), losses=losses, loss=means,
         targets_of=targets, targets=sum(targets), document_of=tuple(whole.document_of[place] for place in places),
         loss_low=nothing, loss_high=nothing, perplexity=nothing, bits_per_byte=nothing,
-        documents=len(present), passages=len(places),
+        documents=len(present), passages=len(places), bytes=0,
     )  # fmt: skip
     return {**run, "texts": {text: asdict(part)}}
 

@@ -20,12 +20,18 @@ SMALL = {"hidden_size": 16, "intermediate_size": 16, "prelude_layers": 1, "core_
 CODA = {"kind": "exit", "threshold": 0.6}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["huginn-tiny", pytest.param("ouroboros-qwen2.5-3b-tiny", marks=pytest.mark.slow)])
-def test_backfill_is_full_recomputation(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "rules"),
+    [
+        pytest.param("huginn-tiny", RULES[::2], id="huginn-tiny"),
+        pytest.param("huginn-tiny", RULES, id="huginn-tiny-every-rule", marks=pytest.mark.long),
+        pytest.param("ouroboros-qwen2.5-3b-tiny", RULES, id="ouroboros-qwen2.5-3b-tiny", marks=pytest.mark.slow),
+    ],
+)
+def test_backfill_is_full_recomputation(name: str, rules: list[Any]) -> None:
     model, draw = make(name), random.Random(name)
     wishes = []
-    for spec in RULES:
+    for spec in rules:
         prompt = tuple(draw.randrange(96) for _ in range(draw.randint(1, 5)))
         wishes.append(RequestOptions(prompt, 4, 5, Sampling(temperature=1.0), seed=3, exit=build_exit(spec, model)))
     scheduler = Scheduler(model, rows=4, tokens=200, chunk=3)
@@ -83,14 +89,13 @@ def test_copied_keys_are_those_of_the_exit() -> None:
     assert request.depths == [1] * 4 and scheduler.ran.token_steps == scheduler.ran.row_steps  # nothing is run again
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "tokens", "shallow"),
     [
         ("huginn-tiny", 3, 2),
         pytest.param("ouroboros-qwen2.5-3b-tiny", 4, 1, marks=pytest.mark.slow),
         pytest.param("universal-tiny", 2, 3, marks=pytest.mark.slow),
-        ("huginn-tiny", 5, "auto"),
+        pytest.param("huginn-tiny", 5, "auto", marks=pytest.mark.long),
     ],
 )
 def test_drafts_change_no_token(name: str, tokens: int, shallow: int | str) -> None:

@@ -110,8 +110,11 @@ def test_some_documents_alone() -> None:
     losses = [(hard()[place] + 0.1).item() for place in (0, 1, 6, 7)]
     assert part.losses[0] == pytest.approx([each * targets for each, targets in zip(losses, part.targets_of, strict=True)])
     assert mean_loss([part], 2) == pytest.approx(sum(part.losses[0]) / 10) == part.loss[0]
+    assert part.bytes == 0 < held(run, "test").bytes, "a row does not keep which passage has how many"
     with pytest.raises(ValueError, match="passages"):
         compare(part, held(of_documents(run, "test", {1, 2}), "test"))
+    with pytest.raises(ValueError, match=r"^main/a/0: 'test' has no document of \[998, 999\]; it has documents from 0 to 39$"):
+        of_documents(run, "test", {999, 998})
 
 
 def test_a_loss_that_is_not_finite_is_never_best() -> None:

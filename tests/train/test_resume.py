@@ -27,8 +27,7 @@ from tests.train.runs import Act, end_of, interrupt, rows_of, small
 from tests.train.test_job import make_job
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("ahead", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_what_was_saved_comes_back_whole(tmp_path: Path, ahead: bool) -> None:
     """Also where the rows and depths of the next update are drawn already: what is saved is before them."""
     changes = {"average": {"kind": "ema", "decay": 0.5}, "depth": {"kind": "uniform", "least": 1, "most": 99}}
@@ -52,6 +51,16 @@ def test_what_was_saved_comes_back_whole(tmp_path: Path, ahead: bool) -> None:
     mine, theirs = job.draw(progress), other.draw(progress)
     assert [plan for _, plan in mine.pairs] == [plan for _, plan in theirs.pairs] and mine.targets == theirs.targets
     assert torch.equal(mine.pairs[0][0].input_ids, theirs.pairs[0][0].input_ids)
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    """The shortest of its kind; test_loop.py has more optimisers, parts and places to stop."""
+    chosen = small({"updates": 5, "validate": {"every": 2}})
+    whole = train(chosen, tmp_path / "whole")
+    part = train(chosen, tmp_path / "part", reporter=Act(3, interrupt))
+    assert (part.finished, part.progress.update) == (False, 3)
+    assert train(chosen, tmp_path / "part", resume=True).finished
+    assert rows_of(part) == rows_of(whole) and end_of(part.folder.path) == end_of(whole.folder.path)
 
 
 def test_the_log_is_on_the_disk_before_the_checkpoint_that_counts_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

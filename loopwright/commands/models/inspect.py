@@ -12,9 +12,9 @@ from loopwright.commands.console import console, table
 from loopwright.commands.device import find_dtype
 from loopwright.commands.loading import find_config, warn_of_damage
 from loopwright.convert.card import describe
-from loopwright.model.config import LoopedConfig
 from loopwright.model.cost import cost
-from loopwright.model.cost.worth import MEASURED, PHI, PHI_TRUNCATED, Worth, advise, shares
+from loopwright.model.cost.worth import MEASURED, PHI, PHI_TRUNCATED, Worth, advise_of, shares_of
+from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import PRESETS
 from loopwright.recipes import names
 from loopwright.source import Source
@@ -39,9 +39,10 @@ def inspect(
     config = find_config(opened, overrides)
     if not opened.is_preset:
         warn_of_damage(opened)
-    facts = cost.survey(config, depth=depth, context=context, batch=batch, dtype=find_dtype(dtype), policy=policy)
-    advice = _advice(config, facts["depth"]) if worth else {}
-    rows = cost.tensors(config) if tensors else []
+    model = cost.skeleton(config)
+    facts = cost.survey_of(model, depth=depth, context=context, batch=batch, dtype=find_dtype(dtype), policy=policy)
+    advice = _advice(model, facts["depth"]) if worth else {}
+    rows = cost.tensors_of(model) if tensors else []
     out = console()
     out.print(f"[bold]{escape(source)}[/]: {escape(describe(config, facts['depth']))}", soft_wrap=True)
     for one in (_parameter_table(facts), _flop_table(facts), _byte_table(facts)):
@@ -65,11 +66,11 @@ _WHENCE = (
 )
 
 
-def _advice(config: LoopedConfig, depth: int) -> dict[str, Any]:
-    once, repeated = shares(config)
+def _advice(model: LoopedForCausalLM, depth: int) -> dict[str, Any]:
+    config, (once, repeated) = model.config, shares_of(model)
     most = config.max_steps if config.max_steps is not None and config.beyond_max_steps == "refuse" else None
     depths = sorted({depth, *(step for step in _STEPS if most is None or step <= most)})
-    return {"once": once, "repeated": repeated, "phi": PHI, "depths": [vars(one) for one in advise(config, depths)]}
+    return {"once": once, "repeated": repeated, "phi": PHI, "depths": [vars(one) for one in advise_of(model, depths)]}
 
 
 def _worth_table(advice: Mapping[str, Any]) -> Table:

@@ -1,11 +1,13 @@
 """What a model costs, from its config and a depth alone: parameters, FLOPs, cache bytes, activation bytes.
 
 The model is built on the meta device, so that a preset of any size takes a moment and no memory. Who asks for several things
-of one model builds it once (`skeleton`) and gives it as `built`.
+of one model builds it once, as its `skeleton`, and asks the functions of the same names with `_of`, which take nothing else that
+could contradict it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,12 +59,18 @@ def skeleton(config: LoopedConfig) -> LoopedForCausalLM:
         return LoopedForCausalLM(config)
 
 
-def parameters(config: LoopedConfig, built: LoopedForCausalLM | None = None) -> dict[str, Count]:
+def parameters(config: LoopedConfig) -> dict[str, Count]:
     """Returns the parameters by part, then in "total". A tied head has none of its own; frozen bases have their own row."""
+    return parameters_of(skeleton(config))
+
+
+def parameters_of(model: LoopedForCausalLM) -> dict[str, Count]:
+    """Returns the `parameters` of a skeleton."""
+    config = model.config
     counts = {name: Count() for name in ("embedding", "positions", "prelude", "core", "coda", "norms", "step norms")}
     counts |= {name: Count() for name in ("injection", "state", *_kinds(config), "bases", "gate", "halting", "head")}
     total = Count()
-    for name, parameter in (built or skeleton(config)).named_parameters():  # each tied tensor appears once, under its first name
+    for name, parameter in model.named_parameters():  # each tied tensor appears once, under its first name
         part = _part_of(name, config)
         counts[part] = counts[part].plus(parameter)
         total = total.plus(parameter)
@@ -101,7 +109,11 @@ _PART_NAMES = {
 
 def tensors(config: LoopedConfig) -> list[TensorRow]:
     """Returns the state-dict table, in the order of the state dict."""
-    model = skeleton(config)
+    return tensors_of(skeleton(config))
+
+
+def tensors_of(model: LoopedForCausalLM) -> list[TensorRow]:
+    """Returns the `tensors` of a skeleton."""
     first_names: dict[int, str] = {}
     rows = []
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -114,13 +126,7 @@ def tensors(config: LoopedConfig) -> list[TensorRow]:
 
 
 def pass_flops(
-    config: LoopedConfig,
-    *,
-    depth: int | None = None,
-    batch: int = 1,
-    length: int = 1,
-    cached: int = 0,
-    built: LoopedForCausalLM | None = None,
+    config: LoopedConfig, *, depth: int | None = None, batch: int = 1, length: int = 1, cached: int = 0
 ) -> dict[str, int]:
     """Returns the forward FLOPs of one pass over `batch` × `length` new tokens after `cached` ones, by part, then in "total".
 
@@ -130,6 +136,14 @@ def pass_flops(
     exception forms something once per pass: the controller's "sequence" pooling, its style vector.
     The answer is read out once, from the last step, for every token.
     """
+    return pass_flops_of(skeleton(config), depth=depth, batch=batch, length=length, cached=cached)
+
+
+def pass_flops_of(
+    model: LoopedForCausalLM, *, depth: int | None = None, batch: int = 1, length: int = 1, cached: int = 0
+) -> dict[str, int]:
+    """Returns the `pass_flops` of a skeleton."""
+    config = model.config
     steps = config.check_depth(depth) if config.is_looped else 0
     tokens, width = batch * length, config.hidden_size
     block = 2 * tokens * sum(out * inner for out, inner in _linear_shapes(config))
@@ -141,19 +155,23 @@ def pass_flops(
         "coda": block * config.coda_layers,
         "attention": 4 * tokens * (cached + length) * query * runs,
     }
-    bench = Bench(built or skeleton(config), batch, length)
+    bench = Bench(model, batch, length)
     parts = bench.step_costs(steps)
     flops["injection"] = parts["injection"].flops
-    for spec, adapter in zip(config.adapters, bench.model.adapters, strict=True):
+    for spec, adapter in zip(config.adapters, model.adapters, strict=True):
         flops[spec["kind"]] = flops.get(spec["kind"], 0) + bench.adapter_cost(adapter, steps).flops
     flops |= {name: parts[name].flops for name in ("gate", "halting")}
     flops["head"] = 2 * tokens * width * config.vocab_size
     return flops | {"total": sum(flops.values())}
 
 
-def training_flops(config: LoopedConfig, **of_a_pass: Any) -> int:
+def training_flops(config: LoopedConfig, *, depth: int | None = None, batch: int = 1, length: int = 1, cached: int = 0) -> int:
     """Returns the FLOPs of one forward and backward pass with gradients through every step and one read-out; see `pass_flops`."""
-    return TRAINING_FACTOR * pass_flops(config, **of_a_pass)["total"]
+    return _training_flops(pass_flops(config, depth=depth, batch=batch, length=length, cached=cached))
+
+
+def _training_flops(forward: Mapping[str, int]) -> int:
+    return TRAINING_FACTOR * forward["total"]
 
 
 def _linear_shapes(config: LoopedConfig) -> list[tuple[int, int]]:
@@ -165,7 +183,11 @@ def _linear_shapes(config: LoopedConfig) -> list[tuple[int, int]]:
 
 def weight_bytes(config: LoopedConfig, dtype: torch.dtype) -> int:
     """Returns the bytes of the weights, each tied tensor once."""
-    return parameters(config)["total"].unique * dtype.itemsize
+    return _weight_bytes(parameters(config), dtype)
+
+
+def _weight_bytes(counts: Mapping[str, Count], dtype: torch.dtype) -> int:
+    return counts["total"].unique * dtype.itemsize
 
 
 def cache_bytes(
@@ -216,15 +238,7 @@ def inference_bytes(config: LoopedConfig, *, batch: int = 1, context: int = 1, d
     return {"blocks": number * blocks, "logits": number * ((streams - 1) * width + config.vocab_size)}
 
 
-def training_bytes(
-    config: LoopedConfig,
-    *,
-    depth: int | None = None,
-    batch: int = 1,
-    context: int = 1,
-    dtype: torch.dtype,
-    built: LoopedForCausalLM | None = None,
-) -> int:
+def training_bytes(config: LoopedConfig, *, depth: int | None = None, batch: int = 1, context: int = 1, dtype: torch.dtype) -> int:
     """Returns the activation bytes that a training pass keeps for its backward pass, all steps kept, no dropout.
 
     Per token and run of a layer, what the products, norms and activations save is
@@ -232,10 +246,17 @@ def training_bytes(
     and H float32 numbers of the softmax. Per step come the loop's norms and what injection, gate, halting and adapters keep, which
     is counted. Once come D at the head, its norm, and V float32 log-probabilities.
     """
+    return training_bytes_of(skeleton(config), depth=depth, batch=batch, context=context, dtype=dtype)
+
+
+def training_bytes_of(
+    model: LoopedForCausalLM, *, depth: int | None = None, batch: int = 1, context: int = 1, dtype: torch.dtype
+) -> int:
+    """Returns the `training_bytes` of a skeleton."""
+    config = model.config
     steps = config.check_depth(depth) if config.is_looped else 0
     width, tokens = config.hidden_size, batch * context
     runs = config.prelude_layers + config.coda_layers + steps * config.core_layers
-    model = built or skeleton(config)
     bench = Bench(model, batch, context)
     shared = bench.norm_cost(_block_norm(config), width).kept
     loop = 0
@@ -277,6 +298,14 @@ def survey(
 
     FLOPs are those of one token at the end of the context, after a cache, and of a pass over batch × context tokens.
     """
+    return survey_of(skeleton(config), depth=depth, context=context, batch=batch, dtype=dtype, policy=policy)
+
+
+def survey_of(
+    model: LoopedForCausalLM, *, depth: int | None, context: int | None, batch: int, dtype: torch.dtype, policy: str
+) -> dict[str, Any]:
+    """Returns the `survey` of a skeleton."""
+    config = model.config
     longest = config.max_position_embeddings
     context = min(DEFAULT_CONTEXT, longest) if context is None else context
     for name, value in (("context", context), ("batch", batch)):
@@ -286,9 +315,8 @@ def survey(
     steps = config.check_depth(depth)
     one: dict[str, Any] = {"depth": depth, "policy": policy, "dtype": dtype}
     inference = inference_bytes(config, batch=batch, context=context, dtype=dtype)
-    built = skeleton(config)
-    counts = parameters(config, built)
-    whole: dict[str, Any] = {"depth": depth, "batch": batch, "length": context, "built": built}
+    counts = parameters_of(model)
+    forward = pass_flops_of(model, depth=depth, batch=batch, length=context)
     return {
         "depth": steps,
         "context": context,
@@ -297,15 +325,15 @@ def survey(
         "policy": policy,
         "parameters": {part: vars(count) for part, count in counts.items()},
         "flops": {
-            "token": pass_flops(config, depth=depth, cached=context - 1, built=built),
-            "pass": pass_flops(config, **whole),
-            "training_pass": training_flops(config, **whole),
+            "token": pass_flops_of(model, depth=depth, cached=context - 1),
+            "pass": forward,
+            "training_pass": _training_flops(forward),
         },
         "bytes": {
-            "weights": counts["total"].unique * dtype.itemsize,
+            "weights": _weight_bytes(counts, dtype),
             "cache_per_token": cache_bytes(config, **one),
             "cache": cache_bytes(config, batch=batch, context=context, **one),
             "activations_inference": {**inference, "peak": max(inference.values())},
-            "activations_training": training_bytes(config, depth=depth, batch=batch, context=context, dtype=dtype, built=built),
+            "activations_training": training_bytes_of(model, depth=depth, batch=batch, context=context, dtype=dtype),
         },
     }

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from loopwright.model.config import LoopedConfig
-from loopwright.model.cost.cost import parameters, pass_flops, skeleton
+from loopwright.model.cost.cost import parameters_of, pass_flops_of, skeleton
 from loopwright.model.looped import LoopedForCausalLM
 
 PHI = 0.46  # 0 would be steps that are worth nothing, 1 steps that are worth as much as layers of their own
@@ -33,14 +33,18 @@ class Worth:
         return self.depth <= MEASURED
 
 
-def shares(config: LoopedConfig, built: LoopedForCausalLM | None = None) -> tuple[int, int]:
+def shares(config: LoopedConfig) -> tuple[int, int]:
     """Returns the parameters that run once and those that run at every step, without embeddings and head."""
-    if not config.is_looped:
+    return shares_of(skeleton(config))
+
+
+def shares_of(model: LoopedForCausalLM) -> tuple[int, int]:
+    """Returns the `shares` of a skeleton."""
+    if not model.config.is_looped:
         raise ValueError(
             "advise: the model has no looped layers, so there are no steps to weigh; give one with core_layers of 1 or more"
         )
-    model = built or skeleton(config)
-    counts = parameters(config, model)
+    counts = parameters_of(model)
     parts = {"core": False, "injection": model.injection.per_step, "gate": model.gate.per_step}
     repeated = sum(counts[part].unique for part, per_step in parts.items() if not per_step)  # of a table a step runs its row
     looked_up = sum(counts[part].unique for part in ("embedding", "positions", "head"))
@@ -54,23 +58,27 @@ def worth(once: int, repeated: int, depth: int, phi: float = PHI) -> Worth:
 
 def advise(config: LoopedConfig, depths: Iterable[int]) -> list[Worth]:
     """Returns what each of these depths is worth and costs: of a table with a row per step, the rows of the steps that run."""
-    built = skeleton(config)
+    return advise_of(skeleton(config), depths)
+
+
+def advise_of(model: LoopedForCausalLM, depths: Iterable[int]) -> list[Worth]:
+    """Returns what `advise` does, of a skeleton."""
     found = []
     for depth in depths:
-        ends = _built_for(config, depth)
-        one = worth(*shares(ends, built if ends is config else None), depth)
-        found.append(replace(one, equal_flops=_layers_flops(config, depth, built) // 2))
+        one = worth(*shares_of(_ended(model, depth)), depth)
+        found.append(replace(one, equal_flops=_layers_flops(model, depth) // 2))
     return found
 
 
-def _built_for(config: LoopedConfig, depth: int) -> LoopedConfig:
-    """The config of the model whose tables end with this depth, where it has tables that go on."""
+def _ended(model: LoopedForCausalLM, depth: int) -> LoopedForCausalLM:
+    """The skeleton whose tables end with this depth: the model itself, where none of its own goes on."""
+    config = model.config
     if config.max_steps is None or depth >= config.max_steps:
-        return config
-    return LoopedConfig(**{**config.to_dict(), "max_steps": depth, "depth": depth})
+        return model
+    return skeleton(LoopedConfig(**{**config.to_dict(), "max_steps": depth, "depth": depth}))
 
 
-def _layers_flops(config: LoopedConfig, depth: int, built: LoopedForCausalLM) -> int:
+def _layers_flops(model: LoopedForCausalLM, depth: int) -> int:
     """The FLOPs of one token without read-out and attention, which a plain model has too: two for each parameter that runs."""
-    flops = pass_flops(config, depth=depth, batch=1, length=1, built=built)
+    flops = pass_flops_of(model, depth=depth)
     return flops["total"] - flops["head"] - flops["attention"]

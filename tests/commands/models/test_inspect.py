@@ -85,6 +85,22 @@ def test_inspect_reads_no_weights(folder: Path, monkeypatch: pytest.MonkeyPatch)
     inspect(str(folder))
 
 
+@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "asura-tiny"])
+def test_inspect_builds_a_model_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside it, for its advice, the models whose tables end earlier; what else is built has no core."""
+    built: list[int | None] = []
+
+    def build(model: lw.LoopedForCausalLM, config: lw.LoopedConfig) -> None:
+        built.extend([config.max_steps] * bool(config.core_layers))
+        init(model, config)
+
+    init = lw.LoopedForCausalLM.__init__
+    monkeypatch.setattr(lw.LoopedForCausalLM, "__init__", build)
+    inspect(name, worth=True, tensors=True)
+    most = lw.preset(name).max_steps
+    assert built == [most, *range(1, most or 1)]
+
+
 def test_advice_names_the_plain_models_of_equal_loss_and_equal_cost(capsys: pytest.CaptureFixture[str]) -> None:
     advice = inspect("ouro-1.4b", depth=16, worth=True)["worth"]
     printed = capsys.readouterr().out

@@ -48,9 +48,14 @@ def run(model: Any, pool: KeyPool, rows: list[Row], ids: Tensor, offsets: list[i
     return model.read_out(s, p, reading=RowSteps(depths, e.device))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("views", [True, False])
-@pytest.mark.parametrize(("name", "changes"), MODELS, ids=[f"{name}-{i}" for i, (name, _) in enumerate(MODELS)])
+@pytest.mark.parametrize(
+    ("name", "changes", "views"),
+    [
+        pytest.param(name, changes, views, id=f"{name}-{i}-{views}", marks=pytest.mark.long if i or not views else ())
+        for i, (name, changes) in enumerate(MODELS)
+        for views in (True, False)
+    ],
+)
 @torch.no_grad()
 def test_rows_are_each_sequence_alone(name: str, changes: dict[str, Any], views: bool) -> None:
     model, draw = make(name, changes), random.Random(1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from functools import cache
+from inspect import Parameter, signature
 from typing import Any
 
 import pytest
@@ -121,6 +123,16 @@ def test_the_skeleton_takes_no_memory() -> None:
     assert all(p.is_meta for p in skeleton(lw.preset("huginn")).parameters())
 
 
+@pytest.mark.parametrize("function", [parameters, pass_flops, training_flops, training_bytes])
+def test_a_config_is_never_beside_the_model_of_another(function: Callable[..., Any]) -> None:
+    """The numbers would be of neither: what takes a model that is built takes nothing that could contradict it."""
+    named = list(signature(function, eval_str=True).parameters.values())
+    assert named[0].annotation is lw.LoopedConfig and named[0].kind is Parameter.POSITIONAL_OR_KEYWORD
+    assert not [each for each in named if each.kind is Parameter.VAR_KEYWORD or "LoopedForCausalLM" in str(each.annotation)]
+    with pytest.raises(TypeError):
+        function(lw.preset("asura-tiny"), skeleton(lw.preset("huginn-tiny")))
+
+
 @pytest.mark.parametrize("name", TINY)
 def test_the_tensor_table_is_the_state_dict(name: str) -> None:
     rows = tensors(lw.preset(name))
@@ -143,8 +155,13 @@ def test_flops_equal_those_torch_counts(name: str) -> None:
     assert pass_flops(config, batch=2, length=7)["total"] == counter.get_total_flops()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["huginn-tiny", "asura-tiny", "ouroboros-qwen2.5-3b-tiny", "universal-tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "huginn-tiny",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("asura-tiny", "ouroboros-qwen2.5-3b-tiny", "universal-tiny")),
+    ],
+)
 def test_flops_of_a_cached_token_at_another_depth(name: str) -> None:
     config = lw.preset(name)
     depth = config.max_steps if config.beyond_max_steps == "refuse" and config.max_steps else config.depth + 1
