@@ -63,6 +63,7 @@ def test_one_process_at_a_time_and_a_dead_one_holds_nothing(tmp_path: Path) -> N
     here, there = forks.Pipe()
     first = forks.Process(target=hold, args=(folder, there, True))
     first.start()
+    assert here.poll(60), "the child said nothing"
     worker = here.recv()
     try:
         assert not (folder / ".log.0a1b2c3d.tmp").exists()
@@ -75,11 +76,11 @@ def test_one_process_at_a_time_and_a_dead_one_holds_nothing(tmp_path: Path) -> N
             assert run.path == folder
             second = forks.Process(target=hold, args=(folder, there, False))
             second.start()
-            assert here.recv().startswith(f"{folder}: process {os.getpid()} on ")
+            assert here.poll(60) and here.recv().startswith(f"{folder}: process {os.getpid()} on ")
             second.join()
         last = forks.Process(target=hold, args=(folder, there, False))
         last.start()
-        assert here.recv() == "held"
+        assert here.poll(60) and here.recv() == "held"
         last.join()
     finally:
         os.kill(worker, signal.SIGKILL)

@@ -156,7 +156,6 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found_in(tmp_path) == []
 
 
-@pytest.mark.long
 def test_of_two_processes_at_once_one_waits_and_finds_it_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, waiting = tmp_path / "begun", tmp_path / "waiting"
     warn = warnings.warn

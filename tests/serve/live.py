@@ -63,9 +63,13 @@ class Live:
         """Whether no row is taken and no cell is lost, once nothing runs."""
         scheduler = self.model.engine._scheduler
         assert until(lambda: not scheduler.busy and not self.model.engine.open_requests)
-        scheduler.prefixes.forget()
-        whole = all(sum(size for _, size in cells.free) == cells.count for cells in scheduler.pool.cells.values())
-        return len(scheduler.free_slots) == self.model.rows and not scheduler.running and whole
+
+        def given_back() -> bool:  # which the engine does just after it counts a request as done
+            scheduler.prefixes.forget()
+            whole = all(sum(size for _, size in cells.free) == cells.count for cells in scheduler.pool.cells.values())
+            return len(scheduler.free_slots) == self.model.rows and not scheduler.running and whole
+
+        return until(given_back)
 
 
 def until(reached: Callable[[], object], seconds: float = 60.0) -> bool:
