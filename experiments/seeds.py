@@ -59,6 +59,14 @@ def verdict(*intervals: tuple[float, float]) -> str:
     return "higher" if min(low for low, _ in intervals) > 0 else "not resolved"
 
 
+DECIDED = {"lower": "decided", "higher": "decided", "not resolved": "undecided"}
+
+
+def decided(*intervals: tuple[float, float]) -> str:
+    """Returns "decided" where every interval of a difference leaves 0 out on one side, else "undecided"."""
+    return DECIDED[verdict(*intervals)]
+
+
 @dataclass(frozen=True)
 class Pooled:
     """One row against another: the difference of mean losses (below 0: the first is better) with its interval over documents,

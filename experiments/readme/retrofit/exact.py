@@ -7,7 +7,7 @@ from statistics import mean
 
 from experiments.pages import difference
 from experiments.readme.retrofit.language import FARTHEST, runs_of
-from experiments.seeds import over_seeds
+from experiments.seeds import decided, over_seeds
 from experiments.sft.plan import TRAINED
 from experiments.sft.tables import DEPTHS
 
@@ -21,10 +21,9 @@ def right(label: str, depth: int) -> list[float]:
 
 def points(differences: list[float]) -> str:
     """Returns a mean difference in percentage points with its interval over seeds, and whether that decides it."""
-    low, high = over_seeds(differences)
-    word = "decided" if low > 0 or high < 0 else "undecided"
-    ends = " to ".join(difference(end, 1) for end in (low, high))
-    return f"{difference(mean(differences), 1)} points ({ends}, {word} over seeds)"
+    interval = over_seeds(differences)
+    ends = " to ".join(difference(end, 1) for end in interval)
+    return f"{difference(mean(differences), 1)} points ({ends}, {decided(interval)} over seeds)"
 
 
 def less(first: list[float], second: list[float]) -> list[float]:

@@ -10,7 +10,7 @@ from experiments.ouroboros.plan import BEST, BEST_STATIC
 from experiments.pages import Result, words
 from experiments.readme.retrofit import ouroboros, wide
 from experiments.readme.rows import RESULTS, line, when
-from experiments.seeds import Pooled, averaged, mean_loss, over_seeds, pooled, reports
+from experiments.seeds import DECIDED, Pooled, averaged, mean_loss, over_seeds, pooled, reports
 from experiments.sft.plan import TRAINED
 from experiments.sft.tables import read
 from loopwright.evaluate.paired import Paired, compare
@@ -20,7 +20,6 @@ FARTHEST = 16
 TOKENS = 20_388_948  # of the training text
 TEXTS = {"heal": "looped, at depth 4", "unlooped": "run once, equal tokens", "unlooped-flops": "run once, equal FLOPs"}
 READ = {"chats": "answers", "text": "text"}
-DECIDED = {"lower": "decided", "higher": "decided", "not resolved": "undecided"}
 
 
 @cache

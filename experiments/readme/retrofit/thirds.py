@@ -14,7 +14,7 @@ from experiments.ouroboros.rates import SEEDS
 from experiments.pages import difference, words
 from experiments.readme.retrofit.wide import ONCE, decided, interval, runs, side
 from experiments.readme.rows import WORDS, line, when
-from experiments.seeds import Pooled, averaged, mean_loss, over_seeds, pooled, reports, verdict
+from experiments.seeds import DECIDED, Pooled, averaged, mean_loss, over_seeds, pooled, reports, verdict
 from experiments.sft.exits import FIXED, leaving
 from experiments.sft.plan import TRAINED
 from experiments.sft.wide import DEPTHS, EQUAL, LONGER, LOOPED, TEXTS
@@ -25,7 +25,6 @@ SHOWN = (3, 4, 6, 8)  # steps of the table
 EASY, MIDDLE, HARD = THIRDS
 PARTS = [(text, third) for text in TEXTS for third in THIRDS]
 LOOP = (LOOPED, TRAINED)
-OPEN = {"lower": "decided", "higher": "decided", "not resolved": "undecided"}
 
 
 @cache
@@ -66,7 +65,7 @@ def hard_less(other: str, first: tuple[str, int], second: tuple[str, int], text:
     (hard, hard_drawn), (rest, rest_drawn) = (contrast(first, second, text, third) for third in (HARD, other))
     each = [one - another for one, another in zip(hard, rest, strict=True)]
     low, high = percentile_interval(hard_drawn - rest_drawn)
-    return statistics.mean(each), *over_seeds(each), OPEN[verdict(over_seeds(each), (float(low), float(high)))]
+    return statistics.mean(each), *over_seeds(each), DECIDED[verdict(over_seeds(each), (float(low), float(high)))]
 
 
 def on_both(other: str, first: tuple[str, int], second: tuple[str, int]) -> list[str]:

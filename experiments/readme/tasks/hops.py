@@ -27,7 +27,7 @@ from experiments.pages import Result
 from experiments.readme.rows import WORDS, line, of, when
 from experiments.readme.tasks import exits
 from experiments.readme.tasks.exits import found
-from experiments.seeds import over_seeds
+from experiments.seeds import decided, over_seeds
 
 LOOPED, PLAIN = "1⊗8", "plain 8"
 SHOWN = ("1⊗8", "2⊗4", "plain 8", "plain 1", "plain 2")
@@ -166,7 +166,7 @@ def brief_claims() -> Iterator[str]:
         yield f"{against} | **loop**: {most} hops solved against {few}, {seeds} seeds, for {cost} times the FLOPs |"
     whole = [solved_hops(run) == TRAINED[-1] for arm in ("1⊗8", "2⊗4", PLAIN) for run in arms_of()[arm]]
     both = [less(arms_of()[arm], arms_of()[PLAIN]) for arm in ("1⊗8", "2⊗4")]
-    words = {"undecided" if low <= 0 <= high else "decided" for _, low, high, _ in both}
+    words = {decided((low, high)) for _, low, high, _ in both}
     apart = " and ".join(f"{abs(mean):.2f}" for mean, *_ in both)
     yield f"all {TRAINED[-1]} hops on {of(sum(whole) // 3, len(whole) // 3)} seeds; {apart} points apart ({' and '.join(words)})"
 
@@ -228,7 +228,7 @@ def longer_claims() -> Iterator[str]:
         yield f"{partner} less {arm} with {times} times the updates: {told(looped, runs)}, {verdict(looped, runs)}"
         solved.append(" / ".join(str(solved_hops(run)) for run in runs))
         gain, low, high, _ = less(runs, arms_of()[arm])
-        word = "undecided" if low <= 0 <= high else "decided"
+        word = decided((low, high))
         gained = f"gains {gain:.1f} points ({interval(low, high, 1)}, {word})"
         yield f"{arm.capitalize()} with {times} times the updates solves {solved[-1]} hops and {gained}"
         leads.append(less(looped, runs))

@@ -11,7 +11,7 @@ from experiments.pages import Result
 from experiments.readme.rows import WORDS, line, of, when
 from experiments.readme.tasks.exits import found
 from experiments.readme.tasks.hops import LOOPED, PLAIN, interval, less, side_by_side, told, verdict
-from experiments.seeds import over_seeds
+from experiments.seeds import decided, over_seeds
 
 ALL, WINDOW = "all in sight", "window 2"
 FIXED, RANDOM = f"1⊗16, {WINDOW}", f"1⊗16, {WINDOW}, depth 8 to 24"
@@ -114,7 +114,7 @@ def flops_claims() -> Iterator[str]:
 def brief_claims() -> Iterator[str]:
     """Yields what the first list and the first table of the page say of swaps."""
     mean, low, high, seeds = less(*own())
-    word = "undecided" if low <= 0 <= high else "decided"
+    word = decided((low, high))
     if mean <= 0 or word != "undecided":
         raise ValueError("the loop is not ahead by an undecided amount")
     yield f"1⊗8 is {mean:.1f} points ahead of eight layers in the mean ({interval(low, high, 1)}, {word}, {WORDS[seeds]} seeds)"

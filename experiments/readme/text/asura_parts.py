@@ -15,8 +15,8 @@ from experiments.readme.rows import WORDS, line, rows_of, when
 from experiments.readme.text.asura import FLOPS, NAIVE, PARAMETERS, sizes, times
 from experiments.readme.text.asura import losses as losses_of
 from experiments.readme.text.depths import signs
-from experiments.readme.text.repeats import DECIDED, agree
-from experiments.seeds import Pooled, paired_p, pooled
+from experiments.readme.text.repeats import agree
+from experiments.seeds import DECIDED, Pooled, paired_p, pooled
 from loopwright import preset
 
 LORA, ONE_NORM, NO_NORMS = "ASURA with LoRA", "one norm for all steps", "without norms after layers"

@@ -8,10 +8,10 @@ from statistics import mean
 
 from experiments.pages import Result, words
 from experiments.readme.rows import WORDS, from_to, line, of, when
-from experiments.readme.text.repeats import DECIDED, PARAMETERS, agree, all_runs, kept, losses, spent, told
+from experiments.readme.text.repeats import PARAMETERS, agree, all_runs, kept, losses, spent, told
 from experiments.repeats.plan import DEPTH_RATES
 from experiments.repeats.tables import BY_DEPTH, HALVES, Chosen, at_rate, slopes
-from experiments.seeds import Pooled, over_seeds, pooled
+from experiments.seeds import DECIDED, Pooled, decided, over_seeds, pooled
 
 SMALL = min(DEPTH_RATES)
 STEADY = 3  # the depth from which on all seeds train alike
@@ -180,7 +180,7 @@ def most_gain() -> float:
 def sloped(found: list[float], digits: int = 3) -> str:
     """Returns the mean of slopes, its interval over seeds, and whether it leaves 0 out."""
     low, high = over_seeds(found)
-    word = "undecided" if low <= 0 <= high else "decided"
+    word = decided((low, high))
     return f"mean {signs([mean(found)], digits)}, {span(low, high, digits)}, {word}"
 
 

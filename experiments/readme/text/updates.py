@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from statistics import mean
 
 from experiments.readme.rows import WORDS, when
-from experiments.readme.text.repeats import DECIDED, PARAMETERS, agree, beside, kept, on_ood
+from experiments.readme.text.repeats import PARAMETERS, agree, beside, kept, on_ood
 from experiments.repeats.plan import LONGER
-from experiments.seeds import Pooled, over_seeds
+from experiments.seeds import DECIDED, Pooled, over_seeds
 
 
 def behind(rival: str) -> Pooled:

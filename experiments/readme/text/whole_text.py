@@ -7,10 +7,10 @@ from statistics import mean
 
 from experiments.pages import Result
 from experiments.readme.rows import WORDS, when
-from experiments.readme.text.repeats import DECIDED, FLOPS, PARAMETERS, agree, beside, kept, losses, on_ood
+from experiments.readme.text.repeats import FLOPS, PARAMETERS, agree, beside, kept, losses, on_ood
 from experiments.repeats.plan import BATCH, WHOLE, WHOLE_BATCH, WHOLE_UPDATES
 from experiments.repeats.tables import LOOPED
-from experiments.seeds import Pooled, over_seeds
+from experiments.seeds import DECIDED, Pooled, over_seeds
 
 NAMES = {arm: label for label, arm in WHOLE.items()}
 TIMES = 4
