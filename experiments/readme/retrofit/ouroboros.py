@@ -142,19 +142,33 @@ def what_varies(runs: Runs) -> Iterator[str]:
     raw, normed, best = spans
     told = f"{normed[0]:.1f} to {normed[1]:.1f} % with normed ones, and {best[0]:.1f} to {best[1]:.1f} % in the best row"
     yield f"Between steps lie {raw[0]:.0f} to {raw[1]:.0f} % with raw states, {told}"
-    short = {row["label"]: row for row in rows_of("ouroboros/by-token.jsonl")}
-    (part,) = {round(runs[CONTROLLER][0]["tokens"] / row["tokens"]) for row in short.values()}
-    yield f"in short runs on a CPU (1/{part} of the tokens, one seed)"
-    read = {
+    yield from per_token(runs[CONTROLLER][0]["tokens"])
+
+
+def per_token(whole: int) -> Iterator[str]:
+    """Yields the same of short runs, seed by seed: averaged, and with every token by itself."""
+    short = by_label(rows_of("ouroboros/by-token.jsonl"))
+    (part,) = {round(whole / row["tokens"]) for rows in short.values() for row in rows}
+    seeds = {name: len(short[name]) for name in (CONTROLLER, TOKEN, NORMED)}
+    told = f"{WORDS[seeds[CONTROLLER]]} seeds, of normed states {WORDS[seeds[NORMED]]}"
+    yield when(seeds[TOKEN] == seeds[CONTROLLER], f"in short runs on a CPU (1/{part} of the tokens; {told})")
+    names = {
         CONTROLLER: "Running mean of raw states",
         NORMED: "Running mean of normed states",
         TOKEN: "Reading each token, raw states",
     }
-    for name, said in read.items():
-        found = short[name]["diagonals"]
-        averaged, steps, tokens = found["shares"]["steps"], found["shares_by_token"]["steps"], found["shares_by_token"]["tokens"]
-        per_token = f"{100 * steps:.1f} % per token ({100 * tokens:.1f} % between tokens of a passage)"
-        yield f"{said}: {100 * averaged:.1f} % averaged, {per_token}"
+    parts = [run["diagonals"]["shares_by_token"] for name in (CONTROLLER, TOKEN) for run in short[name]]
+    more = all(each["tokens"] > each["steps"] for each in parts)
+    yield when(more, "where raw states are read, more lies between tokens of a passage than between steps, on every seed")
+    means = [100 * run["diagonals"]["shares"]["steps"] for run in short[CONTROLLER]]
+    yield f"({min(means):.1f} to {max(means):.1f} % averaged, where those have"
+    for name, said in names.items():
+        found = [run["diagonals"] for run in short[name]]
+        averaged, steps, tokens = (
+            " / ".join(f"{100 * each[shares][between]:.1f}" for each in found)
+            for shares, between in (("shares", "steps"), ("shares_by_token", "steps"), ("shares_by_token", "tokens"))
+        )
+        yield f"{said}: {averaged} % averaged, {steps} % per token ({tokens} % between tokens of a passage)"
 
 
 @cache
