@@ -72,7 +72,8 @@ def claims() -> Iterator[str]:
     yield asura_parts.short()
     yield f"one layer run eight times {hops.same_task()}"
     yield when(hops.none_far(), "no model answers 24 hops")
-    yield f"some loops are ahead, for {overview.dearer()}"
+    ahead = any(each.verdict == "lower" for each in overview.equal_parameters())
+    yield when(ahead, f"at equal parameters some loops are ahead, for {overview.dearer()}")
     yield from repeats.short()
     yield whole_text.short()
     yield depths.short()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from experiments.readme.rows import RESULTS, line, rows_of
 
+OTHERS = ("analysis", "decode", "diffusion", "exits", "rl", "serving", "training")
 STUDIES = ("asura", "halting", "hops", "inside", "longer", "ouroboros", "repeats", "sft", "stars")
 
 
@@ -22,4 +23,15 @@ def claims() -> Iterator[str]:
         if without:
             yield line(name, str(len(without)), str(len(rows)))
     yield f"{untold} of the {every:,} rows name no commit"
+    yield others()
     yield f"{changed} say that the code had changes which were not committed (`origin.changed`), and {unsure} cannot say"
+
+
+def others() -> str:
+    """Returns how many rows of benchmarks and further experiments name a commit, a device alone, or neither."""
+    files = [file for folder in OTHERS for file in (RESULTS / folder).rglob("*.jsonl")]
+    rows = [row for file in files for row in rows_of(str(file.relative_to(RESULTS)))]
+    commits = [bool(row.get("commit") or (row.get("origin") or {}).get("commit")) for row in rows]
+    devices = sum(bool(row.get("device")) for row, commit in zip(rows, commits, strict=True) if not commit)
+    told = f"{sum(commits)} name a commit, {devices} a device alone and {len(rows) - sum(commits) - devices} neither"
+    return f"of their {len(rows)} rows {told}"

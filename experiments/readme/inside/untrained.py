@@ -43,9 +43,9 @@ def claims() -> Iterator[str]:
         yield line(text[0].lower() + text[1:], *words)
     same = all(cell.seeds == cell.models for cell in found())
     yield when(same, "each of the three seeds alone gives the same verdict everywhere")
-    for injection, said in {"injection": "injection", "none": "none"}.items():
+    for injection in ("injection", "none"):
         for norm, name in KINDS.items():
             own = [cell for cell in found() if (cell.norm, cell.injection) == (norm, injection)]
             (verdict,) = {cell.verdict for cell in own}
             values = [f"{cell.own:.3f} / {cell.far:.3f}" for cell in sorted(own, key=lambda cell: cell.layers)]
-            yield line(f"{name}, {said}", *values, SETTLES[verdict])
+            yield line(f"{name}, {injection}", *values, SETTLES[verdict])

@@ -311,10 +311,10 @@ def short() -> Iterator[str]:
     flops, same, more = (stands("ASURA", rival, 1) for rival in (FLOPS, LONGER, FRESH))
     near = f"ASURA leads plain layers of nearly equal FLOPs by {-flops.difference:.2f} nats at equal updates (decided)"
     yield when(flops.verdict == "lower", near)
-    cost = spent().replace(" on ", " in ")
+    cost, updates = spent().replace("its FLOPs", "the FLOPs of ASURA with its loop").split(" on ")
     yield when(
         {same.verdict, more.verdict} == {"higher"},
-        f"four plain layers with {cost} beat it by {same.difference:.2f} (decided)",
+        f"four plain layers with {cost}, in {updates}, beat that by {same.difference:.2f} (decided)",
     )
 
 

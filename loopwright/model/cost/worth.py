@@ -71,7 +71,7 @@ def advise_of(model: LoopedForCausalLM, depths: Iterable[int]) -> list[Worth]:
 
 
 def _ended(model: LoopedForCausalLM, depth: int) -> LoopedForCausalLM:
-    """The skeleton whose tables end with this depth: the model itself, where none of its own goes on."""
+    """Returns a skeleton whose per-step tables end at this depth, or the model itself if they already do."""
     config = model.config
     if config.max_steps is None or depth >= config.max_steps:
         return model
