@@ -171,7 +171,7 @@ def headline_claims() -> Iterator[str]:
     neither = not any(beside(arm, BLIND).decided for arm in READERS)
     told = "Whether either is ahead of the same controller when it knows only the step (*blind*) is not decided at best depths"
     yield when(neither, told)
-    yield against_diagonal()
+    yield f"the controller with the running mean beat {against_diagonal()}"
     yield held_back()
 
 
