@@ -54,7 +54,7 @@ def task_rows() -> Iterator[str]:
     told = f"**both solve it**; the loop has 1/{hops.times_smaller()} of the parameters"
     yield line("the same task, a budget of FLOPs", LOOPED, "eight layers, equal FLOPs", told)
     mean, low, high, _ = hops.less(*swaps.own())
-    part = round(swaps.own()[1][0]["parameters"] / swaps.own()[0][0]["parameters"])
+    part = swaps.times_smaller(*swaps.own())
     told = f"**no difference found**: {mean:.1f} points ahead ({hops.interval(low, high, 1)}, undecided)"
     cells = "a second such task, a budget of FLOPs", "1⊗8 on [swaps](when-to-loop-tasks.md#swaps)", "eight layers, equal FLOPs"
     yield when(no_difference(), line(*cells, f"{told}; the loop has 1/{part} of the parameters"))

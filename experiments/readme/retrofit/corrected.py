@@ -28,20 +28,24 @@ def stays(pair: Pair) -> bool:
     return beside(*pair).decided and chances()[pair] < 0.05
 
 
+def left(rival: str, stands: str) -> list[str]:
+    """Returns the arms that stand so beside a rival, decided after the correction."""
+    return [NAMES[pair[0]] for pair in chances() if pair[1] == rival and stays(pair) and beside(*pair).stands == stands]
+
+
 def claims() -> Iterator[str]:
     """Yields what docs/ouroboros.md says."""
     yield f"Bonferroni correction for the {WORDS[len(chances())]} pairs with three seeds"
-    behind = [NAMES[first] for first, second in chances() if second == STATIC and stays((first, second))]
-    ahead = [NAMES[first] for first, second in chances() if second == GATE and stays((first, second))]
-    yield f"{words(behind)} stay behind low-rank tables, and {words(ahead[::-1])} ahead of the gate alone"
+    behind, ahead = left(STATIC, "behind"), left(GATE, "ahead")[::-1]
+    yield f"{words(behind)} stay behind low-rank tables, and {words(ahead)} ahead of the gate alone"
     gone = [pair for pair in chances() if beside(*pair).decided and not stays(pair)]
-    told = [f"{NAMES[first]} behind {NAMES.get(second, 'low-rank tables')}" for first, second in gone]
+    told = [f"{NAMES[first]} {beside(first, second).stands} {NAMES.get(second, 'low-rank tables')}" for first, second in gone]
     yield f"No longer decided are {words(told)}"
 
 
 def headline() -> Iterator[str]:
     """Yields what the README says."""
-    left = [pair for pair in ((CONTROLLER, DIAGONAL), (CONTROLLER, STATIC), (TOKEN, STATIC)) if stays(pair)]
+    named = [pair for pair in ((CONTROLLER, DIAGONAL), (CONTROLLER, STATIC), (TOKEN, STATIC)) if stays(pair)]
     told = f"After a Bonferroni correction for {WORDS[len(chances())]} pairs at best depths"
     stay = "only the tables' lead over the running mean stays decided among those named here"
-    yield when(left == [(CONTROLLER, STATIC)], f"{told}, {stay}")
+    yield when(named == [(CONTROLLER, STATIC)], f"{told}, {stay}")

@@ -91,6 +91,11 @@ def own() -> tuple[list[Result], list[Result]]:
     return looped, plain
 
 
+def times_smaller(looped: Sequence[Result], plain: Sequence[Result]) -> int:
+    """Returns how many times the parameters of a looped model the plain one has."""
+    return round(plain[0]["parameters"] / looped[0]["parameters"])
+
+
 def flops_claims() -> Iterator[str]:
     """Yields differences at equal FLOPs and at equal parameters."""
     if own()[0][0]["flops"] != own()[1][0]["flops"]:
@@ -106,9 +111,9 @@ def flops_claims() -> Iterator[str]:
     one = arms()[f"1⊗8, {ALL}"], arms()[f"plain 1, {ALL}"]
     yield f"1⊗8 less plain 1: {told(*one)}, {verdict(*one)}"
     window = arms()[FIXED], arms()[f"plain 16, {WINDOW}"]
-    part = round(window[1][0]["parameters"] / window[0][0]["parameters"])
     yield when(less(*window)[1] > 0, "With a window and at 1e-3 the loop is ahead of sixteen layers")
-    yield f"1⊗16 less plain 16, both with a window: {told(*window)}, {verdict(*window)}, with 1/{part} of the parameters"
+    both = f"1⊗16 less plain 16, both with a window: {told(*window)}, {verdict(*window)}"
+    yield f"{both}, with 1/{times_smaller(*window)} of the parameters"
 
 
 def brief_claims() -> Iterator[str]:
@@ -118,8 +123,8 @@ def brief_claims() -> Iterator[str]:
     if mean <= 0 or word != "undecided":
         raise ValueError("the loop is not ahead by an undecided amount")
     yield f"1⊗8 is {mean:.1f} points ahead of eight layers in the mean ({interval(low, high, 1)}, {word}, {WORDS[seeds]} seeds)"
-    part = round(own()[1][0]["parameters"] / own()[0][0]["parameters"])
-    told_as = f"{mean:.1f} points ahead ({interval(low, high, 1)}, {word}, {WORDS[seeds]} seeds), with 1/{part} of the parameters"
+    ahead = f"{mean:.1f} points ahead ({interval(low, high, 1)}, {word}, {WORDS[seeds]} seeds)"
+    told_as = f"{ahead}, with 1/{times_smaller(*own())} of the parameters"
     yield f"**no difference found** at own rates (5e-4, the lowest tried, for both): {told_as}"
     one, window = (arms()[f"1⊗8, {ALL}"], arms()[f"plain 1, {ALL}"]), (arms()[FIXED], arms()[f"plain 16, {WINDOW}"])
     if any(less(*pair)[1] <= 0 for pair in (one, window)):
