@@ -19,7 +19,7 @@ from experiments.side_by_side import as_line
 from loopwright.storage.files import write_whole
 
 PASSAGES = ("document_of", "targets_of")  # the same in every row of a text, which its fingerprint names
-EARLY = "stopped"  # where a row tells of its model at another time as well
+ELSEWHERE = ("stopped", "deep")  # where a row tells of its model at another time, or at other depths, as well
 
 
 def whole(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -47,7 +47,7 @@ def said_once(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _held(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields what a row has of each text whose passages have losses of their own."""
-    for part in (row, row.get(EARLY) or {}):
+    for part in (row, *(row.get(name) or {} for name in ELSEWHERE)):
         texts = (*part.get("texts", {}).values(), *((part["held_out"],) if "held_out" in part else ()))
         yield from (held for held in texts if "fingerprint" in held and "losses" in held)
 

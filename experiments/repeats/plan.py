@@ -52,10 +52,13 @@ ARMS |= {
     for label, n in DEPTHS.items()
 }
 RATE_OF = dict.fromkeys((LONGER, FRESH), "plain, equal parameters")  # whose rate an arm takes that is not tuned itself
-# the arms on all of the text, which is 7.6 times as much
-WHOLE = {f"{label}, all of the text": label for label in TUNED}
+# the arms on all of the text, which is 7.6 times as much, and ASURA without a loop
+ONCE = "ASURA, depth 1"
+WHOLE = {f"{label}, all of the text": label for label in (*TUNED, ONCE)}
 ARMS |= {label: ARMS[arm] for label, arm in WHOLE.items()}
-RATE_OF |= WHOLE
+RATE_OF |= {label: "ASURA" if arm == ONCE else arm for label, arm in WHOLE.items()}
+# the depths at which the looped ones are tested as well; ASURA has norms for the steps alone that it was trained with
+TESTED = {"ASURA": (1, 2, 3), "Huginn-like": (1, 2, 3, 4, 5, 6, 8, 12, 16)}
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,11 @@ class Row:
         if self.label in WHOLE:
             return None
         return MORE_TEXT if self.label == FRESH else TEXTS[self.times]
+
+    @property
+    def tested(self) -> tuple[int, ...]:
+        """The depths at which it is tested beside its own."""
+        return TESTED.get(WHOLE.get(self.label, ""), ())
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -138,7 +146,8 @@ def calm() -> Iterator[Row]:
 
 
 def whole_text(best: Rates) -> Iterator[Row]:
-    """Every arm on all of the text, which is read four times, at the rate of as many readings of little text."""
+    """Every arm on all of the text, which is read four times, at the rate of as many readings of little text; ASURA without a loop
+    at ASURA's."""
     yield from _seeds(best, [(label, 4) for label in WHOLE])
 
 

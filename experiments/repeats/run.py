@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.asura.run import SETTINGS
+from experiments.asura.run import SETTINGS, TEXTS
 from experiments.corpus import PASSAGES, held_out_files, make_tokenizer, prepare, prepare_passages, texts
 from experiments.corpus import passages as corpus_passages
 from experiments.repeats.plan import (
@@ -38,8 +38,11 @@ from experiments.side_by_side import arguments, asked_for, folded, made_by, miss
 from experiments.trained import train_once
 
 if TYPE_CHECKING:
+    from loopwright.check.verdict import Verdict
+    from loopwright.evaluate.passages import Passages
     from loopwright.model.looped import LoopedForCausalLM
 
+AT_ONCE = 16  # passages of a pass that reads every step out: trainings side by side want the memory
 LAID = (f"data.length={LENGTH}", f"batch={BATCH}", "data.apart=false", "compile=false")  # compiling takes longer than a run
 
 
@@ -66,6 +69,7 @@ def carry_out(
         return {"loss": {name: each.loss[-1] for name, each in found.items()}, "texts": {"test": folded(found["test"])}}
 
     early = {} if trained.best is None else {"stopped": measured(trained.best) | {"update": trained.outcome.progress.best_update}}
+    deep = {"deep": test_time(model, held, row.tested, causal)} if row.tested else {}
     tokens = sum(entry["tokens"] for entry in trained.log)
     return {
         "name": row.name, "label": row.label, "times": row.times, "rate": row.rate, "seed": row.seed, "laid_over": list(extra),
@@ -73,8 +77,19 @@ def carry_out(
         "flops": pass_flops(model.config, batch=1, length=LENGTH)["total"] / LENGTH,
         "tokens": tokens, "epochs": tokens / trained.outcome.splits.notes["train"]["tokens"],
         "train_seconds": trained.seconds, "losses": trained.losses(40), "skipped": trained.outcome.progress.skipped,
-        **measured(model), **early, "origin": made_by(kept),
+        **measured(model), **early, **deep, "origin": made_by(kept),
     }  # fmt: skip
+
+
+def test_time(model: LoopedForCausalLM, held: Mapping[str, Passages], depths: Sequence[int], causality: Verdict) -> dict[str, Any]:
+    """Returns the losses of documents at depths other than the trained one, and by exit rules where as many steps as they may take
+    are among these depths."""
+    from experiments.leaving.reading import MOST, exits
+    from loopwright.evaluate.heldout import held_out
+
+    texts = {name: folded(held_out(model, held[name], depths=depths, causality=causality)) for name in TEXTS}
+    left = {name: exits(model, held[name], batch=AT_ONCE) for name in TEXTS} if max(depths) >= MOST else {}
+    return {"texts": texts, "exits": left}
 
 
 def best_rates(found: Iterable[dict[str, Any]]) -> dict[tuple[str, int], float]:

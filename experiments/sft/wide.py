@@ -84,7 +84,7 @@ def carry_out(row: Row, *, places: Places, count: int, choosing: int, changes: t
     """Trains one row and measures it: the grid on `valid` alone; of a run that diverged it says why."""
     import torch
 
-    from experiments.sft.exits import exits
+    from experiments.leaving.reading import exits
     from experiments.sft.run import numbers_of
     from experiments.trained import train_once
     from loopwright.evaluate.heldout import held_out, need_likelihood

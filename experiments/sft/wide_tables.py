@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise, product
 
 from experiments.halting.reading import SIMPLE
+from experiments.leaving.reading import FIXED, MEANS, MOST, leaving
 from experiments.ouroboros.rate_tables import as_planned, at_own_rates, grid_table, pair_table, rules, skipped_table
 from experiments.ouroboros.rates import best_rates
 from experiments.ouroboros.tables import Runs, all_pairs
 from experiments.pages import Result, asked_tables, by_seed, missing_part, number, results, signed, spread, table
 from experiments.seeds import Pooled, averaged, best_depth, mean_loss, of_documents, pooled, reports
-from experiments.sft.exits import FIXED, MEANS, MOST, leaving
 from experiments.sft.plan import TRAINED
 from experiments.sft.wide import ARMS, DEPTHS, EQUAL, LONGER, LOOPED, RATES, TEXTS, UPDATES, Row, grid, tuned
 from loopwright.metrics.score import by_unit

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from experiments.halting.reading import SIMPLE
+from experiments.leaving.reading import FIXED, leaving
 from experiments.ouroboros.rates import SEEDS
 from experiments.pages import difference, words
 from experiments.readme.retrofit.wide import ONCE, decided, interval, runs, side
 from experiments.readme.rows import WORDS, line, when
 from experiments.seeds import DECIDED, Pooled, averaged, mean_loss, over_seeds, pooled, reports, verdict
-from experiments.sft.exits import FIXED, leaving
 from experiments.sft.plan import TRAINED
 from experiments.sft.wide import DEPTHS, EQUAL, LONGER, LOOPED, TEXTS
 from experiments.sft.wide_tables import STEPS, THIRDS, by_depth, in_part, thirds

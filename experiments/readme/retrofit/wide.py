@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from experiments.halting.reading import SIMPLE
+from experiments.leaving.reading import MEANS, MOST
 from experiments.ouroboros.rate_tables import at_own_rates
 from experiments.ouroboros.rates import GRID, SEEDS, arm_of, best_rates, rates_of
 from experiments.ouroboros.tables import Runs
@@ -14,7 +15,6 @@ from experiments.pages import Result, difference, results, words
 from experiments.readme.retrofit.cores import plain_rate
 from experiments.readme.rows import RESULTS, WORDS, from_to, line, of, sizes, when
 from experiments.seeds import Pooled, averaged, mean_loss, pooled, reports
-from experiments.sft.exits import MEANS, MOST
 from experiments.sft.plan import LAYERS, TRAINED
 from experiments.sft.wide import EQUAL, LONGER, LOOPED, RATES, TEXTS, UPDATES
 from experiments.sft.wide_tables import STEPS, against_fixed, by_depth

@@ -11,6 +11,7 @@ from experiments.repeats.plan import (
     DEPTHS,
     FRESH,
     LONGER,
+    ONCE,
     RATES,
     STOPPED,
     TEXTS,
@@ -82,9 +83,18 @@ def test_only_text_that_is_read_most_often_is_validated_on_the_way() -> None:
 
 
 def test_all_of_the_text_is_read_four_times_at_the_rate_of_four_readings() -> None:
-    rows = [*whole_text({("ASURA", 4): 4e-3, ("plain, equal FLOPs", 16): 1e-3})]
-    assert [(row.label, row.rate, row.seed) for row in rows] == [("ASURA, all of the text", 4e-3, seed) for seed in range(3)]
+    rows = [*whole_text({("ASURA", 4): 4e-3, ("ASURA, depth 1", 1): 2e-3, ("plain, equal FLOPs", 16): 1e-3})]
+    names = ["ASURA, all of the text", "ASURA, depth 1, all of the text"]
+    assert [(row.label, row.rate, row.seed) for row in rows] == [(name, 4e-3, seed) for seed in range(3) for name in names]
     chosen = recipe("asura-text", [*SETTINGS, *rows[0].changes])
-    assert chosen.data["limit"] is None and rows[0].documents is None and set(WHOLE.values()) == set(TUNED)
+    assert chosen.data["limit"] is None and rows[0].documents is None and set(WHOLE.values()) == {*TUNED, ONCE}
     tokens = chosen.updates * chosen.batch * chosen.data["length"] / 4
     assert 39_785_770 - chosen.batch * chosen.data["length"] < tokens <= 39_785_770
+
+
+def test_a_looped_arm_on_all_of_the_text_is_tested_at_depths_that_it_has() -> None:
+    rows = {WHOLE[row.label]: row for row in whole_text({(label, 4): 1e-3 for label in TUNED})}
+    assert {arm for arm, row in rows.items() if row.tested} == {"ASURA", "Huginn-like"} and not Row("ASURA", 4, 1e-3).tested
+    for row in rows.values():
+        model = preset("asura", **recipe("asura-text", [*SETTINGS, *row.changes]).model["changes"])
+        assert not row.tested or (model.depth in row.tested and max(row.tested) <= (model.max_steps or max(row.tested)))

@@ -12,10 +12,10 @@ import torch
 
 import loopwright as lw
 from experiments.figures import RESULTS
+from experiments.leaving.reading import FIXED, MEANS, MOST, SIMPLE, exits, leaving
 from experiments.ouroboros.rates import GRID, TUNED, best_rates
 from experiments.pages import results
 from experiments.sft import wide, wide_tables
-from experiments.sft.exits import FIXED, MEANS, MOST, SIMPLE, exits, leaving
 from experiments.sft.plan import Places, Run
 from experiments.sft.wide import ARMS, EQUAL, LONGER, LOOPED, RATES, Row, carry_out, grid, tuned
 from experiments.side_by_side import as_line, folded
