@@ -1,7 +1,8 @@
 """What a row keeps, whenever it is written: no more than pages, tables and figures need, since rows come with every clone.
 
 Numbers have seven significant digits, those of long lists four, with the exceptions of LISTS. A curve of the training loss has at
-most POINTS points. A sweep over depths has what was right and how far states moved, a trace from before training its stage curve.
+most POINTS points. A sweep over depths has what was right and how far states moved, a trace from before training its stage curve, a recipe what its run
+did.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ DIGITS, LONG, LONG_DIGITS = 7, 32, 4
 LISTS = {"losses": DIGITS, "blocks": DIGITS, "valid": DIGITS, "mean": 5}
 CURVES, POINTS = ("loss", "jacobian"), 40
 SWEEP = {"depth", "exact", "change_largest", "rows"}  # a mapping that has all of these is a sweep over depths
+RECIPE, NOT_RUN = "recipe", {"about", "toy"}  # of a recipe: what no run of it does
 BEFORE, PLACES = "start", "by_place"  # a trace from before training, and what it has of each layer
 
 
@@ -22,7 +24,7 @@ def thin(value: Any, name: str = "") -> Any:
     if isinstance(value, Mapping):
         if name == BEFORE and PLACES in value:
             value = {**value, PLACES: {"colsum": {"mean": value[PLACES]["colsum"]["mean"]}}}
-        kept = SWEEP if value.keys() >= SWEEP else value.keys()
+        kept = SWEEP if value.keys() >= SWEEP else value.keys() - (NOT_RUN if name == RECIPE else set())
         return {key: thin(each, key) for key, each in value.items() if key in kept}
     if not isinstance(value, list | tuple):
         return rounded(value, DIGITS)

@@ -43,7 +43,7 @@ def page_svg(text: str, frames: Sequence[Any] = ()) -> str:
         text = text.replace("<svg ", '<svg data-panels="1" ', 1)
     if frames and "data-line" in text:
         text = text.replace("<svg ", f'<svg data-axes="{escape(json.dumps(frames, separators=(",", ":")))}" ', 1)
-    return re.sub(r"\s*\n\s*", "\n", text)
+    return re.sub(r"\s*\n\s*", "\n", _ungrouped(text))
 
 
 def file_svg(text: str, style: Style, scale: float) -> str:
@@ -54,6 +54,19 @@ def file_svg(text: str, style: Style, scale: float) -> str:
         head = re.sub(rf' {side}="[\d.]+pt"', f' {side}="{scale * length:.2f}pt"', head)
     ground = f'\n<rect width="{width:g}" height="{height:g}" fill="{style.background}"/>'
     return head + ground + rest.replace("currentColor", style.ink)
+
+
+def _ungrouped(text: str) -> str:
+    """Returns a drawing without the groups that say nothing of what is in them: matplotlib puts one around every piece."""
+    said: list[bool] = []
+
+    def kept(match: re.Match[str]) -> str:
+        if match[0] == "</g>":
+            return match[0] if said.pop() else ""
+        said.append(match[0] != "<g>")
+        return match[0] if said[-1] else ""
+
+    return re.sub(r"<g(?: [^>]*[^/>])?>|</g>", kept, text)
 
 
 def _palette(coded: str) -> str:

@@ -44,3 +44,8 @@ def test_a_trace_from_before_training_keeps_its_stage_curve() -> None:
     found = thin({"start": trace, "near": trace})
     assert found == {"start": {**trace, "by_place": {"colsum": {"mean": [0.5]}}}, "near": trace}
     assert thin({"start": "torch"}) == {"start": "torch"}
+
+
+def test_a_recipe_keeps_what_its_run_did() -> None:
+    recipe = {"about": "addition", "updates": 10, "toy": {"updates": 2}}
+    assert thin({"recipe": recipe, "toy": {"updates": 2}}) == {"recipe": {"updates": 10}, "toy": {"updates": 2}}

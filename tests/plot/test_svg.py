@@ -31,3 +31,10 @@ def test_few_bytes_say_the_same_lines() -> None:
     made = page_svg(f'<?xml version="1.0"?>\n<svg width="9pt">\n{bent}\n{curved}\n{unseen}\n</svg>')
     assert '<path d="M 1 2 3 4 9 4 M 5 5 5 9 z" style="fill:none;stroke:red"/>' in made
     assert '<path d="M 0 0 C 1 1 2 2 3 3 L 4 4" style="stroke:red"/>' in made and "M 0 0 9 0" not in made
+
+
+def test_groups_that_say_nothing_of_what_is_in_them_are_left_out() -> None:
+    inner = '<g data-line="a"><path d="M 0 0 L 1 1" style="stroke: red"/></g><g data-line="b"/>'
+    made = page_svg(f'<svg width="9pt"><g><g></g><g transform="scale(2)"><g>{inner}</g></g></g></svg>')
+    kept = inner.replace("L ", "").replace(": ", ":")
+    assert made.endswith(f' width="9pt"><g transform="scale(2)">{kept}</g></svg>')
