@@ -1,8 +1,8 @@
 """What a row keeps, whenever it is written: no more than pages, tables and figures need, since rows come with every clone.
 
 Numbers have seven significant digits, those of long lists four, with the exceptions of LISTS. A curve of the training loss has at
-most POINTS points. A sweep over depths has what was right and how far states moved, a trace from before training its stage curve, a recipe what its run
-did.
+most POINTS points. A sweep over depths has what was right and how far states moved, a trace from before training its stage curve, a
+recipe what its run did, an origin the versions that its numbers may hang on.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any
 
 DIGITS, LONG, LONG_DIGITS = 7, 32, 4
 # of long lists whose small differences are read: losses of passages, and means by layer and step
-LISTS = {"losses": DIGITS, "blocks": DIGITS, "valid": DIGITS, "mean": 5}
+LISTS = {"losses": 6, "blocks": DIGITS, "valid": DIGITS, "mean": 5}
 CURVES, POINTS = ("loss", "jacobian"), 40
 SWEEP = {"depth", "exact", "change_largest", "rows"}  # a mapping that has all of these is a sweep over depths
-RECIPE, NOT_RUN = "recipe", {"about", "toy"}  # of a recipe: what no run of it does
+# of a recipe what no run of it does, of an origin what does none of the sums
+LEFT_OUT = {"recipe": {"about", "toy"}, "origin": {"platform", "accelerate", "safetensors", "numpy"}}
 BEFORE, PLACES = "start", "by_place"  # a trace from before training, and what it has of each layer
 
 
@@ -24,7 +25,7 @@ def thin(value: Any, name: str = "") -> Any:
     if isinstance(value, Mapping):
         if name == BEFORE and PLACES in value:
             value = {**value, PLACES: {"colsum": {"mean": value[PLACES]["colsum"]["mean"]}}}
-        kept = SWEEP if value.keys() >= SWEEP else value.keys() - (NOT_RUN if name == RECIPE else set())
+        kept = SWEEP if value.keys() >= SWEEP else value.keys() - LEFT_OUT.get(name, set())
         return {key: thin(each, key) for key, each in value.items() if key in kept}
     if not isinstance(value, list | tuple):
         return rounded(value, DIGITS)

@@ -59,6 +59,7 @@ ARMS |= {label: ARMS[arm] for label, arm in WHOLE.items()}
 RATE_OF |= {label: "ASURA" if arm == ONCE else arm for label, arm in WHOLE.items()}
 # the depths at which the looped ones are tested as well; ASURA has norms for the steps alone that it was trained with
 TESTED = {"ASURA": (1, 2, 3), "Huginn-like": (1, 2, 3, 4, 5, 6, 8, 12, 16)}
+DOCUMENTS = (2, 3, 5, 8)  # of these depths, those of which the losses of single documents are kept
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from experiments.repeats.plan import (
     COMPARED_RATES,
     DEPTH_RATES,
     DEPTHS,
+    DOCUMENTS,
     LENGTH,
     STOPPED,
     TUNED,
@@ -35,6 +36,7 @@ from experiments.repeats.plan import (
     whole_text,
 )
 from experiments.side_by_side import arguments, asked_for, folded, made_by, missing, run_all
+from experiments.side_by_side import compared as compared_at
 from experiments.trained import train_once
 
 if TYPE_CHECKING:
@@ -87,7 +89,8 @@ def test_time(model: LoopedForCausalLM, held: Mapping[str, Passages], depths: Se
     from experiments.leaving.reading import MOST, exits
     from loopwright.evaluate.heldout import held_out
 
-    texts = {name: folded(held_out(model, held[name], depths=depths, causality=causality)) for name in TEXTS}
+    found = {name: folded(held_out(model, held[name], depths=depths, causality=causality)) for name in TEXTS}
+    texts = {name: compared_at(each, DOCUMENTS) for name, each in found.items()}
     left = {name: exits(model, held[name], batch=AT_ONCE) for name in TEXTS} if max(depths) >= MOST else {}
     return {"texts": texts, "exits": left}
 

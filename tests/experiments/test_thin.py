@@ -15,7 +15,7 @@ def test_numbers_and_short_lists_have_seven_digits_and_long_lists_four() -> None
     assert found["nested"]["pairs"] == [[1235.0, None]] * LONG
 
 
-@pytest.mark.parametrize(("name", "kept"), [("losses", 1234.568), ("blocks", 1234.568), ("mean", 1234.6), ("std", 1235.0)])
+@pytest.mark.parametrize(("name", "kept"), [("losses", 1234.57), ("blocks", 1234.568), ("mean", 1234.6), ("std", 1235.0)])
 def test_lists_whose_differences_are_read_have_more_digits(name: str, kept: float) -> None:
     assert thin({name: [[], [LOSS] * (LONG + 1)]})[name] == [[], [kept] * (LONG + 1)]
 
@@ -44,6 +44,11 @@ def test_a_trace_from_before_training_keeps_its_stage_curve() -> None:
     found = thin({"start": trace, "near": trace})
     assert found == {"start": {**trace, "by_place": {"colsum": {"mean": [0.5]}}}, "near": trace}
     assert thin({"start": "torch"}) == {"start": "torch"}
+
+
+def test_an_origin_keeps_what_made_the_numbers() -> None:
+    origin = {"commit": "a" * 40, "changed": False, "torch": "2.11.0", "devices": ["cpu"]}
+    assert thin({"origin": origin | {"platform": "Linux", "numpy": "2.4.6"}}) == {"origin": origin}
 
 
 def test_a_recipe_keeps_what_its_run_did() -> None:
