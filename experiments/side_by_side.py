@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # seconds before the time is up when trainings that can go on are asked to stop. They end an update and save: 0.9 GB took 6 s on two
 # busy cores, and several save at once; those that do not get ready are lost
 GRACE = 30.0
+CODE = (":(top)experiments", ":(top,exclude)experiments/results", ":(top,exclude)experiments/LOG.md")  # what a row hangs on as well
 
 
 class Run(Protocol):
@@ -46,10 +47,11 @@ class Run(Protocol):
 
 def made_by(kept: Path | None = None) -> dict[str, Any]:
     """Returns where a row was made: versions, commit, devices, time; not the command, which names the machine's folders. Of a
-    training that went on in its folder `kept` also where: see `resumptions`."""
+    training that went on in its folder `kept` also where: see `resumptions`. A study whose own code is not that of the commit says
+    `changed` too."""
     from loopwright.run import origin
 
-    return {key: value for key, value in origin().items() if key != "command"} | resumptions(kept)
+    return {key: value for key, value in origin(code=CODE).items() if key != "command"} | resumptions(kept)
 
 
 def arguments(about: str, *, goes_on: bool = False) -> argparse.ArgumentParser:

@@ -186,15 +186,18 @@ def update_of(folder: Path) -> int:
 # where a run came from
 
 
-def origin(command: Sequence[str] | None = None) -> dict[str, Any]:
-    """Returns what a run should remember of where it was made: versions, commit, devices, command, time."""
+def origin(command: Sequence[str] | None = None, code: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns what a run should remember of where it was made: versions, commit, devices, command, time.
+
+    `code` names what else must be as in that commit (pathspecs of git), so that `changed` is false.
+    """
     import torch
 
     packages = ("transformers", "accelerate", "safetensors", "numpy")
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return {
         "loopwright": VERSION,
-        **_commit(Path(__file__).parent),
+        **_commit(Path(__file__).parent, code),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         **{name: metadata.version(name) for name in packages},
@@ -205,8 +208,8 @@ def origin(command: Sequence[str] | None = None) -> dict[str, Any]:
     }
 
 
-def _commit(package: Path) -> dict[str, Any]:
-    """The commit of the checkout that the package is tracked in, and whether the package differs from it.
+def _commit(package: Path, code: Sequence[str] = ()) -> dict[str, Any]:
+    """The commit of the checkout that the package is tracked in, and whether the package, or other `code`, differs from it.
 
     Of an archive (`git archive`) the commit it was made of; what changed since is not known there.
     """
@@ -224,4 +227,4 @@ def _commit(package: Path) -> dict[str, Any]:
     commit = git("rev-parse", "HEAD") if tracked else archived.read_text().strip() if archived.exists() else None
     if commit is None or not re.fullmatch(r"[0-9a-f]{40,64}", commit):
         return {"commit": None, "changed": None}
-    return {"commit": commit, "changed": git("status", "--porcelain", "--", ".") != "" if tracked else None}
+    return {"commit": commit, "changed": git("status", "--porcelain", "--", ".", *code) != "" if tracked else None}

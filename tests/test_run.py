@@ -275,5 +275,12 @@ def test_a_package_that_lies_in_a_strangers_checkout_has_the_commit_of_its_archi
     subprocess.run([*git, "commit", "-q", "-m", "ours"], check=True, capture_output=True)
     facts = run_module._commit(package)
     assert len(facts["commit"]) == 40 and facts["changed"] is False
+    for place in ("study", "study/results"):  # code of another's that a row hangs on as well, and what it writes
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "row.py").write_text("")
+    alone, all_but_results = run_module._commit(package), (":(top)study", ":(top,exclude)study/results")
+    assert alone["changed"] is False and run_module._commit(package, all_but_results)["changed"] is True
+    (tmp_path / "study" / "row.py").unlink()
+    assert run_module._commit(package, all_but_results)["changed"] is False
     (package / "more.py").write_text("")
     assert run_module._commit(package)["changed"] is True

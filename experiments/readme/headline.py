@@ -76,6 +76,7 @@ def claims() -> Iterator[str]:
     yield when(ahead, f"at equal parameters some loops are ahead, for {overview.dearer()}")
     yield from repeats.short()
     yield whole_text.short()
+    yield whole_text.steps_in_short()
     yield depths.short()
     yield from orbits.headline()
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"

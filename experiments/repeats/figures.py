@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments.pages import Result
+from experiments.repeats.deep_tables import drawn
 from experiments.repeats.plan import DEPTH_RATES, STOPPED, TEXTS
 from experiments.repeats.tables import BY_DEPTH, MAIN, RIVALS, Chosen, at_rate, stopped
 from loopwright.plot.drawing import Axes, Drawing, line_style, panels
@@ -17,7 +18,8 @@ PLAIN = RIVALS[1]
 def draw_all(found: Sequence[Result], kept: Chosen) -> dict[str, Drawing]:
     """Returns the figures by name, for what was run."""
     deep = {depth: kept[label, 1] for depth, label in BY_DEPTH.items() if (label, 1) in kept}
-    return {"by-times": by_times(kept)} | ({"by-depth": by_depth(found, kept, deep)} if len(deep) > 1 else {})
+    by_steps = {"by-depth": by_depth(found, kept, deep)} if len(deep) > 1 else {}
+    return {"by-times": by_times(kept), **by_steps, **drawn(kept)}
 
 
 def by_times(kept: Chosen) -> Drawing:

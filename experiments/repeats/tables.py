@@ -29,6 +29,7 @@ from experiments.repeats.plan import (
     DEPTHS,
     FRESH,
     LONGER,
+    ONCE,
     RATES,
     STOPPED,
     TEXTS,
@@ -46,7 +47,8 @@ from experiments.repeats.run import best_rates, counts
 from experiments.seeds import RULE, over_seeds, pooled
 
 LOOPED = ("ASURA", "Huginn-like")
-RIVALS = ("plain, equal FLOPs", "plain, equal parameters", LONGER, FRESH)
+FLOPS, PARAMETERS = "plain, equal FLOPs", "plain, equal parameters"
+RIVALS = (FLOPS, PARAMETERS, LONGER, FRESH)
 MAIN = tuple(label for label in ARMS if label not in (*DEPTHS, *WHOLE))
 BY_DEPTH = dict(sorted({3: "ASURA", **{depth: label for label, depth in DEPTHS.items()}}.items()))
 HALVES = [depth for depth in BY_DEPTH if 2 * depth in BY_DEPTH]
@@ -188,10 +190,11 @@ def whole_table(kept: Chosen) -> str:
 
 
 def whole_against(kept: Chosen) -> str:
-    """Returns looped arms less plain ones on all of the text."""
+    """Returns looped arms less plain ones on all of the text, and what looped ones are apart from ASURA without a loop."""
     arms = {arm: kept.get((label, 4), []) for label, arm in WHOLE.items()}
-    pairs = [(label, rival) for label in LOOPED for rival in TUNED if rival not in LOOPED]
-    out = [[label, rival, *cells] for label, rival in pairs if (cells := against(arms[label], arms[rival]))]
+    pairs = [(arm, rival) for arm in (*LOOPED, ONCE) for rival in (FLOPS, PARAMETERS)]
+    pairs += [(arm, ONCE) for arm in LOOPED]
+    out = [[arm, rival, *cells] for arm, rival in pairs if (cells := against(arms[arm], arms[rival]))]
     return table(["arm", "less", "test (95 % over documents)", "95 % over seeds", "by seed", "decided"], out)
 
 
@@ -268,6 +271,8 @@ def plain_table(kept: Chosen) -> str:
 
 def page(found: Sequence[Result]) -> str:
     """Returns the whole page."""
+    from experiments.repeats.deep_tables import page_parts
+
     kept, calmer = chosen(found), at_rate(found, min(DEPTH_RATES))
     best = best_rates(found)
     planned = [*rates(), *compared(best), *depths(best), *longer(best), *calm(), *whole_text(best)]
@@ -290,6 +295,7 @@ def page(found: Sequence[Result]) -> str:
         f"### All at {min(DEPTH_RATES):g}, the rate of the plain layers", depth_table(calmer), doubling_table(calmer),
         plain_table(calmer),
         "## All of the text, read four times", whole_table(kept), whole_against(kept),
+        *page_parts(kept),
         *missing_part(found, {run.name: run for run in planned}.values()),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"

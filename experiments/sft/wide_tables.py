@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Iterator, Sequence
-from itertools import pairwise, product
+from itertools import product
 
-from experiments.halting.reading import SIMPLE
 from experiments.leaving.reading import FIXED, MEANS, MOST, leaving
+from experiments.leaving.tables import exit_table, in_part, in_thirds, own_limits
 from experiments.ouroboros.rate_tables import as_planned, at_own_rates, grid_table, pair_table, rules, skipped_table
 from experiments.ouroboros.rates import best_rates
 from experiments.ouroboros.tables import Runs, all_pairs
 from experiments.pages import Result, asked_tables, by_seed, missing_part, number, results, signed, spread, table
-from experiments.seeds import Pooled, averaged, best_depth, mean_loss, of_documents, pooled, reports
+from experiments.seeds import best_depth, mean_loss, pooled, reports
 from experiments.sft.plan import TRAINED
 from experiments.sft.wide import ARMS, DEPTHS, EQUAL, LONGER, LOOPED, RATES, TEXTS, UPDATES, Row, grid, tuned
-from loopwright.metrics.score import by_unit
 
-THIRDS = ("easy", "middle", "hard")
 STEPS = sorted({*DEPTHS, *MEANS})
 SPLIT = f"Documents are split into three parts by the loss per token of the arm '{EQUAL}', the mean of its seeds."
 PAIRS = ((LOOPED, EQUAL), (LOOPED, LONGER), (LONGER, EQUAL))
@@ -49,29 +47,6 @@ def loss_table(runs: Runs, text: str) -> str:
     return table([*head, "best depth: mean (range)"], lines)
 
 
-def against_fixed(runs: Sequence[Result], rule: str, text: str, mean: int) -> Pooled | None:
-    """Returns an exit rule against a fixed depth of as many steps; None where the rule has no limit with that mean in every run."""
-    both = ([leaving(run, name) for run in runs] for name in (rule, FIXED))
-    return pooled(*both, text, mean)
-
-
-def exit_table(runs: Sequence[Result], text: str) -> str:
-    """Returns what exit rules give at equal mean depth, against that fixed depth."""
-    lines = []
-    for rule in SIMPLE if runs else ():
-        for mean in MEANS:
-            found = against_fixed(runs, rule, text, mean)
-            if found is None:
-                lines.append([rule, str(mean), *["–"] * 5])
-                continue
-            fixed = mean_loss(reports([leaving(run, FIXED) for run in runs], text), mean)
-            verdict = found.verdict if len(found.seeds) > 1 else "one seed"
-            told = [signed(found.difference, found.low, found.high), by_seed(found.of_seeds), verdict]
-            lines.append([rule, str(mean), number(fixed), number(fixed + found.difference), *told])
-    head = ["rule", "mean steps", "fixed depth", "the rule", "difference (95 %, documents)", "by seed", "the rule's loss is"]
-    return table(head, lines)
-
-
 def by_depth(looped: Sequence[Result], text: str, documents: Collection[int] | None = None) -> list[dict[int, float]]:
     """Returns the loop's loss at each depth of STEPS, seed by seed, on all documents where none are named.
 
@@ -86,20 +61,8 @@ def by_depth(looped: Sequence[Result], text: str, documents: Collection[int] | N
 
 
 def thirds(runs: Runs, text: str, arm: str = EQUAL) -> dict[str, frozenset[int]]:
-    """Returns the documents of a text in three parts, by the loss per token that an arm has on each (the mean of the seeds)."""
-    found = reports(runs[arm], text)
-    losses, targets, units = averaged(found, TRAINED if arm == LOOPED else 1).at()
-    order = (by_unit(losses, units) / by_unit(targets.double(), units)).argsort()
-    documents = sorted(set(found[0].document_of))
-    ends = [len(order) * part // len(THIRDS) for part in range(len(THIRDS) + 1)]
-    return {
-        name: frozenset(documents[i] for i in order[low:high]) for name, (low, high) in zip(THIRDS, pairwise(ends), strict=True)
-    }
-
-
-def in_part(runs: Sequence[Result], text: str, documents: Collection[int]) -> list[Result]:
-    """Returns runs, each on some documents alone."""
-    return [of_documents(run, text, documents) for run in runs]
+    """Returns the documents of a text in three parts, by the loss per token that an arm has on each."""
+    return in_thirds(reports(runs[arm], text), TRAINED if arm == LOOPED else 1)
 
 
 def third_table(runs: Runs, text: str) -> str:
@@ -125,15 +88,6 @@ def third_pairs(runs: Runs, text: str) -> str:
     return table(
         ["the loop less", "documents", "best depths", "difference (95 %, documents)", "by seed", "the loop's loss is"], lines
     )
-
-
-def own_limits(runs: Sequence[Result], text: str) -> str:
-    """Returns mean steps and loss of each rule at the limit that it has unasked."""
-    lines = []
-    for rule in SIMPLE if runs else ():
-        steps, losses = zip(*(run["exits"][text][rule]["own"] for run in runs), strict=True)
-        lines.append([rule, spread(steps, 2), spread(losses)])
-    return table(["rule", "mean steps", "loss"], lines)
 
 
 def main() -> None:

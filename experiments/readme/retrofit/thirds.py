@@ -11,6 +11,7 @@ from torch import Tensor
 
 from experiments.halting.reading import SIMPLE
 from experiments.leaving.reading import FIXED, leaving
+from experiments.leaving.tables import THIRDS, in_part
 from experiments.ouroboros.rates import SEEDS
 from experiments.pages import difference, words
 from experiments.readme.retrofit.wide import ONCE, decided, interval, runs, side
@@ -18,7 +19,7 @@ from experiments.readme.rows import WORDS, line, when
 from experiments.seeds import DECIDED, Pooled, averaged, mean_loss, over_seeds, pooled, reports, verdict
 from experiments.sft.plan import TRAINED
 from experiments.sft.wide import DEPTHS, EQUAL, LONGER, LOOPED, TEXTS
-from experiments.sft.wide_tables import STEPS, THIRDS, by_depth, in_part, thirds
+from experiments.sft.wide_tables import STEPS, by_depth, thirds
 from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
 
 SHOWN = (3, 4, 6, 8)  # steps of the table

@@ -8,6 +8,7 @@ from functools import cache
 
 from experiments.halting.reading import SIMPLE
 from experiments.leaving.reading import MEANS, MOST
+from experiments.leaving.tables import against_fixed
 from experiments.ouroboros.rate_tables import at_own_rates
 from experiments.ouroboros.rates import GRID, SEEDS, arm_of, best_rates, rates_of
 from experiments.ouroboros.tables import Runs
@@ -17,7 +18,7 @@ from experiments.readme.rows import RESULTS, WORDS, from_to, line, of, sizes, wh
 from experiments.seeds import Pooled, averaged, mean_loss, pooled, reports
 from experiments.sft.plan import LAYERS, TRAINED
 from experiments.sft.wide import EQUAL, LONGER, LOOPED, RATES, TEXTS, UPDATES
-from experiments.sft.wide_tables import STEPS, against_fixed, by_depth
+from experiments.sft.wide_tables import STEPS, by_depth
 from loopwright.evaluate.paired import compare
 
 RATED = f"at the best of {WORDS[len(RATES)]} rates each"

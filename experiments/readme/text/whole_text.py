@@ -6,14 +6,19 @@ from collections.abc import Iterator
 from statistics import mean
 
 from experiments.pages import Result
-from experiments.readme.rows import WORDS, when
-from experiments.readme.text.repeats import FLOPS, PARAMETERS, agree, beside, kept, losses, on_ood
-from experiments.repeats.plan import BATCH, WHOLE, WHOLE_BATCH, WHOLE_UPDATES
-from experiments.repeats.tables import LOOPED
-from experiments.seeds import DECIDED, Pooled, over_seeds
+from experiments.readme.rows import WORDS, line, when
+from experiments.readme.text.repeats import agree, beside, kept, losses, on_ood
+from experiments.repeats.plan import BATCH, ONCE, TUNED, WHOLE, WHOLE_BATCH, WHOLE_UPDATES
+from experiments.repeats.tables import FLOPS, LOOPED, PARAMETERS
+from experiments.seeds import DECIDED, Pooled, over_seeds, paired_p
 
 NAMES = {arm: label for label, arm in WHOLE.items()}
 TIMES = 4
+PAIRS = (
+    *((arm, rival) for arm in (*LOOPED, ONCE) for rival in (FLOPS, PARAMETERS)),
+    ("ASURA", ONCE), ("Huginn-like", "ASURA"), (FLOPS, PARAMETERS),
+)  # fmt: skip
+PLAIN = {FLOPS: "twelve plain layers", PARAMETERS: "four plain layers", ONCE: "ASURA at depth 1"}
 
 
 def runs_of(arm: str) -> list[Result]:
@@ -58,13 +63,8 @@ def words_of(found: Pooled) -> str:
 
 def verdicts() -> tuple[Pooled, Pooled, Pooled, Pooled]:
     """Returns ASURA and the Huginn-like model, each less twelve and less four plain layers, where they stand as the pages say."""
-    flops, few, huginn, near = (against(arm, rival) for arm in LOOPED for rival in (FLOPS, PARAMETERS))
-    if [each.verdict for each in (flops, few, huginn, near)] != [
-        "higher",
-        "lower",
-        "higher",
-        "not resolved",
-    ] or near.difference > 0:
+    flops, few, huginn, near = found = tuple(against(arm, rival) for arm in LOOPED for rival in (FLOPS, PARAMETERS))
+    if [each.verdict for each in found] != ["higher", "lower"] * 2:
         raise ValueError("whole text: the arms do not stand as the pages say")
     return flops, few, huginn, near
 
@@ -72,9 +72,8 @@ def verdicts() -> tuple[Pooled, Pooled, Pooled, Pooled]:
 def claims() -> Iterator[str]:
     """Yields what the section says."""
     flops, few, huginn, near = verdicts()
-    plain = {FLOPS: "twelve plain layers", PARAMETERS: "four plain layers"}
-    by_arm = ", ".join(f"{plain.get(arm, arm)} {losses(runs_of(arm))}" for arm in NAMES)
-    yield f"Losses on `test`, seeds 0 and 1: {by_arm}"
+    by_arm = ", ".join(f"{PLAIN.get(arm, arm)} {losses(runs_of(arm))}" for arm in NAMES)
+    yield f"Losses on `test`, seeds 0, 1 and 2: {by_arm}"
     first = kept()["ASURA", 1][0]
     ours = runs_of("ASURA")[0]
     more = f"{text() / (first['tokens'] / first['epochs'] / 1e6):.1f} times the fresh text"
@@ -82,17 +81,10 @@ def claims() -> Iterator[str]:
     batch = f"with a batch {WORDS[WHOLE_BATCH // BATCH]} times as large"
     yield f"{text():.1f} million tokens, {more}, in {updates} ({ours['tokens'] / 1e6:.0f} million tokens read, {batch}"
     rates = {arm: {run["rate"] for run in runs_of(arm)} for arm in NAMES}
-    own = {arm: {run["rate"] for run in kept()[arm, TIMES]} for arm in NAMES}
-    yield when(rates == own, "Rates are those of four readings of 1.3 million tokens; none was tuned on this text")
-    halted = [
-        (run["label"], run["seed"], run["origin"]["resumed"])
-        for arm in NAMES
-        for run in runs_of(arm)
-        if run["origin"].get("resumed")
-    ]
-    ((label, seed, (update,)),) = halted
-    assert WHOLE[label] == "Huginn-like"
-    yield f"Its run of seed {seed} was stopped after {update:,} updates and resumed"
+    own = {arm: {run["rate"] for run in kept()[arm, TIMES]} for arm in TUNED} | {ONCE: rates["ASURA"]}
+    told = "Rates are those of four readings of 1.3 million tokens, at depth 1 that of ASURA; none was tuned on this text"
+    yield when(rates == own, told)
+    yield from resumed()
     loop = f"the Huginn-like model {huginn.difference:.3f} ({words_of(huginn)})"
     yield f"ASURA is {flops.difference:.3f} behind twelve plain layers ({words_of(flops)}), {loop}"
     before = beside("ASURA", FLOPS, TIMES)
@@ -100,24 +92,119 @@ def claims() -> Iterator[str]:
     ratio = ours["tokens"] / kept()["ASURA", TIMES][0]["tokens"]
     ahead = f"ASURA was {-before.difference:.3f} ahead of them, in runs of 1/{ratio:.0f} of these tokens"
     yield f"On 1.3 million tokens read four times {ahead}"
-    cost = ours["flops"] / runs_of(PARAMETERS)[0]["flops"]
-    yield f"ASURA is {-few.difference:.3f} ahead of four plain layers ({words_of(few)}), for {cost:.1f} times the FLOPs"
-    yield f"The Huginn-like model is {-near.difference:.3f} ahead of them ({words_of(near)})"
+    yield f"ASURA is {-few.difference:.3f} ahead of four plain layers ({words_of(few)}), for {dearer('ASURA')} times the FLOPs"
+    yield f"The Huginn-like model is {-near.difference:.3f} ahead of them ({words_of(near)}), for {dearer('Huginn-like')} times"
     layers = against(FLOPS, PARAMETERS)
     yield f"Twelve plain layers are {-layers.difference:.3f} ahead of four ({words_of(layers)})"
     loops = against("Huginn-like", "ASURA")
     yield f"{loops.difference:.3f} behind ASURA ({words_of(loops)})"
+    yield from steps()
     yield from regulariser()
-    other = [on_ood(NAMES["ASURA"], NAMES[rival], TIMES) for rival in (FLOPS, PARAMETERS)]
-    out = all(low * high > 0 for low, high in map(over_seeds, other))
-    told = f"On `ood` ASURA is {mean(other[0]):.3f} behind twelve plain layers and {-mean(other[1]):.3f} ahead of four"
-    yield when(out, f"{told}; the intervals over seeds leave 0 out")
-    last = on_ood(NAMES["Huginn-like"], NAMES[FLOPS], TIMES)
-    low, high = over_seeds(last)
-    wide = f"{low:+.3f} to {high:+.3f}, undecided".replace("-", "−")
-    told = f"The Huginn-like model is {mean(last):.3f} behind twelve there ({wide})"
-    only = f"its deficit is decided on `test` alone, where the interval over seeds begins at {huginn.over_seeds[0]:.3f}"
-    yield when(low < 0 < high and huginn.verdict == "higher", f"{told}: {only}")
+    yield from elsewhere()
+    yield from corrected()
+
+
+def resumed() -> Iterator[str]:
+    """Yields how many runs did not run in one piece."""
+    runs = [run for arm in NAMES for run in runs_of(arm)]
+    halted = [run for run in runs if run["origin"].get("resumed")]
+    same = not any(run["origin"].get("not_bit_for_bit") for run in halted)
+    yield when(same, f"{WORDS[len(halted)].capitalize()} of the {len(runs)} runs were stopped on the way and resumed")
+
+
+def dearer(arm: str, rival: str = PARAMETERS) -> str:
+    """Returns how many times the FLOPs of another arm a token takes."""
+    return f"{runs_of(arm)[0]['flops'] / runs_of(rival)[0]['flops']:.1f}"
+
+
+def steps() -> Iterator[str]:
+    """Yields what ASURA's steps add to what it is without them."""
+    whole, once, few = against("ASURA", ONCE), against(ONCE, PARAMETERS), verdicts()[1]
+    yield when(whole.verdict == once.verdict == "lower", "**Here ASURA's steps add a decided amount.**")
+    yield f"It is {-once.difference:.3f} ahead of four plain layers ({words_of(once)}) and {behind(whole)}"
+    yield f"Of ASURA's lead of {-few.difference:.3f} over four plain layers {-whole.difference:.3f} come with its steps"
+    yield f"for {dearer('ASURA', ONCE)} times the FLOPs of depth 1"
+    far = against(ONCE, FLOPS)
+    yield f"Twelve plain layers are {far.difference:.3f} ahead of it ({words_of(against(FLOPS, ONCE))})"
+    other = on_ood(NAMES["ASURA"], NAMES[ONCE], TIMES)
+    low, high = over_seeds(other)
+    yield when(high < 0, f"on `ood` its steps are worth {-mean(other):.3f} ({spans(low, high)} over seeds)")
+
+
+def added() -> str:
+    """Returns what ASURA's other parts bring, and what its steps."""
+    whole, once = added_to()
+    return f"{-once.difference:.3f} ahead of four plain layers, and ASURA's three steps add {-whole.difference:.3f} ({seeds()}"
+
+
+def added_to() -> tuple[Pooled, Pooled]:
+    """Returns ASURA less depth 1 and that less four plain layers: both decided, and the first not after a correction."""
+    whole, once = found = against("ASURA", ONCE), against(ONCE, PARAMETERS)
+    strict = [paired_p(each.of_seeds) * len(PAIRS) < 0.05 for each in found]
+    if {each.verdict for each in found} != {"lower"} or strict != [False, True]:
+        raise ValueError("whole text: ASURA's steps do not stand as the pages say")
+    return whole, once
+
+
+def loop_row() -> str:
+    """Returns the row of the decision page on what ASURA's steps add."""
+    whole, once = added_to()
+    name = "[ASURA at depth 1](when-to-loop-text.md#text-that-runs-out), the same text and rate"
+    more = f"its steps add {-whole.difference:.3f}, for {dearer('ASURA', ONCE)} times its FLOPs"
+    left = f"(both decided; the steps not after a correction for {WORDS[len(PAIRS)]} pairs)"
+    told = f"**in part**: ahead by {-once.difference:.3f} without a loop; {more} {left}"
+    return line("text, longer runs: is it the loop?", name, "four layers; ASURA with three steps", told)
+
+
+def steps_in_short() -> str:
+    """Returns the same for the README."""
+    whole, once = added_to()
+    told = f"In longer runs ASURA's steps add {-whole.difference:.2f} nats to the {-once.difference:.2f} of its other parts"
+    return f"{told} (both decided; the steps not after a correction)"
+
+
+def without_the_loop() -> str:
+    """Returns the same in the advice of the decision page."""
+    once, few = against(ONCE, PARAMETERS), verdicts()[1]
+    return f"In longer runs it was {-once.difference:.2f} ahead without its loop and {-few.difference:.2f} with it"
+
+
+def behind(found: Pooled) -> str:
+    """Returns that depth 1 is behind ASURA, of ASURA less depth 1."""
+    low, high = found.over_seeds
+    return f"{-found.difference:.3f} behind ASURA at depth 3 ({agree(found)} seeds; {spans(-high, -low)}, {DECIDED[found.verdict]})"
+
+
+def spans(low: float, high: float) -> str:
+    """Returns the ends of an interval."""
+    return f"{low:+.3f} to {high:+.3f}".replace("-", "−")
+
+
+def elsewhere() -> Iterator[str]:
+    """Yields what the second text says."""
+    other = {pair: on_ood(*(NAMES[arm] for arm in pair), TIMES) for pair in PAIRS}
+    twelve, four, theirs = (mean(other["ASURA", FLOPS]), mean(other["ASURA", PARAMETERS]), mean(other["Huginn-like", FLOPS]))
+    open_there = {pair: over_seeds(found) for pair, found in other.items() if not _clear(*over_seeds(found))}
+    told = f"On `ood` ASURA is {twelve:.3f} behind twelve plain layers and {-four:.3f} ahead of four"
+    told = f"{told}, and the Huginn-like model {theirs:.3f} behind twelve; the intervals over seeds leave 0 out"
+    few, near = alone = [("Huginn-like", PARAMETERS), ("Huginn-like", "ASURA")]
+    yield when([*open_there] == alone, told)
+    lead = f"The Huginn-like model is {-mean(other[few]):.3f} ahead of four there ({spans(*open_there[few])})"
+    yield f"{lead} and {mean(other[near]):.3f} behind ASURA ({spans(*open_there[near])}): these two are decided on `test` alone"
+
+
+def _clear(low: float, high: float) -> bool:
+    """Returns whether an interval leaves 0 out."""
+    return low * high > 0
+
+
+def corrected() -> Iterator[str]:
+    """Yields what is left after a correction for the pairs of the section."""
+    p = {pair: paired_p(against(*pair).of_seeds) * len(PAIRS) for pair in PAIRS}
+    lost = [pair for pair in PAIRS if p[pair] >= 0.05]
+    told = f"After a Bonferroni correction for the {WORDS[len(PAIRS)]} pairs of this section three are not decided"
+    names = "what ASURA's steps add, and that the Huginn-like model is ahead of four plain layers and behind ASURA"
+    yield when(lost == [("Huginn-like", PARAMETERS), ("ASURA", ONCE), ("Huginn-like", "ASURA")], f"{told}: {names}")
 
 
 def regulariser() -> Iterator[str]:
@@ -137,12 +224,16 @@ def regulariser() -> Iterator[str]:
 def brief_claims() -> Iterator[str]:
     """Yields the same in short: the first part of the page."""
     flops, few, huginn, near = verdicts()
+    whole, once = against("ASURA", ONCE), against(ONCE, PARAMETERS)
+    yield f"There depth 1 is {added()}, both decided)"
+    cells = f"{-once.difference:.3f} ahead of four plain layers; {-whole.difference:.3f} **behind** ASURA with its three steps"
+    yield f"{cells} (both decided)"
     where = f"On all {text():.1f} million tokens, read four times at the rates of the short runs"
     both = f"{flops.difference:.3f} behind twelve plain layers of nearly equal FLOPs and {-few.difference:.3f} ahead of four"
     yield f"{where}, ASURA is {both} ({seeds()}, both decided)"
     yield f"On all of the text, read four times, it is {huginn.difference:.3f} behind twelve plain layers ({seeds()}, decided)"
     ours = f"ASURA **behind** by {flops.difference:.3f}, ahead by {-few.difference:.3f} (both decided)"
-    theirs = f"**behind** by {huginn.difference:.3f} (decided), ahead by {-near.difference:.3f} (undecided)"
+    theirs = f"**behind** by {huginn.difference:.3f}, ahead by {-near.difference:.3f} (both decided)"
     yield f"{ours}; the Huginn-like model {theirs}; {seeds()}"
 
 
@@ -152,7 +243,7 @@ def page_claims() -> Iterator[str]:
     law = f"it is {flops.difference:.3f} behind twelve plain layers, as the law says"
     yield f"On all of the text, read four times, {law} ({seeds()}, decided)"
     seconds = [run["train_seconds"] for arm in NAMES for run in runs_of(arm)]
-    yield f"one on all of the text {min(seconds):.0f} to {max(seconds):.0f} s beside {WORDS[len(NAMES) - 1]} others"
+    yield f"one on all of the text {min(seconds):.0f} to {max(seconds):.0f} s beside others"
     limit = f"it is {flops.difference:.3f} behind plain layers of nearly equal FLOPs"
     yield f"nor on all of the text read four times, where {limit} ({seeds()}, decided"
 
@@ -165,6 +256,7 @@ def asura_claims() -> Iterator[str]:
     both = f"{flops.difference:.3f} behind twelve plain layers and {-few.difference:.3f} ahead of four (both decided)"
     yield f"{where}, {seeds()}) it is {both}"
     yield f"it is behind twelve plain layers of nearly equal FLOPs and ahead of four ({seeds()}, decided)"
+    yield f"depth 1 is {added()}, both decided"
 
 
 def norms_claims() -> Iterator[str]:

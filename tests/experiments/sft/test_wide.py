@@ -10,18 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-import loopwright as lw
 from experiments.figures import RESULTS
-from experiments.leaving.reading import FIXED, MEANS, MOST, SIMPLE, exits, leaving
+from experiments.leaving.reading import FIXED, MEANS, SIMPLE
 from experiments.ouroboros.rates import GRID, TUNED, best_rates
 from experiments.pages import results
 from experiments.sft import wide, wide_tables
 from experiments.sft.plan import Places, Run
 from experiments.sft.wide import ARMS, EQUAL, LONGER, LOOPED, RATES, Row, carry_out, grid, tuned
-from experiments.side_by_side import as_line, folded
-from loopwright.evaluate.heldout import HeldOut, held_out
-from loopwright.evaluate.passages import Passage, Passages
-from loopwright.model.looped import LoopedForCausalLM
+from experiments.side_by_side import as_line
 from tests.experiments.ouroboros.test_rates import tried
 from tests.experiments.results import hard, result
 
@@ -72,30 +68,6 @@ def test_a_call_begins_with_the_grid_and_all_rows_are_made(monkeypatch: pytest.M
     assert asked == [row.name for row in grid()], "seeds wait for the rates"
     made = results([str(RESULTS / "sft/wide.jsonl")], ())
     assert {row.name for row in wide_tables.planned(made)} == {run["name"] for run in made}
-
-
-@pytest.fixture
-def text() -> Passages:
-    draw = torch.Generator().manual_seed(0)
-    rows = [Passage(tuple(torch.randint(0, 64, (9 + i % 3,), generator=draw).tolist()), 1, 9, 7 - i // 2) for i in range(8)]
-    return Passages("test", 12, tuple(rows), 64)
-
-
-def test_exits_at_a_mean_depth_are_losses_of_the_same_documents(text: Passages) -> None:
-    torch.manual_seed(0)
-    model = LoopedForCausalLM(lw.preset("ouro-1.4b-tiny", vocab_size=64)).eval()
-    report = held_out(model, text, depths=[*range(1, MOST + 1)])
-    run = {"texts": {"test": folded(report)}, "exits": {"test": exits(model, text, batch=3)}}
-    fixed = HeldOut.of(leaving(run, FIXED)["texts"]["test"])
-    for place, mean in enumerate(MEANS):
-        assert fixed.at(mean)[0].tolist() == pytest.approx(HeldOut.of(run["texts"]["test"]).at(mean)[0].tolist(), rel=1e-4)
-        assert fixed.loss[place] == pytest.approx(report.loss[mean - 1], rel=1e-4)
-    for rule in SIMPLE:
-        steps, loss = run["exits"]["test"][rule]["own"]
-        assert 1 <= steps <= MOST and 0 < loss < 20
-        found = HeldOut.of(leaving(run, rule)["texts"]["test"])
-        assert any(each is not None for each in found.loss)
-        assert [each is None for each in found.loss] == [not each for each in found.losses]
 
 
 def rows_of(label: str, above: dict[int, float], *, rule: float = 0.0) -> list[dict[str, Any]]:
