@@ -28,8 +28,8 @@ from experiments.readme.retrofit import (
     thirds,
     wide,
 )
-from experiments.readme.tasks import halting, hops, learned, stars, swaps
-from experiments.readme.text import asura, asura_parts, asura_text, depths, repeats, updates, whole_text
+from experiments.readme.tasks import distributions, halting, hops, learned, stars, swaps
+from experiments.readme.text import asura, asura_parts, asura_text, depths, repeats, test_time, updates, whole_text
 
 ROOT = Path(__file__).parents[2]
 # a target, an image and a code span hold no result, but which text a result is of is written as code
@@ -63,6 +63,9 @@ PLACES = (
     Place("docs/stars.md", "Depth distributions and norms", stars.brief_claims),
     Place("docs/stars.md", "Depth distributions and norms", learned.finding_claims),
     Place("docs/stars.md", "", learned.early_claims),
+    Place("docs/stars.md", "Depth distributions, at the paper's", distributions.claims, distributions.SETTINGS),
+    Place("docs/stars.md", "Depth distributions and norms", distributions.brief_claims),
+    Place("docs/stars.md", "Not run", distributions.page_claims),
     Place("docs/stars.md", "On language", language.chat_claims),
     Place("docs/stars.md", "On language", exact.claims),
     Place("docs/stars.md", "Again", stars.origin_claims),
@@ -83,6 +86,7 @@ PLACES = (
     Place("docs/when-to-loop-text.md", "Text that runs out", updates.claims),
     Place("docs/when-to-loop-text.md", "Text that runs out", whole_text.claims),
     Place("docs/when-to-loop-text.md", "", whole_text.page_claims),
+    Place("docs/when-to-loop-text.md", "Text that runs out", test_time.claims),
     Place("docs/when-to-loop-text.md", "Text that runs out", depths.claims),
     Place("docs/when-to-loop-text.md", "In short", trained.loop_claims),
     Place("docs/when-to-loop-text.md", "In short", asura_parts.loop_claims),
@@ -100,6 +104,7 @@ PLACES = (
     Place("docs/coverage.md", "A mechanistic analysis", orbits.coverage_claims),
     Place("docs/coverage.md", "ASURA", depths.coverage_claims),
     Place("docs/coverage.md", "STARS", stars.coverage_claims),
+    Place("docs/coverage.md", "STARS", distributions.coverage_claims),
     Place("docs/ouroboros.md", "", ouroboros.claims),
     Place("docs/ouroboros.md", "", own_rates.claims),
     Place("docs/ouroboros.md", "", corrected.claims),

@@ -14,7 +14,7 @@ from experiments.pages import asked_tables, missing_part, save_all
 from experiments.pages import table as markdown
 from experiments.seeds import over_seeds
 from experiments.stars.paths import named, path_panels, with_path
-from experiments.stars.plan import GROUPS, PLACES
+from experiments.stars.plan import GROUPS, PLACES, depth_rules
 from loopwright.metrics.score import holds_from_to, wilson_interval
 from loopwright.plot.drawing import Drawing
 from loopwright.plot.training import Curve, accuracy_by_depth, length_by_depth_heatmap, radius_bars
@@ -62,8 +62,10 @@ def read(paths: Iterable[str]) -> dict[str, dict[str, Runs]]:
     for labels in found.values():
         for runs in labels.values():
             runs.sort(key=lambda run: run["seed"])
-    if mixed := found.get("brief_distributions"):  # run by their depth, shown by the placement of norms
-        found["brief_distributions"] = {label: mixed[label] for place in PLACES for label in mixed if label.startswith(f"{place} ")}
+    # by the placement of norms, the greatest mean depth first: both groups are rows of one table
+    rows = [f"{place} {rule}" for place in PLACES for rule, _ in sorted(depth_rules(place).items(), key=lambda each: -each[1][1])]
+    for group in {"distributions", "brief_distributions"} & found.keys():
+        found[group] = {label: found[group][label] for label in rows if label in found[group]}
     return found
 
 
