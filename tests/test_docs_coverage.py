@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
 PAGE = (ROOT / "docs" / "coverage.md").read_text()
+LOG = (ROOT / "experiments" / "LOG.md").read_text()
 # the largest number of each paper's tables and figures; ASURA's figures have none, and are counted as they come
 LAST = {
     ("STARS", "Table"): 4,
@@ -78,10 +79,20 @@ def known(commit: str) -> bool:
     return not subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True).returncode
 
 
+def untraced() -> list[list[str]]:
+    """Returns the cells of each line of the table of files with rows that name no commit."""
+    return [line.strip("| ").split(" | ") for line in PAGE.splitlines() if re.match(r"\| [\w/-]+\.jsonl \|", line)]
+
+
 def committed() -> list[tuple[str, list[str]]]:
-    """Returns each file with rows that name no commit, and the commits that the page gives for them."""
-    cells = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if re.match(r"\| [\w/-]+\.jsonl \|", line)]
-    return [(f"experiments/results/{file}", commits.split(", ")) for file, _, _, commits in cells]
+    """Returns each file with rows that name no commit, and the commits that brought them."""
+    return [(f"experiments/results/{file}", commits.split(", ")) for file, _, _, commits, _ in untraced()]
+
+
+def made_at() -> list[tuple[str, dict[str, int]]]:
+    """Returns how many rows of each of these files were made at which commit by the log, or "not said"."""
+    parts = [(file, [part.strip(")").split(" (") for part in made.split(", ")]) for file, _, _, _, made in untraced()]
+    return [(file, {commit: int(count) for commit, count in counts}) for file, counts in parts]
 
 
 @pytest.mark.parametrize(("file", "commits"), committed(), ids=lambda value: value if isinstance(value, str) else "")
@@ -98,6 +109,26 @@ def test_each_commit_brought_rows_that_name_none(file: str, commits: list[str]) 
         assert brought, commit
         left -= brought
     assert not left
+
+
+def test_the_commits_that_rows_were_made_at_add_up() -> None:
+    bare = total = silent = 0
+    for file, counts in made_at():
+        origins = [json.loads(line).get("origin") for line in (RESULTS / file).read_text().splitlines()]
+        without = [origin for origin in origins if not (origin or {}).get("commit")]
+        assert sum(counts.values()) == len(without), file
+        bare, total, silent = bare + without.count(None), total + len(without), silent + counts.get("not said", 0)
+    assert f"{bare} hold no `origin`, {total - bare} one without a commit" in PAGE
+    assert f"at which commit {total - silent} of them were made" in PAGE and f"of the other {silent} only" in PAGE
+
+
+@pytest.mark.parametrize("commit", sorted({commit for _, counts in made_at() for commit in counts} - {"not said"}))
+def test_the_log_names_each_commit_that_rows_were_made_at(commit: str) -> None:
+    if not known(committed()[0][1][0]):
+        pytest.skip("not a clone with its history")
+    assert known(commit)
+    subject = subprocess.run(["git", "log", "-1", "--format=%s", commit], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert commit in LOG or f'"{subject.stdout.strip()}"' in LOG
 
 
 def test_rows_name_commits_of_the_history_but_for_those_that_the_page_tells() -> None:
