@@ -12,7 +12,7 @@ from typing import Any
 
 DIGITS, LONG, LONG_DIGITS = 7, 32, 4
 # of long lists whose small differences are read: losses of passages, and means by layer and step
-LISTS = {"losses": 6, "blocks": DIGITS, "valid": DIGITS, "mean": 5}
+LISTS = {"losses": DIGITS, "blocks": DIGITS, "valid": DIGITS, "mean": 5}
 CURVES, POINTS = ("loss", "jacobian"), 40
 SWEEP = {"depth", "exact", "change_largest", "rows"}  # a mapping that has all of these is a sweep over depths
 # of a recipe what no run of it does, of an origin what does none of the sums

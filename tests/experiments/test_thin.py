@@ -15,7 +15,7 @@ def test_numbers_and_short_lists_have_seven_digits_and_long_lists_four() -> None
     assert found["nested"]["pairs"] == [[1235.0, None]] * LONG
 
 
-@pytest.mark.parametrize(("name", "kept"), [("losses", 1234.57), ("blocks", 1234.568), ("mean", 1234.6), ("std", 1235.0)])
+@pytest.mark.parametrize(("name", "kept"), [("losses", 1234.568), ("blocks", 1234.568), ("mean", 1234.6), ("std", 1235.0)])
 def test_lists_whose_differences_are_read_have_more_digits(name: str, kept: float) -> None:
     assert thin({name: [[], [LOSS] * (LONG + 1)]})[name] == [[], [kept] * (LONG + 1)]
 

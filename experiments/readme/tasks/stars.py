@@ -172,7 +172,7 @@ def norm_claims(norms: Mapping[str, Result]) -> Iterator[str]:
     share = [100 * run["path"]["explained"][0] for run in on_branches]
     yield f"the state is {times_larger(on_branches)} times as large after a hundred steps as after one"
     yield f"{min(share):.0f} to {max(share):.0f} % of the path's variance lies in one direction"
-    yield f"On the residual stream its size changes by at most {100 * most_growth(bounded):.1g} %"
+    yield f"On the residual stream its size changes by at most {100 * most_growth(bounded):.2g} %"
     late = {label: run["far"]["change_largest"][-1] for label, run in norms.items()}
     at_rest = all(late[label] < REST for label in late if label.startswith("post-sandwich"))
     yield when(at_rest, "On post-sandwich all three come to rest by depth 1,000")
@@ -194,7 +194,7 @@ def around_claims(norms: Mapping[str, Result], static: Mapping[str, Result]) -> 
     alone = times_larger([norms["pre-sandwich"]])
     yield (
         f"on pre-sandwich the state becomes {times_larger(pre)} times as large ({alone} without them), "
-        f"on post-sandwich its size changes by at most {100 * most_growth(post):.1g} %"
+        f"on post-sandwich its size changes by at most {100 * most_growth(post):.2g} %"
     )
     right = [f"{100 * accuracy(run)[8]:.4g} %" for run in (*post, bare)]
     yield (
