@@ -188,8 +188,8 @@ def claims() -> Iterator[str]:
     yield when(led, "ASURA is ahead but for the undecided line of text read sixteen times")
     open_ones = [name for name in neither if name.startswith("Huginn-like")]
     led = [name for name in ahead if name.startswith("Huginn-like")] == [f"Huginn-like, {ALL_TEXT}"]
-    told = "Of the four lines of the Huginn-like loop that of all of the text is ahead, the others are undecided"
-    yield when(led and len(open_ones) == 3, told)
+    told = "Of the four lines of the Huginn-like loop the last one (all of the text read four times) is ahead"
+    yield when(led and len(open_ones) == 3, f"{told}, the others are undecided")
     small, middle = (f"bare loop, {size} size, one rate for all" for size in asura.sizes())
     bare = small in ahead and middle in behind
     yield when(bare, "The bare loop is ahead at the small and behind at the middle size")

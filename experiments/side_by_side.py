@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 # seconds before the time is up when trainings that can go on are asked to stop. They end an update and save: 0.9 GB took 6 s on two
 # busy cores, and several save at once; those that do not get ready are lost
 GRACE = 30.0
-CODE = (":(top)experiments", ":(top,exclude)experiments/results", ":(top,exclude)experiments/LOG.md")  # what a row hangs on as well
+# what a row hangs on beside the package: the studies, without what is written of them
+CODE = (":(top)experiments", *(f":(top,exclude)experiments/{name}" for name in ("results", "readme", "LOG.md")))
 
 
 class Run(Protocol):

@@ -21,7 +21,7 @@ from loopwright.evaluate.passages import Passages
 from loopwright.generate.exit_rules import build_exit
 from loopwright.model.looped import LoopedForCausalLM
 
-MOST = 8  # steps of a token: twice the trained depth
+MOST = 8  # steps of a token: twice the trained depth of the wide core, and more than the mean one of the Huginn-like model
 MEANS = (2, 3, 4, 6)  # mean depths at which rules stand beside a fixed depth
 FIXED, DIGITS = "fixed", 5
 

@@ -30,6 +30,7 @@ from experiments.readme.retrofit import (
 )
 from experiments.readme.tasks import distributions, halting, hops, learned, stars, swaps
 from experiments.readme.text import asura, asura_parts, asura_text, depths, repeats, test_time, updates, whole_text
+from experiments.readme.text import corrected as many
 
 ROOT = Path(__file__).parents[2]
 # a target, an image and a code span hold no result, but which text a result is of is written as code
@@ -118,6 +119,8 @@ PLACES = (
     Place("docs/asura.md", "", asura_parts.claims),
     Place("docs/asura.md", "", asura_text.claims),
     Place("docs/asura.md", "", whole_text.asura_claims),
+    Place("docs/asura.md", "", many.asura_claims),
+    Place("docs/when-to-loop-text.md", "Text that runs out", many.text_claims),
     Place("docs/asura.md", "", depths.asura_claims),
     Place("docs/when-to-loop-tasks.md", "", hops.claims),
     Place("docs/when-to-loop-tasks.md", "", swaps.claims),

@@ -13,8 +13,7 @@ from experiments.readme.retrofit import cores, language, thirds, wide
 from experiments.readme.rows import WORDS, line, of, sizes, when
 from experiments.readme.tasks import exits, hops, stars, swaps
 from experiments.readme.text import asura, asura_parts, depths, repeats, test_time, whole_text
-from experiments.repeats.plan import LONGER, STOPPED
-from experiments.repeats.tables import FLOPS, PARAMETERS
+from experiments.repeats.plan import FLOPS, LONGER, PARAMETERS, STOPPED
 from experiments.seeds import over_seeds
 
 # numbers beside the table that no row decides
@@ -201,6 +200,7 @@ def claims() -> Iterator[str]:
     yield f"In {working()} models a rule that watches the entropy of the output {takes}"
     yield thirds.in_short()
     yield test_time.steps_in_short()
+    yield whole_text.limit()
     most = max(run["tokens"] for run in repeats.all_runs()) / 1e6
     yield f"the longest on text read {most:.0f} million tokens"
 
@@ -234,7 +234,7 @@ def what_to_do() -> Iterator[str]:
     yield when(mixed, f"{measure} Both worked in some models and failed in others.")
     useless = wide.side(wide.all_at(wide.TRAINED)) == "behind"
     told = "On text no rule for leaving early was of use in the two models of this page that were tried."
-    yield when(useless and not test_time.in_short().startswith("not so"), told)
+    yield when(useless and test_time.no_lead(), told)
 
 
 def every_retrofit_behind() -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from experiments.readme.rows import RESULTS, line, rows_of
 
 OTHERS = ("analysis", "decode", "diffusion", "exits", "rl", "serving", "training")
+LATE = "b99a220ec75c0685d776a74584c6e09551173597"  # of rows whose plan came with the next commit
 STUDIES = ("asura", "halting", "hops", "inside", "longer", "ouroboros", "repeats", "sft", "stars")
 
 
@@ -24,7 +26,22 @@ def claims() -> Iterator[str]:
             yield line(name, str(len(without)), str(len(rows)))
     yield f"{untold} of the {every:,} rows name no commit"
     yield others()
+    yield from held()
     yield f"{changed} say that the code had changes which were not committed (`origin.changed`), and {unsure} cannot say"
+
+
+def held() -> Iterator[str]:
+    """Yields what rows hold of their recipe, how many name no device, and how many name the last commit but one of their plan."""
+    files = [file for study in STUDIES for file in sorted((RESULTS / study).rglob("*.jsonl"))]
+    rows = [row for file in files for row in rows_of(str(file.relative_to(RESULTS)))]
+    kinds = Counter(next((kind for kind in ("recipe", "changes", "laid_over") if kind in row), "name") for row in rows)
+    named = kinds["laid_over"] + kinds["name"]
+    told = f"Of all rows {kinds['recipe']} hold their recipe and {kinds['changes']} what they change in one; the other {named}"
+    yield f"{told} (of `repeats`, `sft` and `inside` most)"
+    yield f"turns into the recipe, {kinds['laid_over']} of these with what was laid over it"
+    without = [row for row in rows if not (row.get("device") or (row.get("origin") or {}).get("devices"))]
+    yield f"{len(without)} rows of `inside` name no device"
+    yield f"{sum((row.get('origin') or {}).get('commit', '') == LATE for row in rows)} rows name {LATE[:7]}"
 
 
 def others() -> str:

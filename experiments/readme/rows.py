@@ -41,6 +41,11 @@ def line(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def interval(low: float, high: float, digits: int = 3) -> str:
+    """Returns the ends of an interval, with their signs."""
+    return f"{low:+z.{digits}f} to {high:+z.{digits}f}".replace("-", "−")
+
+
 def sizes(found: Iterable[Pooled], digits: int = 3) -> str:
     """Returns how large differences are, one after the other: "0.071 and 0.054"."""
     return " and ".join(f"{abs(each.difference):.{digits}f}" for each in found)

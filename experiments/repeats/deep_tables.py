@@ -6,17 +6,18 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from experiments.halting.reading import SIMPLE
-from experiments.leaving.reading import MEANS, MOST, leaving
+from experiments.leaving.reading import FIXED, MEANS, MOST, leaving
 from experiments.leaving.tables import THIRDS, exit_table, in_part, in_thirds, own_limits
 from experiments.pages import Result, by_seed, number, signed, spread, table
-from experiments.repeats.plan import DOCUMENTS, TESTED, WHOLE
-from experiments.repeats.tables import PARAMETERS, Chosen
+from experiments.repeats.plan import DOCUMENTS, PARAMETERS, TESTED, WHOLE
 from experiments.seeds import mean_loss, over_seeds, reports
 from loopwright.plot.drawing import Axes, Drawing, line_style, panels
 from loopwright.plot.style import INK
 
-TIMES, TEXTS, LEAVES = 4, ("test", "ood"), "Huginn-like"
-TRAINED = 5  # the depth at which the model that leaves early is measured beside others: about its mean one in training
+Chosen = Mapping[tuple[str, int], Sequence[Result]]
+TIMES, TEXTS, RANDOM = 4, ("test", "ood"), "Huginn-like"  # the arm whose depth in training is random
+TRAINED = 5  # its mean depth in training, at which it stands beside others
+SMALL = 0.001  # nats: up to here a difference is drawn on a straight scale, from here on by powers of ten
 NAMES = {arm: label for label, arm in WHOLE.items()}
 
 
@@ -30,7 +31,7 @@ def easy_to_hard(kept: Chosen) -> dict[str, frozenset[int]]:
     return in_thirds(reports(kept[NAMES[PARAMETERS], TIMES], "test"), 1)
 
 
-def gains(runs: Sequence[Result], text: str, depth: int, documents: Collection[int] | None = None) -> list[float]:
+def behind(runs: Sequence[Result], text: str, depth: int, documents: Collection[int] | None = None) -> list[float]:
     """Returns by how much a depth is behind the trained one, seed by seed, on all documents where none are named."""
     part = runs if documents is None else in_part(runs, text, documents)
     return [mean_loss([each], depth) - mean_loss([each], TRAINED) for each in reports(part, text)]
@@ -50,7 +51,7 @@ def third_table(kept: Chosen, runs: Sequence[Result]) -> str:
     """Returns by how much other depths are behind the trained one on easy, middle and hard documents of `test`, over seeds."""
     lines = []
     for name, documents in easy_to_hard(kept).items():
-        found = {depth: gains(runs, "test", depth, documents) for depth in DOCUMENTS if depth != TRAINED}
+        found = {depth: behind(runs, "test", depth, documents) for depth in DOCUMENTS if depth != TRAINED}
         at = mean_loss(reports(in_part(runs, "test", documents), "test"), TRAINED)
         told = [signed(statistics.mean(each), *over_seeds(each)) for each in found.values()]
         lines.append([name, str(len(documents)), number(at), *told])
@@ -61,7 +62,7 @@ def third_table(kept: Chosen, runs: Sequence[Result]) -> str:
 def hard_less_easy(kept: Chosen, runs: Sequence[Result], depth: int) -> list[float]:
     """Returns how much more hard documents of `test` lose at a depth than easy ones, seed by seed."""
     parts = easy_to_hard(kept)
-    easy, hard = (gains(runs, "test", depth, parts[name]) for name in (THIRDS[0], THIRDS[-1]))
+    easy, hard = (behind(runs, "test", depth, parts[name]) for name in (THIRDS[0], THIRDS[-1]))
     return [one - other for one, other in zip(hard, easy, strict=True)]
 
 
@@ -74,40 +75,59 @@ def hard_table(kept: Chosen, runs: Sequence[Result]) -> str:
 
 def page_parts(kept: Chosen) -> list[str]:
     """Returns what the study's page says of depth at test time."""
-    runs = deep_runs(kept, LEAVES)
+    runs = deep_runs(kept, RANDOM)
     if not runs:
         return []
     parts = ["## Depth at test time, on the models of all of the text", depth_table(kept)]
-    parts += [f"### {LEAVES}: easy, middle and hard documents of `test`, by the loss of four plain layers"]
+    parts += [f"### {RANDOM}: easy, middle and hard documents of `test`, by the loss of four plain layers"]
     parts += [third_table(kept, runs), hard_table(kept, runs)]
     for text in TEXTS:
-        parts += [f"### {LEAVES}: exit rules on {text}, at most {MOST} steps", exit_table(runs, text)]
+        parts += [f"### {RANDOM}: exit rules on {text}, at most {MOST} steps", exit_table(runs, text)]
         parts += ["At the limits that rules have unasked:", own_limits(runs, text)]
     return parts
 
 
 def drawn(kept: Chosen) -> Mapping[str, Drawing]:
-    """Returns the loss by steps, of fixed depths and of exit rules, on both texts."""
-    runs = deep_runs(kept, LEAVES)
-    return {"test-time": panels([of_text(runs, text) for text in TEXTS], height=3.2)} if runs else {}
+    """Returns the loss by depth, and what exit rules give beside fixed depths of as many steps."""
+    runs = deep_runs(kept, RANDOM)
+    return {"test-time": panels([by_depth(runs), of_rules(runs, "test")], height=3.2)} if runs else {}
 
 
-def of_text(runs: Sequence[Result], text: str) -> Callable[[Axes], None]:
-    """Returns what draws one text: means over seeds, less the loss at the trained depth."""
-    found = reports(runs, text)
-    base = mean_loss(found, TRAINED)
+def by_depth(runs: Sequence[Result]) -> Callable[[Axes], None]:
+    """Returns what draws both texts: means over seeds, less the loss at the mean depth of training."""
 
     def draw(axes: Axes) -> None:
-        depths = [depth for depth in TESTED[LEAVES] if depth <= MOST]
-        axes.plot(depths, [mean_loss(found, depth) - base for depth in depths], label="fixed depth", **line_style(0))
-        for place, rule in enumerate(SIMPLE, start=1):
+        for place, text in enumerate(TEXTS):
+            found = reports(runs, text)
+            losses = [mean_loss(found, depth) - mean_loss(found, TRAINED) for depth in TESTED[RANDOM]]
+            axes.plot(TESTED[RANDOM], losses, label=f"fixed depth, {text}", **line_style(place))
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
+        axes.minorticks_off()
+        axes.set_xlabel("depth")
+        axes.set_ylabel(f"loss less that of depth {TRAINED}")
+
+    return draw
+
+
+def of_rules(runs: Sequence[Result], text: str) -> Callable[[Axes], None]:
+    """Returns what draws each rule less the fixed depth of as many steps: means over seeds."""
+    fixed = reports([leaving(run, FIXED) for run in runs], text)
+
+    def draw(axes: Axes) -> None:
+        for place, rule in enumerate(SIMPLE, start=len(TEXTS)):
             left = reports([leaving(run, rule) for run in runs], text)
-            style = line_style(place) | {"linestyle": "none", "markersize": 7}
-            losses = [mean_loss(left, mean) - base for mean in MEANS]
-            axes.plot(MEANS, losses, label=rule, markerfacecolor="none", markeredgewidth=1.4, **style)
+            losses = [mean_loss(left, mean) - mean_loss(fixed, mean) for mean in MEANS]
+            axes.plot(MEANS, losses, label=rule, **line_style(place) | {"markerfacecolor": "none", "markeredgewidth": 1.4})
         axes.axhline(0, color=INK, linewidth=0.6)
+        axes.set_yscale("symlog", linthresh=SMALL)
+        marks = (-SMALL, 0, SMALL, 10 * SMALL, 100 * SMALL)
+        axes.set_yticks(marks, [f"{mark:g}".replace("-", "−") for mark in marks])
+        axes.minorticks_off()
+        axes.set_ylim(-2 * SMALL, 300 * SMALL)
+        axes.set_xticks(MEANS, [str(mean) for mean in MEANS])
         axes.set_title(text, loc="left")
-        axes.set_xlabel("steps of a token, in the mean")
-        axes.set_ylabel(f"loss less that of depth {TRAINED} (nats)")
+        axes.set_xlabel("mean steps")
+        axes.set_ylabel("rule less fixed depth")
 
     return draw

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments.pages import Result
-from experiments.repeats.deep_tables import drawn
+from experiments.repeats.deep_tables import Chosen, drawn
 from experiments.repeats.plan import DEPTH_RATES, STOPPED, TEXTS
-from experiments.repeats.tables import BY_DEPTH, MAIN, RIVALS, Chosen, at_rate, stopped
+from experiments.repeats.tables import BY_DEPTH, MAIN, RIVALS, at_rate, stopped
 from loopwright.plot.drawing import Axes, Drawing, line_style, panels
 from loopwright.plot.style import INK
 

@@ -29,21 +29,22 @@ HUGINN = {
     **NAIVE, "prelude_layers": "1", "core_layers": "2", "coda_layers": "1", "depth": "5", "injection": "{kind: concat}",
     "state": "{kind: noise, scale: 16}", "norm_placement": "[input, residual]", "end_norm": "last",
 }  # fmt: skip
+FLOPS, PARAMETERS = "plain, equal FLOPs", "plain, equal parameters"
 # what each arm changes in ASURA's preset; the depth it trains at; how many times the updates
 ARMS: dict[str, tuple[dict[str, str], str, int]] = {
     "ASURA": ({"core_layers": str(LAYERS), "depth": "3"}, "{kind: fixed, depth: 3}", 1),
     "Huginn-like": (HUGINN, "{kind: poisson-log-normal, mean: 4, sigma: 0.5, most: 12, grad_steps: 4}", 1),
-    "plain, equal FLOPs": (
+    FLOPS: (
         {**NAIVE, "core_layers": "0", "prelude_layers": str(3 * LAYERS), "depth": "1"}, "{kind: fixed, depth: 1}", 1,
     ),
-    "plain, equal parameters": (
+    PARAMETERS: (
         {**NAIVE, "core_layers": "0", "prelude_layers": str(LAYERS), "depth": "1"}, "{kind: fixed, depth: 1}", 1,
     ),
 }  # fmt: skip
 TUNED = tuple(ARMS)
 # as few parameters, and as many FLOPs by more updates: the text is read three times as often, or there is three times as much of it
 LONGER, FRESH = "plain, equal parameters, three times the updates", "plain, equal parameters, three times the text"
-ARMS |= dict.fromkeys((LONGER, FRESH), (*ARMS["plain, equal parameters"][:2], 3))
+ARMS |= dict.fromkeys((LONGER, FRESH), (*ARMS[PARAMETERS][:2], 3))
 # ASURA at other depths: only its norms, skips and adapters of each step are more or fewer
 DEPTHS = {f"ASURA, depth {depth}": depth for depth in (1, 2, 4, 6, 8)}
 DEPTH_RATES = (4e-3, 2e-3)  # the best of depth 3 and half of it: more steps may take less
@@ -51,7 +52,7 @@ ARMS |= {
     label: ({"core_layers": str(LAYERS), "depth": str(n), "max_steps": str(n)}, f"{{kind: fixed, depth: {n}}}", 1)
     for label, n in DEPTHS.items()
 }
-RATE_OF = dict.fromkeys((LONGER, FRESH), "plain, equal parameters")  # whose rate an arm takes that is not tuned itself
+RATE_OF = dict.fromkeys((LONGER, FRESH), PARAMETERS)  # whose rate an arm takes that is not tuned itself
 # the arms on all of the text, which is 7.6 times as much, and ASURA without a loop
 ONCE = "ASURA, depth 1"
 WHOLE = {f"{label}, all of the text": label for label in (*TUNED, ONCE)}

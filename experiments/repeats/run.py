@@ -74,7 +74,8 @@ def carry_out(
     deep = {"deep": test_time(model, held, row.tested, causal)} if row.tested else {}
     tokens = sum(entry["tokens"] for entry in trained.log)
     return {
-        "name": row.name, "label": row.label, "times": row.times, "rate": row.rate, "seed": row.seed, "laid_over": list(extra),
+        "name": row.name, "label": row.label, "times": row.times, "rate": row.rate, "seed": row.seed,
+        "changes": [*LAID, *row.changes], "laid_over": list(extra),
         "parameters": sum(p.numel() for p in model.parameters()),
         "flops": pass_flops(model.config, batch=1, length=LENGTH)["total"] / LENGTH,
         "tokens": tokens, "epochs": tokens / trained.outcome.splits.notes["train"]["tokens"],

@@ -22,14 +22,17 @@ from experiments.pages import (
     spread,
     table,
 )
+from experiments.repeats.deep_tables import Chosen, page_parts
 from experiments.repeats.plan import (
     ARMS,
     COMPARED_RATES,
     DEPTH_RATES,
     DEPTHS,
+    FLOPS,
     FRESH,
     LONGER,
     ONCE,
+    PARAMETERS,
     RATES,
     STOPPED,
     TEXTS,
@@ -47,12 +50,15 @@ from experiments.repeats.run import best_rates, counts
 from experiments.seeds import RULE, over_seeds, pooled
 
 LOOPED = ("ASURA", "Huginn-like")
-FLOPS, PARAMETERS = "plain, equal FLOPs", "plain, equal parameters"
 RIVALS = (FLOPS, PARAMETERS, LONGER, FRESH)
 MAIN = tuple(label for label in ARMS if label not in (*DEPTHS, *WHOLE))
 BY_DEPTH = dict(sorted({3: "ASURA", **{depth: label for label, depth in DEPTHS.items()}}.items()))
 HALVES = [depth for depth in BY_DEPTH if 2 * depth in BY_DEPTH]
-Chosen = Mapping[tuple[str, int], Sequence[Result]]
+# what is compared on all of the text
+WHOLE_PAIRS = (
+    *((arm, rival) for arm in (*LOOPED, ONCE) for rival in (FLOPS, PARAMETERS)),
+    *((arm, ONCE) for arm in LOOPED), ("Huginn-like", "ASURA"), (FLOPS, PARAMETERS),
+)  # fmt: skip
 
 
 def chosen(found: Sequence[Result]) -> dict[tuple[str, int], list[Result]]:
@@ -190,11 +196,9 @@ def whole_table(kept: Chosen) -> str:
 
 
 def whole_against(kept: Chosen) -> str:
-    """Returns looped arms less plain ones on all of the text, and what looped ones are apart from ASURA without a loop."""
+    """Returns the arms on all of the text, pair by pair."""
     arms = {arm: kept.get((label, 4), []) for label, arm in WHOLE.items()}
-    pairs = [(arm, rival) for arm in (*LOOPED, ONCE) for rival in (FLOPS, PARAMETERS)]
-    pairs += [(arm, ONCE) for arm in LOOPED]
-    out = [[arm, rival, *cells] for arm, rival in pairs if (cells := against(arms[arm], arms[rival]))]
+    out = [[arm, rival, *cells] for arm, rival in WHOLE_PAIRS if (cells := against(arms[arm], arms[rival]))]
     return table(["arm", "less", "test (95 % over documents)", "95 % over seeds", "by seed", "decided"], out)
 
 
@@ -271,8 +275,6 @@ def plain_table(kept: Chosen) -> str:
 
 def page(found: Sequence[Result]) -> str:
     """Returns the whole page."""
-    from experiments.repeats.deep_tables import page_parts
-
     kept, calmer = chosen(found), at_rate(found, min(DEPTH_RATES))
     best = best_rates(found)
     planned = [*rates(), *compared(best), *depths(best), *longer(best), *calm(), *whole_text(best)]

@@ -48,7 +48,8 @@ def page_svg(text: str, frames: Sequence[Any] = ()) -> str:
 
 def file_svg(text: str, style: Style, scale: float) -> str:
     """Returns a page's drawing as a file of its own: the style's background and text colour, and the size times `scale`."""
-    head, rest = re.split(r"(?<=>)", re.sub(r' data-(?:line|axes|panels)="[^"]*"', "", text), maxsplit=1)
+    bare = _ungrouped(re.sub(r' data-(?:line|axes|panels)="[^"]*"', "", text))
+    head, rest = re.split(r"(?<=>)", re.sub(r"\n+", "\n", bare), maxsplit=1)
     width, height = (float(re.search(rf' {side}="([\d.]+)pt"', head)[1]) for side in ("width", "height"))  # type: ignore[index]
     for side, length in (("width", width), ("height", height)):
         head = re.sub(rf' {side}="[\d.]+pt"', f' {side}="{scale * length:.2f}pt"', head)
@@ -61,12 +62,14 @@ def _ungrouped(text: str) -> str:
     said: list[bool] = []
 
     def kept(match: re.Match[str]) -> str:
-        if match[0] == "</g>":
+        if match[0].startswith("</"):
             return match[0] if said.pop() else ""
-        said.append(match[0] != "<g>")
+        if match[0].endswith("/>"):
+            return match[0]
+        said.append("=" in match[0])
         return match[0] if said[-1] else ""
 
-    return re.sub(r"<g(?: [^>]*[^/>])?>|</g>", kept, text)
+    return re.sub(rf"<g\b{_ATTRIBUTES}>|</g\s*>", kept, text)
 
 
 def _palette(coded: str) -> str:
@@ -123,5 +126,6 @@ def _short(match: re.Match[str]) -> str:
     return f"{float(match[0]):.2f}".rstrip("0").rstrip(".")
 
 
+_ATTRIBUTES = r"""(?:"[^"]*"|'[^']*'|[^"'>])*"""
 _BITMAP = r'(xlink:href="data:image/png;base64,\s*)([^"]+)'
 _REFERENCE = r"""(href="#|url\(#)([\w.]+)"""

@@ -30,8 +30,8 @@ def rows() -> list[dict[str, Any]]:
         {"name": "b", "texts": {"test": text(4)}},  # the same text cut in another way keeps its own
         {"name": "c", "texts": {"test": without}},
         {"name": "d", "texts": {"test": text()}, "stopped": {"texts": {"test": text()}}},
-        {"name": "e"},
-        {"name": "f", "held_out": text()},
+        {"name": "e", "deep": {"by_place": [1.0]}},
+        {"name": "f", "held_out": text(), "deep": {"texts": {"test": text()}, "exits": {}}},
     ]
 
 
@@ -39,7 +39,8 @@ def test_what_passages_are_is_said_once_and_read_for_all(tmp_path: Path) -> None
     kept = [*said_once(rows())]
     told = [{place for place, held in row.get("texts", {}).items() if held.keys() >= {*PASSAGES}} for row in kept]
     assert told == [{"test", "ood"}, {"test"}, set(), set(), set(), set()]
-    assert not any("document_of" in held for held in (kept[3]["stopped"]["texts"]["test"], kept[5]["held_out"]))
+    later = (kept[3]["stopped"]["texts"]["test"], kept[5]["held_out"], kept[5]["deep"]["texts"]["test"])
+    assert not any("document_of" in held for held in later)
     assert [*whole(copy.deepcopy(kept))] == rows()
     write(tmp_path / "kept.jsonl", rows())
     assert [*last_of_each(tmp_path / "kept.jsonl").values()] == rows()

@@ -24,7 +24,7 @@ from experiments.hops.reading import (
     steps_needed,
 )
 from experiments.pages import Result
-from experiments.readme.rows import WORDS, line, of, when
+from experiments.readme.rows import WORDS, interval, line, of, when
 from experiments.readme.tasks import exits
 from experiments.readme.tasks.exits import found
 from experiments.seeds import decided, over_seeds
@@ -60,13 +60,8 @@ def less(first: Sequence[Result], second: Sequence[Result]) -> tuple[float, floa
 def told(first: Sequence[Result], second: Sequence[Result]) -> str:
     """Returns one arm less another in points, with the interval over seeds."""
     mean, low, high, seeds = less(first, second)
-    span = "" if seeds == 1 else f" ({interval(low, high)})"
+    span = "" if seeds == 1 else f" ({interval(low, high, 2)})"
     return f"{mean:+z.2f} points{span}".replace("-", "−")
-
-
-def interval(low: float, high: float, digits: int = 2) -> str:
-    """Returns the ends of an interval."""
-    return f"{low:+z.{digits}f} to {high:+z.{digits}f}".replace("-", "−")
 
 
 def side_by_side(first: Sequence[Result], second: Sequence[Result]) -> str:

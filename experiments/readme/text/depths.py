@@ -7,7 +7,7 @@ from functools import cache
 from statistics import mean
 
 from experiments.pages import Result, words
-from experiments.readme.rows import WORDS, from_to, line, of, when
+from experiments.readme.rows import WORDS, from_to, interval, line, of, when
 from experiments.readme.text.repeats import PARAMETERS, agree, all_runs, kept, losses, spent, told
 from experiments.repeats.plan import DEPTH_RATES
 from experiments.repeats.tables import BY_DEPTH, HALVES, Chosen, at_rate, slopes
@@ -59,11 +59,6 @@ def signs(values: tuple[float, ...] | list[float], digits: int = 3) -> str:
     return " / ".join(f"{value:+.{digits}f}" for value in values).replace("-", "−")
 
 
-def span(low: float, high: float, digits: int = 3) -> str:
-    """Returns an interval with its signs."""
-    return f"{low:+.{digits}f} to {high:+.{digits}f}".replace("-", "−")
-
-
 def best_at(depth: int) -> str:
     """Returns with how many seeds a depth has the lowest loss of all: "two of three"."""
     by_depth = zip(*(losses_of(each) for each in BY_DEPTH), strict=True)
@@ -88,7 +83,7 @@ def claims() -> Iterator[str]:
     yield without_loop()
     yield shares()
     three = less(3, 1)
-    ahead = f"depth 3 is {-three.difference:.3f} ahead of depth 1 ({span(*three.over_seeds)}, {DECIDED[three.verdict]})"
+    ahead = f"depth 3 is {-three.difference:.3f} ahead of depth 1 ({interval(*three.over_seeds)}, {DECIDED[three.verdict]})"
     yield when(three.difference < 0, ahead)
     yield when(none_decided(), "No depth differs from depth 1, and no doubling from its half, by a decided amount")
     eight, two = less(8, 1).difference, less(2, 1).difference
@@ -107,7 +102,7 @@ def without_loop() -> str:
     found = less_plain(1)
     return (
         f"it is {-found.difference:.3f} ahead of four plain layers on {agree(found)} seeds ({signs(found.of_seeds)}; "
-        f"{span(*found.over_seeds)}, {DECIDED[found.verdict]})"
+        f"{interval(*found.over_seeds)}, {DECIDED[found.verdict]})"
     )
 
 
@@ -144,7 +139,7 @@ def small_claims() -> Iterator[str]:
     plain = less_plain(1, calm())
     yield (
         f"Depth 1 is {-plain.difference:.3f} ahead of them on {agree(plain)} seeds ({signs(plain.of_seeds)}; "
-        f"{span(*plain.over_seeds)}, {DECIDED[plain.verdict]})"
+        f"{interval(*plain.over_seeds)}, {DECIDED[plain.verdict]})"
     )
     others = [less_plain(depth, calm()) for depth in BY_DEPTH if depth > 1]
     ahead = {each.verdict for each in others} == {"lower"}
@@ -181,7 +176,7 @@ def sloped(found: list[float], digits: int = 3) -> str:
     """Returns the mean of slopes, its interval over seeds, and whether it leaves 0 out."""
     low, high = over_seeds(found)
     word = decided((low, high))
-    return f"mean {signs([mean(found)], digits)}, {span(low, high, digits)}, {word}"
+    return f"mean {signs([mean(found)], digits)}, {interval(low, high, digits)}, {word}"
 
 
 def rate_claims() -> Iterator[str]:

@@ -9,9 +9,9 @@ from statistics import mean
 
 from experiments.pages import Result, results
 from experiments.readme.rows import RESULTS, WORDS, line, of, sizes, when
-from experiments.repeats.plan import COMPARED_RATES, FRESH, LONGER, STOPPED, TUNED, rates
+from experiments.repeats.plan import COMPARED_RATES, FLOPS, FRESH, LONGER, PARAMETERS, STOPPED, TUNED, rates
 from experiments.repeats.run import best_rates, counts
-from experiments.repeats.tables import FLOPS, LOOPED, MAIN, PARAMETERS, RIVALS, at_rate, chosen, stopped
+from experiments.repeats.tables import LOOPED, MAIN, RIVALS, at_rate, chosen, stopped
 from experiments.seeds import DECIDED, Pooled, over_seeds, pooled, shared
 
 

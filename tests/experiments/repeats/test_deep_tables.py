@@ -7,9 +7,19 @@ from typing import Any
 import pytest
 
 from experiments.leaving.reading import FIXED, MEANS, SIMPLE
-from experiments.repeats.deep_tables import LEAVES, NAMES, TEXTS, TIMES, TRAINED, deep_runs, gains, hard_less_easy, page_parts
-from experiments.repeats.plan import DOCUMENTS, TESTED
-from experiments.repeats.tables import PARAMETERS
+from experiments.repeats.deep_tables import (
+    NAMES,
+    RANDOM,
+    TEXTS,
+    TIMES,
+    TRAINED,
+    behind,
+    deep_runs,
+    drawn,
+    hard_less_easy,
+    page_parts,
+)
+from experiments.repeats.plan import DOCUMENTS, PARAMETERS, TESTED
 from experiments.seeds import mean_loss, reports
 from experiments.side_by_side import compared, folded
 from loopwright.evaluate.heldout import HeldOut
@@ -20,7 +30,7 @@ ENTROPY = 0.5  # what this rule loses a token; the others lose nothing
 
 def looped(seed: int, steep: float = 0.01) -> dict[str, Any]:
     """A run that loses a share `steep` of what is hard about a passage for each step that it lacks, and a little with each seed."""
-    losses = {depth: hard() * (1 + steep * max(TRAINED - depth, 0)) + 0.001 * seed for depth in TESTED[LEAVES]}
+    losses = {depth: hard() * (1 + steep * max(TRAINED - depth, 0)) + 0.001 * seed for depth in TESTED[RANDOM]}
     texts, left = {}, {}
     for text in TEXTS:
         whole = folded(HeldOut.of(held_out(text, losses)), digits=12)
@@ -35,15 +45,15 @@ def looped(seed: int, steep: float = 0.01) -> dict[str, Any]:
 def kept() -> dict[tuple[str, int], list[dict[str, Any]]]:
     texts = {"test": folded(HeldOut.of(held_out("test", {1: hard()})), digits=12)}
     plain = [{"name": f"plain/{seed}", "seed": seed, "texts": texts} for seed in range(3)]
-    return {(NAMES[PARAMETERS], TIMES): plain, (NAMES[LEAVES], TIMES): [looped(seed) for seed in range(3)]}
+    return {(NAMES[PARAMETERS], TIMES): plain, (NAMES[RANDOM], TIMES): [looped(seed) for seed in range(3)]}
 
 
 def test_what_a_step_less_costs_is_told_by_seed_and_by_how_hard_documents_are(kept: Any) -> None:
-    runs = deep_runs(kept, LEAVES)
+    runs = deep_runs(kept, RANDOM)
     mean = mean_loss(reports(kept[NAMES[PARAMETERS], TIMES], "test"), 1)
     for depth in DOCUMENTS:
         missing = max(TRAINED - depth, 0)
-        assert gains(runs, "test", depth) == pytest.approx([0.01 * missing * mean] * 3, abs=1e-6)
+        assert behind(runs, "test", depth) == pytest.approx([0.01 * missing * mean] * 3, abs=1e-6)
     assert all(each > 0.01 for each in hard_less_easy(kept, runs, 2)), "a share of the loss is more where the loss is"
 
 
@@ -52,4 +62,5 @@ def test_the_page_has_the_rules_beside_fixed_depths(kept: Any) -> None:
     assert page.count("+0.5000 (+0.5000 to +0.5000) | +0.5000 / +0.5000 / +0.5000 | higher |") == len(MEANS) * len(TEXTS)
     assert page.count("| entropy | 3.50 (3.50 to 3.50) | 4.000 (4.000 to 4.000) |") == len(TEXTS)
     assert "| easy | 13 |" in page and "| ASURA |" not in page, "of ASURA there are no runs here"
-    assert page_parts({(NAMES[LEAVES], TIMES): [{"name": "earlier", "seed": 0}]}) == [], "rows of an earlier plan"
+    assert {*drawn(kept)} == {"test-time"}
+    assert page_parts({(NAMES[RANDOM], TIMES): [{"name": "earlier", "seed": 0}]}) == [], "rows of an earlier plan"

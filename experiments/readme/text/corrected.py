@@ -1,0 +1,59 @@
+"""What the pages on text say of their families of comparisons after a Bonferroni correction, where each is judged by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from typing import TypeVar
+
+from experiments.readme.rows import WORDS, when
+from experiments.readme.text import asura, depths, repeats
+from experiments.repeats.plan import FRESH, LONGER, PARAMETERS, STOPPED
+from experiments.repeats.tables import LOOPED, RIVALS
+from experiments.seeds import Pooled, paired_p
+
+K = TypeVar("K", bound=Hashable)
+CONTROLS = (asura.NAIVE, asura.FLOPS, asura.PARAMETERS)
+
+
+def left(found: Mapping[K, Pooled]) -> list[K]:
+    """Returns which of many comparisons stay decided after a Bonferroni correction for all of them."""
+    told = {key: each for key, each in found.items() if each.verdict != "not resolved"}
+    return [key for key, each in told.items() if paired_p(each.of_seeds) * len(found) < 0.05]
+
+
+def asura_claims() -> Iterator[str]:
+    """Yields what docs/asura.md says of its controls."""
+    sizes = asura.sizes()
+    found = {(rival, size): each for rival in CONTROLS for size, each in zip(sizes, asura.against(asura.WHOLE, rival), strict=True)}
+    told = f"After a Bonferroni correction for the {WORDS[len(found)]} differences from the three controls"
+    yield when(left(found) == [(asura.NAIVE, "middle")], f"{told} only that from the naive loop at the middle size stays decided")
+
+
+def text_claims() -> Iterator[str]:
+    """Yields what docs/when-to-loop-text.md says of text that runs out, and of ASURA by depth."""
+    found = {}
+    for arm in LOOPED:
+        for rival in RIVALS:
+            cells = {times: repeats.beside(arm, rival, times) for times in (1, 4)}
+            cells[STOPPED] = repeats.beside(arm, rival, STOPPED, early=True)
+            found |= {(arm, rival, times): each for times, each in cells.items() if each is not None}
+    decided = [each for each in found.values() if each.verdict != "not resolved"]
+    told = f"After a Bonferroni correction for the {len(found)} differences two of the {WORDS[len(decided)]} decided ones stay"
+    names = "ASURA ahead of the layers that read the text twelve times, and behind those with three times the text"
+    yield when(left(found) == [("ASURA", LONGER, 4), ("ASURA", FRESH, 1)], f"{told}: {names}")
+    own, calm = by_depth(None), by_depth(depths.calm())
+    stay = [[depth for depth, rival in left(each) if rival == PARAMETERS] for each in (own, calm)]
+    told = f"After a Bonferroni correction for the {len(calm)} differences at a rate the leads over four plain layers that stay are"
+    same = stay == [[4], [4, 6]] and [len(left(each)) for each in (own, calm)] == [1, 2] and len(own) == len(calm)
+    yield when(same, f"{told} those of depth 4 at 4e-3 and of depths 4 and 6 at 2e-3; that of depth 1 does not")
+
+
+def by_depth(runs: depths.Chosen | None) -> dict[tuple[int, int | str], Pooled]:
+    """Returns each depth less depth 1, less half of it and less four plain layers, at one rate."""
+    found: dict[tuple[int, int | str], Pooled] = {}
+    for depth in depths.BY_DEPTH:
+        found[depth, PARAMETERS] = depths.less_plain(depth, runs)
+        for other in {1, depth // 2} - {0, depth}:
+            if other == 1 or (depth % 2 == 0 and other in depths.BY_DEPTH):
+                found[depth, other] = depths.less(depth, other, runs)
+    return found
