@@ -171,10 +171,15 @@ def _share_out(
 
 def missing(runs: Sequence[Any], path: Path, counts: Callable[[dict[str, Any]], bool] = bool) -> list[Any]:
     """Returns the runs that a file of results does not hold, or holds in rows that do not count. A broken last line is cut off."""
+    done = names_of(path, counts)
+    return [run for run in runs if run.name not in done]
+
+
+def names_of(path: Path, counts: Callable[[dict[str, Any]], bool] = bool) -> set[str]:
+    """Returns the names of the rows of a file that count, none where there is no file. A broken last line is cut off."""
     cut_broken_line(path)
     rows = map(json.loads, path.read_text().splitlines() if path.is_file() else [])
-    done = {row["name"] for row in rows if counts(row)}
-    return [run for run in runs if run.name not in done]
+    return {row["name"] for row in rows if counts(row)}
 
 
 def cut_broken_line(path: Path) -> None:

@@ -9,7 +9,7 @@ way is added to OUT; the tables are printed, of all that OUT holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,10 @@ def counted(labels: Sequence[Any], orbits: Sequence[Any], single: Sequence[bool]
     }  # fmt: skip
 
 
-def measured(source: str, *, data: str, examples: int, depth: int | None, batch: int, device: str) -> Iterable[dict[str, Any]]:
-    """Yields a row of numbers for each way."""
+def measured(
+    source: str, *, data: str, examples: int, depth: int | None, batch: int, device: str, done: Collection[str]
+) -> Iterable[dict[str, Any]]:
+    """Yields a row of numbers for each way, but for those whose names are among `done`."""
     import loopwright as lw
     from experiments.inside.system_prompt_traces import settled
     from loopwright.analysis.trace.trace import trace_depth
@@ -67,6 +69,8 @@ def measured(source: str, *, data: str, examples: int, depth: int | None, batch:
     if tokenizer.opening:
         raise ValueError(f"{source}: its tokenizer begins every text with token {tokenizer.opening[0]}; allowed: one that does not")
     for name, changed in ways(lambda word: tokenizer.encode([word])[0][0]).items():
+        if (full := f"{Path(source).name}/{name}") in done:
+            continue
         rows = [changed(question) for question in questions]
         labels, orbits = [], []
         for limits, valid in settled(model, rows, depth=depth, batch=batch):
@@ -77,7 +81,7 @@ def measured(source: str, *, data: str, examples: int, depth: int | None, batch:
                 orbits.append(turns[1:][kept[1:] == LIMITS.index("orbit")])
         firsts = [tokenizer.decode(row[:1]) for row in rows]
         steps = trace_depth(model.config, depth)
-        about = {"name": f"{Path(source).name}/{name}", "model": Path(source).name, "way": name, "depth": steps}
+        about = {"name": full, "model": Path(source).name, "way": name, "depth": steps}
         yield about | counted(labels, orbits, [len(first) == 1 and first.isupper() for first in firsts])
 
 

@@ -5,13 +5,13 @@
 MODEL is a folder with its tokenizer, DATA holds gsm8k_test.jsonl[.gz]. Each question stands behind the paper's long persona, behind
 as many pad tokens (read and attended to like any others), behind its short line about mathematics, and alone. Only tokens of the
 question are counted. A GPU is faster with a large --batch, which changes nothing but rounding. One line of JSON per system prompt
-is added to OUT; the tables are printed, of all that OUT holds.
+is added to OUT, unless OUT has it; the tables are printed, of all that OUT holds.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,9 @@ def openings(tokenizer: Any) -> dict[str, list[int]]:
 
 
 def measured(
-    source: str, *, data: str, examples: int, depth: int | None, batch: int, device: str, dtype: str
+    source: str, *, data: str, examples: int, depth: int | None, batch: int, device: str, dtype: str, done: Collection[str]
 ) -> Iterable[dict[str, Any]]:
-    """Yields a row of numbers for each system prompt."""
+    """Yields a row of numbers for each system prompt, but for those whose names are among `done`."""
     import loopwright as lw
     from experiments.inside.system_prompt_traces import limits_behind, plain_counts
     from loopwright.analysis.trace.trace import trace_depth
@@ -61,10 +61,12 @@ def measured(
     questions = read_questions(tokenizer, data, examples)
     model = lw.load(source, dtype=dtype, device=device)
     for name, opening in openings(tokenizer).items():
+        if (full := f"{Path(source).name}/{name}") in done:
+            continue
         began = time.perf_counter()
         counts = limits_behind(model, opening, questions, depth=depth, batch=batch)
         yield {
-            "name": f"{Path(source).name}/{name}", "model": Path(source).name, "system_prompt": name, "opening": len(opening),
+            "name": full, "model": Path(source).name, "system_prompt": name, "opening": len(opening),
             "depth": trace_depth(model.config, depth), "dtype": dtype, **plain_counts(counts),
             "seconds": time.perf_counter() - began,
         }  # fmt: skip

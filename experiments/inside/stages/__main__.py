@@ -4,7 +4,7 @@
     python -m experiments.inside.stages tables OUT
 
 MODEL is a folder with its tokenizer, looped or dense; DATA holds gsm8k_test.jsonl[.gz] and hellaswag_val.jsonl[.gz]. `measure` adds
-rows to OUT/stages.jsonl, the last of a name counts, and writes OUT/figures/pairs-*.svg; `tables` writes OUT/stages.md and the other
+rows to OUT/stages.jsonl, but for those that it has, and writes OUT/figures/pairs-*.svg; `tables` writes OUT/stages.md and the other
 figures from the rows alone.
 """
 
@@ -38,16 +38,15 @@ def main() -> None:
 def measure(asked: argparse.Namespace) -> None:
     """Adds the rows of each model."""
     from experiments.inside.stages.measure import Sizes, measured
-    from experiments.side_by_side import as_line
+    from experiments.side_by_side import add_line, as_line, names_of
 
     path = asked.out / ROWS
     asked.out.mkdir(parents=True, exist_ok=True)
     sizes = Sizes(asked.examples, asked.deep_examples, asked.deep, asked.pairs, asked.batch)
     given = {"data": asked.data, "sizes": sizes, "device": asked.device, "figures": asked.out / "figures"}
     for source in asked.model:
-        for row in measured(source, asked.looks.split(","), **given):
-            with path.open("a") as file:
-                file.write(as_line(row) + "\n")
+        for row in measured(source, asked.looks.split(","), done=names_of(path), **given):
+            add_line(path, as_line(row))
             print(f"{row['seconds']:6.1f} s  {row['name']}", file=sys.stderr, flush=True)
 
 

@@ -11,7 +11,7 @@ bound     Proposition 4.2's own bound over 128 steps, of a looped model on GSM8K
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,10 +158,14 @@ def bound_rows(subject: Subject) -> Iterator[dict[str, Any]]:
 
 LOOKS = {"near": stage_rows, "ablated": ablated_rows, "deep": deep_rows, "pairs": pair_rows, "bound": bound_rows}
 OF_DENSE = ("near", "ablated")  # a dense model has no steps
+SETS_OF = {"near": SETS}  # the others look at the first alone
 
 
-def measured(source: str, looks: Sequence[str], *, data: str, sizes: Sizes, device: str, figures: Path) -> Iterator[dict[str, Any]]:
-    """Yields the rows of one model, each with its name and how long it took; of a dense model those that it has."""
+def measured(
+    source: str, looks: Sequence[str], *, data: str, sizes: Sizes, device: str, figures: Path, done: Collection[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows of one model, each with its name and how long it took; of a dense model those that it has. Looks all of whose
+    rows are `done`, by name, are left out."""
     import loopwright as lw
     from loopwright.data.tokenizer import Tokenizer
 
@@ -170,6 +174,8 @@ def measured(source: str, looks: Sequence[str], *, data: str, sizes: Sizes, devi
     subject = Subject(name, model, rows, read_rows(tokenizer, FIRST, data, sizes.deep_examples), sizes, figures)
     about = made_by()
     for look in (look for look in looks if model.config.is_looped or look in OF_DENSE):
+        if {f"{name}/{look}/{each}" for each in SETS_OF.get(look, (FIRST,))} <= {*done}:
+            continue
         began = time.perf_counter()
         for row in LOOKS[look](subject):
             taken, began = time.perf_counter() - began, time.perf_counter()
