@@ -141,14 +141,15 @@ def main() -> None:
     options = parser.parse_args()
     path = Path(options.out)
     runs = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    if options.draw is not None:
-        print(*save_all(draw(runs), Path(options.draw)), sep="\n")
-        return
-    unknown = [arm for arm in options.arms.split(",") if arm not in ARMS]
+    arms = options.arms.split(",")
+    unknown = [arm for arm in arms if arm not in ARMS]
     if unknown:
         sys.exit(f"arms: unknown {unknown[0]!r}; allowed: {', '.join(ARMS)}")
+    if options.draw is not None:
+        print(*save_all(draw([run for run in runs if run["arm"] in arms]), Path(options.draw)), sep="\n")
+        return
     for seed in map(int, options.seeds.split(",")):
-        for arm in options.arms.split(","):
+        for arm in arms:
             if f"{arm}-{seed}" in {run["name"] for run in runs}:
                 continue
             line = carry_out(arm, seed, [f"data.test={options.rows * 5}", *options.change], options.rows)

@@ -209,6 +209,7 @@ def draw(rows: Rows) -> dict[str, Drawing]:
             made[f"ablated-{model}"] = beside_itself(ablated, before)
     for model, row in rows.of("deep"):
         made[f"beyond-by-layer-{model}"] = by_layer(row, DEEP)
+        made[f"beyond-by-step-{model}"] = by_step(row, DEEP, dense=rows.dense(model))
     bound = bound_figure(rows)
     return made if bound is None else made | {"bound": bound}
 
