@@ -266,6 +266,7 @@ def test_the_results_are_those_of_the_rows() -> None:
         ("docs/stars.md", "the third is not decided", "the third is decided"),
         ("docs/stars.md", "**one seed**, so no difference here", "**three seeds**, so each difference here"),
         ("docs/when-to-loop.md", "four times no learning rate was tuned", "four times each learning rate was tuned"),
+        ("docs/ouroboros.md", "no verdict of the twelve pairs changes", "one verdict of the twelve pairs changes"),
         ("docs/coverage.md", "84 rows of `inside` name no device", "48 rows of `inside` name no device"),
         ("docs/halting.md", "42 points of exact", "24 points of exact"),
         ("docs/halting.md", "none of these four differences is decided", "one of these four differences is decided"),
