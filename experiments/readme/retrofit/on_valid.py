@@ -1,4 +1,4 @@
-"""The retrofit study's pairs at depths that were chosen on `valid`, as the rates were, and not on the texts they are reported on."""
+"""The retrofit study's pairs at depths chosen on `valid`, as the rates were, and not on the texts they are reported on."""
 
 from __future__ import annotations
 
