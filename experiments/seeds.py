@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
 
 import torch
 
@@ -90,6 +91,15 @@ class Pooled:
     def over_seeds(self) -> tuple[float, float]:
         """The 95 % interval of the mean difference over seeds."""
         return over_seeds(self.of_seeds)
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+def stay_decided(found: Mapping[K, Pooled]) -> list[K]:
+    """Returns which of many comparisons stay decided after a Bonferroni correction for all of them."""
+    told = {key: each for key, each in found.items() if each.verdict != "not resolved"}
+    return [key for key, each in told.items() if paired_p(each.of_seeds) * len(found) < 0.05]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from experiments.pages import save_all
-from experiments.side_by_side import as_line, made_by
+from experiments.side_by_side import add_line, as_line, made_by, names_of
 from experiments.trained import train_once
 from loopwright.data.batch import FirstRows, Source
 from loopwright.data.tasks.columns import ALPHABET, Columns
@@ -140,22 +140,21 @@ def main() -> None:
     parser.add_argument("--draw", help="a folder for the figures; nothing is trained")
     options = parser.parse_args()
     path = Path(options.out)
-    runs = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     arms = options.arms.split(",")
     unknown = [arm for arm in arms if arm not in ARMS]
     if unknown:
         sys.exit(f"arms: unknown {unknown[0]!r}; allowed: {', '.join(ARMS)}")
     if options.draw is not None:
+        runs = [json.loads(line) for line in path.read_text().splitlines()]
         print(*save_all(draw([run for run in runs if run["arm"] in arms]), Path(options.draw)), sep="\n")
         return
     for seed in map(int, options.seeds.split(",")):
         for arm in arms:
-            if f"{arm}-{seed}" in {run["name"] for run in runs}:
+            if f"{arm}-{seed}" in names_of(path):
                 continue
             line = carry_out(arm, seed, [f"data.test={options.rows * 5}", *options.change], options.rows)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a") as file:
-                file.write(as_line(line) + "\n")
+            add_line(path, as_line(line))
             print(f"{line['name']}: {line['train_seconds']:.0f} s, solved at {line['solved_at']}, cost {line['cost']}", flush=True)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
 from experiments.readme.rows import RESULTS, line, rows_of
 
@@ -12,12 +14,17 @@ LATE = "b99a220ec75c0685d776a74584c6e09551173597"  # of rows whose plan came wit
 STUDIES = ("asura", "halting", "hops", "inside", "longer", "ouroboros", "repeats", "sft", "stars")
 
 
+@cache
+def rows_by_file(folders: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
+    """Returns the rows of every file of these folders."""
+    names = [str(file.relative_to(RESULTS)) for folder in folders for file in sorted((RESULTS / folder).rglob("*.jsonl"))]
+    return {name: rows_of(name) for name in names}
+
+
 def claims() -> Iterator[str]:
     """Yields a line for each file with rows that name no commit, and how many rows there are in all."""
     untold = every = changed = unsure = 0
-    files = [file for study in STUDIES for file in sorted((RESULTS / study).rglob("*.jsonl"))]
-    for name in (str(file.relative_to(RESULTS)) for file in files):
-        rows = rows_of(name)
+    for name, rows in rows_by_file(STUDIES).items():
         without = [row for row in rows if not (row.get("origin") or {}).get("commit")]
         untold, every = untold + len(without), every + len(rows)
         told = [row["origin"].get("changed") for row in rows if row not in without]
@@ -32,8 +39,7 @@ def claims() -> Iterator[str]:
 
 def held() -> Iterator[str]:
     """Yields what rows hold of their recipe, how many name no device, and how many name the last commit but one of their plan."""
-    files = [file for study in STUDIES for file in sorted((RESULTS / study).rglob("*.jsonl"))]
-    rows = [row for file in files for row in rows_of(str(file.relative_to(RESULTS)))]
+    rows = [row for each in rows_by_file(STUDIES).values() for row in each]
     kinds = Counter(next((kind for kind in ("recipe", "changes", "laid_over") if kind in row), "name") for row in rows)
     named = kinds["laid_over"] + kinds["name"]
     told = f"Of all rows {kinds['recipe']} hold their recipe and {kinds['changes']} what they change in one; the other {named}"
@@ -46,8 +52,7 @@ def held() -> Iterator[str]:
 
 def others() -> str:
     """Returns how many rows of benchmarks and further experiments name a commit, a device alone, or neither."""
-    files = [file for folder in OTHERS for file in (RESULTS / folder).rglob("*.jsonl")]
-    rows = [row for file in files for row in rows_of(str(file.relative_to(RESULTS)))]
+    rows = [row for each in rows_by_file(OTHERS).values() for row in each]
     commits = [bool(row.get("commit") or (row.get("origin") or {}).get("commit")) for row in rows]
     devices = sum(bool(row.get("device")) for row, commit in zip(rows, commits, strict=True) if not commit)
     told = f"{sum(commits)} name a commit, {devices} a device alone and {len(rows) - sum(commits) - devices} neither"

@@ -5,18 +5,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from experiments.asura.run import TEXTS
 from experiments.halting.reading import SIMPLE
 from experiments.leaving.reading import FIXED, MEANS, MOST, leaving
 from experiments.leaving.tables import THIRDS, exit_table, in_part, in_thirds, own_limits
 from experiments.pages import Result, by_seed, number, signed, spread, table
-from experiments.repeats.plan import DOCUMENTS, PARAMETERS, TESTED, WHOLE
+from experiments.repeats.plan import ARMS, DOCUMENTS, PARAMETERS, TESTED, WHOLE
 from experiments.seeds import mean_loss, over_seeds, reports
 from loopwright.plot.drawing import Axes, Drawing, line_style, panels
 from loopwright.plot.style import INK
 
 Chosen = Mapping[tuple[str, int], Sequence[Result]]
-TIMES, TEXTS, RANDOM = 4, ("test", "ood"), "Huginn-like"  # the arm whose depth in training is random
-TRAINED = 5  # its mean depth in training, at which it stands beside others
+TIMES, RANDOM = 4, "Huginn-like"  # the arm whose depth in training is random
+TRAINED = int(ARMS[RANDOM][0]["depth"])  # its mean depth in training, at which it stands beside others
 SMALL = 0.001  # nats: up to here a difference is drawn on a straight scale, from here on by powers of ten
 NAMES = {arm: label for label, arm in WHOLE.items()}
 

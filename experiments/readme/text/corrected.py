@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Iterator
 
 from experiments.readme.rows import WORDS, when
 from experiments.readme.text import asura, depths, repeats
 from experiments.repeats.plan import FRESH, LONGER, PARAMETERS, STOPPED
 from experiments.repeats.tables import LOOPED, RIVALS
-from experiments.seeds import Pooled, paired_p
+from experiments.seeds import Pooled, stay_decided
 
-K = TypeVar("K", bound=Hashable)
 CONTROLS = (asura.NAIVE, asura.FLOPS, asura.PARAMETERS)
-
-
-def left(found: Mapping[K, Pooled]) -> list[K]:
-    """Returns which of many comparisons stay decided after a Bonferroni correction for all of them."""
-    told = {key: each for key, each in found.items() if each.verdict != "not resolved"}
-    return [key for key, each in told.items() if paired_p(each.of_seeds) * len(found) < 0.05]
 
 
 def asura_claims() -> Iterator[str]:
@@ -26,7 +18,9 @@ def asura_claims() -> Iterator[str]:
     sizes = asura.sizes()
     found = {(rival, size): each for rival in CONTROLS for size, each in zip(sizes, asura.against(asura.WHOLE, rival), strict=True)}
     told = f"After a Bonferroni correction for the {WORDS[len(found)]} differences from the three controls"
-    yield when(left(found) == [(asura.NAIVE, "middle")], f"{told} only that from the naive loop at the middle size stays decided")
+    yield when(
+        stay_decided(found) == [(asura.NAIVE, "middle")], f"{told} only that from the naive loop at the middle size stays decided"
+    )
 
 
 def text_claims() -> Iterator[str]:
@@ -40,11 +34,11 @@ def text_claims() -> Iterator[str]:
     decided = [each for each in found.values() if each.verdict != "not resolved"]
     told = f"After a Bonferroni correction for the {len(found)} differences two of the {WORDS[len(decided)]} decided ones stay"
     names = "ASURA ahead of the layers that read the text twelve times, and behind those with three times the text"
-    yield when(left(found) == [("ASURA", LONGER, 4), ("ASURA", FRESH, 1)], f"{told}: {names}")
+    yield when(stay_decided(found) == [("ASURA", LONGER, 4), ("ASURA", FRESH, 1)], f"{told}: {names}")
     own, calm = by_depth(None), by_depth(depths.calm())
-    stay = [[depth for depth, rival in left(each) if rival == PARAMETERS] for each in (own, calm)]
+    stay = [[depth for depth, rival in stay_decided(each) if rival == PARAMETERS] for each in (own, calm)]
     told = f"After a Bonferroni correction for the {len(calm)} differences at a rate the leads over four plain layers that stay are"
-    same = stay == [[4], [4, 6]] and [len(left(each)) for each in (own, calm)] == [1, 2] and len(own) == len(calm)
+    same = stay == [[4], [4, 6]] and [len(stay_decided(each)) for each in (own, calm)] == [1, 2] and len(own) == len(calm)
     yield when(same, f"{told} those of depth 4 at 4e-3 and of depths 4 and 6 at 2e-3; that of depth 1 does not")
 
 
@@ -53,7 +47,8 @@ def by_depth(runs: depths.Chosen | None) -> dict[tuple[int, int | str], Pooled]:
     found: dict[tuple[int, int | str], Pooled] = {}
     for depth in depths.BY_DEPTH:
         found[depth, PARAMETERS] = depths.less_plain(depth, runs)
-        for other in {1, depth // 2} - {0, depth}:
-            if other == 1 or (depth % 2 == 0 and other in depths.BY_DEPTH):
-                found[depth, other] = depths.less(depth, other, runs)
+        if depth > 1:
+            found[depth, 1] = depths.less(depth, 1, runs)
+        if (half := depths.half_of(depth, runs)) is not None:
+            found[depth, depth // 2] = half
     return found

@@ -12,12 +12,11 @@ from experiments.leaving.reading import MEANS, MOST
 from experiments.leaving.tables import THIRDS, against_fixed
 from experiments.pages import Result, difference
 from experiments.readme.rows import WORDS, interval, line, when
-from experiments.readme.text.corrected import left
 from experiments.readme.text.repeats import kept
 from experiments.readme.text.whole_text import seeds
 from experiments.repeats.deep_tables import RANDOM, TEXTS, TRAINED, behind, deep_runs, easy_to_hard, hard_less_easy
 from experiments.repeats.plan import ARMS, TESTED
-from experiments.seeds import DECIDED, Pooled, decided, mean_loss, over_seeds, reports, verdict
+from experiments.seeds import DECIDED, Pooled, decided, mean_loss, over_seeds, reports, stay_decided, verdict
 
 SHOWN = (1, 2, 3, 4, 5, 8, 16)  # depths of the table
 NEAR = ("change", "divergence")  # the rules that stay close to a fixed depth
@@ -59,9 +58,9 @@ def claims() -> Iterator[str]:
 
 def trained_at() -> str:
     """Returns which depths the model was trained at."""
-    chosen = ARMS[RANDOM]
-    mean_depth, most = (re.search(rf"{name}: (\d+)", chosen[1])[1] for name in ("mean", "most"))  # type: ignore[index]
-    own = int(mean_depth) + 1 == TRAINED == int(chosen[0]["depth"])  # 1 + Poisson
+    _, drawn, _ = ARMS[RANDOM]
+    mean_depth, most = (re.search(rf"{name}: (\d+)", drawn)[1] for name in ("mean", "most"))  # type: ignore[index]
+    own = int(mean_depth) + 1 == TRAINED  # 1 + Poisson
     return when(own, f"whose depth in training was random, {TRAINED} in the mean and at most {most}")
 
 
@@ -90,7 +89,7 @@ def whole_loop() -> Iterator[str]:
 
 def no_lead() -> bool:
     """Returns whether no rule is ahead of a fixed depth of as many steps by an amount that stays decided, on either text."""
-    return not any(apart(text)[key].verdict == "lower" for text in TEXTS for key in left(apart(text)))
+    return not any(apart(text)[key].verdict == "lower" for text in TEXTS for key in stay_decided(apart(text)))
 
 
 def closest() -> list[str]:
@@ -110,7 +109,7 @@ def rules() -> Iterator[str]:
     test, ood = (apart(text) for text in TEXTS)
     near = {*closest()[:2]} == {*NEAR} and farthest(NEAR) < 0.001
     close = "`change` and `divergence` lie within 0.001 nats of it at every mean"
-    same = all(not any(found[rule, 2].of_seeds) for found in (test,) for rule in NEAR)
+    same = not any(any(test[rule, 2].of_seeds) for rule in NEAR)
     yield when(no_lead() and near, f"**No exit rule was seen to beat a fixed depth.** {close}")
     yield when(same, "at 2 steps they are it")
     told = []
@@ -126,7 +125,7 @@ def rules() -> Iterator[str]:
     stable = f"{stable}, {three.difference:.3f} at 3 and {four.difference:.3f} at 4"
     yield when(three.verdict == four.verdict == "higher", f"{stable} (both decided by themselves)")
     after = f"After a Bonferroni correction for the {len(test)} pairs of a text none is decided"
-    yield when(not left(test) and not left(ood), after)
+    yield when(not stay_decided(test) and not stay_decided(ood), after)
     own = [run["exits"]["test"]["divergence"]["own"] for run in looped()]
     steps, loss = (mean(each[place] for each in own) for place in (0, 1))
     full = mean_loss(reports(looped(), "test"), MOST)
