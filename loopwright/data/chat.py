@@ -20,7 +20,7 @@ from torch import Tensor
 
 from loopwright.data.batch import IGNORED, Batch, Progress, Splits
 from loopwright.data.records import Files, Part, Record, Records, text_field
-from loopwright.data.text import GROUP, HubRows, named_tests, part_shards, split_parts
+from loopwright.data.text import GROUP, HubRows, named_tests, part_shards, split_parts, warn_of_leaks
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.data.tokens import Document, Shards
 from loopwright.untrusted import first_line, read_text, shown, user_path
@@ -105,6 +105,7 @@ class Chat:
             shards = part_shards("data (chat)", folder, name, part, about, documents, tokenizer, counts, self.length)
             chats[name] = Chats(shards, tokenizer)
             notes[name] = {"samples": shards.documents, "tokens": shards.tokens, **shards.notes}
+        warn_of_leaks("data (chat)", {name: each.shards for name, each in chats.items()})
         train, valid = chats.pop("train"), chats.pop("valid")
         packed = PackedChats(train, self.length) if self.packed else None
         if packed is not None:
@@ -271,7 +272,7 @@ def read_messages(record: Record, fields: Mapping[str, str | None]) -> list[Mess
         return None
     if fields["system"] is not None and roles[0] != "system":
         said.insert(0, ("system", fields["system"]))
-    return [{"role": role, "content": str(text).strip()} for role, text in said]
+    return [{"role": role, "content": str(text)} for role, text in said]
 
 
 def _is_conversation(value: object) -> bool:

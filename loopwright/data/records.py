@@ -149,7 +149,8 @@ def _read(path: Path, take: Callable[[IO[str]], str]) -> Iterator[str]:
 
 def _open(path: Path) -> IO[str]:
     file: Any = io.BufferedReader(_Unpacked(path), CHUNK) if path.name.endswith(".gz") else path.open("rb")
-    return io.TextIOWrapper(file, encoding="utf-8")
+    # line ends stay as the file has them; a byte-order mark is no text
+    return io.TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
 
 
 class _Unpacked(io.RawIOBase):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -167,12 +168,22 @@ def text_splits(
         shards = part_shards(where, folder, name, part, about, documents, tokenizer, counts, length)
         windows[name] = Windows(shards, length, tokenizer.decode, apart=apart)
         notes[name] = {"documents": shards.documents, "tokens": shards.tokens, "windows": len(windows[name]), **shards.notes}
+    warn_of_leaks(where, {name: each.shards for name, each in windows.items()})
     train, valid = windows.pop("train"), windows.pop("valid")
     return Splits(
         train, valid, windows,
         vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, notes=notes,
         tokenizer=tokenizer.own, alike=True,
     )  # fmt: skip
+
+
+def warn_of_leaks(where: str, shards: Mapping[str, Shards]) -> None:
+    """Warns of documents that are measured and trained on."""
+    for name, measured in shards.items():
+        count = 0 if name == "train" else measured.shared_with(shards["train"])
+        if count:
+            told = f"{count:,} of the {measured.documents:,} documents of {name} are in train too, token for token"
+            warnings.warn(f"{where}: {told}: their loss says nothing about unseen text", stacklevel=2)
 
 
 def part_shards(

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ class Tokenizer:
         vocabulary = self.own.get_vocab()
         self.vocab_size = max(vocabulary.values()) + 1
         self.opening = [i for i in self.own("").input_ids if i == self.own.bos_token_id]
+        decoder = json.loads(self.own.backend_tokenizer.to_str())["decoder"] if self.own.is_fast else None
+        self._byte_level = "ByteLevel" in json.dumps(decoder)
         model = self.own.backend_tokenizer.to_str() if self.own.is_fast else json.dumps(vocabulary, sort_keys=True)
         self.fingerprint = hashlib.sha256(f"{model} {self.eos_id} {self.opening}".encode()).hexdigest()
 
@@ -41,12 +44,28 @@ class Tokenizer:
         return self._told(texts, split_special_tokens=True).input_ids
 
     def encode_with_ends(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-        """Returns the ids of texts alone, each with the character of the text at which its tokens end."""
+        """Returns the ids of texts alone, each with the byte (of the text in UTF-8) at which its tokens end."""
         if not self.own.is_fast:
             raise ValueError(f"{self.source}: the tokenizer cannot say where its tokens end; allowed: one with a tokenizer.json")
         encoded = self._told(texts, split_special_tokens=True, return_offsets_mapping=True)
-        ends = ([end for _, end in spans] for spans in encoded.offset_mapping)
+        ends = (self._byte_ends(*each) for each in zip(texts, encoded.input_ids, encoded.offset_mapping, strict=True))
         return list(zip(encoded.input_ids, ends, strict=True))
+
+    def _byte_ends(self, text: str, ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[int]:
+        """The byte at which each token ends. Spans are in characters: where two tokens share one, the first ends inside it."""
+        sizes = [0, *accumulate(len(character.encode()) for character in text)]
+        ends = [sizes[end] for _, end in spans]
+        for place in range(len(ids) - 2, -1, -1):
+            if spans[place + 1][0] < spans[place][1]:
+                ends[place] = ends[place + 1] - self._bytes(ids[place + 1])
+        return ends
+
+    def _bytes(self, token: int) -> int:
+        """The bytes of a token that begins inside a character: <0xE2> is one, and a byte-level vocabulary has a letter for each."""
+        written = self.own.convert_ids_to_tokens(token)
+        if re.fullmatch("<0x[0-9A-F]{2}>", written):
+            return 1
+        return len(written) if self._byte_level else 0
 
     def encode_written(self, texts: Sequence[str], **options: bool) -> Any:
         """Returns what the tokenizer makes of texts that a chat template wrote: a control word in them is one token."""

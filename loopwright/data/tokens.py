@@ -27,7 +27,7 @@ from loopwright.storage.files import DiskFull, read_json, write_json
 from loopwright.storage.folder import clear_leftovers, whole_folder
 from loopwright.storage.manifest import verify
 
-FORMAT = 2
+FORMAT = 3
 INDEX = "index.json"
 SHARD_TOKENS = 1 << 24
 Document = tuple[Sequence[int], Sequence[bool] | None]  # ids, and which of them are answers, where that is asked
@@ -48,6 +48,7 @@ class Shards:
             [np.load(path, mmap_mode="r", allow_pickle=False) for path in sorted(folder.glob(f"{kind}-*.npy"))]
             for kind in ("tokens", "answers")
         )
+        self.digests = np.load(folder / "digests.npy", mmap_mode="r", allow_pickle=False)
         self._firsts = [0, *accumulate(len(shard) for shard in self._tokens)]
 
     @property
@@ -59,6 +60,10 @@ class Shards:
     def tokens(self) -> int:
         """The number of tokens of all documents."""
         return self._firsts[-1]
+
+    def shared_with(self, other: Shards) -> int:
+        """Returns how many of these documents are also in the other shards, token for token."""
+        return int(np.isin(self.digests, other.digests).sum())
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Returns tokens start … stop − 1 of the documents laid end to end."""
@@ -81,7 +86,8 @@ class Shards:
 class Windows:
     """The documents of shards, end to end, cut into windows of `length` tokens; the last, shorter one is dropped.
 
-    Every other token is in one window. Documents inside a window have `segment_ids` of their own, and the first token of a
+    A window begins with the last token of the one before it, so that none but the very first lacks its context as a label.
+    Documents inside a window have `segment_ids` of their own, and the first token of a
     document is never a label: nothing before it says what it is. Unless they are kept `apart`, a window is one text: each
     document sees those before it, and its first token follows their end.
     """
@@ -92,14 +98,14 @@ class Windows:
         self.shards, self.length, self._decode, self.apart = shards, length, decode, apart
 
     def __len__(self) -> int:
-        return self.shards.tokens // self.length
+        return (self.shards.tokens - 1) // (self.length - 1)
 
     def batch(self, indices: Sequence[int] | Tensor) -> Batch:
         """Returns the windows of these indices."""
         ids, begins = (np.zeros((len(indices), self.length), dtype=np.int64) for _ in range(2))
         starts = self.shards.starts
         for row, index in enumerate(indices):
-            first = self._checked(int(index)) * self.length
+            first = self._first(int(index))
             ids[row] = self.shards.read(first, first + self.length)
             if not self.apart:
                 continue
@@ -112,13 +118,14 @@ class Windows:
 
     def show(self, row: int) -> str:
         """Returns the text of a window."""
-        first = self._checked(row) * self.length
+        first = self._first(row)
         return self._decode(self.shards.read(first, first + self.length))
 
-    def _checked(self, index: int) -> int:
+    def _first(self, index: int) -> int:
+        """The place of a window's first token."""
         if not 0 <= index < len(self):
             raise IndexError(f"window {index}; allowed: 0 to {len(self) - 1}")
-        return index
+        return index * (self.length - 1)
 
 
 def kept_shards(
@@ -182,13 +189,18 @@ class _Writer:
     def __init__(self, folder: Path, dtype: type, shard_tokens: int) -> None:
         self.folder, self.dtype, self.shard_tokens = folder, dtype, shard_tokens
         self.starts = [0]
+        self._digests: list[int] = []
         self._tokens: list[np.ndarray] = []
         self._answers: list[np.ndarray] = []
         self._held = self._shard = 0
 
     def add(self, document: Document) -> None:
         ids, answers = document
-        self._tokens.append(np.asarray(ids, dtype=self.dtype))
+        tokens = np.asarray(ids, dtype=self.dtype)
+        self._tokens.append(tokens)
+        # in one width, so that sets of different vocabularies' dtypes compare
+        digest = hashlib.blake2b(tokens.astype("<u4").tobytes(), digest_size=8).digest()
+        self._digests.append(int.from_bytes(digest, "little"))
         if answers is not None:
             self._answers.append(np.asarray(answers, dtype=np.uint8))
         self.starts.append(self.starts[-1] + len(ids))
@@ -200,6 +212,7 @@ class _Writer:
         if self._tokens:
             self._flush()
         self._save("starts.npy", np.asarray(self.starts, dtype=np.int64))
+        self._save("digests.npy", np.asarray(self._digests, dtype=np.uint64))
         write_json(self.folder / INDEX, {"about": about, "notes": dict(notes)})
 
     def _flush(self) -> None:

@@ -40,9 +40,14 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
         raise ValueError(
             f"{checkpoint.folder}: has no {MADE}, so an older version saved it; train with that version, or start a new run"
         )
+    facts, rows = read_json(checkpoint.folder / MADE), len(job.splits.train)
+    if facts.get("rows", rows) != rows:  # an older version did not say
+        raise ValueError(
+            f"resume: train has {rows:,} rows now and had {facts['rows']:,} when {checkpoint.folder} was saved; "
+            "give the run its own data again, or start a new one"
+        )
     job.load(checkpoint.folder)
     reporter.note(f"resumed from {checkpoint.folder} ({checkpoint.update} updates done)")
-    facts = read_json(checkpoint.folder / MADE)
     before, now = {"compiled": False, **facts["with"]}, made_with(job)
     if "replayed" not in before:  # an older version, which replayed where it was asked to
         before["replayed"] = read_recipe(run.recipe).graph is True
@@ -93,7 +98,7 @@ def save_job(job: Job, run: RunFolder, progress: Progress, log: Log | None) -> P
     weights, tensors = job.weights(), job.tensors()
     check_finite(weights, run, progress.update, job.optimiser.lr)
     if log is not None:  # in the main process
-        facts = {"log": log.mark(), "with": made_with(job)}
+        facts = {"log": log.mark(), "with": made_with(job), "rows": len(job.splits.train)}
         card = run_card(job.model.config, job.recipe, run, progress)
 
         def beside(folder: Path) -> None:

@@ -53,13 +53,11 @@ def said(source: Source, row: int, words: Tokenizer) -> tuple[str, str]:
 def test_a_template_and_its_end_of_turn(tmp_path: Path) -> None:
     splits = build(tmp_path, [pair(" the question ", "an answer\n"), pair("y", "ya")], template=TEMPLATE, system="be kind")
     words = Tokenizer(str(tmp_path / "words"))
-    start = "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\n"
-    assert said(splits.train, 0, words) == (
-        f"{start}the question<|im_end|>\n<|im_start|>assistant\n\n", "an answer<|im_end|>"
-    )  # fmt: skip
-    assert isinstance(splits.train, Chats) and splits.train.show(0) == (
-        f"{start}the question<|im_end|>\n<|im_start|>assistant\nan answer<|im_end|>\n"
-    )
+    turns = [("system", "be kind"), ("user", " the question "), ("assistant", "an answer\n")]  # each as it was written
+    messages = [{"role": role, "content": content} for role, content in turns]
+    prompt = words.own.apply_chat_template(messages[:2], tokenize=False, add_generation_prompt=True)
+    assert said(splits.train, 0, words) == (f"{prompt}\n", "an answer\n<|im_end|>")
+    assert isinstance(splits.train, Chats) and splits.train.show(0) == words.own.apply_chat_template(messages, tokenize=False)
     assert splits.exact and splits.notes["train"]["samples"] == 2
 
 

@@ -28,6 +28,17 @@ def texts(files: Files, field: str = "text") -> list[str | None]:
     return [text_field(record, field) for record in files]
 
 
+def test_text_is_that_of_the_file_to_the_byte(tmp_path: Path) -> None:
+    """Line ends stay; a byte-order mark says how the file is written and is no text of it."""
+    mark, text = b"\xef\xbb\xbf", b"one\r\ntwo\r\n\r\nthree\rfour\n"
+    for name, content in (("a.txt", text), ("b.txt", mark + text), ("c.txt.gz", gzip.compress(mark + text))):
+        (tmp_path / name).write_bytes(content)
+        assert texts(Files(str(tmp_path / name))) == [text.decode()], name
+        assert texts(Files(str(tmp_path / name), separator="\r\n\r\n")) == ["one\r\ntwo", "three\rfour\n"], name
+    (tmp_path / "d.jsonl").write_bytes(mark + b'{"text": "x\\r\\n"}\r\n\r\n{"text":\r"y"}\r\n')
+    assert texts(Files(str(tmp_path / "d.jsonl"))) == ["x\r\n", "y"]
+
+
 def test_patterns_and_forms(tmp_path: Path) -> None:
     lines(tmp_path / "b-1.jsonl", {"text": "one"}, {"text": "two", "id": 3})
     lines(tmp_path / "a-2.jsonl.gz", {"text": "three"})

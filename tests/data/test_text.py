@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ def story(path: Path, *texts: str | None, field: str = "text") -> str:
 
 
 def joined(source: Source) -> str:
+    """The text of windows, each without its first token, which is the last of the one before."""
     assert isinstance(source, Windows)
-    return "".join(source.show(i) for i in range(len(source)))
+    rows = source.batch(range(len(source))).input_ids
+    return source._decode([*rows[0, :1].tolist(), *rows[:, 1:].flatten().tolist()])
 
 
 def test_documents_are_joined_with_eos(tmp_path: Path) -> None:
@@ -32,15 +35,15 @@ def test_documents_are_joined_with_eos(tmp_path: Path) -> None:
     train = story(tmp_path / "train.jsonl", "one", None, "two<eos>", " ")
     valid, ood = story(tmp_path / "valid.jsonl", "five"), story(tmp_path / "ood.jsonl", "seven")
     splits = Text(files=train, valid_files=[valid], test_files={"ood": ood}, tokenizer=words, length=2).splits(tmp_path / "kept")
-    assert joined(splits.train) == "one<eos>two<eos>"  # of which the second is text; the short last window is dropped
+    assert joined(splits.train) == "one<eos>two<eos><eos>"  # of which the second is text
     train_windows = splits.train
     assert isinstance(train_windows, Windows) and train_windows.shards.tokens == 3 + 1 + 3 + len("<eos>") + 1
-    assert joined(splits.valid) == "five" and list(splits.tests) == ["ood"]
-    assert not splits.exact and splits.notes["train"] == {"documents": 2, "tokens": 13, "windows": 6, "empty": 2}
+    assert joined(splits.valid) == "five<eos>" and list(splits.tests) == ["ood"]
+    assert not splits.exact and splits.notes["train"] == {"documents": 2, "tokens": 13, "windows": 12, "empty": 2}
     for apart in (True, False):
         options: dict[str, Any] = {"valid_files": [valid], "tokenizer": words, "length": 3, "apart": apart}
         rows = Text(files=train, **options).splits(tmp_path / "kept").train.batch([0, 1])
-        assert (rows.segment_ids is not None) == apart and rows.targets == (3 if apart else 4)  # "one" and "<eos>tw"
+        assert (rows.segment_ids is not None) == apart and rows.targets == (3 if apart else 4)  # "one" and "e<eos>t"
     assert splits.vocab_size == 264 and splits.eos_id == train_windows.shards.read(3, 4)[0]
 
 
@@ -53,7 +56,7 @@ def test_a_bos_opens_every_document(tmp_path: Path) -> None:
 def test_the_first_documents_are_held_out_where_valid_has_no_files(tmp_path: Path) -> None:
     words = save_words(tmp_path / "words")
     files = story(tmp_path / "train.jsonl", *(f"{i}{i}{i}" for i in range(9)))
-    splits = Text(files=files, tokenizer=words, length=4, limit=5, valid=2).splits(tmp_path / "kept")
+    splits = Text(files=files, tokenizer=words, length=2, limit=5, valid=2).splits(tmp_path / "kept")
     assert joined(splits.valid) == "000<eos>111<eos>" and joined(splits.train) == "".join(f"{i}{i}{i}<eos>" for i in range(2, 7))
     with pytest.raises(ValueError, match=r"nothing is left for train, since the first 9 documents are held out \(valid: 9\)"):
         Text(files=files, tokenizer=words, length=4, valid=9).splits(tmp_path / "kept")
@@ -79,12 +82,12 @@ def test_plain_text_is_one_document_or_cut(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("vvv")
     options: dict[str, Any] = {"files": str(tmp_path / "a.txt"), "valid_files": str(tmp_path / "b.txt"), "tokenizer": words}
     assert joined(Text(**options, length=3).splits(tmp_path / "kept").train) == "one\n\ntwo<eos>"
-    assert joined(Text(**options, length=4, separator="\n\n").splits(tmp_path / "kept").train) == "one<eos>two<eos>"
+    assert joined(Text(**options, length=2, separator="\n\n").splits(tmp_path / "kept").train) == "one<eos>two<eos>"
 
 
 def test_text_is_tokenised_once_and_progress_is_told(tmp_path: Path) -> None:
     words = save_words(tmp_path / "words")
-    files = story(tmp_path / "train.jsonl", *["some text"] * 700)
+    files = story(tmp_path / "train.jsonl", *(f"some text {i}" for i in range(700)))
     told: list[tuple[str, int, int | None]] = []
 
     def build(length: int) -> Splits:
@@ -95,11 +98,27 @@ def test_text_is_tokenised_once_and_progress_is_told(tmp_path: Path) -> None:
     first = build(16)
     assert told == [("tokenising train", done, 600) for done in (256, 512, 600)] + [("tokenising valid", 50, 50)]
     told.clear()
-    assert joined(build(16).train) == joined(first.train) and len(build(32).train) == len(first.train) // 2 and not told
+    assert joined(build(16).train) == joined(first.train) and len(build(31).train) == len(first.train) // 2 and not told
     story(Path(files), *["other text"] * 700)
     with pytest.warns(UserWarning, match="tokenised anew; train-.* has another source"):
         build(16)
     assert told
+
+
+def test_documents_that_are_measured_and_trained_on_are_told(tmp_path: Path) -> None:
+    words = save_words(tmp_path / "words")
+    files = story(tmp_path / "train.jsonl", "one", "two", "three", "two")
+    with pytest.warns(
+        UserWarning, match=r"data \(text\): 1 of the 2 documents of valid are in train too, token for token: their loss"
+    ):
+        Text(files=files, tokenizer=words, length=2, valid=2).splits(tmp_path / "kept")
+    with pytest.warns(UserWarning, match="4 of the 4 documents of test are in train too"):
+        Text(files=files, valid_files=story(tmp_path / "v.jsonl", "x"), test_files=files, tokenizer=words, length=2).splits(
+            tmp_path
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Text(files=files, valid_files=story(tmp_path / "v.jsonl", "x"), tokenizer=words, length=2).splits(tmp_path)
 
 
 def test_faults_are_one_line(tmp_path: Path) -> None:
@@ -130,12 +149,12 @@ def test_a_dataset_by_name(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     story(tmp_path / "set" / "train.jsonl", *(f"{i}{i}{i}" for i in range(6)), field="body")
     story(tmp_path / "set" / "test.jsonl", "xyz", field="body")
-    options: dict[str, Any] = {"dataset": str(tmp_path / "set"), "tokenizer": words, "field": "body", "length": 4}
+    options: dict[str, Any] = {"dataset": str(tmp_path / "set"), "tokenizer": words, "field": "body", "length": 2}
     splits = Hub(**options, limit=3, valid=1, test_split="test").splits(tmp_path / "kept")
     assert joined(splits.train) == "111<eos>222<eos>333<eos>" and joined(splits.valid) == "000<eos>"
     assert joined(splits.tests["test"]) == "xyz<eos>"
     splits = Hub(**options, valid_split="test").splits(tmp_path / "kept")
-    assert joined(splits.valid) == "xyz<eos>" and len(splits.train) == 6
+    assert joined(splits.valid) == "xyz<eos>" and len(splits.train) == 6 * 4 - 1
     with pytest.raises(ValueError, match=r"set train \(row 0\): no field 'text'; it has: body"):
         Hub(**{**options, "field": "text"}, valid_split="test").splits(tmp_path / "kept")
 
@@ -175,4 +194,4 @@ def test_the_real_corpus(tmp_path: Path) -> None:
     words = Tokenizer(folder)
     ids = [token for text in texts[2:] for token in [*words.own(text).input_ids, words.eos_id]]
     assert splits.notes["train"]["tokens"] == len(ids)
-    assert splits.train.batch(range(len(splits.train))).input_ids.flatten().tolist() == ids[: len(ids) // 8 * 8]
+    assert splits.train.batch(range(len(splits.train))).input_ids[:, 1:].flatten().tolist() == ids[1 : (len(ids) - 1) // 7 * 7 + 1]

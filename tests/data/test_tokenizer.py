@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,22 @@ def test_tokens_end_where_their_text_ends(tmp_path: Path) -> None:
         words = Tokenizer(save_words(tmp_path / name, trim=name == "trimmed", bos=name == "opened"))
         ((ids, ends),) = words.encode_with_ends(["the a<eos>"])
         assert [ids] == words.encode(["the a<eos>"]) and ends == [3, 5, 6, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("text", ["ü漢字 the😀a", "😀😀", "the\r\nthé"])
+def test_tokens_end_inside_characters_of_several_bytes(tmp_path: Path, text: str) -> None:
+    words = Tokenizer(save_words(tmp_path))
+    ((ids, ends),) = words.encode_with_ends([text])
+    sizes = [len(token) for token in words.own.convert_ids_to_tokens(ids)]  # byte-level: a letter for each byte
+    assert ends == list(accumulate(sizes)) and ends[-1] == len(text.encode())
+
+
+def test_bytes_that_stand_for_no_token_count_one_each(tmp_path: Path) -> None:
+    pieces = ["<s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b"]
+    inner = Inner(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], byte_fallback=True, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<s>").save_pretrained(tmp_path)
+    ((ids, ends),) = Tokenizer(tmp_path).encode_with_ends(["a漢b😀"])
+    assert (len(ids), ends) == (9, [1, 2, 3, 4, 5, 6, 7, 8, 9])
 
 
 def test_the_fingerprint_changes_with_the_tokenizer(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def keep(folder: Path, documents: list[list[int]], about: dict[str, Any] = ABOUT
 @pytest.mark.long
 @settings(max_examples=25)
 @given(documents_of_ids, st.integers(2, 9), st.integers(1, 30))
-def test_every_token_is_in_one_window_and_borders_are_kept(documents: list[list[int]], length: int, shard_tokens: int) -> None:
+def test_every_token_is_a_label_once_and_borders_are_kept(documents: list[list[int]], length: int, shard_tokens: int) -> None:
     with TemporaryDirectory() as folder:
         shards = keep(Path(folder), documents, shard_tokens=shard_tokens)
         joined = [token for ids in documents for token in ids]
@@ -45,17 +45,19 @@ def test_every_token_is_in_one_window_and_borders_are_kept(documents: list[list[
                 Windows(shards, length, str)
             return
         windows = Windows(shards, length, str)
-        count = len(joined) // length  # the last, shorter one is dropped
+        stride = length - 1  # a window begins with the last token of the one before it
+        count = (len(joined) - 1) // stride  # the last, shorter one is dropped
         assert len(windows) == count
         batch = windows.batch(range(count))
-        assert batch.input_ids.flatten().tolist() == joined[: count * length]
+        assert batch.input_ids[:, 1:].flatten().tolist() == joined[1 : 1 + count * stride]
+        assert batch.input_ids[:, 0].tolist() == joined[: count * stride : stride]
         assert batch.segment_ids is not None and batch.attention_mask is None
         for row in range(count):
-            owners = owner[row * length : (row + 1) * length]
+            owners = owner[row * stride : row * stride + length]
             assert batch.segment_ids[row].tolist() == [own - owners[0] for own in owners]
             for place in range(length):
                 inside = place > 0 and owners[place] == owners[place - 1]  # predicted from its own document, or not at all
-                assert int(batch.labels[row, place]) == (joined[row * length + place] if inside else -100)
+                assert int(batch.labels[row, place]) == (joined[row * stride + place] if inside else -100)
         whole = Windows(shards, length, str, apart=False).batch(range(count))
         assert whole.segment_ids is None and torch.equal(whole.input_ids, batch.input_ids)
         assert torch.equal(whole.labels[:, 1:], whole.input_ids[:, 1:]) and bool((whole.labels[:, 0] == -100).all())
@@ -64,10 +66,10 @@ def test_every_token_is_in_one_window_and_borders_are_kept(documents: list[list[
 def test_windows_in_any_order_with_any_index() -> None:
     with TemporaryDirectory() as folder:
         windows = Windows(keep(Path(folder), [[1, 2, 3], [4, 5, 6, 7]], shard_tokens=3), 2, lambda ids: "-".join(map(str, ids)))
-        batch = windows.batch(torch.tensor([2, 0, 2]))
-        assert batch.input_ids.tolist() == [[5, 6], [1, 2], [5, 6]] and windows.show(1) == "3-4"
-        for wrong in (3, -1):
-            with pytest.raises(IndexError, match=f"window {wrong}; allowed: 0 to 2"):
+        batch = windows.batch(torch.tensor([4, 0, 4]))
+        assert batch.input_ids.tolist() == [[5, 6], [1, 2], [5, 6]] and windows.show(2) == "3-4"
+        for wrong in (6, -1):
+            with pytest.raises(IndexError, match=f"window {wrong}; allowed: 0 to 5"):
                 windows.batch([wrong])
 
 
@@ -81,6 +83,12 @@ def test_packed_documents_are_predicted_as_alone(tmp_path: Path, name: str) -> N
         packed = model(batch.input_ids, segment_ids=batch.segment_ids, labels=batch.labels).loss * batch.targets
         alone = [model(x := torch.tensor([ids]), labels=x).loss * (len(ids) - 1) for ids in documents]
     assert batch.targets == 11 and torch.allclose(packed, torch.stack(alone).sum(), rtol=1e-5)
+
+
+def test_documents_of_both_are_counted(tmp_path: Path) -> None:
+    train = keep(tmp_path / "train", [[1, 2], [3], [4, 5, 6]])
+    measured = keep(tmp_path / "valid", [[4, 5], [4, 5, 6], [3], [1, 2, 3], [3]], vocab_size=1 << 17)  # tokens of another width
+    assert (measured.shared_with(train), train.shared_with(measured)) == (3, 2)
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)])
@@ -186,7 +194,7 @@ def test_of_two_processes_at_once_one_waits_and_finds_it_done(tmp_path: Path, mo
 def test_damage_is_found_when_shards_are_opened(tmp_path: Path) -> None:
     """Every file, at bytes all over it: flipped, cut, missing; nothing is tokenised over it in silence."""
     shards = keep(tmp_path, [[1, 2, 3]] * 40)
-    names = {"index.json", "manifest.json", "starts.npy", "tokens-00000.npy"}
+    names = {"digests.npy", "index.json", "manifest.json", "starts.npy", "tokens-00000.npy"}
     assert {path.name for path in shards.folder.iterdir()} == names
     for path in sorted(shards.folder.iterdir()):
         whole = path.read_bytes()

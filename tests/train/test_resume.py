@@ -63,6 +63,31 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None
     assert rows_of(part) == rows_of(whole) and end_of(part.folder.path) == end_of(whole.folder.path)
 
 
+def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, build = small(), job_module.build_data
+    train(chosen, tmp_path, reporter=Act(3, interrupt))
+
+    class Shorter:
+        def __init__(self, source: Any) -> None:
+            self.source = source
+
+        def __len__(self) -> int:
+            return len(self.source) - 1
+
+        def batch(self, indices: Any) -> Any:
+            return self.source.batch(indices)
+
+    def shorter(*args: Any, **options: Any) -> Any:
+        splits = build(*args, **options)
+        return replace(splits, train=Shorter(splits.train))
+
+    monkeypatch.setattr(job_module, "build_data", shorter)
+    with pytest.raises(
+        ValueError, match=r"resume: train has [\d,]+ rows now and had [\d,]+ when .* was saved; give the run its own data"
+    ):
+        train(chosen, tmp_path, resume=True)
+
+
 def test_the_log_is_on_the_disk_before_the_checkpoint_that_counts_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, done = RunFolder(tmp_path), []
     monkeypatch.setattr(Log, "mark", lambda self: done.append("log"))
