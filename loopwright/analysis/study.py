@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from loopwright.analysis.summary import summarise
+from loopwright.analysis.summary import PUBLISHED, LimitOptions, summarise
 from loopwright.analysis.trace.record import OutOfMemory, is_full, trace_prompts
 from loopwright.analysis.trace.single_prompt import (
     PAIR_PROMPTS,
@@ -47,12 +47,13 @@ def study(
     pairs: int = PAIR_STEPS,
     edit: Tap | None = None,
     edited: str = "",
+    limits: LimitOptions = PUBLISHED,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Returns the summary of a model over its prompts; traces lie in `folder`, and what is already there is not made again.
 
     `pairs` are the steps of which all pairs of depths are compared, 0 for none. `edited` says in words what `edit` does: it is
-    part of what the numbers depend on.
+    part of what the numbers depend on. `limits` says how tokens are classified.
     """
     model, rows = subject.model, subject.rows
     check_weights(subject)
@@ -64,7 +65,10 @@ def study(
         depth=depth, batch=batch, about=about, edit=edit, progress=lambda done, total: tell("traces", done, total),
     )  # fmt: skip
     config = model.config
-    summary = {**_about(subject, edited), **summarise(traces, answer_depth=config.depth if config.is_looped else None)}
+    summary = {
+        **_about(subject, edited),
+        **summarise(traces, answer_depth=config.depth if config.is_looped else None, limits=limits),
+    }
     summary["neurons"] = neuron_shares(model)
     try:
         return summary | _closeups(model, rows, trace_depth(config, depth), pairs=pairs, edit=edit, tell=tell)

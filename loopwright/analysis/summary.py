@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -14,8 +14,18 @@ from loopwright.analysis.trace.places import Places
 from loopwright.analysis.trace.trace import Trace
 from loopwright.metrics.attention import SINK
 from loopwright.metrics.fixedpoint import CONVERGENCE, convergence
-from loopwright.metrics.limits import LIMITS, ORBIT, SHORTEST, LimitCounts, classify_limit, limit_counts, limit_curves
+from loopwright.metrics.limits import (
+    LIMITS,
+    ORBIT,
+    SHORTEST,
+    LimitCounts,
+    check_thresholds,
+    classify_limit,
+    limit_counts,
+    limit_curves,
+)
 from loopwright.metrics.prediction import answer_flips, settled_step
+from loopwright.values import check_choice
 
 DIGITS = 6
 SHOWN_ANSWERS = 8  # prompts whose answers at every step are kept to be read
@@ -28,6 +38,36 @@ STAGES = ("colsum", "mixing", "sink_rate", "entropy")  # what the stages of infe
 BY_STEP = (
     "state_norm", "state_step_norm", "state_step_cosine", "state_fixed_norm", "answer_entropy", "answer_change",
 )  # fmt: skip
+
+
+SERIES_OF = {"similarity": "token_cosine", "norm": "token_distance"}  # what a trace holds of each kind of series
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """How tokens are classified (Algorithm 1): the threshold τ, the share p of steps near the end that make a fixed point, the kind
+    of series; `skip` tokens at the beginning of every prompt, a system prompt, are not counted."""
+
+    tau: float = 0.05
+    p: float = 0.9
+    kind: str = "similarity"
+    skip: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("limits", "series", self.kind, tuple(SERIES_OF))
+        check_thresholds(self.tau, self.p)
+
+    def series(self, one: Trace) -> Tensor:
+        """Returns the series [layers, tokens, steps] of a trace of one example; the last step is left out."""
+        name = SERIES_OF[self.kind]
+        if name not in one.values:
+            raise ValueError(
+                f"limits: the traces were made without {name}; give another --out, or remove them to have them made again"
+            )
+        return one.core(name)[0].double()[:-1].permute(1, 2, 0)[:, self.skip :]
+
+
+PUBLISHED = LimitOptions()
 
 
 class Moments:
@@ -50,14 +90,15 @@ class Moments:
         return {"mean": as_list(mean), "std": as_list(spread)}
 
 
-def summarise(traces: Iterable[Trace], *, answer_depth: int | None = None) -> dict[str, Any]:
+def summarise(traces: Iterable[Trace], *, answer_depth: int | None = None, limits: LimitOptions = PUBLISHED) -> dict[str, Any]:
     """Returns the numbers of traces of one example each: by place, by step, and what each layer and token settles into.
 
-    `answer_depth` is the depth whose answers are compared with those of the last step: the model's own.
+    `answer_depth` is the depth whose answers are compared with those of the last step: the model's own. `limits` says how tokens
+    are classified.
     """
     by_place: dict[str, Moments] = {}
     by_step: dict[str, Moments] = {}
-    settle = Settling()
+    settle = Settling(limits)
     answers = Answers(answer_depth)
     places: Places | None = None
     examples = tokens = 0
@@ -101,7 +142,8 @@ def _place_numbers(one: Trace) -> dict[str, Tensor]:
 class Settling:
     """What tokens and layers settle into, over examples: the labels of `metrics.limits` and of `metrics.fixedpoint`."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: LimitOptions = PUBLISHED) -> None:
+        self.options = options
         self.counts: LimitCounts | None = None
         self.by_layer: list[LimitCounts] = []
         self.rests: Tensor | None = None
@@ -114,8 +156,8 @@ class Settling:
         self.seen += 1
         if "token_cosine" not in one.values or one.places.steps <= SHORTEST:
             return
-        series = one.core("token_cosine")[0].double()[:-1].permute(1, 2, 0)  # layers, tokens, steps; the last step is left out
-        limits = classify_limit(series)
+        options, series = self.options, self.options.series(one)
+        limits = classify_limit(series, options.tau, options.p, kind=options.kind)
         counts = limit_counts(limits.label[:, None])
         self.counts = counts if self.counts is None else self.counts + counts
         each = [limit_counts(label[None, None]) for label in limits.label]
@@ -128,7 +170,7 @@ class Settling:
         if orbits.max() > self.largest:
             layer, token = divmod(int(orbits.argmax()), orbits.shape[1])
             self.largest, self.orbit = float(orbits.max()), _orbit(series[layer, token], numbers)
-            self.orbit |= {"example": self.seen, "token": token + 1, "layer": layer}
+            self.orbit |= {"example": self.seen, "token": token + 1 + options.skip, "layer": layer}
 
     def plain(self) -> dict[str, Any]:
         """Returns the shares as plain data; nothing where no example was deep enough."""
@@ -136,6 +178,7 @@ class Settling:
             return {}
         limits: dict[str, Any] = {
             "labels": list(LIMITS),
+            "options": asdict(self.options),
             "tokens": as_list(self.counts.token_rates()),
             "examples": as_list(self.counts.example_rates()),
             "moving_examples": self.counts.moving_examples / self.counts.all_examples,

@@ -244,6 +244,13 @@ def analyze(
     batch: Annotated[int, typer.Option(callback=whole, help="Prompts in a pass.")] = 8,
     pairs: Annotated[int, typer.Option(callback=whole, help="Compare all pairs of layers over N steps (8 or 32); 0: none.")] = 8,
     ablate: Annotated[bool, typer.Option("--ablate", help="Zero the second layer's MLP output (Figure 41).")] = False,
+    system: Annotated[str | None, typer.Option(help="A system prompt before each prompt: a text or a .txt file.")] = None,
+    pad_system: Annotated[bool, typer.Option("--pad-system", help="As many padding tokens in its place (a control).")] = False,
+    series: Annotated[
+        str, typer.Option(help="What tokens are classified by: similarity or norm, to their last state.")
+    ] = "similarity",
+    tau: Annotated[float, typer.Option(help="How near the last state is near, between 0 and 1.")] = 0.05,
+    p: Annotated[float, typer.Option(help="The share of steps near it that makes a fixed point.")] = 0.9,
     tokenizer: Words = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
@@ -265,8 +272,9 @@ def analyze(
     from loopwright.commands.evaluation import analyze as verb
 
     verb.analyze(
-        model, verb.Asked(prompts, data, examples, seed, tokenizer),
-        depth=depth, compare=compare, batch=batch, pairs=pairs, ablate=ablate, device=device, dtype=dtype, out=out,
+        model, verb.Asked(prompts, data, examples, seed, tokenizer, system, pad_system),
+        depth=depth, compare=compare, batch=batch, pairs=pairs, ablate=ablate, limits=verb.LimitOptions(tau, p, series),
+        device=device, dtype=dtype, out=out,
     )  # fmt: skip
 
 

@@ -54,6 +54,7 @@ from loopwright.metrics.residual import (
     residual_norm,
     step_factors,
     token_cosines,
+    token_distances,
     token_mean,
     token_norms,
 )
@@ -141,6 +142,7 @@ __all__ = [
     "step_factors",
     "step_windows",
     "token_cosines",
+    "token_distances",
     "token_mean",
     "token_norms",
     "turn_frequency",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from loopwright.metrics.distance import attention_distance
-from loopwright.metrics.residual import residual_cosine, residual_distance, token_cosines, token_mean
+from loopwright.metrics.residual import residual_cosine, residual_distance, token_cosines, token_distances, token_mean
 
 CONVERGENCE = ("none", "cyclic", "degenerate")  # what the codes 0, 1, 2 of `convergence` stand for
 
@@ -49,7 +49,8 @@ def farthest_maps(fixed: Tensor | Sequence[Tensor], valid: Tensor | None = None)
 class FixedPointGap:
     """How far a state is from its layer's fixed point and from the farthest layer's: mean over tokens, each [B].
 
-    The far ones are NaN in a core of one layer, which has no other. `token_cosine` [B, T] is the cosine before the mean.
+    The far ones are NaN in a core of one layer, which has no other. `token_cosine` [B, T] is the cosine before the mean;
+    `token_distance` [B, T] is ‖x_i − x*_i‖ / ‖x*_i‖, relative so that one threshold serves every model.
     """
 
     distance: Tensor
@@ -57,6 +58,7 @@ class FixedPointGap:
     far_distance: Tensor
     far_cosine: Tensor
     token_cosine: Tensor
+    token_distance: Tensor
 
 
 def fixed_point_gap(
@@ -64,13 +66,14 @@ def fixed_point_gap(
 ) -> FixedPointGap:
     """Returns the gap of one layer's residual [B, T, D] at some step to the fixed points [L, B, T, D]."""
     distance = residual_distance(state, fixed[layer], valid=valid)
-    each = token_cosines(state, fixed[layer])
+    each, relative = token_cosines(state, fixed[layer]), token_distances(state, fixed[layer])
     cosine = token_mean(each, valid)
     if len(fixed) == 1:
-        return FixedPointGap(distance, cosine, torch.full_like(distance, torch.nan), torch.full_like(cosine, torch.nan), each)
+        none = torch.full_like(distance, torch.nan)
+        return FixedPointGap(distance, cosine, none, none, each, relative)
     far_distance = residual_distance(state, pick_rows(fixed, farthest.distance[layer]), valid=valid)
     far_cosine = residual_cosine(state, pick_rows(fixed, farthest.cosine[layer]), valid=valid)
-    return FixedPointGap(distance, cosine, far_distance, far_cosine, each)
+    return FixedPointGap(distance, cosine, far_distance, far_cosine, each, relative)
 
 
 def pick_rows(fixed: Tensor | Sequence[Tensor], layers: Tensor) -> Tensor:

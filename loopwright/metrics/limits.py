@@ -78,6 +78,12 @@ def limit_curves(series: Tensor) -> LimitCurves:
     return LimitCurves(slope, intercept, trend, s - trend, windowed, torch.fft.rfft(windowed).abs()[..., 1:])
 
 
+def check_thresholds(tau: float, p: float) -> None:
+    """Raises a ValueError where τ or p is no threshold of the classification."""
+    if not (0 < tau < 1 and 0 < p <= 1):
+        raise ValueError(f"limits: tau {tau}, p {p}; allowed: tau between 0 and 1, p above 0 and at most 1")
+
+
 def classify_limit(series: Tensor, tau: float = 0.05, p: float = 0.9, *, kind: str = "similarity") -> Limits:
     """Returns what series […, n] settle into; the first that holds of
 
@@ -88,8 +94,7 @@ def classify_limit(series: Tensor, tau: float = 0.05, p: float = 0.9, *, kind: s
     """
     if kind not in SERIES:
         raise ValueError(f"limits: series of kind {kind!r}; allowed: {', '.join(SERIES)}")
-    if not (0 < tau < 1 and 0 < p <= 1):
-        raise ValueError(f"limits: tau {tau}, p {p}; allowed: tau between 0 and 1, p above 0 and at most 1")
+    check_thresholds(tau, p)
     read, n = SERIES[kind], series.shape[-1]
     curves = limit_curves(series)
     near = read.near(series.double(), tau).sum(-1)

@@ -1,8 +1,8 @@
 """Prediction and suppression neurons: what the output vector of an MLP neuron says to the vocabulary, from the weights alone.
 
-The effect of a neuron on the logits is y = W_U (g ⊙ w_out), one number per token of the vocabulary. Few tokens far from the rest
-make its kurtosis large; where they are raised the skew is positive and the neuron predicts, where they are lowered it is negative
-and the neuron suppresses (after Gurnee et al. 2024).
+The effect of a neuron on the logits is y = W_U (g ⊙ w_out), g the gains of the norms that its output passes: one number per
+token of the vocabulary. Few tokens far from the rest make its kurtosis large; where they are raised the skew is positive and
+the neuron predicts, where they are lowered it is negative and the neuron suppresses (after Gurnee et al. 2024).
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class NeuronMoments:
 def neuron_moments(down: Tensor, unembedding: Tensor, *, gain: Tensor | None = None) -> NeuronMoments:
     """Returns the moments of the neurons of one layer: `down` [D, F] as the MLP's last linear map stores it, `unembedding` [V, D].
 
-    `gain` [D] is the weight of the last norm, which stands between the two (None: 1). Some neurons at a time.
+    `gain` [D] is the product of the weights of the norms between the two (None: 1): the last norm's and, where there is one, the
+    block's output norm's. Some neurons at a time.
     """
     if down.shape[0] != unembedding.shape[1]:
         raise ValueError(

@@ -28,6 +28,12 @@ def token_cosines(a: Tensor, b: Tensor) -> Tensor:
     return torch.where((sizes_a == 0) & (sizes_b == 0), 1.0, cosine)
 
 
+def token_distances(a: Tensor, b: Tensor) -> Tensor:
+    """Returns ‖a_i − b_i‖ / ‖b_i‖ per token […, T]; 0 where both are zero, ∞ where b_i alone is."""
+    apart, sizes = token_norms(_wide(a) - _wide(b)), token_norms(b)
+    return torch.where(apart == 0, 0.0, apart / sizes)
+
+
 def token_mean(values: Tensor, valid: Tensor | None = None) -> Tensor:
     """Returns the mean of values […, T] over the real tokens […]; NaN where there is none."""
     if valid is None:

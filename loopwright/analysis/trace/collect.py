@@ -176,6 +176,7 @@ class FixedPointStatistics(Collector):
             self.sheet.put("far_norm", at, gap.far_distance)
             self.sheet.put("far_cosine", at, gap.far_cosine)
             self.sheet.put("token_cosine", at, gap.token_cosine.half())
+            self.sheet.put("token_distance", at, gap.token_distance.half())
         elif name == "state":
             self.sheet.put_step("state_fixed_norm", step, residual_distance(self.state, value, valid=padding))
             self.sheet.put_step("state_token_cosine", step, token_cosines(value, self.state).half())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -191,6 +192,10 @@ def neuron_shares(model: LoopedForCausalLM) -> dict[str, Any]:
     gain: Any = model.norm.weight if isinstance(getattr(model.norm, "weight", None), Tensor) else None
     if gain is None and model.config.end_norm == "every":
         gain = model.end_norm.weight
-    blocks = [*model.prelude, *model.core, *model.coda]
-    shares = [neuron_moments(block.mlp.down_proj.weight, model.lm_head.weight, gain=gain).shares() for block in blocks]
+    shares = []
+    for block in [*model.prelude, *model.core, *model.coda]:
+        # what a neuron writes passes the output norm of its own block, too (Ouro, OLMo-2)
+        gains = [each for each in (gain, getattr(block.mlp_norms.output, "weight", None)) if each is not None]
+        out = math.prod(each.float() for each in gains) if gains else None
+        shares.append(neuron_moments(block.mlp.down_proj.weight, model.lm_head.weight, gain=out).shares())
     return {"predict": [a for a, _ in shares], "suppress": [b for _, b in shares], "kurtosis": KURTOSIS}

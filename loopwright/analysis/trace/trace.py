@@ -36,7 +36,7 @@ from loopwright.settings import suggest
 
 DEPTH = 128  # steps of a looped model, where none are asked for
 COLLECTS = ("attention", "residual", "entropy", "lens", "fixed")
-TOKEN_NAMES = ("token_cosine", "state_token_cosine")  # their last axis is the tokens of a row
+TOKEN_NAMES = ("token_cosine", "token_distance", "state_token_cosine")  # their last axis is the tokens of a row
 
 
 @dataclass(frozen=True)

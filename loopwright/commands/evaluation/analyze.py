@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from loopwright.analysis.report.analysis import write_analysis
 from loopwright.analysis.report.findings import Finding, converges, safe, stages
 from loopwright.analysis.report.page import Slider, count
 from loopwright.analysis.study import Subject, study
+from loopwright.analysis.summary import PUBLISHED, LimitOptions
 from loopwright.analysis.trace.edit import ablate_massive
 from loopwright.analysis.trace.record import OutOfMemory, is_full
 from loopwright.analysis.trace.single_prompt import PAIR_PROMPTS, PAIR_STEPS, pair_bytes, path_bytes
@@ -35,21 +36,26 @@ from loopwright.run import RunFolder
 from loopwright.source import Source
 from loopwright.storage.files import write_json
 from loopwright.threads import fitting_threads
+from loopwright.untrusted import read_text, user_path
 from loopwright.values import check_whole
 
 VALID = "valid"  # the prompts of a run folder that are its own validation rows
+SYSTEM_BYTES = 2**17  # of a file with a system prompt
 SHOWN_PROMPTS, LONGEST_PROMPT = 8, 120  # on the page; and letters of each
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the prompts are, how many of them, and the tokenizer of text where the model has none."""
+    """What the prompts are, how many of them, and the tokenizer of text where the model has none; the system prompt before each (a
+    text or a .txt file), which `padded` replaces by as many padding tokens."""
 
     prompts: str
     data: str | None = None
     examples: int | None = None
     seed: int = 0
     tokenizer: str | None = None
+    system: str | None = None
+    padded: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ def analyze(
     batch: int = 8,
     pairs: int = PAIR_STEPS,
     ablate: bool = False,
+    limits: LimitOptions = PUBLISHED,
     device: str = "cpu",
     dtype: str = "float32",
     out: str | None = None,
@@ -91,12 +98,14 @@ def analyze(
     run, plan = RunFolder(out or f"runs/analyze-{Path(source).name}"), Plan(batch, pairs, where, kind)
     need_writable("analyze", run.traces, run.metrics, run.figures)
     # a compared model is looked at hours before its turn
-    rows = [rows_of(opened, prompts, tokenizer=asked.tokenizer)]
-    rows.append([] if other is None else rows_of(other, prompts, "the compared model"))
+    opening = opening_of(opened, asked)
+    limits = replace(limits, skip=len(opening))
+    rows = [rows_of(opened, prompts, tokenizer=asked.tokenizer, opening=opening)]
+    rows.append([] if other is None else rows_of(other, prompts, "the compared model", opening=opening_of(other, asked)))
     check_memory(opened, rows[0], plan, depth)
     if other is not None:
         check_memory(other, rows[1], plan, None)
-    summary = _study(opened, rows[0], run.traces, plan, depth, ablate)
+    summary = _study(opened, rows[0], run.traces, plan, depth, ablate, limits)
     run.metrics.mkdir(parents=True, exist_ok=True)
     write_json(run.metrics / "analysis.json", summary)
     dense, drawn_from = None, f"{run.metrics.name}/analysis.json"
@@ -197,19 +206,46 @@ def questions(rows: Sequence[tuple[Tensor, Tensor]]) -> list[Prompt]:
     return [row[: start + alike] for row, start in zip(ids, first, strict=True)]
 
 
+def opening_of(source: Source, asked: Asked) -> list[int]:
+    """Returns the tokens of the system prompt, with what the tokenizer opens any text with; none where none is asked for."""
+    if asked.system is None:
+        if asked.padded:
+            raise ValueError("pad-system: there is no system prompt to pad; give --system TEXT")
+        return []
+    path = user_path(asked.system) if asked.system.endswith(".txt") else None
+    text = asked.system if path is None else read_text(path, SYSTEM_BYTES)
+    words: Any = open_tokenizer(source, asked.tokenizer)
+    ids = token_ids(words, f"{text.rstrip()}\n\n")
+    if not asked.padded:
+        return ids
+    pad = words.eos_token_id if words.pad_token_id is None else words.pad_token_id
+    return [i if i == words.bos_token_id else pad for i in ids]
+
+
 def rows_of(
-    source: Source, prompts: Sequence[Prompt], whose: str = "the model", *, tokenizer: str | None = None
+    source: Source,
+    prompts: Sequence[Prompt],
+    whose: str = "the model",
+    *,
+    tokenizer: str | None = None,
+    opening: Sequence[int] = (),
 ) -> list[list[int]]:
     """Returns prompts in the tokens of a model, or of the tokenizer that is given. What the model cannot take is refused."""
+    if opening and not all(isinstance(prompt, str) for prompt in prompts):
+        raise ValueError("system: the prompts are token ids, which hold all that the model reads; give prompts as text")
     words: Any = open_tokenizer(source, tokenizer) if any(isinstance(prompt, str) for prompt in prompts) else None
-    rows = [token_ids(words, prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    if opening:
+        rows = [[*opening, *words(prompt, add_special_tokens=False).input_ids] for prompt in prompts]
+    else:
+        rows = [token_ids(words, prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
     check_lengths(source.config, rows, whose)
     return rows
 
 
 def _study(
-    source: Source, rows: Sequence[Sequence[int]], folder: Path, plan: Plan, depth: int | None, ablate: bool
-) -> dict[str, Any]:
+    source: Source, rows: Sequence[Sequence[int]], folder: Path, plan: Plan, depth: int | None, ablate: bool,
+    limits: LimitOptions = PUBLISHED,
+) -> dict[str, Any]:  # fmt: skip
     subject = Subject(source.path.name, _open(source, plan), rows)
     model = subject.model
     edit, edited = (ablate_massive(model.config), "MLP output of the second layer zeroed") if ablate else (None, "")
@@ -221,7 +257,10 @@ def _study(
 
         asked = depth if model.config.is_looped else None
         tell_wait(model, asked, rows=min(plan.batch, len(rows)), length=max(map(len, rows)))
-        return study(subject, folder, depth=asked, batch=plan.batch, pairs=plan.pairs, edit=edit, edited=edited, progress=tell)
+        return study(
+            subject, folder,
+            depth=asked, batch=plan.batch, pairs=plan.pairs, edit=edit, edited=edited, limits=limits, progress=tell,
+        )  # fmt: skip
 
 
 def _open(source: Source, plan: Plan) -> LoopedForCausalLM:
