@@ -163,7 +163,7 @@ class Backbone(PreTrainedModel):
 
         Without one a state that is drawn is drawn anew in each pass that trains, from torch's generator; else it is always the same.
         """
-        if seed is None and self.training and self.state.seeded and p.cache is None:
+        if seed is None and self.training and self.state.seeded:
             return self.start_anew(e, p, fresh_seeds(e.shape[0], e.device))
         if seed is not None and not isinstance(seed, int) and not (isinstance(seed, Tensor) and seed.numel() in (1, e.shape[0])):
             raise ValueError(f"state_seed: {seed!r}; allowed: a whole number, or a tensor of one per row ({e.shape[0]})")
