@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -112,6 +113,16 @@ def hashed_normal(seed: int | Tensor, positions: Tensor, width: int) -> Tensor:
     uniform = ((bits >> 40) & 0xFFFFFF).float().add(0.5) / 2**24
     edge = math.erf(3 / math.sqrt(2))
     return torch.erfinv((2 * uniform - 1) * edge).mul(math.sqrt(2)).clamp(-3, 3)
+
+
+@contextmanager
+def started_at(state: State, seed: int) -> Iterator[None]:
+    """The state with another seed for passes that bring none; afterwards its own again."""
+    own, state.seed = state.seed, seed
+    try:
+        yield
+    finally:
+        state.seed = own
 
 
 def row_seeds(seed: int, places: Tensor) -> Tensor:
