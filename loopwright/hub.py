@@ -87,8 +87,8 @@ def _plain_model(source: Source, folder: Path) -> Path:
         tokenizer = source.tokenizer()
     except (OSError, ValueError):  # a task's own symbols need none
         tokenizer = None
-    if source.notes:  # other verbs take an older checkpoint and say so; what is published must be the one that was meant
-        raise ValueError(f"push: {source.notes[0]} only where it is named; push that folder, or remove the damaged one")
+    if source.damage:  # other verbs take an older checkpoint and say so; what is published must be the one that was meant
+        raise ValueError(f"push: {source.damage[0]} only where it is named; push that folder, or remove the damaged one")
     save(model, folder, tokenizer)
     card = source.folder / CARD
     if card.is_symlink():

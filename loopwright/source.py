@@ -11,6 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,9 @@ from loopwright.data.tokenizer import NoTokenizer, load_tokenizer
 from loopwright.imports import missing_files
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.parts.state import STATES
 from loopwright.model.presets import PRESETS, preset
-from loopwright.run import STATE, RunFolder, saved, update_of
+from loopwright.run import MADE, STATE, RunFolder, saved, update_of
 from loopwright.settings import read_yaml, suggest
 from loopwright.storage.files import read_json
 from loopwright.storage.folder import settled
@@ -171,9 +173,14 @@ class Source:
         return self._open().has_average
 
     @property
-    def notes(self) -> list[str]:
+    def damage(self) -> list[str]:
         """What is wrong with each newer checkpoint that was passed over, and what was taken instead."""
-        return [f"{damage}; {self.folder} is used instead" for damage in self._damage] + self._base_notes
+        return [f"{damage}; {self.folder} is used instead" for damage in self._damage]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know: the damage, and that a training had one start for all rows."""
+        return [*self.damage, *self._one_start(), *self._base_notes]
 
     # what it holds
 
@@ -276,6 +283,19 @@ class Source:
                 raise ValueError(f"{folder.parent}: no validation has chosen a best checkpoint; allowed: last")
             return best
         raise ValueError(f"{folders[0].parent}: none of the {len(folders)} checkpoints is whole: {'; '.join(self._damage)}")
+
+    def _one_start(self) -> list[str]:
+        """What was trained by an older version, which drew the start once and did not write down how."""
+        opened = self._open()
+        if not STATES[opened.config.state["kind"]].seeded or not (opened.folder / STATE).is_file():
+            return []
+        with suppress(OSError, ValueError):  # what is not there or cannot be read says nothing
+            if "start" in read_json(opened.folder / MADE):
+                return []
+        return [
+            f"{opened.folder}: trained by a version that began every row at the same noise; it may answer well from that start "
+            "alone (evaluate --state-seeds 4 measures it), and a new training mends it"
+        ]
 
     def _pass_over(self, error: Damaged) -> None:
         """Goes on to the next older checkpoint of a run; what was named, or is the only one there, is an error."""

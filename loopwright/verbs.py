@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,12 @@ from loopwright.evaluate.heldout import HeldOut, held_out, need_likelihood
 from loopwright.evaluate.paired import Paired, compare_rows, paired_table
 from loopwright.evaluate.paired import compare as compare_texts
 from loopwright.evaluate.passages import passage_length, read_passages
+from loopwright.evaluate.starts import StartReport, gathered
 from loopwright.evaluate.sweep import SweepReport, grid, parse_depths, sweep
 from loopwright.evaluate.tasks import TaskEvaluation, task_names
+from loopwright.generate.stream import check_seeded
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.parts.state import started_at
 from loopwright.notebook import html_of
 from loopwright.plot.drawing import Drawing, Plotted
 from loopwright.plot.training import BY_DEPTH, length_by_depth_heatmap
@@ -86,9 +90,9 @@ def train(
 class Evaluation(Plotted):
     """Reports by split or text, as `loopwright evaluate` gives them."""
 
-    reports: Mapping[str, SweepReport | HeldOut]
+    reports: Mapping[str, SweepReport | HeldOut | StartReport]
 
-    def __getitem__(self, name: str) -> SweepReport | HeldOut:
+    def __getitem__(self, name: str) -> SweepReport | HeldOut | StartReport:
         if name not in self.reports:
             raise KeyError(f"{name!r} was not measured; there are {', '.join(self.reports)}")
         return self.reports[name]
@@ -148,6 +152,7 @@ def evaluate(
     tasks: str | Sequence[str] = (),
     task_data: str | Path | None = None,
     shots: int | None = None,
+    state_seeds: int | None = None,
 ) -> Evaluation | ExitEvaluation | TaskEvaluation:
     """Measures a model at several depths from one pass, or what exit rules would cost and give. Nothing is written.
 
@@ -165,7 +170,13 @@ def evaluate(
             one depth, the most steps of a token.
         tasks: names of lm-eval's tasks, in the place of data and text; `task_data` is a folder with their questions (default: the
             hub), `shots` the examples before each (default: the task's own number), `rows` the first questions of each.
+        state_seeds: with data or text: measure from so many starts of a state that is noise, and give mean, least and largest.
     """
+    if state_seeds is not None:
+        if exit or tasks:
+            raise ValueError("state_seeds: given with exit or tasks; allowed: data or text")
+        rest = {"tokenizer": tokenizer, "splits": splits, "rows": rows, "batch": batch, "context": context}
+        return _from_starts(_open(model), state_seeds, {"depths": depths, "data": data, "text": text, **rest})
     rules = exit_words([exit] if isinstance(exit, str) else exit)
     depths = [depths] if isinstance(depths, int) else parse_depths(depths) if isinstance(depths, str) else depths
     splits = [splits] if isinstance(splits, str) else splits
@@ -210,6 +221,23 @@ def evaluate(
                 split=name, source_name=opened.name,
             )  # fmt: skip
         return Evaluation(reports)
+
+
+def _from_starts(opened: _Opened, count: int, options: dict[str, Any]) -> Evaluation:
+    """The same from the starts of seeds 0, 1, 2 …"""
+    check_whole("state_seeds", count, 1)
+    check_seeded(opened.model.config, "state_seeds", count)
+    if options["data"] is None and options["text"] is None and opened.data is not None:
+        options["data"] = opened.data()
+    if options["text"] is not None and options["tokenizer"] is None:
+        options["tokenizer"] = opened.words()
+    if options["depths"] is not None and not isinstance(options["depths"], int | str):
+        options["depths"] = list(options["depths"])
+    found = []
+    for seed in range(count):
+        with started_at(opened.model.state, seed):
+            found.append(cast(Any, evaluate(opened.model, **options)).reports)
+    return Evaluation({name: gathered([each[name] for each in found], range(count), opened.name) for name in found[0]})
 
 
 def _tasks(opened: Any, tasks: str | Sequence[str], depths: Any, tokenizer: Any, **options: Any) -> TaskEvaluation:
@@ -320,7 +348,10 @@ def _open(model: Model, verb: str = "evaluate", device: str = "cpu") -> _Opened:
     data = None
     if recipe is not None and run is not None:
         data = lambda: build_data(recipe["data"], run.data)  # noqa: E731  (asked for only where nothing else is given)
-    return _Opened(source.model(device=device), source.name, data, source.tokenizer_folder)
+    opened = source.model(device=device)
+    for note in source.notes:
+        warnings.warn(note, stacklevel=3)
+    return _Opened(opened, source.name, data, source.tokenizer_folder)
 
 
 def _check_objects(objects: Mapping[str, Any], on_update: object) -> None:

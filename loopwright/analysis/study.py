@@ -58,7 +58,7 @@ def study(
     model, rows = subject.model, subject.rows
     check_weights(subject)
     check_lengths(model.config, rows)
-    about = {"model": subject.name, "edited": edited}
+    about = {"model": subject.name, "edited": edited, **_other_start(model)}
     tell = progress or (lambda what, done, total: None)
     traces = trace_prompts(
         model, rows, folder,
@@ -111,6 +111,12 @@ def _closeups(
     return closeups
 
 
+def _other_start(model: LoopedForCausalLM) -> dict[str, int]:
+    """The seed of the first state, where it is not the config's own."""
+    own = model.config.state.get("seed", 0)
+    return {"state_seed": model.state.seed} if model.state.seeded and model.state.seed != own else {}
+
+
 def _about(subject: Subject, edited: str) -> dict[str, Any]:
     config, model = subject.model.config, subject.model
     norms = config.norm_placement if isinstance(config.norm_placement, str) else ", ".join(config.norm_placement)
@@ -129,5 +135,6 @@ def _about(subject: Subject, edited: str) -> dict[str, Any]:
             "injection": config.injection["kind"],
             "dtype": str(model.dtype).removeprefix("torch."),
             "edited": edited,
+            **_other_start(model),
         }
     }

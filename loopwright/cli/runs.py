@@ -12,6 +12,7 @@ from loopwright.cli.options import (
     Exits,
     Import,
     Json,
+    StateSeed,
     Words,
     recipe_names,
     seed_of,
@@ -106,6 +107,9 @@ def evaluate(
     tasks: Annotated[str | None, typer.Option(metavar="NAME,…", help="Tasks of lm-eval. Needs the extra eval.")] = None,
     task_data: Annotated[str | None, typer.Option(metavar="FOLDER", help="Files of a task's questions. Default: the hub.")] = None,
     shots: Annotated[int | None, typer.Option(callback=whole, help="Examples before a question. Default: the task's.")] = None,
+    state_seeds: Annotated[
+        int | None, typer.Option(callback=whole, help="Of a state that is noise: measure from N starts, and how far they spread.")
+    ] = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
     out: Annotated[str | None, typer.Option(help="Where eval/ and figures/ go. Default: into the run.")] = None,
@@ -149,7 +153,7 @@ def evaluate(
         splits={"splits": split or [], "data": data, "decode": decode},
         text={"texts": text or [], "context": context, "field": field, "teacher_forced": teacher_forced, "honest": honest},
         exits={"exits": exit or [], "timed": time}, tasks={"tasks": tasks, "task_data": task_data, "shots": shots},
-        tokenizer=tokenizer,
+        tokenizer=tokenizer, state_seeds=state_seeds,
     ), as_json)  # fmt: skip
 
 
@@ -243,6 +247,7 @@ def analyze(
     seed: Annotated[int, typer.Option(callback=seed_of, help="Seed for drawing prompts.")] = 0,
     batch: Annotated[int, typer.Option(callback=whole, help="Prompts in a pass.")] = 8,
     pairs: Annotated[int, typer.Option(callback=whole, help="Compare all pairs of layers over N steps (8 or 32); 0: none.")] = 8,
+    state_seed: StateSeed = None,
     ablate: Annotated[bool, typer.Option("--ablate", help="Zero the second layer's MLP output (Figure 41).")] = False,
     system: Annotated[str | None, typer.Option(help="A system prompt before each prompt: a text or a .txt file.")] = None,
     pad_system: Annotated[bool, typer.Option("--pad-system", help="As many padding tokens in its place (a control).")] = False,
@@ -273,8 +278,8 @@ def analyze(
 
     verb.analyze(
         model, verb.Asked(prompts, data, examples, seed, tokenizer, system, pad_system),
-        depth=depth, compare=compare, batch=batch, pairs=pairs, ablate=ablate, limits=verb.LimitOptions(tau, p, series),
-        device=device, dtype=dtype, out=out,
+        depth=depth, compare=compare, batch=batch, pairs=pairs, state_seed=state_seed, ablate=ablate,
+        limits=verb.LimitOptions(tau, p, series), device=device, dtype=dtype, out=out,
     )  # fmt: skip
 
 

@@ -23,7 +23,8 @@ class Batch:
     `attention_mask` is None where no row is padded, `segment_ids` where each row is one document. `rows` holds the place of
     each row in the global order of samples, neighbours in it, the same whatever the number of processes. `lengths` counts the
     real tokens of rows that are padded on the right without a mask: a causal model needs none there, but what averages over
-    tokens must know. `asked` is made by `ready`.
+    tokens must know. `asked` is made by `ready`. `seeds` decide how each row's state starts where it is drawn [B]; None: as the
+    model says.
     """
 
     input_ids: Tensor
@@ -33,6 +34,7 @@ class Batch:
     rows: Tensor | None = None
     lengths: Tensor | None = None
     asked: Tensor | None = None
+    seeds: Tensor | None = None
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]

@@ -13,7 +13,9 @@ from transformers import PreTrainedTokenizerBase, TextStreamer
 
 from loopwright.generate.constraint import Constraint
 from loopwright.generate.sampling import GrammarEnd, HashedDraws, Sampling, checked_whole
+from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.parts.state import STATES
 from loopwright.untrusted import first_line
 
 LONGEST_REASON = 200  # characters of what a chat template raised
@@ -155,10 +157,15 @@ def context_left(model: LoopedForCausalLM, prompt_tokens: int) -> int | None:
 
 def checked_seed(model: LoopedForCausalLM, state_seed: int) -> int:
     """Returns the seed of the state; raises where the model's state starts without noise."""
-    kind = model.config.state["kind"]
-    if not model.state.seeded:
-        raise ValueError(f"state_seed: {state_seed} would change nothing; this model's state starts as {kind!r}, not as noise")
+    check_seeded(model.config, "state_seed", state_seed)
     return state_seed
+
+
+def check_seeded(config: LoopedConfig, name: str, value: int) -> None:
+    """Raises a ValueError where the state of a model starts without noise, so that a seed of it says nothing."""
+    kind = config.state["kind"]
+    if not STATES[kind].seeded:
+        raise ValueError(f"{name}: {value} would change nothing; this model's state starts as {kind!r}, not as noise")
 
 
 def end_tokens(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:

@@ -32,7 +32,7 @@ from loopwright.model.parts.gate import GATES
 from loopwright.model.parts.halting import HALTINGS
 from loopwright.model.parts.injection import INJECTIONS
 from loopwright.model.parts.part import FIRST, Part, RowSteps, StepIndex
-from loopwright.model.parts.state import STATES
+from loopwright.model.parts.state import STATES, fresh_seeds
 from loopwright.model.tap import Tap, check_tap
 from loopwright.settings import build_kind
 
@@ -159,10 +159,22 @@ class Backbone(PreTrainedModel):
             raise ValueError(f"input_ids: from {low} to {high}; allowed: 0 to {self.config.vocab_size - 1}") from None
 
     def start_state(self, e: Tensor, p: Pass, seed: int | Tensor | None = None) -> Tensor:
-        """Returns the state before the first step, [B, T, D]; `seed` is one for all rows, or a tensor of one per row."""
+        """Returns the state before the first step, [B, T, D]; `seed` is one for all rows, or a tensor of one per row.
+
+        Without one a state that is drawn is drawn anew in each pass that trains, from torch's generator; else it is always the same.
+        """
+        if seed is None and self.training and self.state.seeded:
+            return self.start_anew(e, p, fresh_seeds(e.shape[0], e.device))
         if seed is not None and not isinstance(seed, int) and not (isinstance(seed, Tensor) and seed.numel() in (1, e.shape[0])):
             raise ValueError(f"state_seed: {seed!r}; allowed: a whole number, or a tensor of one per row ({e.shape[0]})")
         return self.state(e, p.span.positions, seed)
+
+    def start_anew(self, e: Tensor, p: Pass, seeds: Tensor) -> Tensor:
+        """Returns the state before the first step of rows that train, each with its own seed [B].
+
+        By the place in the row, where positions begin anew with every document: else those of a row would share their noise.
+        """
+        return self.state(e, p.span.places(), seeds)
 
     def step(self, s: Tensor, e: Tensor, t: int | Tensor | RowSteps, p: Pass) -> Tensor:
         """Returns the state after step `t`, an int or one index per row [B]: what the next step takes in.

@@ -12,6 +12,7 @@ from transformers.generation import GenerationMode
 from loopwright.model.cache.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.decode_graph import DecodeGraph
+from loopwright.model.parts.state import State
 
 FIRST_CAPACITY = 2048
 REPLAYED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
@@ -38,6 +39,7 @@ class LoopGenerationMixin(GenerationMixin):
     embed_tokens: nn.Embedding
     leaks_future: bool
     training: bool
+    state: State
 
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any
@@ -87,6 +89,8 @@ class LoopGenerationMixin(GenerationMixin):
         """Returns the inputs of the next pass. A cache that holds tokens knows its own padding, so the mask stops there."""
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
         cache = inputs.get("past_key_values")
+        if self.training and self.state.seeded and inputs.get("state_seed") is None:
+            inputs["state_seed"] = self.state.seed  # one start for all tokens of an answer, also while a model trains
         if isinstance(cache, LoopCache) and cache.length:
             mask = inputs.pop("attention_mask", None)
             tokens = inputs["input_ids"]

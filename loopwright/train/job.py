@@ -21,6 +21,7 @@ from loopwright.imports import noted_files
 from loopwright.metrics.score import METRICS, Metric
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.parts.state import row_seeds
 from loopwright.run import RunFolder, origin
 from loopwright.settings import build_kind
 from loopwright.storage.files import write_json, write_whole
@@ -192,7 +193,8 @@ class Job:
         for place in range(self.recipe.accumulate):
             indices, rows = self.order.share(first + place * size, size, self.processes.rank, self.processes.world)
             plan = self.rule(update, self.depth_generator)
-            batch = replace(self.splits.train.batch(indices), rows=rows)
+            seeds = row_seeds(self.recipe.seed, rows) if self.model.state.seeded else None
+            batch = replace(self.splits.train.batch(indices), rows=rows, seeds=seeds)
             targets.append(batch.targets)
             tokens += int(batch.valid.sum())
             pairs.append((batch.ready(coarse=self.replays).to(self.device), plan))

@@ -135,7 +135,7 @@ def rollout(
     depth = plan.depth if model.config.is_looped else 1
     with documents_checked(batch.asked is not None):  # by `Batch.ready`
         e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids, fused=stacks)
-    start = model.start_state(e, p)
+    start = model.start_state(e, p) if batch.seeds is None else model.start_anew(e, p, batch.seeds)
     grad_steps = min(plan.grad_steps, depth)
     s, first = start, depth - grad_steps
     if first:

@@ -117,6 +117,68 @@ def test_a_pass_without_a_cache_is_one_graph(name):
         assert gap(a, b) < 1e-5
 
 
+# training mode
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_pass_that_trains_draws_its_start_anew(checkpointing):
+    """A seed a row, from torch's generator; in `eval()`, in generation and where a seed is given it is always the same."""
+    model = noisy("huginn-tiny")
+    ids = ids_of(model, 3, 6)[:1].expand(3, -1)
+    fixed, seeded = model(ids, use_cache=False).logits, model(ids, use_cache=False, state_seed=5).logits
+    written = model.generate(ids, max_new_tokens=6, do_sample=False)
+    model.train()
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    torch.manual_seed(1)
+    first, second = model(ids).logits, model(ids).logits
+    assert gap(first, second) > 1e-3 and gap(first, fixed) > 1e-3 and gap(first[0], first[1]) > 1e-3
+    torch.manual_seed(1)
+    assert torch.equal(model(ids).logits, first) and torch.equal(model(ids).logits, second)
+    torch.manual_seed(1)
+    rows = torch.randint(1 << 62, (3,))
+    assert torch.equal(model(ids, state_seed=rows).logits, first)
+    assert gap(model(ids, state_seed=5).logits, seeded) < 1e-6
+    model.gradient_checkpointing_disable()
+    for cached in (True, False):
+        assert torch.equal(model.generate(ids, max_new_tokens=6, do_sample=False, use_cache=cached), written)
+    assert torch.equal(model.eval()(ids, use_cache=False).logits, fixed) and torch.equal(model(ids, use_cache=False).logits, fixed)
+
+
+@pytest.mark.slow
+def test_a_pass_that_trains_is_one_graph_that_draws():
+    model = noisy("huginn-tiny", depth=2).train()
+    ids = ids_of(model, 2, 6)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.manual_seed(1)
+    first, second = compiled(ids).logits, compiled(ids).logits
+    torch.manual_seed(1)
+    assert gap(first, model(ids).logits) < 1e-5 and gap(second, model(ids).logits) < 1e-5 and gap(first, second) > 1e-3
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True)  # its own generator: other numbers, drawn anew as well
+    assert gap(compiled(ids).logits, compiled(ids).logits) > 1e-3
+
+
+@pytest.mark.parametrize("packing", ["segment_ids", "position_ids"])
+def test_documents_of_a_row_do_not_share_their_noise(packing):
+    """In training the place in the row counts. A document alone in its row starts as its place says, padded or not."""
+    model = noisy("huginn-tiny").train()
+    ids = ids_of(model, 1, 8)
+    split = {"segment_ids": torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]]), "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])}
+    e, p = model.embed(ids, **{packing: split[packing]})
+    seeds = torch.tensor([7])
+    found = model.start_anew(e, p, seeds)
+    assert gap(found[:, :4], found[:, 4:]) > 1e-2
+    shared = model.state(e, p.span.positions, seeds)  # planted: by the place in the document
+    assert torch.equal(shared[:, :4], shared[:, 4:])
+    alone, place = model.embed(ids)
+    assert torch.equal(found, model.start_anew(alone, place, seeds))
+    mask = torch.tensor([[0] * 3 + [1] * 8])
+    padded, place = model.embed(torch.nn.functional.pad(ids, (3, 0)), attention_mask=mask)
+    assert torch.equal(model.start_anew(padded, place, seeds)[:, 3:], found)
+
+
 # Trainer
 
 
@@ -142,7 +204,7 @@ def trained(name: str, folder, *, checkpointing: bool) -> tuple[lw.LoopedForCaus
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "ouroboros-qwen2.5-3b-tiny"])
+@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "ouroboros-qwen2.5-3b-tiny", "huginn-tiny"])
 def test_trainer_trains_the_same_weights_with_gradient_checkpointing(name, tmp_path):
     plain, losses = trained(name, tmp_path / "plain", checkpointing=False)
     saved, same = trained(name, tmp_path / "saved", checkpointing=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -28,10 +29,11 @@ from loopwright.commands.loading import open_model, open_tokenizer
 from loopwright.commands.results import how_made, need_writable
 from loopwright.commands.wait import tell_wait
 from loopwright.data.build import build_data
-from loopwright.generate.stream import token_ids
+from loopwright.generate.stream import check_seeded, token_ids
 from loopwright.metrics.score import IGNORED
 from loopwright.model.cost.room import free_bytes
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.parts.state import started_at
 from loopwright.run import RunFolder
 from loopwright.source import Source
 from loopwright.storage.files import write_json
@@ -78,6 +80,7 @@ def analyze(
     pairs: int = PAIR_STEPS,
     ablate: bool = False,
     limits: LimitOptions = PUBLISHED,
+    state_seed: int | None = None,
     device: str = "cpu",
     dtype: str = "float32",
     out: str | None = None,
@@ -92,6 +95,8 @@ def analyze(
     if other is not None:
         other.need_weights("compare")
     opened.config.check_depth(depth)
+    if state_seed is not None:
+        check_seeded(opened.config, "state_seed", state_seed)
     if other is not None and other.config.is_looped:
         raise ValueError(f"compare: {compare} is looped; allowed: a dense model, whose layers run once")
     prompts = read_own(opened, asked) if asked.prompts == VALID else read_given(asked)
@@ -105,7 +110,7 @@ def analyze(
     check_memory(opened, rows[0], plan, depth)
     if other is not None:
         check_memory(other, rows[1], plan, None)
-    summary = _study(opened, rows[0], run.traces, plan, depth, ablate, limits)
+    summary = _study(opened, rows[0], run.traces, plan, depth, ablate, limits, state_seed)
     run.metrics.mkdir(parents=True, exist_ok=True)
     write_json(run.metrics / "analysis.json", summary)
     dense, drawn_from = None, f"{run.metrics.name}/analysis.json"
@@ -245,11 +250,13 @@ def rows_of(
 def _study(
     source: Source, rows: Sequence[Sequence[int]], folder: Path, plan: Plan, depth: int | None, ablate: bool,
     limits: LimitOptions = PUBLISHED,
+    state_seed: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     subject = Subject(source.path.name, _open(source, plan), rows)
     model = subject.model
     edit, edited = (ablate_massive(model.config), "MLP output of the second layer zeroed") if ablate else (None, "")
-    with fitting_threads(model), progress() as bar:
+    start = nullcontext() if state_seed is None else started_at(model.state, state_seed)
+    with fitting_threads(model), progress() as bar, start:
         task = bar.add_task(subject.name)
 
         def tell(what: str, done: int, total: int) -> None:

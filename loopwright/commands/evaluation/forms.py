@@ -12,7 +12,15 @@ Options = Mapping[str, Any]
 
 
 def evaluate_as(
-    source: str, shared: Options, *, splits: Options, text: Options, exits: Options, tasks: Options, tokenizer: str | None
+    source: str,
+    shared: Options,
+    *,
+    splits: Options,
+    text: Options,
+    exits: Options,
+    tasks: Options,
+    tokenizer: str | None,
+    state_seeds: int | None = None,
 ) -> Any:
     """Runs the form that the options ask for, and returns its results as data.
 
@@ -25,9 +33,9 @@ def evaluate_as(
     of_text = {name: value for name, value in text.items() if value not in (None, False, 0, [])}
     of_splits = {name: value for name, value in splits.items() if value not in (None, True, [])}
     if tasks["tasks"] is not None:
-        if of_text or of_splits or exits["exits"] or exits["timed"]:
+        if of_text or of_splits or exits["exits"] or exits["timed"] or state_seeds is not None:
             raise ValueError(
-                "evaluate: --tasks with options of texts, splits or exits; allowed: one of --tasks, --text, --exit, --data"
+                "evaluate: --tasks with options of texts, splits, starts or exits; allowed: one of --tasks, --text, --exit, --data"
             )
         from loopwright.commands.evaluation.tasks import evaluate_tasks, rows_of_tasks
 
@@ -40,6 +48,13 @@ def evaluate_as(
         raise ValueError(
             "evaluate: --context, --field, --teacher-forced, --honest and --tokenizer belong to --text, which is not given"
         )
+    if state_seeds is not None:
+        if exits["exits"] or text["teacher_forced"] or text["honest"] or text["field"]:
+            raise ValueError("evaluate: --state-seeds with --exit, --teacher-forced, --honest or --field; leave them out")
+        from loopwright.commands.evaluation.starts import evaluate_starts
+
+        data = {"splits": splits["splits"], "data": splits["data"]}
+        return rows_by_depth(evaluate_starts(source, state_seeds, texts=texts, context=text["context"], **data, **words, **shared))
     if exits["timed"] and not exits["exits"]:
         raise ValueError("evaluate: --time belongs to --exit, which is not given")
     reading = {**words, "context": text["context"], "field": verb.FIELD if text["field"] is None else text["field"]}

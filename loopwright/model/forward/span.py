@@ -104,6 +104,13 @@ class Span:
         before = torch.where(self.first > 0, seen.gather(1, (self.first - 1).clamp(min=0)), 0)
         return (seen.gather(1, self.index) - before).clamp(min=1)
 
+    def places(self) -> Tensor:
+        """Returns how many real tokens of its row stand before each new token [B or 1, T], whatever document they are of."""
+        if self.plain:
+            return torch.arange(self.offset, self.extent, device=self.positions.device)[None]
+        assert self.index is not None
+        return (self._seen().gather(1, self.index) - 1).clamp(min=0)
+
     def back(self, count: Tensor) -> Tensor:
         """Returns the index of the real token that stands `count` real tokens before each new token [B, T]."""
         if self.plain:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class State(Part):
-    """How the state starts. Abstract: `seeded` says whether the kind reads the seed, `seed` is the one where a pass brings none."""
+    """How the state starts. Abstract: `seeded` says whether the kind reads the seed, `seed` is the one where a pass that does not
+    train brings none."""
 
     seeded: ClassVar[bool] = False
     seed: int = 0
@@ -68,7 +70,8 @@ class NoiseState(State):
     """s₀ = scale · truncated normal (std, cut at ±3 std), a pure function of (seed, position).
 
     A sequential draw would break cached = uncached, padding, beams and drafts, and make a row depend on its batch mates.
-    `seed` is the default; a pass may bring its own, one for all rows or one per row.
+    `seed` is that of evaluation and generation; a pass may bring its own, one for all rows or one per row. In training every row
+    of every pass has its own: one start for all of a training would be the only one that the model answers from.
     """
 
     seeded = True
@@ -110,6 +113,28 @@ def hashed_normal(seed: int | Tensor, positions: Tensor, width: int) -> Tensor:
     uniform = ((bits >> 40) & 0xFFFFFF).float().add(0.5) / 2**24
     edge = math.erf(3 / math.sqrt(2))
     return torch.erfinv((2 * uniform - 1) * edge).mul(math.sqrt(2)).clamp(-3, 3)
+
+
+@contextmanager
+def started_at(state: State, seed: int) -> Iterator[None]:
+    """The state with another seed for passes that bring none; afterwards its own again."""
+    own, state.seed = state.seed, seed
+    try:
+        yield
+    finally:
+        state.seed = own
+
+
+def row_seeds(seed: int, places: Tensor) -> Tensor:
+    """Returns a seed for each row of a run with this seed, from its place in the order of samples [B]: a place comes once, so that
+    every row of every update has its own, whatever the number of processes and wherever a run resumes."""
+    start = mix(torch.tensor(signed(seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019), device=places.device))
+    return mix(start + (places.long() + 1) * signed(0xD1342543DE82EF95))
+
+
+def fresh_seeds(rows: int, device: torch.device) -> Tensor:
+    """Returns a seed for each row, drawn from torch's own generator of the device [B]."""
+    return torch.randint(1 << 62, (rows,), device=device)
 
 
 def mix(x: Tensor) -> Tensor:

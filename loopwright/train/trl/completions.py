@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import torch
 from torch import Tensor
 
 from loopwright.data.batch import Splits
 from loopwright.generate.readings import split_rows
+from loopwright.model.parts.state import mix, row_seeds, signed
 
 
 class Prompts:
@@ -42,3 +44,14 @@ def cut(written: Tensor, ends: Collection[int]) -> list[list[int]]:
     """Returns each row up to its first end token, that one included."""
     rows = written.tolist()
     return [row[: next((place + 1 for place, token in enumerate(row) if token in ends), len(row))] for row in rows]
+
+
+def prompt_seeds(seed: int, update: int, ids: Tensor, mask: Tensor) -> Tensor:
+    """Returns a seed for each prompt of an update [B], from its tokens [B, T] where the mask says that they are real.
+
+    Sampling, policy and reference find it again in any order of rows: a ratio of their likelihoods is that of one start. The
+    completions of a group share it, so that none is better by its start.
+    """
+    places = mask.long().cumsum(1)
+    words = mix(ids.long() * signed(0x9E3779B97F4A7C15) + places * signed(0xD1342543DE82EF95)) * mask.long()
+    return mix(words.sum(1) + row_seeds(seed, torch.tensor([update], device=ids.device)))

@@ -30,7 +30,7 @@ from loopwright.train.objectives.grpo import Grpo, longest_answer
 from loopwright.train.objectives.readout import find_targets
 from loopwright.train.objectives.rewards import Sample, judge
 from loopwright.train.rollout import Plan, rollout
-from loopwright.train.trl.completions import Prompts, cut
+from loopwright.train.trl.completions import Prompts, cut, prompt_seeds
 from loopwright.train.updates import Updates
 
 # what TRL measures of an update, and its name in our log
@@ -142,10 +142,12 @@ class LoopedGRPO(GRPOTrainer):
         asked = [self.source.prompt(int(row)) for row in prompts]
         rows, width = [torch.tensor(row, device=job.device) for row in asked], max(map(len, asked))
         ids, mask = left_padded(rows, width, self._tokenizer.pad_token_id)
-        depth: dict[str, Any] = {"depth": plan.depth} if job.model.config.is_looped else {}
+        loop: dict[str, Any] = {"depth": plan.depth} if job.model.config.is_looped else {}
+        if job.model.state.seeded:
+            loop["state_seed"] = self._starts(ids, mask)
         job.model.eval()
         with torch.no_grad(), job.autocast():
-            written = job.model.generate(ids, attention_mask=mask, generation_config=self.generation_config, **depth)
+            written = job.model.generate(ids, attention_mask=mask, generation_config=self.generation_config, **loop)
         job.model.train()
         completions = cut(written[:, ids.shape[1] :].cpu(), self.eos_token_ids)
         self.counts[0] += sum(map(len, completions))
@@ -171,7 +173,12 @@ class LoopedGRPO(GRPOTrainer):
         assert self.at is not None
         labels = input_ids.masked_fill(attention_mask == 0, IGNORED)
         labels[:, :-logits_to_keep] = IGNORED
-        batch = Batch(input_ids, labels, attention_mask=None if bool(attention_mask.all()) else attention_mask)
+        asked = slice(None), slice(-logits_to_keep)
+        batch = Batch(
+            input_ids, labels,
+            attention_mask=None if bool(attention_mask.all()) else attention_mask,
+            seeds=self._starts(input_ids[asked], attention_mask[asked]) if self.job.model.state.seeded else None,
+        )  # fmt: skip
         module, own = cast(TrainingModule, self.job.module), self.accelerator.unwrap_model(model)
         step = module.step if own is self.job.model else None
         with self.job.autocast():
@@ -184,6 +191,9 @@ class LoopedGRPO(GRPOTrainer):
             for x in scores
         )
         return log_p[:, -logits_to_keep:], entropy[:, -logits_to_keep:], None
+
+    def _starts(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return prompt_seeds(self.job.recipe.seed, self.updates.progress.update, ids, mask)
 
     def compute_loss(self, *given: Any, **named: Any) -> Tensor:
         """Returns TRL's loss of a batch, and keeps it for the log."""
