@@ -161,7 +161,7 @@ class Backbone(PreTrainedModel):
     def start_state(self, e: Tensor, p: Pass, seed: int | Tensor | None = None) -> Tensor:
         """Returns the state before the first step, [B, T, D]; `seed` is one for all rows, or a tensor of one per row.
 
-        Without one a state that is drawn is drawn anew in each pass that trains, from torch's generator; else it is always the same.
+        Without one, a state that is drawn is drawn anew in each pass that trains, by torch's generator; else it is always the same.
         """
         if seed is None and self.training and self.state.seeded:
             return self.start_anew(e, p, fresh_seeds(e.shape[0], e.device))
