@@ -95,6 +95,9 @@ def _plain_model(source: Source, folder: Path) -> Path:
         raise ValueError(f"push: {card} is a link; put the file itself there")
     if card.is_file():
         shutil.copyfile(card, folder / CARD)
+    for note in source.one_start:
+        with (folder / CARD).open("a") as told:
+            told.write(f"\n## Start\n\nThis model was {note}.\n")
     return folder
 
 

@@ -37,7 +37,7 @@ from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.state import STATES
 from loopwright.model.presets import PRESETS, preset
-from loopwright.run import MADE, STATE, RunFolder, saved, update_of
+from loopwright.run import ANEW, MADE, STATE, RunFolder, saved, update_of
 from loopwright.settings import read_yaml, suggest
 from loopwright.storage.files import read_json
 from loopwright.storage.folder import settled
@@ -180,7 +180,22 @@ class Source:
     @property
     def notes(self) -> list[str]:
         """What a reader should know: the damage, and that a training had one start for all rows."""
-        return [*self.damage, *self._one_start(), *self._base_notes]
+        return [*self.damage, *(f"{self.folder}: {told}" for told in self.one_start), *self._base_notes]
+
+    @property
+    def one_start(self) -> list[str]:
+        """What an older version trained, or began: it drew the start once, for all rows, and did not write down how."""
+        opened = self._open()
+        if not STATES[opened.config.state["kind"]].seeded or not (opened.folder / STATE).is_file():
+            return []
+        start = ""
+        with suppress(OSError, ValueError):  # what is not there or cannot be read says nothing
+            start = str(read_json(opened.folder / MADE).get("start", ""))
+        until = start.removeprefix(ANEW).replace(" from", ", until")
+        return [] if start == ANEW else [
+            f"trained by a version that began every row at the same noise{until}; it may answer well from that start alone "
+            "(evaluate --state-seeds 4 measures it), and a new training mends it"
+        ]  # fmt: skip
 
     # what it holds
 
@@ -283,19 +298,6 @@ class Source:
                 raise ValueError(f"{folder.parent}: no validation has chosen a best checkpoint; allowed: last")
             return best
         raise ValueError(f"{folders[0].parent}: none of the {len(folders)} checkpoints is whole: {'; '.join(self._damage)}")
-
-    def _one_start(self) -> list[str]:
-        """What was trained by an older version, which drew the start once and did not write down how."""
-        opened = self._open()
-        if not STATES[opened.config.state["kind"]].seeded or not (opened.folder / STATE).is_file():
-            return []
-        with suppress(OSError, ValueError):  # what is not there or cannot be read says nothing
-            if "start" in read_json(opened.folder / MADE):
-                return []
-        return [
-            f"{opened.folder}: trained by a version that began every row at the same noise; it may answer well from that start "
-            "alone (evaluate --state-seeds 4 measures it), and a new training mends it"
-        ]
 
     def _pass_over(self, error: Damaged) -> None:
         """Goes on to the next older checkpoint of a run; what was named, or is the only one there, is an error."""

@@ -196,24 +196,14 @@ def evaluate(
         raise ValueError(f"depths: {depths} with exit; give one depth, the most steps that a token may take")
     with fitting_threads(opened.model):
         if text is not None:
-            length = passage_length(opened.model.config.max_position_embeddings, context)
-            words = Tokenizer(tokenizer if tokenizer is not None else opened.words())
-            texts = {name: read_passages(name, files, words, length) for name, files in _named(text).items()}
-            if rules:
-                parts = {name: of_text(opened.model, passages, rows, batch) for name, passages in texts.items()}
-                return exits_of(opened.model, parts, rules, depths, source=opened.name)
-            reports: dict[str, SweepReport | HeldOut] = {}
-            for name, passages in texts.items():
-                passages = passages if rows is None else passages.drawn(rows)
-                reports[name] = held_out(opened.model, passages, depths=depths, batch_size=batch, source=opened.name)
-            return Evaluation(reports)
+            return _texts(opened, text, tokenizer, context, rules=rules, depths=depths, rows=rows, batch=batch)
         dataset = opened.data() if data is None and opened.data is not None else _splits(data)
         check_fit(dataset, opened.model, opened.name, opened.words)
         if rules:
             each = _parts(dataset, splits, rows).items()
             measured = {n: of_rows(part, batch or BATCH, exact=dataset.exact) for n, part in each}
             return exits_of(opened.model, measured, rules, depths, source=opened.name)
-        reports = {}
+        reports: dict[str, SweepReport | HeldOut] = {}
         for name, part in _parts(dataset, splits, rows).items():
             reports[name] = sweep(
                 opened.model, part,
@@ -221,6 +211,23 @@ def evaluate(
                 split=name, source_name=opened.name,
             )  # fmt: skip
         return Evaluation(reports)
+
+
+def _texts(
+    opened: _Opened, text: Any, tokenizer: Any, context: int | None, *, rules: Sequence[str], depths: Any, rows: int | None,
+    batch: int | None,
+) -> Evaluation | ExitEvaluation:  # fmt: skip
+    length = passage_length(opened.model.config.max_position_embeddings, context)
+    words = Tokenizer(tokenizer if tokenizer is not None else opened.words())
+    texts = {name: read_passages(name, files, words, length) for name, files in _named(text).items()}
+    if rules:
+        parts = {name: of_text(opened.model, passages, rows, batch) for name, passages in texts.items()}
+        return exits_of(opened.model, parts, rules, depths, source=opened.name)
+    reports: dict[str, SweepReport | HeldOut] = {}
+    for name, passages in texts.items():
+        passages = passages if rows is None else passages.drawn(rows)
+        reports[name] = held_out(opened.model, passages, depths=depths, batch_size=batch, source=opened.name)
+    return Evaluation(reports)
 
 
 def _from_starts(opened: _Opened, count: int, options: dict[str, Any]) -> Evaluation:

@@ -22,7 +22,7 @@ from loopwright.metrics.score import METRICS, Metric
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.state import row_seeds
-from loopwright.run import RunFolder, origin
+from loopwright.run import ANEW, RunFolder, origin
 from loopwright.settings import build_kind
 from loopwright.storage.files import write_json, write_whole
 from loopwright.train.checkpoint import base_references, load_weights, model_tensors
@@ -113,6 +113,7 @@ class Job:
         size = recipe.batch // recipe.accumulate
         self.order = Order(len(self.splits.train), recipe.seed, recipe.order.shuffled, repeat=recipe.order.repeat, batch=size)
         self.depth_generator = depth_generator(recipe)
+        self.start = ANEW
         self._ahead: Prefetched | None = None
 
     def _objective(self, given: Any) -> Objective:

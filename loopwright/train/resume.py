@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loopwright.convert.card import put_card
 from loopwright.imports import file_digests
-from loopwright.run import MADE, RunFolder, saved
+from loopwright.run import ANEW, MADE, RunFolder, saved
 from loopwright.storage.files import read_json, write_json
 from loopwright.train.checkpoint import latest_good, save_checkpoint
 from loopwright.train.job import Job
@@ -22,7 +22,6 @@ from loopwright.train.reporting.log import Log
 from loopwright.train.reporting.progress import ProgressReporter
 from loopwright.train.state import Progress
 
-ANEW = "anew"  # how states that are drawn began in training; older versions drew one start for all rows, and did not say so
 OTHERWISE = "not made as before"  # how the note on a run begins that does not go on bit for bit
 
 
@@ -61,7 +60,8 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
     elif differs:
         told = "; ".join(f"{name}: {before.get(name)} then, {now[name]} now" for name in differs)
         reporter.note(f"{OTHERWISE} ({told}): sums are rounded otherwise, so the run goes on alike, but not bit for bit")
-    if job.model.state.seeded and facts.get("start") != ANEW:
+    job.start = facts.get("start", f"{ANEW} from update {checkpoint.update}")
+    if job.model.state.seeded and "start" not in facts:
         reporter.note("until here every row began at one and the same noise; from here on each row of each update has its own")
     if not run.log.is_file():
         reporter.note(f"{run.log} is not there: it begins anew at update {checkpoint.update}")
@@ -100,7 +100,7 @@ def save_job(job: Job, run: RunFolder, progress: Progress, log: Log | None) -> P
     check_finite(weights, run, progress.update, job.optimiser.lr)
     if log is not None:  # in the main process
         facts = {"log": log.mark(), "with": made_with(job), "rows": len(job.splits.train)}
-        facts |= {"start": ANEW} if job.model.state.seeded else {}
+        facts |= {"start": job.start} if job.model.state.seeded else {}
         card = run_card(job.model.config, job.recipe, run, progress)
 
         def beside(folder: Path) -> None:

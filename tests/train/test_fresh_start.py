@@ -1,4 +1,4 @@
-"""A start that is drawn is drawn anew for every row of every update: the same whatever holds the rows, and in no two of them alike."""
+"""A start that is drawn is drawn anew for every row of every update: the same whatever holds the rows, in no two of them alike."""
 
 from __future__ import annotations
 
