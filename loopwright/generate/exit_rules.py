@@ -120,7 +120,7 @@ class Act(ExitRule):
 
 
 class Change(ExitRule):
-    """The state moved by less than `threshold` of its length: ‖s′ − s‖ < threshold · ‖s′‖ (Huginn's `latent-diff`)."""
+    """The state moved by less than `threshold` of its length: ‖s′ − s‖ < threshold · ‖s′‖, one of Huginn's criteria."""
 
     usual = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.01)
 
