@@ -112,12 +112,13 @@ class ExpectedExit(Objective):
 
 
 class ExitGateStage(Objective):
-    """Ouro's second stage, for the gate alone: L = mean_i mean_{t>0} BCE(1 − λ_i(t); w_i(t)), with the continuation target
+    """Ouro's second stage, for the gate alone: L = mean_i 1/T Σ_{t>0} BCE(1 − λ_i(t); w_i(t)), with the continuation target
     w_i(t) = σ(slope · (I_i(t) − threshold)) of the improvement I_i(t) = max(0, L_i(t−1) − L_i(t)).
 
     Where the last step still helped, the gate should go on; where it did not, leave. Losses and states are constants here,
     so only the gate has a gradient; freeze the rest all the same (no optimiser state, no weight decay). A rollout of one step
-    compares nothing: its loss is 0 (Zhu et al., arXiv 2510.25741, section 3.4: slope 50, threshold 0.005).
+    compares nothing: its loss is 0 (Zhu et al., arXiv 2510.25741, section 3.4: slope 50, threshold 0.005; eq. 6 divides by all T
+    steps, though T − 1 are judged).
     """
 
     reads = "every"
@@ -137,7 +138,7 @@ class ExitGateStage(Objective):
         gate = torch.stack([targets.pick(model.halting.logit(s.detach()))[:, 0] for s in rollout.states])
         misses = F.binary_cross_entropy_with_logits(-wide(gate[1:]), go_on, reduction="none")
         judged = max(len(misses), 1)
-        return targets.mean(misses.sum(0) / judged), {
+        return targets.mean(misses.sum(0) / len(gate)), {
             "loss_last": targets.mean(losses[-1]),
             "improvement": targets.mean(improvement.sum(0) / judged),
             "continue": targets.mean(go_on.sum(0) / judged),
