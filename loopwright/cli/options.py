@@ -113,7 +113,10 @@ MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share o
 Seed = Annotated[int | None, typer.Option(callback=seed_of, help="Seed of the sampling.")]
 Exit = Annotated[
     str | None,
-    typer.Option(help="Let tokens leave the loop early: gate, act, change, divergence, entropy or stable, as KIND:NUMBER."),
+    typer.Option(
+        help="Let tokens leave the loop early: gate, act, change, divergence, entropy or stable, or Huginn's kl, minp-kl, "
+        "entropy-diff, argmax-stability or cosine, as KIND:NUMBER."
+    ),
 ]
 Exits = Annotated[
     list[str] | None,

@@ -120,7 +120,7 @@ class Act(ExitRule):
 
 
 class Change(ExitRule):
-    """The state moved by less than `threshold` of its length: ‖s′ − s‖ < threshold · ‖s′‖."""
+    """The state moved by less than `threshold` of its length: ‖s′ − s‖ < threshold · ‖s′‖, one of Huginn's criteria."""
 
     usual = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.01)
 
@@ -178,9 +178,7 @@ class Stable(ExitRule):
     usual = (2, 3, 4, 5)
 
     def __init__(self, count: int = 2) -> None:
-        if count < 1:
-            raise ValueError(f"exit (stable): count must be a whole number >= 1 (got {count})")
-        self.count = count
+        self.count = _from_one("stable", "count", count)
 
     def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
         assert logits is not None
@@ -192,6 +190,86 @@ class Stable(ExitRule):
 
     def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
         return measured >= self.count
+
+
+class Kl(ExitRule):
+    """Huginn's `kl` (arXiv 2502.05171, public code): KL(p_{t−1} ‖ p_t) is below `threshold` nats, the other way round than
+    `divergence`. Before the first step p is uniform, so that a token may leave after it."""
+
+    reads_out = True
+    usual = Divergence.usual
+
+    def __init__(self, threshold: float = 0.001) -> None:
+        self.threshold = _from_zero("kl", "threshold", threshold)
+
+    def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
+        assert logits is not None
+        now, uniform = self.log_probabilities(logits.float()), -math.log(logits.shape[-1])
+        last = memory.get("last", torch.full_like(now, uniform))
+        memory["last"] = now
+        return (last.exp() * (last - now)).sum(-1)
+
+    def log_probabilities(self, logits: Tensor) -> Tensor:
+        """Returns log p [..., V] of a read-out."""
+        return logits.log_softmax(-1)
+
+    def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
+        return measured < self.threshold
+
+
+class MinPKl(Kl):
+    """Huginn's `minp-kl`: `kl` of read-outs in which every token below a tenth of the likeliest counts as 1/V."""
+
+    usual = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+
+    def __init__(self, threshold: float = 1e-5) -> None:
+        self.threshold = _from_zero("minp-kl", "threshold", threshold)
+
+    def log_probabilities(self, logits: Tensor) -> Tensor:
+        p = logits.softmax(-1)
+        p = torch.where(p < 0.1 * p.amax(-1, keepdim=True), 1 / p.shape[-1], p)
+        return (p / p.sum(-1, keepdim=True)).log()
+
+
+class EntropyDiff(Entropy):
+    """Huginn's `entropy-diff`: the entropy of the read-out moved by less than `threshold` nats; 100 stands before the first step,
+    so that no token leaves after it."""
+
+    usual = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
+
+    def __init__(self, threshold: float = 0.001) -> None:
+        self.threshold = _from_zero("entropy-diff", "threshold", threshold)
+
+    def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
+        now = super().measure(model, before, after, logits, memory)
+        last = memory.get("last", torch.full_like(now, 100.0))
+        memory["last"] = now
+        return (now - last).abs()
+
+
+class ArgmaxStability(Stable):
+    """Huginn's `argmax-stability`: the most likely token was repeated `count` times in a row, so that count + 1 steps agree."""
+
+    usual = (1, 2, 3, 4, 5)
+
+    def __init__(self, count: int = 5) -> None:
+        self.count = _from_one("argmax-stability", "count", count)
+
+    def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
+        return measured - 1 >= self.count
+
+
+class Cosine(Change):
+    """Huginn's `cosine`: the direction of the state turned by less than `threshold`, 1 − cos(s′, s)."""
+
+    usual = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
+
+    def __init__(self, threshold: float = 0.001) -> None:
+        self.threshold = _from_zero("cosine", "threshold", threshold)
+
+    def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
+        s, last = after.float(), before.float()
+        return 1 - (s * last).sum(-1) / s.norm(dim=-1) / last.norm(dim=-1)
 
 
 class Lookahead(ExitRule):
@@ -228,6 +306,12 @@ def _from_zero(kind: str, name: str, value: float) -> float:
     return value
 
 
+def _from_one(kind: str, name: str, value: int) -> int:
+    if value < 1:
+        raise ValueError(f"exit ({kind}): {name} must be a whole number >= 1 (got {value})")
+    return value
+
+
 EXITS: dict[str, type] = {
     "never": Never,
     "gate": Gate,
@@ -236,6 +320,11 @@ EXITS: dict[str, type] = {
     "divergence": Divergence,
     "entropy": Entropy,
     "stable": Stable,
+    "kl": Kl,
+    "minp-kl": MinPKl,
+    "entropy-diff": EntropyDiff,
+    "argmax-stability": ArgmaxStability,
+    "cosine": Cosine,
     "lookahead": Lookahead,
 }
 

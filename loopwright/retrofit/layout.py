@@ -158,11 +158,10 @@ def find_layout(spec: str | dict[str, Any] | Layout, layers: int) -> Layout:
 
 
 def stepwise(layout: Layout) -> tuple[int, ...]:
-    """Returns as many layers as the core has, at even intervals over all that its groups stand for, first and last included."""
+    """Returns as many layers as the core has, at even intervals over all that its groups stand for, first and last included; the
+    first one where the core has one. So does arXiv 2410.20672's public code, which rounds positions as we do."""
     pool, count = sorted({layer for group in layout.groups for layer in group}), len(layout.core)
-    if count == 1:
-        return (pool[len(pool) // 2],)
-    return tuple(pool[round(i * (len(pool) - 1) / (count - 1))] for i in range(count))
+    return tuple(pool[round(i * ((len(pool) - 1) / max(count - 1, 1)))] for i in range(count))
 
 
 def _cut(layers: int, prelude: Sequence[int], core: Sequence[int], coda: Sequence[int], *, depth: int) -> Layout:

@@ -16,6 +16,7 @@ from loopwright.settings import fill_section, merge, suggest
 STARTS = ("selected", "average", "stepwise")
 INJECTION_STARTS = ("fresh", "input")
 BASES = ("none", *HOWS)
+TRAINS = ("parts", "all")
 # the fields of Plan that are those of the model's config; the others are the surgeon's own
 PARTS = ("state", "injection", "adapters", "gate", "halting", "end_norm", "layer_post_norm", "final_norm", "beyond_max_steps")
 
@@ -113,6 +114,7 @@ SYSTEMS: dict[str, System] = {
     "relaxed": System(
         "tied layers, low-rank updates per step from what each step's own layer differs by (arXiv 2410.20672)", "none",
         {"layout": {"kind": "relaxed"}, "start": "average", "bases": "per-step", "adapters": [{"kind": "low-rank", "rank": 64}]},
+        trains="all",
     ),
     "refiner": System(
         "the intact model, its last layer applied again under the larger controller and a gate that starts closed", "full",

@@ -11,7 +11,7 @@ from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import preset
 from loopwright.retrofit.surgery import convert, converted_config, freeze_base
-from loopwright.retrofit.systems import find_system, make_plan
+from loopwright.retrofit.systems import TRAINS, find_system, make_plan
 from loopwright.settings import Given, merge
 from loopwright.source import Source, load
 
@@ -69,26 +69,35 @@ class FromWeights:
 class FromRetrofit:
     """A dense model made into a looped one, as `lw.retrofit` does: a `system` with `changes` to it.
 
-    What the system trains is trained, its parts alone or all, unless the optimiser's `train` says otherwise.
+    `trains` says whether its "parts" alone are trained or "all"; left out, what the system trains. The optimiser's `train` may
+    still say otherwise.
     """
 
     def __init__(
-        self, source: str, system: str = "ouroboros-identity", changes: dict | None = None, dtype: str = "float32"
+        self,
+        source: str,
+        system: str = "ouroboros-identity",
+        changes: dict | None = None,
+        dtype: str = "float32",
+        trains: str | None = None,
     ) -> None:
-        self.source, self.dtype, self.system = source, dtype, find_system(system)
+        if trains not in (None, *TRAINS):
+            raise ValueError(f"model (retrofit): trains is {trains!r}; allowed: {', '.join(TRAINS)}, or leave it out")
+        self.source, self.dtype = source, dtype
+        self.trains = trains or find_system(system).trains
         self.plan = make_plan(system, dict(changes or {}))
 
     def build(self, seed: int) -> LoopedForCausalLM:
         """Returns the model; the seed decides what its parts start from."""
         model = convert(_loaded(self.source, self.dtype), self.plan, seed=seed).model
-        if self.system.trains == "parts":
+        if self.trains == "parts":
             freeze_base(model)
         return model
 
     def outline(self) -> LoopedForCausalLM:
         """Returns the model on the meta device, frozen where the system freezes it; only the source's config is read."""
         model = _typed(empty_model(converted_config(Source(self.source).config, self.plan)), self.dtype)
-        if self.system.trains == "parts":
+        if self.trains == "parts":
             freeze_base(model)
         return model
 

@@ -58,7 +58,7 @@ def test_learned_halting_leaves_where_the_model_says() -> None:
     assert (left.index(True) if True in left else 3) == int(act.halting._stop(halt)[1].flatten()[0])
 
 
-@pytest.mark.parametrize("kind", ["gate", "act", "change", "divergence", "entropy"])
+@pytest.mark.parametrize("kind", ["gate", "act", "change", "divergence", "entropy", "kl", "minp-kl", "entropy-diff", "cosine"])
 def test_limits_below_zero_are_refused(kind: str) -> None:
     name = "eps" if kind == "act" else "threshold"
     with pytest.raises(ValueError, match=rf"exit \({kind}\): {name} must be a number >= 0 \(got -0.1\)"):
@@ -96,9 +96,13 @@ def test_what_a_model_cannot_do_is_refused() -> None:
         build_exit("never", noisy("ouroboros-qwen2.5-3b-tiny", **DENSE))
     with pytest.raises(ValueError, match="unknown kind 'ever'; did you mean 'never'"):
         build_exit("ever", MODEL)
+    for kind in ("stable", "argmax-stability"):
+        with pytest.raises(ValueError, match=rf"exit \({kind}\): count must be a whole number >= 1 \(got 0\)"):
+            build_exit({"kind": kind, "count": 0}, MODEL)
     with pytest.raises(ValueError, match="exit \\(change\\)"):
         build_exit({"kind": "change", "limit": 1}, MODEL)
-    assert set(EXITS) == {"never", "gate", "act", "change", "divergence", "entropy", "stable", "lookahead"}
+    huginn = {"kl", "minp-kl", "entropy-diff", "argmax-stability", "cosine"}
+    assert set(EXITS) == {"never", "gate", "act", "change", "divergence", "entropy", "stable", "lookahead"} | huginn
 
 
 def test_a_lookahead_leaves_a_step_later() -> None:
@@ -114,7 +118,7 @@ def test_a_lookahead_leaves_a_step_later() -> None:
 
 
 def test_words_of_the_command_line() -> None:
-    for word in ("never", "change:0.05", "stable:3", "lookahead:change:0.05", "lookahead"):
+    for word in ("never", "change:0.05", "stable:3", "minp-kl:0.01", "argmax-stability:4", "lookahead:kl:0.05", "lookahead"):
         assert write_exit(parse_exit(word)) == word
     usual = [write_exit(spec) for spec in usual_exits(parse_exit("lookahead:stable"))]
     assert usual == ["lookahead:stable:2", "lookahead:stable:3", "lookahead:stable:4", "lookahead:stable:5"]
@@ -122,7 +126,7 @@ def test_words_of_the_command_line() -> None:
     assert usual_exits({"kind": "never"}) == [{"kind": "never"}]
 
 
-@pytest.mark.parametrize("spec", ["change", "divergence", "entropy", "stable", {"kind": "lookahead", "rule": "stable"}])
+@pytest.mark.parametrize("spec", [*sorted(set(EXITS) - {"never", "gate", "act"}), {"kind": "lookahead", "rule": "stable"}])
 def test_many_tokens_are_asked_as_one(spec: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     states, logits = torch.randn(5, 2, 3, 32, generator=generator), 0.3 * torch.randn(4, 2, 3, 7, generator=generator)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,22 +19,24 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import build_kind, check_kind
 from loopwright.train.objectives.readout import Targets, find_targets, over_chunks, target_features, target_logits
 from loopwright.train.objectives.rewards import REWARDS, Reward
-from loopwright.train.objectives.step_weights import StepWeights
+from loopwright.train.objectives.step_weights import StepWeights, exit_log_probabilities, need_all_steps, need_halting
 from loopwright.train.rollout import Objective, Rollout
 from loopwright.values import check_number, check_whole
 
 WHERE = "objective (grpo)"
 PACKAGES = ("trl", "datasets")
+EXIT_PDF = "exit-pdf"
 
 
 class Grpo(Objective):
-    """Group-relative policy optimisation: L = −mean_i A_i · mean_j log p(y_ij) + beta · KL(p ‖ p of the start).
+    """Group-relative policy optimisation: L = −mean_i A_i · mean_j log p(y_ij) + beta · KL(p_T ‖ p_T of the start).
 
     i counts completions, `group` of each prompt, j the tokens of one; A_i = (R_i − mean of the group) / deviation of the group
     (Shao et al., arXiv 2402.03300; one update per sample, so that no ratio is ever clipped). `reward` is the name of a reward, or
-    {kind, options}. `credit` says which steps earn it: the "last" (log p is the read-out that was sampled from), or a weighting of
-    all steps with a gradient as `every-step` has it, log p = Σ_t w_t log p_t (RLTT, arXiv 2602.10520). `tokens` is the longest
-    completion; left out, the longest answer of the data.
+    {kind, options}. `credit` says which steps earn it: the "last" (log p is the read-out that was sampled from), a weighting of
+    all steps with a gradient as `every-step` has it, log p = Σ_t w_t log p_t, or "exit-pdf": w_t is the exit gate's distribution of
+    each token, which gets a gradient too (RLTT, arXiv 2602.10520). The divergence is that of the last step's read-outs, whatever
+    earns credit. `tokens` is the longest completion; left out, the longest answer of the data.
     """
 
     reads = "last"
@@ -60,12 +62,16 @@ class Grpo(Objective):
         if tokens is not None:
             check_whole(f"{WHERE}: tokens", tokens, 1)
         self.temperature, self.tokens, self.beta = temperature, tokens, beta
-        self.weights = None if credit == "last" else StepWeights(f"{WHERE}: credit", credit)
-        self.reads = "last" if self.weights is None else "every"
+        self.reads = "last" if credit == "last" else "every"
+        self.by_gate = credit == EXIT_PDF
+        # the last one alone is a list of one
+        self.weights = StepWeights(f"{WHERE}: credit", [1.0] if credit in ("last", EXIT_PDF) else credit, also=("last", EXIT_PDF))
         self.reference: LoopedForCausalLM | None = None
 
     def prepare(self, model: LoopedForCausalLM, device: torch.device | str) -> None:
         """Keeps the model as it starts, frozen, where the loss holds on to it: a resumed run builds the same one again."""
+        if self.by_gate:
+            need_halting(model, "grpo", "logits")
         if self.beta:
             self.reference = copy.deepcopy(model).eval().requires_grad_(False)
 
@@ -95,24 +101,43 @@ class Grpo(Objective):
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns (−mean log p of the targets, {loss_last}): the loss of completions that are all worth 1."""
         targets = find_targets(rollout.batch)
-        log_p, _ = self.log_likelihoods(model, rollout, targets)
-        loss = -targets.mean(log_p)
+        loss = -targets.mean(self.log_likelihoods(model, rollout, targets).credited)
         return loss, {"loss_last": loss.detach()}
 
-    def log_likelihoods(self, model: LoopedForCausalLM, rollout: Rollout, targets: Targets) -> tuple[Tensor, Tensor]:
-        """Returns log p of each target at the temperature of sampling, by the steps that earn credit, and the entropy after the
-        last step, [N] each."""
-        weights = [1.0] if self.weights is None else self.weights(len(rollout.states))
-        features = target_features(model, rollout.states[-len(weights) :], rollout.p, targets)
+    def log_likelihoods(self, model: LoopedForCausalLM, rollout: Rollout, targets: Targets) -> Likelihoods:
+        """Returns log p of each target at the temperature of sampling, by the steps that earn credit and by the last one."""
+        states = rollout.states
+        if self.by_gate:
+            need_all_steps(rollout, "grpo")
+            gate = torch.stack([targets.pick(model.halting.logit(s))[:, 0] for s in states])
+            share = exit_log_probabilities(gate).exp()
+        else:
+            weights = self.weights(len(states))
+            states, share = states[-len(weights) :], torch.tensor(weights, device=targets.ids.device)[:, None]
+        features = target_features(model, states, rollout.p, targets)
 
         def read(x: Tensor, ids: Tensor) -> Tensor:
             log_p = (target_logits(model, x, rollout.p) / self.temperature).log_softmax(-1)
             return torch.stack([log_p.gather(1, ids[:, None])[:, 0], -(log_p.exp() * log_p).sum(1)])
 
-        likelihoods = over_chunks(read, model.config.vocab_size, features.flatten(0, 1), targets.ids.repeat(len(weights)))
-        log_p, entropy = likelihoods.view(2, len(weights), -1)
-        share = torch.tensor(weights, dtype=log_p.dtype, device=log_p.device)
-        return (share[:, None] * log_p).sum(0), entropy[-1].detach()
+        likelihoods = over_chunks(read, model.config.vocab_size, features.flatten(0, 1), targets.ids.repeat(len(states)))
+        log_p, entropy = likelihoods.view(2, len(states), -1)
+        return Likelihoods((share.to(log_p.dtype) * log_p).sum(0), log_p[-1], entropy[-1].detach())
+
+
+class Likelihoods(NamedTuple):
+    """Of each target [N]: log p by the steps that earn credit, log p by the last step, and the entropy after the last step."""
+
+    credited: Tensor
+    last: Tensor
+    entropy: Tensor
+
+
+def divergence(log_p: Tensor, reference: Tensor) -> Tensor:
+    """Returns an estimate of KL(p ‖ p of the start) at tokens that p sampled, r − log r − 1 with r = p of the start / p: it is at
+    least 0, and right in the mean (RLTT, eq. 7)."""
+    ratio = reference - log_p
+    return ratio.exp() - ratio - 1
 
 
 def longest_answer(source: Source, rows: Tensor) -> int:

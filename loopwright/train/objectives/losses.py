@@ -15,12 +15,11 @@ from torch import Tensor
 
 from loopwright.model.forward.output import weighted_sum
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.parts.halting import HALTINGS
 from loopwright.settings import Given, Kinds
 from loopwright.train.objectives.distil import Distil, Shortcut
 from loopwright.train.objectives.grpo import Grpo
 from loopwright.train.objectives.readout import cross_entropies, find_targets, target_features
-from loopwright.train.objectives.step_weights import StepWeights
+from loopwright.train.objectives.step_weights import StepWeights, exit_log_probabilities, need_all_steps, need_halting, wide
 from loopwright.train.rollout import Objective, Rollout
 from loopwright.values import check_number, check_whole
 
@@ -95,8 +94,8 @@ class ExpectedExit(Objective):
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Returns (loss, {loss_last, loss_first, entropy, exit_step}); exit_step is the mean step of leaving, from 0."""
-        _need_halting(model, "expected-exit", "logits")
-        _need_all_steps(rollout, "expected-exit")
+        need_halting(model, "expected-exit", "logits")
+        need_all_steps(rollout, "expected-exit")
         targets = find_targets(rollout.batch)
         losses, _ = cross_entropies(model, target_features(model, rollout.states, rollout.p, targets), rollout.p, targets)
         log_p = exit_log_probabilities(torch.stack([targets.pick(model.halting.logit(s))[:, 0] for s in rollout.states]))
@@ -113,12 +112,13 @@ class ExpectedExit(Objective):
 
 
 class ExitGateStage(Objective):
-    """Ouro's second stage, for the gate alone: L = mean_i mean_{t>0} BCE(1 − λ_i(t); w_i(t)), with the continuation target
+    """Ouro's second stage, for the gate alone: L = mean_i 1/T Σ_{t>0} BCE(1 − λ_i(t); w_i(t)), with the continuation target
     w_i(t) = σ(slope · (I_i(t) − threshold)) of the improvement I_i(t) = max(0, L_i(t−1) − L_i(t)).
 
     Where the last step still helped, the gate should go on; where it did not, leave. Losses and states are constants here,
     so only the gate has a gradient; freeze the rest all the same (no optimiser state, no weight decay). A rollout of one step
-    compares nothing: its loss is 0 (Zhu et al., arXiv 2510.25741, section 3.4: slope 50, threshold 0.005).
+    compares nothing: its loss is 0 (Zhu et al., arXiv 2510.25741, section 3.4: slope 50, threshold 0.005; eq. 6 divides by all T
+    steps, though T − 1 are judged).
     """
 
     reads = "every"
@@ -129,16 +129,16 @@ class ExitGateStage(Objective):
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Returns (loss, {loss_last, improvement, continue}): of the last two, means over targets and judged steps."""
-        _need_halting(model, "exit-gate", "logits")
+        need_halting(model, "exit-gate", "logits")
         targets = find_targets(rollout.batch)
         with torch.no_grad():
             losses, _ = cross_entropies(model, target_features(model, rollout.states, rollout.p, targets), rollout.p, targets)
             improvement = (losses[:-1] - losses[1:]).clamp(min=0)
             go_on = torch.sigmoid(self.slope * (improvement - self.threshold))
         gate = torch.stack([targets.pick(model.halting.logit(s.detach()))[:, 0] for s in rollout.states])
-        misses = F.binary_cross_entropy_with_logits(-_wide(gate[1:]), go_on, reduction="none")
+        misses = F.binary_cross_entropy_with_logits(-wide(gate[1:]), go_on, reduction="none")
         judged = max(len(misses), 1)
-        return targets.mean(misses.sum(0) / judged), {
+        return targets.mean(misses.sum(0) / len(gate)), {
             "loss_last": targets.mean(losses[-1]),
             "improvement": targets.mean(improvement.sum(0) / judged),
             "continue": targets.mean(go_on.sum(0) / judged),
@@ -160,45 +160,14 @@ class Ponder(Objective):
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Returns (loss, {loss_last, ponder}); loss_last is the cross-entropy of the mixed state."""
-        _need_halting(model, "ponder", "states")
-        _need_all_steps(rollout, "ponder")
+        need_halting(model, "ponder", "states")
+        need_all_steps(rollout, "ponder")
         targets, halt = find_targets(rollout.batch), model.halting.values(rollout.states)
         mixed = weighted_sum(model.halting(halt), rollout.states)
         losses, _ = cross_entropies(model, target_features(model, [mixed], rollout.p, targets), rollout.p, targets)
-        cost = targets.mean(_wide(targets.pick(model.halting.ponder_cost(halt))))
+        cost = targets.mean(wide(targets.pick(model.halting.ponder_cost(halt))))
         loss = targets.mean(losses[0])
         return loss + self.weight * cost, {"loss_last": loss.detach(), "ponder": cost.detach()}
-
-
-def exit_log_probabilities(gate: Tensor) -> Tensor:
-    """Returns log p [S, N] of the exit gate's logits [S, N]: p_t = λ_t ∏_{u<t}(1 − λ_u), what is left at the last step.
-
-    In logarithms throughout: a gate that is sure of itself has a finite entropy, and a finite gradient of it.
-    """
-    gate = _wide(gate)
-    stay = F.logsigmoid(-gate[:-1]).cumsum(0)
-    reach = torch.cat([torch.zeros_like(gate[:1]), stay])
-    return reach + torch.cat([F.logsigmoid(gate[:-1]), torch.zeros_like(gate[:1])])
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _need_halting(model: LoopedForCausalLM, objective: str, mixes: str) -> None:
-    if model.halting.mixes != mixes:
-        fitting = " or ".join(repr(name) for name, kind in HALTINGS.items() if kind.mixes == mixes)
-        found = model.config.halting["kind"]
-        raise ValueError(f"objective ({objective}): the model's halting is {found!r}; allowed: a model with halting {fitting}")
-
-
-def _need_all_steps(rollout: Rollout, objective: str) -> None:
-    kept, depth = len(rollout.states), rollout.plan.depth
-    if kept < depth:
-        raise ValueError(
-            f"objective ({objective}): {kept} of {depth} steps have a gradient, and halting weighs all of them; "
-            "allowed: a depth rule with a gradient through every step"
-        )
 
 
 OBJECTIVES = Kinds(

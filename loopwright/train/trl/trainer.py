@@ -26,7 +26,7 @@ from loopwright.data.batch import IGNORED, Batch
 from loopwright.generate.readings import left_padded
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.train.devices.training_module import TrainingModule
-from loopwright.train.objectives.grpo import Grpo, longest_answer
+from loopwright.train.objectives.grpo import Grpo, divergence, longest_answer
 from loopwright.train.objectives.readout import find_targets
 from loopwright.train.objectives.rewards import Sample, judge
 from loopwright.train.rollout import Plan, rollout
@@ -169,7 +169,8 @@ class LoopedGRPO(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *rest: Any, **more: Any
     ) -> tuple[Tensor, Tensor, None]:
-        """Returns log p of each token of the completions [B, C] by the steps that earn credit, and the entropies."""
+        """Returns log p of each token of the completions [B, C] by the steps that earn credit, of the model at the start by its
+        last step, and the entropies."""
         assert self.at is not None
         labels = input_ids.masked_fill(attention_mask == 0, IGNORED)
         labels[:, :-logits_to_keep] = IGNORED
@@ -186,18 +187,35 @@ class LoopedGRPO(GRPOTrainer):
             targets = find_targets(batch)
             scores = self.objective.log_likelihoods(own, path, targets)
         places = targets.places + 1
-        log_p, entropy = (
-            torch.zeros(input_ids.numel(), dtype=x.dtype, device=x.device).index_put((places,), x).view_as(input_ids)
+        credited, last, entropy = (
+            torch.zeros(input_ids.numel(), dtype=x.dtype, device=x.device)
+            .index_put((places,), x)
+            .view_as(input_ids)[:, -logits_to_keep:]
             for x in scores
         )
-        return log_p[:, -logits_to_keep:], entropy[:, -logits_to_keep:], None
+        if own is not self.job.model:  # of the model at the start, only the divergence asks
+            return last, entropy, None
+        self.last = last
+        return credited, entropy, None
 
     def _starts(self, ids: Tensor, mask: Tensor) -> Tensor:
         return prompt_seeds(self.job.recipe.seed, self.updates.progress.update, ids, mask)
 
-    def compute_loss(self, *given: Any, **named: Any) -> Tensor:
-        """Returns TRL's loss of a batch, and keeps it for the log."""
-        loss = super().compute_loss(*given, **named)
+    def compute_loss(self, model: Any, inputs: Any, *given: Any, **named: Any) -> Tensor:
+        """Returns TRL's loss of a batch with our divergence, and keeps it for the log.
+
+        TRL's own would be of what earns credit, which is a mean over steps and no distribution.
+        """
+        beta, self.beta = self.beta, 0.0
+        try:
+            loss = super().compute_loss(model, inputs, *given, **named)
+        finally:
+            self.beta = beta
+        if beta:
+            mask = inputs["completion_mask"]
+            apart = divergence(self.last, inputs["ref_per_token_logps"]) * mask
+            loss = loss + beta * (apart.sum(1) / mask.sum(1).clamp(min=1)).mean() / self.job.recipe.accumulate
+            self._metrics["train"]["kl"].append(float((apart.sum() / mask.sum().clamp(min=1)).detach()))
         self.losses.append(loss.detach())
         return loss
 

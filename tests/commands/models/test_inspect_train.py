@@ -10,7 +10,7 @@ TINY = ["model.name=ouro-1.4b-tiny", "data.length=64"]
 
 
 def test_the_tables_say_what_is_returned(capsys: pytest.CaptureFixture[str]) -> None:
-    facts = inspect_train("ouro-pretrain", [*TINY, "batch=1024"], where={"gpus": 16, "network": 50, "gpu": "A100"})
+    facts = inspect_train("looped-ouro", [*TINY, "batch=1024"], where={"gpus": 16, "network": 50, "gpu": "A100"})
     printed = capsys.readouterr().out
     assert [row["name"] for row in facts["rows"]] == ["one GPU, accumulate × 16", "DDP", "FSDP2, kept", "FSDP2, each step"]
     assert "Each of 16 A100: 2 × 64 tokens a batch, 32 an update, depth 4, bf16, remat step." in printed
@@ -20,6 +20,6 @@ def test_the_tables_say_what_is_returned(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.slow
 def test_without_a_peak_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    facts = inspect_train("ouro-pretrain", [*TINY, "precision=fp32"], where={"gpus": 1}, depth=2, context=8)
+    facts = inspect_train("looped-ouro", [*TINY, "precision=fp32"], where={"gpus": 1}, depth=2, context=8)
     assert "No time: the peak of H200 in fp32 is not known" in capsys.readouterr().out
     assert facts["rows"][0]["seconds"] is None

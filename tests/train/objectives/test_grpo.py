@@ -38,7 +38,7 @@ def test_log_p_is_the_weighted_sum_over_steps(name, depth, credit, temperature, 
     model, batch = lw.build(name).eval(), ragged(side=side)
     objective = Grpo("exact", credit=credit, temperature=temperature)
     path = rollout(model, batch, Plan(depth, depth), keeps=objective.reads)
-    log_p, entropy = objective.log_likelihoods(model, path, find_targets(batch))
+    log_p, by_last, entropy = objective.log_likelihoods(model, path, find_targets(batch))
     steps = model(batch.input_ids, attention_mask=batch.attention_mask, depth=depth, output_steps=True).step_logits
     each = [(logits / temperature).log_softmax(-1) for logits in steps]
     raw = {"last": [0] * (depth - 1) + [1], "uniform": [1] * depth, "linear": list(range(1, depth + 1))}
@@ -47,6 +47,7 @@ def test_log_p_is_the_weighted_sum_over_steps(name, depth, credit, temperature, 
         told = sum(w * x[b, i - 1, batch.labels[b, i]] for w, x in zip(weights, each, strict=True)) / sum(weights)
         assert float(log_p[place]) == pytest.approx(float(told), abs=1e-4)
         last = each[-1][b, i - 1]
+        assert float(by_last[place]) == pytest.approx(float(last[batch.labels[b, i]]), abs=1e-4)
         assert float(entropy[place]) == pytest.approx(float(-(last.exp() * last).sum()), abs=1e-4)
 
 
@@ -60,6 +61,16 @@ def test_all_steps_get_a_gradient_of_their_own_and_the_last_alone_does_not():
         loss, _ = objective(model, type(path)(**{**vars(path), "states": kept}))
         found = torch.autograd.grad(loss, states, allow_unused=True)
         assert [g is not None and bool(g.abs().sum() > 0) for g in found] == graded
+
+
+def test_credit_by_the_gate_needs_a_gate_and_every_step():
+    objective, batch = Grpo("exact", credit="exit-pdf"), ragged()
+    with pytest.raises(ValueError, match=r"^objective \(grpo\): the model's halting is 'none'; allowed: .* halting 'exit'$"):
+        objective.prepare(lw.build("stars-addition-tiny"), "cpu")
+    model = lw.build("ouro-1.4b-tiny")
+    objective.prepare(model, "cpu")
+    with pytest.raises(ValueError, match="2 of 3 steps have a gradient"):
+        objective(model, rollout(model, batch, Plan(3, 2)))
 
 
 def test_the_start_model_is_kept_frozen_where_the_loss_holds_on_to_it():
@@ -85,6 +96,7 @@ def test_the_start_model_is_kept_frozen_where_the_loss_holds_on_to_it():
         ({"reward": "exact", "group": 1}, "group must be a whole number >= 2"),
         ({"reward": "exact", "temperature": 0}, "temperature must be > 0"),
         ({"reward": "exact", "credit": "unifrom"}, "credit is 'unifrom'"),
+        ({"reward": "exact", "credit": "exit_pdf"}, "did you mean 'exit-pdf'"),
     ],
 )
 def test_what_is_no_grpo_is_refused_in_one_line(options, message):

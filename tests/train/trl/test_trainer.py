@@ -145,3 +145,33 @@ def test_what_is_rewarded_becomes_likelier(tmp_path):
     changes = {"updates": 30, "optim": {"lr": 1e-2}, "accumulate": 1, "objective": {"beta": 0.0}, "save": {"every": 0}}
     rows = [row for row in run(tmp_path / "run", changes).log() if "loss" in row]
     assert rows[-1]["reward"] > rows[0]["reward"] + 1
+
+
+def test_the_divergence_is_that_of_the_last_step_alone(tmp_path, monkeypatch):
+    """Of every batch: what is added to TRL's loss is beta · k3 of the last step's read-outs, whatever earns the credit."""
+    from loopwright.train.trl import trainer as ours
+
+    seen, kept = [], {}
+    plain, loss_of = ours.LoopedGRPO._get_per_token_logps_and_entropies, ours.LoopedGRPO.compute_loss
+
+    def likelihoods(self, model, *given, **more):
+        found = plain(self, model, *given, **more)
+        kept["reference" if self.accelerator.unwrap_model(model) is not self.job.model else "credited"] = found[0]
+        return found
+
+    def loss(self, model, inputs, *given, **more):
+        with_it = loss_of(self, model, inputs, *given, **more)
+        mask, apart = inputs["completion_mask"], kept["reference"] - self.last
+        assert not torch.equal(self.last, kept["credited"])
+        k3 = ((apart.exp() - apart - 1) * mask).sum(1) / mask.sum(1)
+        beta, self.beta = self.beta, 0.0
+        without = loss_of(self, model, inputs, *given, **more)
+        self.beta = beta
+        self.losses.pop()
+        seen.append(float((with_it - without - beta * k3.mean() / 2).detach().abs()))
+        return with_it
+
+    monkeypatch.setattr(ours.LoopedGRPO, "_get_per_token_logps_and_entropies", likelihoods)
+    monkeypatch.setattr(ours.LoopedGRPO, "compute_loss", loss)
+    run(tmp_path / "run")
+    assert len(seen) == 12 and max(seen) < 1e-6
