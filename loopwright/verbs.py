@@ -20,10 +20,10 @@ from loopwright.evaluate.harness import evaluate_tasks
 from loopwright.evaluate.heldout import HeldOut, held_out, need_likelihood
 from loopwright.evaluate.paired import Paired, compare_rows, paired_table
 from loopwright.evaluate.paired import compare as compare_texts
-from loopwright.evaluate.passages import passage_length, read_passages
+from loopwright.evaluate.passages import Passages, passage_length, read_passages
 from loopwright.evaluate.starts import StartReport, gathered
 from loopwright.evaluate.sweep import SweepReport, grid, parse_depths, sweep
-from loopwright.evaluate.tasks import TaskEvaluation, task_names
+from loopwright.evaluate.tasks import Asking, TaskEvaluation, task_names
 from loopwright.generate.stream import check_seeded
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.state import started_at
@@ -32,7 +32,7 @@ from loopwright.plot.drawing import Drawing, Plotted
 from loopwright.plot.training import BY_DEPTH, length_by_depth_heatmap
 from loopwright.recipes import find
 from loopwright.recipes import recipe as find_recipe
-from loopwright.settings import merge
+from loopwright.settings import merge, options_of, refuse_unknown
 from loopwright.source import Source, check_fit
 from loopwright.source import tokenizer as load_words
 from loopwright.threads import fitting_threads
@@ -152,6 +152,7 @@ def evaluate(
     tasks: str | Sequence[str] = (),
     task_data: str | Path | None = None,
     shots: int | None = None,
+    asking: Mapping[str, Any] | None = None,
     state_seeds: int | None = None,
 ) -> Evaluation | ExitEvaluation | TaskEvaluation:
     """Measures a model at several depths from one pass, or what exit rules would cost and give. Nothing is written.
@@ -169,7 +170,9 @@ def evaluate(
         exit: rules by which tokens leave the loop early, as `evaluate --exit` takes them ("entropy:0.1", "all"); `depths` is then
             one depth, the most steps of a token.
         tasks: names of lm-eval's tasks, in the place of data and text; `task_data` is a folder with their questions (default: the
-            hub), `shots` the examples before each (default: the task's own number), `rows` the first questions of each.
+            hub), `shots` the examples before each (default: the task's own number), `rows` the first questions of each;
+            `asking` how they are put: {"chat": True} in the chat template, "system" a message before it, "max_new_tokens" the
+            longest answer.
         state_seeds: with data or text: measure from so many starts of a state that is noise, and give mean, least and largest.
     """
     if state_seeds is not None:
@@ -183,12 +186,12 @@ def evaluate(
     _check_numbers(rows=rows, batch=batch)
     if context is not None and text is None:
         raise ValueError(f"context: {context} belongs to text=, and none is given")
-    if not tasks and (task_data is not None or shots is not None):
-        raise ValueError("evaluate: task_data and shots belong to tasks=, which is not given")
+    if not tasks and (task_data is not None or shots is not None or asking):
+        raise ValueError("evaluate: task_data, shots and asking belong to tasks=, which is not given")
     if tasks:
         if data is not None or text is not None or splits or context is not None or rules:
             raise ValueError("tasks: given with data, text, splits, context or exit, none of which belong to it")
-        return _tasks(_open(model), tasks, depths, tokenizer, folder=task_data, shots=shots, limit=rows, batch=batch)
+        return _tasks(_open(model), tasks, depths, tokenizer, asking, folder=task_data, shots=shots, limit=rows, batch=batch)
     opened = _open(model)
     if (data is None) == (text is None) and not (data is None and opened.data is not None):
         raise ValueError("evaluate: give data= (rows with answers) or text= (files of running text), one of them")
@@ -196,38 +199,44 @@ def evaluate(
         raise ValueError(f"depths: {depths} with exit; give one depth, the most steps that a token may take")
     with fitting_threads(opened.model):
         if text is not None:
-            return _texts(opened, text, tokenizer, context, rules=rules, depths=depths, rows=rows, batch=batch)
+            length = passage_length(opened.model.config.max_position_embeddings, context)
+            words = Tokenizer(tokenizer if tokenizer is not None else opened.words())
+            texts = {name: read_passages(name, files, words, length) for name, files in _named(text).items()}
+            return _on_texts(opened, texts, rules, depths, rows, batch)
         dataset = opened.data() if data is None and opened.data is not None else _splits(data)
         check_fit(dataset, opened.model, opened.name, opened.words)
-        if rules:
-            each = _parts(dataset, splits, rows).items()
-            measured = {n: of_rows(part, batch or BATCH, exact=dataset.exact) for n, part in each}
-            return exits_of(opened.model, measured, rules, depths, source=opened.name)
-        reports: dict[str, SweepReport | HeldOut] = {}
-        for name, part in _parts(dataset, splits, rows).items():
-            reports[name] = sweep(
-                opened.model, part,
-                depths=depths, batch_size=batch or BATCH, exact=dataset.exact, eos_id=dataset.eos_id, pad_id=dataset.pad_id,
-                split=name, source_name=opened.name,
-            )  # fmt: skip
-        return Evaluation(reports)
+        return _on_rows(opened, dataset, _parts(dataset, splits, rows), rules, depths, batch)
 
 
-def _texts(
-    opened: _Opened, text: Any, tokenizer: Any, context: int | None, *, rules: Sequence[str], depths: Any, rows: int | None,
-    batch: int | None,
+def _on_texts(
+    opened: _Opened, texts: Mapping[str, Passages], rules: Sequence[Mapping[str, Any]], depths: Any,
+    rows: int | None, batch: int | None,
 ) -> Evaluation | ExitEvaluation:  # fmt: skip
-    length = passage_length(opened.model.config.max_position_embeddings, context)
-    words = Tokenizer(tokenizer if tokenizer is not None else opened.words())
-    texts = {name: read_passages(name, files, words, length) for name, files in _named(text).items()}
+    """Returns what running text gives: held-out losses, or exits."""
     if rules:
         parts = {name: of_text(opened.model, passages, rows, batch) for name, passages in texts.items()}
         return exits_of(opened.model, parts, rules, depths, source=opened.name)
-    reports: dict[str, SweepReport | HeldOut] = {}
-    for name, passages in texts.items():
-        passages = passages if rows is None else passages.drawn(rows)
-        reports[name] = held_out(opened.model, passages, depths=depths, batch_size=batch, source=opened.name)
-    return Evaluation(reports)
+    chosen = {name: passages if rows is None else passages.drawn(rows) for name, passages in texts.items()}
+    options = {"depths": depths, "batch_size": batch, "source": opened.name}
+    return Evaluation({name: held_out(opened.model, passages, **options) for name, passages in chosen.items()})
+
+
+def _on_rows(
+    opened: _Opened, dataset: Splits, parts: Mapping[str, Rows], rules: Sequence[Mapping[str, Any]], depths: Any,
+    batch: int | None,
+) -> Evaluation | ExitEvaluation:  # fmt: skip
+    """Returns what rows with answers give: a sweep over depth, or exits."""
+    if rules:
+        measured = {n: of_rows(part, batch or BATCH, exact=dataset.exact) for n, part in parts.items()}
+        return exits_of(opened.model, measured, rules, depths, source=opened.name)
+    return Evaluation({
+        name: sweep(
+            opened.model, part,
+            depths=depths, batch_size=batch or BATCH, exact=dataset.exact, eos_id=dataset.eos_id, pad_id=dataset.pad_id,
+            split=name, source_name=opened.name,
+        )
+        for name, part in parts.items()
+    })  # fmt: skip
 
 
 def _from_starts(opened: _Opened, count: int, options: dict[str, Any]) -> Evaluation:
@@ -247,7 +256,11 @@ def _from_starts(opened: _Opened, count: int, options: dict[str, Any]) -> Evalua
     return Evaluation({name: gathered([each[name] for each in found], range(count), opened.name) for name in found[0]})
 
 
-def _tasks(opened: Any, tasks: str | Sequence[str], depths: Any, tokenizer: Any, **options: Any) -> TaskEvaluation:
+def _tasks(
+    opened: Any, tasks: str | Sequence[str], depths: Any, tokenizer: Any, asking: Mapping[str, Any] | None, **options: Any
+) -> TaskEvaluation:
+    refuse_unknown("asking", asking or {}, options_of(Asking))
+    options["asking"] = Asking(**asking or {})
     names = task_names(tasks)
     words = load_words(tokenizer if tokenizer is not None else opened.words())
     need_likelihood(opened.model)

@@ -107,6 +107,11 @@ def evaluate(
     tasks: Annotated[str | None, typer.Option(metavar="NAME,…", help="Tasks of lm-eval. Needs the extra eval.")] = None,
     task_data: Annotated[str | None, typer.Option(metavar="FOLDER", help="Files of a task's questions. Default: the hub.")] = None,
     shots: Annotated[int | None, typer.Option(callback=whole, help="Examples before a question. Default: the task's.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="With --tasks: put questions in the tokenizer's chat template.")] = False,
+    system: Annotated[str | None, typer.Option(help="With --chat: a system message, a text or a .txt file.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(callback=whole, help="With --tasks: the longest answer written. Default: the task's.")
+    ] = None,
     state_seeds: Annotated[
         int | None, typer.Option(callback=whole, help="Of a state that is noise: measure from N starts, and how far they spread.")
     ] = None,
@@ -140,6 +145,8 @@ def evaluate(
     loopwright evaluate runs/demo-stable --exit change --exit lookahead:entropy:0.3
 
     loopwright evaluate ./my-model --tasks arc_easy,hellaswag,gsm8k --depths 1,2,4,8
+
+    loopwright evaluate ./my-chat-model --tasks gsm8k --shots 0 --chat --system "You reason." --max-new-tokens 2048
     """
     from loopwright.commands.console import show
     from loopwright.commands.evaluation.forms import evaluate_as
@@ -152,7 +159,11 @@ def evaluate(
         run, shared,
         splits={"splits": split or [], "data": data, "decode": decode},
         text={"texts": text or [], "context": context, "field": field, "teacher_forced": teacher_forced, "honest": honest},
-        exits={"exits": exit or [], "timed": time}, tasks={"tasks": tasks, "task_data": task_data, "shots": shots},
+        exits={"exits": exit or [], "timed": time},
+        tasks={
+            "tasks": tasks, "task_data": task_data, "shots": shots, "chat": chat, "system": system,
+            "max_new_tokens": max_new_tokens,
+        },
         tokenizer=tokenizer, state_seeds=state_seeds,
     ), as_json)  # fmt: skip
 

@@ -13,6 +13,9 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import preset
 from loopwright.settings import merge, parse_overrides
 from loopwright.source import Source
+from loopwright.untrusted import read_text, user_path
+
+SYSTEM_BYTES = 2**17  # of a file with a system prompt
 
 
 def find_config(source: Source, overrides: Iterable[str] = ()) -> LoopedConfig:
@@ -45,3 +48,8 @@ def open_tokenizer(source: Source, given: str | None = None) -> Any:
         return source.tokenizer()
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}; --tokenizer names one") from None
+
+
+def system_text(given: str) -> str:
+    """Returns a system prompt that is given as a text, or as a .txt file that holds it."""
+    return read_text(user_path(given), SYSTEM_BYTES) if given.endswith(".txt") else given

@@ -60,6 +60,7 @@ class Chat:
         system: str | None = None,
         length: int = 2048,
         limit: int | None = None,
+        limit_seed: int | None = None,
         valid: int = 100,
         template: str | None = None,
         packed: bool = False,
@@ -80,7 +81,7 @@ class Chat:
             assert dataset is not None
             source = HubRows(dataset, subset, split, revision)
             held = HubRows(dataset, subset, valid_split, revision) if valid_split is not None else held
-        self.parts = split_parts(where, source, held, limit, valid, tests)
+        self.parts = split_parts(where, source, held, limit, valid, tests, limit_seed)
 
     def splits(self, folder: Path, progress: Progress | None = None) -> Splits:
         """Returns the samples; their tokens are kept in `folder`."""

@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+import numpy as np
+
 from loopwright.untrusted import shown, user_path
 
 Record = tuple[str, dict[str, Any]]  # where it stands, for errors, and its fields
@@ -22,10 +24,15 @@ LARGEST = 2**28  # characters of one record: a line of JSON, or a piece of a tex
 # Text shrinks to a third or a tenth when compressed. What grows far more, beyond a size that does no harm, is no text.
 EXPANSION, HARMLESS = 200, 2**26
 CHUNK = 2**20
+DRAWS = 2**20  # numbers drawn at a time, where records are picked by lot
 
 
 class Records(Protocol):
     """Something to read records from, as often as wanted, always the same ones in the same order."""
+
+    def count(self) -> int:
+        """Returns how many there are."""
+        ...
 
     def fingerprint(self) -> str:
         """Returns a text that changes where the records do."""
@@ -36,19 +43,50 @@ class Records(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """The records after the first `skip`, and at most `limit` of them."""
+    """The records after the first `skip`, and at most `limit` of them: the first ones, or, with a `seed`, some drawn by lot.
+
+    What is drawn comes in the order of the source: nothing is held but the places.
+    """
 
     records: Records
     skip: int = 0
     limit: int | None = None
+    seed: int | None = None
 
     def fingerprint(self) -> str:
         """Returns a text that changes where the records do."""
-        return f"{self.records.fingerprint()} from {self.skip} at most {self.limit}"
+        lot = "" if self.seed is None else f" drawn by {self.seed}"
+        return f"{self.records.fingerprint()} from {self.skip} at most {self.limit}{lot}"
 
     def __iter__(self) -> Iterator[Record]:
         end = None if self.limit is None else self.skip + self.limit
-        return islice(iter(self.records), self.skip, end)
+        if self.seed is None or self.limit is None:
+            return islice(iter(self.records), self.skip, end)
+        return self._drawn(drawn_places(max(self.records.count() - self.skip, 0), self.limit, self.seed))
+
+    def _drawn(self, places: np.ndarray) -> Iterator[Record]:
+        records, done = islice(iter(self.records), self.skip, None), 0
+        for place in places.tolist():
+            record = next(islice(records, place - done, None), None)
+            if record is None:
+                raise ValueError(f"data: the source said that it has {self.records.count():,} records, and ended before them")
+            yield record
+            done = place + 1
+
+
+def drawn_places(count: int, limit: int, seed: int) -> np.ndarray:
+    """Returns `limit` of the places 0 … count − 1 in rising order, every choice of them alike: a pure function of the seed.
+
+    Those with the smallest of `count` random numbers: from the raw stream, which numpy never changes, a stretch at a time.
+    """
+    bits = np.random.PCG64(np.random.SeedSequence([seed, 0]))
+    places, draws = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint64)
+    for start in range(0, count, DRAWS):
+        size = min(DRAWS, count - start)
+        places, draws = np.concatenate([places, start + np.arange(size)]), np.concatenate([draws, bits.random_raw(size)])
+        least = np.argsort(draws, kind="stable")[:limit]
+        places, draws = places[least], draws[least]
+    return np.sort(places)
 
 
 class Files:
@@ -87,6 +125,10 @@ class Files:
                 raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
         self._fingerprint = whole.hexdigest()
         return self._fingerprint
+
+    def count(self) -> int:
+        """Returns how many records the files hold; they are read for it."""
+        return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Record]:
         for path in self.paths:

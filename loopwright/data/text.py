@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -25,7 +26,8 @@ class Text:
     """Documents of local files: JSON lines with a text `field`, or plain text (one document a file, or between `separator`s).
 
     Where no `valid_files` are given, the first `valid` documents are held out of `files` instead. `test_files` are one list
-    (the test `test`) or one for each name. `limit` is the number of documents trained on.
+    (the test `test`) or one for each name. `limit` is the number of documents trained on: the first ones, or with `limit_seed`
+    some drawn by lot.
     """
 
     alike = True  # as in `Splits`, known before anything is read
@@ -42,6 +44,7 @@ class Text:
         length: int = 1024,
         apart: bool = True,
         limit: int | None = None,
+        limit_seed: int | None = None,
         valid: int = 100,
     ) -> None:
         where = "data (text)"
@@ -53,7 +56,7 @@ class Text:
 
         self.parts = split_parts(
             where, read(files), None if valid_files is None else read(valid_files), limit, valid,
-            {name: read(patterns) for name, patterns in named_tests(test_files).items()},
+            {name: read(patterns) for name, patterns in named_tests(test_files).items()}, limit_seed,
         )  # fmt: skip
 
     def splits(self, folder: Path, progress: Progress | None = None) -> Splits:
@@ -84,6 +87,7 @@ class Hub:
         length: int = 1024,
         apart: bool = True,
         limit: int | None = None,
+        limit_seed: int | None = None,
         valid: int = 1_000,
     ) -> None:
         where = "data (hub)"
@@ -92,7 +96,8 @@ class Hub:
         subset = "sample-10BT" if subset is None and dataset == FINEWEB else subset
         rows = {name: HubRows(dataset, subset, name, revision) for name in (split, valid_split, test_split) if name is not None}
         tests = {} if test_split is None else {"test": rows[test_split]}
-        self.parts = split_parts(where, rows[split], None if valid_split is None else rows[valid_split], limit, valid, tests)
+        held = None if valid_split is None else rows[valid_split]
+        self.parts = split_parts(where, rows[split], held, limit, valid, tests, limit_seed)
 
     def splits(self, folder: Path, progress: Progress | None = None) -> Splits:
         """Returns the windows; token shards are kept in `folder`."""
@@ -112,19 +117,28 @@ class HubRows:
         """Returns the name of what is read; what lies behind it is fixed by a revision alone."""
         return f"{self.dataset} {self.subset} {self.split} {self.revision}"
 
+    def count(self) -> int:
+        """Returns how many rows the dataset says that it has; where it does not say, they are read for it."""
+        with self._reading() as rows:
+            there = (getattr(rows.info, "splits", None) or {}).get(self.split)
+        said = getattr(there, "num_examples", 0)
+        return said or sum(1 for _ in self)
+
     def __iter__(self) -> Iterator[Record]:
+        with self._reading() as rows:
+            for number, row in enumerate(rows):
+                yield f"{self.dataset} {self.split} (row {number})", row
+
+    @contextmanager
+    def _reading(self) -> Iterator[Any]:
         try:
             import datasets
         except ImportError:
             raise ValueError("data: a Hugging Face dataset needs the package datasets; pip install datasets") from None
-        name = f"{self.dataset} {self.split}"
         try:
-            rows = datasets.load_dataset(self.dataset, self.subset, split=self.split, revision=self.revision, streaming=True)
-            for number, row in enumerate(rows):
-                yield f"{name} (row {number})", row
+            yield datasets.load_dataset(self.dataset, self.subset, split=self.split, revision=self.revision, streaming=True)
         except Exception as error:  # the hub client, requests, pyarrow and the operating system raise their own
-            reason = first_line(error)
-            raise ValueError(f"data: {name} cannot be read ({reason})") from None
+            raise ValueError(f"data: {self.dataset} {self.split} cannot be read ({first_line(error)})") from None
 
 
 def named_tests(files: str | Sequence[str] | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -135,16 +149,24 @@ def named_tests(files: str | Sequence[str] | Mapping[str, Any] | None) -> dict[s
 
 
 def split_parts(
-    where: str, train: Records, valid: Records | None, limit: int | None, held_out: int, tests: Mapping[str, Records]
-) -> dict[str, Part]:
-    """Returns what is read for each split; without a source for valid, the first `held_out` records of train are."""
+    where: str, train: Records, valid: Records | None, limit: int | None, held_out: int, tests: Mapping[str, Records],
+    limit_seed: int | None = None,
+) -> dict[str, Part]:  # fmt: skip
+    """Returns what is read for each split; without a source for valid, the first `held_out` records of train are.
+
+    Train has the first `limit` of the others, or, with a `limit_seed`, as many drawn by lot.
+    """
     if limit is not None:
         check_count(where, "limit", limit, least=1)
+    if limit_seed is not None:
+        check_count(where, "limit_seed", limit_seed)
+        if limit is None:
+            raise ValueError(f"{where}: limit_seed is {limit_seed} without a limit; allowed: with limit, how many records to draw")
     check_count(where, "valid", held_out, least=1)
     if valid is None:
-        parts = {"train": Part(train, held_out, limit), "valid": Part(train, 0, held_out)}
+        parts = {"train": Part(train, held_out, limit, limit_seed), "valid": Part(train, 0, held_out)}
     else:
-        parts = {"train": Part(train, 0, limit), "valid": Part(valid)}
+        parts = {"train": Part(train, 0, limit, limit_seed), "valid": Part(valid)}
     wrong = next((name for name in tests if name in parts or not re.fullmatch(r"[\w.]+", str(name))), None)
     if wrong is not None:
         raise ValueError(f"{where}: a test is called {wrong!r}; allowed: letters, digits and _, but not train or valid")

@@ -24,7 +24,7 @@ from loopwright.evaluate.continuations import score_continuations
 from loopwright.evaluate.sweep import Progress
 from loopwright.evaluate.task_files import OWN, local_config
 from loopwright.evaluate.task_index import TaskNames, known_names
-from loopwright.evaluate.tasks import TaskReport, task_report
+from loopwright.evaluate.tasks import Asking, TaskReport, task_report
 from loopwright.generate.readings import check_depths
 from loopwright.model.looped import LoopedForCausalLM
 
@@ -49,6 +49,7 @@ def evaluate_tasks(
     shots: int | None = None,
     limit: int | None = None,
     batch: int | None = None,
+    asking: Asking | None = None,
     source: str = "",
     progress: Progress | None = None,
 ) -> dict[str, TaskReport]:
@@ -60,15 +61,19 @@ def evaluate_tasks(
         shots: examples before each question; default: the task's own number.
         limit: only the first questions of each task.
         batch: rows in a pass, and requests at a time where answers are generated.
+        asking: chat template, system message and length of answers; default: questions as they stand.
     """
     need_lm_eval()
+    asking = asking or Asking()
+    need_template(tokenizer, asking)
     wanted = check_depths(model.config, depths)
     with _quiet():
         loaded, origin = _load(tasks, folder, shots)
         for name, task in loaded["tasks"].items():
             _need_answers(name, task, limit)
+        _need_fit(loaded["tasks"], asking)
         with _errors_alone():  # lm-eval doubts models that are given as objects
-            harness = _harness(model, tokenizer, wanted, batch, progress)
+            harness = _harness(model, tokenizer, wanted, batch, asking, progress)
         results = [_results(harness, loaded, limit, place) for place in range(len(wanted))]
     reports = {}
     for name, task in loaded["tasks"].items():
@@ -78,10 +83,34 @@ def evaluate_tasks(
                 name, wanted, values, answers,
                 shots=task.get_config("num_fewshot") or 0, data=origin.get(name, str(task.DATASET_PATH)), source=source,
                 dtype=str(model.dtype).removeprefix("torch."), cut=len(harness.cut.get(name, ())),
+                chat=asking.chat, system=asking.system, max_new_tokens=asking.max_new_tokens,
             )  # fmt: skip
     if not reports:
         raise ValueError(f"tasks: {', '.join(tasks)} gave no metric that is a number; nothing can be reported")
     return reports
+
+
+def need_template(tokenizer: Any, asking: Asking) -> None:
+    """Raises a ValueError in one line where a chat is asked for that the tokenizer's template cannot write."""
+    if not asking.chat:
+        return
+    if tokenizer.chat_template is None:
+        raise ValueError("chat: the tokenizer has no chat template; leave --chat out, or use an instruct model's folder")
+    said = [] if asking.system is None else [{"role": "system", "content": asking.system}]
+    written = _written(tokenizer, [*said, {"role": "user", "content": "1"}])
+    if asking.system is not None and asking.system.strip() not in written:
+        raise ValueError("system: the tokenizer's chat template leaves system messages out; leave --system out")
+
+
+def _written(tokenizer: Any, messages: list[dict[str, str]], *, opens: bool = True) -> str:
+    """Returns a conversation in the template; `opens`: with the opening of the answer, else its last message goes on."""
+    try:
+        return tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=opens, continue_final_message=not opens
+        )
+    except Exception as error:  # a template is a program of the folder: it raises what it likes
+        roles = ", ".join(message["role"] for message in messages)
+        raise ValueError(f"chat: the tokenizer's chat template refuses messages of {roles} ({_line(error)})") from None
 
 
 # the tasks
@@ -190,6 +219,15 @@ def _need_answers(name: str, task: Any, limit: int | None) -> None:
             raise ValueError(f"{name}: question {number} has no answer (its target is {target!r}); allowed: a split with answers")
 
 
+def _need_fit(tasks: Mapping[str, Any], asking: Asking) -> None:
+    """Raises a ValueError in one line where no question could be put as asked."""
+    whole = next((name for name, task in tasks.items() if task.OUTPUT_TYPE == "loglikelihood_rolling"), None)
+    if asking.chat and whole is not None:
+        raise ValueError(f"chat: {whole} measures whole texts, which are no conversation; leave --chat or the task out")
+    if asking.max_new_tokens is not None and not any(task.OUTPUT_TYPE == "generate_until" for task in tasks.values()):
+        raise ValueError(f"max_new_tokens: {', '.join(tasks)} ask for no answer that is written; leave --max-new-tokens out")
+
+
 def _results(harness: Any, loaded: Any, limit: int | None, place: int) -> Any:
     """Returns what lm-eval makes of the answers at one depth."""
     import lm_eval
@@ -197,7 +235,11 @@ def _results(harness: Any, loaded: Any, limit: int | None, place: int) -> Any:
     harness.place = place
     for task in loaded["tasks"].values():
         task.set_fewshot_seed(seed=SEED)
-    return lm_eval.evaluate(harness, loaded, limit=limit, log_samples=True, bootstrap_iters=0)
+    return lm_eval.evaluate(
+        harness, loaded,
+        limit=limit, log_samples=True, bootstrap_iters=0,
+        system_instruction=harness.asking.system, apply_chat_template=harness.asking.chat, fewshot_as_multiturn=harness.asking.chat,
+    )  # fmt: skip
 
 
 def _numbers(task: str, found: Sequence[Any]) -> tuple[dict[str, list[float]], dict[str, list[list[Any]]]]:
@@ -219,7 +261,9 @@ def _numbers(task: str, found: Sequence[Any]) -> tuple[dict[str, list[float]], d
 # the model
 
 
-def _harness(model: LoopedForCausalLM, tokenizer: Any, depths: list[int], batch: int | None, progress: Progress | None) -> Any:
+def _harness(
+    model: LoopedForCausalLM, tokenizer: Any, depths: list[int], batch: int | None, asking: Asking, progress: Progress | None
+) -> Any:
     """Returns lm-eval's model of ours. It answers at the depth of its `place`; a request runs once, for all depths."""
     from lm_eval.models.huggingface import HFLM
     from lm_eval.models.utils import postprocess_generated_text
@@ -230,12 +274,18 @@ def _harness(model: LoopedForCausalLM, tokenizer: Any, depths: list[int], batch:
         place = 0
 
         def __init__(self) -> None:
-            # one batch for lm-eval: rows are sorted and cut into passes here
-            super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=2**31)
+            # one batch for lm-eval: rows are sorted and cut into passes here; a template writes what opens a text itself
+            opens = {"add_bos_token": False} if asking.chat else {}
+            super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=2**31, **opens)
+            self.asking = asking
             self.known: dict[tuple[str, int], Sequence[Any]] = {}
             self.shortened: list[bool] = []  # of the requests that ran last, whether they lost tokens on the left
             self.long: set[tuple[str, int]] = set()
             self.cut: dict[str | None, set[int]] = {}  # questions by task
+
+        def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+            """lm-eval's own leaves a system message out where the template refuses it."""
+            return _written(tokenizer, chat_history, opens=add_generation_prompt)
 
         def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
             run = super().loglikelihood
@@ -305,7 +355,8 @@ def _wish(harness: Any, context: str, options: Mapping[str, Any]) -> tuple[dict[
     asked = dict(normalize_gen_kwargs(dict(options), harness.max_gen_toks))
     eos = harness.tok_decode(harness.eot_token_id, skip_special_tokens=False)
     stop = handle_stop_sequences(asked.pop("until"), eos=eos)
-    new, draws = asked.pop("max_gen_toks"), asked.pop("do_sample")
+    allowed_by_task, draws = asked.pop("max_gen_toks"), asked.pop("do_sample")
+    new = harness.asking.max_new_tokens or allowed_by_task
     unknown = sorted(set(asked) - set(SAMPLING))
     if unknown:
         allowed = ", ".join(("until", "max_gen_toks", "do_sample", *SAMPLING))

@@ -16,6 +16,7 @@ from loopwright.metrics.score import DepthRates, bootstrap_interval, depth_rates
 from loopwright.notebook import html_of
 from loopwright.plot.drawing import Curve, Drawing, Plotted
 from loopwright.plot.training import accuracy_by_depth, loss_by_depth
+from loopwright.values import check_whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,7 +27,37 @@ MEANS: tuple[Callable[[float], float], ...] = (
     lambda mean: math.exp(-mean),  # perplexity, of log-likelihoods
     lambda mean: -mean / math.log(2),  # bits
 )
+AS_THEY_STAND = "as they stand"  # how questions are put where nothing is said
 DIGITS = 12  # numbers are compared with lm-eval's own
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How questions are put to a model: in the tokenizer's chat template, after a system message, with so many tokens to answer.
+
+    Left as it is, a question is plain text and an answer as long as the task allows.
+    """
+
+    chat: bool = False
+    system: str | None = None
+    max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.system is not None and not self.chat:
+            raise ValueError(
+                "system: a system message belongs to the chat template; give --chat too (asking: chat), or leave --system out"
+            )
+        if self.system is not None and not self.system.strip():
+            raise ValueError("system: the system message is empty; leave it out, or give a text")
+        if self.max_new_tokens is not None:
+            check_whole("max_new_tokens", self.max_new_tokens, 1)
+
+    def __str__(self) -> str:
+        """In words."""
+        parts = ["in the chat template"] if self.chat else []
+        parts += [f"after the system message {self.system!r}"] if self.system is not None else []
+        parts += [f"answers of at most {self.max_new_tokens:,} tokens"] if self.max_new_tokens is not None else []
+        return ", ".join(parts) or AS_THEY_STAND
 
 
 @dataclass(frozen=True)
@@ -44,7 +75,8 @@ class MetricColumn:
 class TaskReport(Saved):
     """One task at every depth. `right` says of each question whether it was answered right, by depth, as the metric `judged_by`
     has it; "" where no metric says so. `data` is where the questions stood, `shots` the examples before each, `cut` how many
-    questions lost the beginning of their prompt because it was longer than the model's positions."""
+    questions lost the beginning of their prompt because it was longer than the model's positions; `chat`, `system` and
+    `max_new_tokens` are those of `Asking`."""
 
     what: ClassVar[str] = "a report of a task"
 
@@ -60,6 +92,14 @@ class TaskReport(Saved):
     source: str = ""
     dtype: str = ""
     cut: int = 0
+    chat: bool = False
+    system: str | None = None
+    max_new_tokens: int | None = None
+
+    @property
+    def asking(self) -> str:
+        """How the questions were put, in words."""
+        return str(Asking(self.chat, self.system, self.max_new_tokens))
 
     def __repr__(self) -> str:
         """What was measured; `table` shows the numbers."""
@@ -86,7 +126,8 @@ class TaskReport(Saved):
         rows = [[str(depth), *(_cell(m, i) for m in self.metrics.values())] for i, depth in enumerate(self.depth)]
         table = number_table(["depth", *self.metrics], rows, width)
         examples = f", {self.shots} examples before each" if self.shots else ""
-        table.title = f"{self.task}: {self.questions:,} questions{examples} ({self.data})"
+        asked = "" if self.asking == AS_THEY_STAND else f", {self.asking}"
+        table.title = f"{self.task}: {self.questions:,} questions{examples}{asked} ({self.data})"
         cut = [f"{self.cut:,} of {self.questions:,} prompts were too long and lost their beginning"] if self.cut else []
         table.caption = "\n".join([*cut, *rate_lines(self.rates)])
         table.caption_style = "none"

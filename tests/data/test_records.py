@@ -8,9 +8,11 @@ import os
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from loopwright.data.records import Files, Part, text_field
+from loopwright.data import records
+from loopwright.data.records import Files, Part, drawn_places, text_field
 
 
 def lines(path: Path, *records: object) -> Path:
@@ -168,3 +170,25 @@ def test_deep_and_odd_json_is_one_line(tmp_path: Path) -> None:
     for text in ("[" * 100_000, '{"a": ' * 100_000, '{"a": ' + "9" * 5000 + "}"):
         with pytest.raises(ValueError, match=r"a.jsonl:1: not (valid|readable as) JSON \("):
             texts(Files(save(tmp_path / "a.jsonl", text)))
+
+
+def test_a_part_drawn_by_lot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = Files(str(lines(tmp_path / "x.jsonl", *({"text": str(i)} for i in range(40)))))
+    part = Part(files, 5, 12, seed=3)
+    found = [int(fields["text"]) for _, fields in part]
+    assert found == sorted(set(found)) and len(found) == 12 and found[0] >= 5 and found != list(range(5, 17))
+    assert [int(fields["text"]) for _, fields in part] == found == [int(f["text"]) for _, f in Part(files, 5, 12, seed=3)]
+    assert [int(fields["text"]) for _, fields in Part(files, 5, 12, seed=4)] != found
+    assert [int(fields["text"]) for _, fields in Part(files, 5, 99, seed=3)] == list(range(5, 40))
+    parts = [Part(files, 5, 12), Part(files, 5, 12, seed=0), Part(files, 5, 12, seed=3)]
+    assert len({each.fingerprint() for each in parts}) == 3
+    monkeypatch.setattr(records, "DRAWS", 7)  # however many numbers are drawn at a time
+    assert [int(fields["text"]) for _, fields in part] == found
+    monkeypatch.setattr(Files, "count", lambda self: 400)
+    with pytest.raises(ValueError, match="data: the source said that it has 400 records, and ended before them"):
+        list(part)
+
+
+def test_every_place_is_drawn_alike() -> None:
+    counts = np.bincount(np.concatenate([drawn_places(10, 3, seed) for seed in range(3000)]), minlength=10)
+    assert counts.sum() == 9000 and abs(counts - 900).max() < 4 * (3000 * 0.3 * 0.7) ** 0.5

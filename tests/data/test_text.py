@@ -62,6 +62,18 @@ def test_the_first_documents_are_held_out_where_valid_has_no_files(tmp_path: Pat
         Text(files=files, tokenizer=words, length=4, valid=9).splits(tmp_path / "kept")
 
 
+def test_a_limit_by_lot_is_another_set_of_shards(tmp_path: Path) -> None:
+    words = save_words(tmp_path / "words")
+    files = story(tmp_path / "train.jsonl", *(f"{i:02}" for i in range(30)))
+    kept: dict[Any, str] = {}
+    for seed in (None, 0, 1):
+        splits = Text(files=files, tokenizer=words, length=2, limit=5, limit_seed=seed, valid=2).splits(tmp_path / "kept")
+        kept[seed] = joined(splits.train)
+        assert joined(splits.valid) == "00<eos>01<eos>" and kept[seed].count("<eos>") == 5
+    assert kept[None] == "02<eos>03<eos>04<eos>05<eos>06<eos>" and len(set(kept.values())) == 3
+    assert len(list((tmp_path / "kept").glob("train-*"))) == 3
+
+
 def test_where_no_document_is_left_the_cause_is_named(tmp_path: Path) -> None:
     words = save_words(tmp_path / "words")
     (tmp_path / "one.txt").write_text("one file without a separator is one document")
@@ -131,6 +143,8 @@ def test_faults_are_one_line(tmp_path: Path) -> None:
     for options, message in [
         ({"length": 1}, r"length must be a whole number >= 2 \(got 1\)"),
         ({"limit": 0}, r"limit must be .* \(got 0\)"),
+        ({"limit_seed": 3}, "limit_seed is 3 without a limit; allowed: with limit, how many records to draw"),
+        ({"limit": 1, "limit_seed": -1}, r"limit_seed must be a whole number >= 0 \(got -1\)"),
         ({"valid": 0}, r"valid must be .* \(got 0\)"),
         ({"test_files": {"valid": good}}, "a test is called 'valid'; allowed: letters"),
         ({"test_files": {"../x": good}}, "a test is called '../x'; allowed: letters"),
@@ -155,6 +169,8 @@ def test_a_dataset_by_name(tmp_path: Path) -> None:
     assert joined(splits.tests["test"]) == "xyz<eos>"
     splits = Hub(**options, valid_split="test").splits(tmp_path / "kept")
     assert joined(splits.valid) == "xyz<eos>" and len(splits.train) == 6 * 4 - 1
+    drawn = {joined(Hub(**options, limit=3, limit_seed=seed, valid=1).splits(tmp_path / "kept").train) for seed in range(4)}
+    assert len(drawn) > 1 and all(text.count("<eos>") == 3 and "000" not in text for text in drawn)
     with pytest.raises(ValueError, match=r"set train \(row 0\): no field 'text'; it has: body"):
         Hub(**{**options, "field": "text"}, valid_split="test").splits(tmp_path / "kept")
 

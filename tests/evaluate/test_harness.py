@@ -15,7 +15,7 @@ import yaml
 
 import loopwright as lw
 from loopwright.evaluate.harness import evaluate_tasks
-from loopwright.evaluate.tasks import TaskReport
+from loopwright.evaluate.tasks import Asking, TaskReport
 from tests.cases import noisy
 from tests.generate.tiny import WORDS, word_tokenizer
 
@@ -287,3 +287,107 @@ def test_from_python_the_reports_are_those_of_the_command(folder: Path, tmp_path
         lw.evaluate(model, tasks=["choice"], text="file.txt", tokenizer=tmp_path)
     with pytest.raises(ValueError, match="tokenizer: a model alone has none"):
         lw.evaluate(model, tasks=["choice"], task_data=folder)
+
+
+SYSTEM = "the cat and the dog"
+
+
+def chat_words(**more: Any) -> Any:
+    """A tokenizer with a template that opens a text itself, and that opens any other text, too."""
+    from tokenizers import processors
+
+    words = word_tokenizer()
+    words.add_special_tokens({"bos_token": "<start>"})
+    opening = ("<start>", words.bos_token_id)
+    words.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<start> $A", special_tokens=[opening])
+    words.chat_template = (
+        "{{ bos_token }}{% for m in messages %}{{ m['role'] }} {{ m['content'] }} again\n{% endfor %}"
+        "{% if add_generation_prompt %}then once\n{% endif %}"
+    )
+    for name, value in more.items():
+        setattr(words, name, value)
+    return words
+
+
+def wider() -> lw.LoopedForCausalLM:
+    return noisy("huginn-tiny", std=0.3, vocab_size=97).double()
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_in_a_chat_every_prompt_is_the_template_with_the_system_message(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, opens: bool
+) -> None:
+    from loopwright.engine.engine import Engine
+    from loopwright.evaluate import harness
+
+    words, sent, scored = chat_words(), list[list[int]](), list[Any]()
+    words.chat_template = words.chat_template if opens else words.chat_template.removeprefix("{{ bos_token }}")
+    submit, score = Engine.submit, harness.score_continuations
+    monkeypatch.setattr(Engine, "submit", lambda self, **wish: sent.append(wish["prompt"]) or submit(self, **wish))
+    monkeypatch.setattr(harness, "score_continuations", lambda m, pairs, *a, **k: scored.extend(pairs) or score(m, pairs, *a, **k))
+    reports = evaluate_tasks(
+        wider(), words, ["free", "choice"], [1, 2], folder=folder, shots=0, limit=3, asking=Asking(True, SYSTEM, 4)
+    )
+    questions = [json.loads(line) for line in (folder / "choice_test.jsonl").read_text().splitlines()[:3]]
+    free = [json.loads(line)["question"] for line in (folder / "free_test.jsonl").read_text().splitlines()[:3]]
+    ids = [
+        words.apply_chat_template(
+            [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+        for text in (*free, *(row["question"] for row in questions))
+    ]
+    assert all(row.count(words.bos_token_id) == opens for row in ids) and sent == [*ids[:3], *ids[:3]]  # three requests, two depths
+    pairs = [(*context, *said) for context, said in scored]
+    wanted = [
+        (*row, *words(choice, add_special_tokens=False).input_ids)
+        for row, question in zip(ids[3:], questions, strict=True) for choice in question["choices"]
+    ]  # fmt: skip
+    assert sorted(pairs) == sorted(wanted)
+    report = reports["free"]
+    assert (report.chat, report.system, report.max_new_tokens) == (True, SYSTEM, 4)
+    assert f"in the chat template, after the system message '{SYSTEM}', answers of at most 4 tokens" in str(report.table().title)
+
+
+def test_in_a_chat_every_number_is_that_of_the_hf_model_at_each_depth(folder: Path) -> None:
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    model, words, tasks = wider(), chat_words(), ["choice", "single", "said", "free"]
+    reports = evaluate_tasks(model, words, tasks, DEPTHS, folder=folder, asking=Asking(True, SYSTEM, 5))
+    for place, depth in enumerate(DEPTHS):
+        model.config.depth = depth
+        theirs = lm_eval.simple_evaluate(
+            HFLM(pretrained=model, tokenizer=words, batch_size=1), tasks=specs(folder, tasks), bootstrap_iters=0,
+            task_manager=TaskManager(include_defaults=False), apply_chat_template=True, system_instruction=SYSTEM,
+            gen_kwargs={"max_gen_toks": 5},
+        )["results"]  # fmt: skip
+        for task, report in reports.items():
+            for name, metric in report.metrics.items():
+                assert metric.value[place] == pytest.approx(theirs[task][f"{name},none"], rel=1e-9, abs=1e-12), (task, name, depth)
+
+
+LEAVES_OUT = "{{ messages[-1]['content'] }}"
+REFUSES = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ messages[0]['content'] }}"
+
+
+@pytest.mark.parametrize(
+    ("words", "tasks", "asking", "said"),
+    [
+        ({"chat_template": None}, ["choice"], {"chat": True}, "chat: the tokenizer has no chat template; leave --chat out"),
+        ({"chat_template": REFUSES}, ["choice"], {"chat": True, "system": "x"}, r"refuses messages of system, user \(no system\)"),
+        (
+            {"chat_template": "{{ messages[-1]['content'] }}"},
+            ["choice"],
+            {"chat": True, "system": "x"},
+            "leaves system messages out",
+        ),
+        ({}, ["choice", "rolling"], {"chat": True}, "chat: rolling measures whole texts, which are no conversation; leave --chat"),
+        ({}, ["choice"], {"max_new_tokens": 9}, "max_new_tokens: choice ask for no answer that is written; leave"),
+        ({}, ["free"], {"max_new_tokens": 2000}, "answers of up to 2000 tokens do not fit into the 128 positions"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(folder: Path, words: Any, tasks: list[str], asking: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said) as told:
+        evaluate_tasks(wider(), chat_words(**words), tasks, [1], folder=folder, asking=Asking(**asking))
+    assert "\n" not in str(told.value)

@@ -25,7 +25,7 @@ from loopwright.analysis.trace.single_prompt import PAIR_PROMPTS, PAIR_STEPS, pa
 from loopwright.analysis.trace.trace import check_lengths, trace_depth
 from loopwright.commands.console import console, progress
 from loopwright.commands.device import find_device, find_dtype
-from loopwright.commands.loading import open_model, open_tokenizer
+from loopwright.commands.loading import open_model, open_tokenizer, system_text
 from loopwright.commands.results import how_made, need_writable
 from loopwright.commands.wait import tell_wait
 from loopwright.data.build import build_data
@@ -38,11 +38,9 @@ from loopwright.run import RunFolder
 from loopwright.source import Source
 from loopwright.storage.files import write_json
 from loopwright.threads import fitting_threads
-from loopwright.untrusted import read_text, user_path
 from loopwright.values import check_whole
 
 VALID = "valid"  # the prompts of a run folder that are its own validation rows
-SYSTEM_BYTES = 2**17  # of a file with a system prompt
 SHOWN_PROMPTS, LONGEST_PROMPT = 8, 120  # on the page; and letters of each
 
 
@@ -217,8 +215,7 @@ def opening_of(source: Source, asked: Asked) -> list[int]:
         if asked.padded:
             raise ValueError("pad-system: there is no system prompt to pad; give --system TEXT")
         return []
-    path = user_path(asked.system) if asked.system.endswith(".txt") else None
-    text = asked.system if path is None else read_text(path, SYSTEM_BYTES)
+    text = system_text(asked.system)
     words: Any = open_tokenizer(source, asked.tokenizer)
     ids = token_ids(words, f"{text.rstrip()}\n\n")
     if not asked.padded:

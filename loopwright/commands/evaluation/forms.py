@@ -40,8 +40,10 @@ def evaluate_as(
         from loopwright.commands.evaluation.tasks import evaluate_tasks, rows_of_tasks
 
         return rows_of_tasks(evaluate_tasks(source, **tasks, **words, **shared))
-    if tasks["task_data"] is not None or tasks["shots"] is not None:
-        raise ValueError("evaluate: --task-data and --shots belong to --tasks, which is not given")
+    if any(value not in (None, False) for value in tasks.values()):
+        raise ValueError(
+            "evaluate: --task-data, --shots, --chat, --system and --max-new-tokens belong to --tasks, which is not given"
+        )
     if texts and of_splits:
         raise ValueError("evaluate: --text with --split, --data or --no-decode; allowed: texts, or the splits of a recipe's data")
     if not texts and (of_text or tokenizer is not None):

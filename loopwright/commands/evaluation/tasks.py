@@ -10,13 +10,13 @@ from rich.progress import Progress, TaskID
 
 from loopwright.commands.console import console, progress
 from loopwright.commands.evaluation.evaluate import check_rows, chosen_update, find_model, open_source
-from loopwright.commands.loading import open_tokenizer
+from loopwright.commands.loading import open_tokenizer, system_text
 from loopwright.commands.results import file_stem, keep_more
-from loopwright.evaluate.harness import check_names, need_lm_eval
+from loopwright.evaluate.harness import check_names, need_lm_eval, need_template
 from loopwright.evaluate.harness import evaluate_tasks as measure
 from loopwright.evaluate.heldout import need_likelihood
 from loopwright.evaluate.sweep import parse_depths
-from loopwright.evaluate.tasks import TaskReport, draw_tasks, task_names
+from loopwright.evaluate.tasks import Asking, TaskReport, draw_tasks, task_names
 from loopwright.generate.readings import check_depths
 from loopwright.threads import fitting_threads
 from loopwright.values import check_whole
@@ -35,6 +35,9 @@ def evaluate_tasks(
     tokenizer: str | None = None,
     rows: int | None = None,
     batch: int | None = None,
+    chat: bool = False,
+    system: str | None = None,
+    max_new_tokens: int | None = None,
     device: str = "cpu",
     dtype: str = "float32",
     out: str | None = None,
@@ -44,17 +47,19 @@ def evaluate_tasks(
     check_rows(rows, batch)
     if shots is not None:
         check_whole("shots", shots, 0)
+    asking = Asking(chat, None if system is None else system_text(system), max_new_tokens)
     names = task_names(tasks)
     asked = parse_depths(depths) if depths else None
     need_lm_eval()
     check_names(names, task_data)  # before a model is opened
     opened = open_source(source, checkpoint)
     words = open_tokenizer(opened, tokenizer)
+    need_template(words, asking)
     model, run, _ = find_model(opened, dtype, device, out)
     need_likelihood(model)
     wanted = check_depths(model.config, asked)
     measured, update = opened.name if opened.run is None else str(opened.folder), chosen_update(source, checkpoint)
-    ending = "" if shots is None else f"-shots-{shots}"
+    ending = ("-chat" if chat else "") + ("" if shots is None else f"-shots-{shots}")
 
     def numbers(name: str, **known: object) -> Path:
         """Returns where the numbers of a task go, where nothing else would be lost; what is known of them once measured is
@@ -62,7 +67,7 @@ def evaluate_tasks(
         path = run.eval / f"{file_stem(f'task-{name}{ending}', rows=rows, checkpoint=update)}.json"
         keep_more(
             path, TaskReport.load,
-            depths=wanted, facts={"dtype": str(model.dtype).removeprefix("torch."), **known},
+            depths=wanted, facts={"dtype": str(model.dtype).removeprefix("torch."), "asking": str(asking), **known},
             source=None if out is None and opened.run is not None else measured, overwrite=overwrite,
         )  # fmt: skip
         return path
@@ -77,7 +82,7 @@ def evaluate_tasks(
 
         reports = measure(
             model, words, names, wanted,
-            folder=task_data, shots=shots, limit=rows, batch=batch, source=measured, progress=show,
+            folder=task_data, shots=shots, limit=rows, batch=batch, asking=asking, source=measured, progress=show,
         )  # fmt: skip
     printer = console()
     for report in reports.values():
@@ -102,7 +107,7 @@ def evaluate_tasks(
 
 def rows_of_tasks(reports: Mapping[str, TaskReport]) -> dict[str, Any]:
     """Returns reports as data: a row per depth of each task, and what stands beside its table."""
-    about = ("questions", "shots", "cut", "data", "judged_by", "rates")
+    about = ("questions", "shots", "cut", "data", "judged_by", "rates", "chat", "system", "max_new_tokens")
     return {
         "results": {name: report.to_dict() for name, report in reports.items()},
         "tasks": {name: {fact: getattr(report, fact) for fact in about} for name, report in reports.items()},

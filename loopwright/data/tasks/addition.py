@@ -1,4 +1,4 @@
-"""Addition of numbers, digit by digit, in the form of the STARS study: `1750+4733= 3846§`."""
+"""Addition of numbers, digit by digit, as the code of the STARS study writes it, `1750+4733= 3846§`, or as its paper does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from loopwright.values import check_choice, check_count
 
 ALPHABET = Alphabet([*"0123456789", "+", "=", " ", PAD, EOS])
 PLUS, EQUALS, SPACE, PADDING, END = ALPHABET.encode(f"+= {PAD}{EOS}")
-REVERSALS = ("answer", "all")
+REVERSALS = ("answer", "all", "none")
 READINGS = {
+    "none": "",
     "answer": "the sum is written from its last digit on: 12+34= 64 says that the sum is 46",
     "all": "every number is written from its last digit on: 21+43= 64 says that 12 + 34 is 46",
 }
@@ -23,10 +24,13 @@ READINGS = {
 class Addition(Task):
     """a + b of `digits` digits each, without leading zeros: the operands, one space, the sum from its last digit, EOS.
 
-    The labels are the space, the sum and EOS. Where a + b is in one split, neither a + b nor b + a is in another.
+    The labels are the space, the sum and EOS. `reverse` "none" writes the sum from its first digit, `space` false leaves the space
+    out: both together are the form that the STARS paper prints, `1234+5678=6912`. Where a + b is in one split, neither a + b nor
+    b + a is in another.
 
     Needed depth: a carry may ripple through all digits (`needs` is the longest ripple of a row), but the sum is written from its
     last digit, so that each digit follows from four digits that can be seen: a constant depth can do it, whatever the length.
+    From its first digit on, each digit hangs on all columns behind it.
 
     `train_digits` trains on several lengths, in equal parts as far as there are pairs; `longer` adds tests of other lengths.
     Three options serve generalisation over length: `reverse` "all" writes the operands from their last digit too; `width` fills
@@ -48,6 +52,7 @@ class Addition(Task):
         longer: Sequence[int] = (),
         train_digits: Sequence[int] | None = None,
         reverse: str = "answer",
+        space: bool = True,
         width: int | None = None,
         offset: int = 0,
         padding: str = "masked",
@@ -56,7 +61,7 @@ class Addition(Task):
         trained = {"train_digits": (digits,) if train_digits is None else train_digits}
         where = self.hold("addition", trained, {"longer": longer}, test=test, valid=valid, train=train, seed=seed)
         self.reverse = check_choice(where, "reverse", reverse, REVERSALS)
-        self.reading = READINGS[reverse]
+        self.reading, self.space = READINGS[reverse], space
         self.width = None if width is None else check_count(where, "width", width, least=max(*self.trained, *self.beyond, 1))
         self.offset = check_count(where, "offset", offset)
         self.padding = check_choice(where, "padding", padding, PADDINGS)
@@ -85,7 +90,7 @@ class Addition(Task):
         return pairs - 2 * len(keys) + doubles
 
     def extent(self, group: int) -> int:
-        return self.offset + 3 * (self.width or group) + 5
+        return self.offset + 3 * (self.width or group) + 4 + self.space
 
     def write(self, group: int, problems: Matrix, bits: np.random.PCG64, extent: int) -> Rows:
         count, wide = len(problems), self.width or group
@@ -94,11 +99,14 @@ class Addition(Task):
         total, ripple = add_digits(operands[:, 0, ::-1], operands[:, 1, ::-1])
         if self.reverse == "all":
             operands = operands[:, :, ::-1]
-        plus, equals, space, end = (np.full((count, 1), symbol) for symbol in (PLUS, EQUALS, SPACE, END))
-        body = np.concatenate([operands[:, 0], plus, operands[:, 1], equals, space, total, end], axis=1)
-        if self.width is None:  # no leading zero: EOS moves up where there is no last carry
-            short = total[:, -1] == 0
-            body[short, -2], body[short, -1] = END, PADDING
+        plus, equals, space, end, padding = (np.full((count, 1), symbol) for symbol in (PLUS, EQUALS, SPACE, END, PADDING))
+        leading = total.shape[1] - 1
+        if self.reverse == "none":
+            total, leading = total[:, ::-1], 0
+        short = (total[:, [leading]] == 0) & (self.width is None)  # no leading zero: EOS moves up where there is no last carry
+        said = np.concatenate([total, end], axis=1)
+        said = np.where(short, np.concatenate([np.delete(total, leading, axis=1), end, padding], axis=1), said)
+        body = np.concatenate([operands[:, 0], plus, operands[:, 1], equals, *[space] * self.space, said], axis=1)
         offsets = below(bits, self.offset + 1, count)
         ids = np.full((count, extent), PADDING)
         ids[np.arange(extent) < offsets[:, None]] = SPACE

@@ -12,7 +12,7 @@ import pytest
 from loopwright.cli import main
 from loopwright.commands.evaluation import tasks as module
 from loopwright.evaluate import harness
-from loopwright.evaluate.tasks import TaskReport, task_report
+from loopwright.evaluate.tasks import Asking, TaskReport, task_report
 from tests.generate.tiny import save_model
 
 pytestmark = pytest.mark.usefixtures("unlaid")
@@ -30,7 +30,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def measure(model: Any, tokenizer: Any, names: list[str], depths: list[int], **options: Any) -> dict[str, TaskReport]:
         asked.append({"names": names, "depths": depths, **options})
-        facts = {"source": options["source"], "dtype": "float32", "data": "quiz.jsonl"}
+        facts = {"source": options["source"], "dtype": "float32", "data": "quiz.jsonl", **vars(options["asking"])}
         right = [[True, False]] * len(depths)
         bits = [[(-2.0, 1), (-3.0, 2)]] * len(depths)
         return {
@@ -54,7 +54,7 @@ def test_tables_files_and_figures(
     module.evaluate_tasks(model, " quiz, book,quiz", depths="1,2", shots=0, rows=2, **given)
     assert measured[0] | {"progress": None} == {
         "names": ["quiz", "book"], "depths": [1, 2], "folder": "folder", "shots": 0, "limit": 2, "batch": None, "source": model,
-        "progress": None,
+        "progress": None, "asking": Asking(),
     }  # fmt: skip
     assert "quiz: 2 questions (quiz.jsonl)" in capsys.readouterr().out
     kept = tmp_path / "eval" / "task-quiz-shots-0-rows-2.json"
@@ -85,7 +85,7 @@ def test_json_has_the_rows_and_the_rates(
         (["--shots", "-1"], "shots must be a whole number >= 0 (got -1)"),
         (["--rows", "0"], "rows: 0; allowed: at least 1"),
         (["--depths", "x"], "(got 'x')"),
-        (["--text", "a.txt"], "--tasks with options of texts, splits or exits"),
+        (["--text", "a.txt"], "--tasks with options of texts, splits, starts or exits"),
         (["--depths", "0"], "(got '0')"),
     ],
 )
@@ -108,3 +108,34 @@ def test_where_lm_eval_is_not_installed_one_line_says_so(
     error = capsys.readouterr().err
     assert end.value.code == 2 and "tasks: lm-eval is not installed; pip install 'loopwright[eval]'" in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.long
+def test_a_chat_has_files_of_its_own_that_say_how_it_was_asked(
+    measured: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = str(save_model(tmp_path / "talks", chat=True)), str(tmp_path / "out")
+    (tmp_path / "system.txt").write_text("the cat")
+    given = {"depths": "1", "out": out, "chat": True}
+    module.evaluate_tasks(model, "quiz", system=str(tmp_path / "system.txt"), max_new_tokens=3, **given)
+    assert measured[0]["asking"] == Asking(True, "the cat", 3)
+    assert (tmp_path / "out" / "eval" / "task-quiz-chat.json").is_file()
+    with pytest.raises(ValueError, match="its asking is in the chat …, now in the chat template"):
+        module.evaluate_tasks(model, "quiz", **given)
+    with pytest.raises(SystemExit) as end:
+        main(["evaluate", model, "--tasks", "quiz", "--depths", "1", "--out", out, "--chat", "--json", "--overwrite"])
+    said = capsys.readouterr()
+    assert end.value.code == 0 and json.loads(said.out)["tasks"]["quiz"]["system"] is None
+    bare = str(save_model(tmp_path / "bare"))
+    for source, words, told in (
+        (bare, ["--chat"], "chat: the tokenizer has no chat template; leave --chat out, or use an instruct model's folder"),
+        (model, ["--system", "x"], "system: a system message belongs to the chat template; give --chat too"),
+        (model, ["--chat", "--system", " "], "system: the system message is empty"),
+        (model, ["--max-new-tokens", "0"], "max_new_tokens must be a whole number >= 1"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(["evaluate", source, "--tasks", "quiz", "--out", out, *words])
+        assert end.value.code == 2 and told in " ".join(capsys.readouterr().err.split()), words
+    with pytest.raises(SystemExit):
+        main(["evaluate", model, "--chat"])
+    assert "--chat, --system and --max-new-tokens belong to --tasks" in " ".join(capsys.readouterr().err.split())

@@ -16,9 +16,9 @@ from loopwright.data.tasks.table import Table
 
 def numbers(text: str, reverse: str = "answer") -> tuple[int, int, int]:
     """Returns a, b and the sum as written."""
-    left, total = text.strip().rstrip("§").split("= ")
+    left, total = text.strip().rstrip("§").split("=")
     a, b = left.split("+")
-    return (*(int(x[::-1] if reverse == "all" else x) for x in (a, b)), int(total[::-1]))
+    return (*(int(x[::-1] if reverse == "all" else x) for x in (a, b)), int(total if reverse == "none" else total.strip()[::-1]))
 
 
 def rows(source: Source) -> list[str]:
@@ -41,10 +41,27 @@ def test_the_form_of_the_study() -> None:
         assert text == f"{a}+{b}= {str(a + b)[::-1]}§" and total == a + b and 1000 <= min(a, b) <= max(a, b) <= 9999
 
 
+def test_the_form_that_the_paper_prints() -> None:
+    released = Addition(train=300, valid=10, test=20).splits()
+    splits = Addition(train=300, valid=10, test=20, reverse="none", space=False).splits()
+    assert isinstance(splits.train, Table) and splits.train.ids.shape == (300, 16)
+    for text, other in zip(rows(splits.train), rows(released.train), strict=True):
+        a, b, total = numbers(text, "none")
+        assert text == f"{a}+{b}={a + b}§" and numbers(other) == (a, b, total)
+    batch = splits.train.batch(range(300))
+    assert (batch.labels[:, :10] == -100).all() and set((batch.labels != -100).sum(1).tolist()) == {5, 6}
+    assert splits.tokenizer.init_kwargs.get("reading") is None and "last digit" in released.tokenizer.init_kwargs["reading"]
+
+
 @settings(max_examples=25)
-@given(st.integers(0, 2**31 - 1), st.integers(1, 5), st.sampled_from(["answer", "all"]), st.booleans(), st.integers(0, 3))
-def test_sums_are_right_and_pairs_apart_in_both_orders(seed: int, digits: int, reverse: str, wide: bool, offset: int) -> None:
-    options: dict[str, Any] = {"width": 7 if wide else None, "offset": offset, "reverse": reverse, "longer": [6]}
+@given(
+    st.integers(0, 2**31 - 1), st.integers(1, 5), st.sampled_from(["answer", "all", "none"]), st.booleans(), st.integers(0, 3),
+    st.booleans(),
+)  # fmt: skip
+def test_sums_are_right_and_pairs_apart_in_both_orders(
+    seed: int, digits: int, reverse: str, wide: bool, offset: int, space: bool
+) -> None:
+    options: dict[str, Any] = {"width": 7 if wide else None, "offset": offset, "reverse": reverse, "space": space, "longer": [6]}
     splits = Addition(digits=digits, train=40, valid=10, test=10, seed=seed, **options).splits()
     pairs = {}
     for name, source in {"train": splits.train, "valid": splits.valid, "test": splits.tests["test"]}.items():
@@ -96,7 +113,7 @@ def test_all_pairs_of_two_digits_fit_as_far_as_they_go() -> None:
         ({"train": -1}, r"train must be .* \(got -1\)"),
         ({"longer": [4]}, r"longer must be .* \(got \[4\]; 4 is trained on\)"),
         ({"width": 3}, r"width must be a whole number >= 4 \(got 3\)"),
-        ({"reverse": "operands"}, "reverse is 'operands'; allowed: all, answer"),
+        ({"reverse": "operands"}, "reverse is 'operands'; allowed: all, answer, none"),
         ({"padding": "left"}, "padding is 'left'; allowed: masked, plain"),
         ({"seed": -1}, r"seed must be .* \(got -1\)"),
     ],
