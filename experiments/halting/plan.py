@@ -48,7 +48,8 @@ TASKS: dict[str, Task] = {
     ),
 }  # fmt: skip
 
-GATE, ACT, HALTER = "{kind: exit}", "{kind: act, bias: -2.0}", "{kind: halter, width: 64, bias: -2.0}"
+# the halter's rows were made when its bias of −2 was not set: it began at 0 (and its last weights as those of any other layer)
+GATE, ACT, HALTER = "{kind: exit}", "{kind: act, bias: -2.0}", "{kind: halter, width: 64, bias: 0.0}"
 # the halting head, and what the model is trained for
 ARMS: dict[str, tuple[str, str]] = {
     "plain": (GATE, "{kind: every-step}"),

@@ -142,7 +142,7 @@ def others() -> Iterator[Row]:
     slower, faster = ("optim.lr=4e-4",), ("optim.lr=4e-2",)
     yield Row("others", "refiner without a gate, rate 4e-4", "refiner", ("depth=4", *STEPS, "gate={kind: none}"), slower)
     yield looped("others", "static diagonal, rate 4e-2", "static", overrides=faster)
-    yield looped("others", PUBLISHED, "ouroboros")
+    yield looped("others", PUBLISHED, "ouroboros", "adapters.init=normal")  # how controllers started when these rows were made
     yield looped("others", "controller as published + adapters everywhere", "ouroboros", EVERYWHERE)
     for seed in range(3):
         yield looped(

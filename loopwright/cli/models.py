@@ -154,9 +154,10 @@ def retrofit(
 ) -> None:
     """Make a dense model looped: keep some layers, loop some, add parts, write a folder. Nothing is trained.
 
-    A system is a layout with parts: ouroboros, ouroboros-identity, ouroboros-coda, static, gate-only, plain-loop, healed, relaxed,
-    refiner, repeat, retrofit, retrofit-identity, ouro, upcycle (docs/retrofit.md). Changes apply to the layout, the start of the
-    core, the bases and every part: layout=retrofit, start=average, depth=4, adapters.rank=8, gate.kind=none.
+    A system is a layout with parts: ouroboros, ouroboros-static, ouroboros-refiner (as published), ouroboros-identity,
+    ouroboros-coda, static, gate-only, plain-loop, healed, relaxed, refiner, repeat, retrofit, retrofit-identity, ouro, upcycle
+    (docs/retrofit.md). Changes apply to the layout, the start of the core, the bases and every part: layout=retrofit,
+    start=average, depth=4, adapters.rank=8, gate.kind=none.
 
     Examples:
 

@@ -360,6 +360,12 @@ class Backbone(PreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.embed_tokens = value  # type: ignore[assignment]  # whatever the caller puts there
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """Starts a module once. Of code that is not its own, transformers passes over modules whose own parameters are all loaded:
+        a part that holds none but those of its modules would count among them, and never start."""
+        own = next(module.parameters(recurse=False), None)
+        super()._initialize_weights(module, is_custom_code and own is not None)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):

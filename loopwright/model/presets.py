@@ -90,7 +90,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2, "max_position_embeddings": 32768, "prelude_layers": 8, "core_layers": 1, "coda_layers": 8,
         "depth": 8, "max_steps": 64, "beyond_max_steps": "repeat", "attention_bias": ["q", "k", "v"],
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "end_norm": "per-step",
-        "gate": {"kind": "learned"}, "adapters": [{"kind": "controller", "rank": 32, "alpha": 16.0, "style": 128}],
+        "gate": {"kind": "learned"},
+        "adapters": [{"kind": "controller", "rank": 32, "alpha": 16.0, "style": 128, "init": "linear"}],
     },
     # Relaxed recursive transformers (Bae et al. 2024, arXiv 2410.20672) on TinyLlama shapes: 11 layers twice, LoRA per step
     "relaxed": {
@@ -99,6 +100,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False, "adapters": [{"kind": "low-rank", "rank": 64}],
     },
 }  # fmt: skip
+
+# presets whose published training leaves the pretrained layers as they are and trains what was put on them
+PARTS_ALONE = ("ouroboros-qwen2.5-3b",)
 
 SOURCES = {
     "universal": "Universal Transformer (Dehghani et al. 2018)",

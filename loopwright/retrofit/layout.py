@@ -124,6 +124,22 @@ class Refiner:
         return _cut(layers, range(layers - self.last), _last(self.last, layers), [], depth=4)
 
 
+class Again:
+    """The intact model, and behind it its `last` layers once more, looped: they run as they are before the first step (the refiner
+    of Ouroboros' code)."""
+
+    def __init__(self, last: int = 1) -> None:
+        self.last = last
+
+    def __call__(self, layers: int) -> Layout:
+        if not 1 <= self.last <= layers:
+            raise ValueError(f"layout (again): the last {self.last} layers of {layers}; allowed: 1 to {layers}")
+        core = tuple(_last(self.last, layers))
+        layout = Layout(tuple(range(layers)), core, (), tuple((layer,) for layer in core), depth=4)
+        _check(layout, layers)
+        return layout
+
+
 class Repeat:
     """The intact model, a window of it looped: layers `first` to `last`; left out, its middle third (arXiv 2605.23872)."""
 
@@ -186,6 +202,8 @@ def _check(layout: Layout, layers: int) -> None:
             raise ValueError(f"layout: {name} holds layer {outside[0]}; allowed: 0 to {layers - 1}, the layers of the source")
         if name != "core" or [*held] != [*range(layers)] * (len(held) // layers):
             _ascending(name, held)
+    if [*layout.prelude] == [*range(layers)] and layout.core == layout.prelude[-len(layout.core) :]:
+        stacks["prelude"] = layout.prelude[: -len(layout.core)]  # the last layers stand in both: once as they are, then looped
     for a, b in (("prelude", "core"), ("prelude", "coda"), ("core", "coda")):
         shared = sorted(set(stacks[a]) & set(stacks[b]))
         if shared:
@@ -231,6 +249,7 @@ LAYOUTS: dict[str, type] = {
     "ouro": Ouro,
     "relaxed": Relaxed,
     "refiner": Refiner,
+    "again": Again,
     "repeat": Repeat,
     "upcycle": Upcycle,
 }

@@ -73,6 +73,7 @@ class System:
 
 
 _CONTROLLER = {"kind": "controller", "rank": 32, "alpha": 16.0, "style": 128}
+_PUBLISHED: dict[str, Any] = {"gate": {"kind": "learned"}, "end_norm": "per-step", "max_steps": 64, "beyond_max_steps": "repeat"}
 _OUROBOROS: dict[str, Any] = {"layout": {"kind": "ouroboros"}, "gate": {"kind": "grown"}}
 _OURO: dict[str, Any] = {"end_norm": "every", "final_norm": {"kind": "none"}, "halting": {"kind": "exit"}}
 _RETROFIT: dict[str, Any] = {
@@ -83,8 +84,24 @@ SYSTEMS: dict[str, System] = {
     "ouroboros": System(
         "Ouroboros V2 as published, but for causal pooling: controller, gate at 0.12, a norm per step", "none",
         {
-            "layout": {"kind": "ouroboros"}, "bases": "mean", "adapters": [_CONTROLLER], "gate": {"kind": "learned"},
-            "end_norm": "per-step", "max_steps": 64, "beyond_max_steps": "repeat",
+            **_PUBLISHED, "layout": {"kind": "ouroboros"}, "bases": "mean", "adapters": [{**_CONTROLLER, "init": "linear"}],
+        },
+    ),
+    "ouroboros-static": System(
+        "the static rival of Ouroboros as published: a table of diagonals in the controller's place, all else alike", "none",
+        {
+            **_PUBLISHED, "layout": {"kind": "ouroboros"}, "bases": "mean",
+            "adapters": [{"kind": "diagonal", "rank": 32, "alpha": 16.0}],
+        },
+    ),
+    "ouroboros-refiner": System(
+        "Ouroboros' refiner as published: the intact model, its last layer again under a controller, gate and step norms", "none",
+        {
+            **_PUBLISHED, "layout": {"kind": "again"},
+            "adapters": [{
+                "kind": "basis-controller", "rank": 8, "alpha": 16.0, "count": 8, "state": 256, "step": 128, "width": 512,
+                "style": 32, "init": "linear",
+            }],
         },
     ),
     "ouroboros-identity": System(

@@ -244,7 +244,7 @@ def sound_words(verb: str, rng: Random) -> list[str]:
         "check": [rng.choice([model, "asura-tiny"])],
         "generate": [model, "the cat", "--max-new-tokens", "2"],
         "retrofit": [str(HOME / "dense"), "out", "--prelude", "2", "--coda", "2"],
-        "train": [rng.choice(["demo-stable", "ouroboros-halting"]), "--toy"],
+        "train": [rng.choice(["demo-stable", "controller-halting"]), "--toy"],
         "recipes": ["demo-stable"],
         "evaluate": [model, "--text", str(HOME / "text.txt"), "--rows", "1", "--context", "16", "--depths", "1"],
         "analyze": [model, "--prompts", "the cat", "--pairs", "0", "--out", "analysis"],

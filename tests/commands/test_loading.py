@@ -28,7 +28,7 @@ def healed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     (place / "text.jsonl").write_text("".join(f'{{"text": "{" ".join(WORDS[:12])}"}}\n' for _ in range(30)))
     data = f"data={{kind: text, files: {place}/text.jsonl, tokenizer: {source}, length: 8, valid: 5}}"
     changes = ["adapters={rank: 4, style: 8}", "depth=2", "max_steps=4"]
-    chosen = recipe("ouroboros-fixed", [
+    chosen = recipe("controller-fixed", [
         data, f"model.source={source}", *[f"model.changes.{change}" for change in changes], "depth={kind: fixed, depth: 2}",
         "updates=2", "batch=4", "accumulate=1", "precision=fp32", "validate.every=0", "schedule.warmup=0",
         f"save={{every: 1, parts: {str(request.param).lower()}}}",

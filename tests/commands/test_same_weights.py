@@ -45,7 +45,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Tens
     changes = ["adapters={rank: 4, style: 8}", "depth=2", "max_steps=4"]
     found: dict[str, tuple[Path, Tensor]] = {}
     for parts in ("true", "false"):
-        chosen = recipe("ouroboros-fixed", [
+        chosen = recipe("controller-fixed", [
             data, f"model.source={source}", *[f"model.changes.{change}" for change in changes],
             "depth={kind: fixed, depth: 2}", "average={kind: ema, decay: 0.5}", "optim.lr=0.1",
             "updates=3", "batch=4", "accumulate=1", "precision=fp32", "validate.every=0", "schedule.warmup=0",

@@ -105,10 +105,10 @@ def test_the_phases_of_ouroboros_go_on_from_each_other(place: Path, tmp_path: Pa
         "schedule.warmup=0",
     ]
     changes = ["model.changes.adapters={rank: 4, style: 8}", "model.changes.max_steps=6", "depth.depth=2"]
-    first = train(recipe("ouroboros-fixed", [f"model.source={place / 'source'}", *small, *changes]), tmp_path / "fixed")
-    second = train(recipe("ouroboros-random", [f"model.source={first.folder.path}", *small]), tmp_path / "random")
+    first = train(recipe("controller-fixed", [f"model.source={place / 'source'}", *small, *changes]), tmp_path / "fixed")
+    second = train(recipe("controller-random", [f"model.source={first.folder.path}", *small]), tmp_path / "random")
     third = train(
-        recipe("ouroboros-halting", [f"model.source={second.folder.path}", *small, "depth.depth=6"]), tmp_path / "halting"
+        recipe("controller-halting", [f"model.source={second.folder.path}", *small, "depth.depth=6"]), tmp_path / "halting"
     )
     models = [first.model, second.model, third.model]
     moved = [

@@ -23,6 +23,8 @@ PUBLISHED: list[tuple[str | dict[str, Any], int, tuple[range | list[int], ...]]]
     ({"kind": "relaxed", "tied": 10}, 30, ([], range(10), [])),
     ("refiner", 24, (range(23), [23], [])),
     ({"kind": "refiner", "last": 3}, 24, (range(21), range(21, 24), [])),
+    ("again", 24, (range(24), [23], [])),
+    ({"kind": "again", "last": 3}, 24, (range(24), range(21, 24), [])),
     ("repeat", 24, (range(8), range(8, 16), range(16, 24))),
     ({"kind": "repeat", "first": 3, "last": 3}, 5, (range(3), [3], [4])),
     ("upcycle", 24, ([], [*range(24), *range(24)], [])),
@@ -51,6 +53,7 @@ def test_what_the_core_stands_for() -> None:
     assert find_layout({"kind": "lists", "core": [3, 6], "prelude": 2, "coda": 1}, 10).groups == ((2, 4, 6, 8), (3, 5, 7))
     assert find_layout({"kind": "relaxed", "tied": 2}, 6).groups == ((0, 2, 4), (1, 3, 5)), "one layer a step"
     assert find_layout("refiner", 4).groups == ((3,),)
+    assert find_layout("again", 4).groups == ((3,),)
     assert find_layout("upcycle", 2).groups == ((0,), (1,), (0,), (1,))
 
 
@@ -109,6 +112,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"kind": "retrofit", "core": 0}, "the core has no layer"),
     ({"kind": "relaxed", "tied": 3}, "3 tied layers for the 8 of the source; allowed: 1, 2, 4"),
     ({"kind": "refiner", "last": 9}, "the last 9 layers of 8; allowed: 1 to 8"),
+    ({"kind": "again", "last": 9}, "layout (again): the last 9 layers of 8; allowed: 1 to 8"),
     ({"kind": "refiner", "last": 0}, "the last 0 layers of 8; allowed: 1 to 8"),
     ({"kind": "repeat", "first": 5, "last": 4}, "the core has no layer"),
     ({"kind": "upcycle", "times": 0}, "times must be a whole number >= 1"),

@@ -41,7 +41,7 @@ USUAL = {
     "demo-stable",
     "distil-text",
     "ouro-gate",
-    "ouroboros-random",
+    "controller-random",
     "stars-ouro",
     "universal-act",
 }

@@ -30,7 +30,7 @@ OWN_LINES = {
 }
 SHOWN = {
     "gate alone": GATE,
-    "static diagonal, the paper's own rival": DIAGONAL,
+    "static diagonal, the paper's rival under our gate": DIAGONAL,
     "blind controller": BLIND,
     "controller that reads the running mean": CONTROLLER,
     "controller that reads each token": TOKEN,

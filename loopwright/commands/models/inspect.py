@@ -15,8 +15,9 @@ from loopwright.convert.card import describe
 from loopwright.model.cost import cost
 from loopwright.model.cost.worth import MEASURED, PHI, PHI_TRUNCATED, Worth, advise_of, shares_of
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.presets import PRESETS
+from loopwright.model.presets import PARTS_ALONE, PRESETS
 from loopwright.recipes import names
+from loopwright.retrofit.surgery import freeze_base
 from loopwright.source import Source
 
 
@@ -40,6 +41,8 @@ def inspect(
     if not opened.is_preset:
         warn_of_damage(opened)
     model = cost.skeleton(config)
+    if opened.is_preset and source.removesuffix("-tiny") in PARTS_ALONE:
+        freeze_base(model)
     facts = cost.survey_of(model, depth=depth, context=context, batch=batch, dtype=find_dtype(dtype), policy=policy)
     advice = _advice(model, facts["depth"]) if worth else {}
     rows = cost.tensors_of(model) if tensors else []

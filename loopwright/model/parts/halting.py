@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from loopwright.model.parts.part import ABOVE_ZERO, ANY_NUMBER, Part
-from loopwright.settings import Kinds
+from loopwright.model.parts.part import ABOVE_ZERO, ANY_NUMBER, INITS, Part, start_linears
+from loopwright.settings import Kinds, refuse_unknown
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
@@ -143,18 +143,21 @@ class Halter(MeanOfStates):
     """The Ouroboros halter: ACT whose halting value is an MLP of the state, with two layers of `width` before its last one.
 
     The last layer starts at 0 with `bias`, so that every token halts at the same step at first (−2: h = 0.12, after 9 steps).
+    `init` is how the others start: "normal", or "linear" as in its code (see part.py).
     """
 
     ranges: ClassVar = {"width": (1, 2**16, True), "bias": ANY_NUMBER, "eps": (0, 1, True)}
 
-    def __init__(self, config: LoopedConfig, width: int = 256, bias: float = -2.0, eps: float = 0.01) -> None:
+    def __init__(self, config: LoopedConfig, width: int = 256, bias: float = -2.0, eps: float = 0.01, init: str = "normal") -> None:
         super().__init__()
-        self.start_bias = bias
+        refuse_unknown("halter init", [init], INITS)
+        self.start_bias, self.init = bias, init
         self.eps = eps
         self.first, self.second = nn.Linear(config.hidden_size, width), nn.Linear(width, width)
         self.last = nn.Linear(width, 1)
 
     def start(self) -> None:
+        start_linears(self, self.init)
         nn.init.zeros_(self.last.weight)
         nn.init.constant_(self.last.bias, self.start_bias)
 

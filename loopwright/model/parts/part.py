@@ -62,6 +62,17 @@ class StepIndex:
 
 FIRST = StepIndex(0, 0)
 
+INITS = ("normal", "linear")
+
+
+def start_linears(part: nn.Module, init: str) -> None:
+    """Starts the linear maps of a part as `init` says, once they have started themselves: "normal" leaves them as they are, normal
+    with the model's initializer_range and without biases; "linear" is PyTorch's own start, weights and biases within ±1/√inputs."""
+    if init == "linear":
+        for module in part.modules():
+            if isinstance(module, nn.Linear):
+                module.reset_parameters()
+
 
 class RowSteps:
     """One step index per batch row, known on the host as well, so that nobody has to ask the device for it."""

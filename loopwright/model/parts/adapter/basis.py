@@ -42,9 +42,10 @@ class BasisController(Conditioned, Factored):
         leak_future: bool = False,
         pool_norm: str = "none",
         dropout: float = 0.0,
+        init: str = "normal",
         targets: str | Sequence[str] = "linears",
     ) -> None:
-        super().__init__("basis-controller", pooling, chunk, leak_future, pool_norm, dropout)
+        super().__init__("basis-controller", pooling, chunk, leak_future, pool_norm, dropout, init)
         check_whole("basis-controller: count", count, 1)
         shapes = chosen_shapes(site, targets, branches=False)
         self.names, self.rank, self.count = list(shapes), rank, count
@@ -60,6 +61,7 @@ class BasisController(Conditioned, Factored):
         self.heads = nn.Parameter(torch.empty(self.offset.numel(), style))
 
     def start(self) -> None:
+        super().start()
         nn.init.normal_(self.step_embedding)
         nn.init.zeros_(self.heads)
         nn.init.zeros_(self.offset)

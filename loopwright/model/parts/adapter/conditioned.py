@@ -11,7 +11,7 @@ from loopwright.model.forward.context import Pass, Place
 from loopwright.model.parts.adapter.effects import Adapter
 from loopwright.model.parts.adapter.pooling import POOLINGS
 from loopwright.model.parts.adapter.target import Site
-from loopwright.model.parts.part import StepIndex, take
+from loopwright.model.parts.part import INITS, StepIndex, start_linears, take
 from loopwright.settings import refuse_unknown
 from loopwright.values import check_number, check_whole
 
@@ -23,7 +23,8 @@ class Conditioned(Adapter):
     """An adapter that reads the pooled state. Abstract. `pooling` is causal unless it is "sequence" (see pooling.py).
 
     `pool_norm` "rms" divides each token's state by its root mean square before it is pooled: in a residual stream a few tokens
-    are far larger than the others, and their share in a mean changes with the length of the text.
+    are far larger than the others, and their share in a mean changes with the length of the text. `init` is how its linear maps
+    start, but for the heads: "normal", or "linear" as in Ouroboros' code (see part.py).
     """
 
     per_step = True
@@ -31,10 +32,11 @@ class Conditioned(Adapter):
     second_output = False
     state_proj: nn.Linear | None
 
-    def __init__(self, kind: str, pooling: str, chunk: int, leak_future: bool, pool_norm: str, dropout: float) -> None:
+    def __init__(self, kind: str, pooling: str, chunk: int, leak_future: bool, pool_norm: str, dropout: float, init: str) -> None:
         super().__init__()
         refuse_unknown(f"{kind} pooling", [pooling], POOLINGS)
         refuse_unknown(f"{kind} pool_norm", [pool_norm], POOL_NORMS)
+        refuse_unknown(f"{kind} init", [init], INITS)
         if (pooling == "sequence") != leak_future:
             raise ValueError(
                 f"{kind}: pooling {pooling!r} with leak_future={leak_future}; 'sequence' lets every token see the future "
@@ -52,7 +54,10 @@ class Conditioned(Adapter):
             raise ValueError(f"{kind}: pool_norm {pool_norm!r}, and pooling is 'none'; allowed: with one that reads the state")
         check_number(f"{kind}: dropout", dropout, least=0, below=1)
         self.pooling, self.chunk, self.leaks_future = pooling, chunk, leak_future
-        self.pool_norm, self.dropout = pool_norm, dropout
+        self.pool_norm, self.dropout, self.init = pool_norm, dropout, init
+
+    def start(self) -> None:
+        start_linears(self, self.init)
 
     @property
     def cached_numbers(self) -> int:

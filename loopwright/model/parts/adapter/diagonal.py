@@ -175,9 +175,10 @@ class Controller(Conditioned):
         leak_future: bool = False,
         pool_norm: str = "none",
         dropout: float = 0.0,
+        init: str = "normal",
         targets: str | Sequence[str] = "linears",
     ) -> None:
-        super().__init__("controller", pooling, chunk, leak_future, pool_norm, dropout)
+        super().__init__("controller", pooling, chunk, leak_future, pool_norm, dropout, init)
         self.bases = Bases(site, rank, alpha, targets)
         self.shape = (site.layers, len(self.bases.names), rank)
         self.state_proj = self.reader(site, 2 * style)
@@ -187,6 +188,7 @@ class Controller(Conditioned):
         self.heads = nn.Parameter(torch.empty(math.prod(self.shape), style))
 
     def start(self) -> None:
+        super().start()
         nn.init.normal_(self.step_embedding)
         nn.init.zeros_(self.heads)
 
