@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
+from loopwright.model.parts.init import Law, init_of
 from loopwright.model.parts.part import ABOVE_ZERO, ANY_NUMBER, Part
 from loopwright.settings import Kinds
 
@@ -127,11 +128,12 @@ class AdaptiveComputation(MeanOfStates):
         super().__init__()
         self.start_bias = bias
         self.eps = eps
+        self.init = init_of(config)
         self.weight = nn.Parameter(torch.empty(1, config.hidden_size))
         self.bias = nn.Parameter(torch.empty(1))
 
     def start(self) -> None:
-        nn.init.normal_(self.weight, std=0.02)
+        self.init.own(Law("normal", 0.02), self.weight.shape[1], 1).fill(self.weight)
         nn.init.constant_(self.bias, self.start_bias)
 
     def value(self, s: Tensor) -> Tensor:
