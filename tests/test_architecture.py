@@ -19,6 +19,7 @@ from loopwright.metrics.score import METRICS
 from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.layers.norm import NORMS
 from loopwright.model.parts.adapter import ADAPTERS
+from loopwright.model.parts.init import INITS
 from loopwright.model.presets import PRESETS, preset
 from loopwright.retrofit.layout import LAYOUTS
 from loopwright.retrofit.systems import SYSTEMS, Plan
@@ -187,7 +188,7 @@ def test_every_rule_has_a_planted_violation() -> None:
 
 def all_options() -> list[str]:
     lines = [f"config {name}" for name in LoopedConfig.__annotations__]
-    for table, kinds in {**PARTS, "adapters": ADAPTERS}.items():
+    for table, kinds in {**PARTS, "adapters": ADAPTERS, "init": INITS}.items():
         lines += [f"part {table} {' '.join([kind, *options_of(part)])}" for kind, part in kinds.items()]
     lines += [f"part adapters {key}" for key in ("stack",)]
     lines += [f"recipe {name}" for section in (Recipe, Orders, Validation, Saves) for name in section.__dataclass_fields__]
@@ -236,12 +237,16 @@ def test_every_config_field_is_read(tmp_path: Path) -> None:
 
 
 def kinds_of_presets() -> set[str]:
-    specs = [spec for name in PRESETS for spec in (*(getattr(preset(name), part) for part in PARTS), *preset(name).adapters)]
+    specs = [
+        spec
+        for name in PRESETS
+        for spec in (preset(name).init, *(getattr(preset(name), part) for part in PARTS), *preset(name).adapters)
+    ]
     return {spec["kind"] for spec in specs} | {preset(name).norm["kind"] for name in PRESETS}
 
 
 def test_every_table_entry_is_used(tmp_path: Path) -> None:
-    tables = {**PARTS, "adapters": ADAPTERS, "norms": NORMS}
+    tables = {**PARTS, "adapters": ADAPTERS, "init": INITS, "norms": NORMS}
     entries = {table: set(names) - kinds_of_presets() for table, names in tables.items()}
     assert unnamed_entries(ROOT, {**entries, "presets": set(PRESETS), "families": set(FAMILIES)}) == []
     plant(tmp_path, {"tests/test_x.py": 'x = {"kind": "mix"}\nlw.build("huginn-tiny")\n'})

@@ -31,7 +31,8 @@ from experiments.trained import train_once
 
 TEXTS = ("test", "ood")
 SETTINGS = (
-    f"model.changes.vocab_size={VOCABULARY}", "model.changes.tie_word_embeddings=true", "model.changes.head_bias=false",
+    f"model.changes.vocab_size={VOCABULARY}", "model.changes.init={kind: normal}",  # as the rows started
+    "model.changes.tie_word_embeddings=true", "model.changes.head_bias=false",
     "objective={kind: final}", "average=null", "remat=none", "data.length=256", "batch=64", "accumulate=1", "updates=1200",
     "schedule.warmup=100", "optim.lr=1e-3", "save={every: 0, best: false}", "validate={every: 0}",
 )  # fmt: skip

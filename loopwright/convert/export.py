@@ -24,7 +24,7 @@ from loopwright.model.parts.part import Part
 from loopwright.settings import options_of, suggest
 
 # fields that do not change what a trained model computes
-SILENT = {"dropout", "initializer_range", "use_cache"}
+SILENT = {"dropout", "initializer_range", "init", "use_cache"}
 
 
 def export(model: LoopedForCausalLM, folder: str | Path, *, family: str | None = None, shard_bytes: int = 5_000_000_000) -> Family:

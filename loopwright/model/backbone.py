@@ -30,6 +30,7 @@ from loopwright.model.parts.adapter import build_adapters
 from loopwright.model.parts.adapter.effects import Adaptation
 from loopwright.model.parts.gate import GATES
 from loopwright.model.parts.halting import HALTINGS
+from loopwright.model.parts.init import Law, init_of
 from loopwright.model.parts.injection import INJECTIONS
 from loopwright.model.parts.part import FIRST, Part, RowSteps, StepIndex
 from loopwright.model.parts.state import STATES, fresh_seeds
@@ -366,11 +367,24 @@ class Backbone(PreTrainedModel):
         own = next(module.parameters(recurse=False), None)
         super()._initialize_weights(module, is_custom_code and own is not None)
 
+    def start_of(self, module: nn.Module) -> Iterator[tuple[Tensor, Law]]:
+        """Yields the tensors of an embedding or a linear map, each with how it starts."""
+        init = init_of(self.config)
+        if isinstance(module, nn.Embedding):
+            yield module.weight, init.table(module.embedding_dim)
+        elif isinstance(module, nn.Linear):
+            blocks = [*self.prelude, *self.core, *self.coda]
+            if any(module is block.self_attn.o_proj or module is block.mlp.down_proj for block in blocks):
+                start = init.residual
+            else:
+                start = init.injection if any(module is part for part in self.injection.modules()) else init.matrix
+            yield module.weight, start(module.in_features, module.out_features)
+            if module.bias is not None:
+                yield module.bias, init.bias(module.in_features)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=self.config.initializer_range)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, Part):
+        for tensor, law in self.start_of(module):
+            law.fill(tensor)
+        if isinstance(module, Part):
             module.start()

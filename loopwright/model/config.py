@@ -18,6 +18,7 @@ from loopwright.model.layers.norm import NORMS
 from loopwright.model.parts.adapter import ADAPTERS, check_adapter, stack_of
 from loopwright.model.parts.gate import GATES
 from loopwright.model.parts.halting import HALTINGS
+from loopwright.model.parts.init import INITS
 from loopwright.model.parts.injection import INJECTIONS
 from loopwright.model.parts.part import Part
 from loopwright.model.parts.state import STATES
@@ -57,7 +58,7 @@ _MAY_BE_NONE = ("num_key_value_heads", "head_dim", "max_steps", "sliding_window"
 # a fresh model of larger numbers than the last overflows
 _NUMBERS = {"dropout": (0.0, MOST_NUMBER), "embedding_scale": (LEAST_NUMBER, MOST_NUMBER), "initializer_range": (0.0, 10_000.0)}
 _FLAGS = ("mlp_bias", "embedding_norm", "head_bias", "tie_word_embeddings", "use_cache")
-_MAPPINGS = ("norm", "final_norm", "rope_parameters", *PARTS)
+_MAPPINGS = ("norm", "final_norm", "rope_parameters", "init", *PARTS)
 _LISTS = ("attention_bias", "norm_placement", "adapters")
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _OF_STEPS = ("state", "injection", "gate")  # parts that a model without steps cannot have
@@ -128,6 +129,7 @@ class LoopedConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
     dropout: float = 0.0
     initializer_range: float = 0.02
+    init: _Mapping = _FILLED_IN
 
     state: _Mapping = _FILLED_IN
     injection: _Mapping = _FILLED_IN
@@ -159,6 +161,7 @@ class LoopedConfig(PreTrainedConfig):
         for name, kind in PLAIN.items():
             setattr(self, name, dict(getattr(self, name) or {"kind": kind}))
         self.adapters = [{k: v for k, v in a.items() if (k, v) != ("stack", "core")} for a in (self.adapters or [])]
+        self.init = dict(self.init or {"kind": "normal"})
         self.rope_parameters = dict(self.rope_parameters or {"rope_type": "default", "rope_theta": 10_000.0})
         super().__post_init__(**kwargs)
         _refuse("model config", self._problems())
@@ -272,6 +275,7 @@ class LoopedConfig(PreTrainedConfig):
     def _part_problems(self) -> Iterator[str]:
         checks: list[Callable[[], None]] = [partial(check_kind, n, getattr(self, n), table) for n, table in PARTS.items()]
         checks += [partial(check_adapter, f"adapters[{i}]", spec) for i, spec in enumerate(self.adapters)]
+        checks += [partial(check_kind, "init", self.init, INITS)]
         sound = True
         for check in checks:
             try:
@@ -286,6 +290,9 @@ class LoopedConfig(PreTrainedConfig):
             yield from wrong_options(name, spec, table[spec["kind"]].ranges)
         for place, spec in enumerate(self.adapters):
             yield from wrong_options(f"adapters[{place}]", spec, ADAPTERS[spec["kind"]].ranges, sizes=True)
+        if self.initializer_range != type(self).initializer_range and not INITS[self.init["kind"]].reads_range:
+            given = f"initializer_range is {self.initializer_range}, and init {self.init['kind']!r} does not read it"
+            yield f"{given}; allowed: with {', '.join(name for name, kind in INITS.items() if kind.reads_range)}"
         yield from too_large(self)
         if not self.is_looped:
             kinds = {name: (getattr(self, name)["kind"], PLAIN[name]) for name in _OF_STEPS}

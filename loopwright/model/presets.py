@@ -30,7 +30,7 @@ _OURO: dict[str, Any] = {
 _RETROFIT: dict[str, Any] = {
     "hidden_size": 2048, "num_attention_heads": 32, "prelude_layers": 4, "core_layers": 6, "coda_layers": 4, "depth": 32,
     "norm": {"kind": "rms", "eps": 1e-5}, "tie_word_embeddings": False,
-    "injection": {"kind": "concat"}, "state": {"kind": "noise", "std": _RAVEN_STD},
+    "injection": {"kind": "concat"}, "state": {"kind": "noise", "std": _RAVEN_STD}, "init": {"kind": "retrofit"},
 }  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -39,7 +39,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "vocab_size": 32768, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "core_layers": 1,
         "depth": 6, "positions": "none", "attention_bias": _ALL_BIASES, "mlp": "relu", "mlp_bias": True, "norm": _LAYER,
         "norm_placement": ["residual"], "final_norm": {"kind": "none"}, "adapters": [{"kind": "sinusoidal"}],
-        "halting": {"kind": "act"},
+        "halting": {"kind": "act"}, "embedding_scale": math.sqrt(512), "init": {"kind": "tensor2tensor"},
     },
     # Zhu et al. 2025 (arXiv 2510.25741): the whole stack looped, sandwich norms, exit gate
     "ouro-1.4b": _OURO,
@@ -51,7 +51,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 50_000.0}, "rope_layout": "interleaved",
         "attention_bias": ["q", "k"], "norm_placement": ["input", "residual"], "end_norm": "last",
         "embedding_scale": math.sqrt(5280), "injection": {"kind": "concat"},
-        "state": {"kind": "noise", "scale": math.sqrt(5280)},
+        "state": {"kind": "noise", "scale": math.sqrt(5280)}, "init": {"kind": "takase"},
     },
     # McLeish et al. 2025 (arXiv 2511.07384): three converted models; no norm between core and coda
     "retrofit-llama-1b": {
@@ -83,6 +83,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "mlp_bias": True, "norm": _LAYER, "end_norm": "per-step", "layer_post_norm": "per-step", "embedding_norm": True,
         "tie_word_embeddings": False, "head_bias": True, "injection": {"kind": "concat-per-step"},
         "adapters": [{"kind": "abba", "rank1": 8, "rank2": 8, "targets": "branches"}],
+        "init": {"kind": "react"},
     },
     # Ouroboros V2 on Qwen2.5-3B, with causal pooling in place of the paper's
     "ouroboros-qwen2.5-3b": {
@@ -131,7 +132,7 @@ def preset(name: str, **changes: Any) -> LoopedConfig:
     if plain not in PRESETS:
         raise ValueError(f"preset: unknown {name!r}; {suggest(name, PRESETS, '-tiny')} (each also as NAME-tiny)")
     fields = PRESETS[plain] if plain == name else _tiny(PRESETS[plain])
-    return LoopedConfig(**merge(fields, changes))
+    return LoopedConfig(**_scaled(merge(fields, changes), changes))
 
 
 def build(name: str, **changes: Any) -> LoopedForCausalLM:
@@ -153,9 +154,20 @@ def _tiny(fields: Mapping[str, Any]) -> dict[str, Any]:
         small[stack] = min(fields.get(stack, 0), 2)
     if "max_steps" in fields:
         small["max_steps"] = min(fields["max_steps"], 6)
-    if fields.get("embedding_scale"):
-        small["embedding_scale"] = math.sqrt(small["hidden_size"])
-        small["state"] = {"scale": small["embedding_scale"]}
     if fields.get("adapters"):
         small["adapters"] = [{k: _TINY_RANKS.get(k, v) for k, v in a.items()} for a in fields["adapters"]]
-    return merge(fields, small)
+    return _scaled(merge(fields, small), {})
+
+
+def _scaled(fields: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields in which what a system scales by √D follows the width, where it is not given."""
+    root, state = math.sqrt(fields["hidden_size"]), given.get("state")
+    if "embedding_scale" in fields and "embedding_scale" not in given:
+        fields["embedding_scale"] = root
+    if (
+        isinstance(fields.get("state"), Mapping)
+        and "scale" in fields["state"]
+        and not (isinstance(state, Mapping) and "scale" in state)
+    ):
+        fields["state"] = {**fields["state"], "scale": root}
+    return fields

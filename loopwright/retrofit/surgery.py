@@ -158,8 +158,7 @@ def _started_layout(plan: Plan, layers: int) -> Layout:
 
 def _config(source: LoopedConfig, layout: Layout, plan: Plan) -> LoopedConfig:
     parts = {name: getattr(plan, name) for name in PARTS}
-    if plan.final_norm is None:
-        parts["final_norm"] = source.final_norm
+    parts |= {name: getattr(source, name) for name in ("final_norm", "init") if parts[name] is None}
     if isinstance(plan.gate, Mapping) and str(plan.gate.get("kind")) in GATES:  # one that is none is for the config to refuse
         parts["gate"] = GATES[plan.gate["kind"]].fitted(plan.gate, layout.depth)
     if parts["final_norm"]["kind"] == "none" != source.final_norm["kind"] and plan.end_norm != "every":

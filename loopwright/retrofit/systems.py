@@ -18,7 +18,9 @@ INJECTION_STARTS = ("fresh", "input")
 BASES = ("none", *HOWS)
 TRAINS = ("parts", "all")
 # the fields of Plan that are those of the model's config; the others are the surgeon's own
-PARTS = ("state", "injection", "adapters", "gate", "halting", "end_norm", "layer_post_norm", "final_norm", "beyond_max_steps")
+PARTS = (
+    "state", "injection", "adapters", "gate", "halting", "end_norm", "layer_post_norm", "final_norm", "beyond_max_steps", "init",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Plan:
     `start` is where the core's weights come from: the layers of the layout, the average of what each stands for, or layers picked
     stepwise. `bases` is what the adapters' factors start from (bases.py), `svd` how they are found. `injection_start` "input" makes
     a concatenating injection pass the input on. `max_steps` is the depth where something holds one row per step and none is given.
+    Without `init` what is new starts as the source's config says.
     """
 
     layout: dict | Layout
@@ -46,6 +49,7 @@ class Plan:
     end_norm: str = "never"
     layer_post_norm: str = "none"
     final_norm: dict | None = None
+    init: dict | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -78,6 +82,7 @@ _OUROBOROS: dict[str, Any] = {"layout": {"kind": "ouroboros"}, "gate": {"kind": 
 _OURO: dict[str, Any] = {"end_norm": "every", "final_norm": {"kind": "none"}, "halting": {"kind": "exit"}}
 _RETROFIT: dict[str, Any] = {
     "layout": {"kind": "retrofit"}, "injection": {"kind": "concat"}, "state": {"kind": "noise", "std": huginn_std(5280)},
+    "init": {"kind": "retrofit"},
 }  # fmt: skip
 
 SYSTEMS: dict[str, System] = {

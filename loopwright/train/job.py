@@ -35,7 +35,7 @@ from loopwright.train.devices.training_module import Share, TrainingModule, Weig
 from loopwright.train.gradients.graphs import LEAVES, GraphedWork, foreign, obstacle, unsuited
 from loopwright.train.gradients.recompute import draws
 from loopwright.train.gradients.remat import REMATS
-from loopwright.train.models import MODELS
+from loopwright.train.models import model_of_run
 from loopwright.train.objectives.losses import OBJECTIVES
 from loopwright.train.objectives.penalties import PENALTIES, Weighted
 from loopwright.train.optim.average import AVERAGES
@@ -76,7 +76,7 @@ class Job:
         self.recipe, self.processes, self.device = recipe, processes, processes.device
         with processes.main_first():  # one process tokenises, the others find it done
             self.splits: Splits = given.data or build_data(recipe.data, run.data, progress=reporter.prepare)
-        self.model: LoopedForCausalLM = given.model or build_kind(recipe.model, MODELS).build(recipe.seed)
+        self.model: LoopedForCausalLM = given.model or model_of_run(recipe.model, recipe.seed, run.checkpoints)
         check_vocab(self.splits, self.model.config.vocab_size)
         self.rule: DepthRule = build_kind(recipe.depth, RULES)
         self.depths = validation_depths(self.model.config, self.rule, recipe)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from loopwright.convert.load import empty_model, named_dtype
+from loopwright.convert.load import empty_model, named_dtype, read_files
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import preset
 from loopwright.retrofit.surgery import convert, converted_config, freeze_base
 from loopwright.retrofit.systems import TRAINS, find_system, make_plan
-from loopwright.settings import Given, merge
+from loopwright.run import saved
+from loopwright.settings import Given, build_kind, merge
 from loopwright.source import Source, load
 
 
@@ -30,9 +33,7 @@ class FromPreset:
 
     def build(self, seed: int) -> LoopedForCausalLM:
         """Returns the model; the seed alone decides its weights."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return LoopedForCausalLM(self.config)
+        return started(self.config, seed)
 
     def outline(self) -> LoopedForCausalLM:
         """Returns the model on the meta device: all shapes, no memory."""
@@ -100,6 +101,27 @@ class FromRetrofit:
         if self.trains == "parts":
             freeze_base(model)
         return model
+
+
+def started(config: LoopedConfig, seed: int) -> LoopedForCausalLM:
+    """Returns a fresh model of a config; the seed alone decides its weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LoopedForCausalLM(config)
+
+
+def model_of_run(spec: Mapping[str, Any], seed: int, checkpoints: Path) -> LoopedForCausalLM:
+    """Returns the model that a recipe's `spec` describes. Of a preset that a run has saved, by the config that it saved: an older
+    version's preset may have been another."""
+    kind = build_kind(spec, MODELS)
+    if isinstance(kind, FromPreset):
+        for folder in saved(checkpoints):
+            try:
+                return started(read_files(folder).config, seed)
+            except (OSError, ValueError):  # damaged, or parts alone: what resumes from it says so
+                continue
+    model: LoopedForCausalLM = kind.build(seed)
+    return model
 
 
 def _loaded(source: str, dtype: str) -> LoopedForCausalLM:

@@ -8,6 +8,7 @@ from transformers import AutoConfig
 import loopwright as lw
 from loopwright.model.config import CHOICES, PARTS, ROPE_TYPES, LoopedConfig
 from loopwright.model.parts.adapter import ADAPTERS
+from loopwright.model.parts.init import INITS
 from loopwright.model.presets import PRESETS
 from loopwright.settings import OF_YOUR_OWN, options_of
 
@@ -194,13 +195,15 @@ def test_rope_types_build(kind):
 
 
 @pytest.mark.parametrize(
-    ("where", "kind"), [(w, k) for w, table in {**PARTS, "adapters": ADAPTERS}.items() for k in table], ids=lambda x: x
+    ("where", "kind"),
+    [(w, k) for w, table in {**PARTS, "adapters": ADAPTERS, "init": INITS}.items() for k in table],
+    ids=lambda x: x,
 )
 def test_every_kind_of_every_part_is_refused_a_wrong_option(where, kind):
     spec = {"kind": kind, "no_such_option": 1}
     text = message_of(**{where: [spec] if where == "adapters" else spec})
     name = "adapters[0]" if where == "adapters" else where
-    allowed = sorted(options_of({**PARTS, "adapters": ADAPTERS}[where][kind])) or ["nothing"]
+    allowed = sorted(options_of({**PARTS, "adapters": ADAPTERS, "init": INITS}[where][kind])) or ["nothing"]
     assert text == f"{name} ({kind}): unknown 'no_such_option'; allowed: {', '.join(allowed)}"
 
 

@@ -42,9 +42,10 @@ def test_tiny_is_the_same_system(name):
     assert parts_of(full) == parts_of(tiny) == PARTS[name]
     for field in set(lw.LoopedConfig.__annotations__) - SIZES - {"state"}:
         assert getattr(full, field) == getattr(tiny, field), field
-    # Huginn scales its noise and its embedding by √D, so both follow the width
+    # Huginn scales its noise and its embedding by √D, the Universal Transformer its embedding: they follow the width
     for config in (full, tiny):
-        assert config.state.get("scale", 1.0) == config.embedding_scale
+        assert config.embedding_scale in (1.0, config.hidden_size**0.5)
+        assert config.state.get("scale", config.embedding_scale) == config.embedding_scale
     assert full.state | {"scale": 1.0} == tiny.state | {"scale": 1.0}
     assert (full.num_key_value_heads < full.num_attention_heads) == (tiny.num_key_value_heads < tiny.num_attention_heads)
     for stack in ("prelude_layers", "core_layers", "coda_layers"):

@@ -27,6 +27,7 @@ SHARED: dict[str, Any] = {
     "max_position_embeddings": 128, "prelude_layers": 0, "coda_layers": 0, "depth": 4, "attention_bias": [],
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "rope_layout": "half",
     "norm": {"kind": "rms", "eps": 1e-6}, "tie_word_embeddings": False, "halting": {"kind": "none"},
+    "init": {"kind": "normal"},
 }  # fmt: skip
 # whose norms: the preset that has them
 NORMS = {"pre": "retrofit-tinyllama", "huginn": "huginn", "ouro": "ouro-1.4b"}
@@ -65,14 +66,14 @@ def huginn_start(model: LoopedForCausalLM) -> None:
 
 
 def as_built(model: LoopedForCausalLM) -> None:
-    """Leaves the model as `lw.build` makes it: N(0, 0.02) everywhere."""
+    """Leaves the model as `init: normal` makes it: N(0, 0.02) everywhere."""
 
 
 _ROOT = math.sqrt(SHARED["hidden_size"])
 MAIN_START = "torch"  # what "randomly initialised" means in PyTorch where nothing else is said: the claims are asserted of it
 STARTS: dict[str, Start] = {
     "torch": Start("PyTorch's defaults: maps U(±1/√inputs), embeddings and first state N(0, 1)", torch_defaults, 1.0),
-    "normal": Start("N(0, 0.02) for all, as lw.build and most released configs have it", as_built, 0.02),
+    "normal": Start("N(0, 0.02) for all, as `init: normal` and most released configs have it", as_built, 0.02),
     "huginn": Start(
         "Huginn's release: truncated normal √(2/5D), output and up maps smaller by √(2 · layers · 32), embeddings and first "
         "state × √D",

@@ -7,6 +7,7 @@ from typing import Any
 from loopwright.convert.family import Names
 from loopwright.convert.fields import Fields, read_rope, read_token_ids, write_rope
 from loopwright.model.config import LoopedConfig
+from loopwright.model.parts.init import INITS
 
 ALL_BIASES = ["q", "k", "v", "o"]
 TOP: dict[str, Names] = {
@@ -85,7 +86,7 @@ def write_decoder(config: LoopedConfig, *, stack: str = "prelude") -> dict[str, 
         "tie_word_embeddings": config.tie_word_embeddings,
         "hidden_act": "silu",
         "attention_dropout": 0.0,
-        "initializer_range": config.initializer_range,
+        **({"initializer_range": config.initializer_range} if INITS[config.init["kind"]].reads_range else {}),
         "bos_token_id": config.bos_token_id,
         "eos_token_id": config.eos_token_id,
         "pad_token_id": config.pad_token_id,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from loopwright.convert.family import Names
 from loopwright.convert.fields import Fields, read_token_ids
 from loopwright.model.config import LoopedConfig
+from loopwright.model.parts.init import INITS, init_of
 from loopwright.model.parts.state import huginn_std
 
 STACKS = {"prelude": "transformer.prelude", "core": "transformer.core_block", "coda": "transformer.coda"}
@@ -37,7 +37,6 @@ _CONSTANTS: dict[str, Any] = {
 }
 # how it was trained, or derived from other fields
 _TRAINING: dict[str, Any] = {
-    "init_strategy": "takase",
     "init_orthogonal": False,
     "sampling_scheme": "poisson-lognormal-filling",
     "mean_backprop_depth": 8,
@@ -64,6 +63,7 @@ def read_raven(fields: Fields) -> dict[str, Any]:
     fields.demand("num_hidden_layers", sum(stacks.values()))
     start = fields.section("init_values")
     scale = fields.positive("init_values.embed_scale", start.get("embed_scale"))
+    strategy = fields.take("init_strategy", "takase")  # the default of Raven's class
     return {
         **stacks,
         "depth": fields.whole("mean_recurrence"),
@@ -76,6 +76,7 @@ def read_raven(fields: Fields) -> dict[str, Any]:
         "norm": {"kind": "rms", "eps": fields.number("norm_eps")},
         "tie_word_embeddings": fields.flag("tie_embeddings", True),
         "embedding_scale": scale,
+        "init": {"kind": strategy if isinstance(strategy, str) and strategy in INITS else "normal"},
         "injection": {"kind": "concat"},
         "state": {"kind": "noise", "std": fields.positive("init_values.std", start.get("std")), "scale": scale},
         **read_token_ids(fields),
@@ -87,6 +88,7 @@ def write_raven(config: LoopedConfig) -> dict[str, Any]:
     layers = config.prelude_layers + config.core_layers + config.coda_layers
     deep = config.num_hidden_layers
     std = config.state.get("std") or huginn_std(config.hidden_size)
+    init = init_of(config)
     return {
         **_CONSTANTS,
         **_TRAINING,
@@ -103,13 +105,14 @@ def write_raven(config: LoopedConfig) -> dict[str, Any]:
         "n_layers_in_recurrent_block": config.core_layers,
         "n_layers_in_coda": config.coda_layers,
         "mean_recurrence": config.depth,
+        "init_strategy": config.init["kind"],
         "effective_expected_depth": deep,
         "norm_eps": config.norm["eps"],
         "tie_embeddings": config.tie_word_embeddings,
         "init_values": {
             "std": std,
-            "embedding": std,
-            "out_proj": std / math.sqrt(2 * deep),
+            "embedding": init.table(config.hidden_size).std,
+            "out_proj": init.residual(config.intermediate_size, config.hidden_size).std,
             "embed_scale": config.embedding_scale,
         },
         "bos_token_id": config.bos_token_id,

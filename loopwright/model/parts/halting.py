@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from loopwright.model.parts.part import ABOVE_ZERO, ANY_NUMBER, INITS, Part, start_linears
+from loopwright.model.parts.init import Law, init_of
+from loopwright.model.parts.part import ABOVE_ZERO, ANY_NUMBER, LINEAR_INITS, Part, start_linears
 from loopwright.settings import Kinds, refuse_unknown
 
 if TYPE_CHECKING:
@@ -127,11 +128,12 @@ class AdaptiveComputation(MeanOfStates):
         super().__init__()
         self.start_bias = bias
         self.eps = eps
+        self.init = init_of(config)
         self.weight = nn.Parameter(torch.empty(1, config.hidden_size))
         self.bias = nn.Parameter(torch.empty(1))
 
     def start(self) -> None:
-        nn.init.normal_(self.weight, std=0.02)
+        self.init.own(Law("normal", 0.02), self.weight.shape[1], 1).fill(self.weight)
         nn.init.constant_(self.bias, self.start_bias)
 
     def value(self, s: Tensor) -> Tensor:
@@ -150,7 +152,7 @@ class Halter(MeanOfStates):
 
     def __init__(self, config: LoopedConfig, width: int = 256, bias: float = -2.0, eps: float = 0.01, init: str = "normal") -> None:
         super().__init__()
-        refuse_unknown("halter init", [init], INITS)
+        refuse_unknown("halter init", [init], LINEAR_INITS)
         self.start_bias, self.init = bias, init
         self.eps = eps
         self.first, self.second = nn.Linear(config.hidden_size, width), nn.Linear(width, width)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from loopwright.model.parts.init import Law, init_of
 from loopwright.model.parts.part import Part, StepIndex, take
 from loopwright.settings import Kinds
 
@@ -80,6 +81,7 @@ class ConcatPerStepInjection(Injection):
     def __init__(self, config: LoopedConfig) -> None:
         super().__init__()
         width = config.hidden_size
+        self.init = init_of(config)
         self.weight = nn.Parameter(torch.empty(config.max_steps or 0, width, 2 * width))
         self.bias = nn.Parameter(torch.empty(config.max_steps or 0, width))
 
@@ -88,8 +90,9 @@ class ConcatPerStepInjection(Injection):
         return 2 * (config.max_steps or 0) * config.hidden_size**2
 
     def start(self) -> None:
-        nn.init.normal_(self.weight, std=1 / math.sqrt(self.weight.shape[-1]))
-        nn.init.zeros_(self.bias)
+        outputs, inputs = self.weight.shape[1:]
+        self.init.own(Law("normal", 1 / math.sqrt(inputs)), inputs, outputs).fill(self.weight)
+        self.init.bias(inputs).fill(self.bias)
 
     def forward(self, s: Tensor, e: Tensor, step: StepIndex) -> Tensor:
         both, weight, bias = torch.cat([s, e], dim=-1), take(self.weight, step), take(self.bias, step)
@@ -101,11 +104,17 @@ class ConcatPerStepInjection(Injection):
 class DiagonalInjection(Injection):
     """x = exp(−dt·exp(a)) ⊙ s + dt ⊙ (B e): its state part contracts with spectral radius below 1 by construction.
 
-    dt = softplus(d) and a are per channel; B starts as the identity (after Parcae, arXiv 2604.12946).
+    dt = softplus(d) and a are per channel (after Parcae, arXiv 2604.12946). a starts at 0 and B as the identity; `decay` is the
+    factor of the state at the start, so that dt starts at −log decay.
     """
 
-    def __init__(self, config: LoopedConfig) -> None:
+    ranges: ClassVar = {"decay": (0, 1, False)}
+
+    def __init__(self, config: LoopedConfig, decay: float = math.sqrt(1 / 5)) -> None:
         super().__init__()
+        if not 0 < decay < 1:
+            raise ValueError(f"injection (diagonal): decay {decay}; allowed: above 0, below 1")
+        self.start_decay = decay
         self.rate = nn.Parameter(torch.empty(config.hidden_size))
         self.step_size = nn.Parameter(torch.empty(config.hidden_size))
         self.input_proj = nn.Parameter(torch.empty(config.hidden_size, config.hidden_size))
@@ -116,7 +125,7 @@ class DiagonalInjection(Injection):
 
     def start(self) -> None:
         nn.init.zeros_(self.rate)
-        nn.init.constant_(self.step_size, math.log(math.e - 1))  # softplus gives 1
+        nn.init.constant_(self.step_size, math.log(math.expm1(-math.log(self.start_decay))))  # softplus gives −log decay
         nn.init.eye_(self.input_proj)
 
     def decay(self) -> Tensor:

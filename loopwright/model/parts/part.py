@@ -62,7 +62,7 @@ class StepIndex:
 
 FIRST = StepIndex(0, 0)
 
-INITS = ("normal", "linear")
+LINEAR_INITS = ("normal", "linear")
 
 
 def start_linears(part: nn.Module, init: str) -> None:

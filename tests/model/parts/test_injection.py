@@ -131,12 +131,21 @@ def test_diagonal_contracts_in_every_dtype(dtype, value):
     assert ((decay > 0) & (decay < 1)).all(), decay
 
 
-def test_diagonal_start():
-    part = LoopedForCausalLM(config_of("diagonal")).injection
+@pytest.mark.parametrize("decay", [None, 0.2, math.exp(-1)])
+def test_diagonal_start(decay):
+    """Parcae starts at √(1/5), so that the state's share of the variance is a fifth; B is the identity."""
+    part = LoopedForCausalLM(config_of("diagonal", **({} if decay is None else {"decay": decay}))).injection
+    decay = math.sqrt(1 / 5) if decay is None else decay
     s, e = sample()
-    assert gap(part(s, e, StepIndex(0, 0)), math.exp(-1) * s + e) < 1e-6
-    assert gap(part.decay(), torch.full((WIDTH,), math.exp(-1))) < 1e-6
-    assert gap(F.softplus(part.step_size), torch.ones(WIDTH)) < 1e-6
+    assert gap(part(s, e, StepIndex(0, 0)), decay * s - math.log(decay) * e) < 1e-6
+    assert gap(part.decay(), torch.full((WIDTH,), decay)) < 1e-6
+    assert gap(F.softplus(part.step_size), torch.full((WIDTH,), -math.log(decay))) < 1e-6
+
+
+def test_a_diagonal_start_that_cannot_be():
+    for decay in (0.0, 1.0, 2.0):
+        with pytest.raises(ValueError, match="decay"):
+            LoopedForCausalLM(config_of("diagonal", decay=decay))
 
 
 @pytest.mark.parametrize("kind", INJECTIONS)

@@ -11,7 +11,7 @@ from loopwright.model.forward.context import Pass, Place
 from loopwright.model.parts.adapter.effects import Adapter
 from loopwright.model.parts.adapter.pooling import POOLINGS
 from loopwright.model.parts.adapter.target import Site
-from loopwright.model.parts.part import INITS, StepIndex, start_linears, take
+from loopwright.model.parts.part import LINEAR_INITS, StepIndex, start_linears, take
 from loopwright.settings import refuse_unknown
 from loopwright.values import check_number, check_whole
 
@@ -36,7 +36,7 @@ class Conditioned(Adapter):
         super().__init__()
         refuse_unknown(f"{kind} pooling", [pooling], POOLINGS)
         refuse_unknown(f"{kind} pool_norm", [pool_norm], POOL_NORMS)
-        refuse_unknown(f"{kind} init", [init], INITS)
+        refuse_unknown(f"{kind} init", [init], LINEAR_INITS)
         if (pooling == "sequence") != leak_future:
             raise ValueError(
                 f"{kind}: pooling {pooling!r} with leak_future={leak_future}; 'sequence' lets every token see the future "
