@@ -101,8 +101,11 @@ class ConcatPerStepInjection(Injection):
 class DiagonalInjection(Injection):
     """x = exp(−dt·exp(a)) ⊙ s + dt ⊙ (B e): its state part contracts with spectral radius below 1 by construction.
 
-    dt = softplus(d) and a are per channel; B starts as the identity (after Parcae, arXiv 2604.12946).
+    dt = softplus(d) and a are per channel; B starts as the identity, and weight decay leaves it alone (after Parcae, arXiv
+    2604.12946).
     """
+
+    undecayed = ("input_proj",)
 
     def __init__(self, config: LoopedConfig) -> None:
         super().__init__()
