@@ -65,7 +65,7 @@ def inspect(
 
     loopwright inspect ouro-pretrain --train --gpus 8 remat=none
 
-    loopwright inspect huginn-pretrain --train --gpus 64 batch=4096 --network 50
+    loopwright inspect huginn-pretrain --train --gpus 4096 --network 50
     """
     from loopwright.commands.console import show
     from loopwright.commands.models import inspect as verb

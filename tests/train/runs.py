@@ -61,6 +61,8 @@ RICH: dict[str, Any] = {
 OPTIMISERS = {
     "adamw": {"kind": "adamw", "lr": 2e-2, "weight_decay": 0.01},
     "muon": {"kind": "muon", "lr": 3e-3, "adam_lr": 3e-3, "weight_decay": 0.01},
+    "ellis-adam": {"kind": "ellis-adam", "lr": 2e-2, "weight_decay": 1e-4},
+    "packed": {"kind": "muon", "lr": 3e-3, "adam_lr": 3e-3, "weight_decay": 0.01, "packed": True},
 }
 
 

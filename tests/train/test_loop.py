@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -123,41 +125,46 @@ def test_a_run_learns(tmp_path: Path) -> None:
 
 # resumed = uninterrupted
 
+SLOWER = [("adamw", 2), ("adamw", 13), ("muon", 13), ("ellis-adam", 2), ("ellis-adam", 13), ("packed", 13)]
+
 
 @pytest.fixture(scope="module")
-def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Uninterrupted runs, by optimiser."""
-    found = {}
-    for name, optim in OPTIMISERS.items():
-        found[name] = tmp_path_factory.mktemp(name) / "run"
-        outcome = train(small(RICH, {"optim": optim}), found[name])
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Uninterrupted runs, by optimiser, each made when it is first asked for."""
+
+    @cache
+    def made(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name) / "run"
+        outcome = train(small(RICH, {"optim": OPTIMISERS[name]}), folder)
         rows = rows_of(outcome)
         assert outcome.progress.solved_at is not None and any("jacobian" in row for row in rows), "the penalty comes in on the way"
         assert not any("jacobian" in row for row in rows if row["update"] < 3)
         assert any("truncation" in row for row in rows) and any("radius" in row for row in rows)
-    return found
+        return folder
+
+    return made
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("optimiser", "at"),
-    [("muon", 2), *(pytest.param(*more, marks=pytest.mark.slow) for more in (("adamw", 2), ("adamw", 13), ("muon", 13)))],
+    [("muon", 2), *(pytest.param(*more, marks=pytest.mark.slow) for more in SLOWER)],
 )
 def test_a_run_that_was_stopped_and_resumed_is_bitwise_the_uninterrupted_one(
-    whole_runs: dict[str, Path], tmp_path: Path, optimiser: str, at: int
+    whole_run: Callable[[str], Path], tmp_path: Path, optimiser: str, at: int
 ) -> None:
     chosen, folder = small(RICH, {"optim": OPTIMISERS[optimiser]}), tmp_path / "run"
     stopped = train(chosen, folder, reporter=Act(at, interrupt))
     assert not stopped.finished and stopped.progress.update == at == latest_good(folder / "checkpoints")[0].update
     outcome = train(chosen, folder, resume=True)
     assert outcome.finished
-    assert rows_of(folder) == rows_of(whole_runs[optimiser])
-    assert end_of(folder) == end_of(whole_runs[optimiser]), "weights, optimiser, generators, average, progress: every byte"
+    assert rows_of(folder) == rows_of(whole_run(optimiser))
+    assert end_of(folder) == end_of(whole_run(optimiser)), "weights, optimiser, generators, average, progress: every byte"
 
 
 @pytest.mark.long
 def test_a_run_that_broke_goes_on_from_its_last_checkpoint_and_writes_the_lost_rows_again(
-    whole_runs: dict[str, Path], tmp_path: Path
+    whole_run: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
 
@@ -170,16 +177,16 @@ def test_a_run_that_broke_goes_on_from_its_last_checkpoint_and_writes_the_lost_r
     reporter = Silent()
     train(small(RICH), folder, resume=True, reporter=reporter)
     assert any("resumed from" in note for note in reporter.notes)
-    assert rows_of(folder) == rows_of(whole_runs["adamw"]) and end_of(folder) == end_of(whole_runs["adamw"])
+    assert rows_of(folder) == rows_of(whole_run("adamw")) and end_of(folder) == end_of(whole_run("adamw"))
 
 
 @pytest.mark.slow
-def test_what_a_run_saves_and_when_does_not_change_it(whole_runs: dict[str, Path], tmp_path: Path) -> None:
+def test_what_a_run_saves_and_when_does_not_change_it(whole_run: Callable[[str], Path], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(small(RICH, {"save": {"every": 0, "best": False}}), folder)
-    assert rows_of(folder) == rows_of(whole_runs["adamw"])
+    assert rows_of(folder) == rows_of(whole_run("adamw"))
     train(small(RICH, {"save": {"every": 0, "best": False}}), folder, resume=True)  # one that is done stays as it is
-    assert rows_of(folder) == rows_of(whole_runs["adamw"])
+    assert rows_of(folder) == rows_of(whole_run("adamw"))
 
 
 def test_another_seed_is_another_run(tmp_path: Path) -> None:

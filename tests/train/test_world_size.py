@@ -145,6 +145,8 @@ SLOW: dict[str, dict[str, Any]] = {
     "exact": {"penalties": [{"kind": "jacobian", "mode": "exact", "weight": 0.1}]},
     "released": {"penalties": [{"kind": "jacobian", "mode": "released", "weight": 0.1}]},
     "muon": {"optim": {"kind": "muon", "lr": 1e-3, "adam_lr": 1e-3}},
+    "packed": {"optim": {"kind": "muon", "lr": 1e-3, "adam_lr": 1e-3, "packed": True}},
+    "ellis-adam": {"optim": {"kind": "ellis-adam", "lr": 1e-3, "weight_decay": 1e-4}},
     "bf16": {"precision": "bf16", "remat": "step"},
     "step": {"remat": "step"},
     "tree": {"remat": "tree"},
@@ -159,7 +161,7 @@ SLOW: dict[str, dict[str, Any]] = {
 
 
 # Muon sums in bfloat16, which its losses do not show but its gradient norms do; in bfloat16 a sum over rows is rounded as it falls
-LOOSER = {"muon": 1e-4, "bf16": 2e-2}
+LOOSER = {"muon": 1e-4, "packed": 1e-4, "bf16": 2e-2}
 
 
 @pytest.mark.slow

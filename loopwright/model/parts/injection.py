@@ -105,9 +105,10 @@ class DiagonalInjection(Injection):
     """x = exp(−dt·exp(a)) ⊙ s + dt ⊙ (B e): its state part contracts with spectral radius below 1 by construction.
 
     dt = softplus(d) and a are per channel (after Parcae, arXiv 2604.12946). a starts at 0 and B as the identity; `decay` is the
-    factor of the state at the start, so that dt starts at −log decay.
+    factor of the state at the start, so that dt starts at −log decay. Weight decay leaves B alone.
     """
 
+    undecayed = ("input_proj",)
     ranges: ClassVar = {"decay": (0, 1, False)}
 
     def __init__(self, config: LoopedConfig, decay: float = math.sqrt(1 / 5)) -> None:

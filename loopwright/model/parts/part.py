@@ -27,6 +27,9 @@ class Part(nn.Module):
     per_step: ClassVar[bool] = False  # whether it holds one row of parameters per step: the config then needs max_steps
     draws: ClassVar[bool] = False  # whether it draws random numbers while it trains, beside what an option `dropout` says
     frozen: ClassVar[bool] = False  # whether its parameters are never trained
+    undecayed: ClassVar[
+        tuple[str, ...]
+    ] = ()  # parameters that weight decay leaves alone, as it does norms, where it reaches matrices
     leaks_future: bool = False  # whether a token's output depends on later tokens: generation is then refused
     # option → the least, the most, and whether the least itself is allowed
     ranges: ClassVar[Mapping[str, tuple[float, float, bool]]] = {}

@@ -1,7 +1,7 @@
-"""Optimisers: AdamW, and Muon for the matrices of blocks with AdamW for the rest, behind one object.
+"""Optimisers: AdamW, Huginn's Adam, and Muon for the matrices of blocks with AdamW for the rest, behind one object.
 
-The torch optimisers do the work. What stands here is who gets which rate and decay, and state by parameter name, so that a
-checkpoint needs no pickle and a fresh optimiser goes on bit for bit.
+Torch's optimisers do the work, and what torch lacks stands in files of its own. What stands here is who gets which rate and
+decay, and state by parameter name, so that a checkpoint needs no pickle and a fresh optimiser goes on bit for bit.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from loopwright.model.layers.norm import NORMS
+from loopwright.model.parts.part import Part as ModelPart
 from loopwright.settings import Kinds, check_form, refuse_unknown
+from loopwright.train.optim.ellis import EllisAdam
+from loopwright.train.optim.packed import PackedMuon, packs
+from loopwright.train.optim.spread import spread, whole
 from loopwright.train.optim.trainable import choose, counted, nearest
 from loopwright.values import check_choice, check_number
 
@@ -28,6 +31,8 @@ Slots = Mapping[type[torch.optim.Optimizer], Mapping[str, bool]]
 SLOTS: Slots = {
     torch.optim.AdamW: {"step": False, "exp_avg": True, "exp_avg_sq": True},
     torch.optim.Muon: {"momentum_buffer": True},
+    PackedMuon: {"momentum_buffer": True},
+    EllisAdam: {"step": False, "exp_avg": True, "exp_avg_sq": True},
 }
 
 
@@ -190,12 +195,26 @@ class AdamW:
         return [torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused)] if groups else []
 
 
+class Ellis(AdamW):
+    """Huginn's Adam (ELLISAdam): a step by atan2, tensors held back where their gradient is unusually large, moments that begin
+    as the first gradient's.
+
+    The options are those of AdamW, but `weight_decay` is what an update takes of a weight at the full rate, whatever that rate is.
+    """
+
+    def over(self, model: nn.Module, trained: Trained) -> list[torch.optim.Optimizer]:
+        """Returns the optimiser of these parameters of a model; none where there are none."""
+        groups = self.groups(model, trained)
+        return [EllisAdam(groups, lr=self.lr, betas=self.betas, eps=self.eps)] if groups else []
+
+
 class Muon:
     """Muon for the matrices of blocks and injection, AdamW at `adam_lr` for the rest: embeddings, head, adapters, norms, biases.
 
     Muon moves a matrix along the nearest orthogonal matrix to its momentum, by torch's own Newton–Schulz. `scale` is how a
     rate is fitted to a matrix [A, B]: "original", √max(1, A/B), or "match_rms_adamw", 0.2·√max(A, B), which takes rates
-    that suit AdamW. The other options are those of AdamW, for all parameters.
+    that suit AdamW. `packed` takes q, k and v of a layer as one matrix, and gate and up. The other options are those of AdamW,
+    for all parameters.
     """
 
     def __init__(
@@ -210,7 +229,9 @@ class Muon:
         decay: str = "matrices",
         parts: dict[str, Any] | None = None,
         train: list[str] | None = None,
+        packed: bool = False,
     ) -> None:
+        self.packed = packed
         self.lr = check_number("optim.lr", lr, above=0)
         self.momentum = check_number("optim.momentum", momentum, least=0, below=1)
         self.scale = check_choice("optim", "scale", scale, ("original", "match_rms_adamw"))
@@ -228,7 +249,10 @@ class Muon:
             raise ValueError(f"optim: muon has nothing to move: no trainable matrix in {', '.join(MUON_STACKS)}; use adamw")
         others = {name: pair for name, pair in trained.items() if name not in matrices}
         groups = _groups(mine, self.lr, self.rest.weight_decay, _decayed(model, self.rest.decay))
-        muon = torch.optim.Muon(groups, lr=self.lr, momentum=self.momentum, adjust_lr_fn=self.scale)
+        if self.packed:
+            _check_packs([name for name, _ in model.named_parameters() if name in matrices], groups)
+        kind = PackedMuon if self.packed else torch.optim.Muon
+        muon = kind(groups, lr=self.lr, momentum=self.momentum, adjust_lr_fn=self.scale)
         return Optimiser([muon, *self.rest.over(model, others)], self.lr)
 
 
@@ -252,21 +276,6 @@ def clip(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
     if max_norm is None:
         return whole(nn.utils.get_total_norm([parameter.grad for parameter in trained]))
     return whole(nn.utils.clip_grad_norm_(trained, max_norm))
-
-
-# tensors that are spread over processes
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Returns all of a tensor; of one that is spread over processes, each must ask."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def spread(tensor: Tensor, like: Tensor) -> Tensor:
-    """Returns a whole tensor spread over processes as another one is."""
-    if not isinstance(like, DTensor):
-        return tensor
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
 
 
 # who gets what
@@ -310,18 +319,27 @@ def _groups(trained: Trained, lr: float, weight_decay: float, decayed: set[str])
 
 
 def _decayed(model: nn.Module, decay: str) -> set[str]:
-    """The names of what weight decay reaches. A norm or bias with one row per step is no matrix."""
+    """The names of what weight decay reaches. A norm or bias with one row per step is no matrix, and a part may spare some."""
     if decay == "all":
         return {name for name, _ in model.named_parameters()}
+    spared = {id(m.get_parameter(name)) for m in model.modules() if isinstance(m, ModelPart) for name in m.undecayed}
     norms = tuple(NORMS.values())
     inside = {id(p) for module in model.modules() if isinstance(module, norms) for p in module.parameters()}
-    named = [(name, p) for name, p in model.named_parameters() if p.dim() >= 2 and id(p) not in inside]
+    named = [(name, p) for name, p in model.named_parameters() if p.dim() >= 2 and id(p) not in inside | spared]
     return {name for name, _ in named if name.split(".")[-1] != "bias"}
 
 
 def _linear_weights(model: nn.Module, stacks: Sequence[str]) -> set[str]:
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     return {f"{name}.weight" for name in linear if name.split(".")[0] in stacks}
+
+
+def _check_packs(matrices: Iterable[str], groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raises a ValueError where the maps of a pack do not move alike: what is one matrix has one rate and one decay."""
+    alike = [{name for name, _ in group["params"]} for group in groups]
+    for pack in packs(matrices):
+        if any(set(pack) & group for group in alike) and not any(set(pack) <= group for group in alike):
+            raise ValueError(f"optim: packed: {', '.join(pack)} must all train, at one rate and decay; or packed: false")
 
 
 def _named(optimiser: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
@@ -364,4 +382,4 @@ def _betas(values: Sequence[float]) -> tuple[float, float]:
     return first, second
 
 
-OPTIMISERS = Kinds("optim", {"adamw": AdamW, "muon": Muon}, offers=["prepare", "__call__"])
+OPTIMISERS = Kinds("optim", {"adamw": AdamW, "ellis-adam": Ellis, "muon": Muon}, offers=["prepare", "__call__"])

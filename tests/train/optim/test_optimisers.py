@@ -17,6 +17,7 @@ from tests.cases import UNLIKE, noisy, some
 
 ADAMW: dict[str, Any] = {"kind": "adamw", "lr": 1e-2, "betas": [0.9, 0.99], "weight_decay": 0.1}
 MUON: dict[str, Any] = {"kind": "muon", "lr": 2e-2, "adam_lr": 1e-2, "weight_decay": 0.1}
+ELLIS: dict[str, Any] = {"kind": "ellis-adam", "lr": 1e-2, "weight_decay": 1e-3}
 
 
 def make(spec: dict[str, Any], model: lw.LoopedForCausalLM) -> Optimiser:
@@ -50,6 +51,8 @@ def learn(model: lw.LoopedForCausalLM, optimiser: Optimiser, updates: range) -> 
         pytest.param("huginn-tiny", ADAMW, id="huginn-tiny-adamw"),
         pytest.param("asura-tiny", MUON, id="asura-tiny-muon"),
         pytest.param("asura-tiny", ADAMW, id="asura-tiny-adamw"),
+        pytest.param("huginn-tiny", ELLIS, id="huginn-tiny-ellis"),
+        pytest.param("asura-tiny", {**MUON, "packed": True}, id="asura-tiny-packed"),
         pytest.param("huginn-tiny", MUON, id="huginn-tiny-muon", marks=pytest.mark.slow),  # its products in bfloat16 take seconds
     ],
 )
@@ -76,7 +79,7 @@ def test_a_fresh_optimiser_goes_on_bit_for_bit(spec: dict[str, Any], name: str) 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("spec", [ADAMW, MUON], ids=["adamw", "muon"])
+@pytest.mark.parametrize("spec", [ADAMW, MUON, ELLIS, {**MUON, "packed": True}], ids=["adamw", "muon", "ellis", "packed"])
 def test_on_a_gpu_state_goes_through_the_cpu_bit_for_bit(spec: dict[str, Any]) -> None:
     """Gradients are drawn, so that nothing but the optimiser could differ."""
 
@@ -110,7 +113,7 @@ def test_parameters_that_never_had_a_gradient_have_no_state() -> None:
     assert sorted(other.state_tensors()) == sorted(tensors) and set(tensors) < set(other.state_forms())
 
 
-@pytest.mark.parametrize("spec", [ADAMW, MUON])
+@pytest.mark.parametrize("spec", [ADAMW, MUON, ELLIS])
 def test_the_forms_of_state_are_those_it_has(spec: dict[str, Any]) -> None:
     model = noisy("universal-tiny", std=0.1)
     optimiser = make(spec, model)
@@ -136,7 +139,7 @@ def test_state_that_does_not_fit_is_refused() -> None:
 # who gets what
 
 
-@pytest.mark.parametrize("spec", [ADAMW, MUON])
+@pytest.mark.parametrize("spec", [ADAMW, MUON, ELLIS])
 @pytest.mark.parametrize("name", some(PRESETS, UNLIKE))
 def test_each_trainable_parameter_is_in_exactly_one_group(name: str, spec: dict[str, Any]) -> None:
     model = lw.build(f"{name}-tiny")
@@ -226,7 +229,7 @@ def test_a_tied_head_is_named_by_its_owner() -> None:
         ({**MUON, "momentum": 1.5}, r"optim\.momentum must be >= 0 and < 1 \(got 1.5\)"),
         ({"kind": "muon", "lr": 1}, "missing adam_lr"),
         ({**ADAMW, "momentum": 0.9}, "unknown 'momentum'"),
-        ({"kind": "sgd", "lr": 1}, "unknown kind 'sgd'; allowed: adamw, muon"),
+        ({"kind": "sgd", "lr": 1}, "unknown kind 'sgd'; allowed: adamw, ellis-adam, muon"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(spec: dict[str, Any], message: str) -> None:
