@@ -112,7 +112,10 @@ def spread(by_seed: dict[str, float]) -> float:
 def table(path: Path) -> str:
     """Returns the rows of a file as a table in markdown, and how many are alike from every start."""
     found = [json.loads(line) for line in path.read_text().splitlines()]
-    lines = ["| model | run seed | Z₀ in training | state_seed 0, 1, 2, 3 | spread | depths 2, 4, 8, 16, 32 |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| model | run seed | Z₀ in training | state_seed 0, 1, 2, 3 | spread | depths 2, 4, 8, 16, 32 |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in sorted(found, key=lambda row: row["name"]):
         seeds, depths = (", ".join(f"{value:.3f}" for value in row[name].values()) for name in ("by_seed", "by_depth"))
         how = "one start" if row["frozen"] else "drawn anew"
@@ -127,7 +130,9 @@ def table(path: Path) -> str:
 def main() -> None:
     """Reads the command line, and trains what is asked for, or shows what there is."""
     parser = arguments(__doc__ or "")
-    parser.add_argument("--updates", type=int, default=TRAINING["updates"], help=f"of each training (default: {TRAINING['updates']})")
+    parser.add_argument(
+        "--updates", type=int, default=TRAINING["updates"], help=f"of each training (default: {TRAINING['updates']})"
+    )
     parser.add_argument("--table", action="store_true", help="print the rows that are there; nothing is trained")
     options = parser.parse_args()
     if options.table:
