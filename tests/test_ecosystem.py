@@ -33,9 +33,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
-def built(name: str) -> lw.LoopedForCausalLM:
+def built(name: str, **changes: object) -> lw.LoopedForCausalLM:
     torch.manual_seed(0)
-    return lw.build(name, pad_token_id=0, eos_token_id=1)
+    return lw.build(name, pad_token_id=0, eos_token_id=1, **changes)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -95,6 +95,29 @@ def test_trl_trains_it(name, checkpointing, tokenizer, tmp_path):
     moved = {n for n, p in model.named_parameters() if not torch.equal(p.detach().cpu(), before[n])}
     assert "core.0.self_attn.q_proj.weight" in moved
     assert not any(".bases." in n for n in moved)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_trl_trains_packed_rows_as_rows_apart(name, tokenizer, tmp_path):
+    """Eight texts laid end to end in a row without padding give the losses of eight padded rows."""
+    datasets = pytest.importorskip("datasets")
+    trl = pytest.importorskip("trl")
+
+    losses = []
+    for packed in (False, True):
+        # a start that is drawn anew for each row would be another one in the row that holds them all
+        model = built(name, state={"kind": "zero"}) if name.startswith("huginn") else built(name)
+        data = datasets.Dataset.from_list([{"text": " ".join(f"w{(i * j) % 90}" for j in range(3 + i))} for i in range(8)])
+        arguments = trl.SFTConfig(
+            output_dir=str(tmp_path / str(packed)), max_steps=2, per_device_train_batch_size=1 if packed else 8, learning_rate=1e-2,
+            report_to=[], use_cpu=True, save_strategy="no", bf16=False, logging_steps=1, disable_tqdm=True, max_length=256,
+            packing=packed, padding_free=packed,
+        )  # fmt: skip
+        trainer = trl.SFTTrainer(model=model, args=arguments, train_dataset=data, processing_class=tokenizer)
+        assert len(trainer.train_dataset) == (1 if packed else 8)
+        trainer.train()
+        losses.append([row["loss"] for row in trainer.state.log_history if "loss" in row])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 def test_peft_finds_the_projections(tokenizer):

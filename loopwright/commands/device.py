@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from loopwright.convert.load import DTYPE_NAMES
 from loopwright.settings import suggest
-
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
 
 
 def find_dtype(name: str) -> torch.dtype:
     """Returns the dtype of a name such as bf16 or float32."""
-    if name not in DTYPES:
-        raise ValueError(f"dtype: unknown {name!r}; {suggest(name, DTYPES)}")
-    return DTYPES[name]
+    if name not in DTYPE_NAMES:
+        raise ValueError(f"dtype: unknown {name!r}; {suggest(name, DTYPE_NAMES)}")
+    return DTYPE_NAMES[name]
 
 
 def find_device(name: str) -> str:

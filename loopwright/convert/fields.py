@@ -40,6 +40,11 @@ class Fields:
         self.where = where
         self.values = values
         self.taken: set[str] = set()
+        if values.get("quantization") is not None:
+            raise ValueError(
+                f"{where}: quantization says that MLX quantised the weights; allowed: plain float weights, so take the folder that "
+                "this one was made from, or undo it with `mlx_lm.convert --dequantize`"
+            )
         if values.get("quantization_config") is not None:
             quantization = values["quantization_config"]
             kind = shown(str(quantization.get("quant_method", "unnamed")) if isinstance(quantization, Mapping) else "unnamed")[1:-1]

@@ -18,7 +18,9 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import suggest
 from loopwright.storage.files import read_json
 
-_NAMED = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+# as torch calls them, and for short
+DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+DTYPE_NAMES |= {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,15 @@ def parameter_shapes(model: LoopedForCausalLM) -> dict[str, Shape]:
 
 
 def named_dtype(dtype: str | torch.dtype) -> torch.dtype | None:
-    """Returns the dtype of a name such as bfloat16; None for "auto", the files' own."""
+    """Returns the dtype of a name such as bfloat16 or bf16; None for "auto", the files' own."""
     if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
         return dtype
     if dtype == "auto":
         return None
     name = str(dtype).removeprefix("torch.")
-    if name not in _NAMED:
-        raise ValueError(f"dtype: {dtype!r}; {suggest(name, [*_NAMED, 'auto'])}")
-    return _NAMED[name]
+    if name not in DTYPE_NAMES:
+        raise ValueError(f"dtype: {dtype!r}; {suggest(name, [*DTYPE_NAMES, 'auto'])}")
+    return DTYPE_NAMES[name]
 
 
 def usable_device(device: str | torch.device) -> torch.device:

@@ -20,7 +20,7 @@ from loopwright.model.cache.rows import PooledRows, RowSpan
 from loopwright.model.config import LoopedConfig
 from loopwright.model.cost.room import need_room
 from loopwright.model.forward.context import Expected, Pass, Place, Reading, StackRunner, open_pass
-from loopwright.model.forward.output import LayerOutputs, Unrolled, weighted_sum
+from loopwright.model.forward.output import LayerOutputs, Unrolled, kept, weighted_sum
 from loopwright.model.forward.selection import mixes_states, pick
 from loopwright.model.forward.span import Span, place_tokens
 from loopwright.model.layers.attention import Rotary
@@ -214,17 +214,17 @@ class Backbone(PreTrainedModel):
             s = step(s, e, t, p)
             yield s
 
-    def features(self, s: Tensor, p: Pass, *, reading: Reading | None = None, keep: int = 0) -> Tensor:
-        """Returns what the head reads of a state: coda and final norm; of the last `keep` positions where that is above 0.
+    def features(self, s: Tensor, p: Pass, *, reading: Reading | None = None, keep: int | Tensor = 0) -> Tensor:
+        """Returns what the head reads of a state: coda and final norm; of the last `keep` positions, or those it names.
 
         `reading` says after how many steps the state stands (one number, or one per row [B]). The coda's keys depend on it, so a
         pass on a cache needs it where there is a coda.
         """
         p = p.at_reading(reading)
         x = self.run_layers("coda", self.norm(s) if self.config.end_norm == "last" else s, p, FIRST)
-        y = self.norm(x[:, -keep:] if keep else x)
+        y = self.norm(kept(x, keep))
         if p.outputs is not None:
-            p.outputs.last = self.norm(x) if keep else y
+            p.outputs.last = self.norm(x) if isinstance(keep, Tensor) or keep else y
         return y
 
     def _adaptation(self, stack: str, step: StepIndex, x: Tensor, p: Pass) -> Adaptation | None:
@@ -262,7 +262,7 @@ class Backbone(PreTrainedModel):
 
     def _run(
         self, tokens: dict[str, Any], *, depth: int, initial_state: Tensor | None, seed: int | Tensor | None,
-        readings: Sequence[int | Expected], select: str, output_steps: bool, keep: int, read: Reader,
+        readings: Sequence[int | Expected], select: str, output_steps: bool, keep: int | Tensor, read: Reader,
     ) -> Unrolled:  # fmt: skip
         """Runs `depth` steps over the tokens (the arguments of `embed`) and reads the states out at `readings`."""
         cache: LoopCache | None = tokens["cache"]

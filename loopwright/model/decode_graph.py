@@ -66,11 +66,9 @@ class DecodeGraph:
             return False
         return _standing(cache) == self.left and self.weights.hold
 
-    def step(self, cache: LoopCache, token: Tensor, positions: Tensor | None) -> Tensor:
+    def step(self, cache: LoopCache, token: Tensor) -> Tensor:
         """Returns the logits [B, 1, V] after one more token per row [B, 1]."""
         self.token.copy_(token)
-        if positions is not None:
-            self.positions.copy_(positions)
         self.graph.replay()
         self._count(cache)
         if cache.next_position is not None:

@@ -86,12 +86,14 @@ class LoopGenerationMixin(GenerationMixin):
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Any, inputs_embeds: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Returns the inputs of the next pass. A cache that holds tokens knows its own padding, so the mask stops there."""
+        """Returns the inputs of the next pass. A cache that holds tokens knows its padding and positions, so both stop there."""
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
+        inputs.pop("tokenizer", None)  # of `stop_strings`
         cache = inputs.get("past_key_values")
         if self.training and self.state.seeded and inputs.get("state_seed") is None:
             inputs["state_seed"] = self.state.seed  # one start for all tokens of an answer, also while a model trains
         if isinstance(cache, LoopCache) and cache.length:
+            inputs.pop("position_ids", None)
             mask = inputs.pop("attention_mask", None)
             tokens = inputs["input_ids"]
             new = inputs["inputs_embeds"].shape[1] if tokens is None else tokens.shape[1]
@@ -99,9 +101,7 @@ class LoopGenerationMixin(GenerationMixin):
                 inputs["attention_mask"] = mask
         return inputs
 
-    def replay(
-        self, input_ids: Tensor, cache: LoopCache | None, depth: int, positions: Tensor | None, seed: int | Tensor | None
-    ) -> Tensor | None:
+    def replay(self, input_ids: Tensor, cache: LoopCache | None, depth: int, seed: int | Tensor | None) -> Tensor | None:
         """Returns the logits of a one-token pass from a CUDA graph, where a fixed cache allows one; else None."""
         if cache is None or not cache.fixed or not input_ids.is_cuda or input_ids.shape[1] != 1 or not cache.length:
             return None
@@ -114,4 +114,4 @@ class LoopGenerationMixin(GenerationMixin):
         if cache.graph is None or not cache.graph.fits(cache, depth, seed):
             cache.retire_graph()
             return None
-        return cache.graph.step(cache, input_ids, positions)
+        return cache.graph.step(cache, input_ids)

@@ -12,8 +12,9 @@ from loopwright.model.backbone import Backbone
 from loopwright.model.cache.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.forward.context import Pass, Place, Reading
-from loopwright.model.forward.output import LoopedModelOutput, LoopedOutput, layer_outputs, shifted_loss
+from loopwright.model.forward.output import LoopedModelOutput, LoopedOutput, layer_outputs, next_token_loss
 from loopwright.model.forward.selection import check_select, readings_of
+from loopwright.model.forward.words import read_words
 from loopwright.model.generation import LoopGenerationMixin
 from loopwright.model.parts.part import FIRST
 from loopwright.model.tap import Tap
@@ -44,12 +45,15 @@ class LoopedModel(Backbone):
         tap: Tap | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        **words: Any,
     ) -> LoopedModelOutput:
-        """Runs the model at one depth and returns what a head would read."""
+        """Runs the model at one depth and returns what a head would read. `words`: see `forward/words.py`."""
         depth = self.config.check_depth(depth)
         outputs = layer_outputs(self.config, output_hidden_states, output_attentions)
         readings = [depth]
         cache = self._ready(past_key_values, use_cache, depth, readings)
+        given = read_words(words, input_ids if inputs_embeds is None else inputs_embeds, 0 if cache is None else cache.length)
+        segment_ids = given.segment_ids if segment_ids is None else segment_ids
         tokens = {
             "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids,
             "inputs_embeds": inputs_embeds, "cache": cache, "tap": tap, "outputs": outputs,
@@ -104,28 +108,38 @@ class LoopedForCausalLM(Backbone, LoopGenerationMixin):
         select: str = "last",
         use_cache: bool | None = None,
         state_seed: int | Tensor | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         tap: Tap | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        **words: Any,
     ) -> LoopedOutput:
         """Runs the model at one depth. `labels` are the input ids (−100: ignored); the model shifts them, once.
+
+        `logits_to_keep`: logits of the last so many tokens alone, or of the places that a tensor names. `words`: what trainers and
+        collators of transformers hand over besides (`forward/words.py`).
 
         `select` says which logits answer: those of the "last" step; per token those where the exit gate's cumulative
         probability reaches its threshold ("hub", Ouro's released rule); or the mean by exit probability ("expected").
         """
         depth = self.config.check_depth(depth)
         check_select(select, self.halting)
-        if labels is not None and logits_to_keep:
+        measures = labels is not None or words.get("shift_labels") is not None
+        if measures and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
             raise ValueError(f"labels: given with logits_to_keep={logits_to_keep}; the loss needs the logits of every token")
         outputs = layer_outputs(self.config, output_hidden_states, output_attentions)
         readings = readings_of(select, self.halting, depth, output_steps)
-        if use_cache is None and (labels is not None or output_steps):
+        if use_cache is None and (measures or output_steps):
             use_cache = False  # a measurement: no token will follow
         cache = self._ready(past_key_values, use_cache, depth, readings)
-        simple = not output_steps and select == "last" and tap is None and labels is None and outputs is None
-        if simple and attention_mask is None and segment_ids is None and initial_state is None and input_ids is not None:
-            replayed = self.replay(input_ids, cache, depth, position_ids, state_seed)
+        given = read_words(
+            words, input_ids if inputs_embeds is None else inputs_embeds, 0 if cache is None else cache.length, loss=True
+        )
+        segment_ids = given.segment_ids if segment_ids is None else segment_ids
+        simple = not output_steps and select == "last" and tap is None and not measures and outputs is None
+        placed = attention_mask is not None or segment_ids is not None or position_ids is not None
+        if simple and not placed and initial_state is None and input_ids is not None:
+            replayed = self.replay(input_ids, cache, depth, state_seed)
             if replayed is not None:
                 return LoopedOutput(logits=replayed, past_key_values=cache)
         tokens = {
@@ -136,7 +150,10 @@ class LoopedForCausalLM(Backbone, LoopGenerationMixin):
             tokens, depth=depth, initial_state=initial_state, seed=state_seed, readings=readings, select=select,
             output_steps=output_steps, keep=logits_to_keep, read=self.head,
         )  # fmt: skip
-        loss = None if labels is None else shifted_loss(result.answer, labels)
+        loss = None
+        if measures:
+            wanted = labels if given.shifted is None else given.shifted
+            loss = next_token_loss(result.answer, wanted, shifted=given.shifted is not None, items=given.items)
         if cache is not None:  # last: a pass that fails leaves the cache as it was
             cache.advance(result.span)
         return LoopedOutput(

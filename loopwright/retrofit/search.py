@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from loopwright.convert.load import empty_model
 from loopwright.model.bounds import MOST_LAYERS
 from loopwright.model.config import LoopedConfig
-from loopwright.model.forward.output import shifted_loss
+from loopwright.model.forward.output import next_token_loss
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.tap import Recorder
 from loopwright.retrofit.layout import Layout, Lists
@@ -143,5 +143,5 @@ def loss_of(model: LoopedForCausalLM, ids: Tensor) -> float:
     total = 0.0
     for rows in ids.split(ROWS):
         rows = rows.to(model.device)
-        total += shifted_loss(model(rows).logits, rows).item() * len(rows)
+        total += next_token_loss(model(rows).logits, rows).item() * len(rows)
     return total / len(ids)

@@ -69,6 +69,8 @@ def test_demand() -> None:
 def test_quantised_weights_are_refused_in_words() -> None:
     with pytest.raises(ValueError, match=r"weights are quantised \(gptq\); allowed: plain float weights"):
         fields(quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(ValueError, match=r"MLX quantised the weights; allowed: plain float weights, so take the folder that"):
+        fields(quantization={"group_size": 64, "bits": 4})
 
 
 def test_token_ids() -> None:

@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import loopwright as lw
+from loopwright.commands.device import find_dtype
+from loopwright.convert.load import DTYPE_NAMES
 from tests.cases import golden_folders
 from tests.convert.parity import folder_copy
 
@@ -50,9 +52,15 @@ def test_dtype_auto_is_the_files_own(tmp_path: Path) -> None:
     assert lw.load(GOLDEN, "auto").dtype == torch.float32
 
 
+def test_a_dtype_has_the_same_names_from_python_and_on_the_command_line() -> None:
+    for name, dtype in DTYPE_NAMES.items():
+        assert find_dtype(name) == dtype
+        assert lw.load(GOLDEN, dtype=name).dtype == dtype == lw.load(GOLDEN, dtype=dtype).dtype
+
+
 def test_wrong_dtypes_and_devices() -> None:
     for dtype in ("float8", "int8", torch.int64):
-        with pytest.raises(ValueError, match=r"dtype: .*allowed: auto, bfloat16, float16, float32, float64"):
+        with pytest.raises(ValueError, match=r"dtype: .*allowed: auto, bf16, bfloat16, float16, float32, float64, fp16, fp32"):
             lw.load(GOLDEN, dtype)
     with pytest.raises(ValueError, match="device: nowhere cannot be used here"):
         lw.load(GOLDEN, device="nowhere")

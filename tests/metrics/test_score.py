@@ -21,7 +21,7 @@ from loopwright.metrics.score import (
     settled_depths,
     wilson_interval,
 )
-from loopwright.model.forward.output import shifted_loss
+from loopwright.model.forward.output import next_token_loss
 
 LABELS = torch.tensor([[-100, -100, 2, 3], [-100, 1, 1, -100], [-100, -100, -100, -100], [2, -100, -100, 0]])
 
@@ -42,7 +42,7 @@ def test_row_losses_add_up_to_the_models_own_loss() -> None:
     logits = logits_for(LABELS)
     loss, targets = row_losses(logits, LABELS)
     assert loss.dtype == torch.float64 and targets.tolist() == [2, 2, 0, 1] and loss[2] == 0
-    assert (loss.sum() / targets.sum()).item() == pytest.approx(shifted_loss(logits, LABELS).item(), rel=1e-6)
+    assert (loss.sum() / targets.sum()).item() == pytest.approx(next_token_loss(logits, LABELS).item(), rel=1e-6)
     alone = -logits[3, 2].log_softmax(-1)[0]  # the label at the first place is nobody's to predict
     assert loss[3].item() == pytest.approx(alone.item(), rel=1e-6)
 

@@ -1,7 +1,11 @@
 """`generate` through the ordinary transformers API, on every preset: cached, sampled, beamed, padded, assisted, chunked."""
 
+from string import ascii_letters, digits
+
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, pipeline
 
 import loopwright as lw
 from loopwright.model.cost import room
@@ -252,3 +256,25 @@ def test_which_generations_get_a_fixed_cache(monkeypatch, options: dict, fixed: 
     found = model.generate(ids, **greedy)
     assert found.past_key_values.fixed == fixed
     assert torch.equal(found.sequences, plain.sequences)
+
+
+def letters() -> PreTrainedTokenizerFast:
+    """A tokenizer of a token for each letter and digit."""
+    raw = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(ascii_letters + digits)}, merges=[]))
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=raw)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"use_cache": False}])
+def test_a_stop_string_ends_an_answer(options):
+    """As of any model of transformers, from `generate` and from a pipeline."""
+    model, tokenizer = noisy("ouro-1.4b-tiny", vocab_size=62), letters()
+    ids = tokenizer("bcd", return_tensors="pt").input_ids
+    whole = model.generate(ids, **GREEDY, **options)
+    stop = tokenizer.decode(whole[0, 4:6])
+    end = tokenizer.decode(whole[0]).index(stop, 3) + 2
+    found = model.generate(ids, **GREEDY, **options, stop_strings=[stop], tokenizer=tokenizer)
+    assert torch.equal(found, whole[:, :end]) and end < whole.shape[1]
+    if not options:
+        answer = pipeline("text-generation", model=model, tokenizer=tokenizer)("bcd", stop_sequence=stop, **GREEDY)
+        assert answer[0]["generated_text"] == tokenizer.decode(found[0])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.model.forward.output import shifted_loss
+from loopwright.model.forward.output import next_token_loss
 from loopwright.model.presets import PRESETS
 from loopwright.model.tap import Recorder
 from tests.cases import gap, noisy
@@ -146,7 +146,7 @@ def test_loss_shifts_once():
     terms = [-log_probs[b, i, ids[b, i + 1]] for b in range(2) for i in range(5) if labels[b, i + 1] != -100]
     assert gap(out.loss, torch.stack(terms).mean()) < 1e-6
     with pytest.raises(ValueError, match="labels: shape"):
-        shifted_loss(out.logits, labels[:, 1:])
+        next_token_loss(out.logits, labels[:, 1:])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -95,16 +95,30 @@ def _in_order(entries: dict[Place, Tensor]) -> list[Tensor]:
     return [entries[place] for place in sorted(entries, key=lambda place: (STACKS.index(place.stack), place.step.t, place.layer))]
 
 
-def shifted_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the mean cross-entropy of each next token; labels are the input ids, −100 is ignored."""
+def next_token_loss(logits: Tensor, labels: Tensor, *, shifted: bool = False, items: Tensor | int | None = None) -> Tensor:
+    """Returns the mean cross-entropy of each next token, over `items` tokens where the caller counts those of several batches.
+
+    Labels are the input ids, or those of the next tokens where they are `shifted` already; −100 is ignored.
+    """
     if labels.shape != logits.shape[:2]:
         raise ValueError(f"labels: shape {tuple(labels.shape)}; allowed: {tuple(logits.shape[:2])}, the shape of the input ids")
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if not shifted:
+        wide, labels = wide[:, :-1], labels[:, 1:]
+    targets, reduction = labels.flatten().to(logits.device), "mean" if items is None else "sum"
     try:
-        return F.cross_entropy(wide[:, :-1].flatten(0, 1), labels[:, 1:].flatten().to(logits.device), ignore_index=-100)
+        loss = F.cross_entropy(wide.flatten(0, 1), targets, ignore_index=-100, reduction=reduction)
     except IndexError as error:  # on a CPU; a GPU checks in its kernel
         most = logits.shape[-1] - 1
         raise ValueError(f"labels: must be token ids from 0 to {most}, or -100 where nothing is predicted ({error})") from None
+    return loss if items is None else loss / (items.to(loss.device) if isinstance(items, Tensor) else items)
+
+
+def kept(x: Tensor, keep: int | Tensor) -> Tensor:
+    """Returns the last `keep` positions of x [B, T, …], all where it is 0; or those that a tensor of places names."""
+    if isinstance(keep, Tensor):
+        return x[:, keep]
+    return x[:, -keep:] if keep else x
 
 
 def weighted_sum(weights: Tensor, steps: Sequence[Tensor]) -> Tensor:

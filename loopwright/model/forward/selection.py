@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from loopwright.model.forward.context import Expected
-from loopwright.model.forward.output import weighted_sum
+from loopwright.model.forward.output import kept, weighted_sum
 
 SELECTIONS = ("last", "hub", "expected")
 
@@ -44,12 +44,12 @@ def readings_of(select: str, halting: Any, depth: int, output_steps: bool) -> li
     return steps or [depth]
 
 
-def pick(step_logits: Sequence[Tensor], exit_probs: Tensor | None, select: str, halting: Any, keep: int) -> Tensor:
-    """Returns the logits that `select` takes from those of all steps; `keep` positions of each row, all where it is 0."""
+def pick(step_logits: Sequence[Tensor], exit_probs: Tensor | None, select: str, halting: Any, keep: int | Tensor) -> Tensor:
+    """Returns the logits that `select` takes from those of all steps, at the positions that `keep` says."""
     if select == "last":
         return step_logits[-1]
     assert exit_probs is not None
-    weights = exit_probs[:, -keep:] if keep else exit_probs
+    weights = kept(exit_probs, keep)
     if select == "expected":
         return weighted_sum(weights, step_logits)
     chosen = halting.exit_step(weights)[..., None, None]

@@ -1,7 +1,8 @@
 """Where the tokens of one pass stand: their index among the keys, their document, their position, and who sees whom.
 
 Most passes are *plain*: no padding, one document, all rows equally long. Then everything is a Python int and no mask is
-built. Documents follow one another: each change of the segment id begins a new one, also where an id comes back. Otherwise
+built. Documents follow one another: each change of the segment id begins a new one, also where an id comes back. Where a caller
+gives positions and no segment ids, a position that does not rise begins one, as transformers' packed rows say it. Otherwise
 the same facts are tensors: `index[b, i]` counts keys from the start of the row's buffer, `first[b, i]` is
 the index of the first token of the same document, `valid[b, j]` says whether key j is a real token.
 """
@@ -165,7 +166,8 @@ def place_tokens(
     explicit = position_ids is not None
     if position_ids is not None:
         position_ids = position_ids.view(-1, length)
-    if attention_mask is None and segment_ids is None and (cache is None or cache.plain):
+    packed = position_ids is not None and segment_ids is None and _restarts(position_ids, offset, cache)
+    if attention_mask is None and segment_ids is None and not packed and (cache is None or cache.plain):
         if position_ids is None:
             here = torch.arange(length, device=device)[None]
             position_ids = here + (offset if cache is None or cache.next_position is None else cache.next_position)
@@ -182,12 +184,16 @@ def place_tokens(
         last_first, last_position = last_segment, last_segment
     else:
         last_segment, last_first, last_position = old.last()
-    segments = last_segment.clamp(min=0)[:, None].expand(rows, length) if segment_ids is None else segment_ids.long()
-
-    # the segment of the last real token before each token, in this pass or in the cache
+    # the last real token before each token in this pass; below 0: in the cache, or none
     here = torch.arange(length, device=device).expand(rows, length)
     latest = torch.where(real, here, -1).cummax(1).values
     previous = torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], dim=1)
+    segments = last_segment.clamp(min=0)[:, None].expand(rows, length) if segment_ids is None else segment_ids.long()
+    if packed:
+        assert position_ids is not None
+        positions = position_ids.expand(rows, length)
+        reached = torch.where(previous >= 0, positions.gather(1, previous.clamp(min=0)), last_position[:, None])
+        segments = segments + (real & (positions <= reached)).long().cumsum(1)
     before = torch.where(previous >= 0, segments.gather(1, previous.clamp(min=0)), last_segment[:, None])
     begins = real & (before != segments)
     begun = torch.where(begins, here, -1).cummax(1).values
@@ -207,6 +213,19 @@ def place_tokens(
     return Span(rows, length, offset, position_ids, index, first, valid, segments, explicit, padded)
 
 
+def _restarts(position_ids: Tensor, offset: int, cache: LoopCache | None) -> bool:
+    """Whether a position may not lie above the one before it, in the pass or in the cache; padding is not told apart here."""
+    if torch.compiler.is_compiling():  # a compiled graph must not depend on what a tensor holds
+        return True
+    if bool((position_ids.diff() <= 0).any()):
+        return True
+    if not offset:
+        return False
+    if cache is None or not cache.plain:
+        return True
+    return bool((position_ids[:, :1] < (offset if cache.next_position is None else cache.next_position)).any())
+
+
 def _check_shapes(
     rows: int, length: int, offset: int, attention_mask: Tensor | None, position_ids: Tensor | None, segment_ids: Tensor | None
 ) -> None:
@@ -220,5 +239,5 @@ def _check_shapes(
     if segment_ids is not None:
         if segment_ids.shape != (rows, length):
             raise ValueError(f"segment_ids: shape {tuple(segment_ids.shape)}; allowed: {(rows, length)}")
-        if not _CHECKED.get():
+        if not torch.compiler.is_compiling() and not _CHECKED.get():
             check_documents(segment_ids)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import loopwright as lw
-from loopwright.model.forward.output import LoopedOutput, layer_outputs, shifted_loss, weighted_sum
+from loopwright.model.forward.output import LoopedOutput, layer_outputs, next_token_loss, weighted_sum
 from loopwright.model.tap import Recorder
 from tests.cases import SOME_TINY_CASES, gap, noisy
 
@@ -33,7 +33,7 @@ def test_loss_by_hand():
     logits, labels = torch.randn(2, 4, 7), torch.randint(0, 7, (2, 4))
     labels[1, 2] = -100
     terms = [-logits[b, i].log_softmax(-1)[labels[b, i + 1]] for b in range(2) for i in range(3) if labels[b, i + 1] >= 0]
-    assert gap(shifted_loss(logits, labels), torch.stack(terms).mean()) < 1e-6
+    assert gap(next_token_loss(logits, labels), torch.stack(terms).mean()) < 1e-6
 
 
 def test_weighted_sum_by_hand():
@@ -238,4 +238,4 @@ def test_the_config_decides_what_the_call_leaves_open():
 def test_labels_that_are_no_tokens_are_named(wrong):
     logits = torch.randn(1, 3, 96)
     with pytest.raises(ValueError, match=rf"labels: must be token ids from 0 to 95, or -100 .*{wrong}"):
-        shifted_loss(logits, torch.tensor([[1, 2, wrong]]))
+        next_token_loss(logits, torch.tensor([[1, 2, wrong]]))

@@ -130,3 +130,46 @@ def test_a_running_sum_on_a_gpu_is_that_of_the_tokens_before() -> None:
     (wanted,) = torch.autograd.grad((x.cumsum(1) * weights).sum(), x)
     torch.testing.assert_close(running_sum(x), x.cumsum(1))
     torch.testing.assert_close(found, wanted)
+
+
+@given(packed_rows())
+@settings(max_examples=200, deadline=None)
+def test_positions_that_restart_say_what_segment_ids_say(case):
+    """Real tokens stand in the same documents, whole and in cached chunks; what stands at padding says nothing."""
+    valid, segments, cuts = case
+    rows, length = len(valid), len(valid[0])
+    mask, ids = torch.tensor(valid), torch.tensor(segments)
+    positions = torch.tensor([slow(*row)[1] for row in zip(valid, segments, strict=True)]).where(mask, 0)
+    by_ids, by_positions = LoopCache(CONFIG, rows=rows), LoopCache(CONFIG, rows=rows)
+    for start, end in zip([0, *cuts], [*cuts, length], strict=True):
+        spans = []
+        for cache, said in (
+            (by_ids, {"segment_ids": ids[:, start:end]}),
+            (by_positions, {"position_ids": positions[:, start:end]}),
+        ):
+            span = place_tokens(rows, end - start, torch.device("cpu"), cache=cache, attention_mask=mask[:, :end], **said)
+            cache.reserve(span, 1, torch.empty(0))
+            cache.advance(span)
+            spans.append(span)
+        real = mask[:, start:end]
+        firsts = [torch.zeros(rows, 1, dtype=torch.long) if span.plain else span.first for span in spans]
+        assert torch.equal(*(first.expand(rows, end - start)[real] for first in firsts))
+        assert torch.equal(*(span.positions.expand(rows, -1)[real] for span in spans))
+        seen = [span.mask(None) for span in spans]
+        full = [torch.ones(end, end).tril().bool()[start:][None, None] if visible is None else visible for visible, _ in seen]
+        assert torch.equal(
+            *(visible.expand(rows, 1, -1, -1)[real[:, None].unsqueeze(-1).expand(rows, 1, -1, end)] for visible in full)
+        )
+
+
+def test_positions_that_rise_are_one_document():
+    """As do those of a prompt that begins later, or leaves some out; a restart after cached tokens begins a document."""
+    assert place_tokens(1, 4, torch.device("cpu"), position_ids=torch.tensor([[3, 4, 9, 10]])).plain
+    assert not place_tokens(1, 4, torch.device("cpu"), position_ids=torch.tensor([[3, 4, 4, 5]])).plain
+    cache = LoopCache(CONFIG)
+    for positions, plain in (([5, 6, 7], True), ([8, 9], True), ([9], False)):
+        span = place_tokens(1, len(positions), torch.device("cpu"), cache=cache, position_ids=torch.tensor([positions]))
+        assert span.plain == plain
+        cache.reserve(span, 1, torch.empty(0))
+        cache.advance(span)
+    assert span.first is not None and span.first.tolist() == [[5]]

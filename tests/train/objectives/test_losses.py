@@ -14,7 +14,7 @@ from torch import Tensor
 import loopwright as lw
 from loopwright.data.batch import Batch
 from loopwright.model.config import LoopedConfig
-from loopwright.model.forward.output import shifted_loss
+from loopwright.model.forward.output import next_token_loss
 from loopwright.model.parts.halting import ExitGate
 from loopwright.settings import build_kind, check_kind
 from loopwright.train.objectives.losses import OBJECTIVES, exit_log_probabilities
@@ -113,7 +113,7 @@ def test_final_two_ahead_is_what_labels_shifted_twice_train():
     """The public Ouroboros code: inputs chunk[:-1], labels chunk[1:], and a model that shifts once more."""
     model, ids = noisy("huginn-tiny", vocab_size=15), ragged(lengths=(7, 7)).input_ids
     batch = Batch(ids, ids.clone())
-    twice = shifted_loss(model(ids[:, :-1], depth=2).logits, ids[:, 1:])
+    twice = next_token_loss(model(ids[:, :-1], depth=2).logits, ids[:, 1:])
     assert objective("final", ahead=2)(model, rolled(model, batch, 2))[0].item() == pytest.approx(twice.item(), rel=1e-5)
     once = objective("final", ahead=1)(model, rolled(model, batch, 2))[0]
     assert once.item() == pytest.approx(model(ids, depth=2, labels=ids).loss.item(), rel=1e-5)
