@@ -36,8 +36,14 @@ class DepthRule:
 
     def __call__(self, update: int, generator: torch.Generator) -> Plan:
         """Returns the plan of one batch."""
-        u, v = torch.rand(2, dtype=torch.float64, generator=generator).tolist()
-        return self.plan(update, u, v)
+        return self.plan(update, *two_numbers(generator))
+
+    def check(self, batches: int) -> None:
+        """Raises a ValueError where it does not suit an update of so many batches."""
+
+    def plans(self, update: int, batches: int, generator: torch.Generator) -> list[Plan]:
+        """Returns the plan of each of the batches that an update accumulates."""
+        return [self(update, generator) for _ in range(batches)]
 
     def plan(self, update: int, u: float, v: float) -> Plan:
         """Returns the plan that belongs to two numbers in [0, 1)."""
@@ -193,7 +199,8 @@ class Curriculum(DepthRule):
     """
 
     def __init__(self, rule: dict[str, Any], updates: int, start: int = 1, shape: str = "linear") -> None:
-        check_kind("depth (curriculum): rule", rule, {kind: option for kind, option in RULES.items() if option is not Curriculum})
+        plain = {kind: option for kind, option in RULES.items() if option not in (Curriculum, Lockstep)}
+        check_kind("depth (curriculum): rule", rule, plain)
         self.rule: DepthRule = build_kind(rule, RULES)
         if updates < 1:
             raise ValueError(f"depth (curriculum): updates {updates}; allowed: at least 1")
@@ -228,6 +235,51 @@ class Curriculum(DepthRule):
     def median(self) -> int:
         """The median depth of the grown rule."""
         return self.rule.median
+
+
+class Lockstep(DepthRule):
+    """Another rule, drawn `draws` times an update: neighbours among the batches that it accumulates share a depth.
+
+    Published trainings hold in one pass on many devices, at one depth, what fewer devices take in many batches: Huginn draws once
+    an update (arXiv 2502.05171), Retrofitted recurrence twice (arXiv 2511.07384).
+    """
+
+    def __init__(self, rule: dict[str, Any], draws: int = 1) -> None:
+        check_kind("depth (lockstep): rule", rule, {kind: option for kind, option in RULES.items() if option is not Lockstep})
+        if draws < 1:
+            raise ValueError(f"depth (lockstep): draws {draws}; allowed: at least 1")
+        self.rule: DepthRule = build_kind(rule, RULES)
+        self.draws = draws
+        self.size, self.most, self.grad_steps = self.rule.size, self.rule.most, self.rule.grad_steps
+        self.constant = self.rule.constant
+
+    def check(self, batches: int) -> None:
+        """Raises a ValueError where it does not suit an update of so many batches."""
+        if batches % self.draws:
+            raise ValueError(f"depth (lockstep): draws {self.draws}; allowed: a divisor of accumulate ({batches})")
+
+    def plans(self, update: int, batches: int, generator: torch.Generator) -> list[Plan]:
+        """Returns the plan of each of the batches that an update accumulates."""
+        numbers, together = [two_numbers(generator) for _ in range(batches)], batches // self.draws
+        drawn = [self.plan(update, *pair) for pair in numbers[::together]]
+        return [drawn[place // together] for place in range(batches)]
+
+    def plan(self, update: int, u: float, v: float) -> Plan:
+        return self.rule.plan(update, u, v)
+
+    def depth_at(self, u: float, v: float) -> int:
+        return self.rule.depth_at(u, v)
+
+    @property
+    def median(self) -> int:
+        """The median depth of the rule."""
+        return self.rule.median
+
+
+def two_numbers(generator: torch.Generator) -> tuple[float, float]:
+    """Returns the next two uniform numbers of a generator."""
+    u, v = torch.rand(2, dtype=torch.float64, generator=generator).tolist()
+    return u, v
 
 
 def normal_quantile(u: float) -> float:
@@ -275,7 +327,7 @@ RULES = Kinds(
     "depth",
     {
         "fixed": Fixed, "choice": Choice, "uniform": Uniform, "poisson": Poisson, "log-normal": LogNormal,
-        "poisson-log-normal": PoissonLogNormal, "curriculum": Curriculum,
+        "poisson-log-normal": PoissonLogNormal, "curriculum": Curriculum, "lockstep": Lockstep,
     },
     inherits=DepthRule, offers=["depth_at"],
 )  # fmt: skip

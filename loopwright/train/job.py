@@ -79,6 +79,7 @@ class Job:
         self.model: LoopedForCausalLM = given.model or model_of_run(recipe.model, recipe.seed, run.checkpoints)
         check_vocab(self.splits, self.model.config.vocab_size)
         self.rule: DepthRule = build_kind(recipe.depth, RULES)
+        self.rule.check(recipe.accumulate)
         self.depths = validation_depths(self.model.config, self.rule, recipe)
         self.schedule = build_kind(recipe.schedule, SCHEDULES)
         optim = build_kind(recipe.optim, OPTIMISERS)
@@ -191,9 +192,8 @@ class Job:
     def _draw(self, update: int, first: int) -> UpdateBatches:
         size = self.recipe.batch // self.recipe.accumulate
         pairs, targets, tokens = [], [], 0
-        for place in range(self.recipe.accumulate):
+        for place, plan in enumerate(self.rule.plans(update, self.recipe.accumulate, self.depth_generator)):
             indices, rows = self.order.share(first + place * size, size, self.processes.rank, self.processes.world)
-            plan = self.rule(update, self.depth_generator)
             seeds = row_seeds(self.recipe.seed, rows) if self.model.state.seeded else None
             batch = replace(self.splits.train.batch(indices), rows=rows, seeds=seeds)
             targets.append(batch.targets)

@@ -18,6 +18,7 @@ from loopwright.train.depth import (
     Curriculum,
     DepthRule,
     Fixed,
+    Lockstep,
     LogNormal,
     Poisson,
     PoissonLogNormal,
@@ -34,6 +35,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "log-normal": {"kind": "log-normal", "mu": 2, "sigma": 0.7, "most": 100},
     "poisson-log-normal": {"kind": "poisson-log-normal", "mean": 32},
     "curriculum": {"kind": "curriculum", "rule": {"kind": "poisson-log-normal", "mean": 32}, "updates": 100, "shape": "1-sqrt"},
+    "lockstep": {"kind": "lockstep", "rule": {"kind": "poisson-log-normal", "mean": 32}},
 }
 
 
@@ -127,7 +129,7 @@ def test_huginn_split_of_short_means_and_of_all_steps() -> None:
     assert max(PoissonLogNormal(32, most=20)(0, generator(seed)).depth for seed in range(60)) == 20
 
 
-@pytest.mark.parametrize("name", sorted(set(SPECS) - {"curriculum"}))
+@pytest.mark.parametrize("name", sorted(set(SPECS) - {"curriculum", "lockstep"}))
 def test_gradient_through_the_last_steps_or_all(name: str) -> None:
     few, every = rule_of(name, grad_steps=3), rule_of(name, grad_steps=None)
     for seed in range(8):
@@ -211,6 +213,29 @@ def test_curriculum_grows_every_rule_from_its_start(spec: dict[str, Any], sizes:
     assert max(rule.at(9.99).size, rule.rule.size) == rule.rule.size
 
 
+def test_batches_in_lockstep_share_a_depth_and_the_stream_goes_on_as_ever() -> None:
+    """Each group has the depth that its first batch would have; what is drawn after the update is what would be drawn anyway."""
+    plain, own = rule_of("poisson-log-normal"), generator()
+    each = plain.plans(5, 12, own)
+    assert each == [plain(5, draw) for draw in [generator()] for _ in range(12)] and len({plan.depth for plan in each}) > 4
+    for draws in (1, 2, 12):
+        draw = generator()
+        found = rule_of("lockstep", draws=draws).plans(5, 12, draw)
+        assert found == [each[place // (12 // draws) * (12 // draws)] for place in range(12)]
+        assert torch.equal(draw.get_state(), own.get_state())
+    with pytest.raises(ValueError, match=r"depth \(lockstep\): draws 5; allowed: a divisor of accumulate \(12\)"):
+        rule_of("lockstep", draws=5).check(12)
+
+
+def test_a_curriculum_grows_in_lockstep() -> None:
+    rule, grown = rule_of("lockstep", rule=SPECS["curriculum"]), rule_of("curriculum")
+    assert [rule.plans(update, 4, generator(update)) for update in (0, 50, 200)] == [
+        [grown(update, generator(update))] * 4 for update in (0, 50, 200)
+    ]
+    assert (rule.median, rule.most, rule.grad_steps, rule.size, rule.span) == (29, None, 8, 32, grown.span)
+    assert rule_of("lockstep", rule=SPECS["fixed"]).constant and not rule.constant
+
+
 REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (Fixed, {"depth": 0}, r"depth \(fixed\): least must be >= 1 \(got 0\)"),
     (Fixed, {"depth": 4, "grad_steps": 0}, "grad_steps must be >= 1, or null for all steps"),
@@ -236,6 +261,9 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (Curriculum, {"rule": {"kind": "fixd", "depth": 4}, "updates": 9}, "unknown kind 'fixd'; did you mean 'fixed'"),
     (Curriculum, {"rule": {"kind": "fixed", "dept": 4}, "updates": 9}, "unknown 'dept'; did you mean 'depth'"),
     (Curriculum, {"rule": {"kind": "curriculum", "rule": {}, "updates": 9}, "updates": 9}, "unknown kind 'curriculum'"),
+    (Curriculum, {"rule": {"kind": "lockstep", "rule": {}}, "updates": 9}, "unknown kind 'lockstep'"),
+    (Lockstep, {"rule": {"kind": "fixed", "depth": 4}, "draws": 0}, "draws 0; allowed: at least 1"),
+    (Lockstep, {"rule": {"kind": "lockstep", "rule": {}}}, "unknown kind 'lockstep'"),
 ]
 
 

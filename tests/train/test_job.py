@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from loopwright.train.devices.distributed import join
 from loopwright.train.devices.training_module import Share
 from loopwright.train.job import Job
 from loopwright.train.loop import train
+from loopwright.train.optim.trainable import drawn_plans
 from loopwright.train.reporting.progress import Silent
 from loopwright.train.rollout import Plan
 from loopwright.train.state import Progress
@@ -166,3 +168,14 @@ def test_a_run_does_not_hide_a_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"train: .* holds a model \(config.json\), which a run would hide; --out names another"):
         train(small({"updates": 1}), tmp_path)
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["config.json"]
+
+
+def test_batches_that_are_accumulated_run_in_lockstep(tmp_path: Path) -> None:
+    rule = {"kind": "uniform", "least": 1, "most": 40}
+    job = make_job(tmp_path, {"accumulate": 4, "depth": {"kind": "lockstep", "draws": 2, "rule": rule}})
+    depths = [[plan.depth for _, plan in job.draw(Progress(update=update)).pairs] for update in range(6)]
+    assert all(a == b and c == d for a, b, c, d in depths) and any(a != c for a, _, c, _ in depths)
+    drawn = list(islice(drawn_plans(job.rule, job.recipe), 24))
+    assert [plan.depth for plan in drawn] == [depth for update in depths for depth in update]
+    with pytest.raises(ValueError, match=r"depth \(lockstep\): draws 3; allowed: a divisor of accumulate \(4\)"):
+        make_job(tmp_path, {"accumulate": 4, "depth": {"kind": "lockstep", "draws": 3, "rule": rule}})

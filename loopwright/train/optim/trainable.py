@@ -85,8 +85,7 @@ def drawn_plans(rule: DepthRule, recipe: Recipe) -> Iterator[Plan]:
     """Yields the plan of each batch of a run: what the rule will draw, known from the seed."""
     generator = depth_generator(recipe)
     for update in range(recipe.updates):
-        for _ in range(recipe.accumulate):
-            yield rule(update, generator)
+        yield from rule.plans(update, recipe.accumulate, generator)
 
 
 def check_trainable(model: LoopedForCausalLM, objective: Any, plans: Iterable[Plan]) -> None:

@@ -101,6 +101,7 @@ class LoopedGRPO(GRPOTrainer):
         self.source = Prompts(job.splits)
         self.began, self.depths_before = time.perf_counter(), job.depth_generator.get_state()
         self.plans: list[Plan] = []
+        self.drawn: list[Plan] = []
         self.losses: list[Tensor] = []
         self.counts = [0, 0]  # sampled and all tokens of an update
         self.at: Plan | None = None
@@ -137,7 +138,8 @@ class LoopedGRPO(GRPOTrainer):
         if not self.plans:
             self.began, self.depths_before = time.perf_counter(), job.depth_generator.get_state()
             job.begin_update(progress.update)
-        self.at = plan = job.rule(progress.update, job.depth_generator)
+            self.drawn = job.rule.plans(progress.update, job.recipe.accumulate, job.depth_generator)
+        self.at = plan = self.drawn[len(self.plans)]
         self.plans.append(plan)
         asked = [self.source.prompt(int(row)) for row in prompts]
         rows, width = [torch.tensor(row, device=job.device) for row in asked], max(map(len, asked))

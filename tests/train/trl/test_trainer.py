@@ -92,6 +92,7 @@ def test_answers_of_many_lengths_resume_and_the_tokenizer_is_left_as_it_is(tmp_p
     assert not part.finished
     part = lw.train(recipe, out=tmp_path / "part", progress=False, resume=True)
     assert [untimed(row) for row in part.log()] == [untimed(row) for row in whole.log()]
+    assert next(row["kl"] for row in whole.log() if "loss" in row) == pytest.approx(0, abs=1e-7)  # both from the same noise
     assert all(torch.equal(tensors(part)[name], x) for name, x in tensors(whole).items())
     for kept in (tmp_path / "whole" / "checkpoints").iterdir():
         assert lw.tokenizer(kept).pad_token is None
