@@ -10,7 +10,7 @@ import torch
 import loopwright as lw
 from loopwright.settings import build_kind, check_kind
 from loopwright.train.loop import train
-from loopwright.train.models import MODELS, FromPreset, FromRetrofit, FromWeights
+from loopwright.train.models import MODELS, FromPreset, FromRetrofit, FromWeights, model_of_run
 from loopwright.train.recipe import make_recipe
 from loopwright.train.reporting.progress import Silent
 from tests.cases import noisy
@@ -105,3 +105,14 @@ def test_a_healing_run_moves_the_parts_alone_and_resumes(tmp_path: Path) -> None
     assert moved == {"gate.weight", "gate.bias", "adapters.0.table"}
     again = lw.load(outcome.checkpoint)
     assert all(torch.equal(x, y) for x, y in zip(again.parameters(), outcome.model.parameters(), strict=True))
+
+
+def test_a_run_goes_on_with_the_model_that_it_saved(tmp_path: Path) -> None:
+    """A preset may be another in a later version: then the config beside the saved weights is the run's, not the preset's."""
+    spec = {"kind": "preset", "name": "universal-tiny"}
+    fresh = model_of_run(spec, 0, tmp_path / "none").config
+    assert fresh.embedding_scale == 32**0.5 and fresh.init == {"kind": "tensor2tensor"}
+    lw.save(lw.build("universal-tiny", embedding_scale=1.0, init={"kind": "normal"}), tmp_path / "00000002")
+    (tmp_path / "00000003").mkdir()  # damaged
+    again = model_of_run(spec, 0, tmp_path)
+    assert again.config.embedding_scale == 1.0 and again.config.init == {"kind": "normal"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,19 @@ def test_the_start_of_the_state_is_read() -> None:
 def test_other_systems_of_the_same_class_are_refused(field: str, value: object, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         lw.load(folder_copy(golden_folders("huginn-tiny")[0], tmp_path / "other", **{field: value}))
+
+
+@pytest.mark.parametrize("name", ["huginn-tiny", "retrofit-llama-1b-tiny"])
+@pytest.mark.parametrize("kind", [None, "normal", "takase"])
+def test_the_start_is_written_down_as_it_was(name: str, kind: str | None, tmp_path: Path) -> None:
+    model = lw.build(name, **({} if kind is None else {"init": {"kind": kind}}))
+    lw.export(model, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    own = kind or {"huginn-tiny": "takase", "retrofit-llama-1b-tiny": "retrofit"}[name]
+    assert written["init_strategy"] == own
+    std = 0.02 if own != "takase" else math.sqrt(2 / (5 * 32))
+    less = math.sqrt(2 * model.config.num_hidden_layers) if own == "takase" else 1.0
+    assert written["init_values"]["embedding"] == pytest.approx(std)
+    assert written["init_values"]["out_proj"] == pytest.approx(std / less)
+    assert written["init_values"]["std"] == pytest.approx(model.state.std)  # Raven's class starts its state with it
+    assert lw.load(tmp_path / "out").config.init == {"kind": own}
