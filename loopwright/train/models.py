@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from loopwright.convert.load import empty_model, named_dtype
 from loopwright.model.config import LoopedConfig
@@ -40,7 +41,11 @@ class FromPreset:
 
 
 class FromWeights:
-    """A folder or hub id, as `lw.load` takes it; `changes` are laid over its config where the tensors still fit."""
+    """A folder or hub id, as `lw.load` takes it; `changes` are laid over its config where the tensors still fit.
+
+    A larger `max_steps` makes room for more steps: what holds one row per step gets rows like its last one, so that the model is
+    the same up to the steps it had, and goes on beyond them as `beyond_max_steps: repeat` does.
+    """
 
     def __init__(self, source: str, dtype: str = "float32", changes: dict | None = None) -> None:
         self.source = source
@@ -53,7 +58,8 @@ class FromWeights:
         if not self.changes:
             return model
         changed = LoopedForCausalLM(LoopedConfig(**merge(model.config.to_dict(), self.changes)))
-        wanted, there = changed.state_dict(), model.state_dict()
+        wanted = changed.state_dict()
+        there = _more_steps(model.state_dict(), wanted, model.config.max_steps, changed.config.max_steps)
         shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in (wanted, there)]
         odd = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
         if odd:
@@ -109,6 +115,21 @@ def _loaded(source: str, dtype: str) -> LoopedForCausalLM:
     if odd is not None:
         raise ValueError(f"model: {odd} of {source} is not finite, so it cannot be trained; give a checkpoint that is whole")
     return model
+
+
+def _more_steps(there: dict[str, Tensor], wanted: dict[str, Tensor], before: int | None, after: int | None) -> dict[str, Tensor]:
+    """Returns the tensors with their tables of one row per step grown to those of more steps, the new rows like the last one."""
+    if before is None or after is None or after <= before:
+        return there
+    grown = dict(there)
+    for name, x in there.items():
+        sizes = zip(x.shape, wanted[name].shape, strict=True) if name in wanted and x.dim() == wanted[name].dim() else ()
+        odd = [(dim, pair) for dim, pair in enumerate(sizes) if pair[0] != pair[1]]
+        if len(odd) == 1 and odd[0][1] == (before, after):
+            dim = odd[0][0]
+            last = x.narrow(dim, before - 1, 1)
+            grown[name] = torch.cat([x, *[last] * (after - before)], dim)
+    return grown
 
 
 def _typed(model: LoopedForCausalLM, dtype: str) -> LoopedForCausalLM:

@@ -56,6 +56,32 @@ def test_changes_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, changes
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["asura-tiny", "relaxed-tiny", "ouroboros-qwen2.5-3b-tiny"])
+def test_more_steps_leave_the_steps_that_are_there_as_they_are(tmp_path: Path, name: str) -> None:
+    """Up to the old steps nothing changes, bit for bit; beyond them the last step's rows are repeated, and they train."""
+    model, ids = noisy(name).eval(), torch.arange(12)[None]
+    steps = model.config.max_steps
+    lw.save(model, tmp_path)
+    grown = (
+        FromWeights(str(tmp_path), changes={"max_steps": steps + 2, "depth": steps + 2, "beyond_max_steps": "refuse"})
+        .build(0)
+        .eval()
+    )
+    for depth in range(1, steps + 1):
+        assert torch.equal(grown(ids, depth=depth).logits, model(ids, depth=depth).logits)
+    model.config.beyond_max_steps = "repeat"
+    for depth in (steps + 1, steps + 2):
+        torch.testing.assert_close(grown(ids, depth=depth).logits, model(ids, depth=depth).logits, rtol=1e-5, atol=1e-5)
+    lw.save(grown, tmp_path / "grown")
+    again = lw.load(tmp_path / "grown")
+    assert again.config.max_steps == steps + 2 and torch.equal(again(ids).logits, grown(ids).logits)
+    grown(ids).logits.square().sum().backward()
+    tables = [x for x in grown.parameters() if x.grad is not None and x.shape[:1] == (steps + 2,) and x.grad[-1].abs().sum() > 0]
+    assert tables
+    with pytest.raises(ValueError, match="do not fit the weights"):
+        FromWeights(str(tmp_path), changes={"max_steps": steps - 1, "depth": 1}).build(0)
+
+
 def test_weights_that_are_not_finite_are_not_trained(tmp_path: Path) -> None:
     model = noisy("stars-addition-tiny")
     with torch.no_grad():

@@ -124,8 +124,8 @@ class LoopCache(Cache):
         self.fit_rows(span.rows)
         if self.share is not None and self.share < depth and self.length and span.length > 1:
             warnings.warn(
-                f"cache: {span.length} tokens after {self.length} under policy {self.policy!r} are not what one pass over all gives, "
-                "since they find keys of other steps; run the whole prompt in one pass, or take policy 'every'",
+                f"cache: {span.length} tokens after {self.length} under policy {self.policy!r} are not what one pass gives; "
+                "run the whole prompt in one pass, or take policy 'every'",
                 stacklevel=2,
             )
         capacity = self.capacity
