@@ -44,7 +44,8 @@ class FromWeights:
     """A folder or hub id, as `lw.load` takes it; `changes` are laid over its config where the tensors still fit.
 
     A larger `max_steps` makes room for more steps: what holds one row per step gets rows like its last one, so that the model is
-    the same up to the steps it had, and goes on beyond them as `beyond_max_steps: repeat` does.
+    the same up to the steps it had, and goes on beyond them as `beyond_max_steps: repeat` does. `core_layers` that are a multiple
+    of those there take the list of layers so many times over: how Ouro 2.6B began (arXiv 2510.25741).
     """
 
     def __init__(self, source: str, dtype: str = "float32", changes: dict | None = None) -> None:
@@ -59,7 +60,8 @@ class FromWeights:
             return model
         changed = LoopedForCausalLM(LoopedConfig(**merge(model.config.to_dict(), self.changes)))
         wanted = changed.state_dict()
-        there = _more_steps(model.state_dict(), wanted, model.config.max_steps, changed.config.max_steps)
+        there = _more_layers(model.state_dict(), model.config.core_layers, changed.config.core_layers)
+        there = _more_steps(there, wanted, model.config.max_steps, changed.config.max_steps)
         shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in (wanted, there)]
         odd = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
         if odd:
@@ -115,6 +117,17 @@ def _loaded(source: str, dtype: str) -> LoopedForCausalLM:
     if odd is not None:
         raise ValueError(f"model: {odd} of {source} is not finite, so it cannot be trained; give a checkpoint that is whole")
     return model
+
+
+def _more_layers(there: dict[str, Tensor], before: int, after: int) -> dict[str, Tensor]:
+    """Returns the tensors with the layers of the core several times over, where that gives so many."""
+    times = after // before if before and after % before == 0 else 1
+    copies = dict(there)
+    for name, x in there.items():
+        if name.startswith("core."):
+            _, layer, rest = name.split(".", 2)
+            copies |= {f"core.{int(layer) + k * before}.{rest}": x for k in range(1, times)}
+    return copies
 
 
 def _more_steps(there: dict[str, Tensor], wanted: dict[str, Tensor], before: int | None, after: int | None) -> dict[str, Tensor]:

@@ -48,12 +48,24 @@ def test_weights_are_loaded_and_changes_that_fit_are_laid_over_the_config(tmp_pa
         assert x.dtype == torch.bfloat16 and torch.equal(x, y.to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("changes", [{"core_layers": 2}, {"injection": {"kind": "concat"}}, {"hidden_size": 16}])
+@pytest.mark.parametrize("changes", [{"core_layers": 3}, {"injection": {"kind": "concat"}}, {"hidden_size": 16}])
 def test_changes_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, changes: dict) -> None:
-    lw.save(noisy("stars-addition-tiny"), tmp_path)
+    lw.save(noisy("stars-addition-tiny", core_layers=2), tmp_path)
     with pytest.raises(ValueError, match=r"model \(load\): changes .* do not fit the weights") as caught:
         FromWeights(str(tmp_path), changes=changes).build(0)
     assert "\n" not in str(caught.value)
+
+
+def test_a_looped_model_is_upcycled(tmp_path: Path) -> None:
+    """The list of layers twice over: one step of it is two of the source, where nothing stands between steps."""
+    model, ids = noisy("stars-addition-tiny", core_layers=2).eval(), torch.arange(12)[None]
+    lw.save(model, tmp_path)
+    grown = FromWeights(str(tmp_path), changes={"core_layers": 4}).build(0).eval()
+    assert len(grown.core) == 4
+    for depth in (1, 2, 3):
+        assert torch.equal(grown(ids, depth=depth).logits, model(ids, depth=2 * depth).logits)
+    grown.core[2].mlp.down_proj.weight.data.zero_()
+    assert not torch.equal(grown.core[0].mlp.down_proj.weight, grown.core[2].mlp.down_proj.weight), "copies are their own"
 
 
 @pytest.mark.parametrize("name", ["asura-tiny", "relaxed-tiny", "ouroboros-qwen2.5-3b-tiny"])
