@@ -76,7 +76,7 @@ def carry_out(row: Row, *, updates: int, healing: int, extra: tuple[str, ...]) -
         return train_once(chosen, given=Objects(model=model))
 
     def measured(model: Any, depth: int) -> dict[str, Any]:
-        report = lw.evaluate(model, data=dense.outcome.splits, depths=depth)["test"]
+        report: Any = lw.evaluate(model, data=dense.outcome.splits, depths=depth)["test"]
         return {"loss": report.loss[0], "exact": report.exact[0]}
 
     dense = trained(FromPreset(changes=SHAPE).build(row.seed), updates, 1)
