@@ -108,7 +108,7 @@ def test_pretraining() -> None:
     assert (config.depth, config.rope_parameters["rope_theta"]) == (8, 1e4)
 
 
-@same(OURO, "upcycling: a looped model's list of layers twice over, so that training goes on with 48 layers (4.3.1)")
+@differs(OURO, "upcycling to 48 layers")
 def test_upcycling(tmp_path: Path) -> None:
     model = lw.build("ouro-1.4b-tiny", core_layers=3)
     lw.save(model, tmp_path)
