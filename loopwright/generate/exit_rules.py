@@ -122,7 +122,7 @@ class Act(ExitRule):
 class Change(ExitRule):
     """The state moved by less than `threshold` of its length: ‖s′ − s‖ < threshold · ‖s′‖, one of Huginn's criteria."""
 
-    usual = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.01)
+    usual: tuple[float, ...] = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.01)
 
     def __init__(self, threshold: float = 0.03) -> None:
         self.threshold = _from_zero("change", "threshold", threshold)
@@ -138,7 +138,7 @@ class Divergence(ExitRule):
     """The read-out moved by less than `threshold` nats: KL(p_t ‖ p_{t−1}). The first step never leaves."""
 
     reads_out = True
-    usual = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
+    usual: tuple[float, ...] = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 
     def __init__(self, threshold: float = 0.01) -> None:
         self.threshold = _from_zero("divergence", "threshold", threshold)
@@ -157,7 +157,7 @@ class Entropy(ExitRule):
     """The read-out is sure: its entropy is below `threshold` nats."""
 
     reads_out = True
-    usual = (4.0, 3.0, 2.5, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.1, 0.03, 0.01)
+    usual: tuple[float, ...] = (4.0, 3.0, 2.5, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.1, 0.03, 0.01)
 
     def __init__(self, threshold: float = 0.5) -> None:
         self.threshold = _from_zero("entropy", "threshold", threshold)
@@ -175,7 +175,7 @@ class Stable(ExitRule):
     """The most likely token was the same after `count` steps in a row."""
 
     reads_out = True
-    usual = (2, 3, 4, 5)
+    usual: tuple[float, ...] = (2, 3, 4, 5)
 
     def __init__(self, count: int = 2) -> None:
         self.count = _from_one("stable", "count", count)
@@ -197,7 +197,7 @@ class Kl(ExitRule):
     `divergence`. Before the first step p is uniform, so that a token may leave after it."""
 
     reads_out = True
-    usual = Divergence.usual
+    usual: tuple[float, ...] = Divergence.usual
 
     def __init__(self, threshold: float = 0.001) -> None:
         self.threshold = _from_zero("kl", "threshold", threshold)

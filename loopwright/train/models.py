@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from loopwright.convert.load import empty_model, named_dtype, read_files
 from loopwright.model.config import LoopedConfig
@@ -41,7 +42,12 @@ class FromPreset:
 
 
 class FromWeights:
-    """A folder or hub id, as `lw.load` takes it; `changes` are laid over its config where the tensors still fit."""
+    """A folder or hub id, as `lw.load` takes it; `changes` are laid over its config where the tensors still fit.
+
+    A larger `max_steps` makes room for more steps: what holds one row per step gets rows like its last one, so that the model is
+    the same up to the steps it had, and goes on beyond them as `beyond_max_steps: repeat` does. `core_layers` that are a multiple
+    of those there take the list of layers so many times over: how Ouro 2.6B began (arXiv 2510.25741).
+    """
 
     def __init__(self, source: str, dtype: str = "float32", changes: dict | None = None) -> None:
         self.source = source
@@ -54,7 +60,9 @@ class FromWeights:
         if not self.changes:
             return model
         changed = LoopedForCausalLM(LoopedConfig(**merge(model.config.to_dict(), self.changes)))
-        wanted, there = changed.state_dict(), model.state_dict()
+        wanted = changed.state_dict()
+        there = _more_layers(model.state_dict(), model.config.core_layers, changed.config.core_layers)
+        there = _more_steps(there, wanted, model.config.max_steps, changed.config.max_steps)
         shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in (wanted, there)]
         odd = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
         if odd:
@@ -131,6 +139,32 @@ def _loaded(source: str, dtype: str) -> LoopedForCausalLM:
     if odd is not None:
         raise ValueError(f"model: {odd} of {source} is not finite, so it cannot be trained; give a checkpoint that is whole")
     return model
+
+
+def _more_layers(there: dict[str, Tensor], before: int, after: int) -> dict[str, Tensor]:
+    """Returns the tensors with the layers of the core several times over, where that gives so many."""
+    times = after // before if before and after % before == 0 else 1
+    copies = dict(there)
+    for name, x in there.items():
+        if name.startswith("core."):
+            _, layer, rest = name.split(".", 2)
+            copies |= {f"core.{int(layer) + k * before}.{rest}": x for k in range(1, times)}
+    return copies
+
+
+def _more_steps(there: dict[str, Tensor], wanted: dict[str, Tensor], before: int | None, after: int | None) -> dict[str, Tensor]:
+    """Returns the tensors with their tables of one row per step grown to those of more steps, the new rows like the last one."""
+    if before is None or after is None or after <= before:
+        return there
+    grown = dict(there)
+    for name, x in there.items():
+        sizes = zip(x.shape, wanted[name].shape, strict=True) if name in wanted and x.dim() == wanted[name].dim() else ()
+        odd = [(dim, pair) for dim, pair in enumerate(sizes) if pair[0] != pair[1]]
+        if len(odd) == 1 and odd[0][1] == (before, after):
+            dim = odd[0][0]
+            last = x.narrow(dim, before - 1, 1)
+            grown[name] = torch.cat([x, *[last] * (after - before)], dim)
+    return grown
 
 
 def _typed(model: LoopedForCausalLM, dtype: str) -> LoopedForCausalLM:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from loopwright.data.batch import Batch
 from loopwright.generate.exit_rules import build_exit
 from loopwright.model.config import LoopedConfig
 from loopwright.recipes import recipe
+from loopwright.train.models import FromWeights
 from loopwright.train.objectives.losses import ExitGateStage, ExpectedExit
 from loopwright.train.recipe import Recipe
 from loopwright.train.rollout import Plan, rollout
@@ -103,6 +106,19 @@ def test_pretraining() -> None:
     assert second.model["source"] == "runs/ouro-pretrain" and second.model["changes"] == {"depth": 4}
     config: LoopedConfig = lw.preset("ouro-1.4b", **first.model["changes"])
     assert (config.depth, config.rope_parameters["rope_theta"]) == (8, 1e4)
+
+
+@differs(OURO, "upcycling to 48 layers")
+def test_upcycling(tmp_path: Path) -> None:
+    model = lw.build("ouro-1.4b-tiny", core_layers=3)
+    lw.save(model, tmp_path)
+    grown = FromWeights(str(tmp_path), changes={"core_layers": 6}).build(0)
+    assert len(grown.core) == 6 and lw.preset("ouro-2.6b").core_layers == 2 * lw.preset("ouro-1.4b").core_layers == 48
+    for layer, block in enumerate(grown.core):
+        assert all(torch.equal(x, model.core[layer % 3].get_parameter(name)) for name, x in block.named_parameters())
+    others = {name: x for name, x in grown.named_parameters() if not name.startswith("core.")}
+    assert {"end_norm.weight", "halting.proj.weight"} <= set(others)
+    assert all(torch.equal(x, model.get_parameter(name)) for name, x in others.items())
 
 
 @same(OURO, "reasoning SFT: 2 passes, 32K tokens, 2e-5, Adam at .9 and .95, a cosine")

@@ -48,12 +48,50 @@ def test_weights_are_loaded_and_changes_that_fit_are_laid_over_the_config(tmp_pa
         assert x.dtype == torch.bfloat16 and torch.equal(x, y.to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("changes", [{"core_layers": 2}, {"injection": {"kind": "concat"}}, {"hidden_size": 16}])
+@pytest.mark.parametrize("changes", [{"core_layers": 3}, {"injection": {"kind": "concat"}}, {"hidden_size": 16}])
 def test_changes_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, changes: dict) -> None:
-    lw.save(noisy("stars-addition-tiny"), tmp_path)
+    lw.save(noisy("stars-addition-tiny", core_layers=2), tmp_path)
     with pytest.raises(ValueError, match=r"model \(load\): changes .* do not fit the weights") as caught:
         FromWeights(str(tmp_path), changes=changes).build(0)
     assert "\n" not in str(caught.value)
+
+
+def test_a_looped_model_is_upcycled(tmp_path: Path) -> None:
+    """The list of layers twice over: one step of it is two of the source, where nothing stands between steps."""
+    model, ids = noisy("stars-addition-tiny", core_layers=2).eval(), torch.arange(12)[None]
+    lw.save(model, tmp_path)
+    grown = FromWeights(str(tmp_path), changes={"core_layers": 4}).build(0).eval()
+    assert len(grown.core) == 4
+    for depth in (1, 2, 3):
+        assert torch.equal(grown(ids, depth=depth).logits, model(ids, depth=2 * depth).logits)
+    grown.core[2].mlp.down_proj.weight.data.zero_()
+    assert not torch.equal(grown.core[0].mlp.down_proj.weight, grown.core[2].mlp.down_proj.weight), "copies are their own"
+
+
+@pytest.mark.parametrize("name", ["asura-tiny", "relaxed-tiny", "ouroboros-qwen2.5-3b-tiny"])
+def test_more_steps_leave_the_steps_that_are_there_as_they_are(tmp_path: Path, name: str) -> None:
+    """Up to the old steps nothing changes, bit for bit; beyond them the last step's rows are repeated, and they train."""
+    model, ids = noisy(name).eval(), torch.arange(12)[None]
+    steps = model.config.max_steps
+    lw.save(model, tmp_path)
+    grown = (
+        FromWeights(str(tmp_path), changes={"max_steps": steps + 2, "depth": steps + 2, "beyond_max_steps": "refuse"})
+        .build(0)
+        .eval()
+    )
+    for depth in range(1, steps + 1):
+        assert torch.equal(grown(ids, depth=depth).logits, model(ids, depth=depth).logits)
+    model.config.beyond_max_steps = "repeat"
+    for depth in (steps + 1, steps + 2):
+        torch.testing.assert_close(grown(ids, depth=depth).logits, model(ids, depth=depth).logits, rtol=1e-5, atol=1e-5)
+    lw.save(grown, tmp_path / "grown")
+    again = lw.load(tmp_path / "grown")
+    assert again.config.max_steps == steps + 2 and torch.equal(again(ids).logits, grown(ids).logits)
+    grown(ids).logits.square().sum().backward()
+    tables = [x for x in grown.parameters() if x.grad is not None and x.shape[:1] == (steps + 2,) and x.grad[-1].abs().sum() > 0]
+    assert tables
+    with pytest.raises(ValueError, match="do not fit the weights"):
+        FromWeights(str(tmp_path), changes={"max_steps": steps - 1, "depth": 1}).build(0)
 
 
 def test_weights_that_are_not_finite_are_not_trained(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ generation at one depth has one group of them. A slot is [B, capacity, width]; a
 different steps can gather theirs. Beside keys and values the cache holds running sums (the controller's pooling) and, for rows
 that are padded, packed or unequally long, a ledger of which key is real, where its document began and at which position it stands.
 
-Policies: `every` keeps one slot per step and reading (cached = uncached is owed by it alone); `last` one slot for all; `share(n)`
-slot = step or reading mod n.
+Policies: `every` keeps one slot per step and reading (cached = uncached is owed by it alone); `last` one slot for all, Ouro's
+last-step reuse; `share(n)` slot = step or reading mod n, Huginn's `compress-sN` counted in steps. Under the last two a prompt that
+comes in several passes is another than in one, and a pass of several tokens on held ones warns of it.
 
 A cache is for inference: gradients reach the tokens of the pass itself and stop at those held from earlier passes.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -120,6 +122,12 @@ class LoopCache(Cache):
     def reserve(self, span: Span, depth: int, like: Tensor) -> None:
         """Begins a pass: makes room for the tokens of `span` at `depth` steps; `like` gives device and dtype."""
         self.fit_rows(span.rows)
+        if self.share is not None and self.share < depth and self.length and span.length > 1:
+            warnings.warn(
+                f"cache: {span.length} tokens after {self.length} under policy {self.policy!r} are not what one pass gives; "
+                "run the whole prompt in one pass, or take policy 'every'",
+                stacklevel=2,
+            )
         capacity = self.capacity
         if span.extent > capacity:
             if self.fixed:

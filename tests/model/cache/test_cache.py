@@ -1,5 +1,8 @@
 """LoopCache: slots by (step, layer), policies, growth, crop, reorder, rows admitted and freed."""
 
+import re
+import warnings
+
 import pytest
 import torch
 
@@ -218,3 +221,31 @@ def test_a_padded_cache_is_cropped_with_its_ledger():
     assert not cache._ledger.valid[:, 6:].any()
     assert not any(cache.filled.missing.values())
     assert gap(model(ids[:, 6:], past_key_values=cache).logits, full[:, 6:]) < 1e-5
+
+
+@pytest.mark.parametrize("policy", ["last", "share(2)"])
+@torch.no_grad()
+def test_a_second_prompt_chunk_under_shared_keys_is_warned_of(policy):
+    """In `forward`, in a chunked prefill and in a second turn alike: the logits move, and one line says so."""
+    model = noisy("ouro-1.4b-tiny").eval()
+    ids = ids_of(model, 1, 8)
+    whole, cache = LoopCache(model.config, policy=policy), LoopCache(model.config, policy=policy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # one pass, then token by token: what the policy is for
+        told = model(ids, past_key_values=whole).logits[:, -1]
+        model(ids[:, :1], past_key_values=whole)
+        model(ids[:, :5], past_key_values=cache)
+        every = LoopCache(model.config)
+        for part in ids.split(5, 1):
+            model(part, past_key_values=every)
+        shallow = LoopCache(model.config, policy=policy)
+        for part in ids.split(5, 1):
+            model(part, past_key_values=shallow, depth=1)  # nothing is shared
+    with pytest.warns(UserWarning, match=rf"^cache: 3 tokens after 5 under policy '{re.escape(policy)}' are not what one pass"):
+        found = model(ids[:, 5:], past_key_values=cache).logits[:, -1]
+    assert gap(found, told) > 1e-3
+    with pytest.warns(UserWarning, match="2 tokens after 8"):  # a draft that is verified, or the next turn
+        model(ids[:, :2], past_key_values=cache)
+    mine = LoopCache(model.config, policy=policy)
+    with pytest.warns(UserWarning, match="after 4 under policy"):
+        model.generate(ids, past_key_values=mine, max_new_tokens=1, prefill_chunk_size=4, do_sample=False, pad_token_id=0)
