@@ -126,6 +126,21 @@ Exits = Annotated[
         help="Early exit by this rule: loss by mean steps, without running it; repeatable; or all.",
     ),
 ]
+Measured = Annotated[
+    str | None, typer.Option(help="1:64, 1,2,4 or 1:1000:log. Default: to 16 times the trained median; texts, tasks: its own.")
+]
+Texts = Annotated[
+    list[str] | None, typer.Option(metavar="[NAME=]FILE", help="Held-out loss of this text (.jsonl, .txt, .gz); repeatable.")
+]
+Context = Annotated[
+    int | None, typer.Option(callback=whole, help="With --text: tokens in a passage. Default: 512, or what the model has.")
+]
+Rows = Annotated[
+    int | None, typer.Option(callback=whole, help="The first N rows or questions; with --text: N passages, drawn at random.")
+]
+AnswerTokens = Annotated[
+    int | None, typer.Option(callback=whole, help="With --tasks: the longest answer written. Default: the task's.")
+]
 Constrain = Annotated[
     str | None, typer.Option(metavar="KIND:FORM", help="The answer's form: regex:PATTERN, choice:A,B or json:FILE with a schema.")
 ]

@@ -7,12 +7,17 @@ from typing import Annotated, Any
 import typer
 
 from loopwright.cli.options import (
+    AnswerTokens,
+    Context,
     Device,
     Dtype,
     Exits,
     Import,
     Json,
+    Measured,
+    Rows,
     StateSeed,
+    Texts,
     Words,
     recipe_names,
     seed_of,
@@ -77,29 +82,21 @@ def train(
 
 def evaluate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder; or a model's folder, with --text, --tasks or --data.")],
-    depths: Annotated[
-        str | None, typer.Option(help="1:64, 1,2,4 or 1:1000:log. Default: to 16 times the trained median; texts, tasks: its own.")
-    ] = None,
+    depths: Measured = None,
     split: Annotated[list[str] | None, typer.Option(help="A test split, or valid; repeatable. Default: all tests.")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="With a run: last, best, or an update's number. Default: last.")] = None,
     data: Annotated[
         str | None, typer.Option(help="A recipe whose data to measure on. Default: the run's own.", autocompletion=recipe_names)
     ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option(metavar="[NAME=]FILE", help="Held-out loss of this text (.jsonl, .txt, .gz); repeatable.")
-    ] = None,
-    context: Annotated[
-        int | None, typer.Option(callback=whole, help="With --text: tokens in a passage. Default: 512, or what the model has.")
-    ] = None,
+    text: Texts = None,
+    context: Context = None,
     tokenizer: Words = None,
     field: Annotated[str | None, typer.Option(help="With --text: the field of a JSON line with the text. Default: text.")] = None,
     teacher_forced: Annotated[
         bool, typer.Option("--teacher-forced", help="With --text: also score a model that sees the future, and mark it.")
     ] = False,
     honest: Annotated[int, typer.Option(callback=whole, help="With --text: also score N tokens from their prefixes alone.")] = 0,
-    rows: Annotated[
-        int | None, typer.Option(callback=whole, help="The first N rows or questions; with --text: N passages, drawn at random.")
-    ] = None,
+    rows: Rows = None,
     batch: Annotated[int | None, typer.Option(callback=whole, help="Rows in a pass. Default: 500; with --text: what fits.")] = None,
     decode: Annotated[bool, typer.Option(help="Also decode greedily at three depths, and compare.")] = True,
     exit: Exits = None,
@@ -109,9 +106,7 @@ def evaluate(
     shots: Annotated[int | None, typer.Option(callback=whole, help="Examples before a question. Default: the task's.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="With --tasks: put questions in the tokenizer's chat template.")] = False,
     system: Annotated[str | None, typer.Option(help="With --chat: a system message, a text or a .txt file.")] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(callback=whole, help="With --tasks: the longest answer written. Default: the task's.")
-    ] = None,
+    max_new_tokens: AnswerTokens = None,
     state_seeds: Annotated[
         int | None, typer.Option(callback=whole, help="Of a state that is noise: measure from N starts, and how far they spread.")
     ] = None,
@@ -151,6 +146,7 @@ def evaluate(
     from loopwright.commands.console import show
     from loopwright.commands.evaluation.forms import evaluate_as
 
+    asking = {"chat": chat, "system": system, "max_new_tokens": max_new_tokens}
     shared: dict[str, Any] = {
         "depths": depths, "checkpoint": checkpoint, "rows": rows, "batch": batch, "device": device, "dtype": dtype, "out": out,
         "overwrite": overwrite,
@@ -160,10 +156,7 @@ def evaluate(
         splits={"splits": split or [], "data": data, "decode": decode},
         text={"texts": text or [], "context": context, "field": field, "teacher_forced": teacher_forced, "honest": honest},
         exits={"exits": exit or [], "timed": time},
-        tasks={
-            "tasks": tasks, "task_data": task_data, "shots": shots, "chat": chat, "system": system,
-            "max_new_tokens": max_new_tokens,
-        },
+        tasks={"tasks": tasks, "task_data": task_data, "shots": shots, **asking},
         tokenizer=tokenizer, state_seeds=state_seeds,
     ), as_json)  # fmt: skip
 

@@ -266,7 +266,6 @@ def _harness(
 ) -> Any:
     """Returns lm-eval's model of ours. It answers at the depth of its `place`; a request runs once, for all depths."""
     from lm_eval.models.huggingface import HFLM
-    from lm_eval.models.utils import postprocess_generated_text
 
     class AtDepths(HFLM):
         """`hf` with the passes replaced."""
@@ -325,26 +324,36 @@ def _harness(
 
         def generated(self, requests: list[Any]) -> list[list[str]]:
             """Returns the answers of requests by depth, all in one engine."""
-            wishes, stops, self.shortened = map(list, zip(*(_wish(self, *request.args) for request in requests), strict=True))
-            room = max(len(wish["prompt"]) + wish["max_new_tokens"] for wish in wishes)
-            rows = min(batch or ROWS, len(wishes) * len(depths))
-            looped = model.config.is_looped
-            with Engine(model, tokenizer, max_rows=rows, max_tokens=rows * room, depth=depths[-1] if looped else None) as engine:
-                handles = [
-                    [engine.submit(**wish, seed=seed, depth=depth if looped else None) for seed, wish in enumerate(wishes)]
-                    for depth in depths
-                ]
-                texts = []
-                for done, row in enumerate(handles):
-                    texts.append([
-                        postprocess_generated_text(self.tok_decode(handle.result().tokens), stop, None)
-                        for handle, stop in zip(row, stops, strict=True)
-                    ])  # fmt: skip
-                    if progress is not None:
-                        progress(done + 1, len(depths))
-            return [list(answers) for answers in zip(*texts, strict=True)]
+            return _answers(self, requests, model, tokenizer, depths, batch, progress)
 
     return AtDepths()
+
+
+def _answers(
+    harness: Any, requests: Sequence[Any], model: LoopedForCausalLM, tokenizer: Any, depths: Sequence[int], batch: int | None,
+    progress: Progress | None,
+) -> list[list[str]]:  # fmt: skip
+    """Returns the answers of requests by depth, all in one engine; notes which prompts were cut."""
+    from lm_eval.models.utils import postprocess_generated_text
+
+    wishes, stops, harness.shortened = map(list, zip(*(_wish(harness, *request.args) for request in requests), strict=True))
+    room = max(len(wish["prompt"]) + wish["max_new_tokens"] for wish in wishes)
+    rows = min(batch or ROWS, len(wishes) * len(depths))
+    looped = model.config.is_looped
+    with Engine(model, tokenizer, max_rows=rows, max_tokens=rows * room, depth=depths[-1] if looped else None) as engine:
+        handles = [
+            [engine.submit(**wish, seed=seed, depth=depth if looped else None) for seed, wish in enumerate(wishes)]
+            for depth in depths
+        ]
+        texts = []
+        for done, row in enumerate(handles):
+            texts.append([
+                postprocess_generated_text(harness.tok_decode(handle.result().tokens), stop, None)
+                for handle, stop in zip(row, stops, strict=True)
+            ])  # fmt: skip
+            if progress is not None:
+                progress(done + 1, len(depths))
+    return [list(answers) for answers in zip(*texts, strict=True)]
 
 
 def _wish(harness: Any, context: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], bool]:

@@ -122,6 +122,7 @@ def test_a_chat_has_files_of_its_own_that_say_how_it_was_asked(
     assert (tmp_path / "out" / "eval" / "task-quiz-chat.json").is_file()
     with pytest.raises(ValueError, match="its asking is in the chat …, now in the chat template"):
         module.evaluate_tasks(model, "quiz", **given)
+    capsys.readouterr()
     with pytest.raises(SystemExit) as end:
         main(["evaluate", model, "--tasks", "quiz", "--depths", "1", "--out", out, "--chat", "--json", "--overwrite"])
     said = capsys.readouterr()
