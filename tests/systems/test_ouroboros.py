@@ -21,6 +21,7 @@ from loopwright.model.cost.cost import skeleton
 from loopwright.model.forward.context import Place
 from loopwright.model.parts.adapter.effects import Adaptation
 from loopwright.model.parts.part import StepIndex
+from loopwright.model.tap import Recorder
 from loopwright.recipes import recipe
 from loopwright.retrofit.layout import find_layout
 from loopwright.retrofit.systems import SYSTEMS, make_plan
@@ -252,7 +253,7 @@ def test_schedule() -> None:
             assert factor(update, chosen.updates) == pytest.approx((1 + math.cos(math.pi * share)) / 2, abs=1e-12)
 
 
-@same(SYSTEM, "batch: 2 rows of 2,048 tokens of FineWeb-edu, 16 of them an update; documents of a row see each other")
+@same(SYSTEM, "batch: 2 rows of 2,048 tokens of FineWeb-edu, 16 of them an update, documents of a row see each other")
 def test_batch() -> None:
     for name in RECIPES:
         chosen = recipe(name, [])
@@ -415,3 +416,20 @@ def test_three_phases_of_our_own() -> None:
     assert "adapters.*" in first.optim["train"] and first.objective == second.objective == {"kind": "final"}
     assert third.objective["kind"] == "ponder" and first.model["changes"]["halting"]["kind"] == "act"
     assert second.model["source"] == f"runs/{names[0]}" and third.model["source"] == f"runs/{names[1]}"
+
+
+@same(SYSTEM, "how far the gate is open (3.4), and the diagonals of every step, seen by a tap")
+def test_the_gate_and_the_diagonals_are_seen() -> None:
+    model, seen = made("ouroboros", adapters=SMALL), Recorder(("gate", "diagonal", "state"))
+    with torch.no_grad():
+        model(IDS[:1], depth=3, tap=seen)
+        start, _ = model.embed(IDS[:1])
+    states = [start, *(seen.seen["state", "core", t, 1] for t in range(3))]
+    for t in range(3):
+        g, (old, new) = seen.seen["gate", "core", t, 1], states[t : t + 2]
+        normed = old + (new - old) / g  # eq. 4 solved for what came in
+        again = torch.sigmoid(torch.cat([normed, old], -1) @ model.gate.weight.T + model.gate.bias)
+        assert gap(again, g) < 1e-9 and seen.seen["diagonal", "core", t, 0].shape == (1, IDS.shape[1], 7, 4)
+    fresh, opened = lw.retrofit(source("qwen2"), "ouroboros", adapters=SMALL), Recorder(("gate",))
+    fresh(IDS, depth=2, tap=opened)
+    assert all(gap(g, torch.full_like(g, 0.11920292)) < 1e-6 for g in opened.seen.values())
