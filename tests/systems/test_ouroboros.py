@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from contextlib import nullcontext
 from copy import deepcopy
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import loopwright as lw
@@ -32,7 +34,7 @@ from loopwright.train.optim.optimisers import OPTIMISERS
 from loopwright.train.optim.schedule import SCHEDULES
 from loopwright.train.optim.trainable import choose, drawn_plans
 from loopwright.train.rollout import Plan, rollout
-from tests.cases import gap, noisy
+from tests.cases import gap, golden_folders, noisy
 from tests.convert.dense import IDS, source
 from tests.systems.items import differs, same
 
@@ -433,3 +435,21 @@ def test_the_gate_and_the_diagonals_are_seen() -> None:
     fresh, opened = lw.retrofit(source("qwen2"), "ouroboros", adapters=SMALL), Recorder(("gate",))
     fresh(IDS, depth=2, tap=opened)
     assert all(gap(g, torch.full_like(g, 0.11920292)) < 1e-6 for g in opened.seen.values())
+
+
+@same(SYSTEM, "checkpoints of its public trainer: read on their base they give the code's logits")
+def test_checkpoints_of_its_trainer(tmp_path: Path) -> None:
+    folder = golden_folders("ouroboros-v2-step")[0]
+    said, golden = json.loads((folder / "config.json").read_text()), load_file(folder / "golden.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(said["base"]))
+    save_file(load_file(folder / "model.safetensors"), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    saved: dict[str, Any] = {"controller": {}, "gate": {}, "step_norm": {}, "step": 1}
+    for key, value in load_file(folder / "sgrc.safetensors").items():
+        saved[key.split(".")[0]][key.split(".", 1)[1]] = value
+    torch.save(saved, tmp_path / "parts.pt")
+    sizes = {"rank": said["ouroboros"]["lora_rank"], "style": said["ouroboros"]["controller_style_dim"], **PRINTED}
+    with pytest.warns(UserWarning, match="leaks"):
+        base = lw.retrofit(tmp_path, "ouroboros", prelude=1, core=3, coda=1, max_steps=5, depth=3, adapters=sizes)
+    with torch.no_grad():
+        found = lw.load_adapters(base, tmp_path / "parts.pt")(golden["input_ids"], depth=3).logits
+    assert gap(found, golden["logits_depth_3"]) < 1e-4
