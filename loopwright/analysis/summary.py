@@ -32,11 +32,11 @@ SHOWN_ANSWERS = 8  # prompts whose answers at every step are kept to be read
 # kept by place (step and layer), a mean over heads where there are any
 BY_PLACE = (
     "colsum", "mixing", "norm", "largest", "entropy", "step_norm", "step_cosine", "step_attention", "step_bound", "fixed_norm",
-    "fixed_cosine", "far_norm", "far_cosine", "fixed_attention", "far_attention", "lens_entropy", "lens_change",
+    "fixed_cosine", "far_norm", "far_cosine", "fixed_attention", "far_attention", "lens_entropy", "lens_change", "diagonal",
 )  # fmt: skip
 STAGES = ("colsum", "mixing", "sink_rate", "entropy")  # what the stages of inference are read from
 BY_STEP = (
-    "state_norm", "state_step_norm", "state_step_cosine", "state_fixed_norm", "answer_entropy", "answer_change",
+    "state_norm", "state_step_norm", "state_step_cosine", "state_fixed_norm", "state_gate", "answer_entropy", "answer_change",
 )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def summarise(traces: Iterable[Trace], *, answer_depth: int | None = None, limit
         "tokens": tokens,
         # traces from before a number was gathered lie without it: no mean is given that is not over all
         "by_place": {name: moments.plain() for name, moments in by_place.items() if moments.count == examples},
-        "by_step": {name: moments.plain() for name, moments in by_step.items()},
+        "by_step": {name: moments.plain() for name, moments in by_step.items() if moments.count == examples},
         **settle.plain(),
         **answers.plain(),
     }

@@ -10,7 +10,7 @@ from torch import Tensor
 from loopwright.check.probes import DEPTH_NAMES, STATE_NAMES, WIDTH_NAMES, Probe
 from loopwright.check.verdict import NotOfferedError, Tally, Verdict
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.tap import POINTS, Recorder
+from loopwright.model.tap import OF_PARTS, POINTS, Recorder
 
 
 def initial_state(probe: Probe) -> Verdict:
@@ -128,7 +128,7 @@ def tap(probe: Probe) -> Verdict:
         raise NotOfferedError("forward has no tap")
     tally, ids, recorder = probe.tally(), probe.ids(2), Recorder()
     tally.same("tap on and off", probe.logits(ids, options={"tap": recorder}), probe.logits(ids))
-    owed = set(POINTS) if probe.depth is not None else set(POINTS) - {"state"}
+    owed = set(POINTS) - set(OF_PARTS) - (set() if probe.depth is not None else {"state"})
     unseen = sorted(owed - {name for name, *_ in recorder.seen})
     tally.hold(f"the tap never saw {', '.join(unseen)}", not unseen)
     return tally.verdict()

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from loopwright.analysis.trace.edit import at, check_edit, noise, patch, swap, zero
-from loopwright.analysis.trace.places import Places
 from loopwright.explore.passes import Unrolled, unrolled
 from loopwright.model.forward.context import STACKS
 from loopwright.model.looped import LoopedForCausalLM
@@ -64,7 +63,7 @@ def build_edit(
     """Returns the tap of a checked edit for a prompt whose unedited states are `plain`; raises where it would change nothing."""
     depth = len(plain.states)
     tap = MAKERS[spec["kind"]](spec, model, ids, plain, encode)
-    check_edit(tap, Places.of(model.config, depth))
+    check_edit(tap, model.config, depth)
     return tap
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from loopwright.analysis.trace.edit import chain
 from loopwright.explore.numbers import rounded
 from loopwright.generate.exit_rules import ExitRule, Memory
 from loopwright.metrics.limits import LIMITS, SHORTEST, classify_limit
@@ -18,7 +19,7 @@ from loopwright.metrics.trajectory import pca_path
 from loopwright.model.cost.room import check_room
 from loopwright.model.forward.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.tap import Tap
+from loopwright.model.tap import OF_PARTS, Tap
 
 TABLES = 6  # float32 tables of tokens × vocabulary that are held at once while a step is read
 
@@ -30,6 +31,25 @@ class Unrolled:
     start: Tensor
     states: tuple[Tensor, ...]
     p: Pass
+    parts: dict[str, list[Tensor]] = field(default_factory=dict)
+
+
+class PartSizes:
+    """A tap that keeps, by step, how far the gate is open at each token and how large the diagonals of the core are there."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, dict[int, list[Tensor]]] = {}
+
+    def __call__(self, name: str, value: Tensor, *, stack: str, step: int | Tensor, layer: int) -> Tensor:
+        if name in OF_PARTS and stack == "core" and isinstance(step, int):
+            size = value[0].float()
+            size = size.mean(-1) if name == "gate" else size.square().mean((-1, -2)).sqrt()
+            self.seen.setdefault(name, {}).setdefault(step, []).append(size)
+        return value
+
+    def by_step(self) -> dict[str, list[Tensor]]:
+        """Returns the numbers of every token, step by step, those of several layers as their mean."""
+        return {name: [torch.stack(layers).mean(0) for layers in steps.values()] for name, steps in self.seen.items()}
 
 
 @torch.no_grad()
@@ -38,9 +58,11 @@ def unrolled(model: LoopedForCausalLM, ids: Sequence[int], depth: int, *, edit: 
     config = model.config
     wanted = 4 * len(ids) * (depth * config.hidden_size + TABLES * config.vocab_size)
     check_room(f"prompt: {len(ids):,} tokens at {depth:,} steps", wanted, model.device, "take a shorter prompt or a lower depth")
-    e, p = model.embed(torch.tensor([list(ids)], device=model.device), tap=edit)
+    sizes = PartSizes()
+    e, p = model.embed(torch.tensor([list(ids)], device=model.device), tap=sizes if edit is None else chain(edit, sizes))
     start = model.start_state(e, p)
-    return Unrolled(start, tuple(model.unroll(e, depth, p, state=start)), p)
+    states = tuple(model.unroll(e, depth, p, state=start))
+    return Unrolled(start, states, replace(p, tap=edit), sizes.by_step())
 
 
 @torch.no_grad()
@@ -94,9 +116,11 @@ def exit_probabilities(model: LoopedForCausalLM, through: Unrolled) -> Any:
 
 
 def movement(through: Unrolled) -> dict[str, Any]:
-    """Returns how far each step moved the state, ‖s_t − s_{t−1}‖, and how long the state is, by step and token."""
+    """Returns how far each step moved the state, ‖s_t − s_{t−1}‖, and how long the state is, by step and token; and how far the
+    gate is open and how large the diagonals are, None where the model has none."""
     every = torch.cat([through.start, *through.states]).float()
-    return {"change": rounded((every[1:] - every[:-1]).norm(dim=-1)), "size": rounded(every[1:].norm(dim=-1))}
+    parts = {name: rounded(torch.stack(through.parts[name])) if name in through.parts else None for name in OF_PARTS}
+    return {"change": rounded((every[1:] - every[:-1]).norm(dim=-1)), "size": rounded(every[1:].norm(dim=-1)), **parts}
 
 
 def paths(through: Unrolled) -> dict[str, Any] | None:

@@ -194,7 +194,9 @@ class Backbone(PreTrainedModel):
             x = self.end_norm(x)
         elif self.config.end_norm == "per-step":
             x = self.end_norm(x, index)
-        s = p.see("state", self.gate(s, x, index), Place("core", index, len(self.core)))
+        place = Place("core", index, len(self.core))
+        s = self.gate(s, x, index) if p.tap is None else self.gate.watched(s, x, index, lambda g: p.see("gate", g, place))
+        s = p.see("state", s, place)
         p.keep_state(s, Place("core", index, len(self.core) - 1))  # what the last layer leaves is what the step leaves
         return s
 

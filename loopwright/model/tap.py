@@ -10,7 +10,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
 
-POINTS = ("embed", "query", "key", "attention", "mlp", "residual", "state", "logits")
+POINTS = ("embed", "query", "key", "attention", "mlp", "residual", "diagonal", "gate", "state", "logits")
+OF_PARTS = ("diagonal", "gate")  # of these, what a model shows only where one of its parts has it
 
 
 class Tap(Protocol):

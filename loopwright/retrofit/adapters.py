@@ -9,6 +9,7 @@ import torch
 from loopwright.convert.parts import check_config, digest, divided, find_references, write_parts
 from loopwright.convert.save import model_folder
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.retrofit.published import load_published
 from loopwright.source import Source, load
 
 
@@ -35,10 +36,14 @@ def save_adapters(model: LoopedForCausalLM, folder: str | Path, base: LoopedForC
 
 
 def load_adapters(base: LoopedForCausalLM | str | Path, folder: str | Path, dtype: torch.dtype | None = None) -> LoopedForCausalLM:
-    """Returns the base with the saved parts on it; the tensors of a base given as a model are shared, not copied.
+    """Returns the base with the saved parts on it; the tensors of a base given as a model are shared, not copied. In the place of
+    a folder it takes a .pt or .safetensors file of Ouroboros' public code (published.py; a base given as a model is copied).
 
     A base other than the one the parts were saved from is an error; so is the same base in another dtype, if that changed its
     values. A `dtype` casts the whole model after that check; default: the parts take the base's. If a run averages its weights, its
     averaged parts are read, as by `lw.load`.
     """
+    if Path(folder).is_file():
+        found = load_published(base if isinstance(base, LoopedForCausalLM) else load(base), Path(folder))
+        return found if dtype is None else found.to(dtype=dtype)  # type: ignore[call-arg]  # how transformers wraps `to`
     return Source(folder).parts_on(base if isinstance(base, LoopedForCausalLM) else load(base), dtype)

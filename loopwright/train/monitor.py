@@ -13,6 +13,7 @@ from loopwright.metrics.residual import contraction, relative_step
 from loopwright.metrics.spectrum import frobenius_reading, spectral_radius
 from loopwright.model.forward.context import Pass
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.tap import OF_PARTS
 
 
 def measure(
@@ -45,6 +46,27 @@ def measure(
         if depth > 1:
             numbers["contraction"] = contraction(states, valid).log().mean().exp()
     return dict(zip(numbers, torch.stack([x.double() for x in numbers.values()]).tolist(), strict=True))
+
+
+def parts_by_step(model: LoopedForCausalLM, batch: Batch, depth: int) -> dict[str, dict[int, float]]:
+    """Returns, by step from 1, how far the gate is open (`gate`, mean over tokens and channels) and how large the diagonals of the
+    core's adapters are (`diagonal`, root mean square); nothing of what the model does not have. Changes nothing."""
+    sums: dict[str, dict[int, list[Tensor]]] = {}
+    if not (model.config.is_looped and (model.gate.opens or any(adapter.diagonal for adapter in model.adapters))):
+        return {}
+
+    def note(name: str, value: Tensor, *, stack: str, step: int | Tensor, layer: int) -> Tensor:
+        if name in OF_PARTS and stack == "core" and isinstance(step, int):
+            real = value.float() if not batch.padded else value.float()[batch.valid]
+            size = real.mean() if name == "gate" else real.square().mean().sqrt()
+            sums.setdefault(name, {}).setdefault(step + 1, []).append(size)
+        return value
+
+    with evaluating(model), torch.no_grad():
+        e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids, tap=note)
+        for _ in model.unroll(e, depth, p):
+            pass
+    return {name: {step: float(torch.stack(each).mean()) for step, each in found.items()} for name, found in sorted(sums.items())}
 
 
 def last_states(model: LoopedForCausalLM, batch: Batch, depth: int) -> tuple[Tensor, Pass, list[Tensor]]:

@@ -11,7 +11,7 @@ import torch
 from loopwright.data.batch import Batch
 from loopwright.generate.readings import readings
 from loopwright.metrics.residual import contraction
-from loopwright.train.monitor import last_states, measure
+from loopwright.train.monitor import last_states, measure, parts_by_step
 from loopwright.train.reporting.progress import ProgressReporter, truncation_in_words
 from loopwright.train.rollout import Plan, Rollout, rollout
 
@@ -54,6 +54,8 @@ def validate_when_due(job: Job, recipe: Recipe, progress: Progress) -> tuple[dic
     with job.evaluating():
         if due:
             seen["valid"] = validate(job, wanted.rows)
+        if due and (parts := parts_by_step(job.model, first_rows(job, ROWS_OF_A_CHECK), job.median)):
+            seen["parts"] = parts
         if due and truncates(job):
             seen["truncation"] = truncation(job)
         if radius_due:

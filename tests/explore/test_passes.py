@@ -10,6 +10,8 @@ from loopwright.explore.passes import exit_probabilities, movement, paths, read_
 from loopwright.generate.exit_rules import build_exit, parse_exit
 from loopwright.metrics.limits import LIMITS, classify_limit
 from loopwright.metrics.prediction import prediction_divergence, prediction_entropy
+from loopwright.model.tap import Recorder
+from tests.cases import noisy
 from tests.engine.mix import make
 
 IDS = [2, 4, 8, 3, 11]
@@ -87,3 +89,16 @@ def test_states_that_overflow_have_no_path(model: lw.LoopedForCausalLM) -> None:
     through = unrolled(model, IDS, 2)
     through.states[1][0, 0, 0] = torch.inf
     assert paths(through) is None
+
+
+def test_gate_and_diagonals_are_those_of_a_pass_and_none_of_other_models() -> None:
+    model, ids, seen = noisy("ouroboros-qwen2.5-3b-tiny", std=0.3).eval(), [3, 1, 4, 1], Recorder(("gate", "diagonal"))
+    with torch.no_grad():
+        model(torch.tensor([ids]), depth=3, tap=seen)
+    found = movement(unrolled(model, ids, 3))
+    for t in range(3):
+        assert found["gate"][t] == pytest.approx(seen.seen["gate", "core", t, 1][0].mean(-1).tolist(), abs=1e-4)
+        size = seen.seen["diagonal", "core", t, 0][0].square().mean((-1, -2)).sqrt()
+        assert found["diagonal"][t] == pytest.approx(size.tolist(), abs=1e-4)
+    other = movement(unrolled(noisy("huginn-tiny").eval(), ids, 2))
+    assert other["gate"] is None and other["diagonal"] is None

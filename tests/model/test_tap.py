@@ -6,7 +6,7 @@ import torch
 import loopwright as lw
 from loopwright.model.forward.context import Pass, Place
 from loopwright.model.parts.part import FIRST
-from loopwright.model.tap import POINTS, Recorder
+from loopwright.model.tap import OF_PARTS, POINTS, Recorder
 from tests.cases import gap, noisy
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -35,7 +35,7 @@ def test_every_point_once_and_nothing_else():
     model(IDS, depth=3, tap=count)
     assert len(seen) == len(set(seen))
     assert set(seen) == expected_keys(model, 3)
-    assert {name for name, *_ in seen} == set(POINTS)
+    assert {name for name, *_ in seen} == set(POINTS) - set(OF_PARTS)
 
 
 @torch.no_grad()
@@ -96,3 +96,43 @@ def test_recorder_refusals():
 def test_a_pass_without_a_tap_returns_the_tensor_itself():
     value = torch.zeros(1)
     assert Pass(None, None, None, True).see("state", value, Place("core", FIRST, 0)) is value
+
+
+@pytest.mark.parametrize("gate", ["learned", "grown"])
+@pytest.mark.parametrize("kind", ["controller", "diagonal"])
+@torch.no_grad()
+def test_gate_and_diagonals_are_seen_and_can_be_replaced(gate, kind):
+    """At every step the state is what the gate seen makes of old and new, and reading changes nothing; a gate of 0 keeps the state,
+    one of 1 takes the new one; without diagonals the adapter is as if it were not there."""
+    spec = {"kind": kind, "rank": 4} | ({"style": 8} if kind == "controller" else {})
+    model = noisy("ouroboros-qwen2.5-3b-tiny", std=0.3, gate={"kind": gate}, adapters=[spec], core_layers=2)
+    seen = Recorder()
+    taped, plain = model(IDS, depth=3, tap=seen), model(IDS, depth=3, output_steps=True)
+    assert torch.equal(taped.logits, plain.logits)
+    assert {key[1:] for key in seen.seen if key[0] == "gate"} == {("core", t, 2) for t in range(3)}
+    assert {key[1:] for key in seen.seen if key[0] == "diagonal"} == {("core", t, layer) for t in range(3) for layer in range(2)}
+    assert seen.seen["gate", "core", 1, 2].shape == (1, 8, 32) and seen.seen["diagonal", "core", 1, 0].shape == (1, 8, 7, 4)
+
+    def put(point, value):
+        return lambda name, x, **_: torch.full_like(x, value) if name == point else x
+
+    kept, taken = Recorder(("state", "gate")), Recorder(("state",))
+    model(IDS, depth=2, tap=lambda n, x, **at: kept(n, put("gate", 0.0)(n, x), **at))
+    assert torch.equal(kept.seen["state", "core", 0, 2], kept.seen["state", "core", 1, 2])
+    model(IDS, depth=1, tap=lambda n, x, **at: taken(n, put("gate", 1.0)(n, x), **at))
+    ungated = Recorder(("state",))
+    bare = lw.LoopedForCausalLM(lw.LoopedConfig(**{**model.config.to_dict(), "gate": {"kind": "none"}})).eval()
+    bare.load_state_dict({n: x for n, x in model.state_dict().items() if not n.startswith("gate")})
+    bare(IDS, depth=1, tap=ungated)
+    assert gap(taken.seen["state", "core", 0, 2], ungated.seen["state", "core", 0, 2]) < 1e-6
+    without = lw.LoopedForCausalLM(lw.LoopedConfig(**{**model.config.to_dict(), "adapters": []})).eval()
+    without.load_state_dict({n: x for n, x in model.state_dict().items() if not n.startswith("adapters")})
+    assert gap(model(IDS, depth=2, tap=put("diagonal", 0.0)).logits, without(IDS, depth=2).logits) < 1e-5
+
+
+def test_an_edit_of_a_part_that_is_not_there_is_refused():
+    from loopwright.analysis.trace.edit import at, zero
+
+    for point in ("gate", "diagonal"):
+        with pytest.raises(ValueError, match=f"edit: {point} at step 0 would change nothing; the pass shows it at: no place"):
+            tiny()(IDS, depth=2, tap=zero(point, at(step=0)))

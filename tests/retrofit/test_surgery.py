@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import loopwright as lw
+from loopwright.convert.families.ouroboros import renamed
 from loopwright.model.parts.adapter import ADAPTERS
 from loopwright.retrofit.layout import LAYOUTS, Layout, find_layout
 from loopwright.retrofit.surgery import convert, freeze_base, start_gaps
@@ -310,18 +311,11 @@ def test_the_faithful_system_is_the_released_code(folder: Path, tmp_path: Path) 
         )  # fmt: skip
     golden, trained = load_file(folder / "golden.safetensors"), load_file(folder / "sgrc.safetensors")
     controller = model.adapters[0]
-    parts = {
-        "end_norm.weight": trained["step_norm.weights"], "gate.weight": trained["gate.gate_proj.weight"],
-        "gate.bias": trained["gate.gate_proj.bias"], "adapters.0.step_embedding": trained["controller.step_embed.weight"],
-        "adapters.0.heads": torch.cat([trained[f"controller.target_heads.{t}.weight"] for t in description["targets"]]),
-    }  # fmt: skip
-    for ours, theirs in (("state_proj", "state_proj.0"), ("style1", "style_net.0"), ("style2", "style_net.2")):
-        parts |= {f"adapters.0.{ours}.{part}": trained[f"controller.{theirs}.{part}"] for part in ("weight", "bias")}
     with torch.no_grad():
         for target in description["targets"]:
             made = controller.bases.b[target][0] @ controller.bases.a[target][0]
             assert gap(made, golden[f"svd.{target}.BA"]) < 1e-4
-        for name, value in parts.items():
+        for name, value in renamed(trained).items():
             model.get_parameter(name).copy_(value)
         for depth in (1, 3):
             assert gap(model(golden["input_ids"], depth=depth).logits, golden[f"logits_depth_{depth}"]) < 1e-4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from contextlib import nullcontext
 from copy import deepcopy
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import loopwright as lw
@@ -21,6 +23,7 @@ from loopwright.model.cost.cost import skeleton
 from loopwright.model.forward.context import Place
 from loopwright.model.parts.adapter.effects import Adaptation
 from loopwright.model.parts.part import StepIndex
+from loopwright.model.tap import Recorder
 from loopwright.recipes import recipe
 from loopwright.retrofit.layout import find_layout
 from loopwright.retrofit.systems import SYSTEMS, make_plan
@@ -31,7 +34,7 @@ from loopwright.train.optim.optimisers import OPTIMISERS
 from loopwright.train.optim.schedule import SCHEDULES
 from loopwright.train.optim.trainable import choose, drawn_plans
 from loopwright.train.rollout import Plan, rollout
-from tests.cases import gap, noisy
+from tests.cases import gap, golden_folders, noisy
 from tests.convert.dense import IDS, source
 from tests.systems.items import differs, same
 
@@ -252,7 +255,7 @@ def test_schedule() -> None:
             assert factor(update, chosen.updates) == pytest.approx((1 + math.cos(math.pi * share)) / 2, abs=1e-12)
 
 
-@same(SYSTEM, "batch: 2 rows of 2,048 tokens of FineWeb-edu, 16 of them an update; documents of a row see each other")
+@same(SYSTEM, "batch: 2 rows of 2,048 tokens of FineWeb-edu, 16 of them an update, documents of a row see each other")
 def test_batch() -> None:
     for name in RECIPES:
         chosen = recipe(name, [])
@@ -415,3 +418,38 @@ def test_three_phases_of_our_own() -> None:
     assert "adapters.*" in first.optim["train"] and first.objective == second.objective == {"kind": "final"}
     assert third.objective["kind"] == "ponder" and first.model["changes"]["halting"]["kind"] == "act"
     assert second.model["source"] == f"runs/{names[0]}" and third.model["source"] == f"runs/{names[1]}"
+
+
+@same(SYSTEM, "how far the gate is open (3.4), and the diagonals of every step, seen by a tap")
+def test_the_gate_and_the_diagonals_are_seen() -> None:
+    model, seen = made("ouroboros", adapters=SMALL), Recorder(("gate", "diagonal", "state"))
+    with torch.no_grad():
+        model(IDS[:1], depth=3, tap=seen)
+        start, _ = model.embed(IDS[:1])
+    states = [start, *(seen.seen["state", "core", t, 1] for t in range(3))]
+    for t in range(3):
+        g, (old, new) = seen.seen["gate", "core", t, 1], states[t : t + 2]
+        normed = old + (new - old) / g  # eq. 4 solved for what came in
+        again = torch.sigmoid(torch.cat([normed, old], -1) @ model.gate.weight.T + model.gate.bias)
+        assert gap(again, g) < 1e-9 and seen.seen["diagonal", "core", t, 0].shape == (1, IDS.shape[1], 7, 4)
+    fresh, opened = lw.retrofit(source("qwen2"), "ouroboros", adapters=SMALL), Recorder(("gate",))
+    fresh(IDS, depth=2, tap=opened)
+    assert all(gap(g, torch.full_like(g, 0.11920292)) < 1e-6 for g in opened.seen.values())
+
+
+@same(SYSTEM, "checkpoints of its public trainer: read on their base they give the code's logits")
+def test_checkpoints_of_its_trainer(tmp_path: Path) -> None:
+    folder = golden_folders("ouroboros-v2-step")[0]
+    said, golden = json.loads((folder / "config.json").read_text()), load_file(folder / "golden.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(said["base"]))
+    save_file(load_file(folder / "model.safetensors"), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    saved: dict[str, Any] = {"controller": {}, "gate": {}, "step_norm": {}, "step": 1}
+    for key, value in load_file(folder / "sgrc.safetensors").items():
+        saved[key.split(".")[0]][key.split(".", 1)[1]] = value
+    torch.save(saved, tmp_path / "parts.pt")
+    sizes = {"rank": said["ouroboros"]["lora_rank"], "style": said["ouroboros"]["controller_style_dim"], **PRINTED}
+    with pytest.warns(UserWarning, match="leaks"):
+        base = lw.retrofit(tmp_path, "ouroboros", prelude=1, core=3, coda=1, max_steps=5, depth=3, adapters=sizes)
+    with torch.no_grad():
+        found = lw.load_adapters(base, tmp_path / "parts.pt")(golden["input_ids"], depth=3).logits
+    assert gap(found, golden["logits_depth_3"]) < 1e-4

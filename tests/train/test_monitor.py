@@ -9,7 +9,8 @@ import loopwright as lw
 from loopwright.data.batch import Batch
 from loopwright.metrics.spectrum import causal_radius
 from loopwright.model.looped import plain_config
-from loopwright.train.monitor import evaluating, measure, state_map
+from loopwright.model.tap import Recorder
+from loopwright.train.monitor import evaluating, measure, parts_by_step, state_map
 from tests.cases import noisy
 from tests.metrics.test_dual import NAMES
 from tests.train.objectives.test_jacobian import SMALL, batch_of
@@ -86,3 +87,18 @@ def test_depth_one_has_no_contraction_and_no_loop_is_refused():
     assert list(measure(model, batch_of(2, 4), 1, krylov=4)) == KEYS[:-1]
     with pytest.raises(ValueError, match="no core"):
         measure(lw.LoopedForCausalLM(plain_config(model.config)), batch_of(2, 4), 1)
+
+
+def test_parts_by_step_are_the_gate_and_the_diagonals_of_a_pass() -> None:
+    model = noisy("ouroboros-qwen2.5-3b-tiny", std=0.3, vocab_size=15).train()
+    ids = torch.randint(0, 15, (3, 6), generator=torch.Generator().manual_seed(2))
+    batch, seen = Batch(ids, ids), Recorder(("gate", "diagonal"))
+    found = parts_by_step(model, batch, 3)
+    assert model.training and {name: list(steps) for name, steps in found.items()} == {"diagonal": [1, 2, 3], "gate": [1, 2, 3]}
+    with torch.no_grad():
+        model.eval()(ids, depth=3, tap=seen)
+    for t in range(3):
+        assert found["gate"][t + 1] == pytest.approx(seen.seen["gate", "core", t, 1].mean().item(), rel=1e-5)
+        size = seen.seen["diagonal", "core", t, 0].square().mean().sqrt().item()
+        assert found["diagonal"][t + 1] == pytest.approx(size, rel=1e-5)
+    assert parts_by_step(noisy("huginn-tiny"), batch, 2) == {}

@@ -31,7 +31,7 @@ LABELS = {
     "step_attention": "attention change", "step_bound": "bound on it", "fixed_norm": "distance to last state",
     "fixed_cosine": "cosine to last state", "fixed_attention": "attention distance",
     "far_norm": "distance to farthest", "far_cosine": "cosine to farthest", "far_attention": "attention distance to farthest",
-    "lens_entropy": "logit lens entropy (nats)", "lens_change": "logit lens change (KL)",
+    "lens_entropy": "logit lens entropy (nats)", "lens_change": "logit lens change (KL)", "diagonal": "size of the diagonals",
 }  # fmt: skip
 Metrics = Mapping[str, Any]
 
@@ -62,6 +62,19 @@ def by_layer(metrics: Metrics, names: Sequence[str] = STAGES) -> Drawing:
 def fading(metrics: Metrics, names: Sequence[str]) -> Drawing:
     """Returns values that soon die away over the steps, a line per layer of the core, on an axis with room for the first steps."""
     return panels([partial(_by_layer, metrics, name, False) for name in _there(metrics, names)])
+
+
+def parts(metrics: Metrics) -> Drawing:
+    """Returns how far the gate is open and how large the diagonals of an adapter are, over the steps; the bands are one standard
+    deviation over examples."""
+    gates = [partial(_gate, metrics)] if "state_gate" in metrics["by_step"] else []
+    return panels([*gates, *(partial(_by_layer, metrics, "diagonal", True) for _ in range("diagonal" in metrics["by_place"]))])
+
+
+def has_parts(metrics: Metrics) -> bool:
+    """Says whether a summary holds numbers of a gate or of diagonals in the core."""
+    diagonals = metrics["by_place"].get("diagonal", {"mean": []})["mean"][Places(**metrics["places"]).looped]
+    return "state_gate" in metrics.get("by_step", {}) or any(value is not None for value in diagonals)
 
 
 def halves(metrics: Metrics, names: Sequence[str] = STAGES, *, dense: Metrics | None = None) -> Drawing:
@@ -154,6 +167,18 @@ def _by_layer(metrics: Metrics, name: str, band: bool, axes: Axes) -> None:
             low, high = ([min(max(m + sign * s, least), most) for _, m, s in there] for sign in (-1, 1))
             axes.fill_between([t for t, _, _ in there], low, high, color=colour, alpha=0.12, linewidth=0)
     _name_values(axes, name)
+
+
+def _gate(metrics: Metrics, axes: Axes) -> None:
+    numbers = metrics["by_step"]["state_gate"]
+    kept = spread(len(numbers["mean"]), MOST_STEPS)
+    mean, std, x = [numbers["mean"][t] for t in kept], [numbers["std"][t] for t in kept], [t + 1 for t in kept]
+    linear_step_axis(axes)
+    over_steps(axes, x, mean, color=FIRST_LAYER, label="_", name="gate")
+    there = [(t, m, s) for t, m, s in zip(x, mean, std, strict=True) if m is not None and s is not None]
+    low, high = ([m + sign * s for _, m, s in there] for sign in (-1, 1))
+    axes.fill_between([t for t, _, _ in there], low, high, color=FIRST_LAYER, alpha=0.12, linewidth=0)
+    axes.set_ylabel("how far the gate is open")
 
 
 def _halves(metrics: Metrics, name: str, dense: Metrics | None, axes: Axes) -> None:

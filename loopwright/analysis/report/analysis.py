@@ -35,6 +35,9 @@ READ = {
     "through its stages twice.",
     "changes": "How far each layer's residual and attention move from one step to the next; towards 0 (cosine: 1) the layer "
     "repeats itself. The bound, of the kind of Proposition 4.2, is how far its queries and keys let attention move.",
+    "parts": "How far the gate is open after each step, mean over tokens and channels (0 keeps the old state, 1 takes the new), "
+    "and the root mean square of the diagonals between an adapter's bases; the wider a band (one standard deviation over prompts), "
+    "the more it depends on the input.",
     "fixed-points": "How far each layer is from where it stands after the last step; a line that reaches 0 (cosine: 1) early has "
     "come to rest.",
     "same-and-farthest": "The first layer against its own end and against the end of the layer farthest from it: lines apart are a "
@@ -72,6 +75,7 @@ TITLES = {
     "neurons": "Neurons that predict and suppress tokens",
     "halves": "The two halves of the core",
     "changes": "Change from one step to the next",
+    "parts": "Gate and diagonals, step by step",
     "fixed-points": "Distance to the last state",
     "same-and-farthest": "The first layer against its own end and the farthest layer's",
     "pairs": "Every layer run against every other",
@@ -170,6 +174,8 @@ def draw_all(metrics: Metrics, dense: Metrics | None = None) -> dict[str, Drawin
         drawings["stages-by-layer"] = stages.by_layer(metrics)
         for name in ("changes", "fixed-points"):
             drawings[name] = stages.FIGURES[name](metrics)
+        if stages.has_parts(metrics):
+            drawings["parts"] = stages.parts(metrics)
         if places["core"] > 3:
             drawings["halves"] = stages.halves(metrics, dense=dense)
     for name, (needed, draw) in states.FIGURES.items():
@@ -230,7 +236,8 @@ def sections(metrics: Metrics, dense: Metrics | None, pictures: Mapping[str, str
     if looped:
         chapters += part(
             "Does it converge, and to what?", converges(metrics),
-            "fixed-points", "same-and-farthest", "cycles", "layer-paths", "prompt-path", "changes", "pairs", "limits-together",
+            "fixed-points", "same-and-farthest", "cycles", "layer-paths", "prompt-path", "changes", "parts", "pairs",
+            "limits-together",
             "orbit", "orbit-realised", "orbit-by-step", tables=_limits(metrics),
         )  # fmt: skip
     asked = "Are its stages those of a feedforward model?" if looped else "Its stages"

@@ -126,6 +126,25 @@ class ResidualStatistics(Collector):
                 sheet.put_step(f"state_{key}", step, numbers)
 
 
+class PartStatistics(Collector):
+    """How far the gate is open after each step, and the size of the diagonals of each layer (the root mean square over maps and
+    rank): means over tokens, where there are any."""
+
+    def __init__(self, sheet: Sheet) -> None:
+        self.sheet = sheet
+
+    def see(self, name: str, value: Tensor, at: Seen) -> None:
+        if name == "gate":
+            self.sheet.put_step("state_gate", at[1], self._mean(value.float().mean(-1)))
+        elif name == "diagonal":
+            self.sheet.put("diagonal", at, self._mean(value.float().square().mean((-1, -2)).sqrt()))
+
+    def _mean(self, numbers: Tensor) -> Tensor:
+        """Returns the mean [B] of numbers [B, T] over the tokens that count."""
+        valid = self.sheet.view.valid
+        return numbers.masked_fill(~valid, 0).sum(1) / valid.sum(1)
+
+
 class EntropyStatistics(Collector):
     """Per layer: the matrix-based entropy of the residual."""
 
@@ -206,7 +225,7 @@ class Capture(Collector):
             index = self.wanted[name]
             rows = torch.arange(value.shape[0], device=value.device)[:, None]
             kept = value[rows, index].detach()
-            if name == "state":
+            if name in ("gate", "state"):
                 self.sheet.put_step(f"captured_{name}", at[1], kept)
             else:
                 self.sheet.put(f"captured_{name}", at, kept)

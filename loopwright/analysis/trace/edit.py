@@ -18,6 +18,8 @@ from torch import Tensor
 from loopwright.analysis.trace.places import Places
 from loopwright.model.config import LoopedConfig
 from loopwright.model.forward.context import STACKS
+from loopwright.model.parts.adapter import ADAPTERS, stack_of
+from loopwright.model.parts.gate import GATES
 from loopwright.model.tap import POINTS, Tap, check_tap
 
 Place = tuple[str, int, int]  # stack, step, layer
@@ -62,7 +64,7 @@ class Edit:
 
     def check_places(self, config: LoopedConfig, depth: int, *, head: bool) -> None:
         """Raises where it would change nothing in a pass of a model at a depth, with its `head` or without it."""
-        check_edit(self, Places.of(config, depth), head=head)
+        check_edit(self, config, depth, head=head)
 
 
 @dataclass(frozen=True)
@@ -96,22 +98,29 @@ def change(point: str, where: Where, make: Change) -> Tap:
     return Edit(point, where, make)
 
 
-def shown(point: str, places: Places, *, head: bool = False) -> list[Place]:
-    """Returns where a pass with these places shows a point; the logits with the `head` alone, before which a trace stops."""
+def shown(point: str, config: LoopedConfig, depth: int, *, head: bool = False) -> list[Place]:
+    """Returns where a pass of a model at a depth shows a point; the logits with the `head` alone, before which a trace stops."""
+    places = Places.of(config, depth)
     if point == "embed":
         return [("prelude", 0, 0)]
-    if point == "state":
+    if point == "gate" and not GATES[config.gate["kind"]].opens:
+        return []
+    if point in ("gate", "state"):
         return [("core", step, places.core) for step in range(places.steps)] if places.core else []
     if point == "logits":
         return [("coda", 0, places.coda)] if head else []
-    return [places.name(i) for i in range(places.count)]
+    every = [places.name(i) for i in range(places.count)]
+    if point == "diagonal":
+        with_any = {stack_of(spec) for spec in config.adapters if ADAPTERS[spec["kind"]].diagonal}
+        return [place for place in every if place[0] in with_any]
+    return every
 
 
-def check_edit(tap: Tap | None, places: Places, *, head: bool = False) -> None:
-    """Raises where an edit, or one of a chain, would change nothing in a pass with these places, and with the `head` where that is
+def check_edit(tap: Tap | None, config: LoopedConfig, depth: int, *, head: bool = False) -> None:
+    """Raises where an edit, or one of a chain, would change nothing in a pass of a model at a depth, with the `head` where that is
     so. Of other taps nothing is known."""
     for edit in _edits(tap):
-        there = shown(edit.point, places, head=head)
+        there = shown(edit.point, config, depth, head=head)
         if not any(edit.where(*place) for place in there):
             where = edit.where if isinstance(edit.where, Spots) else "the places of a function"
             raise ValueError(f"edit: {edit.point} at {where} would change nothing; the pass shows it at: {_say(there)}")

@@ -144,7 +144,7 @@ def trace_prompts(
     places = Places.of(model.config, depth)
     check_collect(model.config, collect)
     check_capture(places, captured, min(map(len, prompts)))
-    check_edit(edit, places)
+    check_edit(edit, model.config, depth)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(json.dumps(tokens).encode()).hexdigest()

@@ -168,7 +168,7 @@ def spectrum(
 ) -> dict[str, Any]:
     """Returns the leading eigenvalues of the core's derivative at the state after each of some depths, for one prompt; None where
     they are not finite."""
-    check_edit(edit, Places.of(model.config, max(depths)))
+    check_edit(edit, model.config, max(depths))
     e, p = model.embed(input_ids, tap=edit)
     wanted = {depth: s for depth, s in enumerate(model.unroll(e, max(depths), p), start=1) if depth in set(depths)}
     values = [

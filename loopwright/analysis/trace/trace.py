@@ -20,6 +20,7 @@ from loopwright.analysis.trace.collect import (
     Collector,
     EntropyStatistics,
     FixedPointStatistics,
+    PartStatistics,
     ResidualStatistics,
     Sheet,
     Watcher,
@@ -154,12 +155,13 @@ def trace(
     wanted = read_capture(capture)
     depth = trace_depth(model.config, depth)
     places = Places.of(model.config, depth)
-    check_edit(edit, places)
+    check_edit(edit, model.config, depth)
     sheet = Sheet(places, _view(model, input_ids, attention_mask))
     residual, attention = ResidualStatistics(sheet), AttentionStatistics(sheet)
     lens = LensStatistics(sheet, model) if "lens" in collect else None
     collectors: dict[str, Collector] = {"attention": attention, "residual": residual, "entropy": EntropyStatistics(sheet)}
     watched = [collectors[name] for name in collectors if name in collect]
+    watched += [PartStatistics(sheet)] if "residual" in collect else []
     watched += [] if lens is None else [lens]
     watched += [Capture(sheet, wanted)] if wanted else []
     with _quiet(model):

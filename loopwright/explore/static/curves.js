@@ -1,4 +1,4 @@
-// Three numbers of one token, step by step, over the faint lines of the other tokens.
+// A few numbers of one token, step by step, over the faint lines of the other tokens.
 import { byId, decimal, el, percent, svg } from "./dom.js";
 import { state, update } from "./state.js";
 
@@ -10,6 +10,8 @@ const CURVES = [
   ["How far the state moved", "‖Δs‖ as a share of its length ‖s‖", relative, percent],
   ["How unsure the prediction is", "entropy, in nats", (steps) => steps.entropy, (value) => `${decimal(value)} nats`],
   ["Chance of leaving the loop here", "exit probability of the learned gate", (steps) => steps.exit, percent],
+  ["How far the gate is open", "0 keeps the old state, 1 takes the new one; mean over channels", (steps) => steps.gate, (value) => decimal(value, 3)],
+  ["How large the adapter’s diagonals are", "root mean square over maps and rank", (steps) => steps.diagonal, (value) => decimal(value, 3)],
 ];
 const INSTEAD = ["How far from the last step’s prediction", "KL divergence, in nats (this model has no exit gate)", (steps) => steps.divergence, (value) => `${decimal(value, 3)} nats`];
 
@@ -19,7 +21,11 @@ export function curvesView(page) {
   return () => {
     const steps = page.steps;
     if (!steps || !page.card.looped) return;
-    charts.forEach((one, i) => one.draw(steps, page.token, i === 2 && !steps.exit ? INSTEAD : CURVES[i]));
+    charts.forEach((one, i) => {
+      const curve = i === 2 && !steps.exit ? INSTEAD : CURVES[i];
+      one.root.hidden = !curve[2](steps); // of a part that the model has not
+      if (!one.root.hidden) one.draw(steps, page.token, curve);
+    });
   };
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -17,14 +17,26 @@ if TYPE_CHECKING:
 
 
 EPS = 1e-6  # of what the grown gate sees
+See = Callable[[Tensor], Tensor]  # what a watcher makes of how far a gate is open
+
+
+def _unchanged(g: Tensor) -> Tensor:
+    return g
 
 
 class Gate(Part):
     """How old and new state mix. Abstract: a kind is built from the config."""
 
+    opens: ClassVar[bool] = False  # whether it is open by as much as it reads off the states, which a tap can see
+
     def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
         """Returns the state after the step."""
         raise NotImplementedError
+
+    def watched(self, old: Tensor, new: Tensor, step: StepIndex, see: See) -> Tensor:
+        """Returns the state after the step; a gate that `opens` shows how far, [B, T, D], and uses what `see` returns."""
+        state: Tensor = self(old, new, step)
+        return state
 
     @classmethod
     def fitted(cls, options: Mapping[str, Any], depth: int) -> dict[str, Any]:
@@ -45,6 +57,7 @@ class ReplaceGate(Gate):
 class LinearGate(Gate):
     """A gate that is read off both states: W [D, 2D] zero and b at `bias` at the start. Abstract."""
 
+    opens = True
     ranges: ClassVar = {"bias": ANY_NUMBER}
 
     def __init__(self, config: LoopedConfig, bias: float) -> None:
@@ -69,7 +82,10 @@ class LearnedGate(LinearGate):
         super().__init__(config, bias)
 
     def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
-        g = torch.sigmoid(F.linear(torch.cat([new, old], dim=-1), self.weight, self.bias))
+        return self.watched(old, new, step, _unchanged)
+
+    def watched(self, old: Tensor, new: Tensor, step: StepIndex, see: See) -> Tensor:
+        g = see(torch.sigmoid(F.linear(torch.cat([new, old], dim=-1), self.weight, self.bias)))
         return g * new + (1 - g) * old
 
 
@@ -87,9 +103,15 @@ class GrownGate(LinearGate):
     def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
         if isinstance(step.t, int) and step.t == 0:
             return new
+        return self.watched(old, new, step, _unchanged)
+
+    def watched(self, old: Tensor, new: Tensor, step: StepIndex, see: See) -> Tensor:
+        if isinstance(step.t, int) and step.t == 0:  # wholly open, unless the watcher says otherwise
+            g = see(torch.ones_like(new))
+            return torch.where(g == 1, new, old + g * (new - old))
         width = new.shape[-1]
         seen = torch.cat([F.rms_norm(x, (width,), None, EPS) for x in (new, old)], dim=-1) * (2 * width) ** -0.5
-        g = torch.tanh(F.linear(seen, self.weight, self.bias))
+        g = see(torch.tanh(F.linear(seen, self.weight, self.bias)))
         grown = old + g * (new - old)
         if isinstance(step.t, int):
             return grown

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from loopwright.analysis.figures import stages, states
 from loopwright.analysis.summary import STAGES
-from tests.analysis.summaries import dense, looped
-from tests.cases import some
+from tests.analysis.summaries import dense, looped, summary_of
+from tests.cases import noisy, some
 
 pytestmark = pytest.mark.usefixtures("unlaid")
 
@@ -125,3 +125,15 @@ def test_axes_of_layers_and_steps_are_labelled_at_whole_numbers():
             axes = Figure().subplots()
             draw(axes)
             assert all(float(tick).is_integer() for tick in axes.get_xticks()), (places, axes.get_xlabel())
+
+
+def test_gate_and_diagonals_are_drawn_where_a_model_has_them():
+    metrics = summary_of("gated", noisy("ouroboros-qwen2.5-3b-tiny", std=0.3), depth=3, batch=2)
+    assert stages.has_parts(metrics) and not stages.has_parts(looped())
+    assert len(metrics["by_step"]["state_gate"]["mean"]) == 3 and max(metrics["by_step"]["state_gate"]["std"]) > 0
+    svg = stages.parts(metrics)
+    assert all(word in svg for word in ("how far the gate is open", "size of the diagonals"))
+    metrics["by_step"]["state_gate"]["mean"][0] += 0.5
+    assert stages.parts(metrics) != svg
+    del metrics["by_step"]["state_gate"]
+    assert "how far the gate" not in stages.parts(metrics)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loopwright.model.forward import launches
-from loopwright.model.forward.context import Pass
+from loopwright.model.forward.context import Pass, Place
 from loopwright.model.parts.adapter.conditioned import CHUNK, Conditioned
 from loopwright.model.parts.adapter.effects import Adapter, Effects, Modulation, flat_outputs
 from loopwright.model.parts.adapter.target import Factored, FactorTable, Site, chosen_shapes, scale_of
@@ -137,9 +137,18 @@ def _as_it_was_made(linear: nn.Module, kind: torch.dtype) -> bool:
     )  # fmt: skip
 
 
+def shown(diagonals: Tensor, stack: str, step: StepIndex, s: Tensor, p: Pass) -> Tensor:
+    """Shows diagonals [..., L, targets, r] to the tap, layer by layer [B, T, targets, r], and returns what it makes of them."""
+    if p.tap is None:
+        return diagonals
+    layers = diagonals.expand(*s.shape[:2], *diagonals.shape[-3:]).unbind(-3)
+    return torch.stack([p.see("diagonal", d, Place(stack, step, layer)) for layer, d in enumerate(layers)], dim=-3)
+
+
 class StaticDiagonal(Adapter):
     """One diagonal per step, layer and map, zero at the start: what a controller without input would learn."""
 
+    diagonal = True
     per_step = True
     second_output = False
     starts_from = "bases"
@@ -156,12 +165,13 @@ class StaticDiagonal(Adapter):
         diagonals = take(self.table, step)
         if diagonals.dim() == 4:  # one step per row
             diagonals = diagonals[:, None]
-        return Effects(modulate=self.bases.modulated(diagonals))
+        return Effects(modulate=self.bases.modulated(shown(diagonals, self.stack, step, s, p)))
 
 
 class Controller(Conditioned):
     """Diagonals from the pooled state and the step."""
 
+    diagonal = True
     starts_from = "bases"
 
     def __init__(
@@ -205,4 +215,4 @@ class Controller(Conditioned):
         return F.linear(z, self.heads).unflatten(-1, self.shape)
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
-        return Effects(modulate=self.bases.modulated(self.diagonals(step, s, p)))
+        return Effects(modulate=self.bases.modulated(shown(self.diagonals(step, s, p), self.stack, step, s, p)))

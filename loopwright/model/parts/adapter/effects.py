@@ -40,6 +40,7 @@ class Adapter(Part):
     unfoldable: ClassVar[str | None] = (
         "it does not say what it adds to a weight"  # why no weight can hold it; None: `fold` says what
     )
+    diagonal: ClassVar[bool] = False  # whether it has diagonals between bases, which a tap can see
     starts_from: ClassVar[str | None] = None  # what a retrofit may start by an SVD: its "factors" per step, its shared "bases"
     second_output: ClassVar[bool] = True  # whether it makes an output of its own of a linear map, beside the map's
     stack = "core"  # where it stands

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 import loopwright as lw
+from loopwright.convert.families.ouroboros import TARGETS, renamed
 from loopwright.model.forward.context import Place
 from loopwright.model.looped import plain_config
 from loopwright.model.parts.adapter.effects import Adaptation, Effects
@@ -14,8 +15,6 @@ from loopwright.model.parts.part import FIRST, StepIndex
 from loopwright.retrofit.bases import start_bases
 from tests.cases import gap, golden_folders, noisy
 from tests.convert.layouts import Layout
-
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def base_layer(source: dict, layer: int) -> dict:
@@ -61,15 +60,8 @@ def ouroboros(folder, *, own_svd: bool) -> tuple[lw.LoopedForCausalLM, dict]:
         "embed_tokens.weight": source["model.embed_tokens.weight"],
         "norm.weight": source["model.norm.weight"],
         "lm_head.weight": source["lm_head.weight"],
-        "end_norm.weight": trained["step_norm.weights"],
-        "gate.weight": trained["gate.gate_proj.weight"],
-        "gate.bias": trained["gate.gate_proj.bias"],
-        "adapters.0.step_embedding": trained["controller.step_embed.weight"],
-        "adapters.0.heads": torch.cat([trained[f"controller.target_heads.{t}.weight"] for t in TARGETS]),
+        **renamed(trained),
     }
-    for ours_name, theirs in (("state_proj", "state_proj.0"), ("style1", "style_net.0"), ("style2", "style_net.2")):
-        for part in ("weight", "bias"):
-            ours[f"adapters.0.{ours_name}.{part}"] = trained[f"controller.{theirs}.{part}"]
     for stack, layer in (("prelude", 0), ("core", options["recurrent_layer_idx"]), ("coda", base["num_hidden_layers"] - 1)):
         ours |= {f"{stack}.0.{k}": v for k, v in base_layer(source, layer).items()}
     for target in TARGETS:
