@@ -28,6 +28,7 @@ from experiments.corpus import (
 from experiments.corpus import passages as corpus_passages
 from experiments.side_by_side import arguments, asked_for, folded, made_by, run_all
 from experiments.trained import train_once
+from loopwright.train.reporting.spikes import spikes
 
 TEXTS = ("test", "ood")
 SETTINGS = (
@@ -36,7 +37,6 @@ SETTINGS = (
     "objective={kind: final}", "average=null", "remat=none", "data.length=256", "batch=64", "accumulate=1", "updates=1200",
     "schedule.warmup=100", "optim.lr=1e-3", "save={every: 0, best: false}", "validate={every: 0}",
 )  # fmt: skip
-SPIKE, BEFORE = 4.0, 50  # a loss so many deviations above the mean of so many updates before it
 
 
 def carry_out(
@@ -52,7 +52,7 @@ def carry_out(
     from loopwright.recipes import recipe
 
     register_parts()
-    chosen = recipe("asura-text", [*SETTINGS, *texts(corpus, tokenizer), *laid_over(row, extra)])
+    chosen = recipe("asura-every-step", [*SETTINGS, *texts(corpus, tokenizer), *laid_over(row, extra)])
     trained = train_once(chosen, shards, kept=kept)
     model = trained.outcome.model
     torch.set_float32_matmul_precision("highest")
@@ -66,7 +66,7 @@ def carry_out(
         "tokens": sum(entry["tokens"] for entry in trained.log), "train_seconds": trained.seconds,
         "losses": trained.losses(),
         "gradient_norms": [round(max(norms[i : i + 20]), 4) for i in range(0, len(norms), 20)],
-        "spikes": spikes(trained.taken("loss")), "skipped": trained.outcome.progress.skipped,
+        "spikes": len(spikes(trained.taken("loss"))), "skipped": trained.outcome.progress.skipped,
         "valid": found["valid"].loss[-1], "texts": {name: folded(found[name]) for name in TEXTS}, "origin": made_by(kept),
     }  # fmt: skip
 
@@ -75,17 +75,6 @@ def laid_over(row: Row, extra: Sequence[str]) -> tuple[str, ...]:
     """Returns what a row changes in the recipe: a schedule of its own is laid over what the command gives to all rows."""
     depth = f"depth={{kind: fixed, depth: {STEPS if row.looped else 1}}}"
     return *row.changes, depth, f"seed={row.seed}", *extra, *row.schedule
-
-
-def spikes(losses: list[float]) -> int:
-    """Returns how many losses stand far above those before them: SPIKE deviations over the mean of the last BEFORE."""
-    count = 0
-    for place in range(BEFORE, len(losses)):
-        before = losses[place - BEFORE : place]
-        mean = sum(before) / BEFORE
-        deviation = (sum((x - mean) ** 2 for x in before) / BEFORE) ** 0.5
-        count += losses[place] > mean + SPIKE * deviation
-    return count
 
 
 def main() -> None:
@@ -101,7 +90,7 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=600, help="of each held-out text")
     options = parser.parse_args()
     ends += options.seconds  # tokenising counts
-    chosen = recipe("asura-text", [*SETTINGS, *texts(options.corpus, options.tokenizer), *options.change])
+    chosen = recipe("asura-every-step", [*SETTINGS, *texts(options.corpus, options.tokenizer), *options.change])
     make_tokenizer(options.corpus, Path(options.tokenizer))
     prepare(chosen.data, options.shards)
     prepare_passages(held_out_files(options.corpus), options.tokenizer, options.context, Path(options.shards) / PASSAGES)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from experiments.asura.figures import draw_all
 from experiments.asura.pairing import arranged, files_of, less_whole, wholes
 from experiments.asura.plan import ALL_COMPARED, ALL_RATES, ALL_TEXT, LARGER_START, SIZES, WHOLE, rows
-from experiments.asura.run import BEFORE, SPIKE, TEXTS
+from experiments.asura.run import TEXTS
 from experiments.pages import (
     Result,
     asked_tables,
@@ -28,6 +28,7 @@ from experiments.pages import (
     words,
 )
 from experiments.seeds import RULE, Pooled, best_depth, held, loss_interval, mean_loss, pooled, reports
+from loopwright.train.reporting.spikes import BEFORE, DEVIATIONS
 
 Labels = Mapping[str, Sequence[Result]]
 # what the description of ASURA says about each row's difference from it
@@ -232,7 +233,8 @@ def rules(found: Sequence[Result]) -> str:
     lines += [
         "A row with one seed has an interval over documents alone: its difference must also be larger than the largest distance "
         "between two seeds of any row of that size, which stands below the table.",
-        f"A spike is an update whose loss lies more than {SPIKE:g} standard deviations above the mean of the {BEFORE} before it. "
+        f"A spike is an update whose loss lies more than {DEVIATIONS:g} standard deviations above the mean of the {BEFORE} before "
+        "it. "
         "Gradient norms are before clipping; median and largest are of the largest norm in every 20 updates. A skipped update is "
         "one whose loss or gradient was not finite.",
         "ASURA's loss is lower or higher than a row's where the difference is decided on both texts; the texts are named "

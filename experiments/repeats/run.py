@@ -58,7 +58,7 @@ def carry_out(
     from loopwright.model.cost.cost import pass_flops
     from loopwright.recipes import recipe
 
-    chosen = recipe("asura-text", [*SETTINGS, *texts(corpus, tokenizer), *LAID, *row.changes, *extra])
+    chosen = recipe("asura-every-step", [*SETTINGS, *texts(corpus, tokenizer), *LAID, *row.changes, *extra])
     trained = train_once(chosen, shards, best=row.times == STOPPED, kept=kept)
     model = trained.outcome.model
     torch.set_float32_matmul_precision("highest")
@@ -148,7 +148,7 @@ def main() -> None:
                 f"data.limit={documents or 'null'}",
                 *options.change,
             ]
-            prepare(recipe("asura-text", given).data, options.shards)
+            prepare(recipe("asura-every-step", given).data, options.shards)
         run_all(
             asked, work, options.out,
             workers=options.workers, seconds=ends - time.time(), counts=counts, unfinished=options.unfinished,

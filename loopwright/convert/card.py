@@ -97,7 +97,8 @@ def describe(config: LoopedConfig, depth: int) -> str:
     words = [f"{name} {getattr(config, name)['kind']}" for name, plain in PLAIN.items() if getattr(config, name)["kind"] != plain]
     words += [f"adapter {spec['kind']}" + (f" on the {spec['stack']}" if "stack" in spec else "") for spec in config.adapters]
     words += [f"end norm {config.end_norm}"] if config.end_norm != "never" else []
-    words += ["norms per step after each layer"] if config.layer_post_norm != "none" else []
+    behind = {"shared": "one norm", "per-step": "norms per step", "per-layer-and-step": "norms per layer and step"}
+    words += [f"{behind[config.layer_post_norm]} after each layer"] if config.layer_post_norm != "none" else []
     steps = f", up to {config.max_steps} steps" if config.max_steps and config.beyond_max_steps == "refuse" else ""
     heads = f"{config.num_attention_heads} heads"
     if config.num_key_value_heads != config.num_attention_heads:

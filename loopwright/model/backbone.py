@@ -25,7 +25,7 @@ from loopwright.model.forward.selection import mixes_states, pick
 from loopwright.model.forward.span import Span, place_tokens
 from loopwright.model.layers.attention import Rotary
 from loopwright.model.layers.block import Block
-from loopwright.model.layers.norm import build_norm
+from loopwright.model.layers.norm import build_norm, build_norms
 from loopwright.model.parts.adapter import build_adapters
 from loopwright.model.parts.adapter.effects import Adaptation
 from loopwright.model.parts.gate import GATES
@@ -69,8 +69,8 @@ class Backbone(PreTrainedModel):
         self.coda = nn.ModuleList(Block(config) for _ in range(config.coda_layers))
         if config.end_norm in ("every", "per-step"):
             self.end_norm = build_norm(config.norm, width, steps=steps if config.end_norm == "per-step" else None)
-        if config.layer_post_norm == "per-step":
-            self.layer_post_norm = build_norm(config.norm, width, steps=steps)
+        if config.layer_post_norm != "none":
+            self.layer_post_norm = build_norms(config.layer_post_norm, config.norm, width, steps, config.core_layers)
         self.state = build_kind(config.state, STATES, config)
         self.injection = build_kind(config.injection, INJECTIONS, config)
         self.adapters = nn.ModuleList(build_adapters(config))
@@ -243,14 +243,20 @@ class Backbone(PreTrainedModel):
             x = adapt.shift(x)
         if p.fused is not None and p.fused.takes(stack, adapt):
             return p.fused.run(stack, x, p, step)
-        normed = stack == "core" and self.config.layer_post_norm == "per-step"
+        normed = stack == "core" and self.config.layer_post_norm != "none"
         for layer, block in enumerate(getattr(self, stack)):
             place = Place(stack, step, layer)
             x = self._recomputable(block, x, p, place, adapt)
             if normed:
-                x = self.layer_post_norm(x, step)
+                x = self._norm_layer(x, layer, step)
             p.keep_state(x, place)
         return x
+
+    def _norm_layer(self, x: Tensor, layer: int, step: StepIndex) -> Tensor:
+        """Returns what a layer of the core leaves, after the norm that stands behind it."""
+        kind = self.config.layer_post_norm
+        norm = self.layer_post_norm[layer] if kind == "per-layer-and-step" else self.layer_post_norm
+        return norm(x) if kind == "shared" else norm(x, step)
 
     def _recomputable(self, block: nn.Module, *args: Any) -> Tensor:
         """Returns block(*args); where gradient checkpointing is on, only what goes in is kept for the backward pass.

@@ -32,9 +32,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "qk_norm": ("none", "head", "full"),
     "mlp": ("swiglu", "gelu", "gelu_tanh", "relu"),
     "end_norm": ("never", "last", "every", "per-step"),
-    "layer_post_norm": ("none", "per-step"),
+    "layer_post_norm": ("none", "shared", "per-step", "per-layer-and-step"),
     "beyond_max_steps": ("refuse", "repeat"),
 }
+PER_STEP = ("per-step", "per-layer-and-step")  # the choices that hold one row of weights for each step
 # rope type → what it needs and what it may have, beside rope_type and rope_theta
 ROPE_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
@@ -179,7 +180,7 @@ class LoopedConfig(PreTrainedConfig):
     @property
     def step_tables(self) -> list[str]:
         """The fields that hold one row of parameters per step."""
-        tables = [name for name in ("end_norm", "layer_post_norm") if getattr(self, name) == "per-step"]
+        tables = [name for name in ("end_norm", "layer_post_norm") if getattr(self, name) in PER_STEP]
         tables += [name for name, table in PARTS.items() if table[getattr(self, name)["kind"]].per_step]
         return tables + [f"adapters ({a['kind']})" for a in self._core_adapters if ADAPTERS[a["kind"]].per_step]
 

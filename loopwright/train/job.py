@@ -97,6 +97,11 @@ class Job:
         if said is not None:
             reporter.note(said)
         remat = build_kind(recipe.remat_spec, REMATS)
+        if objective.reads == "every" and remat.where_all_are_kept is not None:
+            reporter.note(
+                f"remat: {recipe.remat_spec['kind']} runs as {remat.where_all_are_kept}: the objective "
+                f"{recipe.objective['kind']} reads the state after every step, so all are kept"
+            )
         self.bare = bare = TrainingModule(self.model, objective, self.penalties, remat=remat, compiled=self.compiled)
         self.speed = Speedometer(self.model.config, objective, recipe.precision, self.device)
         with self.autocast():  # before the wrapper takes the model: it counts passes

@@ -22,6 +22,7 @@ from loopwright.train.job import start_job
 from loopwright.train.recipe import Recipe
 from loopwright.train.reporting.log import Log
 from loopwright.train.reporting.progress import ProgressReporter, Silent, StopRequest
+from loopwright.train.reporting.spikes import in_words
 from loopwright.train.reporting.tracking import begin_tracking, find_tracker
 from loopwright.train.resume import resume_job
 from loopwright.train.state import Objects, Progress, Run
@@ -104,7 +105,10 @@ def train(
             log.close()
         reporter.end(progress, saved, stopped=bool(stop))
         warn_of_skips(progress, reporter)
-        return Run(job.whole_model(), job.splits, run, progress, saved, finished=progress.update >= recipe.updates)
+        ended = Run(job.whole_model(), job.splits, run, progress, saved, finished=progress.update >= recipe.updates)
+        if log is not None and (spiked := ended.spikes()):
+            reporter.note(in_words(spiked))
+        return ended
 
 
 def own_folder(folder: str | Path, processes: Processes) -> AbstractContextManager[RunFolder]:

@@ -12,6 +12,7 @@ from loopwright.plot.drawing import Curve, Drawing, Plotted
 from loopwright.plot.training import loss_curves
 from loopwright.run import RunFolder
 from loopwright.train.reporting.log import read_log
+from loopwright.train.reporting.spikes import spikes
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ class Run(Plotted):
         """Returns the training loss of every update."""
         rows = [row for row in self.log() if "loss" in row]
         return Curve([row["update"] for row in rows], [row["loss"] for row in rows])
+
+    def spikes(self) -> list[int]:
+        """Returns the updates whose loss stands far above those before it."""
+        losses = self.losses()
+        return [int(losses.x[place]) for place in spikes(losses.y)]
 
     def drawing(self) -> Drawing:
         """Returns the training loss over updates."""

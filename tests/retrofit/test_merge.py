@@ -232,7 +232,7 @@ def test_what_cannot_be_folded_is_refused(name: str) -> None:
     "part",
     [
         {"state": {"kind": "zero"}}, {"injection": {"kind": "add"}}, {"halting": {"kind": "exit"}}, {"end_norm": "last"},
-        {"end_norm": "per-step"}, {"layer_post_norm": "per-step"},
+        {"end_norm": "per-step"}, {"layer_post_norm": "per-step"}, {"layer_post_norm": "shared"},
     ],
 )  # fmt: skip
 def test_every_part_of_a_core_is_named(part: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ from tests.train.runs import OPTIMISERS, RICH, Act, Poisoned, end_of, interrupt,
 
 USUAL = {
     "addition-stable",
+    "asura-every-step",
     "asura-text",
     "demo-stable",
     "distil-text",

@@ -54,9 +54,11 @@ def assumptions(work: Workload) -> list[str]:
         drawn = f"depths {depth[0]} to {depth[2]} (memory at the deepest, time on average)"
     share = f"{REACHED[work.compiled]:g} of its peak, as measured on an H200 at width 1,024"
     share += "" if work.compiled else ", not compiled"
+    runs = work.remat.where_all_are_kept if work.objective.reads == "every" else None
+    stand_in = "" if runs is None else f" (as {runs}: the objective reads the state after every step)"
     lines = [
         f"Each of {machine.gpus} {machine.gpu}: {work.rows} × {work.length:,} tokens a batch, {work.recipe.accumulate} an update, "
-        f"{drawn}, {work.recipe.precision}, remat {work.recipe.remat_spec['kind']}.",
+        f"{drawn}, {work.recipe.precision}, remat {work.recipe.remat_spec['kind']}{stand_in}.",
         f"Assumed: {links}, of which collectives reach {COLLECTIVE_SHARE:g}; {share}; narrower models and few rows reach less.",
         "FLOPs and bytes of penalties and teachers are not counted.",
     ]

@@ -91,7 +91,7 @@ def _part_of(name: str, config: LoopedConfig) -> str:
     if top == "adapters":
         index, _, inside = rest.partition(".")
         return "bases" if inside.startswith("bases.") else config.adapters[int(index)]["kind"]
-    if top == "end_norm" and config.end_norm != "per-step":
+    if top in ("end_norm", "layer_post_norm") and top not in config.step_tables:
         return "norms"
     return _PART_NAMES.get(top, top)
 
@@ -262,8 +262,11 @@ def training_bytes_of(
     loop = 0
     if config.end_norm in ("every", "per-step"):
         loop += bench.norm_cost(model.end_norm, width, 0 if config.end_norm == "per-step" else None).kept
-    if config.layer_post_norm == "per-step":
-        loop += config.core_layers * bench.norm_cost(model.layer_post_norm, width, 0).kept
+    if config.layer_post_norm != "none":
+        behind = model.layer_post_norm
+        norms = list(behind) if isinstance(behind, nn.ModuleList) else [behind] * config.core_layers
+        step = None if config.layer_post_norm == "shared" else 0
+        loop += sum(bench.norm_cost(norm, width, step).kept for norm in norms)
     once = tokens * width + bench.norm_cost(model.norm, width).kept * (2 if config.end_norm == "last" else 1)
     once += shared if config.embedding_norm else 0
     numbers = runs * _layer_kept(config, bench, shared) + steps * loop + once

@@ -85,6 +85,14 @@ def build_norm(spec: Mapping[str, Any], width: int, *, steps: int | None = None)
     return NORMS[spec["kind"]](width, steps=steps, **{name: value for name, value in spec.items() if name != "kind"})
 
 
+def build_norms(shared: str, spec: Mapping[str, Any], width: int, steps: int | None, layers: int) -> nn.Module:
+    """Returns the norms behind the layers of a core: one for all ("shared"), one with a row of weights for each step ("per-step"),
+    or as many of these as there are layers ("per-layer-and-step")."""
+    if shared == "per-layer-and-step":
+        return nn.ModuleList(build_norm(spec, width, steps=steps) for _ in range(layers))
+    return build_norm(spec, width, steps=steps if shared == "per-step" else None)
+
+
 NORMS = Kinds(
     "norm",
     {"rms": RMSNorm, "layer": LayerNorm, "simple": SimpleNorm},

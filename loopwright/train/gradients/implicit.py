@@ -27,6 +27,8 @@ class Implicit:
     `residual` is ‖Φ(s) − s‖ / ‖s‖ of the worst row at the last call, padding excluded.
     """
 
+    where_all_are_kept = None  # it is refused there
+
     def __init__(self, terms: int = 16) -> None:
         check_whole("implicit: terms", terms, 1)
         self.terms = terms

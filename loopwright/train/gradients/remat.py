@@ -28,7 +28,12 @@ from loopwright.train.gradients.recompute import Cost, GradSteps, Recompute, Sta
 
 
 class Remat(Protocol):
-    """A way to run the steps of a gradient before the last one."""
+    """A way to run the steps of a gradient before the last one.
+
+    `where_all_are_kept` names the kind that runs in its place where the loss reads every state, None where it runs itself.
+    """
+
+    where_all_are_kept: str | None
 
     def __call__(self, steps: GradSteps) -> list[Tensor]:
         """Returns the states after the steps, those that are wanted."""
@@ -42,6 +47,8 @@ class Remat(Protocol):
 class KeepAll:
     """The plain loop: everything is kept."""
 
+    where_all_are_kept = None
+
     def __call__(self, steps: GradSteps) -> list[Tensor]:
         return steps.run(apart(steps.step))
 
@@ -52,6 +59,8 @@ class KeepAll:
 
 class EachStep:
     """Keeps the state before each step, by torch's checkpoint; each step runs once more in the backward pass."""
+
+    where_all_are_kept = None
 
     def __call__(self, steps: GradSteps) -> list[Tensor]:
         saved = partial(checkpoint, steps.step, use_reentrant=False, preserve_rng_state=draws(steps.model))
@@ -68,6 +77,8 @@ class Tree:
     Griewank's treeverse for a known number of steps. Where every state is kept for the loss anyway, this is the same as
     keeping the state before each step.
     """
+
+    where_all_are_kept = "step"
 
     def __call__(self, steps: GradSteps) -> list[Tensor]:
         if steps.keeps == "every" or not steps.depth:

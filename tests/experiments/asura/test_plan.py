@@ -50,7 +50,7 @@ def test_every_part_has_three_seeds_and_no_row_is_planned_twice() -> None:
 def test_a_schedule_of_its_own_is_laid_over_all_else() -> None:
     calm = [row for row in rows() if row.schedule and row.size != ALL_TEXT]
     assert [row.label for row in calm] == [at_schedule(label, *each) for label in (WITHOUT_SKIP, WHOLE) for each in CALMER]
-    found = [recipe("asura-text", [*SETTINGS, *laid_over(row, ("schedule.warmup=60", "optim.lr=1e-3"))]) for row in calm]
+    found = [recipe("asura-every-step", [*SETTINGS, *laid_over(row, ("schedule.warmup=60", "optim.lr=1e-3"))]) for row in calm]
     assert [(each.optim["lr"], each.schedule["warmup"]) for each in found] == [*CALMER, *CALMER]
     without, whole = found[: len(CALMER)], found[len(CALMER) :]
     assert {each.model["changes"]["injection"]["kind"] for each in without} == {"none"}
@@ -86,7 +86,7 @@ def check_starts(size: str) -> None:
     models = {}
     for label in (WHOLE, ONE_PROJECTION, LARGER_START):
         row = next(row for row in rows() if (row.size, row.label) == (size, label))
-        chosen = recipe("asura-text", [*SETTINGS, *laid_over(row, ())]).model["changes"]
+        chosen = recipe("asura-every-step", [*SETTINGS, *laid_over(row, ())]).model["changes"]
         torch.manual_seed(0)
         models[label] = lw.build("asura", **{**chosen, "vocab_size": 64, "core_layers": 1})
     own, small, large = (model.injection for model in models.values())
@@ -104,7 +104,7 @@ def check_starts(size: str) -> None:
 
 def test_all_of_the_text_is_read_once_at_two_rates() -> None:
     whole = [row for row in rows() if row.size == ALL_TEXT]
-    found = [recipe("asura-text", [*SETTINGS, *laid_over(row, ("updates=600", "schedule.warmup=60"))]) for row in whole]
+    found = [recipe("asura-every-step", [*SETTINGS, *laid_over(row, ("updates=600", "schedule.warmup=60"))]) for row in whole]
     assert {each.updates for each in found} == {ALL_UPDATES} and {row.looped for row in whole} == {True, False}
     assert sorted(each.optim["lr"] for each in found) == sorted(2 * ALL_RATES)
     tokens = ALL_UPDATES * found[0].batch * found[0].data["length"]

@@ -6,7 +6,6 @@ import math
 
 from experiments.asura.pairing import FIVE
 from experiments.asura.plan import ALL_COMPARED, ALL_RATES, WHOLE
-from experiments.asura.run import BEFORE, SPIKE, spikes
 from experiments.asura.tables import (
     all_text_sentence,
     all_text_table,
@@ -18,18 +17,19 @@ from experiments.asura.tables import (
     seeds_by_files,
 )
 from experiments.seeds import pooled
+from loopwright.train.reporting.spikes import BEFORE, DEVIATIONS, spikes
 from tests.experiments.results import TEXTS, result
 
 
 def test_a_spike_stands_above_the_updates_before_it() -> None:
     calm = [1.0 + 0.1 * (-1) ** i for i in range(BEFORE)]  # mean 1, deviation 0.1
-    assert spikes([*calm, 1.0 + 0.1 * (SPIKE + 0.01)]) == 1 and spikes([*calm, 1.0 + 0.1 * (SPIKE - 0.01)]) == 0
-    assert spikes([*calm, 0.0]) == 0 and spikes(calm) == 0 and spikes([9.0, *calm[1:]]) == 0  # nothing before it to stand above
-    assert spikes([*calm, 2.0, 1.0, 5.0]) == 2  # the first spike widens what the second is read against
+    assert spikes([*calm, 1.0 + 0.1 * (DEVIATIONS + 0.01)]) == [BEFORE] and spikes([*calm, 1.0 + 0.1 * (DEVIATIONS - 0.01)]) == []
+    assert spikes([*calm, 0.0]) == spikes(calm) == spikes([9.0, *calm[1:]]) == []  # nothing before it to stand above
+    assert len(spikes([*calm, 2.0, 1.0, 5.0])) == 2  # the first spike widens what the second is read against
 
 
 def test_a_loss_that_is_no_number_is_no_spike() -> None:
-    assert spikes([1.0] * BEFORE + [math.nan]) == 0
+    assert spikes([1.0] * BEFORE + [math.nan]) == []
 
 
 def labels(**rows: tuple[float, ...]) -> dict[str, list[dict]]:

@@ -32,7 +32,7 @@ from loopwright.recipes import recipe
 
 
 def config(label: str) -> LoopedConfig:
-    chosen = recipe("asura-text", [*SETTINGS, *Row(label, 4, 1e-3).changes])
+    chosen = recipe("asura-every-step", [*SETTINGS, *Row(label, 4, 1e-3).changes])
     return preset("asura", **chosen.model["changes"])
 
 
@@ -76,7 +76,7 @@ def test_three_times_the_text_is_another_limit_and_as_many_updates() -> None:
 
 def test_only_text_that_is_read_most_often_is_validated_on_the_way() -> None:
     def saves(times: int) -> bool:
-        chosen = recipe("asura-text", [*SETTINGS, *Row("ASURA", times, 1e-3).changes])
+        chosen = recipe("asura-every-step", [*SETTINGS, *Row("ASURA", times, 1e-3).changes])
         return chosen.save.best and 0 < chosen.validate.every < chosen.updates
 
     assert [times for times in TEXTS if saves(times)] == [STOPPED] == [max(TEXTS)]
@@ -86,7 +86,7 @@ def test_all_of_the_text_is_read_four_times_at_the_rate_of_four_readings() -> No
     rows = [*whole_text({("ASURA", 4): 4e-3, ("ASURA, depth 1", 1): 2e-3, ("plain, equal FLOPs", 16): 1e-3})]
     names = ["ASURA, all of the text", "ASURA, depth 1, all of the text"]
     assert [(row.label, row.rate, row.seed) for row in rows] == [(name, 4e-3, seed) for seed in range(3) for name in names]
-    chosen = recipe("asura-text", [*SETTINGS, *rows[0].changes])
+    chosen = recipe("asura-every-step", [*SETTINGS, *rows[0].changes])
     assert chosen.data["limit"] is None and rows[0].documents is None and set(WHOLE.values()) == {*TUNED, ONCE}
     tokens = chosen.updates * chosen.batch * chosen.data["length"] / 4
     assert 39_785_770 - chosen.batch * chosen.data["length"] < tokens <= 39_785_770
@@ -96,5 +96,5 @@ def test_a_looped_arm_on_all_of_the_text_is_tested_at_depths_that_it_has() -> No
     rows = {WHOLE[row.label]: row for row in whole_text({(label, 4): 1e-3 for label in TUNED})}
     assert {arm for arm, row in rows.items() if row.tested} == {"ASURA", "Huginn-like"} and not Row("ASURA", 4, 1e-3).tested
     for row in rows.values():
-        model = preset("asura", **recipe("asura-text", [*SETTINGS, *row.changes]).model["changes"])
+        model = preset("asura", **recipe("asura-every-step", [*SETTINGS, *row.changes]).model["changes"])
         assert not row.tested or (model.depth in row.tested and max(row.tested) <= (model.max_steps or max(row.tested)))

@@ -77,6 +77,7 @@ def _own() -> Iterator[None]:
 TABLES: dict[str, dict[str, Any]] = {
     "norms": {"layer_post_norm": "per-step", "end_norm": "per-step", "norm": {"kind": "layer", "eps": 1e-5}},
     "rms": {"layer_post_norm": "per-step"},
+    "layers": {"layer_post_norm": "per-layer-and-step"},
     "injection": {"injection": {"kind": "concat-per-step"}},
     "own": {"injection": {"kind": "gains"}},
     **{kind: {"adapters": [{"kind": kind, **options}]} for kind, options in ADAPTERS.items()},
