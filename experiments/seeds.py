@@ -1,7 +1,7 @@
 """Several seeds of a row as one, and two rows over the seeds they share.
 
-The rule: losses of a passage are averaged over the seeds, then documents are drawn with replacement (the same ones for both rows)
-for the interval of a difference. This interval is about documents, not about seeds, whose spread is often the larger of the two: a
+The rule: losses of a passage are averaged over the seeds, and summed over each document for the interval of a difference. This
+interval is about documents, not about seeds, whose spread is often the larger of the two: a
 difference is decided where both its interval over documents and that over seeds (Student's t) leave 0 out, on the same side. That
 all seeds have one sign is not enough: three seeds of rows that do not differ agree in one case of four.
 """
@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -19,17 +20,14 @@ import torch
 from experiments.pages import Result
 from loopwright.evaluate.heldout import HeldOut
 from loopwright.evaluate.paired import compare, recovered
-from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
+from loopwright.metrics.intervals import mean_interval, t_quantile
 
 RULE = (
-    "Losses of a passage are averaged over the seeds two rows share (seed by seed they saw the same batches), and documents are "
-    "drawn with replacement, the same for both, 1,000 times: the interval holds the middle 95 % of the differences. It is about "
-    "documents; what seeds do is told by the values of each seed beside it. A difference counts as decided where this interval "
-    "and that of the mean over seeds (Student's t, 95 %) both leave 0 out; with one seed there is no second one."
+    "Losses of a passage are averaged over the seeds two rows share (seed by seed they saw the same batches) and summed over each "
+    "document: the 95 % interval is that of the mean difference over documents (docs/evaluation.md says how it is made). It is "
+    "about documents; what seeds do is told by the values of each seed beside it. A difference counts as decided where this "
+    "interval and that of the mean over seeds (Student's t, 95 %) both leave 0 out; with one seed there is no second one."
 )
-
-
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5 % quantiles at 1, 2 … degrees of freedom
 
 
 def over_seeds(differences: Sequence[float]) -> tuple[float, float]:
@@ -38,8 +36,13 @@ def over_seeds(differences: Sequence[float]) -> tuple[float, float]:
     if not all(map(math.isfinite, differences)):
         return -math.inf, math.inf
     mean = sum(differences) / count
-    reach = 0.0 if count == 1 else STUDENT[count - 2] * statistics.stdev(differences) / math.sqrt(count)
+    reach = 0.0 if count == 1 else _student(count - 1) * statistics.stdev(differences) / math.sqrt(count)
     return mean - reach, mean + reach
+
+
+@cache
+def _student(freedom: int) -> float:
+    return float(t_quantile(torch.tensor(float(freedom))))
 
 
 def paired_p(differences: Sequence[float]) -> float:
@@ -184,7 +187,7 @@ def averaged(found: Sequence[HeldOut], depth: int | None = None) -> HeldOut:
 def loss_interval(found: Sequence[HeldOut], depth: int | None = None) -> tuple[float, float]:
     """Returns the interval over documents of the mean loss over all reports, at their best depth where none is given."""
     losses, targets, units = averaged(found, depth).at()
-    low, high = percentile_interval(resampled_means(by_unit(losses, units), by_unit(targets, units)))
+    low, high = mean_interval(losses, targets, units)
     return float(low), float(high)
 
 

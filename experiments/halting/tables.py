@@ -13,7 +13,7 @@ import torch
 from experiments.halting.reading import SIMPLE
 from experiments.halting.shown import SHOWN, Shown, mean, number
 from experiments.seeds import over_seeds
-from loopwright.metrics.score import percentile_interval, resampled_means
+from loopwright.metrics.intervals import mean_interval
 
 # arm and stage: how the model was trained, and how its gate
 MODELS = {
@@ -113,8 +113,7 @@ def difference(seeds: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any] 
     if any(one is None or other is None for one, other in pairs):
         return None
     gaps = torch.tensor([one for one, _ in pairs]).double() - torch.tensor([other for _, other in pairs]).double()
-    draws = resampled_means(gaps.mean(0), torch.ones(gaps.shape[1], dtype=torch.float64))
-    rows = tuple(float(x) for x in percentile_interval(draws))
+    rows = tuple(float(x) for x in mean_interval(gaps.mean(0), torch.ones(gaps.shape[1])))
     span = over_seeds(gaps.mean(1).tolist())
     verdict = "no"
     if len(seeds) > 1 and max(rows[1], span[1]) < 0:

@@ -165,7 +165,7 @@ def page(runs: Sequence[Run], more: Sequence[str] = ()) -> str:
         f"Width {first['width']}, {first['updates']:,} updates, {first['tokens']:,} tokens each; traced on {first['prompts']} "
         f"held-out prompts of {first['prompt_tokens']} tokens.",
         "## Held-out loss", loss_table(runs),
-        "Differences with their 95 % intervals over documents drawn again; one seed says nothing of other seeds.",
+        "Differences with their 95 % intervals over documents; one seed says nothing of other seeds.",
         paired_table(runs),
     ]  # fmt: skip
     if not found:
@@ -210,7 +210,7 @@ def like_part(runs: Sequence[Run], like: Sequence[Run]) -> str:
     about = "No claim above is about them."
     paired = (
         "The loss of the first less that of the second, each at its trained depth, with 95 % intervals: over seeds by Student's t, "
-        "over documents by drawing them again for losses averaged over seeds."
+        "over documents for losses averaged over seeds."
     )
     parts = ["## The norms of Ouro and of Huginn", about, loss_table(like), paired, norms_table([*runs, *like])]
     return "\n\n".join([*parts, beyond_table([Reading(run, {}) for run in like])])

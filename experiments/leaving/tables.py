@@ -10,7 +10,7 @@ from experiments.leaving.reading import FIXED, MEANS, leaving
 from experiments.pages import Result, by_seed, number, signed, spread, table
 from experiments.seeds import Pooled, averaged, mean_loss, of_documents, pooled, reports
 from loopwright.evaluate.heldout import HeldOut
-from loopwright.metrics.score import by_unit
+from loopwright.metrics.intervals import by_unit
 
 THIRDS = ("easy", "middle", "hard")
 

@@ -15,7 +15,8 @@ from experiments.pages import table as markdown
 from experiments.seeds import over_seeds
 from experiments.stars.paths import named, path_panels, with_path
 from experiments.stars.plan import GROUPS, PLACES, depth_rules
-from loopwright.metrics.score import holds_from_to, wilson_interval
+from loopwright.metrics.intervals import wilson_interval
+from loopwright.metrics.score import holds_from_to
 from loopwright.plot.drawing import Drawing
 from loopwright.plot.training import Curve, accuracy_by_depth, length_by_depth_heatmap, radius_bars
 from loopwright.plot.training import Radius as Bar

@@ -119,8 +119,8 @@ def evaluate(
 ) -> None:
     """Measure a run at every depth from one pass: loss, exact match with intervals, overthinking; as table, file and figure.
 
-    With --text: measure the held-out loss of any model on any text, by passage, with intervals and bits per byte. Causality is
-    checked before any loss is printed.
+    With --text: measure the held-out loss of any model on any text, by passage, and bits per byte. Causality is checked before
+    any loss is printed. Intervals are over the documents of text, also of a run's windows, and else over rows.
 
     With --exit: draw what early exits would cost and give, every rule and limit from one pass, beside fixed and random depths and
     an oracle. A rule without a limit stands for its usual ones. With --time: also over the time of decoding, batch 1 and 16.
@@ -185,6 +185,9 @@ def compare(
     imports: Import = None,
 ) -> None:
     """Compare two models, or one at two depths, on the same rows or passages: paired differences with 95 % intervals.
+
+    Intervals are over the documents of text, also of a run's windows, and else over rows. A difference is decided where its
+    interval leaves 0 out, with at least 6 documents or rows.
 
     Examples:
 

@@ -112,6 +112,38 @@ class FirstRows:
         """Returns the samples of these indices as one batch."""
         return self.source.batch(indices)
 
+    def documents(self, indices: Sequence[int] | Tensor) -> Tensor | None:
+        """Returns the document of each token [B, T], where the source tells it."""
+        return documents_of(self.source, indices)
+
+
+@dataclass(frozen=True)
+class Owners:
+    """The documents that the targets of a batch belong to: their numbers [U], how many targets each has there [U], and which of
+    them each token belongs to [B, T]."""
+
+    documents: Tensor
+    targets: Tensor
+    places: Tensor
+
+
+def documents_of(source: Source, indices: Sequence[int] | Tensor) -> Tensor | None:
+    """Returns the document of each token [B, T] of these samples, numbered through the source. None where each sample stands for
+    itself: a source whose samples hold parts of documents, as windows of text do, has a method `documents` that tells it."""
+    asked = getattr(source, "documents", None)
+    return None if asked is None else asked(indices)
+
+
+def owners_of(source: Source, indices: Sequence[int] | Tensor, batch: Batch) -> Owners | None:
+    """Returns the documents of a batch's targets; None where each sample stands for itself."""
+    found = documents_of(source, indices)
+    if found is None:
+        return None
+    asked = batch.labels[:, 1:] != IGNORED
+    documents, places = found.unique(return_inverse=True)
+    targets = places[:, 1:][asked].bincount(minlength=len(documents))
+    return Owners(documents, targets, places)
+
 
 @dataclass(frozen=True)
 class Splits:

@@ -116,6 +116,12 @@ class Windows:
         segments = torch.from_numpy(begins.cumsum(1)) if self.apart else None
         return Batch(torch.from_numpy(ids), torch.from_numpy(labels), segment_ids=segments)
 
+    def documents(self, indices: Sequence[int] | Tensor) -> Tensor:
+        """Returns the number of the document of each token of these windows [B, T]."""
+        firsts = np.array([self._first(int(index)) for index in indices])
+        places = firsts[:, None] + np.arange(self.length)
+        return torch.from_numpy(np.searchsorted(self.shards.starts, places, "right") - 1)
+
     def show(self, row: int) -> str:
         """Returns the text of a window."""
         first = self._first(row)

@@ -19,9 +19,10 @@ from torch import Tensor
 from loopwright.data.batch import Batch
 from loopwright.evaluate.exit_times import ExitTime
 from loopwright.evaluate.saved import Saved, columns_of
-from loopwright.evaluate.sweep import Column, Progress, column, number_table
+from loopwright.evaluate.sweep import Column, Progress, column, number_table, over
 from loopwright.generate.exit_rules import ExitRule, Memory, build_exit, exit_family, mean_state, write_exit
-from loopwright.metrics.score import IGNORED, by_unit, percentile_interval, resampled_means
+from loopwright.metrics.intervals import mean_interval
+from loopwright.metrics.score import IGNORED
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.plot.drawing import Curve, Drawing
 from loopwright.plot.inference import TradeOff, exit_trade_off
@@ -36,12 +37,14 @@ ORACLE_PRICES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)  # nats that a step must win to
 @dataclass(frozen=True)
 class StepTable:
     """Every target of some rows after every step: its loss and whether it is right [S, N], what each family of rules measured
-    [S, N], and the row it stands in [N]. `mixed` has loss and right of families that read the mean of the states so far."""
+    [S, N], the row it stands in [N] and its place there [N]. `mixed` has loss and right of families that read the mean of the
+    states so far."""
 
     losses: Tensor
     right: Tensor
     measured: Mapping[str, Tensor]
     row: Tensor
+    place: Tensor
     mixed: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def read(self, family: str) -> tuple[Tensor, Tensor]:
@@ -74,9 +77,9 @@ class ExitPoint:
 
 @dataclass(frozen=True)
 class ExitReport(Saved):
-    """Fixed depths, exit rules and the oracle on one text or split; `depth` are the steps that tokens can take. Intervals come from
-    drawing units (rows, passages or documents). `source` is where the weights stood, `dtype` what they were in. `times` are
-    those of decoding by the engine, where they were asked for, by the `clock` that measured them."""
+    """Fixed depths, exit rules and the oracle on one text or split; `depth` are the steps that tokens can take. Intervals are over
+    `units` of what `unit` says (rows, passages or documents). `source` is where the weights stood, `dtype` what they were in.
+    `times` are those of decoding by the engine, where they were asked for, by the `clock` that measured them."""
 
     what: ClassVar[str] = "a report of early exits"
 
@@ -93,6 +96,7 @@ class ExitReport(Saved):
     dtype: str = ""
     times: tuple[ExitTime, ...] = ()
     clock: str = ""
+    units: int = 0  # 0: of a report that was saved before they were counted
 
     def __repr__(self) -> str:
         """What was measured; `table` shows the numbers."""
@@ -214,10 +218,14 @@ class ExitReport(Saved):
         rows = []
         for p in points:
             row = [p.rule, f"{p.mean_steps:.2f}", _number(p.loss)]
-            row += [f"{_signed(p.excess)} ({_signed(p.excess_low)} to {_signed(p.excess_high)})", _number(p.random_loss)]
+            ends = "" if p.excess_low is None or p.excess_high is None else f" ({p.excess_low:+.4f} to {p.excess_high:+.4f})"
+            row += [_signed(p.excess) + ends, _number(p.random_loss)]
             rows.append(row + ([_percent(p.exact), _percent(p.random_exact)] if scored else []))
         table = number_table(heads, rows, width, bold=[p is self.fixed[-1] for p in points])
-        table.title = f"{self.name}: {self.targets:,} tokens in {self.rows:,} rows, at most {self.depth[-1]} steps"
+        table.title = (
+            f"{self.name}: {self.targets:,} tokens in {self.rows:,} rows, at most {self.depth[-1]} steps; "
+            f"{over(self.units or self.rows, self.unit)}"
+        )
         best = sorted(self.cheapest().items(), key=lambda pair: pair[1].mean_steps)
         table.caption = f"fewest mean steps within {EQUAL_LOSS} nats of full depth: " + "; ".join(
             f"{point.rule} {point.mean_steps:.2f}" for _, point in best
@@ -254,7 +262,8 @@ def read_steps(
     mixed = {
         name: (torch.cat([p.mixed[name][0] for p in parts], 1), torch.cat([p.mixed[name][1] for p in parts], 1)) for name in mixing
     }
-    return StepTable(losses, right, measured, torch.cat([part.row for part in parts]), mixed)
+    row, place = (torch.cat([getattr(part, name) for part in parts]) for name in ("row", "place"))
+    return StepTable(losses, right, measured, row, place, mixed)
 
 
 @torch.no_grad()
@@ -280,9 +289,10 @@ def _read_batch(model: LoopedForCausalLM, places: Tensor, batch: Batch, rules: M
         for name, rule in rules.items():
             measured[name].append(rule.measure(model, before, after, logits, memories[name]).cpu())
         before = after
-    rows = places[asked.nonzero()[:, 0].cpu()]
+    rows, inside = asked.nonzero().cpu().T
     means = {name: _stacked(each) for name, each in mixed.items()}
-    return StepTable(*_stacked(scores), {name: torch.stack(each) for name, each in measured.items()}, rows, means)
+    found = {name: torch.stack(each) for name, each in measured.items()}
+    return StepTable(*_stacked(scores), found, places[rows], inside + 1, means)
 
 
 def _stacked(scores: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -323,7 +333,7 @@ def early_exits(
 
     Args:
         specs: rules with their limits, as `build_exit` takes them.
-        units: what is drawn for an interval, one for each row: the row itself, or its document.
+        units: what intervals are over, one for each row (the row itself, or its document), or for each of its tokens [rows, T].
         exact: whether a row's answer is right or wrong as a whole.
     """
     depth = model.config.check_depth(depth)
@@ -332,6 +342,7 @@ def early_exits(
     if not table.row.numel():
         raise ValueError(f"{name}: no row has a target")
     scored = _Scored(table, units, exact)
+    counted = len(scored.targets)
     steps = range(1, depth + 1)
     best = {f"oracle:{price:g}": (table.losses + price * torch.tensor(steps)[:, None]).argmin(0) + 1 for price in ORACLE_PRICES}
     return ExitReport(
@@ -339,7 +350,7 @@ def early_exits(
         tuple(scored.point(f"depth:{d}", torch.full_like(table.row, d)) for d in steps),
         tuple(scored.point(name, exit_depths(model, rule, table.measured[fam]), fam) for name, (fam, rule) in rules.items()),
         tuple(scored.point(label, depths) for label, depths in best.items()),
-        fingerprint, source, str(model.dtype).removeprefix("torch."),
+        fingerprint, source, str(model.dtype).removeprefix("torch."), units=counted,
     )  # fmt: skip
 
 
@@ -347,8 +358,10 @@ class _Scored:
     """Scores depths per token against a table of all steps."""
 
     def __init__(self, table: StepTable, units: Tensor, exact: bool) -> None:
-        self.table, self.units, self.exact = table, units, exact
-        self.targets = by_row(torch.ones_like(table.row, dtype=torch.float64), table.row, len(units))
+        self.table, self.rows, self.exact = table, len(units), exact
+        mine = units[table.row] if units.dim() == 1 else units[table.row, table.place]
+        self.unit = mine.unique(return_inverse=True)[1]
+        self.targets = self.unit.bincount()
 
     def point(self, rule: str, depths: Tensor, family: str = "") -> ExitPoint:
         """Returns what the tokens give when each takes its own number of steps [N], read out as the family of its rule does."""
@@ -356,9 +369,8 @@ class _Scored:
         losses, full = losses.double(), self.table.losses[-1].double()
         shares = depths.bincount(minlength=steps + 1)[1:].double() / depths.numel()
         chosen = losses.gather(0, depths[None] - 1)[0]
-        gap = by_row(chosen - full, self.table.row, len(self.units))
-        draws = resampled_means(by_unit(gap, self.units), by_unit(self.targets, self.units))
-        low, high = percentile_interval(draws)
+        gap = by_row(chosen - full, self.unit, len(self.targets))
+        low, high = mean_interval(gap, self.targets)
         values = torch.stack([chosen.mean(), gap.sum() / depths.numel(), low, high, (shares * losses.mean(1)).sum()])
         scores = self._exact(right.double(), depths, shares) if self.exact else (None, None)
         return ExitPoint(rule, float(depths.double().mean()), column(shares), *column(values), *scores)
@@ -366,8 +378,8 @@ class _Scored:
     def _exact(self, right: Tensor, depths: Tensor, shares: Tensor) -> tuple[float | None, ...]:
         # a row is right where all its tokens are; at random depths each is so with the probability of its right depths
         each = torch.stack([right.gather(0, depths[None] - 1)[0], shares @ right])
-        rows = by_row(each.clamp(max=1).log(), self.table.row, len(self.units)).exp()
-        return column(rows[:, self.targets > 0].mean(1))
+        rows = by_row(each.clamp(max=1).log(), self.table.row, self.rows).exp()
+        return column(rows[:, self.table.row.unique()].mean(1))
 
 
 def by_row(values: Tensor, row: Tensor, rows: int) -> Tensor:

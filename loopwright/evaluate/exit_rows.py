@@ -10,10 +10,10 @@ import torch
 from rich.console import Group
 from torch import Tensor
 
-from loopwright.data.batch import Batch
+from loopwright.data.batch import Batch, documents_of
 from loopwright.data.batch import Source as Rows
 from loopwright.evaluate.early_exit import ExitReport, early_exits
-from loopwright.evaluate.heldout import FEWEST_DOCUMENTS, need_likelihood, passages_of_a_pass, units_of
+from loopwright.evaluate.heldout import need_likelihood, passages_of_a_pass, unit_of, units_of
 from loopwright.evaluate.passages import Passages
 from loopwright.generate.exit_rules import build_exit, parse_exit, usual_exits, write_exit
 from loopwright.model.looped import LoopedForCausalLM
@@ -26,7 +26,8 @@ USUAL = ("gate", "act", "change", "divergence", "entropy", "stable")  # `--exit 
 
 @dataclass(frozen=True)
 class Measured:
-    """What exits are measured on: batches of numbered rows, what is drawn for intervals, and how many rows were chosen by hand."""
+    """What exits are measured on: batches of numbered rows, what intervals are over (of each row, or of each of its
+    tokens), and how many rows were chosen by hand."""
 
     batches: Sequence[Sequence[int]]
     batch_of: Any  # numbers of rows → Batch
@@ -72,17 +73,20 @@ def of_text(model: LoopedForCausalLM, passages: Passages, rows: int | None, batc
             "allowed: the model's own tokenizer"
         )
     documents = [row.document for row in chosen.rows]
-    unit = "document" if len(set(documents)) >= FEWEST_DOCUMENTS else "passage"
     order = chosen.by_length()
     size = passages_of_a_pass(model, chosen.context) if batch is None else batch
     groups = [order[first : first + size] for first in range(0, len(order), size)]
-    return Measured(groups, chosen.batch, units_of(unit, documents), unit, False, few, chosen.context, chosen.fingerprint)
+    units, unit = units_of(documents), unit_of(documents)
+    return Measured(groups, chosen.batch, units, unit, False, few, chosen.context, chosen.fingerprint)
 
 
 def of_rows(rows: Rows, batch: int, *, exact: bool, few: int | None = None) -> Measured:
     """Returns rows with answers, in batches."""
     groups = [range(first, min(first + batch, len(rows))) for first in range(0, len(rows), batch)]
-    return Measured(groups, rows.batch, torch.arange(len(rows)), "row", exact, few, rows.batch([0]).input_ids.shape[1])
+    units, unit = documents_of(rows, range(len(rows))), "document"
+    if units is None or int(units.min()) == int(units.max()):
+        units, unit = torch.arange(len(rows)), "row"
+    return Measured(groups, rows.batch, units, unit, exact, few, rows.batch([0]).input_ids.shape[1])
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Held-out loss of running text at stated contexts and depths, as a likelihood or marked as none.
 
-The loss is the mean over scored tokens, Σ −log p / N: a passage weighs what its tokens weigh. Intervals come from drawing
-documents with replacement (passages, where the text has few documents): tokens of one text are not independent of each other.
+The loss is the mean over scored tokens, Σ −log p / N: a passage weighs what its tokens weigh. Intervals are over
+documents (over passages, where the text is one document alone): tokens of one text are not independent of each other.
 A model whose answers depend on later tokens is refused, since its one-pass loss is no likelihood; where it is scored all the
 same the report says so, and `honest` gives the loss that it has when each token is predicted from its prefix alone.
 """
@@ -21,16 +21,15 @@ from loopwright.check.verdict import Verdict
 from loopwright.data.batch import Batch
 from loopwright.evaluate.passages import Passages, padded_batch
 from loopwright.evaluate.saved import ByDepth, columns_of
-from loopwright.evaluate.sweep import Column, Progress, column, number_table
+from loopwright.evaluate.sweep import Column, Progress, column, ends, number_table, over
 from loopwright.generate.readings import check_depths, readings
-from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
+from loopwright.metrics.intervals import mean_interval
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.values import check_whole
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-FEWEST_DOCUMENTS = 30  # below this their passages are drawn: an interval from a handful of draws says nothing
 NOT_A_LIKELIHOOD = "not a likelihood: sees the future"
 # logits of one pass, beside which the loss needs about two more of their size
 LOGITS_AT_ONCE = {"cpu": 2**27, "cuda": 2**30}
@@ -107,7 +106,7 @@ class HeldOut(ByDepth):
         row = self.losses[-1 if depth is None else self.depth.index(depth)]
         values = torch.tensor([math.nan if x is None else x for x in row], dtype=torch.float64)
         targets = torch.tensor(self.targets_of)
-        return values, targets, units_of(self.unit, self.document_of)
+        return values, targets, units_of(self.document_of)
 
     def written(self) -> dict[str, Any]:
         """Returns what is written: what must be said of the numbers comes first."""
@@ -125,16 +124,19 @@ class HeldOut(ByDepth):
         more = ["loss, prefix by prefix", "gain"] if self.honest else []
         rows = []
         for i, depth in enumerate(self.depth):
-            row = [str(depth), _interval(self.loss[i], self.loss_low[i], self.loss_high[i])]
+            row = [str(depth), _number(self.loss[i]) + ends(self.loss_low[i], self.loss_high[i], " to ")]
             row += [_number(self.perplexity[i]), _number(self.bits_per_byte[i])]
             if self.honest is not None:
                 h = self.honest
-                row += [_interval(h.loss[i], h.loss_low[i], h.loss_high[i]), _interval(h.gain[i], h.gain_low[i], h.gain_high[i])]
+                row += [
+                    _number(h.loss[i]) + ends(h.loss_low[i], h.loss_high[i], " to "),
+                    _number(h.gain[i]) + ends(h.gain_low[i], h.gain_high[i], " to "),
+                ]
             rows.append(row)
         table = number_table(["depth", f"loss{mark}", "perplexity", "bits per byte", *more], rows, width)
         table.title = (
             f"{self.text}: {self.targets:,} tokens of {self.documents:,} documents in {self.passages:,} passages of up to "
-            f"{self.context:,}; intervals by drawing {self.unit}s"
+            f"{self.context:,}; {over(self.documents if self.unit == 'document' else self.passages, self.unit)}"
         )
         lines = [] if self.likelihood else [f"{NOT_A_LIKELIHOOD}; causality: {self.causality}"]
         if self.honest is not None:
@@ -199,15 +201,14 @@ def held_out(
     size = passages_of_a_pass(model, passages.context) if batch_size is None else batch_size
     table = _scored(model, passages.batch, passages.by_length(), wanted, size, progress)
     documents = tuple(row.document for row in passages.rows)
-    unit = "document" if len(set(documents)) >= FEWEST_DOCUMENTS else "passage"
     targets, total_bytes = passages.targets(), sum(row.bytes for row in passages.rows)
     loss = table.sum(1) / targets.sum()
-    low, high = percentile_interval(_means(table, targets, units_of(unit, documents)))
+    low, high = mean_interval(table, targets, units_of(documents))
     found = None
     if honest:
-        found = _honest(model, passages, wanted, honest, size, unit)
+        found = _honest(model, passages, wanted, honest, size)
     return HeldOut(
-        passages.name, passages.context, unit, len(set(documents)), len(passages), int(targets.sum()), total_bytes,
+        passages.name, passages.context, unit_of(documents), len(set(documents)), len(passages), int(targets.sum()), total_bytes,
         passages.fingerprint, verdict.passed is True, verdict.detail, tuple(wanted),
         column(loss), column(low), column(high), column(loss.exp()), column(table.sum(1) / (math.log(2) * total_bytes)),
         documents, tuple(targets.tolist()), tuple(column(row, digits=9) for row in table), found,
@@ -215,13 +216,14 @@ def held_out(
     )  # fmt: skip
 
 
-def units_of(unit: str, documents: Sequence[int]) -> Tensor:
-    """Returns what is drawn for each passage: its document, or itself."""
-    return torch.tensor(documents) if unit == "document" else torch.arange(len(documents))
+def unit_of(documents: Sequence[int]) -> str:
+    """Returns what intervals are over, by the document of each passage: documents, or of one alone its passages."""
+    return "document" if len(set(documents)) > 1 else "passage"
 
 
-def _means(losses: Tensor, targets: Tensor, units: Tensor) -> Tensor:
-    return resampled_means(by_unit(losses, units), by_unit(targets, units))
+def units_of(documents: Sequence[int]) -> Tensor:
+    """Returns what each passage is of that: its document, or itself."""
+    return torch.tensor(documents) if unit_of(documents) == "document" else torch.arange(len(documents))
 
 
 def passages_of_a_pass(model: LoopedForCausalLM, context: int) -> int:
@@ -256,7 +258,7 @@ def _scored(
     return losses
 
 
-def _honest(model: LoopedForCausalLM, passages: Passages, depths: list[int], count: int, size: int, unit: str) -> Honest:
+def _honest(model: LoopedForCausalLM, passages: Passages, depths: list[int], count: int, size: int) -> Honest:
     """Scores a sample of tokens twice: from the prefix alone, and in the whole passage."""
     spots = _sample(passages, count)
     order = sorted(range(len(spots)), key=lambda i: -spots[i][1])
@@ -268,11 +270,11 @@ def _honest(model: LoopedForCausalLM, passages: Passages, depths: list[int], cou
         return padded_batch([passages.rows[spots[i][0]].ids for i in places], [[spots[i][1]] for i in places])
 
     alone, forced = (_scored(model, make, order, depths, size) for make in (prefixes, whole))
-    documents = [passages.rows[row].document for row, _ in spots]
-    units = torch.tensor(documents if unit == "document" else [row for row, _ in spots])
+    whose = units_of([row.document for row in passages.rows])
+    units = whose[[row for row, _ in spots]]
     ones = torch.ones(len(spots), dtype=torch.long)
-    low, high = percentile_interval(_means(alone, ones, units))
-    gain_low, gain_high = percentile_interval(_means(alone - forced, ones, units))
+    low, high = mean_interval(alone, ones, units)
+    gain_low, gain_high = mean_interval(alone - forced, ones, units)
     columns = (alone.mean(1), low, high, forced.mean(1), (alone - forced).mean(1), gain_low, gain_high)
     return Honest(len(spots), *(column(values) for values in columns))
 
@@ -299,7 +301,3 @@ def _sample(passages: Passages, count: int) -> list[tuple[int, int]]:
 
 def _number(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4g}"
-
-
-def _interval(value: float | None, low: float | None, high: float | None) -> str:
-    return f"{_number(value)} ({_number(low)} to {_number(high)})"

@@ -1,6 +1,6 @@
 """Two or three models on the same passages or rows: the difference of their losses, what is won, how much of a gap is recovered.
 
-All draw the same documents in each resample, so that what is hard about a passage cancels out of a difference.
+Intervals are of the differences of documents (or rows), so that what is hard about a passage cancels.
 """
 
 from __future__ import annotations
@@ -12,24 +12,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from loopwright.data.batch import Source
-from loopwright.evaluate.heldout import NOT_A_LIKELIHOOD, HeldOut
-from loopwright.evaluate.sweep import number_table
+from loopwright.data.batch import Source, owners_of
+from loopwright.evaluate.heldout import NOT_A_LIKELIHOOD, HeldOut, unit_of
+from loopwright.evaluate.sweep import drawn_of, joined, number_table, over, stacked
 from loopwright.generate.readings import Reading, readings
-from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
+from loopwright.metrics.intervals import FEWEST, mean_interval, paired_interval, share_interval, share_of_gap_interval
 from loopwright.model.looped import LoopedForCausalLM
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-FEWEST = 6  # rows or passages of a decision: five that agree come by chance more often than 5 times in 100
-
-
 @dataclass(frozen=True)
 class Paired:
     """One model against another on a text: `difference` of their mean losses (below 0: the first is better), and the share of
-    passages on which the first has the lower loss (`won`; one with equal losses counts half). Intervals are at 95 %."""
+    passages on which the first has the lower loss (`won`; one with equal losses counts half). Intervals are at 95 %, over `units`
+    of what `unit` says; of windows of text both count documents."""
 
     text: str
     depths: tuple[int, int]
@@ -43,11 +41,17 @@ class Paired:
     won_high: float
     likelihood: bool
     measure: str = "loss"  # or "exact match", where more is better
+    units: int = 0
+
+    @property
+    def counted(self) -> int:
+        """The number of documents or rows: of one document alone it is 1, whatever its passages are."""
+        return 1 if self.unit == "passage" else self.units
 
     @property
     def decided(self) -> bool:
-        """Whether the interval of the difference leaves 0 out, and there are enough rows or passages to say so."""
-        return self.passages >= FEWEST and (self.difference_low > 0 or self.difference_high < 0)
+        """Whether the interval of the difference leaves 0 out, and there are enough documents or rows to say so."""
+        return self.counted >= FEWEST and (self.difference_low > 0 or self.difference_high < 0)
 
 
 @dataclass(frozen=True)
@@ -66,17 +70,9 @@ def compare(first: HeldOut, second: HeldOut, *, depths: tuple[int | None, int | 
     """Returns how the first model does against the second, each at its depth (the last it was measured at where none is given)."""
     _check_same(first, second)
     losses, targets, units = _together(first.at(depths[0]), second.at(depths[1]))
-    means = resampled_means(by_unit(losses, units), by_unit(targets, units))
-    low, high = percentile_interval(means[0] - means[1])
-    wins = (losses[0] < losses[1]).double() + (losses[0] == losses[1]).double() / 2
-    ones = torch.ones_like(targets)
-    won_low, won_high = percentile_interval(resampled_means(by_unit(wins, units), by_unit(ones, units)))
-    mean = losses.sum(1) / targets.sum()
     chosen = (depths[0] or first.depth[-1], depths[1] or second.depth[-1])
-    return Paired(
-        first.text, chosen, len(targets), first.unit, float(mean[0] - mean[1]), float(low), float(high),
-        float(wins.mean()), float(won_low), float(won_high), first.likelihood and second.likelihood,
-    )  # fmt: skip
+    honest = first.likelihood and second.likelihood
+    return _of_losses(first.text, chosen, losses, targets, units, unit_of(first.document_of), likelihood=honest)
 
 
 def compare_rows(
@@ -92,38 +88,53 @@ def compare_rows(
     """Returns how the first model does against the second on the rows of a task: the loss and, where answers are right or wrong
     as a whole, exact match (`won`: rows that the first has right and the second wrong; equal ones count half)."""
     measured = [_measured(model, rows, depth, batch_size) for model, depth in zip((first, second), depths, strict=True)]
-    targets, ones = measured[0]["targets"], torch.ones_like(measured[0]["targets"])
-    losses = torch.stack([each["loss"] for each in measured])
-    results = [_paired(name, depths, losses, targets, "loss", lower_wins=True)]
+    (losses, targets, unit), (others, _, _) = (drawn_of(*each) for each in measured)
+    results = [_of_losses(name, depths, torch.stack([losses, others]), targets, torch.arange(len(targets)), unit)]
     if exact:
-        right = torch.stack([each["exact"] for each in measured])
-        results.append(_paired(name, depths, right, ones, "exact match", lower_wins=False))
+        results.append(_of_answers(name, depths, *(each["exact"].bool() for each, _ in measured)))
     return results
 
 
-def _measured(model: LoopedForCausalLM, rows: Source, depth: int, batch_size: int) -> dict[str, Tensor]:
+def _measured(model: LoopedForCausalLM, rows: Source, depth: int, batch_size: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What a model gives for each row, and for each document of each batch where rows are windows of documents."""
     parts: list[Reading] = []
+    owned: list[dict[str, Tensor]] = []
     training = model.training
     model.eval()
     try:
         for start in range(0, len(rows), batch_size):
-            batch = rows.batch(range(start, min(start + batch_size, len(rows)))).to(model.device)
-            parts += readings(model, batch, [depth])
+            places = range(start, min(start + batch_size, len(rows)))
+            batch = rows.batch(places)
+            held = owners_of(rows, places, batch)
+            parts += readings(model, batch.to(model.device), [depth], owners=held and held.places)
+            if held is not None:
+                loss = stacked([parts[-1].of_documents])[0]
+                owned.append({"documents": held.documents, "targets": held.targets, "loss": loss})
     finally:
         model.train(training)
-    return {name: torch.cat([getattr(part, name).double().cpu() for part in parts]) for name in ("loss", "targets", "exact")}
+    found = {name: torch.cat([getattr(part, name).double().cpu() for part in parts]) for name in ("loss", "targets", "exact")}
+    return found, joined(owned)
 
 
-def _paired(name: str, depths: tuple[int, int], values: Tensor, weights: Tensor, measure: str, *, lower_wins: bool) -> Paired:
-    means = resampled_means(values, weights)
-    low, high = percentile_interval(means[0] - means[1])
-    ahead = values[0] < values[1] if lower_wins else values[0] > values[1]
-    wins = ahead.double() + (values[0] == values[1]).double() / 2
-    won_low, won_high = percentile_interval(resampled_means(wins[None], torch.ones_like(wins))[0])
-    mean = values.sum(1) / weights.sum()
+def _of_losses(
+    name: str, depths: tuple[int, int], losses: Tensor, targets: Tensor, units: Tensor, unit: str, *, likelihood: bool = True
+) -> Paired:
+    low, high = mean_interval(losses[0] - losses[1], targets, units)
+    wins = (losses[0] < losses[1]).double() + (losses[0] == losses[1]).double() / 2
+    mean = losses.sum(1) / targets.sum()
     return Paired(
-        name, depths, values.shape[1], "row", float(mean[0] - mean[1]), float(low), float(high),
-        float(wins.mean()), float(won_low), float(won_high), True, measure,
+        name, depths, len(targets), unit, float(mean[0] - mean[1]), float(low), float(high),
+        float(wins.mean()), *share_interval(wins, units), likelihood, units=len(units.unique()),
+    )  # fmt: skip
+
+
+def _of_answers(name: str, depths: tuple[int, int], first: Tensor, second: Tensor) -> Paired:
+    """The difference of exact match of rows that are right or wrong [rows]."""
+    ahead, behind, rows = int((first & ~second).sum()), int((second & ~first).sum()), len(first)
+    wins = 0.5 + (first.double() - second.double()) / 2
+    return Paired(
+        name, depths, rows, "row", (ahead - behind) / rows, *paired_interval(ahead, behind, rows),
+        float(wins.mean()), *share_interval(wins, torch.arange(rows)), True, "exact match", units=rows,
     )  # fmt: skip
 
 
@@ -139,15 +150,18 @@ def paired_table(results: Sequence[Paired], first: str, second: str, width: int 
         rows.append([r.text, r.measure, f"{r.depths[0]} / {r.depths[1]}", difference, won, verdict + mark])
     table = number_table(["on", "measure", "depths", "first - second", "won", "verdict"], rows, width)
     table.title = f"first: {first}\nsecond: {second}"
-    units = sorted({r.unit for r in results})
-    count = sum({r.text: r.passages for r in results}.values())  # a split stands there once per measure
-    what = "passages" if any(r.unit != "row" for r in results) else "rows"
-    table.caption = f"paired over {count:,} {what}; 95 % intervals by drawing {' and '.join(units)}s"
+    counted = {r.text: over(r.units, r.unit) for r in results if r.measure == "loss"}
+    alone = len(set(counted.values())) == 1
+    each = [told if alone else f"{text}: {told}" for text, told in counted.items()]
+    table.caption = "paired; 95 % " + "; ".join(dict.fromkeys(each))
     return table
 
 
 def _undecided(result: Paired) -> str:
-    return "undecided" if result.passages >= FEWEST else f"undecided: {result.passages} is too few, {FEWEST} are needed"
+    if result.counted >= FEWEST:
+        return "undecided"
+    what = "document" if result.unit == "passage" else result.unit
+    return f"undecided: {result.counted} {what}{'' if result.counted == 1 else 's'} are too few, {FEWEST} are needed"
 
 
 def recovered(
@@ -156,12 +170,11 @@ def recovered(
     """Returns which share of the gap from the worse to the better model the third one recovers, at its depth."""
     _check_same(worse, better, third)
     losses, targets, units = _together(worse.at(worse_depth), better.at(), third.at(depth))
-    means = resampled_means(by_unit(losses, units), by_unit(targets, units))
     whole = losses.sum(1) / targets.sum()
     gap = float(whole[0] - whole[1])
     if not gap > 0:
         raise ValueError(f"{third.text}: the worse model's loss {float(whole[0]):.4g} is not above {float(whole[1]):.4g}; no gap")
-    low, high = percentile_interval(_share(means))
+    low, high = share_of_gap_interval(losses[0] - losses[2], losses[0] - losses[1], targets, units)
     honest = worse.likelihood and better.likelihood and third.likelihood
     return Recovered(third.text, float(_share(whole)), float(low), float(high), gap, honest)
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from loopwright.data.batch import Source
+from loopwright.data.batch import Source, owners_of
 from loopwright.evaluate.saved import ByDepth, columns_of
 from loopwright.generate.readings import check_depths, decode_exact, readings
-from loopwright.metrics.score import DepthRates, bootstrap_interval, depth_rates, settled_depths, wilson_interval
+from loopwright.metrics.intervals import by_unit, mean_interval, wilson_interval
+from loopwright.metrics.score import DepthRates, depth_rates, settled_depths
 from loopwright.model.backbone import StepRunner
 from loopwright.model.bounds import MOST_DEPTH
 from loopwright.model.looped import LoopedForCausalLM
@@ -43,10 +44,11 @@ class DecodeCheck:
 
 @dataclass(frozen=True)
 class SweepReport(ByDepth):
-    """One test split at every depth, a column per measure. Intervals are at 95 %: Wilson's for exact match, by bootstrap over
-    rows for the loss. `change` is the relative size of the last step at that depth, over rows. `rates` look at all depths, then
-    from the model's own depth on; `settled` counts rows by the first depth from which they stay right (0: wrong at the last).
-    `source` is where the weights stood ("" where nobody said), `dtype` what they were in."""
+    """One test split at every depth, a column per measure. Intervals are at 95 %: Wilson's over rows for exact match; that of the
+    loss over so many `units` of what `unit` says, rows, or documents where rows are windows of them. `change` is the relative size
+    of the last step at that depth, over rows. `rates` look at all depths, then from the model's own depth on; `settled` counts rows
+    by the first depth from which they stay right (0: wrong at the last). `source` is where the weights stood ("" where nobody
+    said), `dtype` what they were in."""
 
     what: ClassVar[str] = "a sweep report"
 
@@ -69,6 +71,8 @@ class SweepReport(ByDepth):
     decoded: tuple[DecodeCheck, ...] = ()
     source: str = ""
     dtype: str = ""
+    unit: str = "row"
+    units: int = 0  # 0: of a report that was saved before they were counted
 
     def __repr__(self) -> str:
         """What was measured: the columns would fill a notebook, and `table` shows them."""
@@ -114,7 +118,7 @@ class SweepReport(ByDepth):
         rows = [[str(self.depth[place]), *(_CELLS[name](self, place) for _, name in columns)] for place in places]
         bold = [self.depth[place] == self.own_depth for place in places]
         table = number_table(["depth", *(heading for heading, _ in columns)], rows, width, bold=bold)
-        table.title = f"{self.split}: {self.rows:,} rows, {self.targets:,} targets"
+        table.title = f"{self.split}: {self.rows:,} rows, {self.targets:,} targets; {over(self.units or self.rows, self.unit)}"
         some = len(places) < len(self.depth)
         notes = [f"{len(places)} of the {len(self.depth)} depths are shown; the file has all"] if some else []
         table.caption = "\n".join([*notes, *self.remarks()])
@@ -155,14 +159,19 @@ def sweep(
     wanted = check_depths(model.config, depths)
     _check(model, source, wanted, batch_size, exact, decode_depths)
     parts: list[dict[str, Tensor]] = []
+    owned: list[dict[str, Tensor]] = []
     decoded: dict[int, list[Tensor]] = {depth: [] for depth in decode_depths}
     starts = range(0, len(source), batch_size)
     training = model.training
     model.eval()
     try:
         for done, start in enumerate(starts, start=1):
-            batch = source.batch(range(start, min(start + batch_size, len(source)))).to(model.device)
-            read = list(readings(model, batch, wanted, change=model.config.is_looped, step=step))
+            places = range(start, min(start + batch_size, len(source)))
+            batch = source.batch(places)
+            held, batch = owners_of(source, places, batch), batch.to(model.device)
+            read = list(readings(model, batch, wanted, change=model.config.is_looped, step=step, owners=held and held.places))
+            if held is not None:
+                owned.append({"documents": held.documents, "targets": held.targets, "loss": stacked(r.of_documents for r in read)})
             # small tensors, one per depth and row: brought to the CPU once per batch
             names = ["loss", "exact"] + ["change"] * model.config.is_looped
             parts.append({name: torch.stack([getattr(r, name) for r in read]).cpu() for name in names})
@@ -173,10 +182,28 @@ def sweep(
                 progress(done, len(starts))
     finally:
         model.train(training)
-    table = {name: torch.cat([part[name] for part in parts], dim=-1) for name in parts[0]}
+    table = joined(parts)
     usual = model.config.check_depth(None)
-    report = _report(split, usual, wanted, table, {depth: torch.cat(rows) for depth, rows in decoded.items()}, exact)
+    report = _report(split, usual, wanted, table, {depth: torch.cat(rows) for depth, rows in decoded.items()}, exact, joined(owned))
     return replace(report, source=source_name, dtype=str(model.dtype).removeprefix("torch."))
+
+
+def stacked(values: Iterable[Tensor | None]) -> Tensor:
+    """Returns tensors that are there, one under another."""
+    return torch.stack([value for value in values if value is not None])
+
+
+def joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Returns the columns of batches, one after the other; nothing of none."""
+    return {name: torch.cat([part[name] for part in parts], dim=-1) for name in parts[0]} if parts else {}
+
+
+def drawn_of(rows: Mapping[str, Tensor], owned: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, str]:
+    """Returns loss […, units] and targets [units] of what is drawn for an interval, and what that is: documents where batches told
+    whose tokens are whose (`owned`), if there are two or more, else rows."""
+    if owned and len(owned["documents"].unique()) > 1:
+        return *(by_unit(owned[name], owned["documents"]) for name in ("loss", "targets")), "document"
+    return rows["loss"], rows["targets"], "row"
 
 
 def grid(reports: Mapping[str, SweepReport]) -> dict[str, list]:
@@ -205,14 +232,16 @@ def _check(
 
 
 def _report(
-    split: str, own: int, depths: list[int], table: dict[str, Tensor], decoded: dict[int, Tensor], exact: bool
-) -> SweepReport:
+    split: str, own: int, depths: list[int], table: dict[str, Tensor], decoded: dict[int, Tensor], exact: bool,
+    owned: Mapping[str, Tensor],
+) -> SweepReport:  # fmt: skip
     targets = table["targets"]
     total, rows, nothing = int(targets.sum()), targets.numel(), (None,) * len(depths)
     if not total or (exact and not bool(targets.all())):
         raise ValueError(f"{split}: {int((targets == 0).sum())} of {rows} rows have no target; exact match needs one in every row")
     loss = table["loss"].sum(1) / total
-    low, high = bootstrap_interval(table["loss"], targets)
+    losses, drawn, unit = drawn_of(table, owned)
+    low, high = mean_interval(losses, drawn)
     columns: dict[str, Column] = {
         "loss": column(loss), "loss_low": column(low), "loss_high": column(high), "perplexity": column(loss.exp()),
         **dict.fromkeys(("exact", "exact_low", "exact_high", "change_mean", "change_largest"), nothing),
@@ -234,6 +263,7 @@ def _report(
             "settled": tuple(zip(places.tolist(), counted.tolist(), strict=True)),
             "decoded": tuple(checks),
         }
+    extra |= {"unit": unit, "units": drawn.numel()}
     return SweepReport(split, rows, total, own, tuple(depths), **{**columns, **extra})
 
 
@@ -277,6 +307,11 @@ def _widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
     return widest
 
 
+def over(units: int, unit: str) -> str:
+    """Returns what the intervals of a table are about."""
+    return f"intervals over {units:,} {unit}{'' if units == 1 else 's'}"
+
+
 def rate_lines(rates: Iterable[DepthRates]) -> list[str]:
     """Returns what becomes of answers as depth grows, a line for each set of rates."""
     return [
@@ -295,6 +330,11 @@ def _number(value: float | None, form: str = ".4g") -> str:
     return "not finite" if value is None else f"{value:{form}}"
 
 
+def ends(low: float | None, high: float | None, between: str = "–") -> str:
+    """Returns the ends of an interval in brackets; nothing where it has none: of one unit, or of numbers that are not finite."""
+    return "" if low is None or high is None else f" ({_number(low)}{between}{_number(high)})"
+
+
 def _exact_cell(report: SweepReport, i: int) -> str:
     low, high = report.exact_low[i], report.exact_high[i]
     assert report.exact[i] is not None and low is not None and high is not None
@@ -302,7 +342,7 @@ def _exact_cell(report: SweepReport, i: int) -> str:
 
 
 _CELLS: dict[str, Callable[[SweepReport, int], str]] = {
-    "loss": lambda r, i: f"{_number(r.loss[i])} ({_number(r.loss_low[i])}–{_number(r.loss_high[i])})",
+    "loss": lambda r, i: _number(r.loss[i]) + ends(r.loss_low[i], r.loss_high[i]),
     "perplexity": lambda r, i: _number(r.perplexity[i]),
     "exact": _exact_cell,
     "change_mean": lambda r, i: f"{_number(r.change_mean[i], '.2g')} / {_number(r.change_largest[i], '.2g')}",

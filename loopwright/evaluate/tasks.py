@@ -12,7 +12,8 @@ from rich.console import Group
 
 from loopwright.evaluate.saved import Saved, columns_of
 from loopwright.evaluate.sweep import Column, column, number_table, rate_lines
-from loopwright.metrics.score import DepthRates, bootstrap_interval, depth_rates, wilson_interval
+from loopwright.metrics.intervals import mean_interval, wilson_interval
+from loopwright.metrics.score import DepthRates, depth_rates
 from loopwright.notebook import html_of
 from loopwright.plot.drawing import Curve, Drawing, Plotted
 from loopwright.plot.training import accuracy_by_depth, loss_by_depth
@@ -62,8 +63,8 @@ class Asking:
 
 @dataclass(frozen=True)
 class MetricColumn:
-    """One metric by depth, with the ends of its 95 % interval: Wilson's where each question is right or wrong, else by bootstrap
-    over questions; None where the task makes something else of its questions than a mean."""
+    """One metric by depth, with the ends of its 95 % interval: Wilson's where each question is right or wrong, else by Student's
+    t over questions; None where the task makes something else of its questions than a mean."""
 
     value: Column
     low: Column
@@ -217,7 +218,7 @@ def _column(values: Sequence[float], answers: Sequence[Sequence[Any]]) -> Metric
     if share:
         ends = [wilson_interval(int(sum(row)), len(row)) for row in answers]
     else:
-        ends = [_bootstrap(value, row) for value, row in zip(values, answers, strict=True)]
+        ends = [_of_mean(value, row) for value, row in zip(values, answers, strict=True)]
     low, high = torch.tensor(ends, dtype=torch.float64).T
     return MetricColumn(
         column(torch.tensor(values, dtype=torch.float64), digits=DIGITS),
@@ -227,7 +228,7 @@ def _column(values: Sequence[float], answers: Sequence[Sequence[Any]]) -> Metric
     )
 
 
-def _bootstrap(value: float, answers: Sequence[Any]) -> tuple[float, float]:
+def _of_mean(value: float, answers: Sequence[Any]) -> tuple[float, float]:
     """Returns the interval of a mean over questions, or of what the task makes of it; not a number where it is something else."""
     pairs = [one if isinstance(one, tuple | list) else (one, 1) for one in answers]
     if not all(len(pair) == 2 and all(isinstance(x, int | float) and math.isfinite(x) for x in pair) for pair in pairs):
@@ -237,7 +238,7 @@ def _bootstrap(value: float, answers: Sequence[Any]) -> tuple[float, float]:
     for make in MEANS:
         try:
             if math.isclose(make(mean), value, rel_tol=1e-9):
-                low, high = sorted(make(end.item()) for end in bootstrap_interval(sums, weights))
+                low, high = sorted(make(end.item()) for end in mean_interval(sums, weights))
                 return low, high
         except OverflowError:
             continue

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from loopwright.metrics.score import IGNORED, Metric, exact_rows, row_losses
+from loopwright.metrics.score import IGNORED, Metric, exact_rows, token_losses
 from loopwright.model.backbone import StepRunner
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
@@ -44,7 +44,8 @@ class Reading:
     """The answers of a batch at one depth, a number per row [B]: summed loss (float64), targets, whether all are right.
 
     `change` is ‖s − s′‖ / ‖s′‖ of the last step, from s′ to s, over the tokens that a target of the row can see, where asked for;
-    `measured` holds a number per row [B] of each metric asked for.
+    `measured` holds a number per row [B] of each metric asked for, `of_documents` the summed loss of each document [U] where it was
+    said which tokens are whose.
     """
 
     depth: int
@@ -53,6 +54,7 @@ class Reading:
     exact: Tensor
     change: Tensor | None = None
     measured: Mapping[str, Tensor] = field(default_factory=dict)
+    of_documents: Tensor | None = None
 
 
 def readings(
@@ -63,15 +65,17 @@ def readings(
     change: bool = False,
     step: StepRunner | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    owners: Tensor | None = None,
 ) -> Iterator[Reading]:
     """Yields the reading of a batch at each depth, ascending, from one pass without gradients; a dense model has one depth.
 
-    `change` measures the state's last step too; `step` runs in the place of the model's own (compiled, for instance).
+    `change` measures the state's last step too; `step` runs in the place of the model's own (compiled, for instance); `owners` says
+    of each token [B, T] which document it is of, by numbers from 0, if losses are to be summed by document as well.
     """
     wanted = check_depths(model.config, depths)
     if model.training:
         raise ValueError("readings: the model is in training mode, where dropout is on; call model.eval() first")
-    return _readings(model, batch, wanted, change, step, metrics or {})
+    return _readings(model, batch, wanted, change, step, metrics or {}, owners)
 
 
 @torch.no_grad()  # of a generator it holds while the generator runs, not where the readings are used
@@ -82,6 +86,7 @@ def _readings(
     change: bool,
     step: StepRunner | None,
     metrics: Mapping[str, Metric],
+    owners: Tensor | None,
 ) -> Iterator[Reading]:
     e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
     before = model.start_state(e, p)
@@ -90,15 +95,21 @@ def _readings(
     for depth, s in enumerate(model.unroll(e, depths[-1], p, state=before, step=step), start=1):
         if depth in wanted:
             moved = None if seen is None else _relative_change(before, s, seen)
-            yield _read(model.read_out(s, p), batch.labels, depth, moved, metrics)
+            yield _read(model.read_out(s, p), batch.labels, depth, moved, metrics, owners)
         before = s
 
 
-def _read(logits: Tensor, labels: Tensor, depth: int, change: Tensor | None, metrics: Mapping[str, Metric]) -> Reading:
-    loss, targets = row_losses(logits, labels)
+def _read(
+    logits: Tensor, labels: Tensor, depth: int, change: Tensor | None, metrics: Mapping[str, Metric], owners: Tensor | None
+) -> Reading:
+    each, asked = token_losses(logits, labels)
+    loss, whose = each.sum(1, dtype=torch.float64), None
+    if owners is not None:  # on the CPU, where sums over documents come in one order
+        whose = torch.zeros(int(owners.max()) + 1, dtype=torch.float64)
+        whose.index_add_(0, owners[:, 1:].flatten(), each.double().cpu().flatten())
     measured = {name: metric(logits, labels) for name, metric in metrics.items()}
     # of logits that are no numbers some token is still the largest: such an answer is never right
-    return Reading(depth, loss, targets, exact_rows(logits, labels) & loss.isfinite(), change, measured)
+    return Reading(depth, loss, asked.sum(1), exact_rows(logits, labels) & loss.isfinite(), change, measured, whose)
 
 
 def _seen_by_targets(batch: Rows) -> Tensor:

@@ -1,34 +1,32 @@
-"""Scores of answers: loss and exactness per row, intervals around their means, and what becomes of a row as depth grows.
+"""Scores of answers: loss and exactness per row, and what becomes of a row as depth grows.
 
 Tables over depths are [depths, rows] booleans, true where a row is right, with the depths in ascending order.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from statistics import NormalDist
 
-import numpy
 import torch
 from torch import Tensor
 
 from loopwright.settings import Kinds
 
 IGNORED = -100
-CONFIDENCE = 0.95
-RESAMPLES = 1000
-_NUMBERS_AT_ONCE = 2**24  # of a block of bootstrap weights: 128 MiB
-_NUMBERS_KEPT = 2**20  # of bootstrap weights that are kept for the next models: 8 MiB, eight times at most
 
 
 # rows
 
 
 def row_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the summed cross-entropy of each row [B], in float64, and its number of targets [B].
+    """Returns the summed cross-entropy of each row [B], in float64, and its number of targets [B]; see `token_losses`."""
+    each, asked = token_losses(logits, labels)
+    return each.sum(1, dtype=torch.float64), asked.sum(1)
+
+
+def token_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the cross-entropy of each token but the first [B, T − 1], 0 where none is asked for, and where one is.
 
     Labels [B, T] are the input ids, unshifted, −100 where nothing is predicted: logits [B, T, V] at i answer for label i + 1.
     """
@@ -38,7 +36,7 @@ def row_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     wide = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
     # −log p = log Σ exp(x − x_target): exact to the last digit where the loss is near zero, and cheaper than cross_entropy
     each = (wide - wide.gather(-1, targets.clamp(min=0)[..., None])).logsumexp(-1)
-    return torch.where(asked, each, 0).sum(1, dtype=torch.float64), asked.sum(1)
+    return torch.where(asked, each, 0), asked
 
 
 def exact_rows(logits: Tensor, labels: Tensor) -> Tensor:
@@ -81,79 +79,6 @@ class TokenAccuracy(Metric):
 
 
 METRICS = Kinds("metric", {"token-accuracy": TokenAccuracy}, inherits=Metric, offers=["__call__"], reserved=["kind"])
-
-
-# intervals
-
-
-def wilson_interval(right: int, total: int, *, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Returns the Wilson score interval of a proportion, `right` of `total`: (low, high)."""
-    if not 0 <= right <= total or total < 1:
-        raise ValueError(f"wilson_interval: {right} right of {total}; allowed: 0 to the total, which is at least 1")
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    share, shrink = right / total, 1 + z * z / total
-    middle = (share + z * z / (2 * total)) / shrink
-    reach = z / shrink * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    # at the ends the formula gives 0 and 1 up to rounding
-    return (0.0 if right == 0 else middle - reach), (1.0 if right == total else middle + reach)
-
-
-def bootstrap_interval(
-    losses: Tensor, targets: Tensor, *, confidence: float = CONFIDENCE, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[Tensor, Tensor]:
-    """Returns the percentile bootstrap interval (low, high), each […], of the mean loss per target, Σ loss / Σ targets.
-
-    `losses` […, rows] are summed per row, `targets` [rows] counts them. Rows are drawn with replacement, the same draws for
-    all leading dimensions. It is not a number (NaN) where a loss is not finite.
-    """
-    return percentile_interval(resampled_means(losses, targets, resamples=resamples, seed=seed), confidence=confidence)
-
-
-def resampled_means(losses: Tensor, targets: Tensor, *, resamples: int = RESAMPLES, seed: int = 0) -> Tensor:
-    """Returns the mean loss per target of each draw of the rows with replacement […, resamples], as for `bootstrap_interval`.
-
-    One seed gives the same draws whatever the losses are: means of two models on the same rows may be subtracted draw by draw.
-    """
-    rows = targets.numel()
-    if not rows or losses.shape[-1] != rows:
-        raise ValueError(f"bootstrap_interval: losses of shape {tuple(losses.shape)} for {rows} rows; allowed: […, rows], rows ≥ 1")
-    flat, weights = losses.double().cpu().reshape(-1, rows), targets.double().cpu()
-    broken = ~flat.isfinite().all(1)
-    flat = flat.where(~broken[:, None], 0)
-    drawn = _kept_counts if rows * resamples <= _NUMBERS_KEPT else _draw_counts
-    means = [(flat @ counts.T) / (counts @ weights) for counts in drawn(rows, resamples, seed)]
-    resampled = torch.cat(means, dim=1)
-    resampled[broken] = math.nan
-    return resampled.view(*losses.shape[:-1], resamples)
-
-
-def _draw_counts(rows: int, resamples: int, seed: int) -> Iterator[Tensor]:
-    """Yields how often each draw takes each row [draws, rows], a part of the draws at a time."""
-    generator, size = torch.Generator().manual_seed(seed), max(1, _NUMBERS_AT_ONCE // rows)
-    for first in range(0, resamples, size):
-        draws = torch.randint(rows, (min(size, resamples - first), rows), generator=generator)
-        places = draws + rows * torch.arange(len(draws))[:, None]  # each draw counts in a stretch of its own
-        yield places.flatten().bincount(minlength=draws.numel()).view_as(draws).double()
-
-
-@lru_cache(maxsize=8)
-def _kept_counts(rows: int, resamples: int, seed: int) -> tuple[Tensor, ...]:
-    """The same for few rows: many models are compared on them, and drawing takes longer than their means."""
-    return tuple(_draw_counts(rows, resamples, seed))
-
-
-def percentile_interval(draws: Tensor, *, confidence: float = CONFIDENCE) -> tuple[Tensor, Tensor]:
-    """Returns the interval (low, high), each […], that holds the middle of draws […, resamples]."""
-    tail = (1 - confidence) / 2
-    low, high = torch.from_numpy(numpy.quantile(draws.double().numpy(), [tail, 1 - tail], axis=-1))
-    return low, high
-
-
-def by_unit(values: Tensor, units: Tensor) -> Tensor:
-    """Returns the sums of values […, rows] over the rows of each unit […, units]: documents, where rows are passages of them."""
-    _, places = units.unique(return_inverse=True)
-    sums = values.new_zeros(*values.shape[:-1], int(places.max()) + 1)
-    return sums.index_add_(-1, places.to(values.device), values)
 
 
 # what becomes of a row as depth grows

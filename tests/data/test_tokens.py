@@ -52,6 +52,7 @@ def test_every_token_is_a_label_once_and_borders_are_kept(documents: list[list[i
         assert batch.input_ids[:, 1:].flatten().tolist() == joined[1 : 1 + count * stride]
         assert batch.input_ids[:, 0].tolist() == joined[: count * stride : stride]
         assert batch.segment_ids is not None and batch.attention_mask is None
+        assert windows.documents(range(count))[:, 1:].flatten().tolist() == owner[1 : 1 + count * stride]
         for row in range(count):
             owners = owner[row * stride : row * stride + length]
             assert batch.segment_ids[row].tolist() == [own - owners[0] for own in owners]

@@ -18,7 +18,8 @@ from loopwright.data.batch import Batch
 from loopwright.evaluate import sweep as module
 from loopwright.evaluate.sweep import SweepReport, grid, log_range, parse_depths, shown_places, sweep
 from loopwright.generate.readings import readings
-from loopwright.metrics.score import DepthRates, bootstrap_interval, exact_rows, row_losses, wilson_interval
+from loopwright.metrics.intervals import mean_interval, wilson_interval
+from loopwright.metrics.score import DepthRates, exact_rows, row_losses
 from loopwright.plot.drawing import Curve
 from tests.cases import noisy
 
@@ -82,7 +83,7 @@ def test_a_sweep_is_separate_passes(model: lw.LoopedForCausalLM, report: SweepRe
         assert report.loss[place] == pytest.approx(mean, rel=1e-5) and report.perplexity[place] == pytest.approx(
             math.exp(mean), rel=1e-5
         )
-        low, high = bootstrap_interval(loss, count)
+        low, high = mean_interval(loss, count)
         assert (report.loss_low[place], report.loss_high[place]) == pytest.approx((low.item(), high.item()), rel=1e-5)
         change = torch.cat(changes)
         assert report.change_mean[place] == pytest.approx(change.mean().item(), rel=1e-5)

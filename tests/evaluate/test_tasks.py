@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loopwright.evaluate.tasks import TaskReport, task_report
-from loopwright.metrics.score import wilson_interval
+from loopwright.metrics.intervals import wilson_interval
 
 
 @pytest.fixture

@@ -63,9 +63,9 @@ def test_seeds_that_lie_far_apart_leave_it_open(above: tuple[float, ...], verdic
 
 
 def test_the_interval_over_seeds_is_students() -> None:
-    """Mean 2 and deviation 1 of three: 2 ± 4.303 / √3."""
+    """Mean 2 and deviation 1 of three: 2 ± 4.3027 / √3."""
     found = replace(pooled(seeds("a", 0.0), seeds("b", 0.0), "test"), of_seeds=(1.0, 2.0, 3.0))  # type: ignore[type-var]
-    assert found is not None and found.over_seeds == pytest.approx((-0.4843, 4.4843), abs=1e-4)
+    assert found is not None and found.over_seeds == pytest.approx((-0.4841, 4.4841), abs=1e-4)
 
 
 def test_an_interval_over_0_leaves_it_open() -> None:
@@ -142,7 +142,7 @@ def test_the_interval_of_a_mean_holds_it() -> None:
 
 def test_an_interval_over_three_seeds_is_students() -> None:
     low, high = over_seeds([1.0, 2.0, 3.0])
-    assert (low, high) == pytest.approx((2 - 4.303 / math.sqrt(3), 2 + 4.303 / math.sqrt(3)))
+    assert (low, high) == pytest.approx((2 - 4.3026527 / math.sqrt(3), 2 + 4.3026527 / math.sqrt(3)))
     assert over_seeds([0.5]) == (0.5, 0.5) and over_seeds([0.0, math.inf]) == (-math.inf, math.inf)
 
 

@@ -28,7 +28,7 @@ from experiments import side_by_side
 from experiments.side_by_side import add_line, as_line, compared, folded, folder_of, missing, run_all
 from experiments.trained import Stopped
 from loopwright.evaluate.heldout import HeldOut
-from loopwright.metrics.score import by_unit
+from loopwright.metrics.intervals import by_unit
 from loopwright.train.reporting.progress import StopRequest
 from tests.experiments.results import hard, held_out
 

@@ -10,16 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.metrics.score import (
-    bootstrap_interval,
-    by_unit,
     depth_rates,
     exact_rows,
     holds_from_to,
-    percentile_interval,
-    resampled_means,
     row_losses,
     settled_depths,
-    wilson_interval,
 )
 from loopwright.model.forward.output import next_token_loss
 
@@ -80,70 +75,6 @@ def test_labels_of_another_shape_are_refused() -> None:
     for score in (row_losses, exact_rows):
         with pytest.raises(ValueError, match=r"labels: shape \(4, 3\); allowed: \(4, 4\)"):
             score(logits_for(LABELS), LABELS[:, 1:])
-
-
-# intervals
-
-
-def test_wilson_has_the_known_values() -> None:
-    assert wilson_interval(8, 10) == pytest.approx((0.49016, 0.94332), abs=1e-5)
-    assert wilson_interval(0, 20) == pytest.approx((0.0, 0.16113), abs=1e-5)
-    assert wilson_interval(5000, 5000) == pytest.approx((0.99923, 1.0), abs=1e-5)
-    with pytest.raises(ValueError, match="3 right of 2"):
-        wilson_interval(3, 2)
-    with pytest.raises(ValueError, match="0 right of 0"):
-        wilson_interval(0, 0)
-
-
-@given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999))
-def test_wilson_holds_its_share_and_mirrors(case: tuple[int, int], confidence: float) -> None:
-    right, total = case
-    low, high = wilson_interval(right, total, confidence=confidence)
-    assert 0 <= low <= right / total <= high <= 1
-    mirrored = wilson_interval(total - right, total, confidence=confidence)
-    assert mirrored == pytest.approx((1 - high, 1 - low), abs=1e-12)
-
-
-def test_bootstrap_is_weighted_by_targets() -> None:
-    targets = torch.tensor([1, 9])
-    losses = torch.tensor([[10.0, 9.0], [2.0, 18.0]])  # by target: 10 and 1; 2 and 2
-    low, high = bootstrap_interval(losses, targets)
-    assert low.tolist() == pytest.approx([1.0, 2.0]) and high.tolist() == pytest.approx([10.0, 2.0])
-
-
-def test_bootstrap_covers_as_often_as_it_says() -> None:
-    torch.manual_seed(0)
-    targets = torch.randint(1, 6, (60,))
-    losses = (torch.rand(200, 60, 5).double() * (torch.arange(5) < targets[:, None])).sum(-1)  # each target's mean is 1/2
-    low, high = bootstrap_interval(losses, targets, confidence=0.8)
-    assert 0.7 < ((low < 0.5) & (high > 0.5)).double().mean() < 0.9
-
-
-def test_two_models_are_drawn_alike() -> None:
-    losses, targets = torch.rand(50).double(), torch.randint(1, 5, (50,))
-    apart = resampled_means(losses + 0.5 * targets, targets) - resampled_means(losses, targets)
-    assert apart.tolist() == pytest.approx([0.5] * 1000)
-    low, high = percentile_interval(resampled_means(torch.stack([losses, losses]), targets))
-    assert low.shape == (2,) and (low[0], high[0]) == (low[1], high[1]) == bootstrap_interval(losses, targets)
-
-
-def test_rows_of_a_unit_are_summed() -> None:
-    found = by_unit(torch.tensor([[1.0, 2.0, 4.0], [1.0, 1.0, 1.0]]), torch.tensor([7, 3, 7]))
-    assert found.tolist() == [[2.0, 5.0], [1.0, 2.0]]
-
-
-def test_bootstrap_is_reproducible_in_blocks_and_marks_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    losses, targets = torch.rand(3, 40), torch.randint(1, 5, (40,))
-    whole = torch.stack(bootstrap_interval(losses, targets, resamples=50))
-    monkeypatch.setattr("loopwright.metrics.score._NUMBERS_KEPT", 0)  # the same draws made again, and in parts
-    assert torch.equal(whole, torch.stack(bootstrap_interval(losses, targets, resamples=50)))
-    monkeypatch.setattr("loopwright.metrics.score._NUMBERS_AT_ONCE", 40 * 7)
-    assert torch.equal(whole, torch.stack(bootstrap_interval(losses, targets, resamples=50)))
-    losses[1, 3] = math.inf
-    low, high = bootstrap_interval(losses, targets, resamples=50)
-    assert low.isnan().tolist() == high.isnan().tolist() == [False, True, False]
-    with pytest.raises(ValueError, match=r"shape \(3, 40\) for 39 rows"):
-        bootstrap_interval(losses, targets[:-1])
 
 
 # over depths

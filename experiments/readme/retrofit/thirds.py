@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from functools import cache
 
 import torch
-from torch import Tensor
 
 from experiments.halting.reading import SIMPLE
 from experiments.leaving.reading import FIXED, leaving
@@ -20,7 +19,7 @@ from experiments.seeds import DECIDED, Pooled, averaged, mean_loss, over_seeds, 
 from experiments.sft.plan import TRAINED
 from experiments.sft.wide import DEPTHS, EQUAL, LONGER, LOOPED, TEXTS
 from experiments.sft.wide_tables import STEPS, by_depth, thirds
-from loopwright.metrics.score import by_unit, percentile_interval, resampled_means
+from loopwright.metrics.intervals import Mean, by_unit, ratio_mean
 
 SHOWN = (3, 4, 6, 8)  # steps of the table
 EASY, MIDDLE, HARD = THIRDS
@@ -50,22 +49,21 @@ def at(depth: int, text: str, third: str) -> float:
 
 
 @cache
-def contrast(first: tuple[str, int], second: tuple[str, int], text: str, third: str) -> tuple[tuple[float, ...], Tensor]:
-    """Returns one arm at a depth less another at a depth, on a third: seed by seed, and as documents are drawn."""
+def contrast(first: tuple[str, int], second: tuple[str, int], text: str, third: str) -> tuple[tuple[float, ...], Mean]:
+    """Returns one arm at a depth less another at a depth, on a third: seed by seed, and over documents."""
     sides = [reports(in_part(runs()[arm], text, documents(text, third)), text) for arm, _ in (first, second)]
     seeds = tuple(mean_loss([one], first[1]) - mean_loss([other], second[1]) for one, other in zip(*sides, strict=True))
     (losses, targets, units), (others, _, _) = (
         averaged(found, depth).at() for found, (_, depth) in zip(sides, (first, second), strict=True)
     )
-    # a seed of its own for each third: other documents are drawn independently
-    return seeds, resampled_means(by_unit(losses - others, units), by_unit(targets, units), seed=THIRDS.index(third))
+    return seeds, ratio_mean(by_unit(losses - others, units), by_unit(targets, units))
 
 
 def hard_less(other: str, first: tuple[str, int], second: tuple[str, int], text: str) -> tuple[float, float, float, str]:
     """Returns how much larger a contrast is on hard documents than on others, its interval over seeds, and if it is decided."""
-    (hard, hard_drawn), (rest, rest_drawn) = (contrast(first, second, text, third) for third in (HARD, other))
+    (hard, of_hard), (rest, of_rest) = (contrast(first, second, text, third) for third in (HARD, other))
     each = [one - another for one, another in zip(hard, rest, strict=True)]
-    low, high = percentile_interval(hard_drawn - rest_drawn)
+    low, high = (of_hard - of_rest).ends()
     return statistics.mean(each), *over_seeds(each), DECIDED[verdict(over_seeds(each), (float(low), float(high)))]
 
 

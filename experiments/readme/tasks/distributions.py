@@ -13,7 +13,8 @@ from experiments.readme.tasks.learned import DEPTH, LEARNED, learned
 from experiments.readme.tasks.stars import REST, most_growth, runs_of, times_larger
 from experiments.stars.plan import GROUPS, PLACES, depth_rules
 from experiments.stars.tables import SOLVED, accuracy, change_at_100, radius_at_100, side_by_side
-from loopwright.metrics.score import holds_from_to, wilson_interval
+from loopwright.metrics.intervals import wilson_interval
+from loopwright.metrics.score import holds_from_to
 from loopwright.settings import build_kind
 from loopwright.train.depth import RULES
 

@@ -11,7 +11,8 @@ from experiments.readme.rows import RESULTS, WORDS, line, of, only, rows_of, whe
 from experiments.seeds import over_seeds, paired_p
 from experiments.stars.plan import AGAIN
 from experiments.stars.tables import SOLVED, Runs, accuracy, change_at_100, radius_at_100, read, side_by_side
-from loopwright.metrics.score import holds_from_to, wilson_interval
+from loopwright.metrics.intervals import wilson_interval
+from loopwright.metrics.score import holds_from_to
 
 LINES = {
     "ours": ("target", "addition-stable"),
