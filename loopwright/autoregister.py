@@ -13,6 +13,7 @@ from types import ModuleType
 AUTO = {
     "transformers.models.auto.configuration_auto": "loopwright.model.config",
     "transformers.models.auto.modeling_auto": "loopwright.model.looped",
+    "transformers.modeling_layers": "loopwright.model.heads",
 }
 
 
@@ -30,9 +31,10 @@ def register(name: str) -> None:
     theirs, ours = sys.modules[name], import_module(AUTO[name])
     if name.endswith("configuration_auto"):
         theirs.AutoConfig.register("loopwright", ours.LoopedConfig, exist_ok=True)
-    else:
+    elif name.endswith("modeling_auto"):
         theirs.AutoModel.register(ours.LoopedConfig, ours.LoopedModel, exist_ok=True)
         theirs.AutoModelForCausalLM.register(ours.LoopedConfig, ours.LoopedForCausalLM, exist_ok=True)
+        import_module("transformers.modeling_layers")  # the heads of transformers; it may be what asked for the Auto classes
 
 
 class Announcer(MetaPathFinder):

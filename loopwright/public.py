@@ -20,6 +20,7 @@ from loopwright.hub import push
 from loopwright.model.cache.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.forward.output import LoopedModelOutput, LoopedOutput
+from loopwright.model.heads import LoopedForQuestionAnswering, LoopedForSequenceClassification, LoopedForTokenClassification
 from loopwright.model.looped import LoopedForCausalLM, LoopedModel
 from loopwright.model.presets import build, preset
 from loopwright.registry import register
