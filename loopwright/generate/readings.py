@@ -16,6 +16,7 @@ from transformers import GenerationConfig
 from loopwright.metrics.score import IGNORED, Metric, exact_rows, row_losses
 from loopwright.model.backbone import StepRunner
 from loopwright.model.config import LoopedConfig
+from loopwright.model.forward.selection import Answers
 from loopwright.model.looped import LoopedForCausalLM
 
 
@@ -66,7 +67,8 @@ def readings(
 ) -> Iterator[Reading]:
     """Yields the reading of a batch at each depth, ascending, from one pass without gradients; a dense model has one depth.
 
-    `change` measures the state's last step too; `step` runs in the place of the model's own (compiled, for instance).
+    What answers is what the model's own read-out (`config.read_out`) makes of the steps up to there. `change` measures the state's
+    last step too; `step` runs in the place of the model's own (compiled, for instance).
     """
     wanted = check_depths(model.config, depths)
     if model.training:
@@ -86,11 +88,12 @@ def _readings(
     e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
     before = model.start_state(e, p)
     seen = _seen_by_targets(batch) if change else None
-    wanted = set(depths)
+    wanted, answers = set(depths), Answers(model, e, p, before)
     for depth, s in enumerate(model.unroll(e, depths[-1], p, state=before, step=step), start=1):
+        answers.take(s)
         if depth in wanted:
             moved = None if seen is None else _relative_change(before, s, seen)
-            yield _read(model.read_out(s, p), batch.labels, depth, moved, metrics)
+            yield _read(answers.logits(), batch.labels, depth, moved, metrics)
         before = s
 
 

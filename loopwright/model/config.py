@@ -17,7 +17,7 @@ from loopwright.model.bounds import LEAST_NUMBER, MOST, MOST_ADAPTERS, MOST_DEPT
 from loopwright.model.layers.norm import NORMS
 from loopwright.model.parts.adapter import ADAPTERS, check_adapter, stack_of
 from loopwright.model.parts.gate import GATES
-from loopwright.model.parts.halting import HALTINGS
+from loopwright.model.parts.halting import HALTINGS, READ_OUTS
 from loopwright.model.parts.injection import INJECTIONS
 from loopwright.model.parts.part import Part
 from loopwright.model.parts.state import STATES
@@ -33,6 +33,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "end_norm": ("never", "last", "every", "per-step"),
     "layer_post_norm": ("none", "per-step"),
     "beyond_max_steps": ("refuse", "repeat"),
+    "read_out": READ_OUTS["logits"],
 }
 # rope type → what it needs and what it may have, beside rope_type and rope_theta
 ROPE_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -134,6 +135,7 @@ class LoopedConfig(PreTrainedConfig):
     adapters: _List = _FILLED_IN
     gate: _Mapping = _FILLED_IN
     halting: _Mapping = _FILLED_IN
+    read_out: str = "last"  # the `select` of a pass that names none; configs from before the field answer by the last step
 
     use_cache: bool = True
     pad_token_id: int | None = None
@@ -286,6 +288,9 @@ class LoopedConfig(PreTrainedConfig):
             yield from wrong_options(name, spec, table[spec["kind"]].ranges)
         for place, spec in enumerate(self.adapters):
             yield from wrong_options(f"adapters[{place}]", spec, ADAPTERS[spec["kind"]].ranges, sizes=True)
+        halting = self.halting["kind"]
+        if self.read_out not in (fitting := READ_OUTS[HALTINGS[halting].mixes]):
+            yield f"read_out is {shown(self.read_out)}, and halting is {halting!r}; allowed with it: {', '.join(fitting)}"
         yield from too_large(self)
         if not self.is_looped:
             kinds = {name: (getattr(self, name)["kind"], PLAIN[name]) for name in _OF_STEPS}

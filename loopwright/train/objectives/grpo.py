@@ -38,6 +38,7 @@ class Grpo(Objective):
     """
 
     reads = "last"
+    read_out = "last"
     capturable = False
     sampled = True
 
