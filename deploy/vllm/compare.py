@@ -18,9 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+LAST = {"universal": {"read_out": "last"}}  # vLLM reads the last step alone
 PRESETS = ("ouro-1.4b", "huginn", "retrofit-llama-1b", "asura", "ouroboros-qwen2.5-3b", "universal")
 CASES: dict[str, dict[str, Any]] = {
-    **{name: {"preset": name} for name in PRESETS},
+    **{name: {"preset": name, "changes": LAST.get(name, {})} for name in PRESETS},
     "retrofit-olmo2-1b": {"preset": "retrofit-olmo2-1b"},
     "relaxed": {"preset": "relaxed"},
     "stars-addition": {"preset": "stars-addition"},

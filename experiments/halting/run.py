@@ -38,6 +38,7 @@ def carry_out(run: Run, *, data: str, shards: str, extra: tuple[str, ...] = ()) 
     outcome = train_once(recipe(task.recipe, [*run.changes(data), *extra]), shards).outcome
     tokens = TOKENS[run.task](outcome.splits.tests["test"])
     torch.set_float32_matmul_precision("highest")
+    outcome.model.config.read_out = "last"  # each step by its own state, as this study compares rules; ACT's own is `learned`
     if run.arm != "plain":  # whose gate is not trained yet
         stages["joint"] = measure(outcome.model, tokens, task.depth, learned)
     if run.arm in GATED:

@@ -11,6 +11,7 @@ from loopwright.check.probes import Probe
 from loopwright.check.verdict import NotOfferedError, Verdict
 from loopwright.engine.request import Request, RequestOptions, Result
 from loopwright.engine.scheduler import Scheduler
+from loopwright.engine.trail import check_mean_read, mean_read
 from loopwright.generate.exit_rules import ExitRule, Memory, Never
 from loopwright.model.looped import LoopedForCausalLM
 
@@ -46,6 +47,10 @@ def early_exits(probe: Probe) -> Verdict:
         raise NotOfferedError("the model has parameters for one step alone")
     if model.leaks_future:
         raise NotOfferedError("the model reads future tokens, so it has no cache")
+    try:
+        check_mean_read(model, "exit")
+    except ValueError as error:
+        raise NotOfferedError(str(error)) from None
     tally, prompt = probe.tally(), tuple(probe.ids(1, seed=5)[0, :PROMPT].tolist())
     plain, never = (_answer(model, prompt, deepest, rule) for rule in (None, Never()))
     tally.hold(f"never leaving draws {never.tokens}, plain decoding {plain.tokens}", never.tokens == plain.tokens)
@@ -55,7 +60,8 @@ def early_exits(probe: Probe) -> Verdict:
     tally.hold(f"tokens left after {exits.depths} steps, planned were {plan}", exits.depths == plan)
     for place, (token, depth, logprob) in enumerate(zip(exits.tokens, exits.depths, exits.logprobs or [], strict=True)):
         ids = torch.tensor([[*prompt, *exits.tokens[:place]]], device=model.device)
-        logits = probe.logits(ids, options={"depth": depth})[0, -1].double()
+        select = "expected" if mean_read(model) else "last"
+        logits = probe.logits(ids, options={"depth": depth, "select": select})[0, -1].double()
         size = logits.abs().max()  # rounding is as large as the logits allow, however sure the token is
         tally.close(f"token {place} after {depth} steps", size + logprob, size + logits.log_softmax(-1)[token])
     return tally.verdict()

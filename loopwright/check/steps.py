@@ -9,6 +9,7 @@ from torch import Tensor
 
 from loopwright.check.probes import DEPTH_NAMES, STATE_NAMES, WIDTH_NAMES, Probe
 from loopwright.check.verdict import NotOfferedError, Tally, Verdict
+from loopwright.model.forward.selection import Answers
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.tap import OF_PARTS, POINTS, Recorder
 
@@ -74,7 +75,8 @@ def depth_honesty(probe: Probe) -> Verdict:
     answers = []
     for depth in (*depths, None):
         counter = _StepCounter()
-        answers.append(probe.logits(ids, options={"depth": depth, "tap": counter}))
+        # by the last step: an answer that mixes steps may be complete before
+        answers.append(probe.logits(ids, options={"depth": depth, "tap": counter, "select": "last"}))
         want = model.config.depth if depth is None else depth
         asked = "no depth" if depth is None else f"depth {depth}"
         tally.hold(f"{asked} ran steps {counter.steps}, not {want} of them", counter.steps == list(range(want)))
@@ -101,12 +103,17 @@ def _depth_argument(probe: Probe) -> Verdict:
 
 
 def last_step(probe: Probe) -> Verdict:
-    """The answer = what the last state of the loop reads out to."""
+    """The answer = what the last state of the loop reads out to, or what the model's own read-out makes of all of them."""
     model, tally, ids = probe.need_core(), probe.tally(), probe.ids(2)
     for depth in _depths(model):
         e, p = model.embed(ids)
-        *_, state = model.unroll(e, depth, p)
-        tally.same(f"depth {depth}", probe.logits(ids, options={"depth": depth}), model.read_out(state, p))
+        start = model.start_state(e, p)
+        answers = Answers(model, e, p, start)
+        for s in model.unroll(e, depth, p, state=start):
+            answers.take(s)
+        last = probe.logits(ids, options={"depth": depth, "select": "last"})
+        tally.same(f"depth {depth}, the last step", last, model.read_out(answers.state, p))
+        tally.close(f"depth {depth}", probe.logits(ids, options={"depth": depth}), answers.logits())
     return tally.verdict()
 
 
@@ -114,10 +121,11 @@ def one_sweep(probe: Probe) -> Verdict:
     """The logits and states of each step of one pass (output_steps) = those of a pass that stops there."""
     model, tally, ids = probe.need_core(), probe.tally(), probe.ids(2)
     depths = _depths(model)
-    sweep = model(ids, depth=depths[-1], output_steps=True)
+    sweep = model(ids, depth=depths[-1], output_steps=True, select="last")
     tally.same("the sweep's answer and its last step", sweep.logits, sweep.step_logits[-1])
     for depth, state in zip(depths, _states(model, ids, depths[-1]), strict=True):
-        tally.same(f"logits of step {depth - 1}", sweep.step_logits[depth - 1], probe.logits(ids, options={"depth": depth}))
+        alone = probe.logits(ids, options={"depth": depth, "select": "last"})
+        tally.same(f"logits of step {depth - 1}", sweep.step_logits[depth - 1], alone)
         tally.same(f"state of step {depth - 1}", sweep.states[depth - 1], state)
     return tally.verdict()
 

@@ -20,6 +20,9 @@ _SEAL = re.compile(r"<!-- written by loopwright, sha256 ([0-9a-f]{64}) -->\n\Z")
 # an absolute path: at the beginning of a word or after a separator; what stands after the colon of https:// is none
 _ABSOLUTE = re.compile(r"""(?:^|(?<=[\s,;=:'"(\[{]))(?!(?<=:)//[^/])/[^,;=:'")\]}]*""")
 
+# what `describe` says of a read-out that is not the plainest
+_ANSWERS = {"hub": "answers at the step where its exit gate leaves", "expected": "answers by the mean of all steps"}
+
 _CARD = """\
 ---
 library_name: transformers
@@ -95,6 +98,7 @@ def is_edited(card: bytes) -> bool:
 def describe(config: LoopedConfig, depth: int) -> str:
     """Returns what a model is at a depth, in one line: its stacks and the parts that are not the plainest."""
     words = [f"{name} {getattr(config, name)['kind']}" for name, plain in PLAIN.items() if getattr(config, name)["kind"] != plain]
+    words += [_ANSWERS[config.read_out]] if config.read_out != "last" else []
     words += [f"adapter {spec['kind']}" + (f" on the {spec['stack']}" if "stack" in spec else "") for spec in config.adapters]
     words += [f"end norm {config.end_norm}"] if config.end_norm != "never" else []
     behind = {"shared": "one norm", "per-step": "norms per step", "per-layer-and-step": "norms per layer and step"}

@@ -110,6 +110,8 @@ def _effective(config: LoopedConfig) -> dict[str, Any]:
     fields["adapters"] = [_spelled(config, spec, ADAPTERS) for spec in fields["adapters"]]
     if not config.is_looped:
         fields["depth"] = 1
+    if config.read_out != "hub":
+        fields["halting"].pop("threshold", None)  # where nothing leaves by it
     return fields
 
 

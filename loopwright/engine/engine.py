@@ -18,8 +18,9 @@ from transformers import PreTrainedTokenizerBase
 from loopwright.engine.request import Request, RequestOptions, Result
 from loopwright.engine.scheduler import EngineStats, Scheduler
 from loopwright.engine.speculation import AUTO, MOST_TOKENS
+from loopwright.engine.trail import check_mean_read
 from loopwright.generate.constraint import ConstrainedVocabulary, Constraint
-from loopwright.generate.exit_rules import build_exit
+from loopwright.generate.exit_rules import ExitRule, build_exit
 from loopwright.generate.sampling import Sampling, checked_whole
 from loopwright.generate.stream import checked_seed, end_tokens, token_ids
 from loopwright.model.looped import LoopedForCausalLM
@@ -71,6 +72,7 @@ class Engine:
         if model.leaks_future:
             raise ValueError("engine: the controller's pooling 'sequence' reads future tokens; use prefix, chunk or token")
         self.model, self.tokenizer = model, tokenizer
+        self._own_exit = own_exit(model)
         self._scheduler = Scheduler(
             model, rows=max_rows, tokens=max_tokens, depth=model.config.check_depth(depth), readings=readings, chunk=chunk_tokens
         )
@@ -133,10 +135,11 @@ class Engine:
         `step_tokens` the likeliest tokens after each step. `ignore_eos` goes on after the model's own end token.
         `constrain` gives the answer a form: {"json": schema}, {"regex": pattern}, {"choice": [texts]}, or one of `constraint`.
 
-        `exit` is a rule by which tokens leave the loop early (see exit_rules.py); the keys they then lack are run when a later
-        token needs them ("backfill": exact) or copied from their last step ("copy": an approximation). `draft_depth` drafts
-        `draft_tokens` − 1 tokens (3) at a lower depth and verifies them together at `depth`: the same tokens, sooner. "auto" picks
-        both for each round, by the drafts that held so far; `draft_tokens` is then the most that a round verifies (8).
+        `exit` is a rule by which tokens leave the loop early (see exit_rules.py); left out, a model that answers where its exit
+        gate says leaves there ("never": at full depth). The keys they then lack are run when a later token needs them ("backfill":
+        exact) or copied from their last step ("copy": an approximation). `draft_depth` drafts `draft_tokens` − 1 tokens (3) at a
+        lower depth and verifies them together at `depth`: the same tokens, sooner. "auto" picks both for each round, by the drafts
+        that held so far; `draft_tokens` is then the most that a round verifies (8).
         """
         sampling = Sampling(temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias)
         sampling.check_vocabulary(self.model.config.vocab_size)
@@ -151,14 +154,13 @@ class Engine:
             _fresh_seed(sampling) if seed is None else checked_whole(seed),
             None if state_seed is None else checked_whole(checked_seed(self.model, state_seed)),
             tokens, strings, logprobs or top_logprobs > 0, priority, on_token,
-            # every step is read out where it is asked what each would say, as under a rule by which no token ever leaves
-            None if exit is None and not step_tokens else build_exit("never" if exit is None else exit, self.model),
+            self._rule(exit, step_tokens),
             exit_keys, draft_depth,
             (MOST_TOKENS if draft_depth == AUTO else DRAFT_TOKENS) if draft_tokens is None else draft_tokens,
             top_logprobs, prompt_logprobs, step_tokens, on_done,
             constrain if isinstance(constrain, Constraint | None) else self.constraint(constrain, ignore_eos=ignore_eos),
         )  # fmt: skip
-        self._check_uneven(wish)
+        self._check_uneven(wish, own=exit is None and self._own_exit is not None)
         self._check_fits(wish)
         decode = None if self.tokenizer is None else self._decode
         request = Request(wish, decode, on_done=self._count_done, in_worker=self._in_worker)
@@ -296,7 +298,24 @@ class Engine:
         ends = end_tokens(self.model, self.tokenizer) if own else []
         return strings, frozenset([*ends, *(one for one in given if not isinstance(one, str))])
 
-    def _check_uneven(self, wish: RequestOptions) -> None:
+    def _rule(self, exit: str | Mapping[str, Any] | None, step_tokens: int) -> ExitRule | None:
+        """Returns the rule by which tokens leave: the one asked for, or that of the model's own read-out."""
+        exit = self._own_exit if exit is None else exit
+        if exit is None and not step_tokens:
+            return None
+        # every step is read out where it is asked what each would say, as under a rule by which no token ever leaves
+        return build_exit("never" if exit is None else exit, self.model)
+
+    def _check_uneven(self, wish: RequestOptions, *, own: bool) -> None:
+        """Refuses what does not go together; `own`: the rule is that of the model's own read-out, and nobody asked for it."""
+        if own and wish.draft_depth is not None:
+            raise ValueError("draft_depth: the model itself leaves by exit 'gate'; set read_out 'last' in its config for drafts")
+        if own and wish.prompt_logprobs:
+            raise ValueError("prompt_logprobs: the model itself leaves by exit 'gate'; give exit 'never' beside it")
+        if wish.uneven:
+            check_mean_read(
+                self.model, "step_tokens" if wish.step_tokens else "exit" if wish.draft_depth is None else "draft_depth"
+            )
         if wish.exit_keys not in ("backfill", "copy"):
             raise ValueError(f"exit_keys: {wish.exit_keys!r}; allowed: backfill, copy")
         if wish.exit_keys == "copy" and wish.exit is None:
@@ -329,6 +348,14 @@ class Engine:
     def _decode(self, tokens: list[int]) -> str:
         assert self.tokenizer is not None
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def own_exit(model: LoopedForCausalLM) -> str | None:
+    """Returns the rule by which tokens of a model leave where nothing is said: with all keys there, that is its own read-out."""
+    read_out = model.config.read_out
+    if read_out == "expected" and model.halting.mixes == "logits":
+        raise ValueError("engine: read_out 'expected' mixes logits of all steps; allowed: 'last' or 'hub' in the model's config")
+    return "gate" if read_out == "hub" else None
 
 
 def _plain_ids(prompt: Any) -> list[Any]:

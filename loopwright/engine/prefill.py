@@ -10,7 +10,9 @@ from torch import Tensor
 from loopwright.engine.passes import Passes
 from loopwright.engine.running import Running
 from loopwright.engine.scores import score_prompts
+from loopwright.engine.trail import mean_read
 from loopwright.model.cache.pool import Row
+from loopwright.model.forward.selection import Answers
 
 
 def prefill(passes: Passes, running: Sequence[Running], chunk: int) -> Iterator[tuple[list[Running], int, Tensor | None]]:
@@ -35,13 +37,28 @@ def prefill(passes: Passes, running: Sequence[Running], chunk: int) -> Iterator[
 
 def _even(passes: Passes, runs: list[Running], count: int, steps: int, last: bool) -> Tensor | None:
     rows, first, e, start = _enter(passes, runs, count)
-    *_, s = passes.unroll(rows, first, start, e, steps)
+    s = _answering(passes, rows, first, e, start, steps)
     scored = any(run.request.wish.prompt_logprobs for run in runs)
     if last or scored or passes.pool.layers["coda"]:  # the coda keeps keys of every token
         features = passes.features(rows, first, s, [run.request.wish.depth for run in runs])
     if scored:
         score_prompts(passes.model, runs, features)
     return passes.model.lm_head(torch.stack([y[-1] for y in features])) if last else None
+
+
+def _answering(
+    passes: Passes, rows: list[Row], first: list[int], e: Sequence[Tensor], start: Sequence[Tensor], steps: int
+) -> Sequence[Tensor]:
+    """Returns the states [T, D] of each row's tokens that answer: the last ones, or the means where the model answers by these."""
+    states = passes.unroll(rows, first, start, e, steps)
+    if not mean_read(passes.model):
+        *_, s = states
+        return s
+    inputs, p = torch.stack(list(e)), passes.open(rows, first, len(e[0]))
+    answers = Answers(passes.model, inputs, p, torch.stack(list(start)))
+    for state in states:
+        answers.take(torch.stack(list(state)))
+    return answers.answering().unbind(0)
 
 
 def _uneven(passes: Passes, runs: list[Running], count: int, steps: int, keys: str) -> None:

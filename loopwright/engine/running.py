@@ -34,6 +34,7 @@ class Running:
     t: int = 0
     phase: str = "prefill"  # then "embed", "core" and again "embed"; "drained" once the last token is drawn
     trail: Trail | None = None  # where tokens are not all equally deep
+    passed: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # halting value and state of each step of the present token
     memory: dict[str, Any] = field(default_factory=dict)  # of the exit rule, about the present token
     drafts: list[Tensor] = field(default_factory=list)  # tokens that are not verified yet, on the device
     said: list[Ranked] = field(default_factory=list)  # what each step of the present token would have said, where asked

@@ -22,12 +22,13 @@ from loopwright.engine.running import DrawnTokens, EngineStats, Fetched, Running
 from loopwright.engine.scores import score
 from loopwright.engine.speculation import DraftChoice
 from loopwright.engine.tick_graph import SHORT_PROMPT, TickGraphs
-from loopwright.engine.trail import Trail, read_trails, step_trails
+from loopwright.engine.trail import Trail, check_mean_read, mean_read, read_trails, step_trails
 from loopwright.engine.uneven import begin_round, count_round, keep_even, leaving, read_drafts, verified
 from loopwright.generate.constraint import ConstraintError
 from loopwright.generate.sampling import Draw, TokenCounts, sample
 from loopwright.model.cache.pool import KeyPool, Row
 from loopwright.model.forward.context import Pass
+from loopwright.model.forward.output import weighted_sum
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.part import row_steps
 
@@ -56,7 +57,8 @@ class Scheduler:
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=weight.device)
         self.graphs: TickGraphs | None = None
         self.passes = Passes(model, self.pool)
-        if weight.is_cuda:
+        self.mixes = mean_read(model)
+        if weight.is_cuda and not self.mixes:  # what is captured reads the last state
             self.graphs = TickGraphs(model, self.pool, self.state, self.input, self.token)
             self.passes = PassGraphs(model, self.pool, rows)
         self.weights = Weights(model)
@@ -154,7 +156,8 @@ class Scheduler:
         grammar = None if wish.constraint is None else wish.constraint.begin()
         run = Running(request, row, self.free_slots[-1], row.steps, counts, grammar, version)
         if wish.uneven:
-            mixes = wish.exit is not None and wish.exit.mixes
+            check_mean_read(self.model, "exit, step_tokens or draft_depth")
+            mixes = self.mixes or (wish.exit is not None and wish.exit.mixes)
             run.trail = Trail(self.pool, row, mixes=mixes)
             self._end_prefill(run)
         elif not wish.prompt_logprobs:  # what is copied is not scored
@@ -197,7 +200,7 @@ class Scheduler:
     def _begin(self, runs: list[Running]) -> None:
         """Lets rows begin their next token."""
         for run in runs:
-            run.t, run.memory, run.said = 0, {}, []
+            run.t, run.memory, run.said, run.passed = 0, {}, [], []
             if run.request.wish.draft_depth is not None and not run.drafts:
                 begin_round(self.model, run, self.choices)
 
@@ -220,8 +223,12 @@ class Scheduler:
             return
         if self.graphs is None:
             at, steps = [run.slot for run in runs], [run.t for run in runs]
-            t = row_steps(steps, self.token.device)
-            self.state[at] = self.model.step(self.state[at], self.input[at], t, self._pass(runs))
+            t, p, before, e = row_steps(steps, self.token.device), self._pass(runs), self.state[at], self.input[at]
+            self.state[at] = after = self.model.step(before, e, t, p)
+            if self.mixes:
+                values = self.model.halting_value(before, after, e, t, p)
+                for run, value, state in zip(runs, values, after, strict=True):
+                    run.passed.append((value, state))
         self.ran.row_steps += len(runs)
         self.ran.token_steps += len(runs)
         for run in runs:
@@ -298,10 +305,16 @@ class Scheduler:
             self._read_captured(runs, self.graphs)
             return
         reading = row_steps([run.request.wish.depth for run in runs], self.token.device)
-        logits = self.model.read_out(self.state[[run.slot for run in runs]], self._pass(runs), reading=reading)
+        read = torch.stack([self._mean(run) for run in runs]) if self.mixes else self.state[[run.slot for run in runs]]
+        logits = self.model.read_out(read, self._pass(runs), reading=reading)
         self.ran.codas += 1
         self.ran.coda_rows += len(runs)
         self._draw(runs, logits[:, 0])
+
+    def _mean(self, run: Running) -> Tensor:
+        """Returns the mean [1, D] of the states of the present token, by halting weight."""
+        values, states = zip(*run.passed, strict=True)
+        return weighted_sum(self.model.halting(torch.cat(values, -1)[None])[0], states)
 
     def _read_captured(self, runs: list[Running], graphs: TickGraphs) -> None:
         ends = [run for run in runs if run.answers_next]

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from loopwright.generate.exit_rules import mean_state
 from loopwright.model.cache.pool import KeyPool, Row
+from loopwright.model.forward.selection import mixes_states
+from loopwright.model.looped import LoopedForCausalLM
 
 if TYPE_CHECKING:
     from loopwright.engine.passes import Passes
@@ -52,6 +54,24 @@ class Trail:
     def cell(self, depth: int) -> int:
         """Returns the cell of the first token's state after so many steps."""
         return self.row.cell("core", (depth - 1) % self.row.steps)
+
+
+def mean_read(model: LoopedForCausalLM) -> bool:
+    """Returns whether a model answers by the mean of its states, by halting weight."""
+    return mixes_states(model.config.read_out, model.halting)
+
+
+def check_mean_read(model: LoopedForCausalLM, what: str) -> None:
+    """Raises a ValueError where the mean of states cannot be read of tokens that are not equally deep: `what` asks for such."""
+    if not mean_read(model):
+        return
+    if model.config.coda_layers:
+        why = "a coda, whose keys belong to the mean at full depth"
+    elif model.halting.reads == "before":
+        why = f"halting {model.config.halting['kind']!r}, which reads states before their step"
+    else:
+        return
+    raise ValueError(f"{what}: the model answers by the mean of its states and has {why}; leave it out, or set read_out to 'last'")
 
 
 def misses_none(run: Running) -> bool:

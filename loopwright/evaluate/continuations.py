@@ -10,6 +10,7 @@ from torch import Tensor
 
 from loopwright.evaluate.sweep import Progress
 from loopwright.generate.readings import check_depths
+from loopwright.model.forward.selection import Answers
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.values import check_whole
 
@@ -93,11 +94,13 @@ def _score(
     where, token, answer = torch.tensor(asked).T
     picked = torch.tensor(at, device=model.device).T
     e, p = model.embed(ids)
-    column = 0
-    for depth, s in enumerate(model.unroll(e, depths[-1], p, state=model.start_state(e, p)), start=1):
+    column, start = 0, model.start_state(e, p)
+    answered = Answers(model, e, p, start)
+    for depth, s in enumerate(model.unroll(e, depths[-1], p, state=start), start=1):
+        answered.take(s)
         if depth == depths[column]:
             # the head is most of a small model, and only tokens of answers need it
-            each, right = _read(model, model.features(s, p)[picked[0], picked[1]], p, where.tolist(), token.to(model.device))
+            each, right = _read(model, answered.features()[picked[0], picked[1]], p, where.tolist(), token.to(model.device))
             scores[:, column].index_add_(0, answer, each)
             misses[:, column].index_add_(0, answer, (~right).long())
             column += 1

@@ -23,6 +23,7 @@ from loopwright.evaluate.sweep import Column, Progress, column, number_table, ov
 from loopwright.generate.exit_rules import ExitRule, Memory, build_exit, exit_family, mean_state, write_exit
 from loopwright.metrics.intervals import mean_interval
 from loopwright.metrics.score import IGNORED
+from loopwright.model.forward.selection import Answers
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.plot.drawing import Curve, Drawing
 from loopwright.plot.inference import TradeOff, exit_trade_off
@@ -277,11 +278,16 @@ def _read_batch(model: LoopedForCausalLM, places: Tensor, batch: Batch, rules: M
     mixed: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in mixing}
     measured: dict[str, list[Tensor]] = {name: [] for name in rules}
     memories: dict[str, Memory] = {name: {} for name in rules}
+    answers = Answers.of_steps(model, e, p, start)
     for s in model.unroll(e, depth, p, state=start):
+        answers.take(s)
         after = s[:, :-1][asked]
-        logits = model.read_out(s, p)[:, :-1][asked]
+        logits = answers.logits()[:, :-1][asked]
         scores.append(_score(logits, ids))
-        if mixing:  # one mean for all of them: the weights are the model's
+        if mixing and answers.mixed:  # the model answers so itself
+            for name in mixing:
+                mixed[name].append(scores[-1])
+        elif mixing:  # one mean for all of them: the weights are the model's
             states.append(s)
             score = _score(model.read_out(mean_state(model, states), p)[:, :-1][asked], ids)
             for name in mixing:

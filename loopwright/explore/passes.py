@@ -18,6 +18,7 @@ from loopwright.metrics.residual import token_cosines
 from loopwright.metrics.trajectory import pca_path
 from loopwright.model.cost.room import check_room
 from loopwright.model.forward.context import Pass
+from loopwright.model.forward.selection import Answers
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.tap import OF_PARTS, Tap
 
@@ -26,8 +27,9 @@ TABLES = 6  # float32 tables of tokens × vocabulary that are held at once while
 
 @dataclass(frozen=True)
 class Unrolled:
-    """The states of one prompt: before the first step and after each, every one [1, T, D], and the pass they belong to."""
+    """The states of one prompt: before the first step and after each, every one [1, T, D], with their input and pass."""
 
+    e: Tensor
     start: Tensor
     states: tuple[Tensor, ...]
     p: Pass
@@ -51,6 +53,10 @@ class PartSizes:
         """Returns the numbers of every token, step by step, those of several layers as their mean."""
         return {name: [torch.stack(layers).mean(0) for layers in steps.values()] for name, steps in self.seen.items()}
 
+    def answers(self, model: LoopedForCausalLM) -> Answers:
+        """Returns what each step says, for the steps to be taken in one after another."""
+        return Answers.of_steps(model, self.e, self.p, self.start)
+
 
 @torch.no_grad()
 def unrolled(model: LoopedForCausalLM, ids: Sequence[int], depth: int, *, edit: Tap | None = None) -> Unrolled:
@@ -62,7 +68,7 @@ def unrolled(model: LoopedForCausalLM, ids: Sequence[int], depth: int, *, edit: 
     e, p = model.embed(torch.tensor([list(ids)], device=model.device), tap=sizes if edit is None else chain(edit, sizes))
     start = model.start_state(e, p)
     states = tuple(model.unroll(e, depth, p, state=start))
-    return Unrolled(start, states, replace(p, tap=edit), sizes.by_step())
+    return Unrolled(e, start, states, replace(p, tap=edit), sizes.by_step())
 
 
 @torch.no_grad()
@@ -81,13 +87,18 @@ def read_steps(
     that follows in the prompt. Where a `rule` is given, after how many steps it would let each token leave. `before` are the
     states without an edit: `shift` is then KL(edited ‖ unedited), step by step.
     """
-    last = model.read_out(through.states[-1], through.p)[0]
+    end, said = through.answers(model), through.answers(model)
+    unedited = None if before is None else before.answers(model)
+    for s in through.states:
+        end.take(s)
+    last = end.logits()[0]
     follows = torch.tensor(list(ids)[1:], device=last.device)
     kept: dict[str, list[Tensor]] = {name: [] for name in ("tokens", "probabilities", "entropy", "divergence", "follows", "shift")}
     leaves, memory = torch.full((len(ids),), len(through.states), device=last.device), Memory()
     previous = through.start
     for t, s in enumerate(through.states, start=1):
-        logits = last if t == len(through.states) else model.read_out(s, through.p)[0]
+        said.take(s)
+        logits = last if t == len(through.states) else said.logits()[0]
         chances = logits.float().softmax(-1)
         best = chances.topk(min(top, chances.shape[-1]))
         kept["tokens"].append(best.indices)
@@ -95,8 +106,9 @@ def read_steps(
         kept["entropy"].append(prediction_entropy(logits))
         kept["divergence"].append(prediction_divergence(logits, last))
         kept["follows"].append(chances[:-1].gather(-1, follows[:, None])[:, 0])
-        if before is not None:
-            kept["shift"].append(prediction_divergence(logits, model.read_out(before.states[t - 1], before.p)[0]))
+        if before is not None and unedited is not None:
+            unedited.take(before.states[t - 1])
+            kept["shift"].append(prediction_divergence(logits, unedited.logits()[0]))
         if rule is not None and t < len(through.states):
             now = rule.leaves(model, previous[0], s[0], logits if rule.reads_out else None, memory)
             leaves = torch.where(now & (leaves == len(through.states)), t, leaves)
@@ -112,7 +124,7 @@ def exit_probabilities(model: LoopedForCausalLM, through: Unrolled) -> Any:
     """Returns the probability that a token leaves after each step, by step and token; None in a model without learned halting."""
     if model.halting.mixes is None:
         return None
-    return rounded(model.halting(model.halting.values(through.states))[0].T)
+    return rounded(model.halting(model.halting_values(through.start, through.states, through.e, through.p))[0].T)
 
 
 def movement(through: Unrolled) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from loopwright.model.cost.room import check_room
+from loopwright.model.forward.selection import Answers
 from loopwright.model.looped import LoopedForCausalLM
 
 SHOWN_TOKENS = 3
@@ -47,8 +48,12 @@ def next_token_by_depth(
     what = f"next_token_by_depth: the logits of {steps:,} steps"
     check_room(what, KEPT * 4 * steps * model.config.vocab_size, model.device, "take a lower depth")
     e, p = model.embed(ids)
-    states = model.unroll(e, steps, p, state=model.start_state(e, p, state_seed))
-    logits = torch.stack([model.read_out(s, p, keep=1)[0, -1] for s in states]).float()
+    start = model.start_state(e, p, state_seed)
+    answers, read = Answers.of_steps(model, e, p, start), []
+    for s in model.unroll(e, steps, p, state=start):
+        answers.take(s)
+        read.append(model.head(answers.features()[:, -1:], p)[0, -1])
+    logits = torch.stack(read).float()
     wrong = [t + 1 for t, row in enumerate(logits.isfinite().all(-1).tolist()) if not row]
     if wrong:
         raise ValueError(

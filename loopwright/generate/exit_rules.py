@@ -109,6 +109,9 @@ class Act(ExitRule):
     def check(self, model: LoopedForCausalLM) -> None:
         if model.halting.mixes != "states":
             raise ValueError("exit: 'act' needs a model that halts by ACT (halting kind 'act' or 'halter')")
+        if model.halting.reads == "before":
+            kind = model.config.halting["kind"]
+            raise ValueError(f"exit: 'act' reads states after their step, and halting {kind!r} before it; allowed: another rule")
         self.mixes = model.config.coda_layers == 0
 
     def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:

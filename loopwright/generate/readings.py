@@ -16,6 +16,7 @@ from transformers import GenerationConfig
 from loopwright.metrics.score import IGNORED, Metric, exact_rows, token_losses
 from loopwright.model.backbone import StepRunner
 from loopwright.model.config import LoopedConfig
+from loopwright.model.forward.selection import Answers
 from loopwright.model.looped import LoopedForCausalLM
 
 
@@ -69,8 +70,9 @@ def readings(
 ) -> Iterator[Reading]:
     """Yields the reading of a batch at each depth, ascending, from one pass without gradients; a dense model has one depth.
 
-    `change` measures the state's last step too; `step` runs in the place of the model's own (compiled, for instance); `owners` says
-    of each token [B, T] which document it is of, by numbers from 0, if losses are to be summed by document as well.
+    What answers is what the model's own read-out (`config.read_out`) makes of the steps up to there. `change` measures the state's
+    last step too; `step` runs in the place of the model's own (compiled, for instance); `owners` says of each token [B, T] which
+    document it is of, by numbers from 0, if losses are to be summed by document as well.
     """
     wanted = check_depths(model.config, depths)
     if model.training:
@@ -91,11 +93,12 @@ def _readings(
     e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
     before = model.start_state(e, p)
     seen = _seen_by_targets(batch) if change else None
-    wanted = set(depths)
+    wanted, answers = set(depths), Answers(model, e, p, before)
     for depth, s in enumerate(model.unroll(e, depths[-1], p, state=before, step=step), start=1):
+        answers.take(s)
         if depth in wanted:
             moved = None if seen is None else _relative_change(before, s, seen)
-            yield _read(model.read_out(s, p), batch.labels, depth, moved, metrics, owners)
+            yield _read(answers.logits(), batch.labels, depth, moved, metrics, owners)
         before = s
 
 

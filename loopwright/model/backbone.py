@@ -216,6 +216,20 @@ class Backbone(PreTrainedModel):
             s = step(s, e, t, p)
             yield s
 
+    def halting_value(self, before: Tensor, after: Tensor, e: Tensor, t: int | Tensor | RowSteps, p: Pass) -> Tensor:
+        """Returns the halting value [B, T, 1] of step `t`, which was run last, from the state `before` it to the one `after` it."""
+        if self.halting.reads == "after":
+            return self.halting.value(after)
+        index = self.step_index(t)
+        adapt = self._adaptation("core", index, before, p)
+        taken = self.injection(before, e, index)
+        return self.halting.value(taken if adapt is None else adapt.shift(taken))
+
+    def halting_values(self, start: Tensor, states: Sequence[Tensor], e: Tensor, p: Pass) -> Tensor:
+        """Returns the halting values [B, T, depth] of the states after every step, from the state before the first."""
+        pairs = zip((start, *states[:-1]), states, strict=True)
+        return torch.cat([self.halting_value(before, after, e, t, p) for t, (before, after) in enumerate(pairs)], dim=-1)
+
     def features(self, s: Tensor, p: Pass, *, reading: Reading | None = None, keep: int | Tensor = 0) -> Tensor:
         """Returns what the head reads of a state: coda and final norm; of the last `keep` positions, or those it names.
 
@@ -283,9 +297,11 @@ class Backbone(PreTrainedModel):
         states: list[Tensor] = []
         halts: list[Tensor] = []
         results: list[Tensor] = []
+        before = state
         for steps, s in enumerate(self.unroll(e, depth, p, state=state), start=1):
             if self.halting.mixes is not None:
-                halts.append(self.halting.value(s))
+                halts.append(self.halting_value(before, s, e, steps - 1, p))
+            before = s
             if output_steps or mixes:
                 states.append(s)
             if steps in wanted:

@@ -17,7 +17,7 @@ from loopwright.model.bounds import LEAST_NUMBER, MOST, MOST_ADAPTERS, MOST_DEPT
 from loopwright.model.layers.norm import NORMS
 from loopwright.model.parts.adapter import ADAPTERS, check_adapter, stack_of
 from loopwright.model.parts.gate import GATES
-from loopwright.model.parts.halting import HALTINGS
+from loopwright.model.parts.halting import HALTINGS, READ_OUTS
 from loopwright.model.parts.init import INITS
 from loopwright.model.parts.injection import INJECTIONS
 from loopwright.model.parts.part import Part
@@ -34,6 +34,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "end_norm": ("never", "last", "every", "per-step"),
     "layer_post_norm": ("none", "shared", "per-step", "per-layer-and-step"),
     "beyond_max_steps": ("refuse", "repeat"),
+    "read_out": READ_OUTS["logits"],
 }
 PER_STEP = ("per-step", "per-layer-and-step")  # the choices that hold one row of weights for each step
 # rope type → what it needs and what it may have, beside rope_type and rope_theta
@@ -137,6 +138,7 @@ class LoopedConfig(PreTrainedConfig):
     adapters: _List = _FILLED_IN
     gate: _Mapping = _FILLED_IN
     halting: _Mapping = _FILLED_IN
+    read_out: str = "last"  # the `select` of a pass that names none; configs from before the field answer by the last step
 
     use_cache: bool = True
     pad_token_id: int | None = None
@@ -294,6 +296,9 @@ class LoopedConfig(PreTrainedConfig):
         if self.initializer_range != type(self).initializer_range and not INITS[self.init["kind"]].reads_range:
             given = f"initializer_range is {self.initializer_range}, and init {self.init['kind']!r} does not read it"
             yield f"{given}; allowed: with {', '.join(name for name, kind in INITS.items() if kind.reads_range)}"
+        halting = self.halting["kind"]
+        if self.read_out not in (fitting := READ_OUTS[HALTINGS[halting].mixes]):
+            yield f"read_out is {shown(self.read_out)}, and halting is {halting!r}; allowed with it: {', '.join(fitting)}"
         yield from too_large(self)
         if not self.is_looped:
             kinds = {name: (getattr(self, name)["kind"], PLAIN[name]) for name in _OF_STEPS}

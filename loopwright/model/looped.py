@@ -50,7 +50,8 @@ class LoopedModel(Backbone):
         """Runs the model at one depth and returns what a head would read. `words`: see `forward/words.py`."""
         depth = self.config.check_depth(depth)
         outputs = layer_outputs(self.config, output_hidden_states, output_attentions)
-        readings = [depth]
+        select = self.config.read_out
+        readings = readings_of(select, self.halting, depth, False)
         cache = self._ready(past_key_values, use_cache, depth, readings)
         given = read_words(words, input_ids if inputs_embeds is None else inputs_embeds, 0 if cache is None else cache.length)
         segment_ids = given.segment_ids if segment_ids is None else segment_ids
@@ -59,7 +60,7 @@ class LoopedModel(Backbone):
             "inputs_embeds": inputs_embeds, "cache": cache, "tap": tap, "outputs": outputs,
         }  # fmt: skip
         result = self._run(
-            tokens, depth=depth, initial_state=initial_state, seed=state_seed, readings=readings, select="last",
+            tokens, depth=depth, initial_state=initial_state, seed=state_seed, readings=readings, select=select,
             output_steps=False, keep=0, read=lambda features, p: features,
         )  # fmt: skip
         if cache is not None:
@@ -105,7 +106,7 @@ class LoopedForCausalLM(Backbone, LoopGenerationMixin):
         segment_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         past_key_values: LoopCache | None = None,
-        select: str = "last",
+        select: str | None = None,
         use_cache: bool | None = None,
         state_seed: int | Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
@@ -120,8 +121,10 @@ class LoopedForCausalLM(Backbone, LoopGenerationMixin):
         collators of transformers hand over besides (`forward/words.py`).
 
         `select` says which logits answer: those of the "last" step; per token those where the exit gate's cumulative
-        probability reaches its threshold ("hub", Ouro's released rule); or the mean by exit probability ("expected").
+        probability reaches its threshold ("hub", Ouro's released rule); or the mean by exit probability ("expected"). Left out, it
+        is the model's own read-out, `config.read_out`.
         """
+        select = self.config.read_out if select is None else select
         depth = self.config.check_depth(depth)
         check_select(select, self.halting)
         measures = labels is not None or words.get("shift_labels") is not None
@@ -203,7 +206,7 @@ def plain_config(config: LoopedConfig) -> LoopedConfig:
     changes: dict[str, Any] = {
         "prelude_layers": layers, "core_layers": 0, "coda_layers": 0, "depth": 1, "max_steps": None, "beyond_max_steps": "refuse",
         "end_norm": "never", "layer_post_norm": "none",
-        "adapters": [], "gate": None, "halting": None, "injection": None, "state": None,
+        "adapters": [], "gate": None, "halting": None, "injection": None, "state": None, "read_out": "last",
     }  # fmt: skip
     if config.end_norm == "every" and config.final_norm["kind"] == "none":
         changes["final_norm"] = config.norm  # Ouro: the norm that ends each step is the one the head was trained on

@@ -39,7 +39,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "vocab_size": 32768, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "core_layers": 1,
         "depth": 6, "positions": "none", "attention_bias": _ALL_BIASES, "mlp": "relu", "mlp_bias": True, "norm": _LAYER,
         "norm_placement": ["residual"], "final_norm": {"kind": "none"}, "adapters": [{"kind": "sinusoidal"}],
-        "halting": {"kind": "act"}, "embedding_scale": math.sqrt(512), "init": {"kind": "tensor2tensor"},
+        "halting": {"kind": "universal-act"}, "read_out": "expected",
+        "embedding_scale": math.sqrt(512), "init": {"kind": "tensor2tensor"},
     },
     # Zhu et al. 2025 (arXiv 2510.25741): the whole stack looped, sandwich norms, exit gate
     "ouro-1.4b": _OURO,

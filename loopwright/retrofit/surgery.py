@@ -164,7 +164,7 @@ def _config(source: LoopedConfig, layout: Layout, plan: Plan) -> LoopedConfig:
     if parts["final_norm"]["kind"] == "none" != source.final_norm["kind"] and plan.end_norm != "every":
         raise ValueError(f"final_norm: none, with end_norm {plan.end_norm!r}; allowed: with 'every', which then takes the source's")
     stacks = {f"{name}_layers": len(getattr(layout, name)) for name in STACKS}
-    fields = {**source.to_dict(), **parts, **stacks, "depth": layout.depth}
+    fields = {**source.to_dict(), **parts, **stacks, "depth": layout.depth, "read_out": "last"}
     steps = layout.depth if plan.max_steps is None and _has_step_tables(plan) else plan.max_steps
     config = LoopedConfig(**{**fields, "max_steps": steps})
     if config.beyond_max_steps != "refuse" and not config.step_tables:

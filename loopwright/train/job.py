@@ -106,6 +106,7 @@ class Job:
         self.speed = Speedometer(self.model.config, objective, recipe.precision, self.device)
         with self.autocast():  # before the wrapper takes the model: it counts passes
             check_trainable(self.model, objective, drawn_plans(self.rule, recipe))
+        self._take_read_out(reporter)
         self.module = processes.wrap(bare)
         if not self.splits.exact and any(penalty.start_accuracy is not None for penalty in self.penalties):
             raise ValueError(
@@ -133,6 +134,15 @@ class Job:
                 "options that fix it (shortcut: a fraction), or graph: false"
             )
         return objective
+
+    def _take_read_out(self, reporter: ProgressReporter) -> None:
+        """Lets the model answer by the read-out that the objective trains, in validation and wherever it is saved to."""
+        config, trained = self.model.config, self.objective.read_out
+        if trained is not None and trained != config.read_out:
+            reporter.note(f"read-out: {trained}, which the objective trains (the model's was {config.read_out})")
+            config.read_out = trained
+        if self.objective.validates:
+            reporter.note("validation: the best is judged by the objective's own loss, `objective` in the log")
 
     def _graphs(self, reporter: ProgressReporter) -> GraphedWork | None:
         """What replays passes as CUDA graphs, where that is asked for, or serves unasked."""

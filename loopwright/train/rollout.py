@@ -62,6 +62,8 @@ class Objective:
     """What is trained for. Abstract: a kind is (model, rollout) → (loss, metrics), and says what it needs for that."""
 
     reads: str = "every"  # which states it looks at: those of "every" step with a gradient, or the "last" alone
+    read_out: str | None = None  # by which read-out the model answers that it trains; None: by the one that it has
+    validates: bool = False  # whether validation judges by the objective itself, not by the model's loss
     capturable: bool = True  # whether what it computes is the same work at every update, so that a CUDA graph can replay it
     sampled: bool = False  # whether it trains on what the model itself writes (grpo): TRL then runs the updates
 
@@ -82,6 +84,8 @@ class Called(Objective):
     def __init__(self, function: Callable[[LoopedForCausalLM, Rollout], tuple[Tensor, dict[str, Tensor]]]) -> None:
         self.function = function
         self.reads = getattr(function, "reads", "every")
+        self.read_out = getattr(function, "read_out", None)
+        self.validates = getattr(function, "validates", False)
         self.capturable = getattr(function, "capturable", True)
         if self.reads not in ("every", "last"):
             raise ValueError(f"objective: reads must be 'every' or 'last' (got {self.reads!r})")

@@ -40,6 +40,7 @@ class Progress:
     solved_at: int | None = None
     best_loss: float | None = None
     best_update: int | None = None
+    best_by: str = "loss"  # the number of a validation that it is the best by
 
     def count(self, finite: bool, *, rows: int, tokens: int, targets: int) -> None:
         """Counts one update, skipped where its loss or gradient was not finite."""

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from loopwright.data.batch import Batch
 from loopwright.generate.readings import readings
@@ -61,7 +62,7 @@ def validate_when_due(job: Job, recipe: Recipe, progress: Progress) -> tuple[dic
         if radius_due:
             seen["radius"] = measure(job.model, first_rows(job, wanted.radius_rows), job.median)
     bars = [penalty.start_accuracy for penalty in job.penalties]
-    return seen, due and judge(progress, seen["valid"][job.median], bars)
+    return seen, due and judge(progress, seen["valid"][job.median], bars, by="objective" if job.objective.validates else "loss")
 
 
 def first_rows(job: Job, count: int) -> Batch:
@@ -70,14 +71,16 @@ def first_rows(job: Job, count: int) -> Batch:
 
 
 def validate(job: Job, rows: int) -> dict[int, dict[str, float | None]]:
-    """Returns loss, exact-match rate and the recipe's metrics of the first rows of the validation split at each depth; processes
-    share the rows."""
+    """Returns loss, exact-match rate and the recipe's metrics of the first rows of the validation split at each depth, by the
+    model's own read-out, and the objective's own loss where that is judged by; processes share the rows."""
     source, count, processes = job.splits.valid, min(rows, len(job.splits.valid)), job.processes
-    sums = {depth: [0.0] * (3 + len(job.metrics)) for depth in job.depths}
+    sums = {depth: [0.0] * (4 + len(job.metrics)) for depth in job.depths}
     mine = torch.arange(count)[processes.rank :: processes.world]
     for chunk in mine.split(ROWS_AT_ONCE) if len(mine) else ():
-        for reading in readings(job.model, source.batch(chunk).to(job.device), job.depths, metrics=job.metrics):
-            columns = (reading.loss, reading.targets, reading.exact, *reading.measured.values())
+        batch = source.batch(chunk).to(job.device)
+        for reading in readings(job.model, batch, job.depths, metrics=job.metrics):
+            own = own_loss(job, batch, reading.depth) * reading.targets.sum() if job.objective.validates else torch.zeros(())
+            columns = (reading.loss, reading.targets, reading.exact, own, *reading.measured.values())
             found = [float(column.sum()) for column in columns]
             sums[reading.depth] = [a + b for a, b in zip(sums[reading.depth], found, strict=True)]
     totals = processes.sum(torch.tensor(list(sums.values()), dtype=torch.float64)).tolist()
@@ -86,9 +89,15 @@ def validate(job: Job, rows: int) -> dict[int, dict[str, float | None]]:
             **{name: total / count for name, total in zip(job.metrics, more, strict=True)},
             "loss": loss / max(targets, 1),
             "exact": right / count if job.splits.exact else None,
+            **({"objective": own / max(targets, 1)} if job.objective.validates else {}),
         }
-        for depth, (loss, targets, right, *more) in zip(sums, totals, strict=True)
+        for depth, (loss, targets, right, own, *more) in zip(sums, totals, strict=True)
     }
+
+
+def own_loss(job: Job, batch: Batch, depth: int) -> Tensor:
+    """Returns the objective's loss of a batch after so many steps, a mean over its targets."""
+    return job.objective(job.model, rollout(job.model, batch, Plan(depth, depth), keeps=job.objective.reads))[0]
 
 
 def truncates(job: Job) -> bool:
@@ -105,9 +114,12 @@ def truncation(job: Job) -> dict[str, float]:
     return {"grad_steps": job.rule.grad_steps, "depth": depth, "contraction": float(factor)}
 
 
-def judge(progress: Progress, found: dict[str, float | None], bars: list[float | None]) -> bool:
-    """Returns whether this is the best so far, by loss; notes it, and the update at which an accuracy bar was first reached."""
-    loss, exact = found["loss"], found["exact"]
+def judge(progress: Progress, found: dict[str, float | None], bars: list[float | None], *, by: str = "loss") -> bool:
+    """Returns whether this is the best so far, by one of the numbers found; notes it, and the update at which an accuracy bar was
+    first reached. What was best by another number is forgotten."""
+    loss, exact = found[by], found["exact"]
+    if by != progress.best_by:
+        progress.best_by, progress.best_loss = by, None
     better = loss is not None and math.isfinite(loss) and (progress.best_loss is None or loss < progress.best_loss)
     if better:
         progress.best_loss, progress.best_update = loss, progress.update

@@ -24,6 +24,8 @@ def check_expressible(config: LoopedConfig, *, ranks: int = 1, quantised: str | 
 
 
 def _parts(config: LoopedConfig) -> Iterator[str]:
+    if config.read_out != "last":
+        yield f"read_out is {config.read_out!r}, and it reads the last step alone; allowed: last"
     for index, spec in enumerate(config.adapters):
         pooling = spec.get("pooling", "prefix")
         if pooling not in POOLINGS:

@@ -46,7 +46,7 @@ SUBJECTS = [f"{name}-tiny" for name in PRESETS] + list(VARIANTS)
 
 @once
 def subject(which: str) -> lw.LoopedForCausalLM:
-    return noisy(**VARIANTS.get(which, {"name": which})).double()
+    return noisy(**{"read_out": "last", **VARIANTS.get(which, {"name": which})}).double()
 
 
 @dataclass

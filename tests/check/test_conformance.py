@@ -38,7 +38,10 @@ def passed(report: lw.CheckReport) -> dict[str, bool | None]:
 def test_every_preset_passes_every_check(name: str) -> None:
     torch.manual_seed(0)
     report = lw.check(lw.build(f"{name}-tiny"))
-    assert set(passed(report).values()) == {True}, str(report)
+    found = passed(report)
+    if name == "universal":  # whose halting values are of states before their step: no rule reads these of a token that leaves
+        assert found.pop("early exits") is None
+    assert set(found.values()) == {True}, str(report)
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ import torch
 import loopwright as lw
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
+from loopwright.engine.trail import mean_read
 from loopwright.generate.constraint import ConstrainedVocabulary
 from loopwright.generate.exit_rules import ExitRule, build_exit, mean_state
 from loopwright.generate.sampling import Draw, GrammarEnd, HashedDraws, Sampling, TokenCounts, sample
@@ -134,8 +135,8 @@ def answer(model: lw.LoopedForCausalLM, wish: RequestOptions) -> tuple[list[int]
 
 def uneven(model: lw.LoopedForCausalLM, wish: RequestOptions, draw: random.Random) -> RequestOptions:
     """Returns a request with an exit rule or with drafts, where the model has steps to leave or to draft at."""
-    if not model.config.is_looped or wish.depth == 1:
-        return wish
+    if not model.config.is_looped or wish.depth == 1 or mean_read(model):
+        return wish  # of the mean of states: tests/engine/test_engine.py
     if draw.random() < 0.5:
         return replace(wish, draft_depth=draw.randint(1, wish.depth - 1), draft_tokens=draw.randint(2, 5))
     learned: dict[str, list[Any]] = {"exit": [{"kind": "gate", "threshold": 0.6}], "act": ["act"], "none": []}

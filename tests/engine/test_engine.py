@@ -70,6 +70,60 @@ def test_many_threads_submit() -> None:
             assert answers[number].tokens == made[0, 2:].tolist()
 
 
+MEANS = {
+    "universal-act": {},
+    "act": {"bias": -1.0},
+    "halter": {"width": 8, "bias": -1.0},
+}
+
+
+def mean_model(kind: str, *, coda: int = 0) -> Any:
+    """A model whose tokens halt at different steps, and which answers by the mean of its states."""
+    model = noisy("universal-tiny", std=0.8, halting={"kind": kind, **MEANS[kind]}, coda_layers=coda).double()
+    assert model.config.read_out == "expected"
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("coda", [0, 1])
+@pytest.mark.parametrize("kind", MEANS)
+def test_a_model_that_answers_by_the_mean_of_its_states(kind: str, coda: int) -> None:
+    """Full passes = decoding on a cache = the engine, whatever the neighbours, in prompt scores too."""
+    model = mean_model(kind, coda=coda)
+    prompts, tokens = [[3, 4, 5, 6, 7, 8, 9], [5, 6]], []
+    for prompt in prompts:
+        text = list(prompt)
+        for _ in range(5):
+            last, mixed = (model(torch.tensor([text]), depth=5, select=select).logits[0, -1] for select in ("last", None))
+            assert (last - mixed).abs().max() > 1e-3
+            text.append(int(mixed.argmax()))
+        tokens.append(text[len(prompt) :])
+        made = model.generate(torch.tensor([prompt]), depth=5, max_new_tokens=5, do_sample=False, eos_token_id=None)
+        assert made[0, len(prompt) :].tolist() == tokens[-1]
+    with Engine(model, max_rows=2, max_tokens=64, chunk_tokens=3, readings=5) as engine:
+        results = engine.generate(prompts, depth=5, max_new_tokens=5, ignore_eos=True, prompt_logprobs=True)
+        assert [result.tokens for result in results] == tokens
+        scores = model(torch.tensor(prompts[:1]), depth=5).logits[0].log_softmax(-1)[range(6), prompts[0][1:]]
+        assert [one.logprob for one in results[0].prompt_logprobs] == pytest.approx(scores.tolist(), abs=1e-9)
+        wishes: list[dict[str, Any]] = [{"draft_depth": 2}, {"exit": "never"}, {"step_tokens": 1}]
+        for wish in wishes:
+            if coda or kind == "universal-act":
+                name = next(iter(wish))
+                with pytest.raises(ValueError, match=f"{name}: the model answers by the mean of its states and has"):
+                    engine.submit(prompts[0], depth=5, **wish)
+            else:
+                assert engine.submit(prompts[0], depth=5, max_new_tokens=5, ignore_eos=True, **wish).result().tokens == tokens[0]
+        if not coda and kind != "universal-act":  # leaves where its weights end
+            left = engine.submit(prompts[0], depth=5, max_new_tokens=5, ignore_eos=True, exit="act").result()
+            assert left.tokens == tokens[0] and min(left.depths) < 5
+
+
+def test_logits_that_are_mixed_are_refused() -> None:
+    model = noisy("ouro-1.4b-tiny", read_out="expected")
+    with pytest.raises(ValueError, match="engine: read_out 'expected' mixes logits of all steps; allowed: 'last' or 'hub'"):
+        Engine(model)
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt": []}, "prompt: it has no tokens"),
     ({"prompt": ""}, "prompt: it has no tokens"),

@@ -94,7 +94,6 @@ def test_copied_keys_are_those_of_the_exit() -> None:
     [
         ("huginn-tiny", 3, 2),
         pytest.param("ouroboros-qwen2.5-3b-tiny", 4, 1, marks=pytest.mark.slow),
-        pytest.param("universal-tiny", 2, 3, marks=pytest.mark.slow),
         pytest.param("huginn-tiny", 5, "auto", marks=pytest.mark.long),
     ],
 )

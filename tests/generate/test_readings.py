@@ -104,8 +104,8 @@ def test_no_state_of_an_earlier_depth_is_kept() -> None:
 
 def test_only_the_depths_asked_for_are_read_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model = noisy("huginn-tiny")
-    reads, read_out = [], model.read_out
-    monkeypatch.setattr(model, "read_out", lambda s, p: reads.append(s) or read_out(s, p))
+    reads, features = [], model.features
+    monkeypatch.setattr(model, "features", lambda s, p: reads.append(s) or features(s, p))
     assert [reading.depth for reading in readings(model, batch_for(model), [2, 5])] == [2, 5] and len(reads) == 2
 
 

@@ -34,7 +34,7 @@ def test_rows_at_their_own_steps_equal_each_row_alone(name):
 @torch.no_grad()
 def test_rows_at_their_own_depths_decode_with_one_cache(name):
     """Continuous depth: row 0 is at its second step while row 1 is at its first; both end as if they had run alone."""
-    model = noisy(name)
+    model = noisy(name, read_out="last")
     ids = ids_of(model, 2, 6)
     cache = lw.LoopCache(model.config)
     model(ids[:, :5], depth=2, past_key_values=cache)

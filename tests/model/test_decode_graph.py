@@ -46,7 +46,7 @@ class Eager:
 @torch.no_grad()
 def test_what_the_graph_counts_without_a_gpu(name, monkeypatch):
     """Its host side on a CPU, up to the last place of the cache, also where the first decoded token takes that place."""
-    model = noisy(name)
+    model = noisy(name, read_out="last")
     capture = DecodeGraph._capture
 
     def eager_capture(graph: DecodeGraph, cache: lw.LoopCache) -> None:
@@ -78,7 +78,7 @@ def test_what_the_graph_counts_without_a_gpu(name, monkeypatch):
 @pytest.mark.parametrize("name", TINY_CASES)
 @torch.no_grad()
 def test_graph_equals_plain(name):
-    model = noisy(name).cuda()
+    model = noisy(name, read_out="last").cuda()
     ids = torch.randint(0, model.config.vocab_size, (3, 20), device="cuda")
     mask = torch.ones(3, 8, dtype=torch.long, device="cuda")
     mask[1, :3] = 0
@@ -105,7 +105,7 @@ def test_graph_equals_plain(name):
 @pytest.mark.parametrize("name", TINY_CASES)
 @torch.no_grad()
 def test_static_generation_equals_dynamic(name):
-    model = noisy(name).cuda()
+    model = noisy(name, read_out="last").cuda()
     ids = torch.randint(1, model.config.vocab_size, (2, 6), device="cuda")
     mask = torch.ones_like(ids)
     mask[0, :2] = 0

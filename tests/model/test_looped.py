@@ -33,10 +33,10 @@ def test_packed_documents_equal_each_alone(name):
 def test_one_sweep_equals_separate_passes_and_continues(name):
     model = noisy(name)
     ids, depth = ids_of(model, 2, 6), model.config.depth
-    out = model(ids, output_steps=True)
+    out = model(ids, output_steps=True, select="last")
     assert len(out.states) == len(out.step_logits) == depth
     for d in range(1, depth + 1):
-        assert gap(out.step_logits[d - 1], model(ids, depth=d).logits) < 1e-6
+        assert gap(out.step_logits[d - 1], model(ids, depth=d, select="last").logits) < 1e-6
     e, p = model.embed(ids)
     for a in range(1, depth):
         *_, s = model.unroll(e, depth - a, p, state=out.states[a - 1], first_step=a)
@@ -128,7 +128,7 @@ def test_selection_of_exit():
     for b in range(2):
         for i in range(6):
             assert torch.equal(hub[b, i], out.step_logits[step[b, i]][b, i])
-    act = noisy("universal-tiny")
+    act = noisy("universal-tiny", halting={"kind": "act"})
     sweep = act(ids, output_steps=True)
     _, p = act.embed(ids)
     mean = sum(sweep.exit_probs[..., t, None] * s for t, s in enumerate(sweep.states))
@@ -242,10 +242,10 @@ def test_a_window_counts_real_tokens():
     assert gap(whole.logits[:, 9:], alone[:, 6:]) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "universal-tiny"])
+@pytest.mark.parametrize("kind", ["exit", "act"])
 @torch.no_grad()
-def test_exit_probabilities_come_with_every_pass(name):
-    model = noisy(name)
+def test_exit_probabilities_come_with_every_pass(kind):
+    model = noisy("universal-tiny", halting={"kind": kind})
     ids = ids_of(model, 2, 6)
     probs = model(ids).exit_probs
     assert probs.shape == (2, 6, model.config.depth)

@@ -9,7 +9,7 @@ from tests.cases import noisy
 
 # written out, so that a preset that disappears or changes its parts is a visible act
 PARTS = {
-    "universal": ("input", "none", ["sinusoidal"], "none", "act"),
+    "universal": ("input", "none", ["sinusoidal"], "none", "universal-act"),
     "ouro-1.4b": ("input", "none", [], "none", "exit"),
     "ouro-2.6b": ("input", "none", [], "none", "exit"),
     "huginn": ("noise", "concat", [], "none", "none"),

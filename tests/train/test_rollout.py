@@ -23,7 +23,7 @@ def test_walk_is_the_forward_pass(name: str, remat: str) -> None:
     model = noisy(f"{name}-tiny")
     batch = padded_batch(model)
     depth = 4 if model.config.max_steps is None else min(4, model.config.max_steps)
-    out = model(batch.input_ids, attention_mask=batch.attention_mask, depth=depth, output_steps=True)
+    out = model(batch.input_ids, attention_mask=batch.attention_mask, depth=depth, output_steps=True, select="last")
     for plan in (Plan(depth, depth), Plan(depth, 2)):
         for enabled in (True, False):
             with torch.set_grad_enabled(enabled):

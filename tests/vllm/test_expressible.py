@@ -15,7 +15,7 @@ CONTROLLER = {"kind": "controller", "rank": 4, "style": 8}
 
 def test_every_preset_can_be_run() -> None:
     for name in PRESETS:
-        check_expressible(lw.preset(name))
+        check_expressible(lw.preset(name, read_out="last"))
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,7 @@ def test_every_preset_can_be_run() -> None:
         ("asura", {}, {"ranks": 2}, "adapters (abba) are not split"),
         ("retrofit-olmo2-1b", {}, {"ranks": 2}, "qk_norm 'full' reads all heads"),
         ("huginn", {}, {"ranks": 2}, "num_attention_heads is 55, not a multiple of tensor_parallel_size 2"),
+        ("universal", {}, {}, "read_out is 'expected', and it reads the last step alone; allowed: last"),
         ("relaxed", {}, {"quantised": "fp8"}, "adapters (low-rank) read plain weights"),
     ],
 )  # fmt: skip

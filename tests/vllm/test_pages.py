@@ -47,14 +47,14 @@ def alone(model: lw.LoopedForCausalLM, prompt: list[int], depth: int | None = No
 
 @pytest.mark.parametrize("name", SOME_TINY_CASES)
 def test_requests_in_pages_equal_generate(name: str) -> None:
-    model = noisy(name).double().eval()
+    model = noisy(name, read_out="last").double().eval()
     prompts = [[token % model.config.vocab_size for token in prompt] for prompt in PROMPTS]
     assert by_pages(model, prompts, None) == [alone(model, prompt) for prompt in prompts]
 
 
 @pytest.mark.parametrize("name", ["huginn-tiny", "ouroboros-qwen2.5-3b-tiny"])
 def test_each_request_at_its_own_depth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = noisy(name).double().eval()
+    model = noisy(name, read_out="last").double().eval()
     depths = [1, 4, 2]
     expected = [alone(model, prompt, depth) for prompt, depth in zip(PROMPTS, depths, strict=True)]
     assert by_pages(model, PROMPTS, depths) == expected

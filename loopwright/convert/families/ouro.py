@@ -29,24 +29,26 @@ def read_ouro(fields: Fields) -> dict[str, Any]:
     """Returns our fields of an Ouro config.json; early releases lack the two loop fields."""
     fields.demand("early_exit_step")  # it would force one step on every pass; ask for `depth` instead
     config = read_decoder(fields, stack="core", theta=None)
+    threshold = fields.number("early_exit_threshold", 1.0)
     return {
         **config,
         "depth": fields.whole("total_ut_steps", 4),
         "norm_placement": ["input", "output"],
         "end_norm": "every",
         "final_norm": {"kind": "none"},
-        "halting": {"kind": "exit", "threshold": fields.number("early_exit_threshold", 1.0)},
+        "halting": {"kind": "exit", "threshold": threshold},
+        "read_out": "hub" if threshold < 1 else "last",  # the released code leaves there by default
         "sliding_window": read_window(fields, layers=config["core_layers"]),
     }
 
 
 def write_ouro(config: LoopedConfig) -> dict[str, Any]:
-    """Returns the config.json of an Ouro."""
+    """Returns the config.json of an Ouro: a threshold below 1 where the model itself leaves there."""
     return {
         **write_decoder(config, stack="core"),
         **write_window(config.sliding_window, layers=config.core_layers),
         "total_ut_steps": config.depth,
-        "early_exit_threshold": config.halting.get("threshold", 1.0),
+        "early_exit_threshold": config.halting.get("threshold", 1.0) if config.read_out == "hub" else 1.0,
         "auto_map": {
             "AutoConfig": "configuration_ouro.OuroConfig",
             "AutoModel": "modeling_ouro.OuroModel",

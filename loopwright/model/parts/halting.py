@@ -2,11 +2,11 @@
 
 Exit gate (Ouro): λ_t = σ(w·s_t + b), p_t = λ_t ∏_{u<t}(1 − λ_u); the last step takes what is left, its λ unused.
 ACT (Graves 2016): steps count until the halting values sum to 1 − eps; the last one gets the remainder R; ponder cost N + R.
+ACT of the Universal Transformer's code (tensor2tensor): the values read what a step's layers take in; states are interpolated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -20,24 +20,25 @@ if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
 
 
+READ_OUTS = {None: ("last",), "states": ("last", "expected"), "logits": ("last", "hub", "expected")}
+
+
 class HaltingHead(Part):
-    """A halting value per token and step. Abstract: `mixes` says what the probabilities weight, "logits" or "states".
+    """A halting value per token and step. Abstract: `mixes` says what the probabilities weight, "logits" or "states", and `reads`
+    of which state a step's value is: the one "after" it, or what its layers take in, which is "before" it.
 
     `threshold` is the cumulative probability at which `select="hub"` leaves, where logits are mixed. `eps` is what the sum of the
     halting values may lack of 1 when a token halts, where states are mixed.
     """
 
     mixes: ClassVar[str | None]
+    reads: ClassVar[str] = "after"
     threshold: float = 1.0
     eps: float = 0.0
 
     def value(self, s: Tensor) -> Tensor:
         """Returns the halting value [B, T, 1] of the state after a step."""
         raise NotImplementedError
-
-    def values(self, states: Sequence[Tensor]) -> Tensor:
-        """Returns the halting values [B, T, depth] of all steps' states."""
-        return torch.cat([self.value(s) for s in states], dim=-1)
 
     def logit(self, s: Tensor) -> Tensor:
         """Returns the logit of the halting value [B, T, 1]; a kind that has it before its sigmoid gives that."""
@@ -100,23 +101,29 @@ class MeanOfStates(HaltingHead):
     def forward(self, halt: Tensor) -> Tensor:
         """Returns the weights [B, T, depth] for h [B, T, depth]: h while running, the remainder at the halting step, 0 after;
         each row sums to 1."""
-        before, stop = self._stop(halt)
+        before, stop, _ = self._stop(halt)
         steps = torch.arange(halt.shape[-1], device=halt.device)
         remainder = 1 - before
         return torch.where(steps < stop[..., None], halt, torch.where(steps == stop[..., None], remainder, 0.0))
 
     def ponder_cost(self, halt: Tensor) -> Tensor:
         """Returns N + R per token [B, T] for h [B, T, depth]. Its gradient raises h: thinking longer costs more."""
-        before, stop = self._stop(halt)
+        before, stop, _ = self._stop(halt)
         remainder = 1 - before.gather(-1, stop[..., None])[..., 0]
         return (stop + 1) + remainder
 
-    def _stop(self, halt: Tensor) -> tuple[Tensor, Tensor]:
+    def _stop(self, halt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what the values sum to before each step, the step at which a token halts, else the last, and whether it does."""
         total = halt.cumsum(-1)
         before = total - halt
-        reached = total >= 1 - self.eps
-        stop = torch.where(reached.any(-1), reached.float().argmax(-1), halt.shape[-1] - 1)
-        return before, stop
+        reached = self._reaches(total)
+        halted = reached.any(-1)
+        stop = torch.where(halted, reached.float().argmax(-1), halt.shape[-1] - 1)
+        return before, stop, halted
+
+    def _reaches(self, total: Tensor) -> Tensor:
+        """Returns where a sum of halting values ends the steps of a token."""
+        return total >= 1 - self.eps
 
 
 class AdaptiveComputation(MeanOfStates):
@@ -139,6 +146,35 @@ class AdaptiveComputation(MeanOfStates):
     def value(self, s: Tensor) -> Tensor:
         """Returns the halting value h [B, T, 1] of the state after a step."""
         return torch.sigmoid(nn.functional.linear(s, self.weight, self.bias))
+
+
+class UniversalComputation(AdaptiveComputation):
+    """ACT as the Universal Transformer's public code (tensor2tensor) has it.
+
+    h_t is of what the layers of step t take in: the state before the step, with the step's input and signals. With u_t = h_t until
+    their sum passes 1 − eps, the remainder at that step and 0 after it, the answer goes from m to u_t · s_t + (1 − u_t) · m, from
+    m = 0. A token that never halts has no remainder, so its weights sum to less than 1.
+    """
+
+    reads = "before"
+
+    def forward(self, halt: Tensor) -> Tensor:
+        """Returns the weights [B, T, depth] of the states for h [B, T, depth]: u_t ∏_{k>t} (1 − u_k)."""
+        before, stop, halted = self._stop(halt)
+        steps = torch.arange(halt.shape[-1], device=halt.device)
+        ends = (steps == stop[..., None]) & halted[..., None]
+        u = torch.where(ends, 1 - before, torch.where(steps <= stop[..., None], halt, 0.0))
+        stays = (1 - u).flip(-1).cumprod(-1).flip(-1)  # from a step to the last
+        return u * torch.cat([stays[..., 1:], torch.ones_like(u[..., :1])], dim=-1)
+
+    def ponder_cost(self, halt: Tensor) -> Tensor:
+        """Returns N + R per token [B, T] for h [B, T, depth], with R = 0 where a token does not halt."""
+        before, stop, halted = self._stop(halt)
+        remainder = torch.where(halted, 1 - before.gather(-1, stop[..., None])[..., 0], 0.0)
+        return (stop + 1) + remainder
+
+    def _reaches(self, total: Tensor) -> Tensor:
+        return total > 1 - self.eps
 
 
 class Halter(MeanOfStates):
@@ -170,6 +206,8 @@ class Halter(MeanOfStates):
 
 HALTINGS = Kinds(
     "halting",
-    {"none": NoHalting, "exit": ExitGate, "act": AdaptiveComputation, "halter": Halter},
+    {
+        "none": NoHalting, "exit": ExitGate, "act": AdaptiveComputation, "universal-act": UniversalComputation, "halter": Halter,
+    },
     inherits=HaltingHead, offers=["mixes", "value", "forward"], given=["config"],
 )  # fmt: skip

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from loopwright.data.batch import Batch
 from loopwright.model.forward.context import Pass
+from loopwright.model.forward.selection import Answers
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import build_kind, check_kind
 from loopwright.train.models import MODELS
@@ -37,6 +38,7 @@ class Distil(Objective):
     """
 
     reads = "last"
+    read_out = "last"
 
     def __init__(
         self,
@@ -116,9 +118,13 @@ class Distil(Objective):
 
     def _features(self, teacher: LoopedForCausalLM, batch: Batch, targets: Targets, seen: LastLayers) -> tuple[Tensor, Pass]:
         e, p = teacher.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids, tap=seen)
-        for s in teacher.unroll(e, teacher.config.check_depth(self.teacher_depth), p):  # noqa: B007  (the last one is wanted)
-            pass
-        return target_features(teacher, [s], p, targets)[0], p
+        start = teacher.start_state(e, p)
+        answers = Answers(teacher, e, p, start)
+        for s in teacher.unroll(e, teacher.config.check_depth(self.teacher_depth), p, state=start):
+            answers.take(s)
+        if answers.select == "last":
+            return target_features(teacher, [answers.state], p, targets)[0], p
+        return targets.pick(answers.features()), p
 
 
 class LastLayers:
@@ -153,6 +159,7 @@ class Shortcut(Objective):
     """
 
     reads = "every"
+    read_out = "last"
 
     def __init__(self, fraction: float | None = 0.5, weight: float = 1.0, temperature: float = 1.0, seed: int = 0) -> None:
         if fraction is not None and not 0 < fraction < 1:

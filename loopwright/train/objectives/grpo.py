@@ -40,6 +40,7 @@ class Grpo(Objective):
     """
 
     reads = "last"
+    read_out = "last"
     capturable = False
     sampled = True
 

@@ -34,6 +34,7 @@ class Final(Objective):
     """
 
     reads = "last"
+    read_out = "last"
 
     def __init__(self, z_loss: float = 0.0, ahead: int = 1) -> None:
         check_number("objective (final): z_loss", z_loss, least=0)
@@ -58,6 +59,7 @@ class EveryStep(Objective):
     """
 
     reads = "every"
+    read_out = "last"
 
     def __init__(self, weights: str | list[float] = "uniform", ratio: float = 0.5) -> None:
         check_number("objective (every-step): ratio", ratio, above=0)
@@ -122,6 +124,7 @@ class ExitGateStage(Objective):
     """
 
     reads = "every"
+    validates = True  # the model is mostly frozen: its own loss would be the same at every update
 
     def __init__(self, slope: float = 50.0, threshold: float = 0.005) -> None:
         check_number("objective (exit-gate): slope", slope, above=0)
@@ -153,6 +156,7 @@ class Ponder(Objective):
     """
 
     reads = "every"
+    read_out = "expected"
 
     def __init__(self, weight: float = 0.01) -> None:
         check_number("objective (ponder): weight", weight, least=0)
@@ -162,7 +166,7 @@ class Ponder(Objective):
         """Returns (loss, {loss_last, ponder}); loss_last is the cross-entropy of the mixed state."""
         need_halting(model, "ponder", "states")
         need_all_steps(rollout, "ponder")
-        targets, halt = find_targets(rollout.batch), model.halting.values(rollout.states)
+        targets, halt = find_targets(rollout.batch), model.halting_values(rollout.start, rollout.states, rollout.e, rollout.p)
         mixed = weighted_sum(model.halting(halt), rollout.states)
         losses, _ = cross_entropies(model, target_features(model, [mixed], rollout.p, targets), rollout.p, targets)
         cost = targets.mean(wide(targets.pick(model.halting.ponder_cost(halt))))

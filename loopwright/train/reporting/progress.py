@@ -136,7 +136,9 @@ class Terminal:
             self.note(f"update {progress.update}: {truncation_in_words(seen['truncation'])}")
         if "valid" in seen:
             cells = [
-                f"{depth}: " + (f"{100 * scores['exact']:.1f} %" if scores["exact"] is not None else f"{scores['loss']:.3f}")
+                f"{depth}: "
+                + (f"{100 * scores['exact']:.1f} %" if scores["exact"] is not None else f"{scores['loss']:.3f}")
+                + (f" (objective {scores['objective']:.4f})" if "objective" in scores else "")
                 for depth, scores in seen["valid"].items()
             ]
             self.note(f"update {progress.update}: by depth " + ", ".join(cells))

@@ -18,7 +18,7 @@ CODAS = {
     "retrofit": {"name": "retrofit-llama-1b-tiny"},
     "ouroboros": {"name": "ouroboros-qwen2.5-3b-tiny"},
     "ouro with a coda": {"name": "ouro-1.4b-tiny", "coda_layers": 1},
-    "universal with a coda": {"name": "universal-tiny", "coda_layers": 1},
+    "universal with a coda": {"name": "universal-tiny", "coda_layers": 1, "read_out": "last"},
     "a controller on the coda": {
         "name": "ouro-1.4b-tiny",
         "coda_layers": 1,
