@@ -3,7 +3,7 @@
     python -m experiments.interval_simulation experiments/results/intervals/rows.jsonl
     python -m experiments.interval_simulation experiments/results/intervals/rows.jsonl --table
 
-The first draws the samples and writes a row per case and number of rows (three minutes of one core), the second prints the table of
+The first draws the samples and writes a row per case and number of rows (a minute of one core), the second prints the table of
 docs/evaluation.md from these rows. Beside the interval stands the percentile bootstrap of the same samples.
 """
 
@@ -23,7 +23,7 @@ from numpy.random import Generator
 from loopwright.metrics.intervals import mean_interval, paired_interval
 
 ROWS = (6, 8, 10, 15, 30, 60, 200)
-SAMPLES = 16000
+SAMPLES = 4000
 WINDOW = 64  # tokens of a window of a long document
 Drawn = tuple[np.ndarray, np.ndarray, float]  # sums and targets of each unit [samples, units], and the true mean
 
