@@ -3,7 +3,7 @@
     python -m experiments.interval_simulation experiments/results/intervals/rows.jsonl
     python -m experiments.interval_simulation experiments/results/intervals/rows.jsonl --table
 
-The first draws the samples and writes a row per case and number of rows (two minutes of one core), the second prints the table of
+The first draws the samples and writes a row per case and number of rows (a minute of one core), the second prints the table of
 docs/evaluation.md from these rows. Beside the interval stands the percentile bootstrap of the same samples.
 """
 

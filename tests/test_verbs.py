@@ -219,7 +219,7 @@ def test_a_model_against_itself_is_undecided() -> None:
 def test_five_rows_decide_nothing(run: lw.Run) -> None:
     (few,) = lw.compare(run, model(), data=lw.TokenRows(counting(5))).results
     assert few.difference_low * few.difference_high > 0 and not few.decided
-    assert "undecided: 5 rows are too few" in lw.compare(run, model(), data=lw.TokenRows(counting(5)))._repr_html_()
+    assert "undecided: 5 is too few" in lw.compare(run, model(), data=lw.TokenRows(counting(5)))._repr_html_()
 
 
 def test_exact_match_is_compared_where_answers_are_right_or_wrong(tmp_path: Path) -> None:

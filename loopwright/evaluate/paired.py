@@ -5,6 +5,7 @@ Intervals are of the differences of documents (or rows), so that what is hard ab
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -144,13 +145,15 @@ def paired_table(results: Sequence[Paired], first: str, second: str, width: int 
     for r in results:
         better = (r.difference < 0) == (r.measure == "loss")
         verdict = f"{'first' if better else 'second'} is better" if r.decided else _undecided(r)
-        difference = f"{r.difference:+.4g} ({r.difference_low:+.4g} to {r.difference_high:+.4g})"
+        difference = f"{r.difference:+.4g}"
+        if math.isfinite(r.difference_low):  # of one row there is no interval
+            difference += f" ({r.difference_low:+.4g} to {r.difference_high:+.4g})"
         won = f"{100 * r.won:.1f} % ({100 * r.won_low:.1f}–{100 * r.won_high:.1f})"
         mark = "" if r.likelihood else f"; {NOT_A_LIKELIHOOD}"
         rows.append([r.text, r.measure, f"{r.depths[0]} / {r.depths[1]}", difference, won, verdict + mark])
     table = number_table(["on", "measure", "depths", "first - second", "won", "verdict"], rows, width)
     table.title = f"first: {first}\nsecond: {second}"
-    counted = {r.text: over(r.units, r.unit) for r in results if r.measure == "loss"}
+    counted = {r.text: over(r.units, r.unit) + " of one document" * (r.unit == "passage") for r in results if r.measure == "loss"}
     alone = len(set(counted.values())) == 1
     each = [told if alone else f"{text}: {told}" for text, told in counted.items()]
     table.caption = "paired; 95 % " + "; ".join(dict.fromkeys(each))
@@ -158,10 +161,7 @@ def paired_table(results: Sequence[Paired], first: str, second: str, width: int 
 
 
 def _undecided(result: Paired) -> str:
-    if result.counted >= FEWEST:
-        return "undecided"
-    what = "document" if result.unit == "passage" else result.unit
-    return f"undecided: {result.counted} {what}{'' if result.counted == 1 else 's'} are too few, {FEWEST} are needed"
+    return "undecided" if result.counted >= FEWEST else f"undecided: {result.counted} is too few, {FEWEST} are needed"
 
 
 def recovered(

@@ -19,7 +19,7 @@ def difference(of_seeds: tuple[float, ...], low: float, high: float) -> Pooled:
 
 def test_a_line_has_the_interval_over_seeds_and_one_seed_that_over_documents() -> None:
     line = Line.of("a", difference((-0.30, -0.31, -0.29), -0.32, -0.28))
-    assert line.look[0] == "loop ahead, decided" and line.low == pytest.approx(-0.30 - 4.303 * 0.01 / 3**0.5)
+    assert line.look[0] == "loop ahead, decided" and line.low == pytest.approx(-0.30 - 4.3026527 * 0.01 / 3**0.5)
     assert Line.of("b", difference((0.30, 0.31, 0.29), 0.28, 0.32)).look[0] == "loop behind, decided"
     assert Line.of("c", difference((0.30, 0.31, 0.29), -0.01, 0.32)).look[0] == "undecided"
     alone = Line.of("d", difference((0.30,), 0.28, 0.32))
