@@ -175,7 +175,7 @@ class Backbone(PreTrainedModel):
 
         By the place in the row, where positions begin anew with every document: else those of a row would share their noise.
         """
-        return self.state(e, p.span.places(), seeds)
+        return self.state(e, p.batch_span.places(), seeds)
 
     def step(self, s: Tensor, e: Tensor, t: int | Tensor | RowSteps, p: Pass) -> Tensor:
         """Returns the state after step `t`, an int or one index per row [B]: what the next step takes in.
@@ -269,7 +269,9 @@ class Backbone(PreTrainedModel):
     def _norm_layer(self, x: Tensor, layer: int, step: StepIndex) -> Tensor:
         """Returns what a layer of the core leaves, after the norm that stands behind it."""
         kind = self.config.layer_post_norm
-        norm = self.layer_post_norm[layer] if kind == "per-layer-and-step" else self.layer_post_norm
+        norm: Any = self.layer_post_norm
+        if kind == "per-layer-and-step":
+            norm = norm[layer]
         return norm(x) if kind == "shared" else norm(x, step)
 
     def _recomputable(self, block: nn.Module, *args: Any) -> Tensor:

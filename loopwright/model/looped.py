@@ -153,10 +153,9 @@ class LoopedForCausalLM(Backbone, LoopGenerationMixin):
             tokens, depth=depth, initial_state=initial_state, seed=state_seed, readings=readings, select=select,
             output_steps=output_steps, keep=logits_to_keep, read=self.head,
         )  # fmt: skip
-        loss = None
-        if measures:
-            wanted = labels if given.shifted is None else given.shifted
-            loss = next_token_loss(result.answer, wanted, shifted=given.shifted is not None, items=given.items)
+        wanted = labels if given.shifted is None else given.shifted
+        shifted = given.shifted is not None
+        loss = None if wanted is None else next_token_loss(result.answer, wanted, shifted=shifted, items=given.items)
         if cache is not None:  # last: a pass that fails leaves the cache as it was
             cache.advance(result.span)
         return LoopedOutput(
