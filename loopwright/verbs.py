@@ -214,8 +214,8 @@ def evaluate(
 
 
 def _texts(
-    opened: _Opened, text: Any, tokenizer: Any, context: int | None, *, rules: Sequence[Mapping[str, Any]], depths: Any, rows: int | None,
-    batch: int | None,
+    opened: _Opened, text: Any, tokenizer: Any, context: int | None, *,
+    rules: Sequence[Mapping[str, Any]], depths: Any, rows: int | None, batch: int | None,
 ) -> Evaluation | ExitEvaluation:  # fmt: skip
     length = passage_length(opened.model.config.max_position_embeddings, context)
     words = Tokenizer(tokenizer if tokenizer is not None else opened.words())
