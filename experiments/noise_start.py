@@ -106,7 +106,7 @@ def carry_out(row: Row, *, extra: tuple[str, ...]) -> dict[str, Any]:
     torch.set_float32_matmul_precision("highest")
     data = trained.outcome.splits
     means, covariance = from_starts(model, data.tests["test"])
-    by_depth = lw.evaluate(model, data=data, depths=DEPTHS)["test"]
+    by_depth: Any = lw.evaluate(model, data=data, depths=DEPTHS)["test"]
     return {
         "name": row.name, "model": row.model, "seed": row.seed, "frozen": row.frozen, "updates": chosen.updates,
         "laid_over": list(extra), "parameters": sum(p.numel() for p in model.parameters()), "rows": by_depth.rows,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def model() -> lw.LoopedForCausalLM:
 
 
 @pytest.fixture(scope="module")
-def report(model: lw.LoopedForCausalLM) -> StartReport:
+def report(model: lw.LoopedForCausalLM) -> Any:
     return lw.evaluate(model, data=DATA, splits="valid", depths=[1, 3], state_seeds=3)["valid"]
 
 
@@ -55,7 +56,7 @@ def test_each_start_is_what_its_seed_gives(model: lw.LoopedForCausalLM, report: 
 def test_a_model_that_does_not_read_its_start_is_alike_from_all() -> None:
     deaf = noisy("huginn-tiny", std=0.3)
     deaf.state.scale = 0.0
-    report = lw.evaluate(deaf, data=DATA, splits="valid", depths=2, state_seeds=3)["valid"]
+    report: Any = lw.evaluate(deaf, data=DATA, splits="valid", depths=2, state_seeds=3)["valid"]
     assert spread_of(report) == [0.0] and report.exact_low == report.exact == report.exact_high
 
 
@@ -70,7 +71,7 @@ def test_a_report_is_read_back_shown_and_drawn(report: StartReport, tmp_path: Pa
 
 
 def test_what_is_not_finite_is_said(report: StartReport) -> None:
-    one = lw.evaluate(noisy("huginn-tiny"), data=DATA, splits="valid", depths=[1, 3])["valid"]
+    one: Any = lw.evaluate(noisy("huginn-tiny"), data=DATA, splits="valid", depths=[1, 3])["valid"]
     bad = type(one)(**{**vars(one), "loss": (1.0, None)})
     both = gathered([one, bad], [0, 1], "x")
     assert both.loss[1] is None and "not finite" in "".join(both.table(100).columns[1].cells)

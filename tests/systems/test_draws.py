@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_training_draws_anew(tmp_path: Path) -> None:
         check_fresh(starts_of(tmp_path / "zero", one)[0], 48)
 
 
-def published_depths(means: list[float], draws: int, generator: np.random.Generator) -> list[list[int]]:
+def published_depths(means: Sequence[float], draws: int, generator: np.random.Generator) -> list[list[int]]:
     """The sampler: a rate from LogNormal(ln m − 1/8, 1/2), one more than Poisson of it; so many draws an update."""
     rates = [np.exp(generator.normal(math.log(mean) - 1 / 8, 0.5, draws)) for mean in means]
     return [(generator.poisson(rate) + 1).tolist() for rate in rates]
