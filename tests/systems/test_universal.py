@@ -98,7 +98,7 @@ def test_the_preset_and_its_recipe() -> None:
     config, found = lw.preset("universal"), recipe("universal-act", [])
     assert config.halting == {"kind": "universal-act"} and config.read_out == "expected" == Ponder().read_out
     part = lw.build("universal-tiny").halting
-    assert (part.start_bias, part.eps, float(part.bias.detach())) == (1.0, 0.01, 1.0) and float(part.weight.std()) < 0.05
+    assert (part.start_bias, part.eps, float(part.bias.detach())) == (1.0, 0.01, 1.0)
     assert (found.model["name"], dict(found.objective)) == ("universal", {"kind": "ponder", "weight": 0.01})
 
 
