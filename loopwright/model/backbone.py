@@ -7,7 +7,7 @@ step; training, tracing, sweeps, early exit and serving differ only in who consu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -251,8 +251,8 @@ class Backbone(PreTrainedModel):
 
     def _norm_layer(self, x: Tensor, layer: int, step: StepIndex) -> Tensor:
         """Returns what a layer of the core leaves, after the norm that stands behind it."""
-        kind = self.config.layer_post_norm
-        norm = self.layer_post_norm[layer] if kind == "per-layer-and-step" else self.layer_post_norm
+        kind, norms = self.config.layer_post_norm, cast("Any", self.layer_post_norm)
+        norm = norms[layer] if kind == "per-layer-and-step" else norms
         return norm(x) if kind == "shared" else norm(x, step)
 
     def _recomputable(self, block: nn.Module, *args: Any) -> Tensor:
