@@ -7,7 +7,7 @@ step; training, tracing, sweeps, early exit and serving differ only in who consu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
