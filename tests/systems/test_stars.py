@@ -163,7 +163,8 @@ def test_the_l2_penalty() -> None:
 
 @same(SYSTEM, "text of addition: 1234+5678=6912 of the paper, 1234+5678= 2196 with its end of the code")
 def test_the_text_of_addition() -> None:
-    for options, form in (({"reverse": "none", "space": False}, "{0}+{1}={2}§"), ({}, "{0}+{1}= {3}§")):
+    forms: list[tuple[dict[str, Any], str]] = [({"reverse": "none", "space": False}, "{0}+{1}={2}§"), ({}, "{0}+{1}= {3}§")]
+    for options, form in forms:
         table: Any = Addition(train=50, valid=5, test=5, **options).splits().train
         for row in range(50):
             a, b = map(int, table.show(row).split("=")[0].split("+"))
