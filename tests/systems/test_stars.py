@@ -36,7 +36,8 @@ from tests.cases import noisy
 from tests.systems.items import differs, same
 
 SYSTEM = "STARS"
-SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2, "dropout": 0.0}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2}
+SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "dropout": 0.0, **HEADS}
 
 
 def walked(depth: int = 3) -> tuple[lw.LoopedForCausalLM, Rollout]:
