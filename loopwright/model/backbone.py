@@ -7,7 +7,7 @@ step; training, tracing, sweeps, early exit and serving differ only in who consu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
