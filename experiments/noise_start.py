@@ -50,7 +50,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 TRAINING: dict[str, Any] = {
     "about": "a start drawn anew", "updates": ANSWER, "batch": 128, "depth": {"kind": "fixed", "depth": DEPTH},
-    "data": {"kind": "addition", "digits": 2, "train": 5600, "valid": 300, "test": 2000, "padding": "plain"},
+    "data": {"kind": "addition", "digits": 2, "train": 4000, "valid": 300, "test": 2000, "padding": "plain"},
     "objective": {"kind": "final"}, "optim": {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.01},
     "schedule": {"kind": "cosine", "warmup": 50, "floor": 0.1}, "validate": {"every": 0}, "save": {"every": 0, "best": False},
 }  # fmt: skip

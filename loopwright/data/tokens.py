@@ -202,7 +202,7 @@ class _Writer:
 
     def add(self, document: Document) -> None:
         ids, answers = document
-        tokens = np.asarray(ids, dtype=self.dtype)
+        tokens: np.ndarray = np.asarray(ids, dtype=self.dtype)
         self._tokens.append(tokens)
         # in one width, so that sets of different vocabularies' dtypes compare
         digest = hashlib.blake2b(tokens.astype("<u4").tobytes(), digest_size=8).digest()

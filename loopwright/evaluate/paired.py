@@ -107,7 +107,7 @@ def _measured(model: LoopedForCausalLM, rows: Source, depth: int, batch_size: in
             places = range(start, min(start + batch_size, len(rows)))
             batch = rows.batch(places)
             held = owners_of(rows, places, batch)
-            parts += readings(model, batch.to(model.device), [depth], owners=held and held.places)
+            parts += readings(model, batch.to(model.device), [depth], owners=None if held is None else held.places)
             if held is not None:
                 loss = stacked([parts[-1].of_documents])[0]
                 owned.append({"documents": held.documents, "targets": held.targets, "loss": loss})

@@ -169,7 +169,8 @@ def sweep(
             places = range(start, min(start + batch_size, len(source)))
             batch = source.batch(places)
             held, batch = owners_of(source, places, batch), batch.to(model.device)
-            read = list(readings(model, batch, wanted, change=model.config.is_looped, step=step, owners=held and held.places))
+            whose = None if held is None else held.places
+            read = list(readings(model, batch, wanted, change=model.config.is_looped, step=step, owners=whose))
             if held is not None:
                 owned.append({"documents": held.documents, "targets": held.targets, "loss": stacked(r.of_documents for r in read)})
             # small tensors, one per depth and row: brought to the CPU once per batch
@@ -202,7 +203,8 @@ def drawn_of(rows: Mapping[str, Tensor], owned: Mapping[str, Tensor]) -> tuple[T
     """Returns loss […, units] and targets [units] of what is drawn for an interval, and what that is: documents where batches told
     whose tokens are whose (`owned`), if there are two or more, else rows."""
     if owned and len(owned["documents"].unique()) > 1:
-        return *(by_unit(owned[name], owned["documents"]) for name in ("loss", "targets")), "document"
+        loss, targets = (by_unit(owned[name], owned["documents"]) for name in ("loss", "targets"))
+        return loss, targets, "document"
     return rows["loss"], rows["targets"], "row"
 
 

@@ -35,6 +35,10 @@ class Unrolled:
     p: Pass
     parts: dict[str, list[Tensor]] = field(default_factory=dict)
 
+    def answers(self, model: LoopedForCausalLM) -> Answers:
+        """Returns what each step says, for the steps to be taken in one after another."""
+        return Answers.of_steps(model, self.e, self.p, self.start)
+
 
 class PartSizes:
     """A tap that keeps, by step, how far the gate is open at each token and how large the diagonals of the core are there."""
@@ -52,10 +56,6 @@ class PartSizes:
     def by_step(self) -> dict[str, list[Tensor]]:
         """Returns the numbers of every token, step by step, those of several layers as their mean."""
         return {name: [torch.stack(layers).mean(0) for layers in steps.values()] for name, steps in self.seen.items()}
-
-    def answers(self, model: LoopedForCausalLM) -> Answers:
-        """Returns what each step says, for the steps to be taken in one after another."""
-        return Answers.of_steps(model, self.e, self.p, self.start)
 
 
 @torch.no_grad()
