@@ -157,7 +157,8 @@ def context_left(model: LoopedForCausalLM, prompt_tokens: int) -> int | None:
 
 def checked_seed(model: LoopedForCausalLM, state_seed: int) -> int:
     """Returns the seed of the state; raises where the model's state starts without noise."""
-    check_seeded(model.config, "state_seed", state_seed)
+    if not model.state.seeded:  # which may be a kind of the user's own, put there after the model was built
+        check_seeded(model.config, "state_seed", state_seed)
     return state_seed
 
 

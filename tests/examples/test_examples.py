@@ -41,7 +41,7 @@ def test_compare_depths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     run = train(small({"updates": 2}), tmp_path / "run")
     run_example("compare_depths.py", run.folder.path, tmp_path / "figure.svg", monkeypatch=monkeypatch)
     said = capsys.readouterr().out
-    assert "paired over" in said and (tmp_path / "figure.svg").exists()
+    assert "paired; 95 % intervals over" in said and (tmp_path / "figure.svg").exists()
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_retrofit_and_heal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     arguments = (tmp_path / "dense", tmp_path / "text.jsonl", 2, tmp_path / "run")
     run_example("retrofit_and_heal.py", *arguments, monkeypatch=monkeypatch)
     said = capsys.readouterr().out
-    assert said.count("bits per byte") == 2 and "paired over" in said
+    assert said.count("bits per byte") == 2 and "paired; 95 % intervals over" in said
 
 
 NOTEBOOKS = runpy.run_path(str(FOLDER / "notebooks.py"))

@@ -68,7 +68,7 @@ def test_what_the_graph_counts_without_a_gpu(name, monkeypatch):
         for i in range(6, capacity):
             assert graph.fits(fixed, model.config.depth, None)
             token = ids[:, i : i + 1]
-            assert gap(graph.step(fixed, token, None), model(token, past_key_values=plain).logits) < 2e-5
+            assert gap(graph.step(fixed, token), model(token, past_key_values=plain).logits) < 2e-5
         assert fixed.row_lengths == plain.row_lengths
         assert fixed.filled.missing == plain.filled.missing
         assert not graph.fits(fixed, model.config.depth, None)

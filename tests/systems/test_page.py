@@ -15,8 +15,8 @@ def listed(page: str) -> list[Item]:
     found = []
     for section in page.split("\n## ")[1:]:
         system, body = section.split("\n", 1)
-        if equal := re.search(r"^Equal to the original: (.*?)\.$", body, re.MULTILINE | re.DOTALL):
-            found += [Item(system, " ".join(what.split()), differs=False) for what in equal[1].split("; ")]
+        if equal := re.search(r"^Equal to the original: (.*?)\.\n(?=\n|\Z)", body, re.MULTILINE | re.DOTALL):
+            found += [Item(system, what, differs=False) for what in " ".join(equal[1].split()).split("; ")]
         rows = re.findall(r"^\| (?!what \||---)(.*?) \|", body, re.MULTILINE)
         found += [Item(system, what, differs=True) for what in rows]
     return found

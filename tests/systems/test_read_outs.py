@@ -125,42 +125,6 @@ def rows() -> Batch:
     return Batch(IDS, labels)
 
 
-def stage_two(model: lw.LoopedForCausalLM, batch: Batch) -> Tensor:
-    """Binary cross-entropies [targets, T − 1] of stage II, as section 3.4 has them."""
-    gate, logits = gate_and_logits(model, batch.input_ids)
-    asked = batch.labels[:, 1:] != -100
-    lam = gate[:, :-1][asked]
-    losses = -logits[:, :-1][asked].log_softmax(-1).gather(-1, batch.labels[:, 1:][asked][:, None, None].expand(-1, 4, 1))[..., 0]
-    improvement = (losses[:, :-1] - losses[:, 1:]).clamp(min=0)
-    w = torch.sigmoid(50.0 * (improvement - 0.005)).detach()
-    stay = 1 - lam[:, 1:]
-    return -(w * stay.log() + (1 - w) * (1 - stay).log())
-
-
-@same("Ouro", "stage II: the gate's target from the next step's improvement, slope 50 at 0.005, and the gate alone has a gradient")
-def test_stage_two() -> None:
-    model, batch = noisy("ouro-1.4b-tiny").double(), rows()
-    loss, _ = ExitGateStage()(model, rollout(model, batch, Plan(4, 4)))
-    wanted = stage_two(model, batch).mean()
-    assert float(loss.detach()) == pytest.approx(float(wanted.detach()), abs=1e-12)
-    parts = (model.halting.proj.weight, model.halting.proj.bias)
-    for ours, theirs in zip(torch.autograd.grad(loss, parts), torch.autograd.grad(wanted, parts), strict=True):
-        assert gap(ours, theirs) < 1e-12
-    loss = ExitGateStage()(model, rollout(model, batch, Plan(4, 4)))[0]
-    loss.backward()
-    assert {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()} == {
-        "halting.proj.weight",
-        "halting.proj.bias",
-    }
-
-
-@differs("Ouro", "what stage II divides by")
-def test_stage_two_is_a_mean_over_judged_steps() -> None:
-    model, batch = noisy("ouro-1.4b-tiny").double(), rows()
-    loss = ExitGateStage()(model, rollout(model, batch, Plan(4, 4)))[0]
-    assert float(loss.detach() / (stage_two(model, batch).sum(1) / 4).mean().detach()) == pytest.approx(4 / 3, abs=1e-12)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("bias", [-1.6, -0.8])  # no token halts in five steps; every one does
 @same("Ouroboros", "the halter, its weights at a threshold of 1, and the mean of the states by weight that answers")

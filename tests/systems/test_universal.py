@@ -36,7 +36,7 @@ def signal(places: Tensor, width: int) -> Tensor:
 def universal(bias: float, std: float = 0.6) -> lw.LoopedForCausalLM:
     """The tiny preset in float64, its halting spread over the steps."""
     model = noisy("universal-tiny", std=std).double()
-    model.halting.weight.data.mul_(3.0)
+    model.halting.weight.data.mul_(0.5)
     model.halting.bias.data.fill_(bias)
     return model
 

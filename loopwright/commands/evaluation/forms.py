@@ -40,7 +40,7 @@ def evaluate_as(
         from loopwright.commands.evaluation.tasks import evaluate_tasks, rows_of_tasks
 
         return rows_of_tasks(evaluate_tasks(source, **tasks, **words, **shared))
-    if any(value not in (None, False) for value in tasks.values()):
+    if any(value is not None and value is not False for value in tasks.values()):  # no examples at all are asked for, too
         raise ValueError(
             "evaluate: --task-data, --shots, --chat, --system and --max-new-tokens belong to --tasks, which is not given"
         )

@@ -7,6 +7,7 @@ ACT of the Universal Transformer's code (tensor2tensor): the values read what a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -39,6 +40,10 @@ class HaltingHead(Part):
     def value(self, s: Tensor) -> Tensor:
         """Returns the halting value [B, T, 1] of the state after a step."""
         raise NotImplementedError
+
+    def values(self, states: Sequence[Tensor]) -> Tensor:
+        """Returns the halting values [B, T, depth] of all steps' states."""
+        return torch.cat([self.value(s) for s in states], dim=-1)
 
     def logit(self, s: Tensor) -> Tensor:
         """Returns the logit of the halting value [B, T, 1]; a kind that has it before its sigmoid gives that."""
@@ -126,8 +131,8 @@ class MeanOfStates(HaltingHead):
         return total >= 1 - self.eps
 
 
-class AdaptiveComputation(MeanOfStates):
-    """ACT: the halting value is a linear map of the state."""
+class LinearComputation(MeanOfStates):
+    """ACT whose halting value is a linear map of the state that it reads. Abstract."""
 
     ranges: ClassVar = {"bias": ANY_NUMBER, "eps": (0, 1, True)}
 
@@ -148,7 +153,11 @@ class AdaptiveComputation(MeanOfStates):
         return torch.sigmoid(nn.functional.linear(s, self.weight, self.bias))
 
 
-class UniversalComputation(AdaptiveComputation):
+class AdaptiveComputation(LinearComputation):
+    """ACT as Graves has it: the halting value is of the state after the step."""
+
+
+class UniversalComputation(LinearComputation):
     """ACT as the Universal Transformer's public code (tensor2tensor) has it.
 
     h_t is of what the layers of step t take in: the state before the step, with the step's input and signals. With u_t = h_t until

@@ -27,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_one_run_at_two_depths(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(compare(run, run, depths="3,1").results) == 2
     printed = capsys.readouterr().out
-    assert "paired over 8 rows" in printed and "3 / 1" in printed and "exact match" in printed
+    assert "paired; 95 % intervals over 8 rows" in printed and "3 / 1" in printed and "exact match" in printed
 
 
 def test_both_are_opened_on_the_device_that_is_asked_for(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_the_command_takes_a_device(run: str, capsys: pytest.CaptureFixture[str]
 def test_a_text(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sums.txt").write_text("12+34=64§" * 4)
     found = compare(run, run, depths="1,2", texts=[f"mine={tmp_path / 'sums.txt'}"], context=8)
-    assert [result.text for result in found.results] == ["mine"] and "paired over 5 passages" in capsys.readouterr().out
+    assert [result.text for result in found.results] == ["mine"] and "paired; 95 % intervals over 5 passages" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

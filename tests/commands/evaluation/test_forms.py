@@ -17,13 +17,13 @@ OTHERS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OTHERS, ids=lambda options: next(iter(options)))
 def test_tasks_go_with_nothing_of_another_form(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="--tasks with options of texts, splits or exits"):
+    with pytest.raises(ValueError, match="--tasks with options of texts, splits, starts or exits"):
         cli.evaluate("model", tasks="arc_easy", **options)
 
 
 @pytest.mark.parametrize("options", [{"task_data": "folder"}, {"shots": 0}], ids=["task_data", "shots"])
 def test_options_of_tasks_need_tasks(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="--task-data and --shots belong to --tasks, which is not given"):
+    with pytest.raises(ValueError, match="--system and --max-new-tokens belong to --tasks, which is not given"):
         cli.evaluate("model", **options)
 
 
