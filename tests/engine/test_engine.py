@@ -72,8 +72,8 @@ def test_many_threads_submit() -> None:
 
 MEANS = {
     "universal-act": {},
-    "act": {"bias": -1.0},
-    "halter": {"width": 8, "bias": -1.0},
+    "act": {"bias": 0.0},
+    "halter": {"width": 8, "bias": 0.0},
 }
 
 

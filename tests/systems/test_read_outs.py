@@ -161,7 +161,7 @@ FIXED = {"kind": "uniform", "least": 3, "most": 3}
 
 @pytest.mark.parametrize("halting", ["act", "halter", "universal-act"])
 def test_a_ponder_run_is_validated_and_saved_by_the_mean_of_its_states(halting: str, tmp_path: Path) -> None:
-    changes = {"vocab_size": 15, "halting": {"kind": halting}, "read_out": "last"}
+    changes = {"vocab_size": 15, "halting": {"kind": halting, "bias": -1.0}, "read_out": "last"}
     model = {"kind": "preset", "name": "universal-tiny", "changes": changes}
     run = train(
         small({"objective": {"kind": "ponder"}, "model": model, "updates": 4, "validate": {"every": 2}, "depth": FIXED}),

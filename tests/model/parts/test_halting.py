@@ -209,7 +209,7 @@ def test_config_round_trip(kind):
 def test_the_halter_starts_alike_for_every_token_and_reads_the_state_after() -> None:
     """h = σ(bias) at first, so that −2 halts after 9 steps, and it is a function of the state once its last layer moves."""
     model = noisy("ouro-1.4b-tiny", halting={"kind": "halter", "width": 8})
-    model.halting.last.start()
+    model.halting.start()
     states = [torch.randn(2, 3, model.config.hidden_size) for _ in range(12)]
     halt = model.halting.values(states)
     torch.testing.assert_close(halt, torch.full_like(halt, torch.sigmoid(torch.tensor(-2.0))))

@@ -260,7 +260,7 @@ def test_exit_gate_compares_nothing_in_a_walk_of_one_step():
 
 def test_ponder_reads_the_mean_state_and_charges_steps_and_remainder():
     model, batch = built("universal-tiny", halting={"kind": "act"}), ragged(side="left")
-    torch.nn.init.constant_(model.halting.bias, -1.15)
+    torch.nn.init.constant_(model.halting.bias, -2.0)
     out = model(batch.input_ids, attention_mask=batch.attention_mask, depth=4, select="expected", labels=batch.labels)
     costs, stops = [], set()
     for row in halts(model, batch, 4):
