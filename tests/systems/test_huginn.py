@@ -78,7 +78,8 @@ def test_schedule() -> None:
 @same(SYSTEM, "depths: one draw an update, 1 + Poisson of a log-normal rate around 32, gradient through the last 8 steps")
 def test_draws() -> None:
     rule, generator, count = build_kind(CHOSEN.depth, RULES), torch.Generator().manual_seed(0), 3000
-    plans = [rule(0, generator) for _ in range(count)]
+    plans = [rule.plans(0, 1, generator)[0] for _ in range(count)]
+    assert len({plan.depth for plan in rule.plans(0, 64, generator)}) == 1  # however many batches an update has
     own = np.random.default_rng(1)
     wanted = 1 + own.poisson(own.lognormal(math.log(32) - 0.5**2 / 2, 0.5, 20 * count))
     found = np.array([plan.depth for plan in plans])

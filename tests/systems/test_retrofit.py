@@ -91,7 +91,9 @@ def test_schedule() -> None:
     SYSTEM, "depths: two draws an update, the mean grown to 32 by 1-sqrt over 75 % of the updates, gradient through at most 8 steps"
 )
 def test_curriculum() -> None:
-    rule: Any = build_kind(CHOSEN.depth, RULES)
+    both: Any = build_kind(CHOSEN.depth, RULES)
+    rule = both.rule
+    assert len({plan.depth for plan in both.plans(49_999, 8, torch.Generator().manual_seed(0))}) == both.draws == 2
     for update in (0, 1, 50, 9_000, 25_000, 37_499, 37_500, 49_999):
         mean = max(1, math.ceil(32 * (1 - math.sqrt(1 - min(1.0, update / (0.75 * CHOSEN.updates))))))
         now = rule.at(update)
