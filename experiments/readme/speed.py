@@ -21,7 +21,7 @@ SETTINGS = (
     "a training update at random depth with the Jacobian penalty / without | H200, TF32, finite difference |",
     "the same with the exact product | H200, TF32 |",
     "an update at depth 4, at depth 8, with the exact product / without: as written; compiled | H200, TF32 |",
-    "the penalty on Ouro-1.4B's shape at depth 4 (random weights), finite difference | H200, bf16 |",
+    "the penalty on Ouro-1.4B's shape at depth 4 (random weights), finite difference on a quarter of the rows | H200, bf16 |",
     "an update of the addition study / the public code, fixed depth 4; depth 10 with its penalty | H200, TF32 both |",
     "a rematerialised loop / plain, depth 16, Huginn's kind; one-layer addition model | H200, fp32 |",
     "a layer modulated at rank 32 / frozen, d = 768; with the controller that makes the diagonals | one CPU thread; H200, bf16 |",

@@ -164,7 +164,7 @@ def headline_claims() -> Iterator[str]:
     """Yields what the README says."""
     yield no_gain()
     mean, tables = beside(CONTROLLER, DIAGONAL), behind_tables()
-    rival = "the paper's own rival, a static diagonal (a fixed scaling per step"
+    rival = "a static diagonal, the paper's rival under our gate (a fixed scaling per step"
     yield f"A controller that reads the running mean of the states is {mean.far} nats {mean.side} {rival}; {mean.word})"
     both = f"{'beat' if tables.side == 'behind' else 'lose to'} both controllers that read"
     yield when(tables.decided, f"{both} by {tables.far} (decided)")
