@@ -18,7 +18,8 @@ SETTINGS = (
     "kernel | H200, bf16 |",
     "ASURA on text (4 layers × 4 steps, width 256, 64 × 256 tokens), one compiled program for all steps / one for each: an update; "
     "16 updates with compiling | H200, bf16 |",
-    "a training update at random depth with the Jacobian penalty / without | H200, TF32, finite difference |",
+    "a training update at random depth with the Jacobian penalty / without | H200, TF32, finite difference on a quarter of the "
+    "rows |",
     "the same with the exact product | H200, TF32 |",
     "an update at depth 4, at depth 8, with the exact product / without: as written; compiled | H200, TF32 |",
     "the penalty on Ouro-1.4B's shape at depth 4 (random weights), finite difference on a quarter of the rows | H200, bf16 |",

@@ -63,7 +63,9 @@ def test_a_double_shift_in_our_own_model_fails(
     dtype: torch.dtype, names: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = loopwright.model.looped.next_token_loss
-    monkeypatch.setattr(loopwright.model.looped, "next_token_loss", lambda logits, labels, **how: right(logits[:, :-1], labels[:, 1:], **how))
+    monkeypatch.setattr(
+        loopwright.model.looped, "next_token_loss", lambda logits, labels, **how: right(logits[:, :-1], labels[:, 1:], **how)
+    )
     torch.manual_seed(0)
     report = lw.check(lw.build("retrofit-llama-1b-tiny", initializer_range=0.1).to(dtype), names=names)
     assert report.failed == ("label alignment",) and "shifted twice" in detail(report, "label alignment")

@@ -126,7 +126,7 @@ def test_constrained_requests_are_what_they_are_alone() -> None:
 
 # with limits at which tokens of this model leave at different steps, and each rule remembers something
 REMEMBERING: list[Any] = [
-    {"kind": "divergence", "threshold": 0.05},
+    {"kind": "divergence", "threshold": 0.1},
     {"kind": "lookahead", "rule": {"kind": "change", "threshold": 0.8}},
     pytest.param({"kind": "stable", "count": 2}, marks=pytest.mark.slow),
 ]

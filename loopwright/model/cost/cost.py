@@ -22,6 +22,7 @@ from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.adapter import build_adapters
 from loopwright.model.parts.adapter.effects import BRANCHES, Adapter
 from loopwright.model.parts.adapter.target import map_shapes
+from loopwright.model.parts.halting import HALTINGS
 from loopwright.values import check_whole
 
 # a backward pass multiplies twice for each multiplication of the forward pass: by the weights and by the inputs
@@ -222,7 +223,8 @@ def cache_bytes(
 def inference_bytes(config: LoopedConfig, *, batch: int = 1, context: int = 1, dtype: torch.dtype) -> dict[str, int]:
     """Returns an estimate of the most activation bytes alive at once in a forward pass: in its "blocks", at its "logits".
 
-    It does not depend on the depth: only one step is alive at a time. Per token, beside the weights and the cache,
+    Only one step is alive at a time, unless the model answers by more than its last step (`read_out`): then the states of all
+    `depth` steps are, D each, or where steps answer their logits, V each. Per token, beside the weights and the cache,
         blocks = 5 D + max(m F, a H K + 2 Hk K − D)    (input, state, layer input, residual, normed; then MLP or attention)
         logits = 4 D + V                               (every token read out; generation reads out only the last)
     with m = 3 for SwiGLU and 2 otherwise, one more where an adapter makes its own update of a linear map, and a = 4 with rotary
@@ -234,8 +236,11 @@ def inference_bytes(config: LoopedConfig, *, batch: int = 1, context: int = 1, d
     heads = (4 if config.positions == "rotary" else 2) * config.num_attention_heads + 2 * config.num_key_value_heads
     held = sum(adapter.token_numbers for adapter in adapters)
     blocks = streams * width + max(inner * config.intermediate_size, heads * config.head_dim - width) + held
+    kept = 0
+    if config.read_out != "last":
+        kept = (config.depth - 1) * (width if HALTINGS[config.halting["kind"]].mixes == "states" else config.vocab_size)
     number = batch * context * dtype.itemsize
-    return {"blocks": number * blocks, "logits": number * ((streams - 1) * width + config.vocab_size)}
+    return {"blocks": number * (blocks + kept), "logits": number * ((streams - 1) * width + config.vocab_size + kept)}
 
 
 def training_bytes(config: LoopedConfig, *, depth: int | None = None, batch: int = 1, context: int = 1, dtype: torch.dtype) -> int:
