@@ -274,6 +274,8 @@ def training_bytes_of(
         loop += sum(bench.norm_cost(norm, width, step).kept for norm in norms)
     once = tokens * width + bench.norm_cost(model.norm, width).kept * (2 if config.end_norm == "last" else 1)
     once += shared if config.embedding_norm else 0
+    if model.halting.reads == "before":
+        loop += tokens * width  # what the layers take in, once more
     numbers = runs * _layer_kept(config, bench, shared) + steps * loop + once
     numbers += sum(cost.kept for cost in bench.step_costs(steps).values())
     numbers += sum(bench.adapter_cost(adapter, steps).kept for adapter in model.adapters)
