@@ -158,6 +158,7 @@ def test_neurons_of_huginn_leave_out_the_norms_on_the_residual_stream() -> None:
     assert neuron_shares(model) == before and before["kurtosis"] == 10
 
 
+@differs(SYSTEM, "system prompt and question")
 @same(SYSTEM, "system prompts: only the question's tokens are classified, and the padded control (Tables 3, 4)")
 def test_a_system_prompt_stands_before_each_question(tmp_path: Path) -> None:
     from loopwright.source import Source

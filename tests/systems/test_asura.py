@@ -228,3 +228,11 @@ def test_rows_are_packed() -> None:
 def test_ours_is_beside_it() -> None:
     ours = recipe("asura-every-step")
     assert ours.objective["kind"] == "every-step" and ours.average["kind"] == "ema" and ours.remat == "step"
+
+
+@differs(SYSTEM, "biases and positions")
+def test_the_printed_maps_have_no_biases() -> None:
+    """The blog prints Q = X W_q and its like; its code has biases and turns queries and keys by their positions."""
+    config = preset("asura")
+    assert set(config.attention_bias) == {"q", "k", "v", "o"} and config.mlp_bias and config.head_bias
+    assert config.positions == "rotary" and noisy("asura-tiny").injection.bias.any()

@@ -453,3 +453,13 @@ def test_checkpoints_of_its_trainer(tmp_path: Path) -> None:
     with torch.no_grad():
         found = lw.load_adapters(base, tmp_path / "parts.pt")(golden["input_ids"], depth=3).logits
     assert gap(found, golden["logits_depth_3"]) < 1e-4
+
+
+@differs(SYSTEM, "weight decay of its code; size of the static rival; StyleNet")
+def test_what_the_print_and_the_code_say_otherwise() -> None:
+    """The code's decay is 0.01. 5.1's table is 14,336 numbers at rank 32, where the abstract calls it of the controller's size."""
+    assert recipe("ouroboros-qwen2.5-3b", []).optim["weight_decay"] == 0.05
+    config = lw.preset("ouroboros-qwen2.5-3b")
+    with torch.device("meta"):
+        table = lw.LoopedForCausalLM(lw.preset("ouroboros-qwen2.5-3b", adapters=[{"kind": "diagonal", "rank": 32, "alpha": 16}]))
+    assert sum(p.numel() for p in table.adapters.parameters() if p.requires_grad) == config.max_steps * 7 * 32 == 14_336

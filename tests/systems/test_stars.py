@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 import loopwright as lw
 from loopwright.data.batch import Batch
+from loopwright.data.chat import Chat
 from loopwright.data.records import drawn_places
 from loopwright.data.tasks.addition import Addition
 from loopwright.recipes import recipe
@@ -285,3 +287,16 @@ def test_what_the_modes_cost_in_steps() -> None:
     for mode, whole, quarter in (("fd", 19.7, 4.9), ("exact", 15.1, 3.8), ("paper", 34.8, 8.7), ("released", 40.9, 10.2)):
         for share, wanted in ((1.0, whole), (0.25, quarter)):
             assert 100 * (flops(mode=mode, share=share) / base - 1) == pytest.approx(wanted, abs=0.1), (mode, share)
+
+
+@differs(SYSTEM, "targets of Ouro-1.4B")
+def test_the_answer_and_the_end_of_its_turn_are_asked_for(tmp_path: Path) -> None:
+    """Its code strips contents, and asks for as many tokens as the answer has, from the end of the conversation back."""
+    from loopwright.data.tokenizer import Tokenizer
+    from tests.data.test_chat import TEMPLATE, build
+
+    assert recipe("stars-ouro").data["kind"] == "chat" and inspect.signature(Chat).parameters["valid"].default == 100
+    splits = build(tmp_path, [{"question": " one ", "answer": " two"}], template=TEMPLATE, length=90)
+    batch, words = splits.train.batch([0]), Tokenizer(str(tmp_path / "words"))
+    assert words.decode(batch.input_ids[0][batch.labels[0] != -100]) == " two<|im_end|>"
+    assert "one " in words.decode(batch.input_ids[0])
