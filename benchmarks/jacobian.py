@@ -16,7 +16,7 @@ import loopwright as lw
 from benchmarks.pairs import compare, no_options, replayed, report
 from loopwright.data.batch import IGNORED, Batch
 from loopwright.model.backbone import StepRunner
-from loopwright.model.forward.output import shifted_loss
+from loopwright.model.forward.output import next_token_loss
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.train.devices.compiled import CompiledStep
 from loopwright.train.objectives.jacobian import JacobianPenalty
@@ -55,7 +55,7 @@ def update(
 
     def loss_at(depth: int, number: int) -> Tensor:
         path = rollout(model, batch, Plan(depth, depth, number), step=step, keeps="last", hook=penalty)
-        loss = shifted_loss(model.read_out(path.last, path.p), batch.labels)
+        loss = next_token_loss(model.read_out(path.last, path.p), batch.labels)
         return loss if penalty is None else (1 - WEIGHT) * loss + WEIGHT * penalty(model, path)
 
     def run() -> None:

@@ -151,16 +151,19 @@ class Files:
 
     def _pieces(self, path: Path) -> Iterator[Record]:
         number, held, size = 0, [""], 0  # what is read of the piece at hand, in parts: joining at each would take quadratic time
+        separator = self.separator
         for part in _read(path, lambda file: file.read(CHUNK)):
+            if size == number == 0 and separator and "\r" not in separator and "\r\n" in part:
+                separator = separator.replace("\n", "\r\n")  # as the file ends its lines
             held.append(part)
             size += len(part)
             # a separator may stand across two parts
-            if self.separator and self.separator in held[-2][1 - len(self.separator) :] + part:
-                *pieces, rest = "".join(held).split(self.separator)
+            if separator and separator in held[-2][1 - len(separator) :] + part:
+                *pieces, rest = "".join(held).split(separator)
                 held, size = [rest], len(rest)
                 for number, piece in enumerate(pieces, start=number + 1):  # noqa: B020  (goes on from where it was)
                     yield f"{path} (piece {number})", {self.field: piece}
-            elif self.separator and len(part) < len(self.separator):
+            elif separator and len(part) < len(separator):
                 held = ["".join(held)]
             if size > LARGEST:
                 cut = "its separator is not found" if self.separator else "it has no separator"

@@ -22,6 +22,7 @@ class _Headed(PreTrainedModel):
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _no_split_modules = ["Block"]  # noqa: RUF012
+    accepts_loss_kwargs = False  # the losses of transformers' heads are means over their own batch
 
 
 class LoopedForSequenceClassification(GenericForSequenceClassification, _Headed):

@@ -10,7 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from loopwright.model.bounds import MOST
 from loopwright.settings import merge, suggest
+from loopwright.values import is_whole
 
 if TYPE_CHECKING:  # the table is plain data, so that a shell that completes a name does not wait for torch
     from loopwright.model.config import LoopedConfig
@@ -133,7 +135,10 @@ def preset(name: str, **changes: Any) -> LoopedConfig:
     if plain not in PRESETS:
         raise ValueError(f"preset: unknown {name!r}; {suggest(name, PRESETS, '-tiny')} (each also as NAME-tiny)")
     fields = PRESETS[plain] if plain == name else _tiny(PRESETS[plain])
-    return LoopedConfig(**_scaled(merge(fields, changes), changes))
+    config = _scaled(merge(fields, changes), changes)
+    if "read_out" in fields and "read_out" not in changes and _mixes(config) != _mixes(fields):
+        config["read_out"] = "last"  # the preset's is that of its own halting
+    return LoopedConfig(**config)
 
 
 def build(name: str, **changes: Any) -> LoopedForCausalLM:
@@ -141,6 +146,15 @@ def build(name: str, **changes: Any) -> LoopedForCausalLM:
     from loopwright.model.looped import LoopedForCausalLM
 
     return LoopedForCausalLM(preset(name, **changes)).eval()
+
+
+def _mixes(fields: Mapping[str, Any]) -> str | None:
+    """Returns what the halting of these fields weights; None of one that is not known, too, which the config refuses."""
+    from loopwright.model.parts.halting import HALTINGS
+
+    halting = fields.get("halting")
+    kind = HALTINGS.get(halting.get("kind", "none")) if isinstance(halting, Mapping) else None
+    return None if kind is None else kind.mixes
 
 
 def _tiny(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,6 +176,8 @@ def _tiny(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _scaled(fields: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns fields in which what a system scales by √D follows the width, where it is not given."""
+    if not is_whole(fields["hidden_size"], 1, MOST["hidden_size"]):
+        return fields  # the config says what is wrong
     root, state = math.sqrt(fields["hidden_size"]), given.get("state")
     if "embedding_scale" in fields and "embedding_scale" not in given:
         fields["embedding_scale"] = root

@@ -44,6 +44,8 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
             f"resume: train has {rows:,} rows now and had {facts['rows']:,} when {checkpoint.folder} was saved; "
             "give the run its own data again, or start a new one"
         )
+    if "rows" not in facts:
+        _refuse_older(job, checkpoint.folder)
     job.load(checkpoint.folder)
     reporter.note(f"resumed from {checkpoint.folder} ({checkpoint.update} updates done)")
     before, now = {"compiled": False, **facts["with"]}, made_with(job)
@@ -66,6 +68,16 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
     if not run.log.is_file():
         reporter.note(f"{run.log} is not there: it begins anew at update {checkpoint.update}")
     return Progress(**checkpoint.state), facts["log"]
+
+
+def _refuse_older(job: Job, folder: Path) -> None:
+    """Raises where a run of version 0.2.0 or before would go on as another: with other windows of text or trained weights."""
+    again = "train with that version, or start a new run"
+    if hasattr(job.splits.train, "documents"):
+        raise ValueError(f"resume: {folder} is of a version whose windows of text did not overlap by a token; {again}")
+    model = job.recipe.model
+    if isinstance(model, Mapping) and model.get("system") == "relaxed" and "trains" not in model:
+        raise ValueError(f"resume: {folder} is of a version that trained the low-rank parts alone; give model.trains=parts")
 
 
 def made_with(job: Job) -> dict[str, Any]:

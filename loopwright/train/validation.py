@@ -62,7 +62,8 @@ def validate_when_due(job: Job, recipe: Recipe, progress: Progress) -> tuple[dic
         if radius_due:
             seen["radius"] = measure(job.model, first_rows(job, wanted.radius_rows), job.median)
     bars = [penalty.start_accuracy for penalty in job.penalties]
-    return seen, due and judge(progress, seen["valid"][job.median], bars, by="objective" if job.objective.validates else "loss")
+    by = "objective" if job.objective.validates else "loss"
+    return seen, due and judge(progress, seen["valid"][job.median], bars, by=by, read_out=job.model.config.read_out)
 
 
 def first_rows(job: Job, count: int) -> Batch:
@@ -114,12 +115,15 @@ def truncation(job: Job) -> dict[str, float]:
     return {"grad_steps": job.rule.grad_steps, "depth": depth, "contraction": float(factor)}
 
 
-def judge(progress: Progress, found: dict[str, float | None], bars: list[float | None], *, by: str = "loss") -> bool:
+def judge(
+    progress: Progress, found: dict[str, float | None], bars: list[float | None], *, by: str = "loss", read_out: str = "last"
+) -> bool:
     """Returns whether this is the best so far, by one of the numbers found; notes it, and the update at which an accuracy bar was
-    first reached. What was best by another number is forgotten."""
+    first reached. What was best by another number, or by another read-out of the model, is forgotten."""
     loss, exact = found[by], found["exact"]
-    if by != progress.best_by:
-        progress.best_by, progress.best_loss = by, None
+    measure = by if read_out == "last" else f"{by}, read-out {read_out}"
+    if measure != progress.best_by:
+        progress.best_by, progress.best_loss = measure, None
     better = loss is not None and math.isfinite(loss) and (progress.best_loss is None or loss < progress.best_loss)
     if better:
         progress.best_loss, progress.best_update = loss, progress.update

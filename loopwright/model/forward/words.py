@@ -12,7 +12,6 @@ from torch import Tensor
 # of a kernel that takes rows laid end to end: how long the longest is, which the sums of lengths say already
 _LONGEST = ("max_length_q", "max_length_k")
 TOKENS = ("cache_position", "cu_seq_lens_q", "cu_seq_lens_k", *_LONGEST, "seq_idx", "token_type_ids")
-# a head of transformers' own hands the number on, also to a pass that has no loss
 LOSS = ("num_items_in_batch", "shift_labels")
 
 
@@ -27,7 +26,7 @@ class Words:
 
 def read_words(words: Mapping[str, Any], tokens: Tensor | None, held: int, *, loss: bool = False) -> Words:
     """Returns what the words mean for a pass of `tokens` [B, T, …] after `held` cached ones; what would be ignored is refused."""
-    allowed = (*TOKENS, *LOSS) if loss else (*TOKENS, LOSS[0])
+    allowed = (*TOKENS, *LOSS) if loss else TOKENS
     said = {name: value for name, value in words.items() if value is not None}
     for name in said:
         if name not in allowed:

@@ -173,8 +173,10 @@ class UniversalComputation(LinearComputation):
         steps = torch.arange(halt.shape[-1], device=halt.device)
         ends = (steps == stop[..., None]) & halted[..., None]
         u = torch.where(ends, 1 - before, torch.where(steps <= stop[..., None], halt, 0.0))
-        stays = (1 - u).flip(-1).cumprod(-1).flip(-1)  # from a step to the last
-        return u * torch.cat([stays[..., 1:], torch.ones_like(u[..., :1])], dim=-1)
+        later = [torch.ones_like(u[..., 0])]  # what the steps after each leave; cumprod's gradient would wait for the device
+        for t in range(u.shape[-1] - 1, 0, -1):
+            later.insert(0, later[0] * (1 - u[..., t]))
+        return u * torch.stack(later, dim=-1)
 
     def ponder_cost(self, halt: Tensor) -> Tensor:
         """Returns N + R per token [B, T] for h [B, T, depth], with R = 0 where a token does not halt."""

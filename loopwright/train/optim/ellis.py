@@ -50,5 +50,6 @@ class EllisAdam(torch.optim.Optimizer):
         square.mul_(second).addcmul_(grad, grad, value=1 - second).clamp_(min=group["eps"] ** 2)
         rms = grad.square().div_(square).mean().sqrt()
         angle = torch.atan2(mean, square.sqrt().div_(math.sqrt(1 - second**steps)))
-        parameter.mul_(1 - group["lr"] / group["base_lr"] * group["weight_decay"])
+        share = group["lr"] / group["base_lr"] if group["base_lr"] else 0.0
+        parameter.mul_(1 - share * group["weight_decay"])
         parameter.sub_(angle.div_(rms.clamp(min=1.0)), alpha=group["lr"] / (1 - first**steps))
