@@ -115,3 +115,15 @@ def test_unknown_presets_and_fields():
 def test_a_preset_that_is_no_name(verb, wrong):
     with pytest.raises(TypeError, match=rf"preset: must be a name such as 'asura' \(got {type(wrong).__name__}\)"):
         verb(wrong)
+
+
+def test_a_width_that_is_none_is_told_by_the_config():
+    for wrong in ("x", None, -4):
+        with pytest.raises(ValueError, match=r"hidden_size is .*; allowed: a whole number of at least 1"):
+            lw.preset("huginn-tiny", hidden_size=wrong)
+
+
+def test_a_presets_read_out_is_that_of_its_own_halting():
+    assert lw.preset("universal-tiny").read_out == lw.preset("universal-tiny", halting={"kind": "act"}).read_out == "expected"
+    assert lw.preset("universal-tiny", halting={"kind": "none"}).read_out == "last"
+    assert lw.preset("universal-tiny", halting={"kind": "exit"}).read_out == "last"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from loopwright.train.reporting.log import Log
 from loopwright.train.reporting.progress import Silent
 from loopwright.train.resume import MADE, made_with, resume_job, save_job
 from loopwright.train.state import Progress, Run
+from tests.data.words import save_words
 from tests.train.gradients.stand_in import CPU, Card
 from tests.train.runs import Act, end_of, interrupt, rows_of, small
 from tests.train.test_job import make_job
@@ -86,6 +88,25 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pytes
         ValueError, match=r"resume: train has [\d,]+ rows now and had [\d,]+ when .* was saved; give the run its own data"
     ):
         train(chosen, tmp_path, resume=True)
+
+
+def test_a_run_of_an_older_version_that_would_go_on_as_another_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its windows of text did not overlap; of `relaxed` it trained the parts alone."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"one two three {n}" * 9 for n in range(40)))
+    save_words(tmp_path / "words")
+    data = {"kind": "text", "files": str(text), "separator": "\n\n", "tokenizer": str(tmp_path / "words"), "length": 16, "valid": 2}
+    chosen = small({"data": data, "model": {"changes": {"vocab_size": 270}}, "validate": {"every": 0}})
+    run = train(chosen, tmp_path / "run", reporter=Act(3, interrupt))
+    job = SimpleNamespace(splits=SimpleNamespace(train=[]), recipe=SimpleNamespace(model={"kind": "retrofit", "system": "relaxed"}))
+    with pytest.raises(ValueError, match=r"a version that trained the low-rank parts alone; give model\.trains=parts"):
+        module._refuse_older(cast(Any, job), tmp_path)
+    assert "rows" in read_json(run.checkpoint / MADE)
+    monkeypatch.setattr(module, "read_json", lambda path: {k: v for k, v in read_json(path).items() if k != "rows"})
+    with pytest.raises(
+        ValueError, match=r"a version whose windows of text did not overlap by a token; train with that version, or"
+    ):
+        train(chosen, tmp_path / "run", resume=True)
 
 
 def test_the_log_is_on_the_disk_before_the_checkpoint_that_counts_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

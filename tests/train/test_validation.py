@@ -157,3 +157,10 @@ def test_a_model_that_sees_the_future_is_told_before_the_first_update(tmp_path: 
     assert len(notes) == 1 and "sees future tokens" in notes[0]
     check_first(make_job(tmp_path / "b"), Told())
     assert len(notes) == 1
+
+
+def test_what_was_best_by_another_read_out_is_forgotten() -> None:
+    progress = Progress(update=1, best_loss=1.0)
+    assert not judge(progress, {"loss": 2.0, "exact": None}, [])
+    assert judge(progress, {"loss": 2.0, "exact": None}, [], read_out="expected") and progress.best_loss == 2.0
+    assert not judge(progress, {"loss": 2.5, "exact": None}, [], read_out="expected")

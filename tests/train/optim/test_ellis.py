@@ -61,3 +61,10 @@ def test_what_has_no_gradient_stays_and_a_closure_is_called() -> None:
         return 3.0
 
     assert optimiser.step(closure) == 3.0 and p[0] < 0.9 and torch.equal(q, torch.ones(2)) and q not in optimiser.state
+
+
+def test_a_rate_of_zero_moves_nothing() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    EllisAdam([weight], lr=0.0, betas=(0.9, 0.95), weight_decay=0.1).step()
+    assert torch.equal(weight, torch.ones(3))
