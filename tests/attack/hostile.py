@@ -46,6 +46,7 @@ SMALL = 300_000  # parameters of a model that is also run
 ADAPTERS = (
     "sinusoidal",
     "low-rank",
+    "hira",
     "abba",
     "diagonal",
     "controller",

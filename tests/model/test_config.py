@@ -149,7 +149,7 @@ def test_choices(name):
         (
             {"adapters": [{"kind": "sinusoidal"}, {"kind": "low_rank"}]},
             "adapters[1]: unknown kind 'low_rank'; did you mean 'low-rank'? allowed: abba, basis-controller, controller, diagonal, "
-            f"low-rank, sinusoidal; {OF_YOUR_OWN}",
+            f"hira, low-rank, sinusoidal; {OF_YOUR_OWN}",
         ),
         ({"end_norm": "per-step"}, "max_steps is missing; needed by parts with one row of parameters per step: end_norm"),
         ({"max_steps": 4}, "max_steps is 4, but nothing here holds one row per step"),

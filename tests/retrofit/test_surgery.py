@@ -25,6 +25,7 @@ from tests.convert.dense import FAMILIES, IDS, LAYERS, source, their_logits
 # every kind of adapter that starts without effect, with sizes for the tiny models
 SMALL: dict[str, dict[str, Any]] = {
     "low-rank": {"rank": 2},
+    "hira": {"rank": 2},
     "abba": {"rank1": 2, "rank2": 2},
     "diagonal": {"rank": 4},
     "controller": {"rank": 4, "style": 8},

@@ -24,6 +24,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 ADAPTERS: dict[str, dict[str, Any]] = {
     "low-rank": {"rank": 2, "bias": True},
+    "hira": {"rank": 2},
     "abba": {"rank1": 2, "rank2": 2, "targets": "branches"},
     "diagonal": {"rank": 2},
     "controller": {"rank": 2, "style": 4},

@@ -9,7 +9,7 @@ from loopwright.model.forward.context import STACKS
 from loopwright.model.parts.adapter.basis import BasisController
 from loopwright.model.parts.adapter.diagonal import Controller, StaticDiagonal
 from loopwright.model.parts.adapter.effects import Adapter
-from loopwright.model.parts.adapter.lowrank import ABBA, LowRank
+from loopwright.model.parts.adapter.lowrank import ABBA, HiRA, LowRank
 from loopwright.model.parts.adapter.signal import SinusoidalStep
 from loopwright.model.parts.adapter.target import Site
 from loopwright.settings import Kinds, build_kind, check_kind
@@ -22,6 +22,7 @@ ADAPTERS = Kinds(
     {
         "sinusoidal": SinusoidalStep,
         "low-rank": LowRank,
+        "hira": HiRA,
         "abba": ABBA,
         "diagonal": StaticDiagonal,
         "controller": Controller,

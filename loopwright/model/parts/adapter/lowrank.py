@@ -1,4 +1,4 @@
-"""Per-step weight updates: low-rank (B·A) and ABBA (γ·(B₁A₁) ⊙ (B₂A₂)).
+"""Per-step weight updates: low-rank (B·A), HiRA (W ⊙ (B·A)) and ABBA (γ·(B₁A₁) ⊙ (B₂A₂)).
 
 Targets are the block's linear maps, or its two branches as wholes ("attention", "mlp"), where the update runs beside the
 branch on the branch's input, as ASURA draws it.
@@ -51,6 +51,33 @@ class LowRank(Adapter):
             b, a = self.factors.at(name, layer, FIRST)
             return self.scale * (b.to(dtype) @ a.to(dtype))
         return self.biases.at(name, layer, FIRST).to(dtype) if leaf == "bias" and name in self.biases else None
+
+
+class HiRA(Adapter):
+    """y += (alpha/rank) · (W ⊙ (B_t A_t)) x with the map's own weight W; B starts at zero (Huang et al., ICLR 2025).
+
+    The update has the rank of W, so its product is made in full, once a step: memory of one more weight while a map runs.
+    """
+
+    per_step = True
+    unfoldable = "its update is a product with the weight that it is added to"
+
+    def __init__(self, site: Site, rank: int = 8, alpha: float | None = None, targets: str | Sequence[str] = "linears") -> None:
+        super().__init__()
+        self.shapes = chosen_shapes(site, targets, branches=False)
+        self.factors = StepFactors(site, self.shapes, rank)
+        self.scale = scale_of(alpha, rank)
+
+    def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
+        def update(layer: int, name: str, x: Tensor, weight: Tensor | None) -> Tensor | None:
+            if name not in self.shapes:
+                return None
+            if weight is None:
+                raise TypeError(f"adapter hira: {name} has no weight to multiply; take low-rank there, or unquantised weights")
+            b, a = self.factors.at(name, layer, step)
+            return self.scale * (x @ (weight * (b @ a)).transpose(-1, -2))
+
+        return Effects(update=update)
 
 
 class ABBA(Adapter):

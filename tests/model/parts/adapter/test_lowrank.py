@@ -1,4 +1,4 @@
-"""Low-rank and ABBA updates against the dense matrices they stand for."""
+"""Low-rank, HiRA and ABBA updates against the dense matrices they stand for."""
 
 import json
 
@@ -14,6 +14,7 @@ from tests.cases import gap, golden_folders, noisy
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 KINDS = {
     "low-rank": {"kind": "low-rank", "rank": 3, "alpha": 6.0},
+    "hira": {"kind": "hira", "rank": 3, "alpha": 6.0},
     "abba": {"kind": "abba", "rank1": 2, "rank2": 3, "gamma": 0.7},
 }
 
@@ -42,13 +43,13 @@ def test_abba_never_forms_the_matrix():
     assert largest < out * inner  # bytes: a quarter of the full matrix, and far above what the factors need
 
 
-def dense_update(adapter, kind: str, name: str, layer: int, row: int) -> torch.Tensor:
+def dense_update(adapter, kind: str, name: str, layer: int, row: int, weight: torch.Tensor | float = 1.0) -> torch.Tensor:
     at = StepIndex(row, row)
     if kind == "abba":
         (b1, a1), (b2, a2) = adapter.first.at(name, layer, at), adapter.second.at(name, layer, at)
         return 0.7 * (b1 @ a1) * (b2 @ a2)
     b, a = adapter.factors.at(name, layer, at)
-    return 2.0 * (b @ a)
+    return 2.0 * (b @ a) * (weight if kind == "hira" else 1.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,7 +65,7 @@ def test_adapter_equals_changed_weights(kind):
         for layer, block in enumerate(plain.core):
             for name in LINEARS:
                 linear = block.get_submodule(("self_attn." if name[0] in "qkvo" else "mlp.") + name)
-                linear.weight.data += dense_update(adapted.adapters[0], kind, name, layer, t)
+                linear.weight.data += dense_update(adapted.adapters[0], kind, name, layer, t, linear.weight.data)
         assert gap(adapted.step(e, e, t, p), plain.step(e, e, t, p)) < 2e-5
 
 
@@ -87,6 +88,8 @@ def test_branch_targets_run_beside_the_branch(kind):
 def test_bad_targets_and_ranks_are_refused():
     with pytest.raises(ValueError, match="'attention'"):
         lw.build("relaxed-tiny", adapters=[{"kind": "diagonal", "targets": "branches"}])
+    with pytest.raises(ValueError, match="'mlp'"):
+        lw.build("relaxed-tiny", adapters=[{"kind": "hira", "targets": "branches"}])
     with pytest.raises(ValueError, match="did you mean 'q_proj'"):
         lw.build("relaxed-tiny", adapters=[{"kind": "low-rank", "targets": ["q_prj"]}])
     with pytest.raises(ValueError, match="rank is 0"):
