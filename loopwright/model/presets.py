@@ -36,11 +36,12 @@ _RETROFIT: dict[str, Any] = {
 }  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # Dehghani et al. 2018 (arXiv 1807.03819), base size, post-norm, one shared layer, coordinate signals
+    # Dehghani et al. 2018 (arXiv 1807.03819) and tensor2tensor: one shared layer, norms behind branches as the paper draws them,
+    # the size of tensor2tensor's small one (it calls 1,024, 4,096 and 16 heads base)
     "universal": {
         "vocab_size": 32768, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "core_layers": 1,
         "depth": 6, "positions": "none", "attention_bias": _ALL_BIASES, "mlp": "relu", "mlp_bias": True, "norm": _LAYER,
-        "norm_placement": ["residual"], "final_norm": {"kind": "none"}, "adapters": [{"kind": "sinusoidal"}],
+        "norm_placement": ["residual"], "final_norm": {"kind": "none"}, "adapters": [{"kind": "sinusoidal", "first": 0}],
         "halting": {"kind": "universal-act"}, "read_out": "expected",
         "embedding_scale": math.sqrt(512), "init": {"kind": "tensor2tensor"},
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 import loopwright as lw
 from loopwright.analysis.summary import PUBLISHED, LimitOptions, summarise
 from loopwright.analysis.trace.single_prompt import neuron_shares
+from loopwright.cli.runs import analyze
 from loopwright.commands.evaluation.analyze import Asked, opening_of, rows_of
 from loopwright.metrics import classify_limit, col_sum_concentration, mixing_score, residual_entropy, sink_rate, sink_score
 from loopwright.recipes import recipe
@@ -156,6 +158,11 @@ def test_neurons_of_huginn_leave_out_the_norms_on_the_residual_stream() -> None:
     for block in model.core:
         block.mlp_norms.residual.weight.data[0] = 1e3
     assert neuron_shares(model) == before and before["kurtosis"] == 10
+
+
+@differs(SYSTEM, "questions of an analysis")
+def test_an_analysis_asks_32_questions() -> None:
+    assert inspect.signature(analyze).parameters["examples"].default == 32
 
 
 @differs(SYSTEM, "system prompt and question")

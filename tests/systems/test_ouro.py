@@ -135,6 +135,12 @@ def test_what_is_ours_in_the_stages() -> None:
     assert recipe("ouro-sft", []).batch == 256
 
 
+@differs(OURO, "rate, batch and length of the gate's stage")
+def test_the_gates_stage_is_ours() -> None:
+    found = recipe("ouro-gate", [])
+    assert (found.updates, found.batch, found.optim["lr"], found.schedule["kind"]) == (2000, 256, 1e-3, "cosine")
+
+
 @differs(OURO, "stages 2 to 4: annealing, long context, mid-training")
 def test_later_stages_are_changes_to_a_recipe() -> None:
     changes = ["data.length=16384", "schedule={kind: cosine, floor: 0.1}", "batch=512", "updates=166893"]

@@ -295,6 +295,21 @@ def test_share_recovered() -> None:
     assert share == pytest.approx((8.975 - 5.080) / (8.975 - 1.378), abs=1e-9) and round(100 * share, 1) == 51.3
 
 
+@differs(SYSTEM, "precision of the mean residual")
+def test_the_mean_residual_is_worked_out_in_float32() -> None:
+    half = deepcopy(dense()).bfloat16()
+    bases = lw.retrofit(deepcopy(half), "ouroboros", adapters=SMALL).adapters[0].bases
+    layers, removed = [*half.prelude, *half.coda], find_layout("ouroboros", 6).dropped(6)
+    products = bases.b["q_proj"][0].float() @ bases.a["q_proj"][0].float()
+    gaps = []
+    for dtype in (torch.float32, torch.bfloat16):  # ours, and as its code does
+        kept = layers[3].self_attn.q_proj.weight.to(dtype)
+        mean = sum(layers[layer].self_attn.q_proj.weight.to(dtype) - kept for layer in removed) / len(removed)
+        u, s, vh = torch.linalg.svd(mean.detach().float())
+        gaps.append(float((products - u[:, :4] * s[:4] @ vh[:4]).norm() / products.norm()))
+    assert 2 * gaps[0] < gaps[1] < 0.05, "the factors themselves are kept in bfloat16"
+
+
 @differs(SYSTEM, "pooling of the state")
 def test_pooling_is_causal() -> None:
     leaking = made("ouroboros", adapters={**SMALL, **PRINTED})

@@ -177,7 +177,7 @@ def test_a_ponder_run_is_validated_and_saved_by_the_mean_of_its_states(halting: 
         right = (found.logits[:, :-1].argmax(-1) == batch.labels[:, 1:]) | (batch.labels[:, 1:] == -100)
         assert seen[-1]["exact"] == pytest.approx(float(right.all(1).float().mean()))
         last = loaded(batch.input_ids, labels=batch.labels, depth=3, attention_mask=batch.attention_mask, select="last")
-        assert abs(float(last.loss) - seen[-1]["loss"]) > 1e-3
+        assert abs(float(last.loss) - seen[-1]["loss"]) > 1e-4
     report = lw.evaluate(run, depths=[3], splits="valid")["valid"]
     assert report.loss[0] == pytest.approx(seen[-1]["loss"], rel=1e-5)
 

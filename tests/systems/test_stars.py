@@ -20,6 +20,7 @@ from loopwright.data.batch import Batch
 from loopwright.data.chat import Chat
 from loopwright.data.records import drawn_places
 from loopwright.data.tasks.addition import Addition
+from loopwright.metrics.score import exact_rows
 from loopwright.recipes import recipe
 from loopwright.run import RunFolder
 from loopwright.settings import build_kind
@@ -242,6 +243,21 @@ def test_masters_are_float32() -> None:
 def test_another_draw_of_the_same_number() -> None:
     torch_places = np.random.default_rng(74).permutation(1000)[:400]
     assert set(drawn_places(1000, 400, 74).tolist()) != set(torch_places.tolist())
+
+
+@differs(SYSTEM, "score of addition")
+def test_every_token_of_an_answer_counts() -> None:
+    labels = torch.tensor([[0, 1, 2, 10, 3, 4, 11]])  # a space before the digits and an end behind them, as the code writes them
+    labels[:, :3] = -100
+    right = torch.nn.functional.one_hot(labels.clamp(min=0), 12).roll(-1, 1).float()
+    assert exact_rows(right, labels).tolist() == [True]
+    for place in (3, 6):
+        wrong = right.clone()
+        wrong[0, place - 1] = torch.eye(12)[0]
+        assert exact_rows(wrong, labels).tolist() == [False], "the code compares the digits alone"
+    assert {recipe(name, []).data["test"] for name in ("stars-addition", "stars-addition-paper")} == {5000}
+    with pytest.raises(ValueError, match="depth: 0"):
+        lw.build("stars-addition-tiny")(torch.zeros(1, 4, dtype=torch.long), depth=0)
 
 
 @differs(SYSTEM, "order of the sums")

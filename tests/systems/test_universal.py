@@ -8,6 +8,7 @@ from torch import Tensor
 
 import loopwright as lw
 from loopwright.data.batch import Batch
+from loopwright.model.parts.part import StepIndex
 from loopwright.recipes import recipe
 from loopwright.train.objectives.losses import Ponder
 from loopwright.train.rollout import Plan, rollout
@@ -47,7 +48,7 @@ def act(model: lw.LoopedForCausalLM, ids: Tensor, depth: int) -> tuple[Tensor, T
     state, answer = e, torch.zeros_like(e)
     probability, remainders, updates = (torch.zeros(ids.shape, dtype=e.dtype) for _ in range(3))
     for step in range(depth):
-        place = signal(torch.arange(ids.shape[1]), width) + signal(torch.tensor([step + 1]), width)
+        place = signal(torch.arange(ids.shape[1]), width) + signal(torch.tensor([step]), width)
         halt = torch.sigmoid((state + place) @ model.halting.weight[0] + model.halting.bias)
         running = (probability < 1.0).to(e)
         stops = (probability + halt * running > threshold).to(e) * running
@@ -121,3 +122,42 @@ def test_graves_act_stands_beside_it() -> None:
     with torch.no_grad():
         assert float((graves(IDS).logits - model(IDS).logits).abs().max()) > 0.1
         assert torch.allclose(graves(IDS).exit_probs.sum(-1), torch.ones(2, 7, dtype=torch.float64))
+
+
+@same(
+    SYSTEM, "signals added before every step: sinusoids of the position and of the step, both from 0 (tensor2tensor's `sinusoid`)"
+)
+def test_signals() -> None:
+    model = universal(1.0)
+    (e, p), width = model.embed(IDS), model.config.hidden_size
+    for step in range(3):
+        added = model.adapters[0].begin(StepIndex(step, step), e, p).signal
+        wanted = signal(torch.arange(IDS.shape[1]), width) + signal(torch.tensor([step]), width)
+        assert torch.allclose(added.expand(1, *wanted.shape)[0], wanted, atol=1e-6, rtol=0)
+
+
+@differs(SYSTEM, "kind of the step's signal, and the paper's formula")
+def test_signals_of_the_paper_are_others() -> None:
+    """The paper: sin and cos of t / 10,000^(2j / D), interleaved, t from 1."""
+    part = lw.build("universal-tiny").adapters[0]
+    width, t = part.width, 1
+    angle = t / 10_000 ** (torch.arange(0, width, 2) / width)
+    printed = torch.stack([angle.sin(), angle.cos()], -1).flatten()
+    _, p = lw.build("universal-tiny").embed(IDS)
+    ours = part.begin(StepIndex(0, 0), torch.zeros(1), p).signal[0, 0] - signal(torch.tensor([0]), width)[0].float()
+    assert (part.first, list(part.parameters())) == (0, [])
+    assert float((printed - ours).abs().max()) > 0.5
+
+
+@differs(SYSTEM, "norms, dropout, steps, size")
+def test_the_preset_is_the_papers_drawing_at_the_small_size() -> None:
+    config = lw.preset("universal")
+    assert (config.norm_placement, config.dropout, config.depth) == (["residual"], 0.0, 6)
+    assert (config.hidden_size, config.intermediate_size, config.num_attention_heads) == (512, 2048, 8)
+
+
+@differs(SYSTEM, "recipe `universal-act`")
+def test_the_recipe_is_ours() -> None:
+    found = recipe("universal-act", [])
+    assert (found.data["kind"], found.model["changes"]["hidden_size"], found.updates) == ("hops", 128, 5000)
+    assert (found.optim["kind"], found.optim["lr"], found.schedule["kind"]) == ("adamw", 1e-3, "cosine")

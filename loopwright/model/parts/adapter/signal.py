@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +15,24 @@ from loopwright.model.parts.part import StepIndex
 
 
 class SinusoidalStep(Adapter):
-    """Adds the Universal Transformer's coordinate signal: sinusoids of the step, and of the position unless switched off."""
+    """Adds the Universal Transformer's coordinate signal: sinusoids of the step, and of the position unless switched off.
 
+    `first` is the number of the first step: 1 as in the paper, 0 as in tensor2tensor.
+    """
+
+    ranges: ClassVar = {"first": (0, 1, True)}
     unfoldable = "it shifts the state"
     second_output = False
 
-    def __init__(self, site: Site, position: bool = True) -> None:
+    def __init__(self, site: Site, position: bool = True, first: int = 1) -> None:
         super().__init__()
+        self.first = first
         self.width = site.config.hidden_size
         self.position = position
 
     def begin(self, step: StepIndex, s: Tensor, p: Pass) -> Effects:
         t = step.t if isinstance(step.t, Tensor) else torch.full((1,), step.t, device=s.device)
-        signal = sinusoid(t.to(s.device)[:, None] + 1, self.width)
+        signal = sinusoid(t.to(s.device)[:, None] + self.first, self.width)
         if self.position:
             signal = signal + sinusoid(p.span.positions, self.width)
         return Effects(signal=signal.to(s.dtype))

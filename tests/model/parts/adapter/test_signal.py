@@ -40,6 +40,8 @@ def test_sinusoidal_signal_is_the_step_plus_the_position(position):
     if position:
         expected = expected + sinusoid(torch.arange(4), 32)
     assert gap(signal.expand(1, 4, 32)[0], expected) < 1e-6
+    earlier = tiny({"kind": "sinusoidal", "position": position, "first": 0}).adapters[0]
+    assert torch.equal(earlier.begin(StepIndex(2, 2), e, p).signal, signal)
     rows = model.adapters[0].begin(StepIndex(torch.tensor([0, 5]), torch.tensor([0, 5])), e, p).signal
     for row, t in enumerate((0, 5)):
         alone = model.adapters[0].begin(StepIndex(t, t), e, p).signal.expand(1, 4, 32)
