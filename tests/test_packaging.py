@@ -32,7 +32,11 @@ def test_links_of_the_package_page_are_absolute_where_the_repository_has_an_addr
 def test_where_it_has_none_no_link_is_dead() -> None:
     page = readme(README, None, "1.2")
     assert targets(page) and all(target.startswith("https://") for target in targets(page))
-    assert "![" not in page and "how the **gate** mixes old and new\nstate" in page and "says about when to answer: docs/models.md." in page
+    assert (
+        "![" not in page
+        and "how the **gate** mixes old and new\nstate" in page
+        and "says about when to answer: docs/models.md." in page
+    )
 
 
 def test_a_bound_is_one_version_at_each_end() -> None:

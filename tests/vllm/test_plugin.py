@@ -45,7 +45,9 @@ def test_a_vllm_without_our_place_serves_its_own_models(vllm: type[Attention], m
     assert sys.modules["vllm"].ModelRegistry.classes == {}
 
 
-@pytest.mark.parametrize(("version", "said"), [("0.25.1", False), ("0.32.0", False), ("0.33.0", True), ("0.3.2", True), ("1.0", True)])
+@pytest.mark.parametrize(
+    ("version", "said"), [("0.25.1", False), ("0.32.0", False), ("0.33.0", True), ("0.3.2", True), ("1.0", True)]
+)
 def test_an_untested_version_is_said_and_served(
     vllm: type[Attention], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, version: str, said: bool
 ) -> None:

@@ -155,9 +155,7 @@ def find_tracker(recipe: Recipe) -> Kind | None:
     return tracker
 
 
-def begin_tracking(
-    tracker: Kind | None, recipe: Recipe, run: RunFolder, note: Callable[[str], None], *, resume: bool
-) -> Tracking:
+def begin_tracking(tracker: Kind | None, recipe: Recipe, run: RunFolder, note: Callable[[str], None], *, resume: bool) -> Tracking:
     """Opens the run's tracked run: a new one, or where the run is resumed the one that its folder remembers."""
     if tracker is None:
         return Tracking(None)

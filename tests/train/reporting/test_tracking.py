@@ -127,7 +127,7 @@ def test_mlflow_itself_keeps_one_run_of_a_stopped_training(tmp_path: Path, monke
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri((tmp_path / "store").as_uri())
-    recipe, reporter, folder = small({"track": "mlflow", "save": {"every": 2}, "updates": 6}), Silent(), tmp_path / "it's \"mine\""
+    recipe, reporter, folder = small({"track": "mlflow", "save": {"every": 2}, "updates": 6}), Silent(), tmp_path / 'it\'s "mine"'
     train(recipe, folder, reporter=reporter, on_update=lambda row: row["update"] == 3)
     train(recipe, folder, reporter=reporter, resume=True)
     assert not [note for note in reporter.notes if "tracking" in note]
