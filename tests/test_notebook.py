@@ -17,7 +17,9 @@ SHORT = 250  # characters of a repr
 def results() -> dict[str, Any]:
     model = lw.build("universal-tiny", depth=2)
     with lw.Engine(model, max_rows=1, max_tokens=64) as engine:
-        result, running = engine.submit([1, 2, 3], max_new_tokens=2).result(), repr(engine)
+        request = engine.submit([1, 2, 3], max_new_tokens=2)
+        result, running = request.result(), repr(engine)
+        assert repr(request) == "Request(2 tokens, length)"
     assert (running, repr(engine)) == ("Engine(LoopedForCausalLM, 0 open requests)", "Engine(LoopedForCausalLM, closed)")
     data = lw.splits([[1, 2, 3], [2, 3, 4]], [[3, 4, 5]])
     return {

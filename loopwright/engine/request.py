@@ -143,6 +143,9 @@ class Request:
         self._end = ""  # of the text so far: as much as a stop string may reach back
         self._changed = threading.Condition()
 
+    def __repr__(self) -> str:
+        return f"Request({len(self.tokens)} tokens, {self.finish_reason or 'not done'})"
+
     def __iter__(self) -> Iterator[int]:
         sent = 0
         while fresh := self._after(sent):
