@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LONG := long and not (slow or gpu or studies or ecosystem or browser or attack)
 
-.PHONY: setup demo test suite long studies lint types bench docs clean
+.PHONY: setup demo test suite long studies bounds lint types bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/loopwright demo
@@ -25,6 +25,10 @@ long: $(VENV)/.installed
 
 studies: $(VENV)/.installed
 	$(BIN)/python -m pytest -m 'studies and not slow and not gpu' tests/experiments
+
+# gigabytes and an hour: the suites with the oldest and the newest versions that are allowed, in environments of their own
+bounds:
+	$(PYTHON) .ci/bounds
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Is more depth worth it? One model at two depths on the same rows, paired, and a figure over all depths.
 
-python examples/compare_depths.py runs/demo-stable addition.svg      # a run of `loopwright demo`, and the figure to write
+python examples/compare_depths.py runs/demo/stable addition.svg      # a run of `loopwright demo`, and the figure to write
 """
 
 import sys

@@ -13,9 +13,7 @@ FROM_THE_COMMAND_LINE = re.compile(r"^(\w+ = ).* if len\(sys\.argv\) > \d else (
 # what the shell commands at the top of a script do, from Python
 ENDINGS = {
     "own_parts": """
-        recipe = read_yaml((HERE / "own_parts.yaml").read_text(), "own_parts.yaml")
-        recipe.pop("import")  # the parts are registered above
-        run = lw.train(recipe, out="runs/own-parts")
+        run = lw.train(read_yaml(RECIPE, "own_parts.yaml"), out="runs/own-parts")
 
         lw.check(lw.load(run.folder.path))
 
@@ -25,21 +23,28 @@ ENDINGS = {
     """,
     "train_own_data": "",
 }
-OPENING = """from pathlib import Path
+INSTALL = """# where loopwright is not installed, as in Colab: upload the wheel that `pip wheel . --no-deps` makes in a clone, then
+# %pip install ./loopwright-*.whl"""
+OPENING = '''from loopwright.settings import read_yaml
 
-from loopwright.settings import read_yaml
-
-HERE = Path("examples") if Path("examples").is_dir() else Path()"""
+RECIPE = """
+{}"""'''
 
 
 def notebook(name: str) -> str:
-    """Returns the notebook of a script: its docstring, then a cell for each part between two blank lines."""
+    """Returns the notebook of a script: its docstring, then a cell for each part between two blank lines.
+
+    It reads no file beside it, so that it runs from any folder: a recipe becomes text, without the line that imports the parts,
+    which are registered in the cells above.
+    """
     text = (HERE / f"{name}.py").read_text()
     title = ast.get_docstring(ast.parse(text)) or ""
     code = FROM_THE_COMMAND_LINE.sub(r"\1\2", text.split('"""', 2)[2]).replace("import sys\n", "")
-    cells = [cell.strip() for cell in code.split("\n\n\n")]
+    cells = [INSTALL, *(cell.strip() for cell in code.split("\n\n\n"))]
     ending = re.sub(r"^ {8}", "", ENDINGS[name].rstrip(), flags=re.MULTILINE).strip()
-    cells += [OPENING, *ending.split("\n\n")] if ending else []
+    if ending:
+        recipe = re.sub(r"^import:.*\n", "", (HERE / f"{name}.yaml").read_text(), flags=re.MULTILINE)
+        cells += [OPENING.format(recipe), *ending.split("\n\n")]
     made = [{"cell_type": "markdown", "id": "title", "metadata": {}, "source": title.split("\n\n")[0]}]
     for number, cell in enumerate(cells):
         shape = {"cell_type": "code", "execution_count": None, "id": f"cell-{number}", "metadata": {}, "outputs": []}

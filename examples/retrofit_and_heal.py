@@ -1,6 +1,6 @@
 """Make a dense model into a looped one, heal it on a text, and see what was lost and regained.
 
-    python examples/retrofit_and_heal.py path/to/llama text.jsonl     # a model folder with its tokenizer, and a text
+    python examples/retrofit_and_heal.py path/to/llama text.jsonl     # six layers or more, with a tokenizer; and a text
 
 Layers 0-1 become the prelude, the last two the coda, one in the middle is looped; only the new parts are trained.
 """

@@ -8,6 +8,17 @@ from typing import Any
 WIDTH = 110  # columns of a table in a notebook
 
 
+class Shown:
+    """A result that is a table, in a notebook too."""
+
+    def table(self) -> Any:
+        """Returns the result for rich to print."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return html_of(self.table())
+
+
 def html_of(renderable: Any) -> str:
     """Returns what rich would print as HTML for a notebook's cell; text in it is escaped."""
     from rich.console import Console

@@ -44,7 +44,6 @@ class RunFolder:
         self.traces = self.path / "traces"
         self.metrics = self.path / "metrics"
         self.figures = self.path / "figures"
-        self.report = self.path / "report.html"
 
     @property
     def begun(self) -> bool:

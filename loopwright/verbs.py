@@ -27,7 +27,7 @@ from loopwright.evaluate.tasks import Asking, TaskEvaluation, task_names
 from loopwright.generate.stream import check_seeded
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.state import started_at
-from loopwright.notebook import html_of
+from loopwright.notebook import Shown
 from loopwright.plot.drawing import Drawing, Plotted
 from loopwright.plot.training import BY_DEPTH, length_by_depth_heatmap
 from loopwright.recipes import find
@@ -87,7 +87,7 @@ def train(
 
 
 @dataclass(frozen=True)
-class Evaluation(Plotted):
+class Evaluation(Plotted, Shown):
     """Reports by split or text, as `loopwright evaluate` gives them."""
 
     reports: Mapping[str, SweepReport | HeldOut | StartReport]
@@ -132,9 +132,6 @@ class Evaluation(Plotted):
 
     def __repr__(self) -> str:
         return f"Evaluation({'; '.join(repr(report) for report in self.reports.values())})"
-
-    def _repr_html_(self) -> str:
-        return html_of(self.table())
 
 
 def evaluate(
@@ -269,7 +266,7 @@ def _tasks(
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Shown):
     """Two models on the same rows or passages, paired: differences of the first minus the second, with 95 % intervals."""
 
     first: str
@@ -290,9 +287,6 @@ class Comparison:
             f"{r.text} {r.measure} {r.difference:+.4g} ({r.difference_low:.4g} to {r.difference_high:.4g})" for r in self.results
         )
         return f"Comparison({self.first!r} - {self.second!r}: {'; '.join(words)})"
-
-    def _repr_html_(self) -> str:
-        return html_of(self.table())
 
 
 def compare(

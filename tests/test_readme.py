@@ -11,6 +11,7 @@ import typer.main
 import loopwright as lw
 from loopwright.cli import main, make_app
 from tests.cases import noisy
+from tests.data.words import save_words
 from tests.generate.tiny import WORDS, save_model
 
 ROOT = Path(__file__).parent.parent
@@ -99,6 +100,19 @@ def test_parts_become_a_model_that_generates(tmp_path, monkeypatch):
     lw.save_adapters(noisy(name), re.search(r'"(runs/.+?)"', example)[1])
     exec(compile(example, "training.md", "exec"), {"lw": lw})
     run("loopwright generate healed the --max-new-tokens 2")
+
+
+@pytest.mark.long
+def test_what_the_page_of_checkpoints_says_runs_in_that_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 272}
+    lw.save(lw.LoopedForCausalLM(lw.LoopedConfig(prelude_layers=6, core_layers=0, **sizes)), "path/to/llama")
+    save_words(tmp_path / "path/to/llama")
+    *lines, foreign = blocks((ROOT / "docs" / "checkpoints.md").read_text(), "python")[0].splitlines()
+    assert "ouroboros.pt" in foreign  # a file that nobody has here
+    exec("\n".join(lines).replace(', device="cuda"', ""), {"lw": lw})
+    run("loopwright generate whole the --max-new-tokens 2")
+    assert {"copy", "back", "parts", "differs", "whole"} <= {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.long

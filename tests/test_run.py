@@ -38,8 +38,8 @@ def test_checkpoints_are_listed_newest_first_and_one_that_was_replaced_after_wha
 
 def test_paths(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    names = [path.name for path in (run.recipe, run.origin, run.log, run.checkpoints, run.eval, run.figures, run.report)]
-    assert names == ["recipe.yaml", "origin.json", "log.jsonl", "checkpoints", "eval", "figures", "report.html"]
+    names = [path.name for path in (run.recipe, run.origin, run.log, run.checkpoints, run.eval, run.figures)]
+    assert names == ["recipe.yaml", "origin.json", "log.jsonl", "checkpoints", "eval", "figures"]
 
 
 def hold(folder: Path, said: Any, stay: bool) -> None:

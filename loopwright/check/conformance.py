@@ -35,6 +35,7 @@ from loopwright.check.sequence import (
 )
 from loopwright.check.steps import depth_honesty, initial_state, last_step, one_sweep, tap
 from loopwright.check.verdict import NotOfferedError, Verdict
+from loopwright.notebook import Shown
 from loopwright.settings import refuse_unknown
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class CheckRow:
 
 
 @dataclass(frozen=True)
-class CheckReport:
+class CheckReport(Shown):
     """The outcome of all checks of one model."""
 
     rows: tuple[CheckRow, ...]
@@ -78,6 +79,11 @@ class CheckReport:
             word, style = _WORDS[row.passed]
             table.add_row(row.name, f"[{style}]{word}[/]", escape(row.detail.removeprefix("not offered: ")))
         return table
+
+    def __repr__(self) -> str:
+        """How many passed; `table` and `str` show each."""
+        counts = ", ".join(f"{sum(row.passed is key for row in self.rows)} {word.lower()}" for key, (word, _) in _WORDS.items())
+        return f"CheckReport({counts}{': ' * bool(self.failed)}{', '.join(self.failed)})"
 
     def __str__(self) -> str:
         lines = ((row.name, _WORDS[row.passed][0], row.detail.removeprefix("not offered: ")) for row in self.rows)

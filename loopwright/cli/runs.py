@@ -56,7 +56,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder, bit for bit.")] = False,
     toy: Annotated[bool, typer.Option("--toy", help="Run two updates at test size, to see that everything works.")] = False,
     track: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Send the log's rows to trackio, wandb or tensorboard as well.")
+        str | None, typer.Option(metavar="NAME", help="Send the log's rows to trackio, wandb, mlflow or tensorboard as well.")
     ] = None,
     imports: Import = None,
 ) -> None:

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 def main() -> None:
     """Runs lm-eval on the arguments of this process; exits 2 in one line where it is not installed."""
     if find_spec("lm_eval") is None:
-        print("loopwright-lm-eval: lm-eval is not installed; pip install 'lm-eval[hf]>=0.4.13,<0.5'", file=sys.stderr)
+        print("loopwright-lm-eval: lm-eval is not installed; pip install 'loopwright[eval]'", file=sys.stderr)
         sys.exit(2)
     import_module("lm_eval.__main__").cli_evaluate()
 

@@ -42,6 +42,9 @@ class TokenRows:
             told = "labels: each is the token after its place, and the model shifts labels once more"
             warnings.warn(f"{told}; give the ids themselves", stacklevel=2)
 
+    def __repr__(self) -> str:
+        return f"TokenRows({len(self):,} rows, {sum(map(len, self.rows)):,} tokens)"
+
     @property
     def vocab_size(self) -> int:
         """One more than the largest id."""

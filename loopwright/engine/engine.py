@@ -85,6 +85,10 @@ class Engine:
         self._closed = False
         _engines.add(self)
 
+    def __repr__(self) -> str:
+        word = "closed" if self._closed else f"{self._open} open requests"
+        return f"Engine({type(self.model).__name__}, {word})"
+
     @property
     def ran(self) -> EngineStats:
         """What was run so far: ticks, row-steps, passes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from loopwright.engine.scores import Ranked, TokenScore
 from loopwright.engine.speculation import AUTO, draft_depths
@@ -13,6 +13,10 @@ from loopwright.generate.constraint import Constraint
 from loopwright.generate.exit_rules import ExitRule
 from loopwright.generate.growing_text import GrowingText
 from loopwright.generate.sampling import Sampling
+from loopwright.notebook import Shown
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Fresh(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Shown):
     """What came of a request. `depths` are the steps that each token took; `logprobs` those of the model's own distribution.
 
     `top_logprobs` are the likeliest tokens at the place of each, `prompt_logprobs` the scores of the prompt's tokens after the
@@ -92,6 +96,25 @@ class Result:
     top_logprobs: list[Ranked] | None = None
     prompt_logprobs: list[TokenScore] | None = None
     step_tokens: list[list[Ranked]] | None = None
+
+    def __repr__(self) -> str:
+        """How it ended and what it says: scores and depths of every token would fill a notebook."""
+        return f"Result({', '.join(f'{name} {value}' for name, value in self._told().items())})"
+
+    def table(self) -> Table:
+        """Returns how it ended and what it says as a rich table."""
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(show_header=False)
+        for name, value in self._told().items():
+            table.add_row(name, escape(value))
+        return table
+
+    def _told(self) -> dict[str, str]:
+        depths = f"{sum(self.depths) / len(self.depths):.3g} in the mean" if self.depths else "none"
+        facts = {"tokens": f"{len(self.tokens)}", "depth": depths, "finish reason": self.finish_reason, "seed": f"{self.seed}"}
+        return facts if self.text is None else {**facts, "text": repr(self.text)}
 
 
 class Request:
@@ -119,6 +142,9 @@ class Request:
         self._text = None if decode is None or not wish.stop else GrowingText(decode)
         self._end = ""  # of the text so far: as much as a stop string may reach back
         self._changed = threading.Condition()
+
+    def __repr__(self) -> str:
+        return f"Request({len(self.tokens)} tokens, {self.finish_reason or 'not done'})"
 
     def __iter__(self) -> Iterator[int]:
         sent = 0

@@ -17,7 +17,7 @@ from loopwright.evaluate.heldout import need_likelihood, passages_of_a_pass, uni
 from loopwright.evaluate.passages import Passages
 from loopwright.generate.exit_rules import build_exit, parse_exit, usual_exits, write_exit
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.notebook import html_of
+from loopwright.notebook import Shown
 from loopwright.plot.drawing import Drawing, Plotted
 from loopwright.plot.inference import exit_trade_off
 
@@ -90,7 +90,7 @@ def of_rows(rows: Rows, batch: int, *, exact: bool, few: int | None = None) -> M
 
 
 @dataclass(frozen=True)
-class ExitEvaluation(Plotted):
+class ExitEvaluation(Plotted, Shown):
     """What exit rules cost and give, by split or text, as `loopwright evaluate --exit` measures it."""
 
     reports: Mapping[str, ExitReport]
@@ -112,9 +112,6 @@ class ExitEvaluation(Plotted):
     def to_dict(self) -> dict[str, list[dict[str, Any]]]:
         """Returns the numbers as plain data: for each split or text a row per fixed depth, rule and price of the oracle."""
         return {n: [vars(point).copy() for point in (*r.fixed, *r.points, *r.oracle)] for n, r in self.reports.items()}
-
-    def _repr_html_(self) -> str:
-        return html_of(self.table())
 
 
 def exits_of(

@@ -9,12 +9,13 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from loopwright.notebook import Shown
 from loopwright.plot.drawing import Curve, Drawing, Plotted
 from loopwright.plot.training import BY_DEPTH
 from loopwright.storage.files import write_whole
 
 
-class Saved(Plotted):
+class Saved(Plotted, Shown):
     """A report, that is a dataclass of plain fields. `what` names it where a file holds none; `of` makes one of a file's data."""
 
     what: ClassVar[str]

@@ -14,7 +14,7 @@ from loopwright.evaluate.saved import Saved, columns_of
 from loopwright.evaluate.sweep import Column, column, number_table, rate_lines
 from loopwright.metrics.intervals import mean_interval, wilson_interval
 from loopwright.metrics.score import DepthRates, depth_rates
-from loopwright.notebook import html_of
+from loopwright.notebook import Shown
 from loopwright.plot.drawing import Curve, Drawing, Plotted
 from loopwright.plot.training import accuracy_by_depth, loss_by_depth
 from loopwright.values import check_whole
@@ -151,7 +151,7 @@ class TaskReport(Saved):
 
 
 @dataclass(frozen=True)
-class TaskEvaluation(Plotted):
+class TaskEvaluation(Plotted, Shown):
     """Tasks by name, each at every depth, as `loopwright evaluate --tasks` gives them."""
 
     reports: Mapping[str, TaskReport]
@@ -172,9 +172,6 @@ class TaskEvaluation(Plotted):
     def to_dict(self) -> dict[str, list[dict[str, Any]]]:
         """Returns the numbers as plain data: for each task, a row per depth."""
         return {name: report.to_dict() for name, report in self.reports.items()}
-
-    def _repr_html_(self) -> str:
-        return html_of(self.table())
 
 
 def task_names(tasks: str | Sequence[str]) -> list[str]:

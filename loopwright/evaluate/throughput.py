@@ -21,6 +21,7 @@ from loopwright.engine.scheduler import Scheduler
 from loopwright.evaluate.sweep import number_table
 from loopwright.model.cost.cost import cache_bytes, parameters
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.notebook import Shown
 from loopwright.plot.drawing import Curve, Drawing, Plotted
 from loopwright.plot.inference import throughput_by_batch
 
@@ -53,7 +54,7 @@ class Throughput:
 
 
 @dataclass(frozen=True)
-class BenchReport(Plotted):
+class BenchReport(Plotted, Shown):
     """Throughput by depth and batch size, and the shape it was measured at; `bandwidth` is in bytes per second."""
 
     source: str

@@ -11,22 +11,25 @@ from loopwright.model.config import LoopedConfig
 from loopwright.vllm.depths import check_runner, salted, wanted_depth
 
 ARCHITECTURE = "LoopedForCausalLM"
-TRIED = "0.32"
+TRIED = ("0.25", "0.32")  # docs/vllm.md says what was run with each
 
 
 def register() -> None:
     """Tells vLLM which class runs our models, and has their requests salted by depth; the second call does nothing."""
-    from vllm import ModelRegistry
+    from vllm import ModelRegistry, __version__
 
     if ARCHITECTURE in ModelRegistry.get_supported_archs():
         return
+    tried = f"which was tried with vLLM {' and '.join(TRIED)}"
     try:
         from vllm.v1.engine.input_processor import InputProcessor
 
         salted_inputs = salting(InputProcessor.process_inputs)
     except (ImportError, AttributeError) as error:  # what we do not serve must not keep vLLM from serving other models
-        warnings.warn(f"loopwright: this vLLM does not take our plug-in, which was tried with {TRIED} ({error})", stacklevel=2)
+        warnings.warn(f"loopwright: vLLM {__version__} does not take our plug-in, {tried} ({error})", stacklevel=2)
         return
+    if ".".join(__version__.split(".")[:2]) not in TRIED:
+        warnings.warn(f"loopwright: our plug-in, {tried}, is untested with {__version__}", stacklevel=2)
     ModelRegistry.register_model(ARCHITECTURE, "loopwright.vllm.model:LoopedForVllm")
     InputProcessor.process_inputs = salted_inputs
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import runpy
-import shutil
 import sys
 from pathlib import Path
 
@@ -65,11 +64,16 @@ def test_a_notebook_is_made_from_its_script(name: str) -> None:
     assert (FOLDER / f"{name}.ipynb").read_text() == NOTEBOOKS["notebook"](name), "run python examples/notebooks.py"
 
 
+@pytest.mark.parametrize("name", NOTEBOOKS["ENDINGS"])
+def test_a_notebook_begins_with_how_to_install_it(name: str) -> None:
+    first = next(cell for cell in json.loads((FOLDER / f"{name}.ipynb").read_text())["cells"] if cell["cell_type"] == "code")
+    assert all(line.startswith("#") for line in first["source"].splitlines()) and "# %pip install" in first["source"]
+
+
 @pytest.mark.slow  # as long as the examples take at their own size
 @pytest.mark.parametrize("name", NOTEBOOKS["ENDINGS"])
 def test_the_cells_of_a_notebook_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(FOLDER / "own_parts.yaml", tmp_path)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)  # an empty folder: a notebook is read by itself
     cells = [cell["source"] for cell in json.loads((FOLDER / f"{name}.ipynb").read_text())["cells"] if cell["cell_type"] == "code"]
     space: dict[str, object] = {"__name__": "__main__"}
     with own_kinds():

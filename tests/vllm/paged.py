@@ -106,7 +106,7 @@ class RowParallelLinear(SplitLinear):
 def vllm(monkeypatch: pytest.MonkeyPatch) -> type[Attention]:
     """Puts the names that we import from vLLM where we look for them."""
     names: dict[str, dict[str, Any]] = {
-        "vllm": {"ModelRegistry": type("Registry", (ModelRegistry,), {"classes": {}})},
+        "vllm": {"ModelRegistry": type("Registry", (ModelRegistry,), {"classes": {}}), "__version__": "0.32.0"},
         "vllm.config": {"VllmConfig": object},
         "vllm.exceptions": {"VLLMValidationError": ClientError},
         "vllm.distributed": {"get_tensor_model_parallel_world_size": lambda: 1},

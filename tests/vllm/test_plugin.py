@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import loopwright as lw
-from loopwright.vllm.plugin import register
+from loopwright.vllm.plugin import TRIED, register
 from tests.vllm.paged import Attention, ClientError, vllm
 
 __all__ = ["vllm"]
@@ -40,6 +40,25 @@ def test_registers_once_and_salts(vllm: type[Attention]) -> None:
 
 def test_a_vllm_without_our_place_serves_its_own_models(vllm: type[Attention], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm.v1.engine.input_processor", None)  # an import of it fails
-    with pytest.warns(UserWarning, match=r"does not take our plug-in, which was tried with 0\.32"):
+    with pytest.warns(UserWarning, match=r"vLLM 0\.32\.0 does not take our plug-in, which was tried with vLLM 0\.25 and 0\.32"):
         register()
     assert sys.modules["vllm"].ModelRegistry.classes == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "said"), [("0.25.1", False), ("0.32.0", False), ("0.33.0", True), ("0.3.2", True), ("1.0", True)]
+)
+def test_an_untested_version_is_said_and_served(
+    vllm: type[Attention], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, version: str, said: bool
+) -> None:
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", version)
+    register()
+    register()
+    told = [str(w.message) for w in recwarn]
+    tried = "loopwright: our plug-in, which was tried with vLLM 0.25 and 0.32, is untested with"
+    assert told == ([f"{tried} {version}"] if said else []) and sys.modules["vllm"].ModelRegistry.classes
+
+
+def test_the_page_says_what_was_run_with_each_version() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text()
+    assert all(f"vLLM {version}." in page for version in TRIED)

@@ -98,6 +98,9 @@ class TraceSet:
         self.folder = Path(folder)
         self.about: dict[str, Any] = _read_set(self.folder)
 
+    def __repr__(self) -> str:
+        return f"TraceSet({str(self.folder)!r}: {len(self)} examples)"
+
     def __len__(self) -> int:
         return int(self.about["examples"])
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import index
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -33,7 +34,11 @@ from loopwright.model.config import LoopedConfig
 from loopwright.model.forward.span import place_tokens
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.tap import Tap
+from loopwright.notebook import Shown
 from loopwright.settings import suggest
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 DEPTH = 128  # steps of a looped model, where none are asked for
 COLLECTS = ("attention", "residual", "entropy", "lens", "fixed")
@@ -41,7 +46,7 @@ TOKEN_NAMES = ("token_cosine", "token_distance", "state_token_cosine")  # their 
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Shown):
     """The numbers of a pass: `values` by name, [B, places, …] or [B, steps, …]; `captured` tensors likewise; `valid` [B, T].
 
     Names of the second kind begin with "state_" or "answer_". A number that does not exist is NaN: the change since the step
@@ -61,6 +66,18 @@ class Trace:
         shapes = {name: ", ".join(f"{key} {list(x.shape)}" for key, x in held.items()) for name, held in kinds.items()}
         said = [f"{name}: {shape}" for name, shape in shapes.items() if shape]
         return f"Trace({'; '.join([f'{rows} × {length} tokens, {self.places.steps} steps', *said])})"
+
+    def table(self) -> Table:
+        """Returns names, shapes and means of the numbers that exist, as a rich table."""
+        from rich.table import Table
+
+        rows, length = self.valid.shape
+        table = Table("name", "shape", "mean", title=f"{rows} × {length} tokens, {self.places.steps} steps", title_justify="left")
+        for name, x in self.values.items():
+            table.add_row(name, str(list(x.shape)), f"{float(x.float().nanmean()):.4g}")
+        for name, x in self.captured.items():
+            table.add_row(f"captured {name}", str(list(x.shape)), "")
+        return table
 
     def core(self, name: str) -> Tensor:
         """Returns a number of the core's layers by step and layer, [B, steps, layers, …]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,9 @@ class LoopedOutput(ModelOutput):
     exit_probs: Tensor | None = None
     last_hidden_state: Tensor | None = None
 
+    def __repr__(self) -> str:
+        return _shapes(self)
+
 
 @dataclass
 class LoopedModelOutput(ModelOutput):
@@ -42,6 +46,20 @@ class LoopedModelOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
     exit_probs: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return _shapes(self)
+
+
+def _shapes(output: ModelOutput) -> str:
+    """What there is, and its shapes: the numbers would fill a screen. One number is shown."""
+
+    def told(x: Any) -> str:
+        if isinstance(x, tuple):
+            return f"{len(x)} × {told(x[0])}" if len({told(one) for one in x}) == 1 else ", ".join(map(told, x)).join("()")
+        return str(list(x.shape)) if isinstance(x, Tensor) and x.dim() else repr(x)
+
+    return f"{type(output).__name__}({', '.join(f'{name}={told(x)}' for name, x in output.items())})"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Experiment trackers: the rows of log.jsonl, sent to trackio, wandb or TensorBoard as well.
+"""Experiment trackers: the rows of log.jsonl, sent to trackio, wandb, TensorBoard or MLflow as well.
 
 A tracker is never worth a run. One that is not installed is refused before the run begins; one that fails later costs one line, and
 training goes on: every row is in log.jsonl. A resumed run continues the tracked run of its folder.
@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from accelerate.tracking import GeneralTracker, MLflowTracker, TensorBoardTracker, TrackioTracker, WandBTracker
+
 from loopwright.run import RunFolder
 from loopwright.settings import build_kind
 from loopwright.storage.files import read_json, write_json
@@ -24,127 +26,126 @@ if TYPE_CHECKING:
     from loopwright.train.recipe import Recipe
 
 
-class Tracker:
-    """One tracked run. Abstract. `module` is what must be installed."""
+class Kind:
+    """A kind of tracker, by accelerate's class of it. Abstract. `module` is what must be installed."""
 
     module: ClassVar[str]
 
-    def begin(self, name: str, folder: Path, config: Mapping[str, Any]) -> None:
-        """Opens the tracked run of this name, or continues it where it exists."""
+    def __init__(self, project: str = "loopwright") -> None:
+        self.project = project
+
+    def tracker(self, name: str, folder: Path, config: dict[str, Any]) -> GeneralTracker:
+        """Returns what will send to the tracked run of this name: a new one, or the one that exists."""
         raise NotImplementedError
 
-    def log(self, numbers: Mapping[str, float], update: int) -> None:
-        """Sends the numbers of one update."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Ends the tracked run; a later `begin` of the same name continues it."""
-        raise NotImplementedError
+    def begin(self, name: str, folder: Path, config: dict[str, Any]) -> GeneralTracker:
+        """Opens the tracked run of this name and returns what sends to it."""
+        tracker = self.tracker(name, folder, config)
+        tracker.start()
+        return tracker
 
 
-class Trackio(Tracker):
+class Trackio(Kind):
     """Trackio, on this machine or, as its own environment variables say, on a Space."""
 
     module = "trackio"
 
-    def __init__(self, project: str = "loopwright") -> None:
-        self.project = project
-
-    def begin(self, name: str, folder: Path, config: Mapping[str, Any]) -> None:
-        self._run = importlib.import_module("trackio").init(project=self.project, name=name, config=dict(config), resume="allow")
-
-    def log(self, numbers: Mapping[str, float], update: int) -> None:
-        self._run.log(dict(numbers), step=update)
-
-    def close(self) -> None:
-        self._run.finish()
+    def tracker(self, name: str, folder: Path, config: dict[str, Any]) -> GeneralTracker:
+        return TrackioTracker(self.project, name=name, config=config, resume="allow")
 
 
-class Wandb(Tracker):
+class Wandb(Kind):
     """Weights & Biases; its own environment variables say where and whether online."""
 
     module = "wandb"
 
-    def __init__(self, project: str = "loopwright") -> None:
-        self.project = project
-
-    def begin(self, name: str, folder: Path, config: Mapping[str, Any]) -> None:
-        self._run = importlib.import_module("wandb").init(
-            project=self.project, name=name, id=name, config=dict(config), dir=str(folder), resume="allow"
-        )
-
-    def log(self, numbers: Mapping[str, float], update: int) -> None:
-        self._run.log(dict(numbers), step=update)
-
-    def close(self) -> None:
-        self._run.finish()
+    def tracker(self, name: str, folder: Path, config: dict[str, Any]) -> GeneralTracker:
+        return WandBTracker(self.project, name=name, id=name, config=config, dir=str(folder), resume="allow")
 
 
-class TensorBoard(Tracker):
+class TensorBoard(Kind):
     """Event files in `tensorboard/` of the run folder."""
 
     module = "tensorboard"
 
-    def begin(self, name: str, folder: Path, config: Mapping[str, Any]) -> None:
-        writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
-        self._writer = writer(str(folder / "tensorboard"))
+    def __init__(self) -> None:
+        super().__init__()
 
-    def log(self, numbers: Mapping[str, float], update: int) -> None:
-        for name, value in numbers.items():
-            self._writer.add_scalar(name, value, update)
-
-    def close(self) -> None:
-        self._writer.close()
+    def tracker(self, name: str, folder: Path, config: dict[str, Any]) -> GeneralTracker:
+        return TensorBoardTracker("tensorboard", folder)
 
 
-TRACKERS: dict[str, type] = {"trackio": Trackio, "wandb": Wandb, "tensorboard": TensorBoard}
+class Mlflow(Kind):
+    """MLflow, where its own environment variables say; it numbers runs itself, so the run is found again by its name."""
+
+    module = "mlflow"
+
+    def tracker(self, name: str, folder: Path, config: dict[str, Any]) -> GeneralTracker:
+        tracker = MLflowTracker(self.project, run_name=name)
+        ending = f"attributes.run_name LIKE '%{name[-8:]}'"  # of our making: the rest of a name may hold quotes
+        search = importlib.import_module("mlflow").search_runs
+        for run in search(experiment_names=[tracker.experiment_name], filter_string=ending, output_format="list"):
+            if run.info.run_name == name:
+                tracker.run_id = run.info.run_id
+        return tracker
+
+    def begin(self, name: str, folder: Path, config: dict[str, Any]) -> GeneralTracker:
+        tracker = super().begin(name, folder, config)
+        if tracker.run_id is None:  # what a run was begun with cannot be changed in it
+            tracker.store_init_configuration(config)
+        return tracker
+
+
+TRACKERS: dict[str, type] = {"trackio": Trackio, "wandb": Wandb, "tensorboard": TensorBoard, "mlflow": Mlflow}
 
 
 class Tracking:
     """Sends rows to a tracker until it fails; then says so once and sends nothing more. None tracks nothing."""
 
-    def __init__(self, tracker: Tracker | None, note: Callable[[str], None] = lambda text: None) -> None:
-        self._tracker, self._note = tracker, note
+    def __init__(self, kind: Kind | None, note: Callable[[str], None] = lambda text: None) -> None:
+        self._kind, self._note = kind, note
+        self._tracker: GeneralTracker | None = None
         self._sent: dict[bool, int] = {}
 
     def begin(self, name: str, run: RunFolder, recipe: Recipe) -> Tracking:
         """Opens the tracked run. Rows that the log holds already were sent before the run was stopped: they are not sent again."""
 
-        def open_run(tracker: Tracker) -> None:
+        def open_run(kind: Kind) -> None:
             for row in read_log(run.log) if run.log.is_file() else ():
                 self._sent[_validation(row)] = row["update"]
-            tracker.begin(name, run.path, recipe.data_of())
+            self._tracker = kind.begin(name, run.path, recipe.data_of())
 
         self._try("could not begin", open_run)
         return self
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Sends one row of the log, unless it was sent before."""
-        if self._tracker is not None and row["update"] > self._sent.get(_validation(row), -1):
-            self._try("failed", lambda tracker: tracker.log(dict(flat(row)), row["update"]))
+        if (tracker := self._tracker) is not None and row["update"] > self._sent.get(_validation(row), -1):
+            self._try("failed", lambda kind: tracker.log(dict(flat(row)), step=row["update"]))
 
     def close(self) -> None:
         """Ends the tracked run."""
-        self._try("could not end", lambda tracker: tracker.close())
-        self._tracker = None
+        if (tracker := self._tracker) is not None:
+            self._try("could not end", lambda kind: tracker.finish())
+        self._kind = self._tracker = None
 
-    def _try(self, what: str, work: Callable[[Tracker], None]) -> None:
-        if self._tracker is None:
+    def _try(self, what: str, work: Callable[[Kind], None]) -> None:
+        if self._kind is None:
             return
         try:
-            work(self._tracker)
+            work(self._kind)
         except Exception as error:  # trackers raise their own, their transport's and the system's errors
-            name, self._tracker = self._tracker.module, None
+            name, self._kind, self._tracker = self._kind.module, None, None
             self._note(
                 f"tracking: {name} {what} ({type(error).__name__}: {first_line(error)}); training goes on, log.jsonl has every row"
             )
 
 
-def find_tracker(recipe: Recipe) -> Tracker | None:
+def find_tracker(recipe: Recipe) -> Kind | None:
     """Returns the recipe's tracker, not yet open; None where it names none. One that is not installed is refused."""
     if recipe.track is None:
         return None
-    tracker: Tracker = build_kind(recipe.track_spec, TRACKERS)
+    tracker: Kind = build_kind(recipe.track_spec, TRACKERS)
     try:
         there = importlib.util.find_spec(tracker.module) is not None
     except ValueError:  # a module without a spec: it is there
@@ -154,9 +155,7 @@ def find_tracker(recipe: Recipe) -> Tracker | None:
     return tracker
 
 
-def begin_tracking(
-    tracker: Tracker | None, recipe: Recipe, run: RunFolder, note: Callable[[str], None], *, resume: bool
-) -> Tracking:
+def begin_tracking(tracker: Kind | None, recipe: Recipe, run: RunFolder, note: Callable[[str], None], *, resume: bool) -> Tracking:
     """Opens the run's tracked run: a new one, or where the run is resumed the one that its folder remembers."""
     if tracker is None:
         return Tracking(None)

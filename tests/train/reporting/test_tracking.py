@@ -36,7 +36,39 @@ class Server:
 
     def board(self, folder: str) -> SimpleNamespace:
         rows = self.runs.setdefault(folder, [])
-        return SimpleNamespace(add_scalar=lambda name, value, step: self._take(rows, {name: value}, step), close=self._finish)
+
+        def scalar(name: str, value: float, *, global_step: int) -> None:
+            self._take(rows, {name: value}, global_step)
+
+        return SimpleNamespace(add_scalar=scalar, flush=lambda: None, close=self._finish)
+
+    def mlflow(self) -> SimpleNamespace:
+        """MLflow gives each run a number of its own, and finds runs by their names."""
+        names: list[str] = []
+
+        def begin(run_id: int | None, run_name: str, **given: Any) -> None:
+            names.append(run_name if run_id is None else names[run_id])
+            self.calls.append({"name": names[-1]})
+            self.runs.setdefault(names[-1], [])
+
+        def search(experiment_names: list[str], filter_string: str, output_format: str) -> list[SimpleNamespace]:
+            assert output_format == "list" and experiment_names == ["loopwright"]
+            ending = filter_string.removeprefix("attributes.run_name LIKE '%").removesuffix("'")
+            found = {name: names.index(name) for name in names if name.endswith(ending)}
+            return [SimpleNamespace(info=SimpleNamespace(run_name=name, run_id=place)) for name, place in found.items()]
+
+        def metrics(numbers: dict[str, float], step: int) -> None:
+            self._take(self.runs[names[-1]], numbers, step)
+
+        def params(values: dict[str, Any]) -> None:
+            assert "config" not in self.calls[0]  # they can be given once
+            self.calls[-1]["config"] = values
+
+        return SimpleNamespace(
+            search_experiments=lambda filter_string: [], create_experiment=lambda **given: "0", start_run=begin, search_runs=search,
+            log_metrics=metrics, log_params=params, end_run=self._finish, __spec__=object(),
+            utils=SimpleNamespace(validation=SimpleNamespace(MAX_PARAM_VAL_LENGTH=6000, MAX_PARAMS_TAGS_PER_BATCH=100)),
+        )  # fmt: skip
 
     def _take(self, rows: list[tuple[int, dict[str, float]]], numbers: dict[str, float], step: int) -> None:
         if step == self.fails_at:
@@ -49,7 +81,8 @@ class Server:
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **given: Any) -> Server:
     server = Server(**given)
-    monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=server.init, __spec__=object()))
+    module = server.mlflow() if name == "mlflow" else SimpleNamespace(init=server.init, __spec__=object())
+    monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=server.board))
     return server
 
@@ -87,6 +120,22 @@ def test_a_tracker_that_fails_in_the_middle_costs_one_line(name: str, tmp_path: 
     [note] = [note for note in reporter.notes if "tracking" in note]
     assert note.startswith(f"tracking: {name} failed (ConnectionError: the server") and "\n" not in note
     assert {update for rows in server.runs.values() for update, _ in rows} == {0, 1}
+
+
+@pytest.mark.ecosystem
+def test_mlflow_itself_keeps_one_run_of_a_stopped_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "store").as_uri())
+    recipe, reporter, folder = small({"track": "mlflow", "save": {"every": 2}, "updates": 6}), Silent(), tmp_path / 'it\'s "mine"'
+    train(recipe, folder, reporter=reporter, on_update=lambda row: row["update"] == 3)
+    train(recipe, folder, reporter=reporter, resume=True)
+    assert not [note for note in reporter.notes if "tracking" in note]
+    [run] = mlflow.search_runs(experiment_names=["loopwright"], output_format="list")
+    kept = mlflow.MlflowClient().get_metric_history
+    losses = [(row["update"], row["loss"]) for row in read_log(folder / "log.jsonl") if "loss" in row]
+    assert [(m.step, m.value) for m in kept(run.info.run_id, "loss")] == losses and len(losses) == 6
+    assert run.data.params["updates"] == "6" and kept(run.info.run_id, "valid/2/loss") and run.info.status == "FINISHED"
 
 
 def test_one_that_cannot_begin_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
