@@ -122,6 +122,19 @@ def _merge_places(name: str, old: list[Any], changes: Mapping[Any, Any]) -> list
     return list(merge(places, {str(int(place)): value for place, value in changes.items()}).values())
 
 
+def differences(several: Sequence[Mapping[str, Any]], path: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Yields each setting, as `a.b` or `list.0.b`, in which mappings differ, with its value in each; None where one has none."""
+    for key in dict.fromkeys(key for each in several for key in each):
+        values: list[Any] = [each.get(key) for each in several]
+        here = f"{path}.{key}" if path else str(key)
+        listed = all(isinstance(value, list) for value in values) and len({len(value) for value in values}) == 1
+        inner: list[Any] = [dict(enumerate(value)) for value in values] if listed else values
+        if all(isinstance(value, Mapping) for value in inner):
+            yield from differences(inner, here)
+        elif any(value != values[0] for value in values):
+            yield here, values
+
+
 # kinds
 
 

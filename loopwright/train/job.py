@@ -35,6 +35,7 @@ from loopwright.train.devices.training_module import Share, TrainingModule, Weig
 from loopwright.train.gradients.graphs import LEAVES, GraphedWork, foreign, obstacle, unsuited
 from loopwright.train.gradients.recompute import draws
 from loopwright.train.gradients.remat import REMATS
+from loopwright.train.made_of import as_built, digest_of_model
 from loopwright.train.models import model_of_run
 from loopwright.train.objectives.losses import OBJECTIVES
 from loopwright.train.objectives.penalties import PENALTIES, Weighted
@@ -91,6 +92,9 @@ class Job:
         self.objective = objective = self._objective(given.objective)
         objective.check(recipe.data_of(), self.splits, processes.world)
         objective.prepare(self.model, self.device)
+        self.made_of = as_built(self)
+        if processes.world > 1:
+            processes.check_same({**self.made_of, "model": digest_of_model(self.model)})
         self.metrics: dict[str, Metric] = {spec["kind"]: build_kind(spec, METRICS) for spec in recipe.validate.metrics}
         self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
         self.compiled, said = choose(recipe.compile, self.device, alike=self.splits.alike)

@@ -19,6 +19,7 @@ from loopwright.run import RunFolder
 from loopwright.train.devices.distributed import Processes, join
 from loopwright.train.devices.training_module import Share
 from loopwright.train.job import start_job
+from loopwright.train.made_of import as_started
 from loopwright.train.recipe import Recipe
 from loopwright.train.reporting.log import Log
 from loopwright.train.reporting.progress import ProgressReporter, Silent, StopRequest
@@ -47,6 +48,7 @@ def train(
     `within` gives a context that the updates run in, made for the model: the command line chooses the number of threads there.
     """
     processes = join()
+    processes.check_same(as_started(recipe, resume=resume, spread=type(processes).__name__))
     reporter = reporter if reporter is not None and processes.main else Silent()
     tracker = find_tracker(recipe) if processes.main else None
     with ExitStack() as held:
