@@ -13,6 +13,7 @@ from loopwright.commands.results import need_writable
 from loopwright.evaluate.sweep import parse_depths
 from loopwright.evaluate.throughput import BenchReport, throughput
 from loopwright.model.presets import build
+from loopwright.run import RunFolder
 from loopwright.source import Source
 from loopwright.storage.files import write_whole
 from loopwright.threads import fitting_threads
@@ -34,6 +35,7 @@ def bench(
     opened, sizes = Source(source), parse_depths(batches, "batches")
     asked = parse_depths(depths) if depths else None
     if out is not None:
+        RunFolder(out).check_out("bench")
         need_writable("bench", Path(out))
     if opened.is_preset:  # speed does not depend on what the weights are
         model = build(source).to(device=where, dtype=kind)  # type: ignore[call-arg]  # how transformers wraps `to`

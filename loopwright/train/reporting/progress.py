@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from loopwright.interrupt import second_ends_at_once
+from loopwright.interrupt import STOPS, say_nothing, second_ends_at_once
 from loopwright.run import RunFolder
 
 if TYPE_CHECKING:
@@ -199,8 +199,10 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         self._held.enter_context(second_ends_at_once())
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._held.callback(signal.signal, number, signal.signal(number, self._ask))
+            for number in STOPS:
+                # nohup ignores SIGHUP; who runs in the background of a script, where Ctrl-C is ignored, may still send one
+                if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._held.callback(signal.signal, number, signal.signal(number, self._ask))
         except ValueError:  # not in the main thread: nobody can press Ctrl-C here
             pass
         return self
@@ -209,6 +211,9 @@ class StopRequest:
         self._held.close()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if not self.asked and self.told:
-            print("\nstopping after this update, then saving (Ctrl-C again: stop at once)", file=sys.stderr)
-        self.asked = True
+        first, self.asked = not self.asked, True
+        try:
+            if first and self.told:
+                print("\nstopping after this update, then saving (Ctrl-C again: stop at once)", file=sys.stderr, flush=True)
+        except OSError:  # the terminal has gone: what is still to be said must not end the run before it is saved
+            say_nothing()
