@@ -19,7 +19,7 @@ from contextlib import contextmanager
 # one key press may come twice, from the terminal and from a launcher: what comes within so many seconds is the same request
 SAME_REQUEST = 1.0
 # SIGHUP, which not every system has: the terminal, or the connection to it, has gone
-STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+STOPS = tuple(number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None)
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 
 

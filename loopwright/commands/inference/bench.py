@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from loopwright.commands.console import console
@@ -16,6 +15,7 @@ from loopwright.model.presets import build
 from loopwright.run import RunFolder
 from loopwright.source import Source
 from loopwright.storage.files import write_whole
+from loopwright.terminal import say
 from loopwright.threads import fitting_threads
 
 
@@ -48,7 +48,7 @@ def bench(
         report = throughput(
             model, asked or ([1] if not config.is_looped else sorted({1, max(1, usual // 2), usual})), sizes,
             prompt_tokens=prompt_tokens, new_tokens=new_tokens, source=opened.name,
-            tell=lambda line: print(f"bench: {line} …", file=sys.stderr, flush=True),
+            tell=lambda line: say(f"bench: {line} …"),
         )  # fmt: skip
     printer = console()
     printer.print(report.table(printer.width))

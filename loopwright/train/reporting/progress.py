@@ -11,11 +11,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from loopwright.interrupt import STOPS, say_nothing, second_ends_at_once
 from loopwright.run import RunFolder
+from loopwright.terminal import Screen
 
 if TYPE_CHECKING:
     from loopwright.train.recipe import Recipe
@@ -80,12 +80,12 @@ class Terminal:
     """A bar with loss, depth, ρ, tokens a second and the time left; plain lines with the same when stderr is not a terminal."""
 
     def __init__(self, label: str = "train", *, every: float = 10.0) -> None:
-        self.console = Console(file=sys.stderr, highlight=False, width=None if sys.stderr.isatty() else 160)
+        self.console = Screen(file=sys.stderr, highlight=False, width=None if sys.stderr.isatty() else 160)
         self.label = label
         self.every = every  # seconds between two lines where there is no bar
         columns = (
-            TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.fields[words]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn(),
+            TextColumn("{task.fields[words]}", markup=False), TimeRemainingColumn(),
         )  # fmt: skip
         self.bar = Progress(*columns, console=self.console, transient=True, disable=not sys.stderr.isatty())
         self.task: TaskID | None = None
