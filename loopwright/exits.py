@@ -8,9 +8,12 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Collection
+import warnings
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
+
+from loopwright.untrusted import visible
 
 MISTAKE, UNFORESEEN, INTERRUPTED, CLOSED = 2, 70, 130, 141  # 70: EX_SOFTWARE; above 128: what a signal gives (SIGINT, SIGPIPE)
 PACKAGE = str(Path(__file__).parent)
@@ -26,7 +29,8 @@ def ending(work: Callable[[], Any], usage_error: type[BaseException], own_files:
     `own_files`, which the user had imported, is the user's: its line is named.
     """
     try:
-        result = work()
+        with visible_warnings():
+            result = work()
         sys.stdout.flush()  # a reader that has gone is noticed here, not while Python shuts down
     except usage_error as error:
         fail(_usage(error))
@@ -49,6 +53,17 @@ def ending(work: Callable[[], Any], usage_error: type[BaseException], own_files:
     sys.exit(result if isinstance(result, int) else 0)
 
 
+@contextlib.contextmanager
+def visible_warnings() -> Iterator[None]:
+    """Python's own warnings as text that steers no terminal."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda *given, **named: visible(before(*given, **named))
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
 def fail(message: str, code: int = MISTAKE) -> NoReturn:
     """Prints one line on stderr and exits."""
     line = one_line(message)
@@ -59,8 +74,7 @@ def fail(message: str, code: int = MISTAKE) -> NoReturn:
 
 def one_line(message: str) -> str:
     """Returns a message without line ends and without letters that would steer a terminal."""
-    line = " ".join(message.split())
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
+    return visible(" ".join(message.split()))
 
 
 def _told(error: Exception) -> str:
@@ -97,7 +111,7 @@ def _unforeseen(error: Exception, place: str | None) -> tuple[str, int]:
         with tempfile.NamedTemporaryFile("w", prefix="loopwright-", suffix=".txt", delete=False, errors="backslashreplace") as file:
             file.write(f"{' '.join(sys.argv)}\n\n{text}")
     except OSError:  # no room for it: then it goes where it can be read
-        print(text, file=sys.stderr)
+        print(visible(text), file=sys.stderr)
         return f"an error that nobody foresaw: {told}; the traceback stands above", UNFORESEEN
     if place:
         return f"{place}: {told}; the traceback is in {file.name}", MISTAKE

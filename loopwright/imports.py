@@ -18,7 +18,7 @@ from loopwright.untrusted import first_line, shown, user_path
 
 SHOWN = 4  # files that a message names
 
-_FILES: dict[Path, None] = {}  # that parts came from, in the order in which they came
+_FILES: dict[Path, str] = {}  # that parts came from, in the order in which they came, with their digests then
 _EXECUTED: set[Path] = set()  # here, to their end
 
 
@@ -31,7 +31,8 @@ def import_file(name: str | Path, folder: str | Path = ".") -> Path:
     if path not in _EXECUTED and not _is_loaded(path):
         _execute(path)
         _EXECUTED.add(path)
-    note_file(path)
+    if path not in _FILES:
+        note_file(path)
     return path
 
 
@@ -40,9 +41,12 @@ def import_files(names: Iterable[str]) -> list[Path]:
     return [import_file(name) for name in names]
 
 
-def note_file(path: Path) -> None:
-    """Notes that parts came from a file."""
-    _FILES[path.resolve()] = None
+def note_file(path: Path, part: str = "") -> None:
+    """Notes that parts came from a file, as it is now. Of a script that trains, `part` is what it registers: the rest of it may
+    change, such as the call that resumes a run."""
+    path = path.resolve()
+    content = (_FILES.get(path, "") + part).encode() if part else path.read_bytes() if path.is_file() else b""
+    _FILES[path] = hashlib.sha256(content).hexdigest()[:12]
 
 
 def noted_files() -> list[str]:
@@ -57,9 +61,8 @@ def own_files() -> list[str]:
 
 
 def file_digests() -> dict[str, str]:
-    """Returns the beginning of the sha256 of each file that parts came from: it differs where the file was changed."""
-    digests = (hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else "gone" for path in _FILES)
-    return dict(zip(noted_files(), digests, strict=True))
+    """Returns the beginning of the sha256 of each file that parts came from, as it was when they came."""
+    return dict(zip(noted_files(), _FILES.values(), strict=True))
 
 
 def missing_files(named: object) -> str:

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 
 # one key press may come twice, from the terminal and from a launcher: what comes within so many seconds is the same request
 SAME_REQUEST = 1.0
+# SIGHUP, which not every system has: the terminal, or the connection to it, has gone
+STOPS = tuple(number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None)
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 
 
@@ -41,11 +43,19 @@ def second_ends_at_once() -> Iterator[None]:
         theirs.close()  # ends the thread
 
 
+def say_nothing() -> None:
+    """Sends what this process still prints nowhere: its terminal has gone."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
 def _count(pipe: socket.socket) -> None:
     first: float | None = None
     with pipe:
         while numbers := pipe.recv(64):
-            wanted = [number for number in numbers if number in (signal.SIGINT, signal.SIGTERM)]
+            wanted = [number for number in numbers if number in STOPS]
             if not wanted:
                 continue
             now = time.monotonic()

@@ -57,7 +57,7 @@ def register(place: str, name: str, *, replace: bool = False) -> Callable[[Class
         kinds[name] = kind
         file = _file_of(kind)
         if file is not None:
-            note_file(file)
+            note_file(file, _written(given) if kind.__module__ == "__main__" else "")
         return given
 
     return enter
@@ -102,6 +102,14 @@ def _check_free(kinds: Kinds, name: str, kind: type, replace: bool) -> None:
             f"register: {kinds.place} {name!r} is taken by {there.__module__}.{there.__qualname__}; choose another name, or "
             f"lw.register({kinds.place!r}, {name!r}, replace=True) to put {kind.__name__} in its place"
         )
+
+
+def _written(part: Any) -> str:
+    """Returns a class or function as its file has it, its name where Python cannot say."""
+    try:
+        return inspect.getsource(part)
+    except (OSError, TypeError):
+        return str(part.__qualname__)
 
 
 def _file_of(kind: type) -> Path | None:

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from loopwright.storage.files import read_json
-from loopwright.storage.folder import REPLACED, clear_leftovers
+from loopwright.storage.folder import REPLACED, check_out, clear_leftovers
 from loopwright.untrusted import user_path
 from loopwright.version import VERSION
 
 STATE = "state.json"  # of a checkpoint: how far the run was
 MADE = "made.json"  # how long the log was and its sha256, and what the run was made with; times in the log make it differ each time
+RESULTS = {"traces-dense", "bench.json", "bench.svg"}  # what verbs write beside what has a name in a run folder
 ANEW = "anew"  # how states that are drawn began in training; older versions drew one start for all rows, and did not say so
 _CHECKPOINT = re.compile(rf"(\d{{8,}})({re.escape(REPLACED)})?")
 _held: set[tuple[int, Path]] = set()  # (process, run folder): a process may take a lock of the operating system twice
@@ -45,6 +46,19 @@ class RunFolder:
         self.metrics = self.path / "metrics"
         self.figures = self.path / "figures"
 
+    def check_out(self, verb: str) -> None:
+        """Raises a ValueError where a verb must not write here: above the working directory, or among files of others. A run is its
+        owner's, who may have put more into its folder."""
+        there = {path.name for path in vars(self).values() if isinstance(path, Path)} | {path.name for path in self.tracked}
+        check_out(verb, self.path, None if self.holds_run else there | RESULTS, "one of a run or of results")
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run wrote here. Every start writes origin.json first and removes it last."""
+        with suppress(OSError, ValueError):
+            return "loopwright" in read_json(self.origin)
+        return False
+
     @property
     def begun(self) -> bool:
         """Whether a run has written here: what stands in the folder is then the run's, not its reader's own."""
@@ -63,10 +77,9 @@ class RunFolder:
     @property
     def not_ours(self) -> Path | None:
         """Returns a file that has the name of one of a run's and that no run wrote, None where there is none: a start would write
-        over it. Every start writes origin.json first and removes it last."""
-        with suppress(OSError, ValueError):
-            if "loopwright" in read_json(self.origin):
-                return None
+        over it."""
+        if self.holds_run:
+            return None
         names = [self.recipe, self.origin, self.log, self.tracking]
         if self.holds_checkpoints or not self.checkpoints.is_dir():
             names.append(self.checkpoints)

@@ -23,8 +23,26 @@ LEVELS = 20  # of names in an override
 OF_YOUR_OWN = "if it is a part of your own, import its file first (lw.register; --import FILE; import: in the recipe)"
 
 
+# What a plain word is by YAML 1.2's core schema, and how words of that form may begin. PyYAML has YAML 1.1's, by which 020 is 16,
+# 1:30 is 90 and off is false.
+_WORDS: dict[str, tuple[str, Sequence[str]]] = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    "merge": (r"<<", "<"),  # of YAML 1.1
+}
+_SWITCHES = {"yes": "true", "y": "true", "on": "true", "no": "false", "n": "false", "off": "false"}  # of YAML 1.1
+_LITTLE = 2**53  # up to here a float holds every whole number
+
+
 class _Loader(yaml.SafeLoader):
-    """Plain YAML, but 3e-4 is a number, as in YAML 1.2 (PyYAML reads it as text), and a key that stands twice is refused."""
+    """Plain YAML 1.2: a key that stands twice is refused, and a whole number may be written as 1e4."""
+
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012  (of the class, as in PyYAML)
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -38,8 +56,26 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.composer.ComposerError(None, None, problem, here)
         return node
 
+    def number(self, node: yaml.ScalarNode) -> int | float:
+        """Returns a number; what an explicit tag calls one and is none is a ValueError."""
+        text = self.construct_scalar(node).lower()
+        if re.fullmatch(_WORDS["int"][0], text):
+            return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+        if not re.fullmatch(_WORDS["float"][0], text):
+            raise ValueError(f"{text!r} is not a number")
+        value = float(text.replace(".inf", "inf").replace(".nan", "nan"))
+        return int(value) if "e" in text and value.is_integer() and abs(value) <= _LITTLE else value
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
+
+class _Dumper(yaml.SafeDumper):
+    """Writes in quotes what YAML 1.1 or YAML 1.2 would read as something else than text."""
+
+
+for _name, (_form, _letters) in _WORDS.items():
+    for _kind in (_Loader, _Dumper):
+        _kind.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"(?:{_form})$"), _letters)
+for _name in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_name}", _Loader.number)
 
 
 def read_yaml(text: str, where: str) -> Any:
@@ -61,7 +97,7 @@ def read_yaml(text: str, where: str) -> Any:
 
 def write_yaml(data: Any) -> str:
     """Returns plain data as YAML text, keys in their own order."""
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def refuse_unknown(where: str, names: Iterable[str], allowed: Iterable[str]) -> None:
@@ -120,6 +156,19 @@ def _merge_places(name: str, old: list[Any], changes: Mapping[Any, Any]) -> list
                          if old else f"{name}.{absent[0]}: {name} is empty; give the whole list")  # fmt: skip
     places = {str(place): entry for place, entry in enumerate(old)}
     return list(merge(places, {str(int(place)): value for place, value in changes.items()}).values())
+
+
+def differences(several: Sequence[Mapping[str, Any]], path: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Yields each setting, as `a.b` or `list.0.b`, in which mappings differ, with its value in each; None where one has none."""
+    for key in dict.fromkeys(key for each in several for key in each):
+        values: list[Any] = [each.get(key) for each in several]
+        here = f"{path}.{key}" if path else str(key)
+        listed = all(isinstance(value, list) for value in values) and len({len(value) for value in values}) == 1
+        inner: list[Any] = [dict(enumerate(value)) for value in values] if listed else values
+        if all(isinstance(value, Mapping) for value in inner):
+            yield from differences(inner, here)
+        elif any(value != values[0] for value in values):
+            yield here, values
 
 
 # kinds
@@ -223,7 +272,7 @@ def check_form(where: str, value: Any, annotation: Any) -> None:
     fitting = [(name, inner) for name, inner in written if _fits(value, name)]
     if not fitting:
         words = " or ".join(dict.fromkeys(_IN_WORDS[name] for name, _ in written))
-        raise ValueError(f"{where} is {shown(value)}; allowed: {words}")
+        raise ValueError(f"{where} is {shown(value)}; allowed: {words}{_other_spelling(value, [name for name, _ in written])}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where} is {value!r}; allowed: a finite number")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -237,6 +286,16 @@ def check_form(where: str, value: Any, annotation: Any) -> None:
         wrong = [key for key in value if not isinstance(key, str)]
         if wrong:
             raise ValueError(f"{where} names {shown(wrong[0])}; allowed: names that are text")
+
+
+def _other_spelling(value: Any, wanted: Sequence[str]) -> str:
+    """Returns the end of a refusal of text that YAML 1.1 would have taken for what is wanted; nothing for other values."""
+    text = value.lower() if isinstance(value, str) else ""
+    if "bool" in wanted and text in _SWITCHES:
+        return f" (write {_SWITCHES[text]}: in YAML 1.2 {text} is text)"
+    if {"int", "float"} & {*wanted} and re.fullmatch(r"[-+]?[0-9]+(_[0-9]+)+", text):
+        return f" (write {text.replace('_', '')}: in YAML 1.2 a number has no _)"
+    return ""
 
 
 def _as_written(annotation: Any) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
 import torch
+
+from loopwright.terminal import say
 
 SMALL = 1_000_000  # parameters: below it one thread was faster, for training and for sampling (benchmarks/threads.py)
 
@@ -42,4 +43,4 @@ def fitting_threads(model: torch.nn.Module) -> Iterator[None]:
 
 @cache
 def _say_once(line: str) -> None:
-    print(line, file=sys.stderr)
+    say(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,15 @@ def shown(value: Any) -> str:
     except (ValueError, RecursionError):  # a number too long to write, or no end to the nesting
         return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= WORD and short is value else f"{text[:WORD]}… ({type(value).__name__})"
+
+
+# control characters but line ends and tabs, marks that turn the direction of text around, halves of characters
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Returns text with the characters that steer a terminal, or mislead who reads it, written out as Python writes them."""
+    return STEERING.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def first_line(error: BaseException) -> str:

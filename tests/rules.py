@@ -19,8 +19,9 @@ BYTES_OF_RESULTS = 10_000_000
 
 # an import may point to an earlier row only, or stay inside its own package
 ROWS = [
-    {"untrusted", "exits", "threads", "notebook"},
-    {"version", "autoregister", "storage", "imports", "values"},
+    {"untrusted"},
+    {"terminal"},
+    {"exits", "threads", "notebook", "version", "autoregister", "storage", "imports", "values"},
     {"settings", "run", "interrupt"},
     {"model", "metrics", "plot"},
     {"convert", "data", "generate"},

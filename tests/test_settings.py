@@ -3,10 +3,21 @@
 import copy
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.settings import Given, merge, parse_overrides, read_yaml, refuse_unknown, suggest
+from loopwright.settings import (
+    Given,
+    check_form,
+    differences,
+    merge,
+    parse_overrides,
+    read_yaml,
+    refuse_unknown,
+    suggest,
+    write_yaml,
+)
 
 NAMES = st.text("abcxyz", min_size=1, max_size=4)
 PLAIN = st.one_of(st.integers(-9, 9), st.booleans(), st.floats(-9, 9), NAMES)
@@ -132,3 +143,63 @@ def test_flat_overrides_round_trip(values):
 def test_what_was_passed_from_python_is_never_built_from_a_recipe() -> None:
     with pytest.raises(ValueError, match=r"the data \(Mine\) was passed from Python, so the recipe cannot build it; pass it again"):
         Given("the data (Mine)")
+
+
+# what a word is by YAML 1.2's core schema; YAML 1.1 has other numbers, more switches, and dates
+WORDS = {
+    "020": 20, "-020": -20, "+5": 5, "0o17": 15, "0x1F": 31, "08": 8, "1e4": 10_000, "1E+3": 1_000, "1.5e1": 15, "3e-4": 3e-4,
+    "1e-4": 1e-4, "-1.5E5": -150_000, "5.": 5.0, ".5": 0.5, "1.0": 1.0, "1e20": 1e20, "0.0": 0.0, "1:30": "1:30",
+    "1:30.5": "1:30.5",
+    "1_000": "1_000", "0b11": "0b11", "0x": "0x", "1e": "1e", "yes": "yes", "No": "No", "on": "on", "OFF": "OFF", "y": "y",
+    "true": True, "True": True, "FALSE": False, "tRUE": "tRUE", "null": None, "~": None, "Null": None, "nULL": "nULL",
+    "2024-01-01": "2024-01-01", "2001-12-14t21:59:43.10-05:00": "2001-12-14t21:59:43.10-05:00", "=": "=",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_words_are_what_yaml_1_2_says_and_text_comes_back_as_text(word: str) -> None:
+    for found in (read_yaml(f"a: {word}", "x")["a"], read_yaml(f"[{word}]", "x")[0], parse_overrides([f"a={word}"])["a"]):
+        assert found == WORDS[word] and type(found) is type(WORDS[word])
+    written = write_yaml({"value": WORDS[word], "text": word})
+    back = read_yaml(written, "x")
+    assert back == {"value": WORDS[word], "text": word} and isinstance(back["text"], str)
+    older = yaml.safe_load(written)  # who reads by YAML 1.1 finds the same
+    assert older == back
+
+
+@given(
+    st.one_of(
+        st.text(max_size=8), st.from_regex(r"[-+0-9.eE_:xob]{1,6}", fullmatch=True), st.floats(), st.integers(-(2**63), 2**63 - 1)
+    )
+)
+def test_what_is_written_is_what_is_read(value: object) -> None:
+    back = read_yaml(write_yaml([value]), "x")[0]
+    assert back == value or value != value
+    assert type(back) is type(value) or (isinstance(value, float) and value == int(value))
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "message"),
+    [
+        ("yes", "bool", "x is 'yes'; allowed: true or false (write true: in YAML 1.2 yes is text)"),
+        ("Off", "bool | None", "x is 'Off'; allowed: true or false or nothing (null) (write false: in YAML 1.2 off is text)"),
+        (
+            "200_000",
+            "int | None",
+            "x is '200_000'; allowed: a whole number or nothing (null) (write 200000: in YAML 1.2 a number has no _)",
+        ),
+        ("1:30", "int", "x is '1:30'; allowed: a whole number"),
+        ("no", "float", "x is 'no'; allowed: a number"),
+    ],
+)
+def test_what_older_yaml_took_for_a_number_or_a_switch_is_refused_with_what_to_write(value: str, form: str, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        check_form("x", value, form)
+    assert str(caught.value) == message
+
+
+def test_differences_are_named_by_their_way() -> None:
+    one = {"a": {"b": 1, "c": [1, {"d": 2}]}, "e": None, "f": [1], "g": {}}
+    two = {"a": {"b": 1, "c": [1, {"d": 3}]}, "f": [1, 2], "g": {"h": 1}}
+    assert list(differences([one, two, one])) == [("a.c.1.d", [2, 3, 2]), ("f", [[1], [1, 2], [1]]), ("g.h", [None, 1, None])]
+    assert not list(differences([one, copy.deepcopy(one)]))

@@ -12,19 +12,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
+
+from loopwright.exits import one_line
+from loopwright.terminal import Screen, say
+from loopwright.untrusted import STEERING
 
 WIDE = 160  # columns when the stream is no terminal: a file or a pipe must not lose text
 
 
-class _Console(Console):
+class _Console(Screen):
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError  # rich would exit with 1, which says that a check failed
 
 
-def console(*, stderr: bool = False) -> Console:
+def console(*, stderr: bool = False) -> Screen:
     """Returns the console of a stream: as wide as the window, or wide enough for a file."""
     stream = sys.stderr if stderr else sys.stdout
     return _Console(file=stream, highlight=False, width=None if stream.isatty() else WIDE)
@@ -32,7 +35,7 @@ def console(*, stderr: bool = False) -> Console:
 
 def warn(message: object) -> None:
     """Prints a warning as one line on stderr."""
-    print(f"loopwright: warning: {message}", file=sys.stderr)
+    say(f"loopwright: warning: {one_line(str(message))}")
 
 
 _Result = TypeVar("_Result")
@@ -44,7 +47,8 @@ def show(work: Callable[[], _Result], as_json: bool) -> _Result:
         return work()
     with contextlib.redirect_stdout(io.StringIO()):
         result = work()
-    print(json.dumps(plain(result), indent=2, ensure_ascii=False))
+    text = json.dumps(plain(result), indent=2, ensure_ascii=False)
+    print(STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
     return result
 
 
@@ -71,5 +75,5 @@ def table(title: str, *columns: str) -> Table:
 
 def progress() -> Progress:
     """Returns a bar on stderr that leaves nothing behind; none when stderr is not a terminal."""
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
     return Progress(*columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 import torch
 
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.terminal import say
 
 DEEP = 1000  # steps of a pass that nobody runs by chance
 MEASURED = 8  # steps that are timed
@@ -25,8 +25,8 @@ def tell_wait(model: LoopedForCausalLM, depth: int | None, *, rows: int = 1, len
     shallow = min(_seconds(model, ids, 1) for _ in range(2))
     step = max(_seconds(model, ids, 1 + MEASURED) - shallow, 0.0) / MEASURED
     shape = f"{rows} × {length} tokens"
-    print(f"loopwright: depth {steps:,}: about {spelled(steps * step)} for each pass of {shape} "
-          f"({step * 1e3:.3g} ms a step, measured); Ctrl-C stops", file=sys.stderr)  # fmt: skip
+    say(f"loopwright: depth {steps:,}: about {spelled(steps * step)} for each pass of {shape} "
+          f"({step * 1e3:.3g} ms a step, measured); Ctrl-C stops")  # fmt: skip
 
 
 def _seconds(model: LoopedForCausalLM, ids: torch.Tensor, depth: int) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 
 from loopwright.model.config import PLAIN, LoopedConfig
 from loopwright.storage.manifest import CARD
+from loopwright.untrusted import visible
 from loopwright.version import VERSION
 
 # the last line of a card: the sha256 of what stands before it tells a card as it was written from one that was edited
@@ -55,9 +56,11 @@ def model_card(config: LoopedConfig, *, title: str = "A looped language model", 
     most = config.max_steps if config.beyond_max_steps == "refuse" else None
     limit = "It may be set per call" + (f", up to {most}." if most else ".")
     depth = f"It runs {config.depth} unless told otherwise. {limit}" if config.is_looped else "This model has no core: it is dense."
-    body = _CARD.format(
-        title=title.strip(), what=describe(config, config.depth), depth=depth, sections=told, version=VERSION,
-        argument=f", depth={config.depth}" if config.is_looped else "",
+    body = visible(
+        _CARD.format(
+            title=title.strip(), what=describe(config, config.depth), depth=depth, sections=told, version=VERSION,
+            argument=f", depth={config.depth}" if config.is_looped else "",
+        )
     )  # fmt: skip
     return body + f"<!-- written by loopwright, sha256 {_digest(body)} -->\n"
 

@@ -16,7 +16,7 @@ from loopwright.convert.card import model_card, put_card
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.run import STATE
 from loopwright.storage.files import read_json
-from loopwright.storage.folder import whole_folder
+from loopwright.storage.folder import check_out, whole_folder
 from loopwright.untrusted import user_path
 
 # what a saved model consists of: replaced as a whole, while other files of the folder stay
@@ -30,6 +30,7 @@ _REPLACED = (
     "adapters.safetensors",
     "average.safetensors",
 )
+MODEL = "a model folder to replace"
 
 
 def save(
@@ -74,12 +75,10 @@ def model_folder(folder: str | Path, tensors: Iterable[Tensor]) -> Iterator[Path
 
 def check_replaceable(folder: str | Path) -> None:
     """Raises a ValueError where something stands that a saved model must not replace."""
-    target, allowed = _place(folder), "allowed: a new folder, an empty one, or a model folder to replace"
+    target, allowed = check_out("save", folder, None, MODEL), f"allowed: a new folder, an empty one, or {MODEL}"
     parent = next(path for path in target.parents if path.exists())
     if not os.access(parent, os.W_OK):
         raise ValueError(f"save: {parent} cannot be written to; allowed: a folder in which you may make files")
-    if target.exists() and not target.is_dir():
-        raise ValueError(f"save: {target} is a file; {allowed}")
     if not target.is_dir() or not any(target.iterdir()):
         return
     if (target / STATE).exists():  # its optimiser and its average belong to other weights

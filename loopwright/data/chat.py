@@ -152,6 +152,10 @@ class Chats:
     def __len__(self) -> int:
         return self.shards.documents
 
+    def made_of(self) -> dict[str, str]:
+        """Returns digests of the tokens, and of what they were made of."""
+        return self.shards.made_of()
+
     def batch(self, indices: Sequence[int] | Tensor) -> Batch:
         """Returns the samples of these indices as one batch."""
         rows = [self._bounds(int(index)) for index in indices]
@@ -188,6 +192,10 @@ class PackedChats:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def made_of(self) -> dict[str, str]:
+        """Returns digests of the tokens, and of what they were made of."""
+        return self.chats.made_of()
 
     def batch(self, indices: Sequence[int] | Tensor) -> Batch:
         """Returns the rows of these indices as one batch."""

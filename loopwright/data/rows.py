@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopwright.data.batch import IGNORED, Batch, Source, Splits
+from loopwright.data.batch import IGNORED, Batch, Source, Splits, digest_of
 
 Ids = Sequence[int] | Tensor
 
@@ -52,6 +52,10 @@ class TokenRows:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def made_of(self) -> dict[str, str]:
+        """Returns a digest of the rows."""
+        return {"rows": digest_of(*self.rows, *self.labels)}
 
     def batch(self, indices: Sequence[int] | Tensor) -> Batch:
         """Returns the rows of these indices as one batch."""

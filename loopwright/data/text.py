@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from loopwright.data.batch import Progress, Splits
 from loopwright.data.records import Files, Part, Record, Records, text_field
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.data.tokens import Document, NoDocuments, Shards, Windows, kept_shards
+from loopwright.storage.manifest import entries_of
 from loopwright.untrusted import first_line
 from loopwright.values import check_count
 
@@ -114,8 +116,11 @@ class HubRows:
     revision: str | None = None
 
     def fingerprint(self) -> str:
-        """Returns the name of what is read; what lies behind it is fixed by a revision alone."""
-        return f"{self.dataset} {self.subset} {self.split} {self.revision}"
+        """Returns the name of what is read, and of a folder a digest of its files; what lies behind a hub id is fixed by a revision
+        alone."""
+        place = Path(self.dataset)
+        files = f" {json.dumps(entries_of(place))}" if place.is_dir() else ""
+        return f"{self.dataset} {self.subset} {self.split} {self.revision}{files}"
 
     def count(self) -> int:
         """Returns how many rows the dataset says that it has; where it does not say, they are read for it."""

@@ -25,10 +25,11 @@ from torch import Tensor
 from loopwright.data.batch import IGNORED, Batch
 from loopwright.storage.files import DiskFull, read_json, write_json
 from loopwright.storage.folder import clear_leftovers, whole_folder
-from loopwright.storage.manifest import verify
+from loopwright.storage.manifest import Manifest, verify
 
 FORMAT = 3
 INDEX = "index.json"
+ORIGINS = ("source", "tokenizer", "template")  # of what a set was made from, what a recipe only names
 SHARD_TOKENS = 1 << 24
 Document = tuple[Sequence[int], Sequence[bool] | None]  # ids, and which of them are answers, where that is asked
 
@@ -60,6 +61,15 @@ class Shards:
     def tokens(self) -> int:
         """The number of tokens of all documents."""
         return self._firsts[-1]
+
+    def made_of(self) -> dict[str, str]:
+        """Returns digests of the tokens, and of what they were made of."""
+        manifest = Manifest.of(self.folder)
+        assert manifest is not None  # or it would not have been opened
+        tokens = {name: entry for name, entry in manifest.entries.items() if name != INDEX}
+        origins = {name: self.about[name] for name in ORIGINS if name in self.about}
+        told = {**origins, "rows": tokens}
+        return {name: hashlib.sha256(json.dumps(x, sort_keys=True).encode()).hexdigest()[:12] for name, x in told.items()}
 
     def shared_with(self, other: Shards) -> int:
         """Returns how many of these documents are also in the other shards, token for token."""
@@ -115,6 +125,10 @@ class Windows:
         labels[:, 0] = IGNORED
         segments = torch.from_numpy(begins.cumsum(1)) if self.apart else None
         return Batch(torch.from_numpy(ids), torch.from_numpy(labels), segment_ids=segments)
+
+    def made_of(self) -> dict[str, str]:
+        """Returns digests of the tokens, and of what they were made of."""
+        return self.shards.made_of()
 
     def documents(self, indices: Sequence[int] | Tensor) -> Tensor:
         """Returns the number of the document of each token of these windows [B, T]."""

@@ -27,6 +27,7 @@ from loopwright.evaluate.task_index import TaskNames, known_names
 from loopwright.evaluate.tasks import Asking, TaskReport, task_report
 from loopwright.generate.readings import check_depths
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.untrusted import visible
 
 ROWS = 8  # that generate at a time, where nothing is said
 SEED = 1234  # by which lm-eval draws examples
@@ -415,7 +416,7 @@ class Remarks(logging.Handler):
         line = " ".join(text.split())
         if line not in self._told:
             self._told.add(line)
-            print(line, file=self._stream, flush=True)
+            print(visible(line), file=self._stream, flush=True)
 
 
 @contextlib.contextmanager

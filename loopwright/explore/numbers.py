@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loopwright.untrusted import visible
+
 REMEMBERED = 65_536  # texts of single tokens
 
 
@@ -32,11 +34,11 @@ class TokenTexts:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._special = set(tokenizer.all_special_ids)
-        self._text = lru_cache(REMEMBERED)(self._decode)
+        self._text = lru_cache(REMEMBERED)(lambda token: visible(self._decode(token)))
         self._before = next((token for token in range(len(tokenizer)) if token not in self._special), 0)
 
     def __call__(self, token: int) -> str:
-        """Returns the text of a token."""
+        """Returns the text of a token; what would mislead who reads it is written out."""
         return self._text(token)
 
     def _decode(self, token: int) -> str:

@@ -13,6 +13,7 @@ from html import escape
 from typing import Any
 
 from loopwright.plot.style import FONTS, INK_DRAWN, Style
+from loopwright.untrusted import visible
 
 SEEN = 0.05  # points: a line that leaves out less than this looks the same
 LONGEST_RUN = 64  # points that one piece of line stands for, at most
@@ -21,7 +22,7 @@ LONGEST_RUN = 64  # points that one piece of line stands for, at most
 def page_svg(text: str, frames: Sequence[Any] = ()) -> str:
     """Returns the drawing alone: no prolog, no date or other metadata, the page's fonts and text colour, and names for what it
     refers to that no other drawing on the page has. `frames` say where its axes lie: a page reads lines out there."""
-    text = text[text.index("<svg") :]
+    text = visible(text[text.index("<svg") :])  # control characters are no XML
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"\s*<defs>\s*<style.*?</style>\s*</defs>", "", text, count=1, flags=re.DOTALL)  # it would style the whole page
     text = text.replace("<svg ", "<svg style=\"stroke-linejoin: round; font-family: 'DejaVu Sans'\" ", 1)

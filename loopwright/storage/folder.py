@@ -10,13 +10,14 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from loopwright.storage.files import beside, check_room, clear_when_full, sync
 from loopwright.storage.manifest import MANIFEST, Damaged, Manifest, entries_of, write_entries
+from loopwright.untrusted import shown, user_path
 
 REPLACED = ".replaced"
 _EXCHANGE, _HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of Linux
@@ -64,6 +65,25 @@ def temporary_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         if handle is not None:
             os.close(handle)
+
+
+def check_out(verb: str, folder: str | Path, ours: Collection[str] | None, what: str) -> Path:
+    """Returns the whole path of a folder that a verb is to write into; nothing is written yet.
+
+    Refused are the root, a folder that holds the working directory, a file, and a folder with files under other names than `ours`
+    (None: the caller judges what it holds); `what` names what may stand there. Names that begin with a dot are the file system's.
+    """
+    place, allowed = user_path(folder).resolve(), f"allowed: a new folder, an empty one, or {what}"
+    if place in (here := Path.cwd().resolve()).parents or place == place.parent:
+        reason = "the root of the file system" if place == place.parent else f"above the working directory ({here})"
+        raise ValueError(f"{verb}: {folder} is {reason}; {allowed}")
+    if place.exists() and not place.is_dir():
+        raise ValueError(f"{verb}: {folder} is a file; {allowed}")
+    there = sorted(path.name for path in place.iterdir()) if ours is not None and place.is_dir() else []
+    other = next((name for name in there if not name.startswith(".") and name not in (ours or ())), None)
+    if other is not None:
+        raise ValueError(f"{verb}: {folder} holds other files ({shown(other)[1:-1]}); {allowed}")
+    return place
 
 
 def settled(target: Path) -> Path:

@@ -35,12 +35,13 @@ from loopwright.train.devices.training_module import Share, TrainingModule, Weig
 from loopwright.train.gradients.graphs import LEAVES, GraphedWork, foreign, obstacle, unsuited
 from loopwright.train.gradients.recompute import draws
 from loopwright.train.gradients.remat import REMATS
+from loopwright.train.made_of import as_built, digest_of_model
 from loopwright.train.models import model_of_run
 from loopwright.train.objectives.losses import OBJECTIVES
 from loopwright.train.objectives.penalties import PENALTIES, Weighted
 from loopwright.train.optim.average import AVERAGES
 from loopwright.train.optim.optimisers import OPTIMISERS, Optimiser, clip, whole
-from loopwright.train.optim.schedule import SCHEDULES
+from loopwright.train.optim.schedule import SCHEDULES, cut_short
 from loopwright.train.optim.trainable import check_trainable, depth_generator, drawn_plans, out_of_reach
 from loopwright.train.recipe import Recipe, first_difference, read_recipe, written
 from loopwright.train.reporting.progress import ProgressReporter
@@ -91,6 +92,9 @@ class Job:
         self.objective = objective = self._objective(given.objective)
         objective.check(recipe.data_of(), self.splits, processes.world)
         objective.prepare(self.model, self.device)
+        self.made_of = as_built(self)
+        if processes.world > 1:
+            processes.check_same({**self.made_of, "model": digest_of_model(self.model)})
         self.metrics: dict[str, Metric] = {spec["kind"]: build_kind(spec, METRICS) for spec in recipe.validate.metrics}
         self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
         self.compiled, said = choose(recipe.compile, self.device, alike=self.splits.alike)
@@ -119,6 +123,11 @@ class Job:
         self.comparison = Comparison(self.optimiser.parameters) if self._comparable() else None
         size = recipe.batch // recipe.accumulate
         self.order = Order(len(self.splits.train), recipe.seed, recipe.order.shuffled, repeat=recipe.order.repeat, batch=size)
+        for line in cut_short(self.schedule, recipe.updates):
+            reporter.note(line)
+        if recipe.batch > len(self.splits.train):
+            times = recipe.batch / len(self.splits.train)
+            reporter.note(f"batch: {recipe.batch:,} rows of {len(self.splits.train):,}: each update takes a row {times:.3g} times")
         self.depth_generator = depth_generator(recipe)
         self.start = ANEW
         self._ahead: Prefetched | None = None
@@ -399,8 +408,6 @@ def start_job(
 ) -> Job:
     """Builds a run's objects; refuses a folder that is not free for a run, or no run where one is to be resumed."""
     if resume:
-        if not run.recipe.is_file():
-            raise ValueError(f"resume: {run.path} holds no run (no recipe.yaml); leave --resume out to start one")
         difference = first_difference(read_recipe(run.recipe), recipe)
         if difference:
             raise ValueError(f"resume: {run.path} was trained with another recipe; it differs in {difference}")

@@ -19,6 +19,7 @@ from loopwright.run import RunFolder
 from loopwright.train.devices.distributed import Processes, join
 from loopwright.train.devices.training_module import Share
 from loopwright.train.job import start_job
+from loopwright.train.made_of import as_started
 from loopwright.train.recipe import Recipe
 from loopwright.train.reporting.log import Log
 from loopwright.train.reporting.progress import ProgressReporter, Silent, StopRequest
@@ -47,13 +48,14 @@ def train(
     `within` gives a context that the updates run in, made for the model: the command line chooses the number of threads there.
     """
     processes = join()
+    processes.check_same(as_started(recipe, resume=resume, spread=type(processes).__name__))
     reporter = reporter if reporter is not None and processes.main else Silent()
     tracker = find_tracker(recipe) if processes.main else None
     with ExitStack() as held:
         held.enter_context(closing(reporter))
         held.enter_context(random_state_kept(processes.device))
         held.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())  # a run may ask for less
-        run = held.enter_context(own_folder(folder, processes))
+        run = held.enter_context(own_folder(folder, processes, resume=resume))
         job = start_job(recipe, run, processes, resume=resume, reporter=reporter, given=given)
         held.callback(job.release)
         held.enter_context(within(job.model))
@@ -111,9 +113,13 @@ def train(
         return ended
 
 
-def own_folder(folder: str | Path, processes: Processes) -> AbstractContextManager[RunFolder]:
-    """Returns the run folder, held by the main process for all of them."""
+def own_folder(folder: str | Path, processes: Processes, *, resume: bool) -> AbstractContextManager[RunFolder]:
+    """Returns the run folder, held by the main process for all of them; a folder that is not a run's to write is refused first."""
     run = RunFolder(folder)
+    if resume and not run.recipe.is_file():
+        raise ValueError(f"resume: {run.path} holds no run (no recipe.yaml); leave --resume out to start one")
+    if not resume:
+        run.check_out("train")
     return run.locked() if processes.main else nullcontext(run)
 
 

@@ -12,7 +12,7 @@ from loopwright.data.build import DATA
 from loopwright.imports import import_file, missing_files
 from loopwright.metrics.score import METRICS
 from loopwright.run import RunFolder
-from loopwright.settings import check_kind, fill_section, merge, parse_overrides, read_yaml, suggest, write_yaml
+from loopwright.settings import check_kind, differences, fill_section, merge, parse_overrides, read_yaml, suggest, write_yaml
 from loopwright.train.depth import RULES
 from loopwright.train.gradients.remat import REMATS
 from loopwright.train.models import MODELS
@@ -264,16 +264,5 @@ def written(recipe: Recipe) -> str:
 
 def first_difference(a: Recipe, b: Recipe) -> str | None:
     """Returns the first setting, as `a.b`, in which two recipes train differently; None where they train the same."""
-    return _difference(
-        {k: v for k, v in a.data_of().items() if k not in FREE}, {k: v for k, v in b.data_of().items() if k not in FREE}, ""
-    )
-
-
-def _difference(a: Any, b: Any, path: str) -> str | None:
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        for key in [*a, *(k for k in b if k not in a)]:
-            difference = _difference(a.get(key), b.get(key), f"{path}.{key}" if path else str(key))
-            if difference:
-                return difference
-        return None
-    return None if a == b else f"{path} ({a!r} there, {b!r} here)"
+    both = [{key: value for key, value in recipe.data_of().items() if key not in FREE} for recipe in (a, b)]
+    return next((f"{path} ({there!r} there, {here!r} here)" for path, (there, here) in differences(both)), None)

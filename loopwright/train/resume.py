@@ -14,8 +14,10 @@ from loopwright.convert.card import put_card
 from loopwright.imports import file_digests
 from loopwright.run import ANEW, MADE, RunFolder, saved
 from loopwright.storage.files import read_json, write_json
+from loopwright.storage.manifest import MANIFEST
 from loopwright.train.checkpoint import latest_good, save_checkpoint
 from loopwright.train.job import Job
+from loopwright.train.made_of import check_same_config, check_same_objects, check_same_parts, digest_of_files
 from loopwright.train.recipe import read_recipe
 from loopwright.train.reporting.card import run_card
 from loopwright.train.reporting.log import Log
@@ -30,8 +32,10 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
     try:
         checkpoint, damaged = latest_good(run.checkpoints)
     except FileNotFoundError:
+        job.processes.check_same({"the checkpoint": "none"})
         reporter.note("no checkpoint yet: the run starts again from its first update")
         return Progress(), None
+    job.processes.check_same({"the checkpoint": f"{checkpoint.update} ({digest_of_files([checkpoint.folder / MANIFEST])})"})
     for line in damaged:
         reporter.note(f"skipped a damaged checkpoint: {line}")
     if not (checkpoint.folder / MADE).is_file():
@@ -46,6 +50,12 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
         )
     if "rows" not in facts:
         _refuse_older(job, checkpoint.folder)
+    check_same_parts(checkpoint.folder, facts.get("parts", {}))
+    check_same_config(checkpoint.folder, job.model.config)
+    if "of" in facts:
+        check_same_objects(checkpoint.folder, facts["of"], job.made_of)
+    else:
+        reporter.note("an older version saved this checkpoint without a digest of its data: that they are the same is not checked")
     job.load(checkpoint.folder)
     reporter.note(f"resumed from {checkpoint.folder} ({checkpoint.update} updates done)")
     before, now = {"compiled": False, **facts["with"]}, made_with(job)
@@ -87,7 +97,7 @@ def made_with(job: Job) -> dict[str, Any]:
     facts: dict[str, Any] = {"threads": threads, "processes": job.processes.world, "device": device, "compiled": job.compiled}
     facts["replayed"] = job.replays
     facts["torch"] = str(torch.__version__)
-    return facts | {f"parts from {file}": digest for file, digest in file_digests().items()}
+    return facts
 
 
 def check_finite(weights: Mapping[str, Tensor], run: RunFolder, update: int, lr: float) -> None:
@@ -112,6 +122,7 @@ def save_job(job: Job, run: RunFolder, progress: Progress, log: Log | None) -> P
     check_finite(weights, run, progress.update, job.optimiser.lr)
     if log is not None:  # in the main process
         facts = {"log": log.mark(), "with": made_with(job), "rows": len(job.splits.train)}
+        facts |= {"of": job.made_of, "parts": file_digests()}
         facts |= {"start": job.start} if job.model.state.seeded else {}
         card = run_card(job.model.config, job.recipe, run, progress)
 

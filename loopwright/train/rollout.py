@@ -73,6 +73,10 @@ class Objective:
     def prepare(self, model: LoopedForCausalLM, device: torch.device | str) -> None:
         """Brings what it needs onto a device, before the first update: a teacher that does not fit must leave no run behind."""
 
+    def fixed_models(self) -> dict[str, LoopedForCausalLM]:
+        """Returns the models beside the trained one that it compares with, by what they are to it, once it is prepared."""
+        return {}
+
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, a mean over the batch's targets (0 where it has none), and detached numbers for the log."""
         raise NotImplementedError

@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -160,7 +162,8 @@ def command(words: list[str], errors: str) -> None:
 
 @dataclass(frozen=True)
 class Turn:
-    """One run of several that the same processes make in turn; `shards` FSDP2 instead of copies."""
+    """One run of several that the same processes make in turn; `shards` FSDP2 instead of copies. In the last process `other` is
+    trained in place of the recipe, and modules have these `attributes`."""
 
     name: str
     recipe: Recipe
@@ -168,16 +171,21 @@ class Turn:
     resume: bool = False
     stop: int | None = None
     fails: str | None = None  # with these words
+    other: Recipe | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def ranked(rank: int, world: int, port: int, folder: str, turns: list[Turn]) -> None:
-    """One of `world` processes, as a launcher starts it; it notes the samples that it took of each run."""
+    """One of `world` processes, as a launcher starts it; it notes the samples that it took of each run. It works in the folder
+    `rank-RANK`, where there is one."""
     torch.set_num_threads(1)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
     fixed = {"MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "FSDP_VERSION": "2"}
     os.environ.update({**{name: str(number) for name, number in place.items()}, **fixed})
     OBJECTIVES["poisoned"] = Poisoned
-    share = Order.share
+    share, last = Order.share, rank == world - 1
+    if (own := Path(folder) / f"rank-{rank}").is_dir():
+        os.chdir(own)
     for turn in turns:
         os.environ["ACCELERATE_USE_FSDP"] = str(turn.shards).lower()
         taken: list[list[int]] = []
@@ -190,12 +198,17 @@ def ranked(rank: int, world: int, port: int, folder: str, turns: list[Turn]) -> 
         Order.share = noted
         # a stop that only one process hears of must stop all
         reporter = Act(turn.stop, interrupt) if turn.stop and rank == 0 else None
+        recipe = turn.other if turn.other is not None and last else turn.recipe
         try:
-            outcome = train(turn.recipe, Path(folder) / turn.name, resume=turn.resume, reporter=reporter)
+            with ExitStack() as planted:
+                for name, value in turn.attributes.items() if last else ():
+                    planted.enter_context(patch(name, value))
+                outcome = train(recipe, Path(folder) / turn.name, resume=turn.resume, reporter=reporter)
         except ValueError as error:
             if turn.fails is None or turn.fails not in str(error):
                 raise
             continue
+        assert turn.fails is None, f"{turn.name}: went on in process {rank}"
         outcome.model(outcome.splits.valid.batch([0]).input_ids)  # whole again, in every process
         write_json(Path(folder) / f"{turn.name}.{rank}.json", {"taken": taken, "update": outcome.progress.update})
     torch.distributed.destroy_process_group()

@@ -179,3 +179,16 @@ def test_batches_that_are_accumulated_run_in_lockstep(tmp_path: Path) -> None:
     assert [plan.depth for plan in drawn] == [depth for update in depths for depth in update]
     with pytest.raises(ValueError, match=r"depth \(lockstep\): draws 3; allowed: a divisor of accumulate \(4\)"):
         make_job(tmp_path, {"accumulate": 4, "depth": {"kind": "lockstep", "draws": 3, "rule": rule}})
+
+
+def test_a_run_too_short_for_its_schedule_or_data_too_few_for_a_batch_is_one_line_each(tmp_path: Path) -> None:
+    reporter = Silent()
+    few = {"data": {"train": 12}, "batch": 30, "schedule": {"kind": "wsd", "warmup": 5, "decay": 4}}
+    Job(small(few), RunFolder(tmp_path), join(), reporter)
+    assert reporter.notes == [
+        "schedule: decay is 4 and the run has 3 updates after its warmup: the rate falls over these alone",
+        "batch: 30 rows of 12: each update takes a row 2.5 times",
+    ]
+    reporter = Silent()
+    Job(small({"data": {"train": 12}, "batch": 12}), RunFolder(tmp_path), join(), reporter)
+    assert not reporter.notes

@@ -42,6 +42,10 @@ def test_every_shipped_recipe_is_sound_and_reads_back(name: str, toy: bool, tmp_
         ("remat=stepp", "remat: unknown kind 'stepp'; did you mean 'step'"),
         ("remat={kind: implicit, term: 3}", "remat (implicit): unknown 'term'; did you mean 'terms'"),
         ("clip=-1", "clip is -1"),
+        ("updates=1:30", "recipe: updates is '1:30'; allowed: a whole number"),
+        ("batch=1_024", "recipe: batch is '1_024'; allowed: a whole number (write 1024: in YAML 1.2 a number has no _)"),
+        ("save.best=yes", "save: best is 'yes'; allowed: true or false (write true: in YAML 1.2 yes is text)"),
+        ("compile=off", "compile is 'off'; allowed: auto, true or false"),
         ("graph=3", "graph is 3; allowed: auto, true or false"),
         ("compile=maybe", "compile is 'maybe'; allowed: auto, true or false"),
         ("validate.evry=3", "validate: unknown 'evry'; did you mean 'every'"),
@@ -68,6 +72,16 @@ def test_the_file_is_blamed_where_it_is_wrong_without_the_override(tmp_path: Pat
     (tmp_path / "own.yaml").write_text(write_yaml({**plain(), "updates": "many"}))
     with pytest.raises(ValueError, match=r"own\.yaml: recipe: updates is 'many'"):
         read_recipe(tmp_path / "own.yaml", ["clip=2"])
+
+
+def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
+    """In an override and in a file: neither octal, nor to the base of 60; a whole number may be written with an exponent."""
+    changed = recipe("demo-stable", ["batch=0128", "updates=1e4", "seed=0o17", "optim.lr=1e-3"])
+    assert (changed.batch, changed.updates, changed.seed, changed.optim["lr"]) == (128, 10_000, 15, 1e-3)
+    assert isinstance(changed.updates, int)
+    text = written(changed)
+    (tmp_path / "mine.yaml").write_text(text.replace("batch: 128", "batch: 0128").replace("updates: 10000", "updates: 1E4"))
+    assert read_recipe(tmp_path / "mine.yaml") == changed
 
 
 def test_an_override_reaches_into_a_list() -> None:

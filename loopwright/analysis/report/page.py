@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from loopwright.storage.files import write_whole
+from loopwright.untrusted import visible
 
 TEMPLATE, SCRIPT = "report.html.j2", "report.js"
 CONTENTS = 3  # headings from which a page has a table of contents
@@ -120,7 +121,7 @@ def render_report(
 
     for section in sections:
         _check(section)
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown)
     environment.filters["drawing"] = lambda svg: Markup(svg[svg.index("<svg") :])  # without an XML prolog, which HTML refuses
     template, script = (
         files("loopwright.analysis.report").joinpath(name).read_text(encoding="utf-8") for name in (TEMPLATE, SCRIPT)
@@ -132,6 +133,11 @@ def render_report(
         contents=headings if len(headings) >= CONTENTS else [],
         script=Markup(script) if moves else "", digest=_digest(script) if moves else "",
     ) + "\n"  # fmt: skip
+
+
+def _shown(value: object) -> object:
+    """Text as a page shows it; what is markup was made here."""
+    return visible(value) if type(value) is str else value
 
 
 def _digest(script: str) -> str:

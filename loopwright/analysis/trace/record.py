@@ -34,7 +34,7 @@ from loopwright.analysis.trace.trace import (
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.tap import Tap
 from loopwright.storage.files import read_json, write_json, write_whole
-from loopwright.storage.folder import clear_leftovers
+from loopwright.storage.folder import check_out, clear_leftovers
 from loopwright.values import check_whole
 
 SET = "set.json"
@@ -149,6 +149,7 @@ def trace_prompts(
     check_capture(places, captured, min(map(len, prompts)))
     check_edit(edit, model.config, depth)
     folder = Path(folder)
+    check_out("trace", folder, {SET, *(path.name for path in folder.glob("*.safetensors"))}, "a set of traces")
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
     facts = {

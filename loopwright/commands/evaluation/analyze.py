@@ -99,6 +99,7 @@ def analyze(
         raise ValueError(f"compare: {compare} is looped; allowed: a dense model, whose layers run once")
     prompts = read_own(opened, asked) if asked.prompts == VALID else read_given(asked)
     run, plan = RunFolder(out or f"runs/analyze-{Path(source).name}"), Plan(batch, pairs, where, kind)
+    run.check_out("analyze")
     need_writable("analyze", run.traces, run.metrics, run.figures)
     # a compared model is looked at hours before its turn
     opening = opening_of(opened, asked)

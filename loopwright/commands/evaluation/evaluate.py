@@ -219,6 +219,7 @@ def find_model(source: Source, dtype: str, device: str, out: str | None) -> tupl
     """Returns the model of a source, where its numbers go, and the run's recipe if any."""
     trained_with = None if source.run is None or source.recipe is None else make_recipe(source.recipe, str(source.run.recipe))
     numbers = RunFolder(out or (f"runs/evaluate-{Path(source.name).name}" if source.run is None else source.run.path))
+    numbers.check_out("evaluate")
     need_writable("evaluate", numbers.eval, numbers.figures)
     model = open_model(source, find_dtype(dtype), find_device(device))
     if source.has_average:

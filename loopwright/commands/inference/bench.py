@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from loopwright.commands.console import console
@@ -13,8 +12,10 @@ from loopwright.commands.results import need_writable
 from loopwright.evaluate.sweep import parse_depths
 from loopwright.evaluate.throughput import BenchReport, throughput
 from loopwright.model.presets import build
+from loopwright.run import RunFolder
 from loopwright.source import Source
 from loopwright.storage.files import write_whole
+from loopwright.terminal import say
 from loopwright.threads import fitting_threads
 
 
@@ -34,6 +35,7 @@ def bench(
     opened, sizes = Source(source), parse_depths(batches, "batches")
     asked = parse_depths(depths) if depths else None
     if out is not None:
+        RunFolder(out).check_out("bench")
         need_writable("bench", Path(out))
     if opened.is_preset:  # speed does not depend on what the weights are
         model = build(source).to(device=where, dtype=kind)  # type: ignore[call-arg]  # how transformers wraps `to`
@@ -46,7 +48,7 @@ def bench(
         report = throughput(
             model, asked or ([1] if not config.is_looped else sorted({1, max(1, usual // 2), usual})), sizes,
             prompt_tokens=prompt_tokens, new_tokens=new_tokens, source=opened.name,
-            tell=lambda line: print(f"bench: {line} …", file=sys.stderr, flush=True),
+            tell=lambda line: say(f"bench: {line} …"),
         )  # fmt: skip
     printer = console()
     printer.print(report.table(printer.width))

@@ -23,6 +23,7 @@ from loopwright.interrupt import second_ends_at_once
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import suggest
 from loopwright.source import Source
+from loopwright.terminal import say, stream_out
 from loopwright.threads import fitting_threads
 from loopwright.values import check_whole
 
@@ -136,7 +137,7 @@ class Chat:
             sampling = replace(self.wishes.sampling, temperature=_number(name, value, float))
             self.wishes = replace(self.wishes, sampling=sampling)
         elif name == "help":
-            _tell("\n".join(COMMANDS.values()))
+            say("\n".join(COMMANDS.values()))
         else:
             raise ValueError(f"unknown /{name}; {suggest(name, COMMANDS)}")
         return True
@@ -159,7 +160,7 @@ class Chat:
             prompt, depth=self.wishes.depth, max_new_tokens=allowed, seed=self.wishes.seed, state_seed=self.wishes.state_seed,
             exit=rule, **vars(self.wishes.sampling),
         )  # fmt: skip
-        pieces = TextPieces(self.tokenizer, lambda text: print(text, end="", flush=True))
+        pieces = TextPieces(self.tokenizer, stream_out)
         pieces.put(torch.tensor([prompt]))
         tokens, stopped = [], ""
         try:
@@ -177,7 +178,7 @@ class Chat:
         depth = steps if self.model.config.is_looped else None
         cost = Statistics(len(prompt), len(tokens), time.perf_counter() - begin, depth, ended)
         taken = "" if rule is None else f"; {sum(request.depths) / max(1, len(request.depths)):.2f} steps a token"
-        _tell(f"[{cost}{taken}{stopped}]")
+        say(f"[{cost}{taken}{stopped}]")
 
 
 def chat(
@@ -208,7 +209,7 @@ def chat(
         checked_seed(model, state_seed)
     session = Chat(model, words, Wishes(depth, sampling or Sampling(), max_new_tokens, seed, state_seed, rule), context)
     if lines is None and sys.stdin.isatty():
-        _tell("/help lists the commands; Ctrl-D ends")
+        say("/help lists the commands; Ctrl-D ends")
     with fitting_threads(model), contextlib.closing(session):
         for line in _typed() if lines is None else lines:
             try:
@@ -218,7 +219,7 @@ def chat(
                 else:
                     session.answer(line)
             except ValueError as error:
-                _tell(f"loopwright: {one_line(str(error))}")
+                say(f"loopwright: {one_line(str(error))}")
 
 
 def _typed() -> Iterator[str]:
@@ -238,7 +239,3 @@ def _number(name: str, value: str, kind: type) -> Any:
         return kind(value)
     except ValueError:
         raise ValueError(f"/{name} needs a number (got {value!r}); such as {COMMANDS[name].split(':')[0]}") from None
-
-
-def _tell(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import webbrowser
 from collections.abc import Sequence
 
 from loopwright.commands.inference.serve import name_sources, serve
 from loopwright.source import Source
+from loopwright.terminal import say
 
 ROWS = 4  # sequences at a time: one person asks for two answers at once
 
@@ -39,6 +39,6 @@ def _open(url: str) -> None:
 
     def ask() -> None:
         if not webbrowser.open(f"{url}/"):
-            print(f"loopwright: no browser was found; open {url}/", file=sys.stderr, flush=True)
+            say(f"loopwright: no browser was found; open {url}/")
 
     threading.Thread(target=ask, name="loopwright-browser", daemon=True).start()

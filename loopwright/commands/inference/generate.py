@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from rich.table import Table
@@ -19,6 +18,7 @@ from loopwright.generate.exit_rules import parse_exit
 from loopwright.generate.sampling import Sampling
 from loopwright.generate.stream import checked_seed, encode, encode_chat, end_tokens, stream
 from loopwright.source import Source
+from loopwright.terminal import say, stream_out
 from loopwright.threads import fitting_threads
 from loopwright.values import check_whole
 
@@ -72,7 +72,7 @@ def generate(
 
             def write(text: str) -> None:
                 pieces.append(text)
-                print(text, end="", flush=True)
+                stream_out(text)
 
             options: dict[str, Any] = {
                 "write": write, "max_new_tokens": max_new_tokens, "depth": depth, "sampling": sampling, "seed": seed,
@@ -86,10 +86,10 @@ def generate(
                 statistics, saved = stream_uneven(model, words, ids, **options, exit=rule, draft_depth=draft_depth, constrain=form)
             print(flush=True)
             if saved is not None:
-                print(f"[{saved}]", file=sys.stderr)
-            print(f"[{statistics}]", file=sys.stderr)
+                say(f"[{saved}]")
+            say(f"[{statistics}]")
             if words.init_kwargs.get("reading"):  # a task's own tokenizer: answers may be written in an order of their own
-                print(f"[{words.init_kwargs['reading']}]", file=sys.stderr)
+                say(f"[{words.init_kwargs['reading']}]")
             told |= {"text": "".join(pieces), **vars(statistics)}
     return told
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.loading import open_model, open_tokenizer
 from loopwright.exits import one_line
 from loopwright.source import Source
+from loopwright.terminal import say
 from loopwright.threads import fitting_threads
 
 PROMPTS = ("Once upon a time", "79+87=")  # a tokenizer of a few symbols knows no story
@@ -72,14 +72,14 @@ def serve(
             stack.enter_context(fitting_threads(model))
             models[name] = ServedModel(name, model, words, limits=limits, max_rows=max_rows, max_tokens=max_tokens, depth=depth)
             stack.callback(models[name].engine.close)
-        print(_welcome(models, listening.getsockname()[:2], api_key_env), file=sys.stderr, flush=True)
+        say(_welcome(models, listening.getsockname()[:2], api_key_env))
         if on_listening is not None:
             on_listening(_url(listening.getsockname()[:2]))
         run(
             models, listening,
             limits=limits, key=key, cors=cors_origin, drain_seconds=drain_seconds, access_log=access_log, site=EXPLORER,
         )  # fmt: skip
-        print("loopwright: stopped; every request that was begun is answered", file=sys.stderr)
+        say("loopwright: stopped; every request that was begun is answered")
 
 
 def name_sources(words: Sequence[str]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from loopwright.plot.training import Curve, accuracy_by_depth, loss_curves, radi
 from loopwright.recipes import recipe
 from loopwright.run import RunFolder
 from loopwright.settings import build_kind
+from loopwright.storage.folder import check_out
 from loopwright.threads import fitting_threads
 from loopwright.train.depth import RULES
 from loopwright.train.loop import train
@@ -29,6 +30,7 @@ from loopwright.train.monitor import measure
 from loopwright.train.recipe import Recipe
 from loopwright.train.reporting.progress import Terminal
 from loopwright.train.state import Run as Trained
+from loopwright.untrusted import shown
 
 RECIPES = {"plain": "demo-plain", "stable": "demo-stable"}
 BEYOND = 16  # times the median training depth: where the claim is judged
@@ -69,11 +71,12 @@ def demo(out: str | None = None, *, toy: bool = False) -> bool:
 
 def _fresh(folder: Path) -> Path:
     """Returns an empty folder for the demo; an earlier demo makes room, unless it still runs; anything else is left alone."""
+    check_out("demo", folder, None, "an earlier demo")
     need_writable("demo", folder)
     if folder.exists() and any(folder.iterdir()):
-        others = {path.name for path in folder.iterdir()} - {MARK, REPORT, *RECIPES}
+        others = {path.name for path in folder.iterdir()} - {MARK, REPORT, *RECIPES}  # dots too: all of it goes
         if others or not (folder / MARK).is_file():
-            named = f" ({min(others)})" if others else ""
+            named = f" ({shown(min(others))[1:-1]})" if others else ""
             raise ValueError(f"demo: {folder} holds other files{named}; allowed: a new folder, an empty one, or an earlier demo")
         for name in RECIPES:
             with RunFolder(folder / name).locked():  # else another process trains there

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loopwright.data.batch import IGNORED, Batch
+from loopwright.data.batch import IGNORED, Batch, digest_of
 from loopwright.settings import suggest
 
 PAD, EOS = "Ʌ", "§"
@@ -100,6 +100,10 @@ class Table:
 
     def __len__(self) -> int:
         return self.ids.shape[0]
+
+    def made_of(self) -> dict[str, str]:
+        """Returns a digest of the rows."""
+        return {"rows": digest_of(self.ids, self.starts, self.lengths, self.answers)}
 
     def batch(self, indices: Sequence[int] | Tensor) -> Batch:
         """Returns the rows of these indices as one batch, always as wide as the table."""

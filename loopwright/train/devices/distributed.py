@@ -6,9 +6,13 @@ else does. The loop asks for sums and contexts here and reads like one process.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +21,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+from loopwright.settings import differences
+from loopwright.untrusted import shown
+
+NAMED = 3  # differences between processes that a message names
 
 
 class Processes:
@@ -67,6 +76,22 @@ class Processes:
         """Returns whether a flag is set in any process: all get the same answer."""
         return self.totals(int(flag))[0] > 0
 
+    def check_same(self, facts: Mapping[str, Any]) -> None:
+        """Raises a ValueError, in every process, where plain data are not the same in all of them: what differs, and in which."""
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+        if len(set(self._of_all(digest))) > 1:
+            found = list(islice(differences(self._of_all(facts)), NAMED))
+            told = "; ".join(f"{path} is {_by_rank(values)}" for path, values in found)
+            raise ValueError(
+                f"launch: the processes of this run differ: {told}; start all with one recipe, on the same data, files and versions"
+            )
+
+    def _of_all(self, mine: Any) -> list[Any]:
+        """Returns an object of each process, by rank."""
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, mine)
+        return found
+
     def wait(self) -> None:
         """Returns when all processes have come here."""
         self.state.wait_for_everyone()
@@ -90,6 +115,9 @@ class Single(Processes):
 
     def totals(self, *numbers: int) -> list[int]:
         return list(numbers)
+
+    def check_same(self, facts: Mapping[str, Any]) -> None:
+        pass
 
 
 class DDP(Processes):
@@ -130,6 +158,18 @@ class FSDP(Processes):
 
     def scatter(self) -> None:
         self.module.reshard()
+
+
+def _by_rank(values: Sequence[Any]) -> str:
+    """A value of each rank in words: those that are alike together."""
+    ranks: dict[str, list[str]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault("not there" if value is None else shown(value), []).append(str(rank))
+    return ", ".join(f"{value} in rank{'s' * (len(which) > 1)} {_listed(which)}" for value, which in ranks.items())
+
+
+def _listed(ranks: Sequence[str]) -> str:
+    return " and ".join(ranks) if len(ranks) < 5 else f"{', '.join(ranks[:3])} and {len(ranks) - 3} more"
 
 
 def join(environment: Mapping[str, str] = os.environ) -> Processes:

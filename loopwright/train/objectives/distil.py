@@ -68,6 +68,10 @@ class Distil(Objective):
         self._check_fit(model, teacher)
         self.teacher = teacher.to(device).eval().requires_grad_(False)
 
+    def fixed_models(self) -> dict[str, LoopedForCausalLM]:
+        """Returns the teacher."""
+        return {} if self.teacher is None else {"teacher": self.teacher}
+
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns (loss, {loss_last, kl, match})."""
         if self.teacher is None:

@@ -76,6 +76,10 @@ class Grpo(Objective):
         if self.beta:
             self.reference = copy.deepcopy(model).eval().requires_grad_(False)
 
+    def fixed_models(self) -> dict[str, LoopedForCausalLM]:
+        """Returns the model of the start, where the loss holds on to it."""
+        return {} if self.reference is None else {"model of the start": self.reference}
+
     def check(self, recipe: Mapping[str, Any], splits: Splits, world: int) -> None:
         """Raises a ValueError where a run cannot be one of GRPO, before anything is written."""
         missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]

@@ -69,6 +69,17 @@ class WarmupStableDecay:
         return _warm(update, self.warmup) * (self.floor + (1 - self.floor) * fall)
 
 
+def cut_short(schedule: Callable[[int, int], float], updates: int) -> list[str]:
+    """Returns, in a line each, what a run of so many updates is too short for."""
+    warmup, decay = getattr(schedule, "warmup", 0), getattr(schedule, "decay", 0)
+    left = updates - warmup
+    if left <= 0:
+        return [f"schedule: warmup is {warmup:,} and the run has {updates:,} updates: it never comes to the full rate"]
+    if decay > left:
+        return [f"schedule: decay is {decay:,} and the run has {left:,} updates after its warmup: the rate falls over these alone"]
+    return []
+
+
 def _warm(update: int, warmup: int) -> float:
     return min(1.0, (update + 1) / (warmup + 1))
 

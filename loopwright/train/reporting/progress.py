@@ -11,11 +11,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from loopwright.interrupt import second_ends_at_once
+from loopwright.interrupt import STOPS, say_nothing, second_ends_at_once
 from loopwright.run import RunFolder
+from loopwright.terminal import Screen
 
 if TYPE_CHECKING:
     from loopwright.train.recipe import Recipe
@@ -80,12 +80,12 @@ class Terminal:
     """A bar with loss, depth, ρ, tokens a second and the time left; plain lines with the same when stderr is not a terminal."""
 
     def __init__(self, label: str = "train", *, every: float = 10.0) -> None:
-        self.console = Console(file=sys.stderr, highlight=False, width=None if sys.stderr.isatty() else 160)
+        self.console = Screen(file=sys.stderr, highlight=False, width=None if sys.stderr.isatty() else 160)
         self.label = label
         self.every = every  # seconds between two lines where there is no bar
         columns = (
-            TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.fields[words]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn(),
+            TextColumn("{task.fields[words]}", markup=False), TimeRemainingColumn(),
         )  # fmt: skip
         self.bar = Progress(*columns, console=self.console, transient=True, disable=not sys.stderr.isatty())
         self.task: TaskID | None = None
@@ -199,8 +199,10 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         self._held.enter_context(second_ends_at_once())
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._held.callback(signal.signal, number, signal.signal(number, self._ask))
+            for number in STOPS:
+                # nohup ignores SIGHUP; who runs in the background of a script, where Ctrl-C is ignored, may still send one
+                if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._held.callback(signal.signal, number, signal.signal(number, self._ask))
         except ValueError:  # not in the main thread: nobody can press Ctrl-C here
             pass
         return self
@@ -209,6 +211,9 @@ class StopRequest:
         self._held.close()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if not self.asked and self.told:
-            print("\nstopping after this update, then saving (Ctrl-C again: stop at once)", file=sys.stderr)
-        self.asked = True
+        first, self.asked = not self.asked, True
+        try:
+            if first and self.told:
+                print("\nstopping after this update, then saving (Ctrl-C again: stop at once)", file=sys.stderr, flush=True)
+        except OSError:  # the terminal has gone: what is still to be said must not end the run before it is saved
+            say_nothing()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.settings import build_kind, check_kind
-from loopwright.train.optim.schedule import SCHEDULES
+from loopwright.train.optim.schedule import SCHEDULES, cut_short
 
 KINDS: list[dict[str, Any]] = [
     {"kind": "constant", "warmup": 3},
@@ -69,3 +69,32 @@ def test_every_update_moves_and_none_is_above_the_full_rate(spec: dict[str, Any]
 def test_what_makes_no_sense_is_refused(spec: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         factors(spec, 4)
+
+
+NEVER = "schedule: warmup is {} and the run has {} updates: it never comes to the full rate"
+
+
+@pytest.mark.parametrize(
+    ("spec", "updates", "told"),
+    [
+        ({"kind": "constant", "warmup": 9}, 10, []),
+        ({"kind": "constant", "warmup": 10}, 10, [NEVER.format(10, 10)]),
+        ({"kind": "cosine", "warmup": 2_000}, 20, [NEVER.format("2,000", 20)]),
+        ({"kind": "wsd", "warmup": 4, "decay": 6}, 10, []),
+        (
+            {"kind": "wsd", "warmup": 4, "decay": 7}, 10,
+            ["schedule: decay is 7 and the run has 6 updates after its warmup: the rate falls over these alone"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_run_is_too_short_for_is_told_and_so(spec: dict[str, Any], updates: int, told: list[str]) -> None:
+    schedule = build_kind(spec, SCHEDULES)
+    assert cut_short(schedule, updates) == told
+    rates = [schedule(update, updates) for update in range(updates)]
+    assert (max(rates) == 1) is not any("full rate" in line for line in told)
+    if spec["kind"] == "wsd":
+        assert sum(rate < 1 for rate in rates[spec["warmup"] :]) == min(spec["decay"], updates - spec["warmup"]) - 1
+
+
+def test_a_kind_of_ones_own_is_asked_for_nothing() -> None:
+    assert cut_short(lambda update, updates: 1.0, 3) == []

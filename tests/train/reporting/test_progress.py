@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
+import select
 import signal
+import subprocess
+import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -11,11 +17,14 @@ from typing import Any
 
 import pytest
 
+import loopwright
 from loopwright.run import RunFolder
+from loopwright.train.loop import train
+from loopwright.train.recipe import written
 from loopwright.train.reporting import progress as module
 from loopwright.train.reporting.progress import Silent, StopRequest, Terminal, in_words, truncation_in_words
 from loopwright.train.state import Progress
-from tests.train.runs import small
+from tests.train.runs import rows_of, small
 
 ROW: dict[str, Any] = {"update": 2, "loss": 1.5, "depth": [3, 4], "grad_norm": 0.5, "lr": 1e-3, "targets": 8, "tokens": 40}
 SEEN: dict[str, Any] = {
@@ -98,6 +107,53 @@ def test_the_first_control_c_asks_and_the_same_key_press_told_twice_is_one(
         assert stop
     assert signal.getsignal(signal.SIGINT) is before
     assert capsys.readouterr().err.count("stopping after this update") == 1
+
+
+def test_a_terminal_that_goes_asks_too_unless_nobody_minds(monkeypatch: pytest.MonkeyPatch) -> None:
+    with StopRequest(told=False) as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with StopRequest(told=False) as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.long
+def test_a_run_whose_terminal_was_closed_is_saved_and_goes_on(tmp_path: Path) -> None:
+    """A terminal of its own, closed in the middle: the system sends SIGHUP, and nothing can be printed any more."""
+    recipe = small({"updates": 2_000, "validate": {"every": 0}, "save": {"best": False}})
+    (tmp_path / "mine.yaml").write_text(written(recipe))
+    ours, theirs = pty.openpty()
+
+    def take_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    environment = {**os.environ, "PYTHONPATH": str(Path(loopwright.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "loopwright", "train", str(tmp_path / "mine.yaml"), "--out", str(tmp_path / "run")]
+    child = subprocess.Popen(
+        words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=take_terminal, env=environment
+    )
+    os.close(theirs)
+    try:
+        latest = time.monotonic() + 120
+        log = tmp_path / "run" / "log.jsonl"
+        while not (log.exists() and log.read_bytes().count(b"\n") > 3) and time.monotonic() < latest and child.poll() is None:
+            if select.select([ours], [], [], 0.05)[0]:
+                os.read(ours, 4096)
+        os.close(ours)
+        assert child.wait(60) == 130
+    finally:
+        child.kill()
+        child.wait()
+    rows = rows_of(tmp_path / "run")
+    done = len(rows)
+    assert 3 < done < 2_000 and [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"{done:08d}"]
+    train(recipe, tmp_path / "run", resume=True, on_update=lambda row: row["update"] == done + 3)
+    assert [row["update"] for row in rows_of(tmp_path / "run")] == list(range(done + 4))
 
 
 def test_a_polite_kill_asks_too_and_other_threads_cannot(capsys: pytest.CaptureFixture[str]) -> None:
