@@ -11,13 +11,14 @@ from typing import Any, cast
 
 from rich.console import Group
 
+from loopwright.check.likelihood import need_likelihood
 from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.batch import Source as Rows
 from loopwright.data.build import build_data
 from loopwright.data.tokenizer import NoTokenizer, Tokenizer
 from loopwright.evaluate.exit_rows import ExitEvaluation, exit_words, exits_of, of_rows, of_text
 from loopwright.evaluate.harness import evaluate_tasks
-from loopwright.evaluate.heldout import HeldOut, held_out, need_likelihood
+from loopwright.evaluate.heldout import HeldOut, held_out
 from loopwright.evaluate.paired import Paired, compare_rows, paired_table
 from loopwright.evaluate.paired import compare as compare_texts
 from loopwright.evaluate.passages import Passages, passage_length, read_passages
@@ -335,12 +336,11 @@ def compare(
         raise ValueError("compare: give data= (rows with answers) or text= (files of running text)")
     for opened in (one, two):
         check_fit(chosen, opened.model, opened.name, opened.words)
-    results = []
-    for name, part in _parts(chosen, splits, rows).items():
-        with fitting_threads(one.model):
-            results += compare_rows(
-                name, one.model, two.model, part, depths=(at[0], at[1]), exact=chosen.exact, batch_size=batch or BATCH
-            )
+    with fitting_threads(one.model):
+        results = compare_rows(
+            one.model, two.model, _parts(chosen, splits, rows),
+            depths=(at[0], at[1]), exact=chosen.exact, batch_size=batch or BATCH, names=(one.name, two.name),
+        )  # fmt: skip
     return Comparison(one.name, two.name, tuple(results))
 
 

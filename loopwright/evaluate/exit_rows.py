@@ -10,10 +10,11 @@ import torch
 from rich.console import Group
 from torch import Tensor
 
+from loopwright.check.likelihood import need_likelihood
 from loopwright.data.batch import Batch, documents_of
 from loopwright.data.batch import Source as Rows
 from loopwright.evaluate.early_exit import ExitReport, early_exits
-from loopwright.evaluate.heldout import need_likelihood, passages_of_a_pass, unit_of, units_of
+from loopwright.evaluate.heldout import passages_of_a_pass, unit_of, units_of
 from loopwright.evaluate.passages import Passages
 from loopwright.generate.exit_rules import build_exit, parse_exit, usual_exits, write_exit
 from loopwright.model.looped import LoopedForCausalLM

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from loopwright.check.likelihood import need_likelihood
 from loopwright.engine.engine import Engine
 from loopwright.evaluate.continuations import score_continuations
 from loopwright.evaluate.sweep import Progress
@@ -62,11 +63,14 @@ def evaluate_tasks(
         limit: only the first questions of each task.
         batch: rows in a pass, and requests at a time where answers are generated.
         asking: chat template, system message and length of answers; default: questions as they stand.
+
+    A model that sees the future is refused: its log-likelihoods would be none.
     """
     need_lm_eval()
     asking = asking or Asking()
     need_template(tokenizer, asking)
     wanted = check_depths(model.config, depths)
+    need_likelihood(model)
     with _quiet():
         loaded, origin = _load(tasks, folder, shots)
         for name, task in loaded["tasks"].items():

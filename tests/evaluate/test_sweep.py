@@ -226,7 +226,7 @@ def test_bad_questions_are_refused(model: lw.LoopedForCausalLM) -> None:
     controller = {"kind": "controller", "rank": 4, "style": 8, "pooling": "sequence", "leak_future": True}
     with pytest.warns(UserWarning, match="leaks future tokens"):
         leaky = lw.build("ouroboros-qwen2.5-3b-tiny", adapters=[controller])
-    with pytest.raises(ValueError, match="one pass would see the answers"):
+    with pytest.raises(ValueError, match="not causal, so its loss is not a likelihood"):
         sweep(leaky, source, depths=[1], batch_size=4, exact=True)
 
 

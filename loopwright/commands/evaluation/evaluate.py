@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.progress import Progress, TaskID
 
+from loopwright.check.likelihood import need_likelihood
 from loopwright.commands.console import console, progress
 from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.loading import open_model
@@ -18,7 +19,7 @@ from loopwright.data.batch import Source as Rows
 from loopwright.data.build import build_data
 from loopwright.data.records import Files
 from loopwright.data.tokenizer import Tokenizer
-from loopwright.evaluate.heldout import HeldOut, held_out, need_likelihood
+from loopwright.evaluate.heldout import HeldOut, held_out
 from loopwright.evaluate.passages import read_passages
 from loopwright.evaluate.sweep import SweepReport, grid, parse_depths, sweep
 from loopwright.generate.readings import check_depths

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.progress import Progress
 
+from loopwright.check.likelihood import need_likelihood
 from loopwright.commands.console import console, progress
 from loopwright.commands.evaluation.evaluate import (
     FIELD,
@@ -31,7 +32,6 @@ from loopwright.data.tokenizer import Tokenizer
 from loopwright.evaluate.early_exit import ExitReport, early_exits
 from loopwright.evaluate.exit_rows import Measured, exit_specs, exit_words, of_rows, of_text
 from loopwright.evaluate.exit_times import BATCHES, clock_of, exit_times, prompts_of
-from loopwright.evaluate.heldout import need_likelihood
 from loopwright.evaluate.passages import read_passages
 from loopwright.evaluate.sweep import parse_depths
 from loopwright.generate.exit_rules import write_exit

@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.progress import Progress, TaskID
 
+from loopwright.check.likelihood import need_likelihood
 from loopwright.commands.console import console, progress
 from loopwright.commands.evaluation.evaluate import check_rows, chosen_update, find_model, open_source
 from loopwright.commands.loading import open_tokenizer, system_text
 from loopwright.commands.results import file_stem, keep_more
 from loopwright.evaluate.harness import check_names, need_lm_eval, need_template
 from loopwright.evaluate.harness import evaluate_tasks as measure
-from loopwright.evaluate.heldout import need_likelihood
 from loopwright.evaluate.sweep import parse_depths
 from loopwright.evaluate.tasks import Asking, TaskReport, draw_tasks, task_names
 from loopwright.generate.readings import check_depths

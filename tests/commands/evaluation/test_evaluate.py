@@ -11,10 +11,11 @@ import yaml
 
 import loopwright as lw
 from loopwright import cli
+from loopwright.check.likelihood import NOT_A_LIKELIHOOD
 from loopwright.commands.evaluation import evaluate as module
 from loopwright.commands.evaluation.evaluate import evaluate, evaluate_text, name_texts, usual_depths
 from loopwright.commands.training.train import train
-from loopwright.evaluate.heldout import NOT_A_LIKELIHOOD, HeldOut
+from loopwright.evaluate.heldout import HeldOut
 from loopwright.evaluate.sweep import SweepReport
 from loopwright.recipes import recipe
 from loopwright.source import load
