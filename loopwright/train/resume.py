@@ -73,7 +73,7 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
 def _refuse_older(job: Job, folder: Path) -> None:
     """Raises where a run of version 0.2.0 or before would go on as another: with other windows of text or trained weights."""
     again = "train with that version, or start a new run"
-    if hasattr(job.splits.train, "documents"):
+    if callable(getattr(job.splits.train, "documents", None)):
         raise ValueError(f"resume: {folder} is of a version whose windows of text did not overlap by a token; {again}")
     model = job.recipe.model
     if isinstance(model, Mapping) and model.get("system") == "relaxed" and "trains" not in model:

@@ -83,8 +83,9 @@ class _Kept:
             printer.print(f"causality: {'passed' if verdict.passed else 'FAILED'}; {verdict.detail}", markup=False)
         for name in measuring.works:
             self.place(name)
-        rows, length = max(work.shape for work in measuring.works.values())
-        tell_wait(measuring.model, measuring.depths[-1], rows=rows, length=length)
+        if measuring.model.config.is_looped:
+            rows, length = max(work.shape for work in measuring.works.values())
+            tell_wait(measuring.model, measuring.depths[-1], rows=rows, length=length)
 
     def place(self, name: str, **known: object) -> Path:
         """Returns where the numbers of a split, text or task go, where nothing else would be lost. What is `known` of them once

@@ -126,9 +126,7 @@ def test_a_run_that_cannot_be_written_is_told_before_the_work(
 def test_answers_in_place_are_not_decoded(tmp_path: Path) -> None:
     train("addition-longer", [], out=str(tmp_path / "run"), toy=True)
     reports = evaluate(str(tmp_path / "run"), depths="1:3").reports
-    assert "length-12" in reports and all(
-        report.decoded == () and report.exact[0] is not None for report in reports.reports.values()
-    )
+    assert "length-12" in reports and all(report.decoded == () and report.exact[0] is not None for report in reports.values())
 
 
 @pytest.mark.long
