@@ -42,7 +42,6 @@ from loopwright.source import Source, check_fit
 from loopwright.source import tokenizer as load_words
 from loopwright.threads import fitting_threads
 from loopwright.train.depth import RULES, DepthRule
-from loopwright.train.recipe import make_recipe
 from loopwright.train.state import Run
 from loopwright.values import check_whole
 
@@ -223,7 +222,7 @@ class Opened:
     @property
     def rule(self) -> DepthRule | None:
         """The depths that a run was trained at."""
-        return None if self.recipe is None else build_kind(make_recipe(self.recipe).depth, RULES)
+        return None if self.recipe is None else build_kind(self.recipe["depth"], RULES)
 
     def rows_of(self, data: Data | None) -> Splits:
         """Returns the data that is given, else what a run was trained on."""

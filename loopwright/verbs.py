@@ -30,8 +30,6 @@ from loopwright.train.recipe import Recipe, make_recipe
 from loopwright.train.reporting.progress import Silent, Terminal
 from loopwright.train.state import Objects, Run
 
-Depths = int | str | Iterable[int]
-
 
 def train(
     recipe: Recipe | Mapping[str, Any] | str | Path,
@@ -72,7 +70,7 @@ def train(
 
 def evaluate(
     model: Model, *,
-    depths: Depths | None = None, rows: int | None = None, batch: int | None = None,
+    depths: int | str | Iterable[int] | None = None, rows: int | None = None, batch: int | None = None,
     data: Data | None = None, splits: str | Sequence[str] = (), decode: bool = True,
     text: Texts | None = None, tokenizer: str | Path | None = None, context: int | None = None, field: str | None = None,
     teacher_forced: bool = False, honest: int = 0,

@@ -106,13 +106,13 @@ def numbers_of(found: Any) -> Any:
     found = json.loads(json.dumps(plain(found)))
     found = found.get("results", found)
     if isinstance(found, dict) and all(isinstance(each, dict) for each in found.values()):  # reports of exits
-        return {name.removeprefix("text-"): [*each["fixed"], *each["points"], *each["oracle"]] for name, each in found.items()}
+        return {name: [*each["fixed"], *each["points"], *each["oracle"]] for name, each in found.items()}
     return found
 
 
 @pytest.fixture(autouse=True)
 def no_lm_eval(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks without lm-eval, which may not be here: tests/evaluate/test_harness.py runs it. None is answered in what is asked here."""
+    """Tasks are refused before lm-eval is asked, which may not be here; tests/evaluate/test_harness.py runs it."""
     monkeypatch.setattr(measuring, "need_lm_eval", lambda: None)
     monkeypatch.setattr(measuring, "check_names", lambda names, folder: None)
 
