@@ -17,6 +17,7 @@ from loopwright.data.batch import Splits
 from loopwright.data.rows import TokenRows, splits
 from loopwright.engine.engine import Engine
 from loopwright.hub import push
+from loopwright.measuring import Evaluation
 from loopwright.model.cache.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.forward.output import LoopedModelOutput, LoopedOutput
@@ -30,4 +31,4 @@ from loopwright.retrofit.surgery import retrofit
 from loopwright.source import load, tokenizer
 from loopwright.train.recipe import Recipe
 from loopwright.train.state import Run
-from loopwright.verbs import Comparison, Evaluation, compare, evaluate, train
+from loopwright.verbs import Comparison, compare, evaluate, train

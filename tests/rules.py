@@ -31,6 +31,7 @@ ROWS = [
     {"train", "analysis", "evaluate", "serve", "vllm"},
     {"explore"},
     {"recipes", "registry", "parts"},
+    {"measuring"},
     {"verbs"},
     {"commands", "public"},
     {"cli"},

@@ -241,8 +241,8 @@ def test_exact_match_is_compared_where_answers_are_right_or_wrong(tmp_path: Path
         (lambda: lw.evaluate(model(), data=lw.TokenRows([[1, 2, 3, 99]])), "from 1 to 99; allowed: 0 to 10"),
         (lambda: lw.evaluate("huginn", data=data()), "is a preset, which has no trained weights"),
         (lambda: lw.compare(model(), model(), data=data(), depths=(1, 2, 3)), "one depth for both, or a pair"),
-        (lambda: lw.compare(model(), model(), data=data(), text="x.txt"), "data= or text=, one of them"),
-        (lambda: lw.evaluate(model(), data=data(), context=8), "context: 8 belongs to text="),
+        (lambda: lw.compare(model(), model(), data=data(), text="x.txt"), "text: given with data, which does not go with it"),
+        (lambda: lw.evaluate(model(), data=data(), context=8), "context: belongs to text, which is not given"),
         (lambda: lw.evaluate(model(), data=data(), rows=-1), r"rows must be a whole number >= 1 \(got -1\)"),
         (lambda: lw.evaluate(model(), data=data(), batch=0), r"batch must be a whole number >= 1 \(got 0\)"),
         (lambda: lw.evaluate(None, data=data()), r"model: must be a model, a run or what lw.load takes \(got NoneType\)"),
@@ -250,7 +250,6 @@ def test_exact_match_is_compared_where_answers_are_right_or_wrong(tmp_path: Path
         (lambda: lw.train(RECIPE, model=model(), data=[[1, 2]]), r"data: must come from lw.splits.* \(got list\)"),
         (lambda: lw.train(RECIPE, model=model(), data=data(), objective="ce"), r"objective: must be callable \(got str\)"),
         (lambda: lw.train(RECIPE, model=model(), data=data(), on_update=3), r"on_update: must be callable \(got int\)"),
-        (lambda: lw.evaluate(model(), text="x.txt", tokenizer="y", context=1), "context must be from 2 to"),
     ],
 )
 def test_mistakes_are_one_line(call: Any, words: str) -> None:

@@ -18,7 +18,6 @@ from benchmarks.early_exit import early_exit, speculation
 from benchmarks.pairs import as_line, made_on
 from experiments.exits.plan import MODELS, PASSAGES, TEXT, overrides
 from experiments.exits.tables import table
-from loopwright.commands.evaluation.exits import evaluate_exits
 from loopwright.commands.training.train import train
 from loopwright.data.batch import IGNORED
 from loopwright.data.build import build_data
@@ -58,19 +57,10 @@ def main() -> None:
 def measure(name: str, folder: Path, data: Path, device: str) -> None:
     """Writes the report and the figure of a model's exits, over mean steps and, on a CPU, over time."""
     model = MODELS[name]
-    given: dict[str, Any] = {"texts": [f"test={data / TEXT}"], "rows": PASSAGES, "context": 128} if model.text else {}
+    given: dict[str, Any] = {"text": {"test": data / TEXT}, "rows": PASSAGES, "context": 128} if model.text else {}
     rules = ["all", "lookahead:entropy", *(["lookahead:gate"] if name in ("gated", "gate") else [])]
-    reports = evaluate_exits(
-        str(folder),
-        rules,
-        depths=str(model.depth),
-        device=device,
-        out=str(folder / "exits"),
-        overwrite=True,
-        timed=device == "cpu",
-        **given,
-    )
-    report = next(iter(reports.values()))
+    found: Any = lw.evaluate(folder, exit=rules, depths=model.depth, device=device, time=device == "cpu", **given)
+    report = next(iter(found.reports.values()))
     plain = json.loads(report.save(folder / "exits.json").read_text()) | {"name": name, "source": name}
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(plain, separators=(",", ":")) + "\n")

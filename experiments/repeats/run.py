@@ -54,7 +54,8 @@ def carry_out(
     """Trains one row, measures it on the held-out texts, and returns all numbers."""
     import torch
 
-    from loopwright.evaluate.heldout import held_out, need_likelihood
+    from loopwright.check.likelihood import need_likelihood
+    from loopwright.evaluate.heldout import held_out
     from loopwright.model.cost.cost import pass_flops
     from loopwright.recipes import recipe
 

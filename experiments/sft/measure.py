@@ -13,10 +13,11 @@ import torch
 from experiments.sft.plan import BEYOND, DEPTHS, TRAINED, Places
 from experiments.side_by_side import compared
 from experiments.thin import rounded
+from loopwright.check.likelihood import need_likelihood
 from loopwright.data.build import build_data
 from loopwright.data.chat import Chats
 from loopwright.data.tokenizer import Tokenizer
-from loopwright.evaluate.heldout import held_out, need_likelihood
+from loopwright.evaluate.heldout import held_out
 from loopwright.evaluate.passages import Passage, Passages, read_passages
 from loopwright.generate.readings import left_padded, readings
 from loopwright.model.looped import LoopedForCausalLM

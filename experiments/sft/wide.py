@@ -87,7 +87,8 @@ def carry_out(row: Row, *, places: Places, count: int, choosing: int, changes: t
     from experiments.leaving.reading import exits
     from experiments.sft.run import numbers_of
     from experiments.trained import train_once
-    from loopwright.evaluate.heldout import held_out, need_likelihood
+    from loopwright.check.likelihood import need_likelihood
+    from loopwright.evaluate.heldout import held_out
 
     chosen = row.recipe(places, changes)
     about = {"name": row.name, "group": row.group, "label": row.label, "seed": row.seed, "rate": row.rate}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -144,21 +144,16 @@ def evaluate(
     loopwright evaluate ./my-chat-model --tasks gsm8k --shots 0 --chat --system "You reason." --max-new-tokens 2048
     """
     from loopwright.commands.console import show
-    from loopwright.commands.evaluation.forms import evaluate_as
+    from loopwright.commands.evaluation import evaluate as verb
 
     asking = {"chat": chat, "system": system, "max_new_tokens": max_new_tokens}
-    shared: dict[str, Any] = {
-        "depths": depths, "checkpoint": checkpoint, "rows": rows, "batch": batch, "device": device, "dtype": dtype, "out": out,
-        "overwrite": overwrite,
-    }  # fmt: skip
-    show(lambda: evaluate_as(
-        run, shared,
-        splits={"splits": split or [], "data": data, "decode": decode},
-        text={"texts": text or [], "context": context, "field": field, "teacher_forced": teacher_forced, "honest": honest},
-        exits={"exits": exit or [], "timed": time},
-        tasks={"tasks": tasks, "task_data": task_data, "shots": shots, **asking},
-        tokenizer=tokenizer, state_seeds=state_seeds,
-    ), as_json)  # fmt: skip
+    show(lambda: verb.as_data(verb.evaluate(
+        run,
+        depths=depths, splits=split or [], checkpoint=checkpoint, data=data, texts=text or [], context=context, tokenizer=tokenizer,
+        field=field, teacher_forced=teacher_forced, honest=honest, rows=rows, batch=batch, decode=decode, exit=exit or [],
+        time=time, tasks=tasks, task_data=task_data, shots=shots, asking=asking, state_seeds=state_seeds, device=device,
+        dtype=dtype, out=out, overwrite=overwrite,
+    )), as_json)  # fmt: skip
 
 
 def compare(

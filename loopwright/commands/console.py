@@ -8,7 +8,8 @@ import io
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -71,6 +72,37 @@ def table(title: str, *columns: str) -> Table:
     """Returns a table whose first column is text, which wraps in a narrow window, and whose others are numbers, which do not."""
     headers = [Column(name, justify="right" if place else "left", no_wrap=place > 0) for place, name in enumerate(columns)]
     return Table(*headers, title=title, title_justify="left", title_style="bold")
+
+
+@contextlib.contextmanager
+def told_warnings() -> Iterator[None]:
+    """Prints Python's warnings as lines on stderr for a while."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *place, **more: warn(message)
+        yield
+
+
+class Bar:
+    """A bar on stderr for one piece of work at a time, which is taken away when that is done."""
+
+    def __enter__(self) -> Bar:
+        self._bar: Progress | None = None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def show(self, name: str, done: int, total: int) -> None:
+        """Shows how much of the work is done."""
+        if self._bar is None:
+            self._bar = progress()
+            self._task = self._bar.add_task(name)
+            self._bar.start()
+        self._bar.update(self._task, completed=done, total=total)
+        if done >= total:
+            self.__exit__()
 
 
 def progress() -> Progress:

@@ -7,11 +7,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from loopwright.convert.card import command_line
-from loopwright.evaluate.heldout import HeldOut
-from loopwright.verbs import Evaluation
 from loopwright.version import VERSION
 
 
@@ -25,12 +23,6 @@ class Report(Protocol):
     @property
     def source(self) -> str:
         """Where the weights stood; "" where nobody said."""
-
-
-def rows_by_depth(reports: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns reports as data: a row per depth of each split or text, and what must be said beside the numbers of some."""
-    notes = {name: report.note for name, report in reports.items() if isinstance(report, HeldOut) and report.note}
-    return {"results": Evaluation(reports).to_dict(), "notes": notes}
 
 
 def how_made() -> list[tuple[str, str]]:

@@ -21,12 +21,15 @@ from loopwright.engine.speculation import AUTO, MOST_TOKENS
 from loopwright.engine.trail import check_mean_read
 from loopwright.generate.constraint import ConstrainedVocabulary, Constraint
 from loopwright.generate.exit_rules import ExitRule, build_exit
+from loopwright.generate.readings import sees_future
 from loopwright.generate.sampling import Sampling, checked_whole
 from loopwright.generate.stream import checked_seed, end_tokens, token_ids
+from loopwright.model.generation import READS_FUTURE
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import shown
 
 DRAFT_TOKENS = 4  # that one verification covers, where nothing is said
+PROBED = 16  # tokens by which a model is asked whether it reads the future
 LINGER = 0.5  # seconds that the idle worker waits for more before it ends
 
 Prompt = str | Sequence[int] | Tensor | np.ndarray
@@ -69,8 +72,9 @@ class Engine:
         for name, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number >= 1 (got {value!r})")
-        if model.leaks_future:
-            raise ValueError("engine: the controller's pooling 'sequence' reads future tokens; use prefix, chunk or token")
+        ids = torch.arange(min(PROBED, model.config.max_position_embeddings), device=model.device) % model.config.vocab_size
+        if sees_future(model, ids[None], depth):
+            raise ValueError(f"engine: {READS_FUTURE}")
         self.model, self.tokenizer = model, tokenizer
         self._own_exit = own_exit(model)
         self._scheduler = Scheduler(

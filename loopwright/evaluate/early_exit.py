@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from loopwright.check.likelihood import need_likelihood
+from loopwright.check.verdict import Verdict
 from loopwright.data.batch import Batch
 from loopwright.evaluate.exit_times import ExitTime
 from loopwright.evaluate.saved import Saved, columns_of
@@ -330,6 +332,7 @@ def early_exits(
     units: Tensor,
     unit: str = "row",
     exact: bool = False,
+    causality: Verdict | None = None,
     total: int | None = None,
     fingerprint: str = "",
     source: str = "",
@@ -341,8 +344,10 @@ def early_exits(
         specs: rules with their limits, as `build_exit` takes them.
         units: what intervals are over, one for each row (the row itself, or its document), or for each of its tokens [rows, T].
         exact: whether a row's answer is right or wrong as a whole.
+        causality: what `need_likelihood` found, where it has been asked already; else it is asked here.
     """
     depth = model.config.check_depth(depth)
+    need_likelihood(model, known=causality)
     rules = {write_exit(spec): (exit_family(spec), build_exit(spec, model)) for spec in specs}
     table = read_steps(model, batches, dict(rules.values()), depth, total=total, progress=progress)
     if not table.row.numel():

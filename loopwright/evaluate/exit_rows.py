@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from rich.console import Group
 from torch import Tensor
 
+from loopwright.check.verdict import Verdict
 from loopwright.data.batch import Batch, documents_of
 from loopwright.data.batch import Source as Rows
 from loopwright.evaluate.early_exit import ExitReport, early_exits
-from loopwright.evaluate.heldout import need_likelihood, passages_of_a_pass, unit_of, units_of
+from loopwright.evaluate.exit_times import BATCHES, clock_of, exit_times, prompts_of
+from loopwright.evaluate.heldout import passages_of_a_pass, unit_of, units_of
 from loopwright.evaluate.passages import Passages
+from loopwright.evaluate.sweep import Progress
 from loopwright.generate.exit_rules import build_exit, parse_exit, usual_exits, write_exit
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.notebook import Shown
@@ -116,19 +119,24 @@ class ExitEvaluation(Plotted, Shown):
 
 def exits_of(
     model: LoopedForCausalLM,
-    parts: Mapping[str, Measured],
-    rules: Sequence[Mapping[str, Any]],
-    depths: Iterable[int] | None,
+    part: Measured,
+    specs: Sequence[Mapping[str, Any]],
     *,
-    source: str,
-) -> ExitEvaluation:
-    """Returns what rules cost and give on each part, at one depth, the most steps of a token."""
-    need_likelihood(model)
-    depth, specs = model.config.check_depth(None if depths is None else next(iter(depths))), exit_specs(rules, model)
-    return ExitEvaluation({
-        name: early_exits(
-            model, part.pairs(), specs,
-            name=name, depth=depth, units=part.units, unit=part.unit, exact=part.exact, fingerprint=part.fingerprint, source=source,
-        )
-        for name, part in parts.items()
-    })  # fmt: skip
+    name: str,
+    depth: int,
+    timed: bool = False,
+    causality: Verdict | None = None,
+    source: str = "",
+    progress: Progress | None = None,
+) -> ExitReport:
+    """Returns what rules cost and give on a part; with the times of decoding by the engine where they are asked for."""
+    report = early_exits(
+        model, part.pairs(), specs,
+        name=name, depth=depth, units=part.units, unit=part.unit, exact=part.exact, causality=causality, total=len(part.batches),
+        fingerprint=part.fingerprint, source=source, progress=progress,
+    )  # fmt: skip
+    if not timed:
+        return report
+    prompts, new = prompts_of(part.batch_of(range(min(max(BATCHES), len(part.units)))), answers=part.exact)
+    times = exit_times(model, prompts, new, specs, depth, tell=progress)
+    return replace(report, times=times, clock=clock_of(model))

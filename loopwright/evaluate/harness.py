@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from loopwright.check.likelihood import need_likelihood
+from loopwright.check.verdict import Verdict
 from loopwright.engine.engine import Engine
 from loopwright.evaluate.continuations import score_continuations
 from loopwright.evaluate.sweep import Progress
@@ -51,6 +53,7 @@ def evaluate_tasks(
     limit: int | None = None,
     batch: int | None = None,
     asking: Asking | None = None,
+    causality: Verdict | None = None,
     source: str = "",
     progress: Progress | None = None,
 ) -> dict[str, TaskReport]:
@@ -63,11 +66,13 @@ def evaluate_tasks(
         limit: only the first questions of each task.
         batch: rows in a pass, and requests at a time where answers are generated.
         asking: chat template, system message and length of answers; default: questions as they stand.
+        causality: what `need_likelihood` found, where it has been asked already; else it is asked here.
     """
     need_lm_eval()
     asking = asking or Asking()
     need_template(tokenizer, asking)
     wanted = check_depths(model.config, depths)
+    need_likelihood(model, known=causality)
     with _quiet():
         loaded, origin = _load(tasks, folder, shots)
         for name, task in loaded["tasks"].items():

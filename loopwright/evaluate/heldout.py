@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from loopwright.check.conformance import check
+from loopwright.check.likelihood import NOT_A_LIKELIHOOD, need_likelihood
 from loopwright.check.verdict import Verdict
 from loopwright.data.batch import Batch
 from loopwright.evaluate.passages import Passages, padded_batch
@@ -30,7 +30,6 @@ from loopwright.values import check_whole
 if TYPE_CHECKING:
     from rich.table import Table
 
-NOT_A_LIKELIHOOD = "not a likelihood: sees the future"
 # logits of one pass, beside which the loss needs about two more of their size
 LOGITS_AT_ONCE = {"cpu": 2**27, "cuda": 2**30}
 
@@ -148,28 +147,6 @@ class HeldOut(ByDepth):
         return table
 
 
-def causality_of(model: LoopedForCausalLM) -> Verdict:
-    """Returns what the causality check finds in a model: what must be known before a loss of it is told.
-
-    Raises a ValueError where the logits are not finite: what is no number can be compared with nothing.
-    """
-    finite, causal = check(model, names=("finite logits", "causality")).rows
-    if finite.passed is False:
-        raise ValueError(f"evaluate: the model has no loss, since its logits are not finite ({finite.detail})")
-    return Verdict(causal.passed, causal.detail)
-
-
-def need_likelihood(model: LoopedForCausalLM, *, marked: bool = False) -> Verdict:
-    """Returns the verdict on causality; refuses a model that failed it unless its losses are to be `marked`."""
-    verdict = causality_of(model)
-    if verdict.passed is not True and not marked:
-        raise ValueError(
-            f"evaluate: the model is not causal, so its loss is {NOT_A_LIKELIHOOD} ({verdict.detail}); "
-            "allowed: --text with --teacher-forced (scored and marked), or with --honest N (from prefixes alone)"
-        )
-    return verdict
-
-
 def held_out(
     model: LoopedForCausalLM,
     passages: Passages,
@@ -191,7 +168,7 @@ def held_out(
         batch_size: passages of a pass; left out: as many as the logits leave room for.
         source: where the model's weights stand, for the report to say.
     """
-    verdict = need_likelihood(model, marked=marked or honest > 0) if causality is None else causality
+    verdict = need_likelihood(model, marked=marked or honest > 0, known=causality)
     if passages.vocab_size > model.config.vocab_size:
         raise ValueError(
             f"{passages.name}: its ids go up to {passages.vocab_size - 1}, the model has {model.config.vocab_size} tokens; "

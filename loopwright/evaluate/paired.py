@@ -6,15 +6,16 @@ Intervals are of the differences of documents (or rows), so that what is hard ab
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from loopwright.check.likelihood import NOT_A_LIKELIHOOD, need_likelihood
 from loopwright.data.batch import Source, owners_of
-from loopwright.evaluate.heldout import NOT_A_LIKELIHOOD, HeldOut, unit_of
+from loopwright.evaluate.heldout import HeldOut, unit_of
 from loopwright.evaluate.sweep import drawn_of, joined, number_table, over, stacked
 from loopwright.generate.readings import Reading, readings
 from loopwright.metrics.intervals import FEWEST, mean_interval, paired_interval, share_interval, share_of_gap_interval
@@ -77,22 +78,29 @@ def compare(first: HeldOut, second: HeldOut, *, depths: tuple[int | None, int | 
 
 
 def compare_rows(
-    name: str,
     first: LoopedForCausalLM,
     second: LoopedForCausalLM,
-    rows: Source,
+    parts: Mapping[str, Source],
     *,
     depths: tuple[int, int],
     exact: bool,
     batch_size: int,
+    names: tuple[str, str] = ("the first model", "the second model"),
 ) -> list[Paired]:
-    """Returns how the first model does against the second on the rows of a task: the loss and, where answers are right or wrong
-    as a whole, exact match (`won`: rows that the first has right and the second wrong; equal ones count half)."""
-    measured = [_measured(model, rows, depth, batch_size) for model, depth in zip((first, second), depths, strict=True)]
-    (losses, targets, unit), (others, _, _) = (drawn_of(*each) for each in measured)
-    results = [_of_losses(name, depths, torch.stack([losses, others]), targets, torch.arange(len(targets)), unit)]
-    if exact:
-        results.append(_of_answers(name, depths, *(each["exact"].bool() for each, _ in measured)))
+    """Returns how the first model does against the second on the rows of each part of a task: the loss and, where answers are
+    right or wrong as a whole, exact match (`won`: rows that the first has right and the second wrong; equal ones count half).
+
+    A model that sees the future is refused by its name.
+    """
+    for name, model in {id(model): (name, model) for name, model in zip(names, (first, second), strict=True)}.values():
+        need_likelihood(model, name)
+    results = []
+    for name, rows in parts.items():
+        measured = [_measured(model, rows, depth, batch_size) for model, depth in zip((first, second), depths, strict=True)]
+        (losses, targets, unit), (others, _, _) = (drawn_of(*each) for each in measured)
+        results.append(_of_losses(name, depths, torch.stack([losses, others]), targets, torch.arange(len(targets)), unit))
+        if exact:
+            results.append(_of_answers(name, depths, *(each["exact"].bool() for each, _ in measured)))
     return results
 
 

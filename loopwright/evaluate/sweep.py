@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from loopwright.check.likelihood import need_likelihood
+from loopwright.check.verdict import Verdict
 from loopwright.data.batch import Source, owners_of
 from loopwright.evaluate.saved import ByDepth, columns_of
 from loopwright.generate.readings import check_depths, decode_exact, readings
@@ -144,6 +146,7 @@ def sweep(
     eos_id: int | None = None,
     pad_id: int | None = None,
     decode_depths: Sequence[int] = (),
+    causality: Verdict | None = None,
     split: str = "test",
     source_name: str = "",
     step: StepRunner | None = None,
@@ -154,10 +157,12 @@ def sweep(
     Args:
         exact: whether an answer is right or wrong as a whole; for running text it is not.
         decode_depths: where to decode greedily as well, token by token, which must agree with the one pass.
+        causality: what `need_likelihood` found, where it has been asked already; else it is asked here.
         source_name: where the model's weights stand, for the report to say.
     """
     wanted = check_depths(model.config, depths)
-    _check(model, source, wanted, batch_size, exact, decode_depths)
+    _check(source, wanted, batch_size, exact, decode_depths)
+    need_likelihood(model, known=causality)
     parts: list[dict[str, Tensor]] = []
     owned: list[dict[str, Tensor]] = []
     decoded: dict[int, list[Tensor]] = {depth: [] for depth in decode_depths}
@@ -217,13 +222,9 @@ def grid(reports: Mapping[str, SweepReport]) -> dict[str, list]:
     return {"rows": list(reports), "columns": list(depths.pop()), "values": [list(r.exact) for r in reports.values()]}
 
 
-def _check(
-    model: LoopedForCausalLM, source: Source, depths: list[int], batch_size: int, exact: bool, decode_depths: Sequence[int]
-) -> None:
+def _check(source: Source, depths: list[int], batch_size: int, exact: bool, decode_depths: Sequence[int]) -> None:
     if not len(source) or batch_size < 1:
         raise ValueError(f"sweep: {len(source)} rows in batches of {batch_size}; allowed: at least one of each")
-    if exact and model.leaks_future:
-        raise ValueError("sweep: the controller's pooling 'sequence' reads future tokens, so one pass would see the answers")
     if decode_depths and not exact:
         raise ValueError(
             f"sweep: decode_depths must be empty for running text, which has no exact match (got {list(decode_depths)})"

@@ -128,6 +128,24 @@ def _relative_change(before: Tensor, after: Tensor, seen: Tensor) -> Tensor:
     return (after - before).norm(dim=1) / before.norm(dim=1)
 
 
+@torch.no_grad()
+def sees_future(model: LoopedForCausalLM, ids: Tensor, depth: int | None = None) -> bool:
+    """Returns whether a part says that it reads later tokens, or what rows [B, T] answer in their first half changes with the
+    second: two passes, where the causality check of `check` takes many. The model's mode comes back as it was."""
+    if model.leaks_future or not ids.numel():
+        return model.leaks_future
+    half = ids.shape[1] // 2
+    other = torch.cat([ids[:, :half], (ids[:, half:] + 1) % model.config.vocab_size], 1)
+    training, options = model.training, {"use_cache": False, "depth": depth if model.config.is_looped else None}
+    model.eval()
+    try:
+        first, second = (model(rows, **options).logits[:, :half] for rows in (ids, other))
+    finally:
+        model.train(training)
+    # of what is no number nothing is said here
+    return bool(first.isfinite().all() & second.isfinite().all()) and not torch.equal(first, second)
+
+
 def check_depths(config: LoopedConfig, depths: Iterable[int] | None = None) -> list[int]:
     """Returns the depths in ascending order, each once; the model's own where none are given. A dense model has depth 1 only."""
     if depths is None:

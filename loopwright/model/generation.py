@@ -17,6 +17,9 @@ from loopwright.model.parts.state import State
 FIRST_CAPACITY = 2048
 REPLAYED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 ALIGNMENT = 16
+READS_FUTURE = (
+    "the model reads future tokens, which nobody has while a text is made; a controller's pooling may be prefix, chunk or token"
+)
 
 
 class FiniteLogits(LogitsProcessor):
@@ -46,7 +49,7 @@ class LoopGenerationMixin(GenerationMixin):
     ) -> None:
         """Gives `generate` a LoopCache that fits the depth and length asked for."""
         if self.leaks_future:
-            raise ValueError("generate: the controller's pooling 'sequence' reads future tokens; use prefix, chunk or token")
+            raise ValueError(f"generate: {READS_FUTURE}")
         self.config.check_depth(model_kwargs.get("depth"))
         for name in ("initial_state", "segment_ids"):
             if model_kwargs.get(name) is not None:

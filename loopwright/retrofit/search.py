@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.convert.load import empty_model
+from loopwright.generate.readings import sees_future
 from loopwright.model.bounds import MOST_LAYERS
 from loopwright.model.config import LoopedConfig
 from loopwright.model.forward.output import next_token_loss
@@ -71,6 +72,8 @@ def search(
     scored = sorted((Candidate(one, turn_of(one, angles)) for one in every), key=lambda c: (c.turn, c.layout.kept, c.layout.core))
     if by == "turn":
         return scored
+    if sees_future(source, ids[:ROWS].to(source.device)):
+        raise ValueError("search: the source sees future tokens, so that its loss is not a likelihood; allowed: by turn")
     # the same layers may be divided in several ways, and are measured once
     chosen = dict.fromkeys([*list(dict.fromkeys(run_of(c.layout, depth) for c in scored))[:most], run_of(layout, depth)])
     losses = {}

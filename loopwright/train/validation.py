@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loopwright.data.batch import Batch
-from loopwright.generate.readings import readings
+from loopwright.generate.readings import readings, sees_future
 from loopwright.metrics.residual import contraction
 from loopwright.train.monitor import last_states, measure, parts_by_step
 from loopwright.train.reporting.progress import ProgressReporter, truncation_in_words
@@ -28,9 +28,12 @@ ROWS_OF_A_CHECK = 4
 def check_first(job: Job, reporter: ProgressReporter) -> None:
     """Notes, before the first update, whether the model sees the future, how good a finite difference is here and what a
     truncated gradient leaves out."""
-    if job.model.leaks_future:
-        reporter.note("warning: a part of the model sees future tokens: no loss of this run is a likelihood")
     with job.evaluating():
+        if sees_future(job.model, first_rows(job, ROWS_OF_A_CHECK).input_ids, job.median):
+            reporter.note(
+                "warning: the model sees future tokens: no loss of this run is a likelihood, and no row is right that is read "
+                "with its answer; validations are marked"
+            )
         for penalty in (weighted.penalty for weighted in job.penalties):
             for note in penalty.first_notes(job.model, lambda: _typical_rollout(job), job.processes.world):
                 reporter.note(note)
@@ -55,6 +58,8 @@ def validate_when_due(job: Job, recipe: Recipe, progress: Progress) -> tuple[dic
     with job.evaluating():
         if due:
             seen["valid"] = validate(job, wanted.rows)
+            if sees_future(job.model, first_rows(job, ROWS_OF_A_CHECK).input_ids, job.median):
+                seen["likelihood"] = False
         if due and (parts := parts_by_step(job.model, first_rows(job, ROWS_OF_A_CHECK), job.median)):
             seen["parts"] = parts
         if due and truncates(job):

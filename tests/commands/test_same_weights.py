@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import loopwright as lw
-from loopwright import verbs
-from loopwright.commands.evaluation import analyze, compare, evaluate, exits
+from loopwright import measuring
+from loopwright.commands.evaluation import analyze, compare, evaluate
 from loopwright.commands.inference import bench, chat, generate, serve
 from loopwright.commands.loading import find_config
 from loopwright.commands.models import check, retrofit
@@ -88,16 +88,18 @@ VERBS: dict[str, tuple[Any, str, Callable[[str, Path], Any]]] = {
     "generate": (generate, "stream", lambda source, out: generate.generate(source, WORDS[0])),
     "check": (check.conformance, "check", lambda source, out: check.check(source)),
     "analyze": (analyze, "study", lambda source, out: analyze.analyze(source, analyze.Asked(WORDS[0]), out=str(out / "a"))),
-    "evaluate": (evaluate, "sweep", lambda source, out: evaluate.evaluate(source, data=str(out / "r.yaml"), out=str(out / "e"))),
+    "evaluate": (
+        measuring, "need_likelihood", lambda source, out: evaluate.evaluate(source, data=str(out / "r.yaml"), out=str(out / "e")),
+    ),
     "evaluate --text": (
-        evaluate, "held_out",
-        lambda source, out: evaluate.evaluate_text(source, [str(out / "t.txt")], context=8, out=str(out / "e")),
+        measuring, "need_likelihood",
+        lambda source, out: evaluate.evaluate(source, texts=[str(out / "t.txt")], context=8, out=str(out / "e")),
     ),
     "evaluate --exit": (
-        exits, "early_exits",
-        lambda source, out: exits.evaluate_exits(source, ["change"], data=str(out / "r.yaml"), out=str(out / "e")),
+        measuring, "exits_of",
+        lambda source, out: evaluate.evaluate(source, exit=["change"], data=str(out / "r.yaml"), out=str(out / "e")),
     ),
-    "compare": (verbs, "held_out", lambda source, out: compare.compare(source, source, texts=[str(out / "t.txt")], context=8)),
+    "compare": (measuring, "held_out", lambda source, out: compare.compare(source, source, texts=[str(out / "t.txt")], context=8)),
     "bench": (bench, "throughput", lambda source, out: bench.bench(source)),
     "chat": (chat, "Chat", lambda source, out: chat.chat(source, [])),
     "serve": (served, "ServedModel", lambda source, out: serve.serve([source], port=0)),

@@ -22,6 +22,7 @@ from loopwright.model.parts.state import State
 from tests.cases import noisy
 from tests.engine.mix import alone, make
 from tests.generate.tiny import letter_tokenizer, word_tokenizer
+from tests.leaks import leaking
 
 WORDS = word_tokenizer()
 
@@ -419,6 +420,13 @@ def test_what_no_engine_can_serve() -> None:
         leaky = make("ouroboros-qwen2.5-3b-tiny", adapters=[{"kind": "controller", "pooling": "sequence", "leak_future": True}])
     with pytest.raises(ValueError, match="reads future tokens"):
         Engine(leaky)
+
+
+@pytest.mark.parametrize("name", ["core", "state"])
+def test_what_reads_the_future_and_does_not_say_so_is_refused_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its scores of a prompt would be no likelihoods."""
+    with pytest.raises(ValueError, match="engine: the model reads future tokens"):
+        Engine(leaking(name, monkeypatch))
 
 
 @pytest.mark.gpu

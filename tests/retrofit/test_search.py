@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import loopwright as lw
+from loopwright.model.layers import attention
 from loopwright.retrofit.layout import Layout, find_layout
 from loopwright.retrofit.search import candidates, dense_of, loss_of, run_of, search, turn_of, turns
 from tests.cases import gap, noisy
@@ -55,6 +56,16 @@ def test_the_loss_is_that_of_the_layers_that_are_kept() -> None:
         assert gap(model(IDS).logits, their_logits("llama", list(START.kept))) < 1e-5
         assert loss_of(model, many) == pytest.approx(model(many, labels=many).loss.item(), abs=1e-5)
     assert model.prelude[0].mlp.up_proj.weight is dense.prelude[0].mlp.up_proj.weight, "nothing is copied"
+
+
+def test_a_source_that_sees_the_future_is_not_scored_by_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = source()
+    assert search(dense, IDS, START)
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "attend_in", lambda p, place, q, k, v, dropout: attention.attend(q, k, v, mask=None, causal=False))
+        with pytest.raises(ValueError, match="search: the source sees future tokens, so that its loss is not a likelihood"):
+            search(dense, IDS, START)
+        assert search(dense, IDS, START, by="turn")
 
 
 def test_the_best_comes_first() -> None:

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from loopwright.check.likelihood import NOT_A_LIKELIHOOD
 from loopwright.metrics.residual import contraction
 from loopwright.run import RunFolder
 from loopwright.train import validation as module
 from loopwright.train.devices.distributed import Single, join
 from loopwright.train.job import Job
 from loopwright.train.loop import train
-from loopwright.train.reporting.progress import Silent
+from loopwright.train.reporting.progress import Silent, Terminal
 from loopwright.train.state import Progress
 from loopwright.train.validation import check_first, judge, truncates, truncation, validate, validate_when_due
+from tests.leaks import looking
 from tests.train.runs import rows_of, small
 
 
@@ -157,6 +159,23 @@ def test_a_model_that_sees_the_future_is_told_before_the_first_update(tmp_path: 
     assert len(notes) == 1 and "sees future tokens" in notes[0]
     check_first(make_job(tmp_path / "b"), Told())
     assert len(notes) == 1
+
+
+def test_what_sees_the_future_unsaid_is_noted_and_its_validations_are_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with looking():
+        found = train(
+            small({"model": {"changes": {"state": {"kind": "looking"}}}, "updates": 4}), tmp_path / "a", reporter=Terminal("a")
+        )
+    told = " ".join(capsys.readouterr().err.split())
+    assert "the model sees future tokens: no loss of this run is a likelihood" in told
+    assert f"({NOT_A_LIKELIHOOD})" in told[told.index("by depth") :]
+    assert f"({NOT_A_LIKELIHOOD})" in (found.checkpoint / "README.md").read_text()
+    assert [row["likelihood"] for row in found.log() if "valid" in row] == [False]
+    sound = train(small({"updates": 4}), tmp_path / "b")
+    assert all("likelihood" not in row for row in sound.log())
+    assert NOT_A_LIKELIHOOD not in (sound.checkpoint / "README.md").read_text()
 
 
 def test_what_was_best_by_another_read_out_is_forgotten() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loopwright.commands.console import console
+from loopwright.commands.console import console, told_warnings
 from loopwright.commands.device import find_device
-from loopwright.commands.evaluation.evaluate import check_rows, name_texts
+from loopwright.commands.evaluation.evaluate import name_texts
 from loopwright.verbs import Comparison
 from loopwright.verbs import compare as compare_models
 
@@ -26,15 +26,12 @@ def compare(
     device: str = "cpu",
 ) -> Comparison:
     """Prints how the first does against the second, paired, and returns it."""
-    if data is not None and texts:
-        raise ValueError("compare: give --data or --text, one of them")
-    check_rows(rows, batch)
-    where = find_device(device)
-    comparison = compare_models(
-        first, second,
-        depths=parse_pair(depths), data=data, text=name_texts(texts) or None, tokenizer=tokenizer, splits=splits, rows=rows,
-        batch=batch, context=context, device=where,
-    )  # fmt: skip
+    with told_warnings():
+        comparison = compare_models(
+            first, second,
+            depths=parse_pair(depths), data=data, text=name_texts(texts) or None, tokenizer=tokenizer, splits=splits, rows=rows,
+            batch=batch, context=context, device=find_device(device),
+        )  # fmt: skip
     printer = console()
     printer.print(comparison.table(printer.width))
     return comparison

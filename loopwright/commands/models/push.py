@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
-from loopwright.commands.console import console, warn
+from loopwright.commands.console import console, told_warnings
 from loopwright.hub import push as upload
 
 
 def push(folder: str, repo: str, *, private: bool = False) -> dict[str, str]:
     """Uploads the model of a folder, a run or a checkpoint, prints where it is, and returns that."""
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *place, **more: warn(message)
+    with told_warnings():
         address = upload(folder, repo, private=private)
     console().print(f"pushed: {address}", markup=False, soft_wrap=True)
     return {"folder": folder, "repo": repo, "address": address}

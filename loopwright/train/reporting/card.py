@@ -13,7 +13,7 @@ from loopwright.run import RunFolder
 from loopwright.settings import write_yaml
 from loopwright.storage.files import read_json
 from loopwright.train.recipe import Recipe
-from loopwright.train.reporting.log import last_row
+from loopwright.train.reporting.log import last_row, marked
 from loopwright.train.state import Progress
 
 _SHOWN = ("model", "data", "updates", "batch", "depth", "objective", "penalties", "average", "precision", "seed")
@@ -38,7 +38,7 @@ def by_depth(row: Mapping[str, Any]) -> str:
     for depth, scores in sorted(measured.items()):
         cells = ["–" if scores.get(name) is None else f"{scores[name]:.4f}" for name in names]
         lines.append(f"| {depth} | {' | '.join(cells)} |")
-    return f"The validation split after {row['update'] + 1:,} updates.\n\n" + "\n".join(lines)
+    return f"The validation split after {row['update'] + 1:,} updates{marked(row)}.\n\n" + "\n".join(lines)
 
 
 def made_with(run: RunFolder) -> dict[str, str]:

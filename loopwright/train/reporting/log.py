@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from loopwright.check.likelihood import NOT_A_LIKELIHOOD
 from loopwright.storage.files import clear_when_full
 
 # what a clock decides: the only entries in which the log of a resumed run differs from that of an uninterrupted one
@@ -74,6 +75,11 @@ def last_row(path: str | Path, name: str) -> dict[str, Any] | None:
         if f'"{name}"'.encode() in line and name in (row := json.loads(line)):
             return row
     return None
+
+
+def marked(row: Mapping[str, Any]) -> str:
+    """Returns what must be said beside the numbers of a validation: nothing where its losses are likelihoods."""
+    return "" if row.get("likelihood", True) else f" ({NOT_A_LIKELIHOOD})"
 
 
 def untimed(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from loopwright.interrupt import STOPS, say_nothing, second_ends_at_once
 from loopwright.run import RunFolder
 from loopwright.terminal import Screen
+from loopwright.train.reporting.log import marked
 
 if TYPE_CHECKING:
     from loopwright.train.recipe import Recipe
@@ -141,7 +142,7 @@ class Terminal:
                 + (f" (objective {scores['objective']:.4f})" if "objective" in scores else "")
                 for depth, scores in seen["valid"].items()
             ]
-            self.note(f"update {progress.update}: by depth " + ", ".join(cells))
+            self.note(f"update {progress.update}: by depth " + ", ".join(cells) + marked(seen))
 
     def end(self, progress: State, saved: Path, *, stopped: bool) -> None:
         """Takes the bar away and says where the checkpoint is."""

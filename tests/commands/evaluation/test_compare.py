@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import loopwright as lw
 from loopwright import cli
 from loopwright.commands.evaluation.compare import compare, parse_pair
 from loopwright.commands.evaluation.evaluate import evaluate
-from loopwright.commands.evaluation.exits import evaluate_exits
 from loopwright.data.tasks.table import Alphabet
 from loopwright.source import Source
 from tests.train.runs import PLAIN
@@ -71,7 +69,7 @@ def test_depths_that_are_none(words: str) -> None:
 
 
 def test_data_and_text_are_one_too_many(run: str) -> None:
-    with pytest.raises(ValueError, match="--data or --text, one of them"):
+    with pytest.raises(ValueError, match="text: given with data, which does not go with it"):
         compare(run, run, data="demo-plain", texts=["x.txt"])
 
 
@@ -92,9 +90,9 @@ def test_ids_that_are_other_words_to_a_model_are_not_measured(run: str, other: s
         compare(run, other)
     with pytest.raises(ValueError, match=wanted):
         lw.evaluate(other, data="demo-plain")
-    for verb in (evaluate, partial(evaluate_exits, exits=["entropy:0.1"])):
+    for rules in ([], ["entropy:0.1"]):
         with pytest.raises(ValueError, match=wanted):
-            verb(other, data="demo-plain", depths="1", rows=2, out=str(tmp_path))
+            evaluate(other, data="demo-plain", exit=rules, depths="1", rows=2, out=str(tmp_path))
     with pytest.raises(ValueError, match=r"compare: 'nosuch' is no folder; allowed"):
         compare(run, "nosuch")
 

@@ -10,14 +10,15 @@ import pytest
 import yaml
 
 import loopwright as lw
-from loopwright import cli
+from loopwright import cli, measuring
+from loopwright.check.likelihood import NOT_A_LIKELIHOOD
 from loopwright.commands.evaluation import evaluate as module
-from loopwright.commands.evaluation.evaluate import evaluate, evaluate_text, name_texts, usual_depths
+from loopwright.commands.evaluation.evaluate import evaluate, name_texts
 from loopwright.commands.training.train import train
-from loopwright.evaluate.heldout import NOT_A_LIKELIHOOD, HeldOut
+from loopwright.evaluate.heldout import HeldOut
+from loopwright.evaluate.passages import CONTEXT
 from loopwright.evaluate.sweep import SweepReport
-from loopwright.recipes import recipe
-from loopwright.source import load
+from loopwright.source import Source, load
 from tests.generate.tiny import save_model
 
 pytestmark = pytest.mark.usefixtures("unlaid")
@@ -33,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long
 def test_a_run_is_measured_at_every_depth(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reports = evaluate(str(run), depths="1:6", batch=5)
-    assert list(reports) == ["test", "digits-4"]
+    assert list(reports.reports) == ["test", "digits-4"]
     report = reports["test"]
     assert report.depth == (1, 2, 3, 4, 5, 6) and report.rows == 12 and report.disagreements == 0
     assert [check.depth for check in report.decoded] == [1, 4, 6]
@@ -46,7 +47,7 @@ def test_a_run_is_measured_at_every_depth(run: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.long
 def test_a_model_on_the_data_of_a_recipe(run: Path, tmp_path: Path) -> None:
     folder = lw.save(lw.load(run), tmp_path / "model")
-    with pytest.raises(ValueError, match="needs --data RECIPE"):
+    with pytest.raises(ValueError, match=r"holds no run \(no recipe.yaml\) with data of its own; give data= \(--data RECIPE"):
         evaluate(str(folder))
     reports = evaluate(str(folder), data=str(run / "recipe.yaml"), depths="2", rows=4, splits=["valid"], out=str(tmp_path / "here"))
     assert reports["valid"].rows == 4 and (tmp_path / "here" / "eval" / "valid-recipe-rows-4.json").is_file()
@@ -87,7 +88,7 @@ def test_fewer_depths_do_not_replace_more(run: Path, tmp_path: Path, monkeypatch
     evaluate(str(run), depths="1:3", **given)
     before = files_of(tmp_path / "out")
     with monkeypatch.context() as watched:
-        watched.setattr(module, "sweep", lambda *a, **k: pytest.fail("measured"))
+        watched.setattr(measuring, "sweep", lambda *a, **k: pytest.fail("measured"))
         with pytest.raises(ValueError, match=r"test.json: holds other results \(2 of its 3 depths .*--overwrite replaces them"):
             evaluate(str(run), depths="2", **given)
     assert files_of(tmp_path / "out") == before
@@ -114,17 +115,17 @@ def test_a_run_that_cannot_be_written_is_told_before_the_work(
         raise OSError(f"{verb}: cannot write into {folders[0]}")
 
     monkeypatch.setattr(module, "need_writable", closed)
-    monkeypatch.setattr(module, "open_model", lambda *a, **k: pytest.fail("loaded"))
+    monkeypatch.setattr(Source, "model", lambda *a, **k: pytest.fail("loaded"))
     with pytest.raises(OSError, match=r"evaluate: cannot write into .*eval"):
         evaluate(str(run))
     with pytest.raises(OSError, match=r"evaluate: cannot write into .*eval"):
-        evaluate_text(str(save_model(tmp_path / "model")), [str(texts / "plain.txt")])
+        evaluate(str(save_model(tmp_path / "model")), texts=[str(texts / "plain.txt")])
 
 
 @pytest.mark.long
 def test_answers_in_place_are_not_decoded(tmp_path: Path) -> None:
     train("addition-longer", [], out=str(tmp_path / "run"), toy=True)
-    reports = evaluate(str(tmp_path / "run"), depths="1:3")
+    reports = evaluate(str(tmp_path / "run"), depths="1:3").reports
     assert "length-12" in reports and all(report.decoded == () and report.exact[0] is not None for report in reports.values())
 
 
@@ -145,12 +146,6 @@ def test_what_is_asked_wrongly_is_said(run: Path, tmp_path: Path) -> None:
         evaluate(str(run), data=str(tmp_path / "longer.yaml"), depths="1")
 
 
-def test_the_usual_depths_go_well_beyond_training(run: Path) -> None:
-    model = load(run / "checkpoints" / "00000002")
-    depths = usual_depths(recipe("demo-stable"), model)
-    assert depths[:8] == [1, 2, 3, 4, 5, 6, 7, 8] and depths[-1] == 64
-
-
 # texts
 
 
@@ -164,13 +159,13 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_held_out_loss_of_texts(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = save_model(tmp_path / "model")
-    reports = evaluate_text(str(model), [str(texts / "plain.txt")], context=8, depths="1,3", out=str(tmp_path / "out"))
+    reports = evaluate(str(model), texts=[str(texts / "plain.txt")], context=8, depths="1,3", out=str(tmp_path / "out"))
     report = reports["plain"]
     assert report.depth == (1, 3) and report.context == 8 and report.likelihood and report.documents == 1
     assert HeldOut.load(tmp_path / "out" / "eval" / "text-plain.json") == report
     printed = capsys.readouterr().out
     assert printed.index("causality: passed") < printed.index("bits per byte")
-    lines = evaluate_text(str(model), [f"b={texts / 'lines.jsonl'}"], field="body", rows=1, honest=3, out=str(tmp_path / "out"))
+    lines = evaluate(str(model), texts=[f"b={texts / 'lines.jsonl'}"], field="body", rows=1, honest=3, out=str(tmp_path / "out"))
     assert lines["b"].passages == 1 and lines["b"].depth == (model_depth(model),) and lines["b"].honest is not None
 
 
@@ -178,9 +173,9 @@ def test_the_held_out_loss_of_texts(texts: Path, tmp_path: Path, capsys: pytest.
 def test_texts_replace_nothing_but_their_like(texts: Path, tmp_path: Path) -> None:
     model, text = str(save_model(tmp_path / "model")), [str(texts / "plain.txt")]
     given = {"context": 8, "out": str(tmp_path / "out")}
-    evaluate_text(model, text, depths="1,3", **given)
+    evaluate(model, texts=text, depths="1,3", **given)
     before = (tmp_path / "out" / "eval" / "text-plain.json").read_bytes()
-    evaluate_text(model, text, depths="1,3", rows=2, **given)
+    evaluate(model, texts=text, depths="1,3", rows=2, **given)
     assert HeldOut.load(tmp_path / "out" / "eval" / "text-plain-rows-2.json").passages == 2
     other = str(save_model(tmp_path / "other"))
     for changed, reason in (
@@ -189,31 +184,31 @@ def test_texts_replace_nothing_but_their_like(texts: Path, tmp_path: Path) -> No
         ({"depths": "1,3", "dtype": "bf16"}, "its dtype is float32, now bfloat16"),
     ):
         with pytest.raises(ValueError, match=rf"text-plain.json: holds other results \({reason}"):
-            evaluate_text(model, text, **given | changed)
+            evaluate(model, texts=text, **given | changed)
     with pytest.raises(ValueError, match=r"holds other results \(they are of .*model\); --overwrite replaces them"):
-        evaluate_text(other, text, depths="1,3", **given)
+        evaluate(other, texts=text, depths="1,3", **given)
     assert (tmp_path / "out" / "eval" / "text-plain.json").read_bytes() == before
-    evaluate_text(other, text, depths="1", overwrite=True, **given)
+    evaluate(other, texts=text, depths="1", overwrite=True, **given)
     assert HeldOut.load(tmp_path / "out" / "eval" / "text-plain.json").depth == (1,)
 
 
 def test_each_model_has_its_own_folder(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
-        evaluate_text(str(save_model(tmp_path / name)), [str(texts / "plain.txt")], context=8, depths="1")
+        evaluate(str(save_model(tmp_path / name)), texts=[str(texts / "plain.txt")], context=8, depths="1")
     assert all((tmp_path / f"runs/evaluate-{name}/eval/text-plain.json").is_file() for name in ("a", "b"))
 
 
 def test_fewer_rows_are_drawn_from_the_whole_text(tmp_path: Path) -> None:
     model, file = save_model(tmp_path / "model"), tmp_path / "long.jsonl"
     file.write_text("".join(json.dumps({"text": "the cat sat " * (40 if i == 0 else 1)}) + "\n" for i in range(40)))
-    report = evaluate_text(str(model), [str(file)], context=6, depths="1", rows=12, out=str(tmp_path / "out"))["long"]
+    report = evaluate(str(model), texts=[str(file)], context=6, depths="1", rows=12, out=str(tmp_path / "out"))["long"]
     assert report.passages == 12 and report.documents > 4  # the first 12 are all of the first document
 
 
 def test_numbers_say_whose_they_are(texts: Path, tmp_path: Path) -> None:
     model, text = save_model(tmp_path / "model"), [str(texts / "plain.txt")]
-    evaluate_text(str(model), text, context=8, depths="1", dtype="bf16", out=str(tmp_path / "out"))
+    evaluate(str(model), texts=text, context=8, depths="1", dtype="bf16", out=str(tmp_path / "out"))
     saved = json.loads((tmp_path / "out" / "eval" / "text-plain.json").read_text())
     assert (saved["source"], saved["dtype"], saved["seed"]) == (str(model), "bfloat16", 0)
     older = {name: value for name, value in saved.items() if name not in ("source", "dtype", "seed")}
@@ -225,12 +220,12 @@ def test_numbers_say_whose_they_are(texts: Path, tmp_path: Path) -> None:
 def test_a_context_is_one_that_the_model_has(texts: Path, tmp_path: Path) -> None:
     model, text = str(save_model(tmp_path / "model")), [str(texts / "plain.txt")]
     room = load(model).config.max_position_embeddings
-    with pytest.raises(ValueError, match=f"context: {room + 1}; allowed: at most {room}, the positions of the model"):
-        evaluate_text(model, text, context=room + 1, out=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match=rf"context must be from 2 to {room}, the positions of the model \(got {room + 1}\)"):
+        evaluate(model, texts=text, context=room + 1, out=str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-    assert evaluate_text(model, text, context=room, depths="1", out=str(tmp_path / "out"))["plain"].context == room
-    assert room < module.CONTEXT, "left out, it is the model's own where that is less"
-    assert evaluate_text(model, text, depths="1", out=str(tmp_path / "out"))["plain"].context == room
+    assert evaluate(model, texts=text, context=room, depths="1", out=str(tmp_path / "out"))["plain"].context == room
+    assert room < CONTEXT, "left out, it is the model's own where that is less"
+    assert evaluate(model, texts=text, depths="1", out=str(tmp_path / "out"))["plain"].context == room
 
 
 def model_depth(folder: Path) -> int:
@@ -245,11 +240,11 @@ def test_a_model_that_sees_the_future_is_refused_or_marked(texts: Path, tmp_path
         model = str(save_model(tmp_path / "model", "ouroboros-qwen2.5-3b-tiny", adapters=[spec]))
         given = {"context": 8, "depths": "2", "out": str(tmp_path / "out")}
         with pytest.raises(ValueError, match="not causal"):
-            evaluate_text(model, [str(texts / "plain.txt")], **given)
+            evaluate(model, texts=[str(texts / "plain.txt")], **given)
         assert not (tmp_path / "out").exists() and "loss" not in capsys.readouterr().out
         with pytest.raises(ValueError, match="not causal"):  # on the data of a recipe too
             evaluate(model, data="demo-stable", depths="1")
-        report = evaluate_text(model, [str(texts / "plain.txt")], teacher_forced=True, **given)["plain"]
+        report = evaluate(model, texts=[str(texts / "plain.txt")], teacher_forced=True, **given)["plain"]
     assert not report.likelihood and NOT_A_LIKELIHOOD in capsys.readouterr().out
 
 
@@ -261,28 +256,28 @@ def test_texts_have_names_and_what_is_wrong_is_told(texts: Path, tmp_path: Path)
         name_texts(["a/*.txt"])
     model = str(save_model(tmp_path / "model"))
     with pytest.raises(ValueError, match="no file matches"):
-        evaluate_text(model, [str(texts / "absent.txt")])
-    with pytest.raises(ValueError, match="honest: -1"):
-        evaluate_text(model, [str(texts / "plain.txt")], honest=-1)
+        evaluate(model, texts=[str(texts / "absent.txt")])
+    with pytest.raises(ValueError, match=r"honest must be a whole number >= 0 \(got -1\)"):
+        evaluate(model, texts=[str(texts / "plain.txt")], honest=-1)
 
 
 def test_the_words_of_texts_belong_together(run: Path) -> None:
     for given in ({"split": ["test"]}, {"data": "demo-stable"}, {"decode": False}):
-        with pytest.raises(ValueError, match="--text with --split, --data or --no-decode"):
+        with pytest.raises(ValueError, match=f"text: given with {next(iter(given)).replace('split', 'splits')}, which does not go"):
             cli.evaluate(str(run), text=["a.txt"], **given)
     for given in ({"honest": 3}, {"teacher_forced": True}, {"tokenizer": "x"}, {"context": 512}, {"field": "text"}):
-        with pytest.raises(ValueError, match=r"--context, --field, .* belong to --text, which is not given"):
+        with pytest.raises(ValueError, match=f"{next(iter(given))}: belongs to text( or tasks)?, which is not given"):
             cli.evaluate(str(run), **given)
 
 
 def test_nothing_that_was_asked_is_dropped(run: Path, texts: Path, tmp_path: Path) -> None:
     model, text = str(save_model(tmp_path / "model")), [str(texts / "plain.txt")]
     for checkpoint in ("last", "7"):
-        with pytest.raises(ValueError, match=r"--checkpoint belongs to a run, and .*model holds none"):
-            evaluate_text(model, text, checkpoint=checkpoint, out=str(tmp_path / "out"))
-    with pytest.raises(ValueError, match="batch: 0; allowed: at least 1"):
-        evaluate_text(model, text, batch=0, out=str(tmp_path / "out"))
-    with pytest.raises(ValueError, match="batch: 0; allowed: at least 1"):
+        with pytest.raises(ValueError, match=rf"checkpoint: {checkpoint} belongs to a run, and .*model holds none"):
+            evaluate(model, texts=text, checkpoint=checkpoint, out=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match=r"batch must be a whole number >= 1 \(got 0\)"):
+        evaluate(model, texts=text, batch=0, out=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match=r"batch must be a whole number >= 1 \(got 0\)"):
         evaluate(str(run), batch=0, depths="1", splits=["valid"], out=str(tmp_path / "out"))
 
 
@@ -290,21 +285,21 @@ def test_what_can_be_told_before_a_model_is_loaded_is(
     run: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, text = str(save_model(tmp_path / "model")), [str(texts / "plain.txt")]
-    monkeypatch.setattr(module, "open_model", lambda *a, **k: pytest.fail("loaded"))
+    monkeypatch.setattr(Source, "model", lambda *a, **k: pytest.fail("loaded"))
     for given, complaint in (
-        ({"rows": 0}, "rows: 0; allowed: at least 1"),
-        ({"batch": -1}, "batch: -1; allowed: at least 1"),
+        ({"rows": 0}, r"rows must be a whole number >= 1 \(got 0\)"),
+        ({"batch": -1}, r"batch must be a whole number >= 1 \(got -1\)"),
         ({"depths": "0"}, "depths must be .*got '0'"),
         ({"out": text[0]}, r"out: .*plain.txt is a file; allowed: a folder"),
         ({"out": f"{text[0]}/below"}, r"out: .*plain.txt is a file; allowed: a folder"),
     ):
         with pytest.raises(ValueError, match=complaint):
-            evaluate_text(model, text, **given)
+            evaluate(model, texts=text, **given)
         with pytest.raises(ValueError, match=complaint):
             evaluate(str(run), **given)
-    with pytest.raises(ValueError, match="context: 1; allowed: at least"):
-        evaluate_text(model, text, context=1)
+    with pytest.raises(ValueError, match="context must be from 2 to"):
+        evaluate(model, texts=text, context=1)
     with pytest.raises(ValueError, match="no file matches"):
-        evaluate_text(model, ["absent.txt"])
+        evaluate(model, texts=["absent.txt"])
     with pytest.raises(ValueError, match="evaluate: 'asura' is a preset, which has no trained weights"):
-        evaluate_text("asura", text)
+        evaluate("asura", texts=text)

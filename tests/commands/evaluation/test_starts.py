@@ -10,7 +10,7 @@ import pytest
 
 import loopwright as lw
 from loopwright import cli
-from loopwright.commands.evaluation.starts import evaluate_starts
+from loopwright.commands.evaluation.evaluate import evaluate
 from loopwright.evaluate.starts import StartReport
 from loopwright.hub import _plain_model
 from loopwright.run import MADE
@@ -59,10 +59,10 @@ def test_splits_from_several_starts(run: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.long
 def test_more_starts_do_not_replace_fewer_unasked(run: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"splits": ["valid"], "rows": 3, "depths": "2", "out": str(tmp_path)}
-    evaluate_starts(str(run), 2, **given)
+    evaluate(str(run), state_seeds=2, **given)
     with pytest.raises(ValueError, match=r"starts-valid-rows-3\.json"):
-        evaluate_starts(str(run), 3, **given)
-    assert evaluate_starts(str(run), 3, **given, overwrite=True)["valid"].seeds == (0, 1, 2)
+        evaluate(str(run), state_seeds=3, **given)
+    assert evaluate(str(run), state_seeds=3, **given, overwrite=True)["valid"].seeds == (0, 1, 2)
 
 
 @pytest.mark.long
@@ -70,7 +70,7 @@ def test_texts_from_several_starts(tmp_path: Path) -> None:
     text = tmp_path / "text.jsonl"
     text.write_text("".join(json.dumps({"text": word * 30}) + "\n" for word in ("ab ", "ba ", "bb ")))
     folder = save_model(tmp_path / "model", name="huginn-tiny")
-    found = evaluate_starts(str(folder), 2, texts=[str(text)], depths="2", out=str(tmp_path / "out"))["text"]
+    found = evaluate(str(folder), state_seeds=2, texts=[str(text)], depths="2", out=str(tmp_path / "out"))["text"]
     assert found.exact == (None,) and found.measure == "loss" and found.loss_low[0] < found.loss_high[0]
 
 
@@ -79,10 +79,10 @@ def test_texts_from_several_starts(tmp_path: Path) -> None:
     [
         (
             ["--state-seeds", "2", "--exit", "all"],
-            "--state-seeds with --exit, --teacher-forced, --honest or --field; leave them",
+            "exit: given with state_seeds, which does not go with it",
         ),
         (["--state-seeds", "0"], "state_seeds"),
-        (["--state-seeds", "2", "--tasks", "arc_easy"], "--tasks with options of texts, splits, starts or exits"),
+        (["--state-seeds", "2", "--tasks", "arc_easy"], "tasks: given with state_seeds, which does not go with it"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(run: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

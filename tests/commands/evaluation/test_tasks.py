@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from loopwright import measuring
 from loopwright.cli import main
-from loopwright.commands.evaluation import tasks as module
+from loopwright.commands.evaluation.evaluate import evaluate
 from loopwright.evaluate import harness
 from loopwright.evaluate.tasks import Asking, TaskReport, task_report
 from tests.generate.tiny import save_model
@@ -40,9 +41,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             ),
         }
 
-    monkeypatch.setattr(module, "measure", measure)
-    monkeypatch.setattr(module, "need_lm_eval", lambda: None)
-    monkeypatch.setattr(module, "check_names", lambda names, folder: None)  # tests/evaluate/test_task_index.py asks for real ones
+    monkeypatch.setattr(measuring, "evaluate_tasks", measure)
+    monkeypatch.setattr(measuring, "need_lm_eval", lambda: None)
+    monkeypatch.setattr(measuring, "check_names", lambda names, folder: None)
     return asked
 
 
@@ -51,10 +52,10 @@ def test_tables_files_and_figures(
     model: str, measured: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given: dict[str, Any] = {"task_data": "folder", "out": str(tmp_path)}
-    module.evaluate_tasks(model, " quiz, book,quiz", depths="1,2", shots=0, rows=2, **given)
-    assert measured[0] | {"progress": None} == {
+    evaluate(model, tasks=" quiz, book,quiz", depths="1,2", shots=0, rows=2, **given)
+    assert measured[0] | {"progress": None, "causality": None} == {
         "names": ["quiz", "book"], "depths": [1, 2], "folder": "folder", "shots": 0, "limit": 2, "batch": None, "source": model,
-        "progress": None, "asking": Asking(),
+        "progress": None, "causality": None, "asking": Asking(),
     }  # fmt: skip
     assert "quiz: 2 questions (quiz.jsonl)" in capsys.readouterr().out
     kept = tmp_path / "eval" / "task-quiz-shots-0-rows-2.json"
@@ -62,7 +63,7 @@ def test_tables_files_and_figures(
     figures = {path.name for path in (tmp_path / "figures").iterdir()}
     assert figures == {"tasks-quiz-book-shots-0-rows-2.svg", "tasks-quiz-book-shots-0-rows-2-bits_per_byte.svg"}
     with pytest.raises(ValueError, match="1 of its 2 depths are not asked for now"):
-        module.evaluate_tasks(model, "quiz", depths="1", shots=0, rows=2, **given)
+        evaluate(model, tasks="quiz", depths="1", shots=0, rows=2, **given)
     assert len(measured) == 1  # told before the work
 
 
@@ -83,9 +84,9 @@ def test_json_has_the_rows_and_the_rates(
     ("words", "said"),
     [
         (["--shots", "-1"], "shots must be a whole number >= 0 (got -1)"),
-        (["--rows", "0"], "rows: 0; allowed: at least 1"),
+        (["--rows", "0"], "rows must be a whole number >= 1 (got 0)"),
         (["--depths", "x"], "(got 'x')"),
-        (["--text", "a.txt"], "--tasks with options of texts, splits, starts or exits"),
+        (["--text", "a.txt"], "tasks: given with text, which does not go with it"),
         (["--depths", "0"], "(got '0')"),
     ],
 )
@@ -116,12 +117,12 @@ def test_a_chat_has_files_of_its_own_that_say_how_it_was_asked(
 ) -> None:
     model, out = str(save_model(tmp_path / "talks", chat=True)), str(tmp_path / "out")
     (tmp_path / "system.txt").write_text("the cat")
-    given = {"depths": "1", "out": out, "chat": True}
-    module.evaluate_tasks(model, "quiz", system=str(tmp_path / "system.txt"), max_new_tokens=3, **given)
+    given: dict[str, Any] = {"depths": "1", "out": out}
+    evaluate(model, tasks="quiz", asking={"chat": True, "system": str(tmp_path / "system.txt"), "max_new_tokens": 3}, **given)
     assert measured[0]["asking"] == Asking(True, "the cat", 3)
     assert (tmp_path / "out" / "eval" / "task-quiz-chat.json").is_file()
     with pytest.raises(ValueError, match="its asking is in the chat …, now in the chat template"):
-        module.evaluate_tasks(model, "quiz", **given)
+        evaluate(model, tasks="quiz", asking={"chat": True}, **given)
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:
         main(["evaluate", model, "--tasks", "quiz", "--depths", "1", "--out", out, "--chat", "--json", "--overwrite"])
@@ -139,4 +140,4 @@ def test_a_chat_has_files_of_its_own_that_say_how_it_was_asked(
         assert end.value.code == 2 and told in " ".join(capsys.readouterr().err.split()), words
     with pytest.raises(SystemExit):
         main(["evaluate", model, "--chat"])
-    assert "--chat, --system and --max-new-tokens belong to --tasks" in " ".join(capsys.readouterr().err.split())
+    assert "asking: belongs to tasks, which is not given" in " ".join(capsys.readouterr().err.split())
