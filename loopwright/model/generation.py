@@ -83,17 +83,19 @@ class LoopGenerationMixin(GenerationMixin):
         kwargs["model_kwargs"] = {k: v for k, v in options.items() if k not in ("depth", "select", "state_seed")}
         return super()._get_candidate_generator(*args, **kwargs)
 
+    def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict) -> None:  # type: ignore[override]
+        """Gives none: a pass counts them from the mask and the cache. So those that reach one are the caller's own."""
+
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Any, inputs_embeds: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Returns the inputs of the next pass. A cache that holds tokens knows its padding and positions, so both stop there."""
+        """Returns the inputs of the next pass. A cache that holds tokens knows its padding, so the mask stops there."""
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
         inputs.pop("tokenizer", None)  # of `stop_strings`
         cache = inputs.get("past_key_values")
         if self.training and self.state.seeded and inputs.get("state_seed") is None:
             inputs["state_seed"] = self.state.seed  # one start for all tokens of an answer, also while a model trains
         if isinstance(cache, LoopCache) and cache.length:
-            inputs.pop("position_ids", None)
             mask = inputs.pop("attention_mask", None)
             tokens = inputs["input_ids"]
             new = inputs["inputs_embeds"].shape[1] if tokens is None else tokens.shape[1]
