@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
+from loopwright.model.cache.borrowed import BorrowedCache
 from loopwright.model.cache.cache import LoopCache
 from loopwright.model.cache.fixed_rows import FixedRows
 from loopwright.model.cache.rows import PooledRows, RowSpan
@@ -91,7 +92,7 @@ class Backbone(PreTrainedModel):
         position_ids: Tensor | None = None,
         segment_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        cache: LoopCache | None = None,
+        cache: LoopCache | BorrowedCache | None = None,
         tap: Tap | None = None,
         outputs: LayerOutputs | None = None,
         fused: StackRunner | None = None,
@@ -132,7 +133,7 @@ class Backbone(PreTrainedModel):
         x: Tensor,
         span: Span | RowSpan,
         *,
-        cache: LoopCache | PooledRows | FixedRows | None = None,
+        cache: LoopCache | BorrowedCache | PooledRows | FixedRows | None = None,
         tap: Tap | None = None,
         outputs: LayerOutputs | None = None,
         fused: StackRunner | None = None,
@@ -289,7 +290,7 @@ class Backbone(PreTrainedModel):
         readings: Sequence[int | Expected], select: str, output_steps: bool, keep: int | Tensor, read: Reader,
     ) -> Unrolled:  # fmt: skip
         """Runs `depth` steps over the tokens (the arguments of `embed`) and reads the states out at `readings`."""
-        cache: LoopCache | None = tokens["cache"]
+        cache: LoopCache | BorrowedCache | None = tokens["cache"]
         check_tap(tokens["tap"], self.config, depth, head=self.has_head)
         e, p = self.embed(depth=depth, **tokens)
         state = self._first_state(e, p, initial_state, seed)
@@ -318,23 +319,21 @@ class Backbone(PreTrainedModel):
         return Unrolled(answer, results, features, states, exit_probs, p.batch_span)
 
     def _ready(
-        self, cache: LoopCache | None, wanted: bool | None, depth: int, readings: Sequence[int | Expected]
-    ) -> LoopCache | None:
+        self, given: Cache | None, wanted: bool | None, depth: int, readings: Sequence[int | Expected], mask: Tensor | None
+    ) -> LoopCache | BorrowedCache | None:
         """Returns the cache of a pass; what it misses is refused before anything is written."""
-        cache = self._usable_cache(cache, wanted)
+        cache = self._usable_cache(given, wanted, mask)
         if cache is not None:
             cache.check(depth if self.config.is_looped else 0, readings)
         return cache
 
-    def _usable_cache(self, cache: LoopCache | None, wanted: bool | None) -> LoopCache | None:
+    def _usable_cache(self, cache: Cache | None, wanted: bool | None, mask: Tensor | None) -> LoopCache | BorrowedCache | None:
         if cache is None:
             if wanted is None:  # as in transformers, but only where keys are of use: not under gradients, nor in a compiled graph
                 inference = not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
                 wanted = self.config.use_cache and inference and not self.leaks_future
             return LoopCache(self.config) if wanted else None
-        if not isinstance(cache, LoopCache):
-            raise TypeError(f"past_key_values: {type(cache).__name__}; allowed: a LoopCache (one slot per step and layer)")
-        return cache
+        return cache if isinstance(cache, LoopCache) else BorrowedCache(self.config, cache, mask)
 
     def _first_state(self, e: Tensor, p: Pass, initial_state: Tensor | None, seed: int | Tensor | None) -> Tensor:
         if initial_state is None:

@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, LogitsProcessor
+from transformers import Cache, GenerationMixin, LogitsProcessor
 from transformers.generation import GenerationMode
 
+from loopwright.model.cache.borrowed import BorrowedCache
 from loopwright.model.cache.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.decode_graph import DecodeGraph
@@ -17,6 +18,7 @@ from loopwright.model.parts.state import State
 FIRST_CAPACITY = 2048
 REPLAYED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 ALIGNMENT = 16
+OURS, BORROWED = ("dynamic", "static"), ("offloaded", "quantized")  # the caches of `generate`: a LoopCache, or one of transformers
 
 
 class FiniteLogits(LogitsProcessor):
@@ -53,11 +55,12 @@ class LoopGenerationMixin(GenerationMixin):
                 raise ValueError(
                     f"generate: {name} says nothing of tokens that do not exist yet; prefill with a cache, then generate"
                 )
-        if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
-            return
         kind = generation_config.cache_implementation
-        if kind not in (None, "dynamic", "static"):
-            raise ValueError(f"generate: cache_implementation {kind!r}; allowed: dynamic, static")
+        if kind not in (None, *OURS, *BORROWED):
+            raise ValueError(f"generate: cache_implementation {kind!r}; allowed: {', '.join((*OURS, *BORROWED))}")
+        if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False or kind in BORROWED:
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+            return
         length = kwargs["max_cache_length"] if "max_cache_length" in kwargs else args[2]
         # transformers may run one token past the end before it sees that it should stop; a long limit is seldom reached, so
         # a growing cache starts smaller
@@ -93,6 +96,8 @@ class LoopGenerationMixin(GenerationMixin):
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
         inputs.pop("tokenizer", None)  # of `stop_strings`
         cache = inputs.get("past_key_values")
+        if isinstance(cache, Cache) and cache.is_compileable:  # transformers makes it a mask of queries and keys
+            inputs["attention_mask"] = kwargs.get("attention_mask")
         if self.training and self.state.seeded and inputs.get("state_seed") is None:
             inputs["state_seed"] = self.state.seed  # one start for all tokens of an answer, also while a model trains
         if isinstance(cache, LoopCache) and cache.length:
@@ -103,9 +108,17 @@ class LoopGenerationMixin(GenerationMixin):
                 inputs["attention_mask"] = mask
         return inputs
 
-    def replay(self, input_ids: Tensor, cache: LoopCache | None, depth: int, seed: int | Tensor | None) -> Tensor | None:
+    def replay(
+        self, input_ids: Tensor, cache: LoopCache | BorrowedCache | None, depth: int, seed: int | Tensor | None
+    ) -> Tensor | None:
         """Returns the logits of a one-token pass from a CUDA graph, where a fixed cache allows one; else None."""
-        if cache is None or not cache.fixed or not input_ids.is_cuda or input_ids.shape[1] != 1 or not cache.length:
+        if (
+            not isinstance(cache, LoopCache)
+            or not cache.fixed
+            or not input_ids.is_cuda
+            or input_ids.shape[1] != 1
+            or not cache.length
+        ):
             return None
         if torch.is_grad_enabled() or self.training or isinstance(seed, Tensor) or cache.policy != "every":
             return None

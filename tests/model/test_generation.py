@@ -127,8 +127,6 @@ def test_refusals_of_generate():
     ids = prompt_of(model, 1, 4)
     with pytest.raises(ValueError, match="beyond max_steps=3"):
         model.generate(ids, depth=9, **GREEDY)
-    with pytest.raises(ValueError, match="cache_implementation 'quantized'; allowed: dynamic, static"):
-        model.generate(ids, cache_implementation="quantized", **GREEDY)
     with pytest.raises(ValueError, match="dense model"):
         model.without_adapters().generate(ids, depth=2, **GREEDY)
     with pytest.raises(ValueError, match="dept"):
