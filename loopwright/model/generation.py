@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,8 @@ from loopwright.model.cache.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.decode_graph import DecodeGraph
 from loopwright.model.parts.state import State
+from loopwright.untrusted import shown
+from loopwright.values import is_whole
 
 FIRST_CAPACITY = 2048
 REPLAYED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
@@ -81,10 +84,22 @@ class LoopGenerationMixin(GenerationMixin):
         return processors
 
     def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
-        """Lets a draft model run at its own depth: what was asked of this model may mean nothing to that one."""
-        options = kwargs["model_kwargs"]
-        kwargs["model_kwargs"] = {k: v for k, v in options.items() if k not in ("depth", "select", "state_seed")}
-        return super()._get_candidate_generator(*args, **kwargs)
+        """Lets a draft run at its own depth: this model after `assistant_early_exit` steps, or another one, to which what was asked
+        of this one may mean nothing."""
+        options, settings = kwargs["model_kwargs"], kwargs["generation_config"]
+        steps = settings.assistant_early_exit
+        if steps is None:
+            kwargs["model_kwargs"] = {k: v for k, v in options.items() if k not in ("depth", "select", "state_seed")}
+            return super()._get_candidate_generator(*args, **kwargs)
+        depth = self.config.check_depth(options.get("depth"))
+        if not is_whole(steps, 1, depth - 1):
+            raise ValueError(
+                f"assistant_early_exit: {shown(steps)}; allowed: from 1 to {depth - 1}, fewer steps than the depth {depth}"
+            )
+        settings = deepcopy(settings)
+        settings.assistant_early_exit = None
+        draft = {"assistant_model": self, "generation_config": settings, "model_kwargs": {**options, "depth": steps}}
+        return super()._get_candidate_generator(*args, **{**kwargs, **draft})
 
     def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict) -> None:  # type: ignore[override]
         """Gives none: a pass counts them from the mask and the cache. So those that reach one are the caller's own."""
