@@ -93,9 +93,9 @@ class LoopGenerationMixin(GenerationMixin):
             return super()._get_candidate_generator(*args, **kwargs)
         depth = self.config.check_depth(options.get("depth"))
         if not is_whole(steps, 1, depth - 1):
-            raise ValueError(
-                f"assistant_early_exit: {shown(steps)}; allowed: from 1 to {depth - 1}, fewer steps than the depth {depth}"
-            )
+            fewer = f"from 1 to {depth - 1}" if depth > 1 else "none here"
+            given = f"assistant_early_exit: {shown(steps)}"
+            raise ValueError(f"{given}; allowed: {fewer}, as drafts take fewer steps than the depth {depth}")
         settings = deepcopy(settings)
         settings.assistant_early_exit = None
         draft = {"assistant_model": self, "generation_config": settings, "model_kwargs": {**options, "depth": steps}}

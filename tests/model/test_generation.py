@@ -150,9 +150,9 @@ def test_an_early_exit_of_the_assistant_is_a_draft_of_fewer_steps(name, monkeypa
     model = noisy(name)
     ids = prompt_of(model, 1, 5)
     depths = []
-    run = type(model).forward
+    run = type(model).unroll
     monkeypatch.setattr(
-        type(model), "forward", lambda self, *a, depth=None, **k: (depths.append(depth), run(self, *a, depth=depth, **k))[1]
+        type(model), "unroll", lambda self, e, depth, *a, **k: (depths.append(depth), run(self, e, depth, *a, **k))[1]
     )
     for depth in {model.config.depth, min(model.config.max_steps or 6, 6)}:
         expected = model.generate(ids, depth=depth, **GREEDY)
@@ -168,9 +168,11 @@ def test_an_early_exit_of_the_assistant_is_a_draft_of_fewer_steps(name, monkeypa
 @pytest.mark.parametrize("steps", [0, 4, 9, True, "2"])
 def test_an_early_exit_that_is_none_is_refused(steps):
     model = lw.build("ouro-1.4b-tiny")
-    with pytest.raises(ValueError, match=r"assistant_early_exit: .*; allowed: from 1 to 3, fewer steps than the depth 4"):
+    with pytest.raises(
+        ValueError, match=r"assistant_early_exit: .*; allowed: from 1 to 3, as drafts take fewer steps than the depth 4"
+    ):
         model.generate(prompt_of(model, 1, 4), assistant_early_exit=steps, **GREEDY)
-    with pytest.raises(ValueError, match="allowed: from 1 to 0"):
+    with pytest.raises(ValueError, match="allowed: none here, as drafts take fewer steps than the depth 1"):
         model.without_adapters().generate(prompt_of(model, 1, 4), assistant_early_exit=1, **GREEDY)
 
 
