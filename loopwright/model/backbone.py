@@ -52,8 +52,6 @@ class Backbone(PreTrainedModel):
     main_input_name = "input_ids"
     has_head = False  # whether a pass ends in logits
     supports_gradient_checkpointing = True
-    gradient_checkpointing = False  # transformers sets it, and the function beside it
-    _gradient_checkpointing_func: Callable[..., Tensor]
     _supports_sdpa = True
     _no_split_modules = ["Block"]  # noqa: RUF012
 
@@ -261,7 +259,7 @@ class Backbone(PreTrainedModel):
         normed = stack == "core" and self.config.layer_post_norm != "none"
         for layer, block in enumerate(getattr(self, stack)):
             place = Place(stack, step, layer)
-            x = self._recomputable(block, x, p, place, adapt)
+            x = block(x, p, place, adapt)
             if normed:
                 x = self._norm_layer(x, layer, step)
             p.keep_state(x, place)
@@ -274,16 +272,6 @@ class Backbone(PreTrainedModel):
         if kind == "per-layer-and-step":
             norm = norm[layer]
         return norm(x) if kind == "shared" else norm(x, step)
-
-    def _recomputable(self, block: nn.Module, *args: Any) -> Tensor:
-        """Returns block(*args); where gradient checkpointing is on, only what goes in is kept for the backward pass.
-
-        A layer at a time, as transformers does: a whole step would hold the activations of every core layer while it is made
-        again, which for a core of many layers saves little. Our own trainer can keep whole steps, or fewer (`remat`).
-        """
-        if self.gradient_checkpointing and self.training:
-            return self._gradient_checkpointing_func(block, *args)
-        return block(*args)
 
     def _run(
         self, tokens: dict[str, Any], *, depth: int, initial_state: Tensor | None, seed: int | Tensor | None,
@@ -333,7 +321,13 @@ class Backbone(PreTrainedModel):
                 inference = not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
                 wanted = self.config.use_cache and inference and not self.leaks_future
             return LoopCache(self.config) if wanted else None
-        return cache if isinstance(cache, LoopCache) else BorrowedCache(self.config, cache, mask)
+        if isinstance(cache, LoopCache):
+            return cache
+        if self.training and self.is_gradient_checkpointing:
+            raise ValueError(
+                f"past_key_values: {type(cache).__name__} would take the keys of a layer that is recomputed twice; leave it out"
+            )
+        return BorrowedCache(self.config, cache, mask)
 
     def _first_state(self, e: Tensor, p: Pass, initial_state: Tensor | None, seed: int | Tensor | None) -> Tensor:
         if initial_state is None:

@@ -292,6 +292,10 @@ def test_caches_that_cannot_be_taken_are_refused():
     delattr(held, BOOK)
     with pytest.raises(ValueError, match="DynamicCache holds 3 tokens that no looped model has put there"):
         model(IDS, past_key_values=held)
+    recomputed = noisy("ouro-1.4b-tiny").train()
+    recomputed.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="past_key_values: DynamicCache would take the keys of a layer that is recomputed twice"):
+        recomputed(IDS, past_key_values=DynamicCache())
     model = model_of("window")
     mask, held = torch.tensor([[1, 0, 1]]), DynamicCache(config=model.config)
     with pytest.raises(ValueError, match="keeps the last places of a window, padding among them; pad on the left"):
