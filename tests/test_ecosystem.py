@@ -97,24 +97,26 @@ def test_trl_trains_it(name, checkpointing, tokenizer, tmp_path):
     assert not any(".bases." in n for n in moved)
 
 
+@pytest.mark.parametrize("how", [{"packing": True, "padding_free": True}, {"padding_free": True}])
 @pytest.mark.parametrize("name", PRESETS)
-def test_trl_trains_packed_rows_as_rows_apart(name, tokenizer, tmp_path):
-    """Eight texts laid end to end in a row without padding give the losses of eight padded rows."""
+def test_trl_trains_packed_rows_as_rows_apart(name, how, tokenizer, tmp_path):
+    """Eight texts laid end to end in a row, by the packing or by the collator, give the losses of eight padded rows."""
     datasets = pytest.importorskip("datasets")
     trl = pytest.importorskip("trl")
 
     losses = []
-    for packed in (False, True):
+    for packed in ({}, how):
+        rows, most = (1, 256) if packed.get("packing") else (8, None)
         # a start that is drawn anew for each row would be another one in the row that holds them all
         model = built(name, state={"kind": "zero"}) if name.startswith("huginn") else built(name)
         data = datasets.Dataset.from_list([{"text": " ".join(f"w{(i * j) % 90}" for j in range(3 + i))} for i in range(8)])
         arguments = trl.SFTConfig(
-            output_dir=str(tmp_path / str(packed)), max_steps=2, per_device_train_batch_size=1 if packed else 8, learning_rate=1e-2,
-            report_to=[], use_cpu=True, save_strategy="no", bf16=False, logging_steps=1, disable_tqdm=True, max_length=256,
-            packing=packed, padding_free=packed,
+            output_dir=str(tmp_path / str(len(packed))), max_steps=2, per_device_train_batch_size=rows, learning_rate=1e-2,
+            report_to=[], use_cpu=True, save_strategy="no", bf16=False, logging_steps=1, disable_tqdm=True, max_length=most,
+            **packed,
         )  # fmt: skip
         trainer = trl.SFTTrainer(model=model, args=arguments, train_dataset=data, processing_class=tokenizer)
-        assert len(trainer.train_dataset) == (1 if packed else 8)
+        assert len(trainer.train_dataset) == rows
         trainer.train()
         losses.append([row["loss"] for row in trainer.state.log_history if "loss" in row])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)

@@ -108,12 +108,13 @@ class Fields:
         return float(value)
 
     def close(self) -> None:
-        """Refuses what nobody took."""
+        """Refuses what nobody took, where it says something."""
         for name, allowed in _SILENT.items():
             if name not in self.taken:
                 self.demand(name, *allowed)
         known = self.taken | _ADMITTED | set(GenerationConfig._get_default_generation_params()) | {"quantization_config"}
-        unknown = [f"{shown(name)[1:-1]} ({shown(value)})" for name, value in self.values.items() if name not in known]
+        said = {name: value for name, value in self.values.items() if value is not None}
+        unknown = [f"{shown(name)[1:-1]} ({shown(value)})" for name, value in said.items() if name not in known]
         if unknown:
             raise ValueError(
                 f"{self.where}: unknown field {', '.join(unknown[:LISTED])}; it may change the model, so it is not passed over: "

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
+from loopwright.model.cache.borrowed import BorrowedCache
 from loopwright.model.cache.cache import LoopCache
 from loopwright.model.cache.fixed_rows import FixedRows
 from loopwright.model.cache.rows import PooledRows, RowSpan
@@ -51,8 +52,6 @@ class Backbone(PreTrainedModel):
     main_input_name = "input_ids"
     has_head = False  # whether a pass ends in logits
     supports_gradient_checkpointing = True
-    gradient_checkpointing = False  # transformers sets it, and the function beside it
-    _gradient_checkpointing_func: Callable[..., Tensor]
     _supports_sdpa = True
     _no_split_modules = ["Block"]  # noqa: RUF012
 
@@ -91,7 +90,7 @@ class Backbone(PreTrainedModel):
         position_ids: Tensor | None = None,
         segment_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        cache: LoopCache | None = None,
+        cache: LoopCache | BorrowedCache | None = None,
         tap: Tap | None = None,
         outputs: LayerOutputs | None = None,
         fused: StackRunner | None = None,
@@ -132,7 +131,7 @@ class Backbone(PreTrainedModel):
         x: Tensor,
         span: Span | RowSpan,
         *,
-        cache: LoopCache | PooledRows | FixedRows | None = None,
+        cache: LoopCache | BorrowedCache | PooledRows | FixedRows | None = None,
         tap: Tap | None = None,
         outputs: LayerOutputs | None = None,
         fused: StackRunner | None = None,
@@ -260,7 +259,7 @@ class Backbone(PreTrainedModel):
         normed = stack == "core" and self.config.layer_post_norm != "none"
         for layer, block in enumerate(getattr(self, stack)):
             place = Place(stack, step, layer)
-            x = self._recomputable(block, x, p, place, adapt)
+            x = block(x, p, place, adapt)
             if normed:
                 x = self._norm_layer(x, layer, step)
             p.keep_state(x, place)
@@ -274,22 +273,12 @@ class Backbone(PreTrainedModel):
             norm = norm[layer]
         return norm(x) if kind == "shared" else norm(x, step)
 
-    def _recomputable(self, block: nn.Module, *args: Any) -> Tensor:
-        """Returns block(*args); where gradient checkpointing is on, only what goes in is kept for the backward pass.
-
-        A layer at a time, as transformers does: a whole step would hold the activations of every core layer while it is made
-        again, which for a core of many layers saves little. Our own trainer can keep whole steps, or fewer (`remat`).
-        """
-        if self.gradient_checkpointing and self.training:
-            return self._gradient_checkpointing_func(block, *args)
-        return block(*args)
-
     def _run(
         self, tokens: dict[str, Any], *, depth: int, initial_state: Tensor | None, seed: int | Tensor | None,
         readings: Sequence[int | Expected], select: str, output_steps: bool, keep: int | Tensor, read: Reader,
     ) -> Unrolled:  # fmt: skip
         """Runs `depth` steps over the tokens (the arguments of `embed`) and reads the states out at `readings`."""
-        cache: LoopCache | None = tokens["cache"]
+        cache: LoopCache | BorrowedCache | None = tokens["cache"]
         check_tap(tokens["tap"], self.config, depth, head=self.has_head)
         e, p = self.embed(depth=depth, **tokens)
         state = self._first_state(e, p, initial_state, seed)
@@ -318,23 +307,27 @@ class Backbone(PreTrainedModel):
         return Unrolled(answer, results, features, states, exit_probs, p.batch_span)
 
     def _ready(
-        self, cache: LoopCache | None, wanted: bool | None, depth: int, readings: Sequence[int | Expected]
-    ) -> LoopCache | None:
+        self, given: Cache | None, wanted: bool | None, depth: int, readings: Sequence[int | Expected], mask: Tensor | None
+    ) -> LoopCache | BorrowedCache | None:
         """Returns the cache of a pass; what it misses is refused before anything is written."""
-        cache = self._usable_cache(cache, wanted)
+        cache = self._usable_cache(given, wanted, mask)
         if cache is not None:
             cache.check(depth if self.config.is_looped else 0, readings)
         return cache
 
-    def _usable_cache(self, cache: LoopCache | None, wanted: bool | None) -> LoopCache | None:
+    def _usable_cache(self, cache: Cache | None, wanted: bool | None, mask: Tensor | None) -> LoopCache | BorrowedCache | None:
         if cache is None:
             if wanted is None:  # as in transformers, but only where keys are of use: not under gradients, nor in a compiled graph
                 inference = not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
                 wanted = self.config.use_cache and inference and not self.leaks_future
             return LoopCache(self.config) if wanted else None
-        if not isinstance(cache, LoopCache):
-            raise TypeError(f"past_key_values: {type(cache).__name__}; allowed: a LoopCache (one slot per step and layer)")
-        return cache
+        if isinstance(cache, LoopCache):
+            return cache
+        if self.training and self.is_gradient_checkpointing:
+            raise ValueError(
+                f"past_key_values: {type(cache).__name__} would take the keys of a layer that is recomputed twice; leave it out"
+            )
+        return BorrowedCache(self.config, cache, mask)
 
     def _first_state(self, e: Tensor, p: Pass, initial_state: Tensor | None, seed: int | Tensor | None) -> Tensor:
         if initial_state is None:

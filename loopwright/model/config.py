@@ -169,6 +169,11 @@ class LoopedConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         _refuse("model config", self._problems())
 
+    @classmethod
+    def from_dict(cls, config_dict: Mapping[str, Any], **kwargs: Any) -> Any:
+        """Returns the config of a config.json. A null there means what a field that is left out means."""
+        return super().from_dict({name: value for name, value in config_dict.items() if value is not None}, **kwargs)
+
     @property
     def num_hidden_layers(self) -> int:
         """The number of cache slots at the default depth: what transformers means by layers."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, LogitsProcessor
+from transformers import Cache, GenerationMixin, LogitsProcessor
 from transformers.generation import GenerationMode
 
+from loopwright.model.cache.borrowed import BorrowedCache
 from loopwright.model.cache.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.decode_graph import DecodeGraph
 from loopwright.model.parts.state import State
+from loopwright.untrusted import shown
+from loopwright.values import is_whole
 
 FIRST_CAPACITY = 2048
 REPLAYED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
@@ -20,6 +24,7 @@ ALIGNMENT = 16
 READS_FUTURE = (
     "the model reads future tokens, which nobody has while a text is made; a controller's pooling may be prefix, chunk or token"
 )
+OURS, BORROWED = ("dynamic", "static"), ("offloaded", "quantized")  # the caches of `generate`: a LoopCache, or one of transformers
 
 
 class FiniteLogits(LogitsProcessor):
@@ -56,11 +61,12 @@ class LoopGenerationMixin(GenerationMixin):
                 raise ValueError(
                     f"generate: {name} says nothing of tokens that do not exist yet; prefill with a cache, then generate"
                 )
-        if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
-            return
         kind = generation_config.cache_implementation
-        if kind not in (None, "dynamic", "static"):
-            raise ValueError(f"generate: cache_implementation {kind!r}; allowed: dynamic, static")
+        if kind not in (None, *OURS, *BORROWED):
+            raise ValueError(f"generate: cache_implementation {kind!r}; allowed: {', '.join((*OURS, *BORROWED))}")
+        if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False or kind in BORROWED:
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+            return
         length = kwargs["max_cache_length"] if "max_cache_length" in kwargs else args[2]
         # transformers may run one token past the end before it sees that it should stop; a long limit is seldom reached, so
         # a growing cache starts smaller
@@ -81,22 +87,38 @@ class LoopGenerationMixin(GenerationMixin):
         return processors
 
     def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
-        """Lets a draft model run at its own depth: what was asked of this model may mean nothing to that one."""
-        options = kwargs["model_kwargs"]
-        kwargs["model_kwargs"] = {k: v for k, v in options.items() if k not in ("depth", "select", "state_seed")}
-        return super()._get_candidate_generator(*args, **kwargs)
+        """Lets a draft run at its own depth: this model after `assistant_early_exit` steps, or another one, to which what was asked
+        of this one may mean nothing."""
+        options, settings = kwargs["model_kwargs"], kwargs["generation_config"]
+        steps = settings.assistant_early_exit
+        if steps is None:
+            kwargs["model_kwargs"] = {k: v for k, v in options.items() if k not in ("depth", "select", "state_seed")}
+            return super()._get_candidate_generator(*args, **kwargs)
+        depth = self.config.check_depth(options.get("depth"))
+        if not is_whole(steps, 1, depth - 1):
+            fewer = f"from 1 to {depth - 1}" if depth > 1 else "none here"
+            given = f"assistant_early_exit: {shown(steps)}"
+            raise ValueError(f"{given}; allowed: {fewer}, as drafts take fewer steps than the depth {depth}")
+        settings = deepcopy(settings)
+        settings.assistant_early_exit = None
+        draft = {"assistant_model": self, "generation_config": settings, "model_kwargs": {**options, "depth": steps}}
+        return super()._get_candidate_generator(*args, **{**kwargs, **draft})
+
+    def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict) -> None:  # type: ignore[override]
+        """Gives none: a pass counts them from the mask and the cache. So those that reach one are the caller's own."""
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Any, inputs_embeds: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Returns the inputs of the next pass. A cache that holds tokens knows its padding and positions, so both stop there."""
+        """Returns the inputs of the next pass. A cache that holds tokens knows its padding, so the mask stops there."""
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
         inputs.pop("tokenizer", None)  # of `stop_strings`
         cache = inputs.get("past_key_values")
+        if isinstance(cache, Cache) and cache.is_compileable:  # transformers makes it a mask of queries and keys
+            inputs["attention_mask"] = kwargs.get("attention_mask")
         if self.training and self.state.seeded and inputs.get("state_seed") is None:
             inputs["state_seed"] = self.state.seed  # one start for all tokens of an answer, also while a model trains
         if isinstance(cache, LoopCache) and cache.length:
-            inputs.pop("position_ids", None)
             mask = inputs.pop("attention_mask", None)
             tokens = inputs["input_ids"]
             new = inputs["inputs_embeds"].shape[1] if tokens is None else tokens.shape[1]
@@ -104,9 +126,17 @@ class LoopGenerationMixin(GenerationMixin):
                 inputs["attention_mask"] = mask
         return inputs
 
-    def replay(self, input_ids: Tensor, cache: LoopCache | None, depth: int, seed: int | Tensor | None) -> Tensor | None:
+    def replay(
+        self, input_ids: Tensor, cache: LoopCache | BorrowedCache | None, depth: int, seed: int | Tensor | None
+    ) -> Tensor | None:
         """Returns the logits of a one-token pass from a CUDA graph, where a fixed cache allows one; else None."""
-        if cache is None or not cache.fixed or not input_ids.is_cuda or input_ids.shape[1] != 1 or not cache.length:
+        if (
+            not isinstance(cache, LoopCache)
+            or not cache.fixed
+            or not input_ids.is_cuda
+            or input_ids.shape[1] != 1
+            or not cache.length
+        ):
             return None
         if torch.is_grad_enabled() or self.training or isinstance(seed, Tensor) or cache.policy != "every":
             return None

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
 from transformers.utils.generic import can_return_tuple
 
 from loopwright.model.backbone import Backbone
@@ -39,7 +40,7 @@ class LoopedModel(Backbone):
         position_ids: Tensor | None = None,
         segment_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        past_key_values: LoopCache | None = None,
+        past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         state_seed: int | Tensor | None = None,
         tap: Tap | None = None,
@@ -52,7 +53,7 @@ class LoopedModel(Backbone):
         outputs = layer_outputs(self.config, output_hidden_states, output_attentions)
         select = self.config.read_out
         readings = readings_of(select, self.halting, depth, False)
-        cache = self._ready(past_key_values, use_cache, depth, readings)
+        cache = self._ready(past_key_values, use_cache, depth, readings, attention_mask)
         given = read_words(words, input_ids if inputs_embeds is None else inputs_embeds, 0 if cache is None else cache.length)
         segment_ids = given.segment_ids if segment_ids is None else segment_ids
         tokens = {
@@ -67,7 +68,7 @@ class LoopedModel(Backbone):
             cache.advance(result.span)
         return LoopedModelOutput(
             last_hidden_state=result.answer,
-            past_key_values=cache,
+            past_key_values=cache if isinstance(cache, LoopCache) else past_key_values,
             hidden_states=None if outputs is None else outputs.hidden_states,
             attentions=None if outputs is None else outputs.attentions,
             exit_probs=result.exit_probs,
@@ -105,7 +106,7 @@ class LoopedForCausalLM(Backbone, LoopGenerationMixin):
         position_ids: Tensor | None = None,
         segment_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        past_key_values: LoopCache | None = None,
+        past_key_values: Cache | None = None,
         select: str | None = None,
         use_cache: bool | None = None,
         state_seed: int | Tensor | None = None,
@@ -134,7 +135,7 @@ class LoopedForCausalLM(Backbone, LoopGenerationMixin):
         readings = readings_of(select, self.halting, depth, output_steps)
         if use_cache is None and (measures or output_steps):
             use_cache = False  # a measurement: no token will follow
-        cache = self._ready(past_key_values, use_cache, depth, readings)
+        cache = self._ready(past_key_values, use_cache, depth, readings, attention_mask)
         given = read_words(
             words, input_ids if inputs_embeds is None else inputs_embeds, 0 if cache is None else cache.length, loss=True
         )
@@ -144,7 +145,7 @@ class LoopedForCausalLM(Backbone, LoopGenerationMixin):
         if simple and not placed and initial_state is None and input_ids is not None:
             replayed = self.replay(input_ids, cache, depth, state_seed)
             if replayed is not None:
-                return LoopedOutput(logits=replayed, past_key_values=cache)
+                return LoopedOutput(logits=replayed, past_key_values=past_key_values)
         tokens = {
             "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids,
             "inputs_embeds": inputs_embeds, "cache": cache, "tap": tap, "outputs": outputs,
@@ -161,7 +162,7 @@ class LoopedForCausalLM(Backbone, LoopGenerationMixin):
         return LoopedOutput(
             loss=loss,
             logits=result.answer,
-            past_key_values=cache,
+            past_key_values=cache if isinstance(cache, LoopCache) else past_key_values,
             hidden_states=None if outputs is None else outputs.hidden_states,
             attentions=None if outputs is None else outputs.attentions,
             states=tuple(result.states) if output_steps else None,

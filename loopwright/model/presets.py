@@ -136,7 +136,7 @@ def preset(name: str, **changes: Any) -> LoopedConfig:
     if plain not in PRESETS:
         raise ValueError(f"preset: unknown {name!r}; {suggest(name, PRESETS, '-tiny')} (each also as NAME-tiny)")
     fields = PRESETS[plain] if plain == name else _tiny(PRESETS[plain])
-    config = _scaled(merge(fields, changes), changes)
+    config = _with_heads(_scaled(merge(fields, changes), changes), changes, fields["hidden_size"] // fields["num_attention_heads"])
     if "read_out" in fields and "read_out" not in changes and _mixes(config) != _mixes(fields):
         config["read_out"] = "last"  # the preset's is that of its own halting
     return LoopedConfig(**config)
@@ -188,4 +188,19 @@ def _scaled(fields: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         and not (isinstance(state, Mapping) and "scale" in state)
     ):
         fields["state"] = {**fields["state"], "scale": root}
+    return fields
+
+
+def _with_heads(fields: dict[str, Any], given: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """Returns fields whose heads share the width: where it is given alone and is no even multiple of their number, the number
+    for which a head is nearest to the preset's `size`."""
+    width, heads = fields["hidden_size"], fields["num_attention_heads"]
+    alone = not {"num_attention_heads", "num_key_value_heads", "head_dim"} & set(given)
+    if not alone or not is_whole(width, 1, MOST["hidden_size"]) or width % (2 * heads) == 0:
+        return fields
+    group = heads // fields.get("num_key_value_heads", heads)
+    counts = [n for n in range(group, width // 2 + 1, group) if width % (2 * n) == 0]  # rotary positions turn pairs
+    if counts:
+        heads = min(counts, key=lambda n: abs(math.log(width / n / size)))
+        fields["num_attention_heads"], fields["num_key_value_heads"] = heads, heads // group
     return fields

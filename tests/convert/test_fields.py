@@ -43,6 +43,10 @@ def test_unknown_fields_are_refused_by_name_and_value() -> None:
         fields(logit_scale=0.5, odd="x", architectures=["A"]).close()
 
 
+def test_a_field_that_is_null_says_nothing() -> None:
+    fields(logit_scale=None, attention_bias=None, architectures=["A"]).close()
+
+
 def test_what_transformers_writes_is_admitted() -> None:
     fields(
         architectures=["A"], auto_map={}, torch_dtype="float32", transformers_version="4.0", use_cache=True, initializer_range=0.1,

@@ -117,11 +117,20 @@ def test_the_reentrant_form_is_refused_by_torch_where_layers_share_an_adapter_of
 def test_checkpointing_keeps_what_goes_into_each_layer_run(monkeypatch):
     calls = []
     plain = torch_checkpoint.checkpoint
-    monkeypatch.setattr("transformers.modeling_utils.checkpoint", lambda *a, **k: (calls.append(a[0]), plain(*a, **k))[1])
+    monkeypatch.setattr("transformers.modeling_utils.checkpoint", lambda *a, **k: (calls.append(a[0].__self__), plain(*a, **k))[1])
     model = noisy("huginn-tiny").train()
     model.gradient_checkpointing_enable()
-    gradients(model, ids_of(model, 2, 5), depth=3)
+    ids = ids_of(model, 2, 5)
+    expected = gradients(model, ids, depth=3)[1]
     assert calls == [*model.prelude, *model.core, *model.core, *model.core, *model.coda]
+    # a block's own flag is heeded, as in every model of transformers: that of single layers, or of each second one
+    calls.clear()
+    for block in (*model.prelude, model.core[1]):
+        block.gradient_checkpointing = False
+    assert model.is_gradient_checkpointing
+    found = gradients(model, ids, depth=3)[1]
+    assert calls == [*[model.core[0]] * 3, *model.coda]
+    assert all(gap(found[key], value) <= 1e-6 * value.abs().max() for key, value in expected.items())
 
 
 def test_checkpointing_with_states_and_maps():

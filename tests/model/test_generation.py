@@ -127,8 +127,6 @@ def test_refusals_of_generate():
     ids = prompt_of(model, 1, 4)
     with pytest.raises(ValueError, match="beyond max_steps=3"):
         model.generate(ids, depth=9, **GREEDY)
-    with pytest.raises(ValueError, match="cache_implementation 'quantized'; allowed: dynamic, static"):
-        model.generate(ids, cache_implementation="quantized", **GREEDY)
     with pytest.raises(ValueError, match="dense model"):
         model.without_adapters().generate(ids, depth=2, **GREEDY)
     with pytest.raises(ValueError, match="dept"):
@@ -143,6 +141,39 @@ def test_a_draft_runs_at_its_own_depth():
     expected = by_hand(model, ids, 8, depth=6)
     for draft in (noisy("asura-tiny"), model.without_adapters(), noisy("ouro-1.4b-tiny", std=2.0)):
         assert torch.equal(model.generate(ids, depth=6, assistant_model=draft, **GREEDY), expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SOME_TINY_CASES)
+@torch.no_grad()
+def test_an_early_exit_of_the_assistant_is_a_draft_of_fewer_steps(name, monkeypatch):
+    model = noisy(name)
+    ids = prompt_of(model, 1, 5)
+    depths = []
+    run = type(model).unroll
+    monkeypatch.setattr(
+        type(model), "unroll", lambda self, e, depth, *a, **k: (depths.append(depth), run(self, e, depth, *a, **k))[1]
+    )
+    for depth in {model.config.depth, min(model.config.max_steps or 6, 6)}:
+        expected = model.generate(ids, depth=depth, **GREEDY)
+        for steps in {1, depth - 1}:
+            depths.clear()
+            assert torch.equal(model.generate(ids, depth=depth, assistant_early_exit=steps, **GREEDY), expected)
+            assert set(depths) == {steps, depth}
+    out = model.generate(ids, assistant_early_exit=1, max_new_tokens=6, do_sample=True, pad_token_id=0)
+    assert out.shape == (1, 11)
+    assert model.generation_config.assistant_early_exit is None
+
+
+@pytest.mark.parametrize("steps", [0, 4, 9, True, "2"])
+def test_an_early_exit_that_is_none_is_refused(steps):
+    model = lw.build("ouro-1.4b-tiny")
+    with pytest.raises(
+        ValueError, match=r"assistant_early_exit: .*; allowed: from 1 to 3, as drafts take fewer steps than the depth 4"
+    ):
+        model.generate(prompt_of(model, 1, 4), assistant_early_exit=steps, **GREEDY)
+    with pytest.raises(ValueError, match="allowed: none here, as drafts take fewer steps than the depth 1"):
+        model.without_adapters().generate(prompt_of(model, 1, 4), assistant_early_exit=1, **GREEDY)
 
 
 @torch.no_grad()

@@ -1,9 +1,12 @@
 """Presets: every published system builds small with every part kept, and refuses what it does not know."""
 
+import math
+
 import pytest
 import torch
 
 import loopwright as lw
+from loopwright.model.parts.init import init_of
 from loopwright.model.presets import PRESETS
 from tests.cases import noisy
 
@@ -91,6 +94,31 @@ def test_changes_are_laid_over():
     assert (config.hidden_size, config.depth, config.injection) == (64, 2, {"kind": "add"})
     assert config.norm == {"kind": "layer", "eps": 1e-4}
     assert lw.build("asura-tiny", hidden_size=64).config.hidden_size == 64
+
+
+@pytest.mark.parametrize("width", [96, 320, 1024])
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_follows_from_the_width_follows_it(name, width):
+    """Scales of embedding and noise, spreads of fresh weights, heads: as of a preset of that width, unless they are given."""
+    published, found = lw.preset(name), lw.preset(name, hidden_size=width)
+    root = math.sqrt(width)
+    assert found.embedding_scale == (1.0 if published.embedding_scale == 1.0 else root)
+    assert found.state.get("scale") == (root if "scale" in published.state else None)
+    assert found.num_attention_heads * found.head_dim == width and found.head_dim % 2 == 0
+    group = published.num_attention_heads // published.num_key_value_heads
+    assert found.num_attention_heads == group * found.num_key_value_heads
+    if width % (2 * published.num_attention_heads) == 0:
+        assert found.num_attention_heads == published.num_attention_heads
+    wide = [init_of(lw.preset(name, hidden_size=one)).matrix(one, one) for one in (width, 4 * width)]
+    assert published.init["kind"] in ("normal", "retrofit") or wide[0] != wide[1]
+    if "scale" in published.state:
+        own = lw.preset(name, hidden_size=width, embedding_scale=2.0, state={"scale": 3.0}, num_attention_heads=2)
+        assert (own.embedding_scale, own.state["scale"], own.num_attention_heads) == (2.0, 3.0, 2)
+
+
+def test_the_heads_of_another_width_are_about_as_wide_as_the_published_ones():
+    heads = {width: lw.preset("huginn", hidden_size=width).num_attention_heads for width in (5280, 2640, 1024, 960, 96)}
+    assert heads == {5280: 55, 2640: 55, 1024: 8, 960: 10, 96: 1}  # of 96 channels; 2,640 is shared by 55
 
 
 def test_presets_are_not_changed_by_use():

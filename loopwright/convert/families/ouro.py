@@ -28,6 +28,11 @@ BLOCK: dict[str, Names] = {
 def read_ouro(fields: Fields) -> dict[str, Any]:
     """Returns our fields of an Ouro config.json; early releases lack the two loop fields."""
     fields.demand("early_exit_step")  # it would force one step on every pass; ask for `depth` instead
+    fields.demand("attention_bias", False)
+    fields.demand("mlp_bias", False)
+    # of RLTT's fine-tunes: how their training saves memory
+    fields.whole("rltt_logprob_chunk_size", 0, least=0)
+    fields.flag("rltt_loop_level_checkpointing", False)
     config = read_decoder(fields, stack="core", theta=None)
     threshold = fields.number("early_exit_threshold", 1.0)
     return {

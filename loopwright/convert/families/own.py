@@ -16,9 +16,10 @@ def same_names(config: LoopedConfig, ours: Collection[str]) -> dict[str, Names]:
 
 
 def read_own(fields: Fields) -> dict[str, Any]:
-    """Returns the fields as they are: LoopedConfig itself refuses what it does not know. The dtype is the caller's choice."""
+    """Returns the fields that say something as they are: LoopedConfig itself refuses what it does not know. The dtype is the
+    caller's choice."""
     fields.admit(*fields.values)
-    return {name: value for name, value in fields.values.items() if name not in ("dtype", "torch_dtype")}
+    return {name: value for name, value in fields.values.items() if value is not None and name not in ("dtype", "torch_dtype")}
 
 
 def write_own(config: LoopedConfig) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from loopwright.model.tap import Tap
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
+    from loopwright.model.cache.borrowed import BorrowedCache
     from loopwright.model.cache.cache import LoopCache
     from loopwright.model.cache.fixed_rows import FixedRows
     from loopwright.model.cache.rows import PooledRows, RowSpan
@@ -69,7 +70,7 @@ class Pass:
     rotary: tuple[Tensor, Tensor] | None
     mask: Tensor | None
     causal: bool
-    cache: LoopCache | PooledRows | FixedRows | None = None
+    cache: LoopCache | BorrowedCache | PooledRows | FixedRows | None = None
     tap: Tap | None = None
     coda_group: int | Tensor = 0
     outputs: LayerOutputs | None = None
@@ -119,7 +120,7 @@ def open_pass(
     window: int | None,
     dtype: torch.dtype,
     *,
-    cache: LoopCache | PooledRows | FixedRows | None = None,
+    cache: LoopCache | BorrowedCache | PooledRows | FixedRows | None = None,
     tap: Tap | None = None,
     outputs: LayerOutputs | None = None,
     fused: StackRunner | None = None,

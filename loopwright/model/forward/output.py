@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import Cache
 from transformers.modeling_outputs import ModelOutput
 
-from loopwright.model.cache.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.forward.context import STACKS, Place
 from loopwright.model.forward.span import Span
@@ -25,7 +25,7 @@ class LoopedOutput(ModelOutput):
 
     loss: Tensor | None = None
     logits: Tensor | None = None
-    past_key_values: LoopCache | None = None
+    past_key_values: Cache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
     states: tuple[Tensor, ...] | None = None
@@ -42,7 +42,7 @@ class LoopedModelOutput(ModelOutput):
     """What a pass without a head returns: `LoopedOutput` without logits."""
 
     last_hidden_state: Tensor | None = None
-    past_key_values: LoopCache | None = None
+    past_key_values: Cache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
     exit_probs: Tensor | None = None

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from loopwright.model.cache.borrowed import BorrowedCache
     from loopwright.model.cache.cache import LoopCache
 
 _CHECKED: ContextVar[bool] = ContextVar("checked", default=False)
@@ -152,7 +153,7 @@ def place_tokens(
     length: int,
     device: torch.device,
     *,
-    cache: LoopCache | None = None,
+    cache: LoopCache | BorrowedCache | None = None,
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
     segment_ids: Tensor | None = None,
@@ -213,7 +214,7 @@ def place_tokens(
     return Span(rows, length, offset, position_ids, index, first, valid, segments, explicit, padded)
 
 
-def _restarts(position_ids: Tensor, offset: int, cache: LoopCache | None) -> bool:
+def _restarts(position_ids: Tensor, offset: int, cache: LoopCache | BorrowedCache | None) -> bool:
     """Whether a position may not lie above the one before it, in the pass or in the cache; padding is not told apart here."""
     if torch.compiler.is_compiling():  # a compiled graph must not depend on what a tensor holds
         return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -54,7 +55,15 @@ class Residual(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then MLP, each inside its norms. [B, T, D] → [B, T, D]."""
+    """Attention, then MLP, each inside its norms. [B, T, D] → [B, T, D].
+
+    Where gradient checkpointing is on, only what goes in is kept for the backward pass: a layer at a time, as transformers does. A
+    whole step would hold the activations of every core layer while it is made again, which for a core of many layers saves little.
+    Our own trainer can keep whole steps, or fewer (`remat`).
+    """
+
+    gradient_checkpointing = False  # transformers sets it, and the function beside it
+    _gradient_checkpointing_func: Callable[..., Tensor]
 
     def __init__(self, config: LoopedConfig) -> None:
         super().__init__()
@@ -63,6 +72,11 @@ class Block(nn.Module):
         self.attention_norms = Residual(config)
         self.mlp_norms = Residual(config)
         self.dropout = config.dropout
+
+    def __call__(self, *args: Any) -> Tensor:
+        if self.gradient_checkpointing and self.training:
+            return self._gradient_checkpointing_func(super().__call__, *args)
+        return super().__call__(*args)
 
     def forward(self, x: Tensor, p: Pass, place: Place, adapt: Adaptation | None = None) -> Tensor:
         def attention(a: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,28 @@ def test_the_file_is_read(field: str, tmp_path: Path) -> None:
 def test_early_releases_lack_the_loop_fields(tmp_path: Path) -> None:
     bare = lw.load(folder_copy(SMALL, tmp_path / "bare", total_ut_steps=None, early_exit_threshold=None))
     assert bare.config.depth == 4 and bare.config.halting["threshold"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "refused"),
+    [
+        ("attention_bias", False, "attention_bias is True, which is not supported; allowed: False"),
+        ("mlp_bias", False, "mlp_bias is True, which is not supported"),
+        ("rltt_logprob_chunk_size", 2048, "rltt_logprob_chunk_size is True; allowed: a whole number of at least 0"),
+        ("rltt_loop_level_checkpointing", True, "rltt_loop_level_checkpointing is 'x'; allowed: true, false"),
+        ("rltt_other", None, "unknown field rltt_other (True)"),
+    ],
+)
+def test_fields_of_fine_tunes_are_read(field: str, value: object, refused: str, tmp_path: Path) -> None:
+    """What changes no pass, and a null, which says nothing; the same with a value that would change one is refused by name."""
+    plain = lw.load(SMALL).state_dict()
+    for number, one in enumerate((value, None)):
+        folder = folder_copy(SMALL, tmp_path / str(number))
+        settings = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**settings, field: one}))
+        assert all(torch.equal(x, plain[name]) for name, x in lw.load(folder).state_dict().items())
+    with pytest.raises(ValueError, match=re.escape(refused)):
+        lw.load(folder_copy(SMALL, tmp_path / "wrong", **{field: "x" if value is True else True}))
 
 
 def test_theta_is_never_a_default(tmp_path: Path) -> None:

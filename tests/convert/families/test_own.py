@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import loopwright as lw
+from loopwright.model.config import LoopedConfig
 from loopwright.model.presets import PRESETS
 from tests.cases import UNLIKE, noisy, some
 
@@ -57,3 +58,18 @@ def test_a_config_that_is_wrong_is_refused(field: str, value: object, message: s
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
     with pytest.raises(ValueError, match=f"config.json: model config: .*{message}"):
         lw.load(tmp_path / "a")
+
+
+def test_a_null_in_the_config_means_what_is_left_out(tmp_path: Path) -> None:
+    """Read by us and by transformers."""
+    model = lw.build("ouro-1.4b-tiny")
+    lw.save(model, tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    settings = json.loads((tmp_path / "config.json").read_text())
+    nulls = dict.fromkeys(
+        ("attention_bias", "prelude_layers", "positions", "dropout", "use_cache", "state", "max_steps", "num_labels")
+    )
+    (tmp_path / "config.json").write_text(json.dumps({**settings, **nulls}))
+    for found in (lw.load(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)):
+        ours = {name: getattr(model.config, name) for name in LoopedConfig.__annotations__}
+        assert {name: getattr(found.config, name) for name in ours} == ours
