@@ -23,6 +23,7 @@ from loopwright.model.forward.context import Expected, Pass, Place, Reading, Sta
 from loopwright.model.forward.output import LayerOutputs, Unrolled, kept, weighted_sum
 from loopwright.model.forward.selection import mixes_states, pick
 from loopwright.model.forward.span import Span, place_tokens
+from loopwright.model.forward.traced import is_recorded
 from loopwright.model.layers.attention import Rotary
 from loopwright.model.layers.block import Block
 from loopwright.model.layers.norm import build_norm, build_norms
@@ -328,8 +329,8 @@ class Backbone(PreTrainedModel):
 
     def _usable_cache(self, cache: LoopCache | None, wanted: bool | None) -> LoopCache | None:
         if cache is None:
-            if wanted is None:  # as in transformers, but only where keys are of use: not under gradients, nor in a compiled graph
-                inference = not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
+            if wanted is None:  # as in transformers, but only where keys are of use: not under gradients, nor in what is recorded
+                inference = not (self.training or torch.is_grad_enabled() or is_recorded())
                 wanted = self.config.use_cache and inference and not self.leaks_future
             return LoopCache(self.config) if wanted else None
         if not isinstance(cache, LoopCache):
@@ -350,7 +351,7 @@ class Backbone(PreTrainedModel):
         counted = not span.explicit and (span.plain or not span.offset)  # from 0 on, as the span says
         if self.config.positions != "learned" or (counted and span.extent <= limit):
             return
-        if torch.compiler.is_compiling():  # a compiled graph must not depend on what a tensor holds; the lookup itself refuses
+        if is_recorded():  # what is recorded must not depend on what a tensor holds; the lookup itself refuses
             return
         last = int(span.positions.max())
         if last >= limit:
