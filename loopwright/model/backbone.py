@@ -35,6 +35,7 @@ from loopwright.model.parts.init import Law, init_of
 from loopwright.model.parts.injection import INJECTIONS
 from loopwright.model.parts.part import FIRST, Part, RowSteps, StepIndex
 from loopwright.model.parts.state import STATES, fresh_seeds
+from loopwright.model.quantised import check_unquantised
 from loopwright.model.tap import Tap, check_tap
 from loopwright.settings import build_kind
 
@@ -281,9 +282,16 @@ class Backbone(PreTrainedModel):
         A layer at a time, as transformers does: a whole step would hold the activations of every core layer while it is made
         again, which for a core of many layers saves little. Our own trainer can keep whole steps, or fewer (`remat`).
         """
-        if self.gradient_checkpointing and self.training:
-            return self._gradient_checkpointing_func(block, *args)
-        return block(*args)
+        if not (self.gradient_checkpointing and self.training):
+            return block(*args)
+        reentrant = getattr(self._gradient_checkpointing_func, "keywords", {}).get("use_reentrant")
+        if reentrant and torch.is_grad_enabled() and any(adapter.shares_work for adapter in self.adapters):
+            raise ValueError(
+                "gradient checkpointing: use_reentrant is True, and layers share what the controller makes of a state, of which it "
+                "would need a second backward pass; take False, with peft prepare_model_for_kbit_training(model, "
+                'gradient_checkpointing_kwargs={"use_reentrant": False})'
+            )
+        return self._gradient_checkpointing_func(block, *args)
 
     def _run(
         self, tokens: dict[str, Any], *, depth: int, initial_state: Tensor | None, seed: int | Tensor | None,
@@ -381,6 +389,12 @@ class Backbone(PreTrainedModel):
             if isinstance(module, Part) and module.frozen:
                 module.requires_grad_(False)
         return loaded
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """Writes the model as transformers does; weights that were quantised behind its back are refused."""
+        if getattr(self, "hf_quantizer", None) is None:
+            check_unquantised("save", self)
+        return super().save_pretrained(*args, **kwargs)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens
