@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec
+
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
 
 
 def is_recorded() -> bool:
@@ -19,3 +25,26 @@ def is_unguarded() -> bool:
 def may_be_kept(x: Tensor) -> bool:
     """Returns whether a tensor outlives the pass that made it: one that stands for others does not (fake, functional)."""
     return not is_recorded() and type(x) is Tensor
+
+
+def kept(most: int) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
+    """Keeps the tensors that a function makes, the `most` that were made last, by its arguments; `lru_cache` would keep any."""
+
+    def around(make: Callable[P, Tensor]) -> Callable[P, Tensor]:
+        held: dict[object, Tensor] = {}
+
+        @wraps(make)
+        def get(*args: P.args, **options: P.kwargs) -> Tensor:
+            key = (args, *options.items())
+            if key in held:
+                return held[key]
+            made = make(*args, **options)
+            if may_be_kept(made):
+                held[key] = made
+                if len(held) > most:
+                    held.pop(next(iter(held)), None)
+            return made
+
+        return get
+
+    return around

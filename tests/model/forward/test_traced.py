@@ -3,14 +3,20 @@ the model is as it was."""
 
 from __future__ import annotations
 
+import re
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 from torch.export import Dim
 
 import loopwright as lw
-from loopwright.model.forward.traced import is_recorded, is_unguarded, may_be_kept
+from loopwright.model.forward.traced import is_recorded, is_unguarded, kept, may_be_kept
 from loopwright.model.parts.state import inverse_erf
+from loopwright.train.objectives.direction import windows
+from loopwright.train.objectives.losses import _on
 from tests.cases import SOME_TINY_CASES, TINY_CASES, gap, noisy
 
 FRESH = ["ouro-1.4b-tiny", "huginn-tiny", "ouroboros-qwen2.5-3b-tiny"]
@@ -33,9 +39,9 @@ def rows(size: tuple[int, int], seed: int = 0) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def logits(model: lw.LoopedForCausalLM, ids: Tensor, **options: object) -> Tensor:
+def logits(model: lw.LoopedForCausalLM, input_ids: Tensor, **options: object) -> Tensor:
     with torch.no_grad():
-        return model(ids, use_cache=False, **options).logits
+        return model(input_ids, use_cache=False, **options).logits
 
 
 def dynamic(*names: str) -> dict[str, dict[int, Dim]]:
@@ -57,6 +63,29 @@ def test_rotary_angles_made_of_stand_ins_are_not_kept(rope):
     with FakeTensorMode(allow_non_fake_inputs=True):
         logits(model, ids)
     assert torch.equal(logits(model, ids), expected)
+
+
+@pytest.mark.parametrize("make", [partial(_on, torch.device("cpu")), partial(windows, 3, torch.device("cpu"))])
+def test_no_table_of_a_module_keeps_what_stands_for_others(make):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    key = (0.25, 0.75) if make.func is _on else 7
+    with FakeTensorMode():
+        assert type(make(key)) is not Tensor
+    assert type(make(key)) is Tensor and make(key) is make(key)
+
+
+def test_what_is_kept_is_bounded():
+    made = []
+
+    @kept(2)
+    def table(n: int) -> Tensor:
+        made.append(n)
+        return torch.zeros(n)
+
+    for n in (1, 2, 1, 3, 2, 1):
+        assert table(n).shape == (n,)
+    assert made == [1, 2, 3, 1]
 
 
 def test_nothing_is_kept_while_a_pass_is_recorded(monkeypatch):
@@ -179,3 +208,12 @@ def test_a_compiled_model_trains_at_other_sizes():
     for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
         assert (one.grad is None) == (other.grad is None), name
         assert one.grad is None or gap(one.grad, other.grad) < 1e-4, name
+
+
+@pytest.mark.long
+def test_the_example_of_the_page():
+    page = Path(__file__).parents[3] / "docs" / "export.md"
+    seen: dict[str, object] = {}
+    exec(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[0], seen)
+    given, model = seen["given"], seen["model"]
+    assert gap(seen["program"](**given).logits, logits(model, **given)) < 1e-5
