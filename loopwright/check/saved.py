@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from loopwright.check.probes import Probe
+from loopwright.check.probes import Answer, Probe
 from loopwright.check.verdict import NotOfferedError, Tally, Verdict, same_bits
 
 SHOWN_NAMES = 4
@@ -97,15 +97,21 @@ def gradients(probe: Probe) -> Verdict:
 
 
 def _training_loss(probe: Probe) -> Tensor:
+    """Returns a loss that every step and what halts have a part in."""
     ids = probe.ids(2)
     options: dict[str, object] = {"labels": ids} if probe.offers("labels") else {}
-    if probe.own is not None and probe.depth is not None:
-        config = probe.own.config
-        # per-step tables end where they end; an exit gate needs a second step to choose from
-        options["depth"] = config.max_steps or max(probe.depth, 2)
-        if probe.own.halting.mixes is not None:
-            options["select"] = "expected"
-    answer = probe.call(ids, options=options)
+    if probe.own is None or probe.depth is None:
+        return _loss_of(probe.call(ids, options=options), ids)
+    # per-step tables end where they end; an exit gate needs a second step to choose from
+    options["depth"] = probe.own.config.max_steps or max(probe.depth, 2)
+    loss = _loss_of(probe.call(ids, options={**options, "select": "last"}), ids)
+    if probe.own.halting.mixes is None:
+        return loss
+    # what halting mixes is told nothing of the steps after the last token has halted: these the last step's answer reads
+    return loss + _loss_of(probe.call(ids, options={**options, "select": "expected"}), ids)
+
+
+def _loss_of(answer: Answer, ids: Tensor) -> Tensor:
     if answer.loss is not None:
         return answer.loss
     return F.cross_entropy(answer.logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())

@@ -19,6 +19,7 @@ from loopwright.convert.save import model_folder
 from loopwright.convert.weights import INDEX, SINGLE
 from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.quantised import check_unquantised
 from loopwright.model.parts.adapter import ADAPTERS
 from loopwright.model.parts.part import Part
 from loopwright.settings import options_of, suggest
@@ -29,6 +30,7 @@ SILENT = {"dropout", "initializer_range", "init", "use_cache"}
 
 def export(model: LoopedForCausalLM, folder: str | Path, *, family: str | None = None, shard_bytes: int = 5_000_000_000) -> Family:
     """Writes a model as its family's files and returns the family: the one named, or the first that can hold the model."""
+    check_unquantised("export", model)
     chosen = find_family(model.config) if family is None else _named_family(model.config, family)
     parameters = dict(model.named_parameters())
     rules = chosen.rules(model.config, parameter_shapes(model))

@@ -13,6 +13,7 @@ from itertools import takewhile
 from torch import nn
 
 from loopwright.model.cache.pool import KeyPool, Row
+from loopwright.model.quantised import plain_tensors
 
 SHORTEST = 8  # tokens; a shorter prefix is run again as fast as it is copied
 
@@ -45,9 +46,9 @@ class Weights:
         for parameters, buffers, _ in self.tables:
             for table in (parameters, buffers):
                 for x in table.values():
-                    if x is not None:
-                        places.append(x.data_ptr())
-                        versions.append(0 if x.is_inference() else x._version)
+                    for one in () if x is None else plain_tensors(x):
+                        places.append(one.data_ptr())
+                        versions.append(0 if one.is_inference() else one._version)
         lie = hash(tuple(places))
         return lie, hash((lie, *versions))
 

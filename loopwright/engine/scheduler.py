@@ -49,10 +49,11 @@ class Scheduler:
         chunk: int = 256,
         lag: int | None = None,
     ) -> None:
-        weight = model.lm_head.weight
+        weight = model.embed_tokens.weight  # the head's may be quantised, or no tensor at all
+        like = torch.empty(0, dtype=weight.dtype, device=weight.device)
         self.model, self.chunk = model, chunk
-        self.pool = KeyPool(model.config, tokens, weight, depth=depth, readings=readings)
-        self.state = weight.new_zeros(rows, 1, model.config.hidden_size)
+        self.pool = KeyPool(model.config, tokens, like, depth=depth, readings=readings)
+        self.state = like.new_zeros(rows, 1, model.config.hidden_size)
         self.input = torch.zeros_like(self.state)
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=weight.device)
         self.graphs: TickGraphs | None = None

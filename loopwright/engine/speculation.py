@@ -7,6 +7,9 @@ tokens are those of plain decoding whatever is chosen.
 
 from __future__ import annotations
 
+import torch
+
+from loopwright.model.layers.block import Block
 from loopwright.model.looped import LoopedForCausalLM
 
 AUTO = "auto"
@@ -24,8 +27,11 @@ def speed_up(acceptance: float, draft_depth: int, tokens: int, depth: int, cost:
 
 def edge_cost(model: LoopedForCausalLM) -> float:
     """Returns what prelude, coda and head cost, in core passes: by their weights, which decoding must read."""
-    sizes = [sum(p.numel() for p in part.parameters()) for part in (model.prelude, model.coda, model.core)]
-    return (sizes[0] + sizes[1] + model.lm_head.weight.numel()) / sizes[2]
+    config = model.config
+    with torch.device("meta"):  # those of the model may be quantised: packed, or none that can be counted
+        block = sum(p.numel() for p in Block(config).parameters())
+    edges = (config.prelude_layers + config.coda_layers) * block + config.vocab_size * config.hidden_size
+    return edges / (config.core_layers * block)
 
 
 def draft_depths(depth: int) -> tuple[int, ...]:

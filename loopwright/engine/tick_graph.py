@@ -46,7 +46,7 @@ class TickGraphs:
     def __init__(self, model: LoopedForCausalLM, pool: KeyPool, state: Tensor, given: Tensor, token: Tensor) -> None:
         self.model, self.pool, self.state, self.input, self.token = model, pool, state, given, token
         self.rows, self.device = len(state), state.device
-        self.logits = state.new_zeros(self.rows, model.config.vocab_size, dtype=model.lm_head.weight.dtype)
+        self.logits = state.new_zeros(self.rows, model.config.vocab_size)
         self.greedy = torch.zeros(self.rows, dtype=torch.long, device=self.device)
         self.finite = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
         self.ticks: dict[tuple[tuple[str, ...], int, bool], CapturedTick] = {}

@@ -119,7 +119,8 @@ def decode_bytes(model: LoopedForCausalLM, depth: int, batch: int, cached: int) 
     """Returns the bytes that decoding one token of each row must read: weights, and the keys of `cached` tokens a row."""
     config, size = model.config, model.dtype.itemsize
     counts = parameters(config)
-    weights = counts["prelude"].unique + counts["coda"].unique + depth * counts["core"].unique + model.lm_head.weight.numel()
+    head = config.vocab_size * config.hidden_size
+    weights = counts["prelude"].unique + counts["coda"].unique + depth * counts["core"].unique + head
     steps = depth if config.is_looped else None
     return weights * size + cache_bytes(config, depth=steps, batch=batch, context=cached, dtype=model.dtype)["keys and values"]
 

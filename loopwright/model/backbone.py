@@ -24,6 +24,7 @@ from loopwright.model.forward.context import Expected, Pass, Place, Reading, Sta
 from loopwright.model.forward.output import LayerOutputs, Unrolled, kept, weighted_sum
 from loopwright.model.forward.selection import mixes_states, pick
 from loopwright.model.forward.span import Span, place_tokens
+from loopwright.model.forward.traced import is_recorded
 from loopwright.model.layers.attention import Rotary
 from loopwright.model.layers.block import Block
 from loopwright.model.layers.norm import build_norm, build_norms
@@ -35,6 +36,7 @@ from loopwright.model.parts.init import Law, init_of
 from loopwright.model.parts.injection import INJECTIONS
 from loopwright.model.parts.part import FIRST, Part, RowSteps, StepIndex
 from loopwright.model.parts.state import STATES, fresh_seeds
+from loopwright.model.quantised import check_unquantised
 from loopwright.model.tap import Tap, check_tap
 from loopwright.settings import build_kind
 
@@ -259,6 +261,8 @@ class Backbone(PreTrainedModel):
         normed = stack == "core" and self.config.layer_post_norm != "none"
         for layer, block in enumerate(getattr(self, stack)):
             place = Place(stack, step, layer)
+            if block.gradient_checkpointing:
+                self._check_reentrant(block)
             x = block(x, p, place, adapt)
             if normed:
                 x = self._norm_layer(x, layer, step)
@@ -272,6 +276,16 @@ class Backbone(PreTrainedModel):
         if kind == "per-layer-and-step":
             norm = norm[layer]
         return norm(x) if kind == "shared" else norm(x, step)
+
+    def _check_reentrant(self, block: nn.Module) -> None:
+        """Raises where a layer would be recomputed by nested backward passes that layers cannot share."""
+        reentrant = getattr(block._gradient_checkpointing_func, "keywords", {}).get("use_reentrant")
+        if reentrant and self.training and torch.is_grad_enabled() and any(adapter.shares_work for adapter in self.adapters):
+            raise ValueError(
+                "gradient checkpointing: use_reentrant is True, and layers share what the controller makes of a state, of which it "
+                "would need a second backward pass; take False, with peft prepare_model_for_kbit_training(model, "
+                'gradient_checkpointing_kwargs={"use_reentrant": False})'
+            )
 
     def _run(
         self, tokens: dict[str, Any], *, depth: int, initial_state: Tensor | None, seed: int | Tensor | None,
@@ -317,8 +331,8 @@ class Backbone(PreTrainedModel):
 
     def _usable_cache(self, cache: Cache | None, wanted: bool | None, mask: Tensor | None) -> LoopCache | BorrowedCache | None:
         if cache is None:
-            if wanted is None:  # as in transformers, but only where keys are of use: not under gradients, nor in a compiled graph
-                inference = not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
+            if wanted is None:  # as in transformers, but only where keys are of use: not under gradients, nor in what is recorded
+                inference = not (self.training or torch.is_grad_enabled() or is_recorded())
                 wanted = self.config.use_cache and inference and not self.leaks_future
             return LoopCache(self.config) if wanted else None
         if isinstance(cache, LoopCache):
@@ -343,7 +357,7 @@ class Backbone(PreTrainedModel):
         counted = not span.explicit and (span.plain or not span.offset)  # from 0 on, as the span says
         if self.config.positions != "learned" or (counted and span.extent <= limit):
             return
-        if torch.compiler.is_compiling():  # a compiled graph must not depend on what a tensor holds; the lookup itself refuses
+        if is_recorded():  # what is recorded must not depend on what a tensor holds; the lookup itself refuses
             return
         last = int(span.positions.max())
         if last >= limit:
@@ -373,6 +387,12 @@ class Backbone(PreTrainedModel):
             if isinstance(module, Part) and module.frozen:
                 module.requires_grad_(False)
         return loaded
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """Writes the model as transformers does; weights that were quantised behind its back are refused."""
+        if getattr(self, "hf_quantizer", None) is None:
+            check_unquantised("save", self)
+        return super().save_pretrained(*args, **kwargs)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens

@@ -22,6 +22,7 @@ from loopwright.model.parts.init import INITS
 from loopwright.model.parts.injection import INJECTIONS
 from loopwright.model.parts.part import Part
 from loopwright.model.parts.state import STATES
+from loopwright.model.quantised import wrong_quantisation
 from loopwright.settings import OF_YOUR_OWN, Kinds, check_form, check_kind, options_of, refuse_unknown
 from loopwright.untrusted import shown
 from loopwright.values import MOST_NUMBER, is_number, is_whole
@@ -78,7 +79,7 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _ADMITTED = {
     "model_type", "torch_dtype", "name_or_path", "_name_or_path", "_commit_hash", "attn_implementation", "output_attentions",
     "experts_implementation", "_attn_implementation_internal", "_experts_implementation_internal", "auto_map",
-    "num_labels", "per_layer_config",
+    "num_labels", "per_layer_config", "quantization_config",
 }  # fmt: skip
 
 if TYPE_CHECKING:  # what is left out is filled in when a config is made: whoever reads one finds a value
@@ -152,6 +153,7 @@ class LoopedConfig(PreTrainedConfig):
         refuse_unknown("model config", [name for name in kwargs if name not in known], LoopedConfig.__annotations__)
         _refuse("model config", self._malformed())
         _refuse("model config", _wrong_kept({**vars(self), **kwargs}))
+        _refuse("model config", wrong_quantisation(kwargs.get("quantization_config")))
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:

@@ -18,6 +18,7 @@ from loopwright.model.cache.cache import LoopCache
 from loopwright.model.forward.context import Pass
 from loopwright.model.forward.span import Span
 from loopwright.model.fused.offer import fused_stacks
+from loopwright.model.quantised import plain_tensors
 
 if TYPE_CHECKING:
     from loopwright.model.fused.stack import FusedStacks
@@ -38,7 +39,11 @@ class Addresses:
 
     def _find(self) -> list[int]:
         entries = (entry for table in self.tables for entry in table.values())
-        return [entry.data_ptr() if isinstance(entry, Tensor) else id(entry) for entry in entries]
+        return [place for entry in entries for place in (_places(entry) if isinstance(entry, Tensor) else [id(entry)])]
+
+
+def _places(x: Tensor) -> list[int]:
+    return [one.data_ptr() for one in plain_tensors(x)]
 
 
 class DecodeGraph:

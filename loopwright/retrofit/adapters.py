@@ -9,6 +9,7 @@ import torch
 from loopwright.convert.parts import check_config, digest, divided, find_references, write_parts
 from loopwright.convert.save import model_folder
 from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.quantised import check_unquantised
 from loopwright.retrofit.published import load_published
 from loopwright.source import Source, load
 
@@ -18,6 +19,7 @@ def save_adapters(model: LoopedForCausalLM, folder: str | Path, base: LoopedForC
 
     With a `base` (a model or what `lw.load` opens, such as the dense source of a retrofit), writes all that differs from it.
     """
+    check_unquantised("save_adapters", model)
     parts, rest = divided(dict(model.named_parameters()), model.config)
     if base is None:
         references = {name: (name, digest(tensor)) for name, tensor in rest.items()}

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 import loopwright as lw
 import loopwright.model.looped
+from loopwright.model.parts.injection import Injection
+from loopwright.model.parts.part import StepIndex
 from tests.evaluate.foreign import Foreign
+from tests.own_kinds import own_kinds
 
 FILE_ROWS = ("label alignment", "state between calls", "gradients", "save and load")
 
@@ -150,6 +153,43 @@ def test_a_step_table_row_that_is_never_read_fails(monkeypatch: pytest.MonkeyPat
     torch.manual_seed(0)
     report = lw.check(lw.build("asura-tiny"), names=FILE_ROWS)
     assert report.failed == ("gradients",) and "[2] (zero)" in detail(report, "gradients")
+
+
+class Gains(Injection):
+    """The state times a row of gains for each step; `read` says how many of the rows are ever read."""
+
+    per_step = True
+
+    def __init__(self, config: lw.LoopedConfig, read: int = 6) -> None:
+        super().__init__()
+        self.read = read
+        self.gains = nn.Parameter(torch.ones(config.max_steps, config.hidden_size))
+
+    def start(self) -> None:
+        nn.init.ones_(self.gains)
+
+    def forward(self, s: Tensor, e: Tensor, step: StepIndex) -> Tensor:
+        assert isinstance(step.row, int)
+        return s * self.gains[min(step.row, self.read - 1)]
+
+
+@pytest.mark.parametrize(
+    "halting",
+    [{"kind": "universal-act", "bias": 3.0}, {"kind": "act", "bias": 3.0}, {"kind": "halter", "bias": 3.0}, {"kind": "exit"}],
+    ids=lambda halting: halting["kind"],
+)
+def test_rows_of_steps_that_halting_never_reaches_are_no_fault(halting: dict[str, Any]) -> None:
+    with own_kinds():
+        lw.register("injection", "gains")(Gains)
+        changes = {"max_steps": 6, "depth": 6, "halting": halting, "read_out": "last"}
+        model = lw.build("universal-tiny", injection={"kind": "gains"}, **changes)
+        weights = model(torch.tensor([[3, 4, 5, 6]]), use_cache=False).exit_probs
+        assert bool((weights[..., 3:] == 0).all()) == (halting["kind"] != "exit")  # the others halt after two steps
+        assert lw.check(model, names=("gradients",)).ok
+        model = lw.build("universal-tiny", injection={"kind": "gains", "read": 4}, **changes)
+        report = lw.check(model, names=("gradients",))
+        assert report.failed == ("gradients",)
+        assert "injection.gains[4] (zero), injection.gains[5] (zero); of" in detail(report, "gradients")
 
 
 @pytest.mark.long

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from loopwright.model.forward.traced import is_recorded, is_unguarded
+
 if TYPE_CHECKING:
     from loopwright.model.cache.borrowed import BorrowedCache
     from loopwright.model.cache.cache import LoopCache
@@ -71,8 +73,9 @@ class Span:
         """Returns (mask [B, 1, T, N] or None, causal): what scaled-dot-product attention needs."""
         device = self.positions.device
         if self.plain:
-            if (window is None or self.extent <= window) and (self.offset == 0 or self.length == 1):
-                return None, self.length > 1
+            # a program that is recorded for other lengths has no say later in whether they fit the window
+            if (window is None or (not is_unguarded() and self.extent <= window)) and (self.offset == 0 or self.length == 1):
+                return None, self.offset == 0
             query = torch.arange(self.offset, self.extent, device=device)[:, None]
             key = torch.arange(self.extent, device=device)
             visible = key <= query
@@ -118,10 +121,9 @@ class Span:
         if self.plain:
             index = torch.arange(self.offset, self.extent, device=self.positions.device)[None]
             return (index - count).expand(self.rows, -1)
-        assert self.index is not None
-        seen = self._seen()
-        wanted = (seen.gather(1, self.index) - count).contiguous()
-        return torch.searchsorted(seen, wanted).clamp(max=self.extent - 1)
+        assert self.index is not None and self.valid is not None
+        seen, places = counted(self.valid)
+        return places.gather(1, (seen.gather(1, self.index) - count).clamp(min=0)).clamp(min=0)
 
     def document_sum(self, x: Tensor, carried: Tensor | None) -> Tensor:
         """Returns the running sum of x [B, T, W] over each token's document; `carried` [B, W] is the sum cached so far."""
@@ -148,6 +150,24 @@ def running_sum(x: Tensor) -> Tensor:
     return x.transpose(1, 2).cumsum(2).transpose(1, 2) if x.is_cuda else x.cumsum(1)
 
 
+def counted(marked: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns how many tokens are marked up to each [B, T], and where the c-th of them stands [B, T + 1]; −1 for c = 0.
+
+    What a running maximum or a search would say besides: ONNX has neither.
+    """
+    rows, length = marked.shape
+    count = marked.long().cumsum(1)
+    here = torch.arange(length, device=marked.device).expand(rows, length)
+    places = torch.full((rows, length + 1), -1, dtype=torch.long, device=marked.device)
+    return count, places.scatter(1, torch.where(marked, count, 0), torch.where(marked, here, -1))
+
+
+def last_marked(marked: Tensor, *, before: bool = False) -> Tensor:
+    """Returns where the last marked token up to each one stands, or `before` it [B, T]; −1 where there is none."""
+    count, places = counted(marked)
+    return places.gather(1, count - marked.long() if before else count)
+
+
 def place_tokens(
     rows: int,
     length: int,
@@ -161,8 +181,8 @@ def place_tokens(
     """Returns the span of `length` new tokens per row, after what the cache holds."""
     offset = 0 if cache is None else cache.length
     _check_shapes(rows, length, offset, attention_mask, position_ids, segment_ids)
-    # a compiled graph must not depend on what a tensor holds: there, a mask counts as padding whatever it says
-    if attention_mask is not None and not torch.compiler.is_compiling() and bool(attention_mask.all()):
+    # what is recorded must not depend on what a tensor holds: there, a mask counts as padding whatever it says
+    if attention_mask is not None and not is_recorded() and bool(attention_mask.all()):
         attention_mask = None
     explicit = position_ids is not None
     if position_ids is not None:
@@ -186,9 +206,7 @@ def place_tokens(
     else:
         last_segment, last_first, last_position = old.last()
     # the last real token before each token in this pass; below 0: in the cache, or none
-    here = torch.arange(length, device=device).expand(rows, length)
-    latest = torch.where(real, here, -1).cummax(1).values
-    previous = torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], dim=1)
+    previous = last_marked(real, before=True)
     segments = last_segment.clamp(min=0)[:, None].expand(rows, length) if segment_ids is None else segment_ids.long()
     if packed:
         assert position_ids is not None
@@ -197,7 +215,7 @@ def place_tokens(
         segments = segments + (real & (positions <= reached)).long().cumsum(1)
     before = torch.where(previous >= 0, segments.gather(1, previous.clamp(min=0)), last_segment[:, None])
     begins = real & (before != segments)
-    begun = torch.where(begins, here, -1).cummax(1).values
+    begun = last_marked(begins)
     first = torch.where(begun >= 0, lengths[:, None] + begun, last_first[:, None])
     first = torch.where(first >= 0, first, index)  # padding before the first document
 
@@ -216,7 +234,7 @@ def place_tokens(
 
 def _restarts(position_ids: Tensor, offset: int, cache: LoopCache | BorrowedCache | None) -> bool:
     """Whether a position may not lie above the one before it, in the pass or in the cache; padding is not told apart here."""
-    if torch.compiler.is_compiling():  # a compiled graph must not depend on what a tensor holds
+    if is_recorded():  # what is recorded must not depend on what a tensor holds
         return True
     if bool((position_ids.diff() <= 0).any()):
         return True
@@ -240,5 +258,5 @@ def _check_shapes(
     if segment_ids is not None:
         if segment_ids.shape != (rows, length):
             raise ValueError(f"segment_ids: shape {tuple(segment_ids.shape)}; allowed: {(rows, length)}")
-        if not torch.compiler.is_compiling() and not _CHECKED.get():
+        if not is_recorded() and not _CHECKED.get():
             check_documents(segment_ids)

@@ -18,6 +18,7 @@ from loopwright.model.layers.attention import Attention
 from loopwright.model.layers.block import MLP, Block, Residual
 from loopwright.model.layers.norm import RMSNorm
 from loopwright.model.parts.adapter.effects import Adaptation
+from loopwright.model.quantised import is_plain
 
 if TYPE_CHECKING:
     from loopwright.model.backbone import Backbone
@@ -35,8 +36,8 @@ def can_compile() -> bool:
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Returns whether what comes of x can run by kernels of ours: on a GPU that is new enough, below float64."""
-    if not x.is_cuda or x.dtype == torch.float64:
+    """Returns whether what comes of x can run by kernels of ours: plain numbers on a GPU that is new enough, below float64."""
+    if not is_plain(x) or not x.is_cuda or x.dtype == torch.float64:
         return False
     return torch.cuda.get_device_capability(x.device) >= OLDEST and can_compile()
 
@@ -87,7 +88,9 @@ def _reasons(block: Block, like: torch.Tensor) -> Iterator[str]:
             yield "an MLP that is not gated (SwiGLU)"
         if block.self_attn.has_norm:
             yield "norms of queries and keys"
-    for weight in block.parameters():
+    for weight in (*block.parameters(), *block.buffers()):
+        if not is_plain(weight):  # quantised, sharded: what lies at its address is not its numbers
+            yield f"a weight that is a {type(weight).__name__}"
         if weight.dtype != like.dtype or weight.device != like.device or not weight.is_contiguous():
             yield "weights of several types or devices"
 

@@ -9,6 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from loopwright.model.config import LoopedConfig
 from loopwright.model.forward.context import Pass, Place
+from loopwright.model.forward.traced import may_be_kept
 from loopwright.model.layers.norm import build_norm
 from loopwright.model.parts.adapter.effects import Adaptation, project
 
@@ -27,15 +28,22 @@ class Rotary:
         Interleaved pairs (Huginn) are rotated in float32, half-split ones (Llama, Ouro) in the activation dtype, as the
         released models do.
         """
-        if positions.device not in self._tables:
-            self._tables[positions.device] = inverse_frequencies(self.config, positions.device)
-        frequencies, scale = self._tables[positions.device]
+        frequencies, scale = self._kept(positions.device)
         angle = (positions.float()[..., None] * frequencies)[:, :, None]
         keep = torch.float32 if self.interleaved else dtype
         cos, sin = (angle.cos() * scale).to(keep), (angle.sin() * scale).to(keep)
         if self.interleaved:
             return torch.stack([cos, cos], dim=-1).flatten(-2), torch.stack([-sin, sin], dim=-1).flatten(-2)
         return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+
+    def _kept(self, device: torch.device) -> tuple[Tensor, float]:
+        """Returns the frequencies on a device and the scale, made once; those that stand for others are made anew."""
+        if device in self._tables:
+            return self._tables[device]
+        made = inverse_frequencies(self.config, device)
+        if may_be_kept(made[0]):
+            self._tables[device] = made
+        return made
 
 
 def inverse_frequencies(config: LoopedConfig, device: torch.device) -> tuple[Tensor, float]:
@@ -68,9 +76,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool
 
 def attend_heads(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, dropout: float = 0.0) -> Tensor:
     """Returns the same where heads stand before tokens: q [B, H, T, K] and k, v [B, Hk, N, K]."""
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    grouped = bool(q.shape[1] != k.shape[1])  # torch.jit.trace has tensors for sizes
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout, enable_gqa=grouped)
 
 
 def attend_with_map(

@@ -64,6 +64,15 @@ class HaltingHead(Part):
         raise NotImplementedError
 
 
+def products_before(x: Tensor) -> Tensor:
+    """Returns the product of what stands before each entry of the last axis, 1 at the first. As cumprod gives it, whose gradient
+    would wait for the device, and which ONNX lacks."""
+    products = [torch.ones_like(x[..., 0])]
+    for t in range(x.shape[-1] - 1):
+        products.append(products[-1] * x[..., t])
+    return torch.stack(products, dim=-1)
+
+
 class NoHalting(HaltingHead):
     """Every step runs and the last one answers."""
 
@@ -93,9 +102,8 @@ class ExitGate(HaltingHead):
 
     def forward(self, halt: Tensor) -> Tensor:
         """Returns p [B, T, depth] for λ [B, T, depth]; each row sums to 1."""
-        one = torch.ones_like(halt[..., :1])
-        survive = torch.cat([one, (1 - halt[..., :-1]).cumprod(-1)], dim=-1)
-        return survive * torch.cat([halt[..., :-1], one], dim=-1)
+        last = torch.ones_like(halt[..., :1])
+        return products_before(1 - halt) * torch.cat([halt[..., :-1], last], dim=-1)
 
 
 class MeanOfStates(HaltingHead):
@@ -173,10 +181,7 @@ class UniversalComputation(LinearComputation):
         steps = torch.arange(halt.shape[-1], device=halt.device)
         ends = (steps == stop[..., None]) & halted[..., None]
         u = torch.where(ends, 1 - before, torch.where(steps <= stop[..., None], halt, 0.0))
-        later = [torch.ones_like(u[..., 0])]  # what the steps after each leave; cumprod's gradient would wait for the device
-        for t in range(u.shape[-1] - 1, 0, -1):
-            later.insert(0, later[0] * (1 - u[..., t]))
-        return u * torch.stack(later, dim=-1)
+        return u * products_before((1 - u).flip(-1)).flip(-1)  # what the steps after each leave
 
     def ponder_cost(self, halt: Tensor) -> Tensor:
         """Returns N + R per token [B, T] for h [B, T, depth], with R = 0 where a token does not halt."""

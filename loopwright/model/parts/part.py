@@ -62,6 +62,10 @@ class StepIndex:
         self.row = row
         self.taken = taken
 
+    def __repr__(self) -> str:
+        t, row = (x.tolist() if type(x) is Tensor else x for x in (self.t, self.row))
+        return f"StepIndex({t})" if row == t else f"StepIndex({t}, row={row})"
+
 
 FIRST = StepIndex(0, 0)
 

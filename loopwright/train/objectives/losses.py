@@ -7,13 +7,12 @@ read-out after step t, T the last step. `reads` says which states an objective l
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from loopwright.model.forward.output import weighted_sum
+from loopwright.model.forward.traced import kept
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import Given, Kinds
 from loopwright.train.objectives.distil import Distil, Shortcut
@@ -75,7 +74,7 @@ class EveryStep(Objective):
         return loss, {"loss_last": targets.mean(losses[-1]).detach(), "loss_first": targets.mean(losses[0]).detach()}
 
 
-@lru_cache(maxsize=1024)
+@kept(1024)
 def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
     """Numbers on a device, brought there once: a copy from the host cannot be part of a captured pass."""
     return torch.tensor(numbers, dtype=torch.float64, device=device)

@@ -1,5 +1,7 @@
 """Where tokens stand: every tensor of a span against a slow reading of the same rows, whole or in cached chunks."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 import loopwright as lw
 from loopwright.model.cache.cache import LoopCache
 from loopwright.model.forward.context import Pass, Place
-from loopwright.model.forward.span import place_tokens, running_sum
+from loopwright.model.forward.span import last_marked, place_tokens, running_sum
 from loopwright.model.parts.part import FIRST
 
 CONFIG = lw.preset("ouro-1.4b-tiny")
@@ -89,8 +91,21 @@ def test_plain_rows_need_no_tensors():
     assert span.plain
     assert span.mask(None) == (None, True)
     assert span.positions.tolist() == [[0, 1, 2, 3, 4]]
-    one = place_tokens(3, 1, torch.device("cpu"))
-    assert one.mask(None) == (None, False)
+    assert place_tokens(3, 1, torch.device("cpu")).mask(None) == (None, True)
+    cache = LoopCache(CONFIG)
+    cache.reserve(span, 1, torch.empty(0))
+    cache.advance(span)
+    assert place_tokens(3, 1, torch.device("cpu"), cache=cache).mask(None) == (None, False)  # it sees what is held
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_the_last_marked_token_is_that_of_a_running_maximum(before):
+    torch.manual_seed(0)
+    for length, share in itertools.product((1, 2, 9, 40), (0.0, 0.1, 0.5, 1.0)):
+        marked = torch.rand(5, length) < share
+        latest = torch.where(marked, torch.arange(length), -1).cummax(1).values
+        expected = torch.cat([torch.full((5, 1), -1), latest[:, :-1]], dim=1) if before else latest
+        assert torch.equal(last_marked(marked, before=before), expected)
 
 
 @pytest.mark.parametrize("offset", [0, 4])

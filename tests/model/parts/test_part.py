@@ -31,6 +31,13 @@ def test_tables_are_read_at_row_not_at_t():
     assert torch.equal(take_width(table, StepIndex(7, 2)), torch.tensor([2.0, 2.0]))
 
 
+def test_a_step_says_which_one_it_is():
+    rows = torch.tensor([0, 2])
+    assert [repr(StepIndex(t, row)) for t, row in ((2, 2), (7, 2), (rows, rows), (rows + 6, rows))] == [
+        "StepIndex(2)", "StepIndex(7, row=2)", "StepIndex([0, 2])", "StepIndex([6, 8], row=[0, 2])",
+    ]  # fmt: skip
+
+
 def test_options_are_the_keyword_arguments_after_the_config():
     options = options_of(NoiseState)
     assert list(options) == ["std", "scale", "seed"]

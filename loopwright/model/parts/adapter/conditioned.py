@@ -30,6 +30,7 @@ class Conditioned(Adapter):
     per_step = True
     unfoldable = "it reads the input"
     second_output = False
+    shares_work = True
     state_proj: nn.Linear | None
 
     def __init__(self, kind: str, pooling: str, chunk: int, leak_future: bool, pool_norm: str, dropout: float, init: str) -> None:

@@ -20,6 +20,7 @@ from loopwright.model.parts.adapter.conditioned import CHUNK, Conditioned
 from loopwright.model.parts.adapter.effects import Adapter, Effects, Modulation, flat_outputs
 from loopwright.model.parts.adapter.target import Factored, FactorTable, Site, chosen_shapes, scale_of
 from loopwright.model.parts.part import StepIndex, take
+from loopwright.model.quantised import is_plain
 
 HOPPER = 9  # the kernels read whole blocks as no older card can, and were measured on no newer one
 # numbers of an input that make the kernels worth their launch, which takes the host longer than that of a product; then where
@@ -55,7 +56,9 @@ class Bases(Factored):
                 return flat_outputs(linears, x) if ys is None else ys
             first = self.names.index(mine[0])  # maps that share an input stand side by side
             d = diagonals[..., layer, first : first + len(mine), :].flatten(-2)
-            if ys is None and (kind := kernel_dtype(x, [linears[name] for name in mine], self.rank)) is not None:
+            bases = (table[name] for table in (self.a, self.b) for name in mine)
+            kind = None if ys is not None else kernel_dtype(x, [linears[name] for name in mine], self.rank)
+            if kind is not None and all(map(is_plain, bases)):
                 return self._by_kernels(layer, linears, mine, x, d, kind)
             ys = flat_outputs(linears, x) if ys is None else ys
             a = [self.a[name][layer] for name in mine]
@@ -133,7 +136,7 @@ def _as_it_was_made(linear: nn.Module, kind: torch.dtype) -> bool:
     weight, bias = linear.weight, linear.bias
     return (
         min(weight.shape) <= WIDEST and weight.shape[0] % 8 == 0 and weight.shape[1] % 8 == 0 and weight.is_contiguous()
-        and type(weight) is nn.Parameter and weight.dtype == kind and (bias is None or bias.dtype == kind)
+        and is_plain(weight) and weight.dtype == kind and (bias is None or (is_plain(bias) and bias.dtype == kind))
     )  # fmt: skip
 
 

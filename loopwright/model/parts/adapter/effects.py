@@ -42,6 +42,7 @@ class Adapter(Part):
     )
     diagonal: ClassVar[bool] = False  # whether it has diagonals between bases, which a tap can see
     starts_from: ClassVar[str | None] = None  # what a retrofit may start by an SVD: its "factors" per step, its shared "bases"
+    shares_work: ClassVar[bool] = False  # whether layers share what it makes of a state, and so one backward pass through it
     second_output: ClassVar[bool] = True  # whether it makes an output of its own of a linear map, beside the map's
     stack = "core"  # where it stands
     key = "adapter"  # the name of its running sums in a cache
