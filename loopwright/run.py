@@ -23,7 +23,7 @@ from loopwright.version import VERSION
 
 STATE = "state.json"  # of a checkpoint: how far the run was
 MADE = "made.json"  # how long the log was and its sha256, and what the run was made with; times in the log make it differ each time
-RESULTS = {"traces-dense", "bench.json", "bench.svg"}  # what verbs write beside what has a name in a run folder
+RESULTS = {"report.html", "traces-dense", "bench.json", "bench.svg"}  # what verbs write beside what has a name in a run folder
 ANEW = "anew"  # how states that are drawn began in training; older versions drew one start for all rows, and did not say so
 _CHECKPOINT = re.compile(rf"(\d{{8,}})({re.escape(REPLACED)})?")
 _held: set[tuple[int, Path]] = set()  # (process, run folder): a process may take a lock of the operating system twice

@@ -290,7 +290,7 @@ def test_what_can_be_told_before_a_model_is_loaded_is(
         ({"rows": 0}, r"rows must be a whole number >= 1 \(got 0\)"),
         ({"batch": -1}, r"batch must be a whole number >= 1 \(got -1\)"),
         ({"depths": "0"}, "depths must be .*got '0'"),
-        ({"out": text[0]}, r"out: .*plain.txt is a file; allowed: a folder"),
+        ({"out": text[0]}, r"evaluate: .*plain.txt is a file; allowed: a new folder"),
         ({"out": f"{text[0]}/below"}, r"out: .*plain.txt is a file; allowed: a folder"),
     ):
         with pytest.raises(ValueError, match=complaint):
