@@ -83,7 +83,7 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
 def _refuse_older(job: Job, folder: Path) -> None:
     """Raises where a run of version 0.2.0 or before would go on as another: with other windows of text or trained weights."""
     again = "train with that version, or start a new run"
-    if getattr(job.splits.train, "documents", None) is not None:
+    if getattr(job.splits.train, "documents", None) is not None:  # windows of text know theirs
         raise ValueError(f"resume: {folder} is of a version whose windows of text did not overlap by a token; {again}")
     model = job.recipe.model
     if isinstance(model, Mapping) and model.get("system") == "relaxed" and "trains" not in model:
