@@ -128,8 +128,8 @@ class LoopedGRPO(GRPOTrainer):
             gradient_accumulation_steps=self.job.recipe.accumulate, steps_per_generation=1,
             num_generations=self.objective.group, temperature=self.objective.temperature, max_completion_length=tokens,
             loss_type="grpo", beta=0.0, use_bias_correction_kl=False, max_grad_norm=0.0, shuffle_dataset=False,
-            gradient_checkpointing=False, bf16=False, use_cpu=self.job.device.type == "cpu", report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
-            remove_unused_columns=False, seed=self.job.recipe.seed,
+            gradient_checkpointing=False, bf16=False, use_cpu=self.job.device.type == "cpu", report_to=[], save_strategy="no",
+            logging_strategy="no", disable_tqdm=True, remove_unused_columns=False, seed=self.job.recipe.seed,
         )  # fmt: skip
 
     def sample(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
