@@ -23,6 +23,6 @@ def html_of(renderable: Any) -> str:
     """Returns what rich would print as HTML for a notebook's cell; text in it is escaped."""
     from loopwright.terminal import Screen  # rich, which nothing but a notebook needs here
 
-    console = Screen(record=True, file=io.StringIO(), width=WIDTH, highlight=False, force_jupyter=False)
+    console = Screen(record=True, file=io.StringIO(), width=WIDTH, force_jupyter=False)
     console.print(renderable)
     return console.export_html(inline_styles=True, code_format='<pre style="line-height:1.25">{code}</pre>')

@@ -47,17 +47,16 @@ class RunFolder:
         self.figures = self.path / "figures"
 
     def check_out(self, verb: str) -> None:
-        """Raises a ValueError where a verb must not write here: above the working directory, or among files of others. A run is its
-        owner's, who may have put more into its folder."""
-        there = {path.name for path in vars(self).values() if isinstance(path, Path)} | {path.name for path in self.tracked}
-        check_out(verb, self.path, None if self.holds_run else there | RESULTS, "one of a run or of results")
+        """Raises a ValueError where a verb must not write: above the working directory, or among files of others. The folder of
+        a run or a model may hold more that its owner put there."""
+        known = {path.name for path in vars(self).values() if isinstance(path, Path)} | {path.name for path in self.tracked}
+        ours = self.holds_run or says(self.path / "config.json", "model_type")
+        check_out(verb, self.path, None if ours else known | RESULTS, "one of a run, a model or results")
 
     @property
     def holds_run(self) -> bool:
         """Whether a run wrote here. Every start writes origin.json first and removes it last."""
-        with suppress(OSError, ValueError):
-            return "loopwright" in read_json(self.origin)
-        return False
+        return says(self.origin, "loopwright")
 
     @property
     def begun(self) -> bool:
@@ -174,6 +173,13 @@ class RunFolder:
         for folder in folders:
             with suppress(OSError):  # it is not empty
                 folder.rmdir()
+
+
+def says(file: Path, name: str) -> bool:
+    """Returns whether a JSON file is there and holds an object with this name."""
+    with suppress(OSError, ValueError):
+        return name in read_json(file)
+    return False
 
 
 def _not_writable(folder: Path, error: OSError) -> OSError:

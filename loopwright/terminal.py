@@ -14,7 +14,10 @@ from loopwright.untrusted import visible
 
 
 class Screen(Console):
-    """A console that shows what would steer it written out."""
+    """A console that shows what would steer it written out, and takes rich's tags in a name for the text that they are."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Returns text with its style: where it is measured it is what is shown."""

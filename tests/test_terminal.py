@@ -63,20 +63,19 @@ def test_letters_of_every_language_tabs_and_lines_stay() -> None:
 @given(TEXT)
 def test_a_screen_shows_it_wherever_it_stands(name: str) -> None:
     stream = io.StringIO()
-    screen = Screen(file=stream, width=60, force_terminal=True, color_system=None, highlight=False)
-    made = Table(title=Text(name))
-    made.add_column(Text(name))
-    made.add_row(Text(name))
-    for renderable in (name, Text(name), made, Group(Text(name), Panel(Text(name)))):
-        screen.print(renderable, markup=False, soft_wrap=True)
+    screen = Screen(file=stream, width=60, force_terminal=True, color_system=None)
+    made = Table(name, name, title=name, caption=name)
+    made.add_row(name, Text(name))
+    for renderable in (name, Text(name), made, Group(name, Panel(name, title=name))):
+        screen.print(renderable, soft_wrap=True)
     assert STEERING.search(stream.getvalue()) is None
 
 
 def test_the_styles_of_a_screen_are_its_own() -> None:
     stream = io.StringIO()
-    screen = Screen(file=stream, force_terminal=True, color_system="standard", highlight=False)
+    screen = Screen(file=stream, force_terminal=True, color_system="standard")
     screen.print(Text(HOSTILE, style="red"))
-    screen.print(f"[bold]{'x'}[/]")
+    screen.print(Text("x", style="bold"))
     text, shown = stream.getvalue(), SHOWN.replace(r"\x07", "").replace(r"\r", "")  # which rich's own text leaves out
     assert text == f"\x1b[31m{shown}\x1b[0m\n\x1b[1mx\x1b[0m\n"
 

@@ -71,13 +71,13 @@ class CheckReport(Shown):
 
     def table(self) -> Table:
         """Returns the rows as a rich table."""
-        from rich.markup import escape
         from rich.table import Table
+        from rich.text import Text
 
         table = Table("check", "result", "detail")
         for row in self.rows:
             word, style = _WORDS[row.passed]
-            table.add_row(row.name, f"[{style}]{word}[/]", escape(row.detail.removeprefix("not offered: ")))
+            table.add_row(row.name, Text(word, style), Text(row.detail.removeprefix("not offered: ")))
         return table
 
     def __repr__(self) -> str:

@@ -31,7 +31,7 @@ class _Console(Screen):
 def console(*, stderr: bool = False) -> Screen:
     """Returns the console of a stream: as wide as the window, or wide enough for a file."""
     stream = sys.stderr if stderr else sys.stdout
-    return _Console(file=stream, highlight=False, width=None if stream.isatty() else WIDE)
+    return _Console(file=stream, width=None if stream.isatty() else WIDE)
 
 
 def warn(message: object) -> None:

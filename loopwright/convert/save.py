@@ -14,8 +14,7 @@ from transformers.utils import logging
 
 from loopwright.convert.card import model_card, put_card
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.run import STATE
-from loopwright.storage.files import read_json
+from loopwright.run import STATE, says
 from loopwright.storage.folder import check_out, whole_folder
 from loopwright.untrusted import user_path
 
@@ -83,11 +82,7 @@ def check_replaceable(folder: str | Path) -> None:
         return
     if (target / STATE).exists():  # its optimiser and its average belong to other weights
         raise ValueError(f"save: {target} is a checkpoint of a run; {allowed}")
-    try:
-        known = "model_type" in read_json(target / "config.json")
-    except (FileNotFoundError, ValueError):
-        known = False
-    if not known:
+    if not says(target / "config.json", "model_type"):
         raise ValueError(f"save: {target} holds files but no model (no config.json with a model_type); {allowed}")
 
 

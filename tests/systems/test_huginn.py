@@ -89,6 +89,36 @@ def test_draws() -> None:
     assert all(plan.grad_steps == min(8, plan.depth) for plan in plans)
 
 
+def released_sampler(mean: int, backprop: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The released model's own draws, written again: steps without a gradient, and with one."""
+    own = np.random.default_rng(seed)
+    t, s = max(mean - backprop, 0), backprop
+    p = own.poisson(own.lognormal(math.log(t + s) - 0.5**2 / 2, 0.5, count)) + 1
+    return np.maximum(p - s, 0), np.minimum(s, p)
+
+
+@differs(SYSTEM, "mean depth below the number of steps with a gradient")
+@pytest.mark.parametrize(
+    ("mean", "depth", "without", "with_one"), [(32, 33, 25, 7.98), (8, 9, 2.38, 6.62), (4, 9, 2.38, 6.62), (1, 9, 2.38, 6.62)]
+)
+def test_short_means(mean: int, depth: float, without: float, with_one: float) -> None:
+    """Beside the original's values, which are those of a mean of 8 for every smaller one."""
+    free, held = released_sampler(mean, 8, 200_000, 0)
+    assert (free + held).mean() == pytest.approx(depth, rel=0.02)
+    assert free.mean() == pytest.approx(without, rel=0.05) and held.mean() == pytest.approx(with_one, rel=0.02)
+
+    rule, generator, count = build_kind({"kind": "poisson-log-normal", "mean": mean}, RULES), torch.Generator().manual_seed(0), 4000
+    plans = [rule.plans(0, 1, generator)[0] for _ in range(count)]
+    found = np.array([plan.depth for plan in plans])
+    assert found.mean() == pytest.approx(mean + 1, rel=0.06)
+    assert all(plan.grad_steps == min(8, mean, plan.depth) for plan in plans)
+    grid = np.arange(1, 200)
+    distance = np.abs((found[:, None] <= grid).mean(0) - ((free + held)[:, None] <= grid).mean(0)).max()
+    near = 1.63 / math.sqrt(count)  # Kolmogorov and Smirnov at 1 %
+    assert distance < near if mean >= 8 else distance > 10 * near
+    assert mean >= 8 or np.mean(found > [plan.grad_steps for plan in plans]) > 0.25  # a part of the steps has no gradient
+
+
 @same(SYSTEM, "loss: mean cross-entropy of the next token after the last step, without a z-loss")
 def test_loss() -> None:
     model = noisy("huginn-tiny", std=0.1).double()

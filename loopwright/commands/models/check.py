@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from rich.markup import escape
 
 from loopwright.check import conformance
 from loopwright.check.conformance import CheckReport
@@ -83,5 +82,5 @@ def check_presets() -> dict[str, CheckReport]:
     out.print(rows)
     for name, report in reports.items():
         for row in (row for row in report.rows if row.passed is False):
-            out.print(f"failed: {escape(f'{name}: {row.name}: {row.detail}')}")
+            out.print(f"failed: {name}: {row.name}: {row.detail}")
     return reports

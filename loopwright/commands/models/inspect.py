@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from loopwright.commands.console import console, table
 from loopwright.commands.device import find_dtype
@@ -47,7 +47,7 @@ def inspect(
     advice = _advice(model, facts["depth"]) if worth else {}
     rows = cost.tensors_of(model) if tensors else []
     out = console()
-    out.print(f"[bold]{escape(source)}[/]: {escape(describe(config, facts['depth']))}", soft_wrap=True)
+    out.print(Text.assemble((source, "bold"), f": {describe(config, facts['depth'])}"), soft_wrap=True)
     for one in (_parameter_table(facts), _flop_table(facts), _byte_table(facts)):
         out.print(one)
     if worth:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich.markup import escape
+from rich.text import Text
 
 from loopwright.commands.console import console, table
 from loopwright.commands.models.inspect import readable
@@ -28,7 +28,7 @@ def inspect_train(
     work = Workload(recipe(word, overrides), cluster, depth=depth, length=context)
     rows, out = ways(work), console()
     median = work.rule.median if work.config.is_looped else 1
-    out.print(f"[bold]{escape(word)}[/]: {escape(describe(work.config, median))}", soft_wrap=True)
+    out.print(Text.assemble((word, "bold"), f": {describe(work.config, median)}"), soft_wrap=True)
     for line in assumptions(work):
         out.print(line, markup=False, soft_wrap=True)
     sizes = table("bytes on each GPU", "way", "weights", "gradients", "optimiser", "activations", "in all", "fits")

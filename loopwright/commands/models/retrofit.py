@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.markup import escape
 from rich.table import Table
 
 from loopwright.commands.console import console, progress, table
@@ -99,7 +98,7 @@ def retrofit(
     printer.print(_parameter_table(counts))
     if looped.reconstructions:
         printer.print(_reconstruction_table(looped.reconstructions))
-    printer.print(escape(said_of(system, plan)), soft_wrap=True)
+    printer.print(said_of(system, plan), soft_wrap=True)
     for name, by_depth in gaps.items():
         listed = ", ".join(f"{gap:.1e} at depth {depth}" for depth, gap in by_depth.items())
         printer.print(f"largest difference of logits to the {name} model: {listed}")

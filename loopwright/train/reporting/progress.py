@@ -81,7 +81,7 @@ class Terminal:
     """A bar with loss, depth, ρ, tokens a second and the time left; plain lines with the same when stderr is not a terminal."""
 
     def __init__(self, label: str = "train", *, every: float = 10.0) -> None:
-        self.console = Screen(file=sys.stderr, highlight=False, width=None if sys.stderr.isatty() else 160)
+        self.console = Screen(file=sys.stderr, width=None if sys.stderr.isatty() else 160)
         self.label = label
         self.every = every  # seconds between two lines where there is no bar
         columns = (

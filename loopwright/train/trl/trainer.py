@@ -127,9 +127,9 @@ class LoopedGRPO(GRPOTrainer):
             output_dir=folder, max_steps=self.updates.left, per_device_train_batch_size=size,
             gradient_accumulation_steps=self.job.recipe.accumulate, steps_per_generation=1,
             num_generations=self.objective.group, temperature=self.objective.temperature, max_completion_length=tokens,
-            loss_type="grpo", beta=0.0, max_grad_norm=0.0, shuffle_dataset=False, gradient_checkpointing=False, bf16=False,
-            use_cpu=self.job.device.type == "cpu", report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
-            remove_unused_columns=False, seed=self.job.recipe.seed,
+            loss_type="grpo", beta=0.0, use_bias_correction_kl=False, max_grad_norm=0.0, shuffle_dataset=False,
+            gradient_checkpointing=False, bf16=False, use_cpu=self.job.device.type == "cpu", report_to=[], save_strategy="no",
+            logging_strategy="no", disable_tqdm=True, remove_unused_columns=False, seed=self.job.recipe.seed,
         )  # fmt: skip
 
     def sample(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -206,7 +206,8 @@ class LoopedGRPO(GRPOTrainer):
     def compute_loss(self, model: Any, inputs: Any, *given: Any, **named: Any) -> Tensor:
         """Returns TRL's loss of a batch with our divergence, and keeps it for the log.
 
-        TRL's own would be of what earns credit, which is a mean over steps and no distribution.
+        TRL's own would be of what earns credit, which is a mean over steps and no distribution. Where the last step alone earns it,
+        the two are one: TRL's without its bias correction.
         """
         beta, self.beta = self.beta, 0.0
         try:

@@ -162,8 +162,10 @@ def test_the_divergence_is_that_of_the_last_step_alone(tmp_path, monkeypatch):
 
     def loss(self, model, inputs, *given, **more):
         with_it = loss_of(self, model, inputs, *given, **more)
-        mask, apart = inputs["completion_mask"], kept["reference"] - self.last
-        assert not torch.equal(self.last, kept["credited"])
+        reference = inputs["ref_per_token_logps"]
+        assert sorted(reference.tolist()) == sorted(kept["reference"].tolist())  # TRL mixes the rows in between
+        mask, apart = inputs["completion_mask"], reference - self.last
+        assert torch.equal(self.last, kept["credited"]) is (self.at.depth == 1)
         k3 = ((apart.exp() - apart - 1) * mask).sum(1) / mask.sum(1)
         beta, self.beta = self.beta, 0.0
         without = loss_of(self, model, inputs, *given, **more)
@@ -176,3 +178,50 @@ def test_the_divergence_is_that_of_the_last_step_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(ours.LoopedGRPO, "compute_loss", loss)
     run(tmp_path / "run")
     assert len(seen) == 12 and max(seen) < 1e-6
+
+
+def gradients(loss, model):
+    found = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], retain_graph=True, allow_unused=True)
+    return torch.cat([x.flatten() for x in found if x is not None])
+
+
+def test_where_the_last_step_earns_the_credit_the_divergence_is_trls_without_its_bias_correction(tmp_path, monkeypatch):
+    """Of every batch, value and gradient, for both settings of TRL's `use_bias_correction_kl`: ours is one of them, by name."""
+    from trl import GRPOTrainer
+
+    from loopwright.train.trl import trainer as ours
+
+    seen = []
+    loss_of = ours.LoopedGRPO.compute_loss
+
+    def loss(self, model, inputs, *given, **more):
+        assert self.args.use_bias_correction_kl is False
+        found = loss_of(self, model, inputs, *given, **more)
+        own, theirs = gradients(found, self.job.model), {}
+        for corrected in (False, True):
+            self.args.use_bias_correction_kl = corrected
+            value = GRPOTrainer.compute_loss(self, model, inputs, *given, **more)
+            theirs[corrected] = value, gradients(value, self.job.model)
+        self.args.use_bias_correction_kl = False
+        # the corrected estimate told apart: the same value, times a ratio of 1 that has a gradient
+        mask, last = inputs["completion_mask"], self.last
+        k3 = ours.divergence(last, inputs["ref_per_token_logps"])
+        ratio = (last - last.detach()).exp()
+        extra = self.beta * (((k3.detach() * ratio) * mask).sum(1) / mask.sum(1)).mean() / self.job.recipe.accumulate
+        told = own + gradients(extra, self.job.model)
+        size = own.norm()
+        seen.append({
+            "value": max(float((found - value).abs()) for value, _ in theirs.values()),
+            "plain": float((own - theirs[False][1]).norm() / size),
+            "corrected": float((told - theirs[True][1]).norm() / size),
+            "apart": float((own - theirs[True][1]).norm() / size),
+        })  # fmt: skip
+        return found
+
+    monkeypatch.setattr(ours.LoopedGRPO, "compute_loss", loss)
+    objective = {"credit": "last", "beta": 2.0}
+    run(tmp_path / "run", {"objective": objective, "optim": {"lr": 2e-2}, "average": None, "validate": {"every": 0}})
+    assert len(seen) == 12
+    assert max(one["value"] for one in seen) < 1e-5 and max(one["plain"] for one in seen) < 1e-5
+    assert max(one["corrected"] for one in seen) < 1e-5
+    assert max(one["apart"] for one in seen) > 1e-2  # so that the test tells them apart
