@@ -28,7 +28,7 @@ from loopwright.evaluate.starts import StartReport, gathered
 from loopwright.evaluate.sweep import Progress, SweepReport, grid, parse_depths, sweep
 from loopwright.evaluate.tasks import Asking, TaskEvaluation, TaskReport, task_names
 from loopwright.generate.exit_rules import write_exit
-from loopwright.generate.readings import check_depths
+from loopwright.generate.readings import can_decode, check_depths
 from loopwright.generate.stream import check_seeded
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
@@ -398,12 +398,14 @@ def _row_works(
     decoded = sorted({depths[0], depths[len(depths) // 2], depths[-1]}) if decodes else []
 
     def work(name: str, part: Rows) -> Work:
+        starts = range(0, len(part), size) if decoded else ()
+        one = all(can_decode(part.batch(range(first, min(first + size, len(part))))) for first in starts)
         return Work(
             SweepReport, {"rows": len(part)},
             lambda progress: sweep(
                 opened.model, part,
                 depths=depths, batch_size=size, exact=dataset.exact, eos_id=dataset.eos_id, pad_id=dataset.pad_id,
-                decode_depths=decoded, causality=causality, split=name, source_name=opened.source, progress=progress,
+                decode_depths=decoded if one else [], causality=causality, split=name, source_name=opened.source, progress=progress,
             ),
             _few(part), (min(size, len(part)), part.batch([0]).input_ids.shape[1]),
         )  # fmt: skip

@@ -69,7 +69,7 @@ def read_model(model: LoopedForCausalLM, chosen: Recipe, places: Places, *, rows
     """Returns the losses of held-out chats and text and the results after true reasoning at every depth, and the radius."""
     model.float().eval()
     torch.set_float32_matmul_precision("highest")
-    verdict = need_likelihood(model)  # which knows rounding errors of full float32 products alone
+    verdict = need_likelihood(model)
     tokenizer, looped = Tokenizer(str(places.base)), model.config.is_looped
     chats = chat_passages(chosen, places, rows)
     text = read_passages("text", Path(places.data) / "valid.jsonl*", tokenizer, CONTEXT).drawn(passages)

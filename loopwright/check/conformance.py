@@ -119,7 +119,7 @@ def check(
     probe = Probe(model, vocab_size)
     rows = []
     with ExitStack() as stack:
-        for context in (_quiet(), _unchanged(model), torch.no_grad()):
+        for context in (_quiet(), _whole_products(), _unchanged(model), torch.no_grad()):
             stack.enter_context(context)
         model.eval()
         woken = stack.enter_context(_awake(model))
@@ -220,6 +220,17 @@ def _awake(model: nn.Module) -> Iterator[int]:
         with torch.no_grad():
             for parameter, value in zero:
                 parameter.copy_(value)
+
+
+@contextmanager
+def _whole_products() -> Iterator[None]:
+    """Lets float32 products be whole for a while: a training in bf16 leaves them as TF32, whose rounding no tolerance knows."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager

@@ -16,8 +16,10 @@ from transformers import GenerationConfig
 from loopwright.metrics.score import IGNORED, Metric, exact_rows, token_losses
 from loopwright.model.backbone import StepRunner
 from loopwright.model.config import LoopedConfig
-from loopwright.model.forward.selection import Answers
+from loopwright.model.forward.selection import Answers, rules_of
 from loopwright.model.looped import LoopedForCausalLM
+
+PROBED = 256  # tokens of a row that are enough to see whether a model sees the future
 
 
 class Rows(Protocol):
@@ -134,9 +136,12 @@ def sees_future(model: LoopedForCausalLM, ids: Tensor, depth: int | None = None)
     second: two passes, where the causality check of `check` takes many. The model's mode comes back as it was."""
     if model.leaks_future or not ids.numel():
         return model.leaks_future
+    ids = ids[:, :PROBED]
     half = ids.shape[1] // 2
     other = torch.cat([ids[:, :half], (ids[:, half:] + 1) % model.config.vocab_size], 1)
-    training, options = model.training, {"use_cache": False, "depth": depth if model.config.is_looped else None}
+    # a read-out that the model cannot give is refused elsewhere, in words of its own
+    select = model.config.read_out if model.config.read_out in rules_of(model.halting) else "last"
+    training, options = model.training, {"use_cache": False, "depth": depth if model.config.is_looped else None, "select": select}
     model.eval()
     try:
         first, second = (model(rows, **options).logits[:, :half] for rows in (ids, other))
@@ -158,6 +163,15 @@ def check_depths(config: LoopedConfig, depths: Iterable[int] | None = None) -> l
     config.check_depth(asked[-1])  # first: of a dense model it is the one that is wrong
     config.check_depth(asked[0])
     return asked
+
+
+def can_decode(batch: Rows) -> bool:
+    """Returns whether the targets of each row are its tokens and follow one another: a chat may have several answers, a task its
+    answers in the place of the questions."""
+    asked = batch.labels[:, 1:] != IGNORED
+    begins = asked & ~torch.nn.functional.pad(asked[:, :-1], (1, 0))
+    own = (batch.labels == batch.input_ids)[:, 1:] | ~asked
+    return batch.segment_ids is None and bool((begins.sum(1) == 1).all() & own.all())
 
 
 def decode_exact(

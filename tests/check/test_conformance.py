@@ -212,6 +212,17 @@ class Chaotic(torch.nn.Module):
         )
 
 
+def test_float32_products_are_whole_while_checking() -> None:
+    model, seen = noisy("universal-tiny"), set()
+    model.register_forward_pre_hook(lambda *given: seen.add(torch.get_float32_matmul_precision()))
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert lw.check(model, names=["causality"]).ok
+        assert seen == {"highest"} and torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_rounding_is_told_from_a_leak_in_double_precision() -> None:
     torch.manual_seed(0)
     row = lw.check(Chaotic(0.0), vocab_size=20, names=["causality"]).rows[0]

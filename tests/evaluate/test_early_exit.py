@@ -19,6 +19,7 @@ from loopwright.engine.scheduler import Scheduler
 from loopwright.evaluate.early_exit import ExitReport, early_exits, exit_depths, read_steps
 from loopwright.generate.exit_rules import Entropy, Never, Stable, build_exit, exit_family, write_exit
 from tests.engine.mix import RULES, make
+from tests.leaks import leaking
 
 LEARNED = [{"kind": "gate"}, {"kind": "lookahead", "rule": "gate"}]
 
@@ -182,6 +183,13 @@ def test_the_file_holds_the_report(tmp_path: Path) -> None:
     cheapest = report.cheapest(math.inf)
     assert cheapest["fixed"].rule == "depth:1" and cheapest["stable"].rule == "stable:1"
     assert {point.family for point in report.points} == {"never", "stable", "change"}
+
+
+def test_a_model_that_sees_the_future_has_no_exits_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, rule = torch.arange(12).view(2, 6), {"kind": "change", "threshold": 0.1}
+    leaks, batches = leaking("state", monkeypatch), [([0, 1], Batch(ids, ids.clone()))]
+    with pytest.raises(ValueError, match="not causal, so its loss is not a likelihood"):
+        early_exits(leaks, batches, [rule], name="it", depth=2, units=torch.arange(2))
 
 
 def test_families_share_a_measurement() -> None:

@@ -10,12 +10,26 @@ import torch
 
 import loopwright as lw
 from loopwright.data.batch import Batch
-from loopwright.generate.readings import check_depths, decode_exact, readings, sees_future
+from loopwright.generate.readings import can_decode, check_depths, decode_exact, readings, sees_future
 from loopwright.metrics.score import exact_rows, row_losses
 from tests.cases import noisy
 from tests.leaks import LEAKS, leaking
 
 DEPTHS = [1, 3]
+
+
+def test_answers_in_several_pieces_are_not_decoded() -> None:
+    ids, none = torch.arange(8).view(2, 4), -100
+    for labels, one in {
+        (none, 1, 2, none): True,
+        (0, 1, 2, 3): True,
+        (none, 1, none, 3): False,
+        (0, none, none, none): False,
+    }.items():
+        batch = Batch(ids, torch.tensor([labels, [none, 5, 6, 7]]))
+        assert can_decode(batch) == one, labels
+    assert not can_decode(Batch(ids, torch.tensor([[none, 1, 2, 2], [none, 5, 6, 7]])))
+    assert not can_decode(Batch(ids, ids, segment_ids=torch.zeros_like(ids)))
 
 
 @pytest.mark.filterwarnings("ignore:controller. pooling")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,9 @@ def test_chats_are_trained_on_packed_and_measured_by_depth(tmp_path: Path) -> No
     assert isinstance(run.splits.train, PackedChats) and len(run.splits.train) < 10
     updates = [row for row in run.log() if "loss" in row]
     assert len(updates) == 2 and all(row["jacobian"] > 0 and row["targets"] < row["tokens"] for row in updates)
-    found = lw.evaluate(tmp_path / "run", depths=[1, 4, 16], splits="valid").to_dict()["valid"]
+    measured: Any = lw.evaluate(tmp_path / "run", depths=[1, 4, 16], splits="valid")
+    assert measured["valid"].decoded == (), "chats of several answers are not decoded"
+    found = measured.to_dict()["valid"]
     assert [row["depth"] for row in found] == [1, 4, 16] and all(row["loss"] > 0 for row in found)
     rows[-1]["messages"] = rows[-1]["messages"][:1]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
