@@ -219,6 +219,21 @@ def test_a_quantised_cache_of_quanto_keeps_what_it_has_not_rounded_yet():
     assert out.shape == (1, 78) and torch.equal(out[:, 70], model.generate(ids, **GREEDY)[:, 70])
 
 
+@pytest.mark.parametrize("case", ["ouro-1.4b", "ouroboros-qwen2.5-3b", "window"])
+def test_gradients_reach_whoever_is_held(case):
+    """As through any cache of transformers that grows: two passes with gradients are one."""
+    model = noisy(**CASES[case]).double()
+    ids, held = ids_of(model, 2, 7), DynamicCache(config=model.config)
+    parts = [model(part, past_key_values=held).logits for part in ids.split([4, 3], 1)]
+    weights = [w for w in model.parameters() if w.requires_grad]
+    found, wanted = (
+        torch.autograd.grad(logits.square().sum(), weights, allow_unused=True)
+        for logits in (torch.cat(parts, 1), model(ids).logits)
+    )
+    for a, b in zip(found, wanted, strict=True):
+        assert (a is None) == (b is None) and (a is None or gap(a, b) <= TOLERANCE * max(1.0, b.abs().max().item()))
+
+
 # refusals
 
 IDS = torch.tensor([[3, 4, 5]])
