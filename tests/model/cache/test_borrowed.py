@@ -147,7 +147,8 @@ def test_generate_writes_the_same_tokens(case, decoding, offloading):
     ids = ids_of(model, 1 if decoding == "prompt lookup" else 2, 5)
     torch.manual_seed(0)
     expected = model.generate(ids, **options)
-    ways: list[dict[str, Any]] = [{"past_key_values": DynamicCache()}, {"cache_implementation": "offloaded"}]
+    away = DynamicCache(config=model.config, offloading=True)
+    ways: list[dict[str, Any]] = [{"past_key_values": DynamicCache()}, {"past_key_values": away}]
     if decoding not in ("beams", "prompt lookup"):  # a static layer knows neither more rows nor less tokens
         ways.append({"past_key_values": StaticCache(config=model.config, max_cache_len=16)})
     if case == "window" and decoding == "prompt lookup":
@@ -315,5 +316,9 @@ def test_caches_that_cannot_be_taken_are_refused():
     mask, held = torch.tensor([[1, 0, 1]]), DynamicCache(config=model.config)
     with pytest.raises(ValueError, match="keeps the last places of a window, padding among them; pad on the left"):
         model(IDS, attention_mask=mask, past_key_values=held)
+    with pytest.raises(
+        ValueError, match="cache_implementation 'offloaded' moves keys between a GPU and the host; here take 'dynamic'"
+    ):
+        model.generate(IDS, cache_implementation="offloaded", **GREEDY)
     with pytest.raises(ValueError, match="cache_implementation 'offloaded_static'; allowed: dynamic, static, offloaded, quantized"):
         model.generate(IDS, cache_implementation="offloaded_static", **GREEDY)
