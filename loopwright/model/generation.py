@@ -64,6 +64,10 @@ class LoopGenerationMixin(GenerationMixin):
         kind = generation_config.cache_implementation
         if kind not in (None, *OURS, *BORROWED):
             raise ValueError(f"generate: cache_implementation {kind!r}; allowed: {', '.join((*OURS, *BORROWED))}")
+        if kind == "offloaded" and not self.embed_tokens.weight.is_cuda:
+            raise ValueError(
+                "generate: cache_implementation 'offloaded' moves keys between a GPU and the host; here take 'dynamic'"
+            )
         if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False or kind in BORROWED:
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
             return

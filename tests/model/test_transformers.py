@@ -213,3 +213,66 @@ def test_trainer_trains_the_same_weights_with_gradient_checkpointing(name, tmp_p
     assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), plain.parameters(), strict=True))
     start = noisy(name)
     assert not torch.equal(saved.core[0].self_attn.q_proj.weight, start.core[0].self_attn.q_proj.weight)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "asura-tiny"])
+def test_accumulated_batches_are_one_large_batch(name, tmp_path):
+    """Trainer hands over how many tokens all parts of a batch predict: rows of unequal length, four at once or one by one."""
+
+    def collate(rows: list[dict]) -> dict[str, torch.Tensor]:
+        most = max(len(row["input_ids"]) for row in rows)
+        pads = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+        return {key: torch.tensor([[*row[key], *[pads[key]] * (most - len(row[key]))] for row in rows]) for key in pads}
+
+    found = []
+    for size, parts in ((4, 1), (1, 4)):
+        model = noisy(name).double()
+        rows = [
+            {"input_ids": row[:n], "attention_mask": [1] * n, "labels": row[:n]}
+            for n, row in enumerate(ids_of(model, 8, 9).tolist(), 2)
+        ]
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path / str(size)), max_steps=2, per_device_train_batch_size=size, gradient_accumulation_steps=parts,
+            learning_rate=1e-2, report_to=[], use_cpu=True, save_strategy="no", logging_steps=1, disable_tqdm=True, optim="sgd",
+        )  # fmt: skip
+        trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collate)
+        trainer.train()
+        found.append(([row["loss"] for row in trainer.state.log_history if "loss" in row], model))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6) and len(found[0][0]) == 2
+    for a, b in zip(found[0][1].parameters(), found[1][1].parameters(), strict=True):
+        assert gap(a, b) < 1e-9
+
+
+# what transformers' own suites ask besides
+
+
+@pytest.mark.parametrize("name", SOME_TINY_CASES)
+@torch.no_grad()
+def test_a_vocabulary_grows_and_shrinks(name, tmp_path):
+    model = noisy(name)
+    vocabulary = model.config.vocab_size
+    ids = ids_of(model, 2, 5).clamp(max=vocabulary - 3)
+    plain = model(ids).logits
+    for size in (vocabulary + 7, vocabulary - 2):
+        model.resize_token_embeddings(size)
+        found, kept = model(ids).logits, min(size, vocabulary)
+        assert found.shape[-1] == model.config.vocab_size == size and gap(found[..., :kept], plain[..., :kept]) < 1e-5
+        assert (model.lm_head.weight.data_ptr() == model.embed_tokens.weight.data_ptr()) == model.config.tie_word_embeddings
+        lw.save(model, tmp_path / str(size))
+        assert torch.equal(lw.load(tmp_path / str(size))(ids).logits, found)
+
+
+@torch.no_grad()
+def test_kinds_of_attention():
+    """Maps come without a change of kind; those that transformers would run in other code are refused by it."""
+    model = noisy("ouro-1.4b-tiny")
+    ids = ids_of(model, 2, 5)
+    plain = model(ids).logits
+    for kind in ("eager", "sdpa"):
+        model.set_attn_implementation(kind)
+        out = model(ids, output_attentions=True)
+        assert gap(out.logits, plain) < 1e-5 and len(out.attentions) == model.config.num_hidden_layers
+    for kind in ("flash_attention_2", "flex_attention"):
+        with pytest.raises(ValueError, match="does not support"):
+            model.set_attn_implementation(kind)

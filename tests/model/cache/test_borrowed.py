@@ -147,7 +147,8 @@ def test_generate_writes_the_same_tokens(case, decoding, offloading):
     ids = ids_of(model, 1 if decoding == "prompt lookup" else 2, 5)
     torch.manual_seed(0)
     expected = model.generate(ids, **options)
-    ways: list[dict[str, Any]] = [{"past_key_values": DynamicCache()}, {"cache_implementation": "offloaded"}]
+    away = DynamicCache(config=model.config, offloading=True)
+    ways: list[dict[str, Any]] = [{"past_key_values": DynamicCache()}, {"past_key_values": away}]
     if decoding not in ("beams", "prompt lookup"):  # a static layer knows neither more rows nor less tokens
         ways.append({"past_key_values": StaticCache(config=model.config, max_cache_len=16)})
     if case == "window" and decoding == "prompt lookup":
@@ -217,6 +218,21 @@ def test_a_quantised_cache_of_quanto_keeps_what_it_has_not_rounded_yet():
     ids = ids_of(model, 1, 70)
     out = model.generate(ids, cache_implementation="quantized", cache_config={"nbits": 4}, **GREEDY)
     assert out.shape == (1, 78) and torch.equal(out[:, 70], model.generate(ids, **GREEDY)[:, 70])
+
+
+@pytest.mark.parametrize("case", ["ouro-1.4b", "ouroboros-qwen2.5-3b", "window"])
+def test_gradients_reach_whoever_is_held(case):
+    """As through any cache of transformers that grows: two passes with gradients are one."""
+    model = noisy(**CASES[case]).double()
+    ids, held = ids_of(model, 2, 7), DynamicCache(config=model.config)
+    parts = [model(part, past_key_values=held).logits for part in ids.split([4, 3], 1)]
+    weights = [w for w in model.parameters() if w.requires_grad]
+    found, wanted = (
+        torch.autograd.grad(logits.square().sum(), weights, allow_unused=True)
+        for logits in (torch.cat(parts, 1), model(ids).logits)
+    )
+    for a, b in zip(found, wanted, strict=True):
+        assert (a is None) == (b is None) and (a is None or gap(a, b) <= TOLERANCE * max(1.0, b.abs().max().item()))
 
 
 # refusals
@@ -300,5 +316,9 @@ def test_caches_that_cannot_be_taken_are_refused():
     mask, held = torch.tensor([[1, 0, 1]]), DynamicCache(config=model.config)
     with pytest.raises(ValueError, match="keeps the last places of a window, padding among them; pad on the left"):
         model(IDS, attention_mask=mask, past_key_values=held)
+    with pytest.raises(
+        ValueError, match="cache_implementation 'offloaded' moves keys between a GPU and the host; here take 'dynamic'"
+    ):
+        model.generate(IDS, cache_implementation="offloaded", **GREEDY)
     with pytest.raises(ValueError, match="cache_implementation 'offloaded_static'; allowed: dynamic, static, offloaded, quantized"):
         model.generate(IDS, cache_implementation="offloaded_static", **GREEDY)
