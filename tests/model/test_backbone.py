@@ -111,7 +111,7 @@ def test_the_reentrant_form_is_refused_where_layers_share_an_adapter_of_the_stat
     """They read what the controller makes of a state, each in a backward pass of its own: torch would refuse the second one."""
     model, ids = noisy("ouroboros-qwen2.5-3b-tiny", core_layers=layers).train(), ids_of(noisy("ouroboros-qwen2.5-3b-tiny"), 2, 5)
     model.gradient_checkpointing_enable({"use_reentrant": True})
-    with pytest.raises(ValueError, match="gradient checkpointing: use_reentrant is True.*a second backward pass; take False"):
+    with pytest.raises(ValueError, match=r"gradient checkpointing: use_reentrant is True.*a second backward pass; take False"):
         gradients(model, ids)
     with torch.no_grad():
         model(ids)
