@@ -7,6 +7,7 @@ step; training, tracing, sweeps, early exit and serving differ only in who consu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -284,14 +285,15 @@ class Backbone(PreTrainedModel):
         """
         if not (self.gradient_checkpointing and self.training):
             return block(*args)
-        reentrant = getattr(self._gradient_checkpointing_func, "keywords", {}).get("use_reentrant")
+        run = self._gradient_checkpointing_func
+        reentrant = isinstance(run, partial) and run.keywords.get("use_reentrant") is not False  # torch's default
         if reentrant and torch.is_grad_enabled() and any(adapter.shares_work for adapter in self.adapters):
             raise ValueError(
-                "gradient checkpointing: use_reentrant is True, and layers share what the controller makes of a state, of which it "
+                "gradient checkpointing: use_reentrant is not False, and layers share what the controller makes of a state, of which it "
                 "would need a second backward pass; take False, with peft prepare_model_for_kbit_training(model, "
                 'gradient_checkpointing_kwargs={"use_reentrant": False})'
             )
-        return self._gradient_checkpointing_func(block, *args)
+        return run(block, *args)
 
     def _run(
         self, tokens: dict[str, Any], *, depth: int, initial_state: Tensor | None, seed: int | Tensor | None,
