@@ -19,9 +19,9 @@ from loopwright.convert.save import model_folder
 from loopwright.convert.weights import INDEX, SINGLE
 from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.quantised import check_unquantised
 from loopwright.model.parts.adapter import ADAPTERS
 from loopwright.model.parts.part import Part
+from loopwright.model.quantised import check_unquantised
 from loopwright.settings import options_of, suggest
 
 # fields that do not change what a trained model computes

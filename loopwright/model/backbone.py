@@ -7,6 +7,7 @@ step; training, tracing, sweeps, early exit and serving differ only in who consu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -279,11 +280,12 @@ class Backbone(PreTrainedModel):
 
     def _check_reentrant(self, block: nn.Module) -> None:
         """Raises where a layer would be recomputed by nested backward passes that layers cannot share."""
-        reentrant = getattr(block._gradient_checkpointing_func, "keywords", {}).get("use_reentrant")
+        run = block._gradient_checkpointing_func
+        reentrant = isinstance(run, partial) and run.keywords.get("use_reentrant") is not False  # torch's default
         if reentrant and self.training and torch.is_grad_enabled() and any(adapter.shares_work for adapter in self.adapters):
             raise ValueError(
-                "gradient checkpointing: use_reentrant is True, and layers share what the controller makes of a state, of which it "
-                "would need a second backward pass; take False, with peft prepare_model_for_kbit_training(model, "
+                "gradient checkpointing: use_reentrant is not False, and layers share what the controller makes of a state, of "
+                "which it would need a second backward pass; take False, with peft prepare_model_for_kbit_training(model, "
                 'gradient_checkpointing_kwargs={"use_reentrant": False})'
             )
 

@@ -1,4 +1,4 @@
-"""Weights that are no plain tensors, as quantisation puts them there: where their numbers lie, and what a folder may say of them."""
+"""Weights that are no plain tensors, as quantising makes them: where their numbers lie, and what a folder may say of them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,18 @@ def is_plain(x: Tensor) -> bool:
 
 def plain_tensors(x: Tensor) -> Iterator[Tensor]:
     """Yields the tensors that hold the numbers of a weight: itself, or those that it is made of."""
-    if is_plain(x) or not hasattr(x, "__tensor_flatten__"):
+    flatten = None if is_plain(x) else _made_of(x)
+    if flatten is None:
         yield x
         return
-    names, _ = x.__tensor_flatten__()
+    names, _ = flatten()
     for name in names:
         yield from plain_tensors(getattr(x, name))
+
+
+def _made_of(x: Tensor) -> Any:
+    """Returns torch's way to ask a tensor for those that it is made of; None of one that holds its numbers itself."""
+    return getattr(x, "__tensor_flatten__", None)
 
 
 def check_unquantised(what: str, model: nn.Module) -> None:
@@ -35,9 +41,9 @@ def check_unquantised(what: str, model: nn.Module) -> None:
     found = next(_quantised(model), None)
     if found is not None:
         raise ValueError(
-            f"{what}: the weights are quantised ({found}); allowed: plain float weights, so save the model before it is quantised, or "
-            "quantise it while transformers loads it (AutoModelForCausalLM.from_pretrained(folder, quantization_config=…)), which "
-            "save_pretrained keeps"
+            f"{what}: the weights are quantised ({found}); allowed: plain float weights, so save the model before it is quantised, "
+            "or quantise it while transformers loads it (AutoModelForCausalLM.from_pretrained(folder, quantization_config=…)), "
+            "which save_pretrained keeps"
         )
 
 
@@ -45,7 +51,7 @@ def _quantised(model: nn.Module) -> Iterator[str]:
     for name, x in model.state_dict(keep_vars=True).items():
         if not isinstance(x, Tensor):
             yield f"{name} is a {type(x).__name__}"
-        elif not hasattr(x, "placements") and (hasattr(x, "__tensor_flatten__") or not x.is_floating_point()):  # not sharded
+        elif getattr(x, "placements", None) is None and (_made_of(x) or not x.is_floating_point()):  # not merely sharded
             yield f"{name} is a {type(x).__name__} of {str(x.dtype).removeprefix('torch.')}"
 
 

@@ -166,7 +166,7 @@ def test_what_a_config_may_say_of_quantisation(settings, wrong):
         assert list(wrong_quantisation(settings)) == []
         assert lw.LoopedConfig(**config.to_dict()).to_dict().get("quantization_config") == settings
         return
-    with pytest.raises(ValueError, match="^model config: quantization_config") as caught:
+    with pytest.raises(ValueError, match=r"^model config: quantization_config") as caught:
         lw.preset("ouro-1.4b-tiny", quantization_config=settings)
     assert wrong in str(caught.value) and "\n" not in str(caught.value)
 
